@@ -60,22 +60,23 @@ FourSizes = Annotated[Sequence[int], Several(count=4)]
 
 def positive(mass: Tensor) -> Tensor:
     """The mass, at least a tiny positive number: a divisor whose inverse is finite, and the gradient of that too."""
-    return mass.clamp(min=_smallest_divisor(mass))
+    return mass.clamp(min=_SMALLEST_DIVISOR[mass.dtype])
 
 
 def negligible(mass: Tensor) -> Tensor:
     """Whether the mass is so small that :func:`positive` replaces it."""
-    return mass <= _smallest_divisor(mass)
+    return mass <= _SMALLEST_DIVISOR[mass.dtype]
 
 
 def quotient(part: Tensor, whole: Tensor) -> Tensor:
     """``part / whole``; where the whole is negligible, 0 with a gradient of 0."""
-    return part / torch.threshold(whole, _smallest_divisor(whole), math.inf)
+    return part / torch.threshold(whole, _SMALLEST_DIVISOR[whole.dtype], math.inf)
 
 
-def _smallest_divisor(mass: Tensor) -> float:
-    """Above it 1 / x^2 is finite, which the derivative of a quotient has."""
-    return torch.finfo(mass.dtype).tiny ** 0.5
+_SMALLEST_DIVISOR = {
+    dtype: torch.finfo(dtype).tiny ** 0.5 for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
+"""Above it 1 / x^2 is finite, which the derivative of a quotient has."""
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:

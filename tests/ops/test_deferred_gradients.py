@@ -417,6 +417,11 @@ def test_memory_may_be_given_back_by_another_thread() -> None:
     assert pool.take((1000,), torch.float64).data_ptr() == place
 
 
+def few_rows(dtype: torch.dtype) -> int:
+    """How many rows fill a fourth of a vector of the processor."""
+    return int(kernel_library.library().vector_bytes) // dtype.itemsize // 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_votes_of_few_rows_are_formed_once(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +438,7 @@ def test_votes_of_few_rows_are_formed_once(rows: int, dtype: torch.dtype, monkey
     for one, other in zip(actual, expected, strict=True):
         bound = 1e-12 if dtype == torch.float64 else 2e-6
         assert (one - other).abs().max() <= bound * other.abs().max()
-    few = rows <= kernels._few(inputs[0])
+    few = rows <= few_rows(inputs[0].dtype)
     # in the first step; read in two more, and in three backward; not needed where they are passed on
     assert formed == ([False, *[True] * 5, False] if few else [False] * 7)
 
@@ -450,7 +455,7 @@ def test_vectors_of_every_size(level: str, size: int, tmp_path: Path, monkeypatc
     subprocess.run([*compiler, *FLAGS, f"-march={level}", "-shared", str(SOURCE), "-o", str(made)], check=True)
     library = kernel_library._loaded(made)
     monkeypatch.setattr(kernels, "library", lambda: library)
-    assert kernels._lanes(torch.empty(0)) * 4 == size
+    assert library.vector_bytes == size
     for routing, pose in ((dynamic, 1), (dynamic, 3), (gaussian, 1), (gaussian, 4)):
         for rows in (1, 2, 3, 4, 7, 16, 37):
             wide = tensors(rows, pose=pose)
@@ -484,7 +489,7 @@ def test_kept_votes_are_those_of_the_numbers_that_are_there() -> None:
 
 @pytest.mark.parametrize(("more", "width", "kept"), [(0, 16, True), (1, 16, False), (0, 20, False)])
 def test_votes_are_kept_where_kernels_read_them(more: int, width: int, kept: bool) -> None:
-    rows = kernels._few(torch.empty(0)) + more
+    rows = few_rows(torch.float32) + more
     children, transforms = torch.randn(rows, 40, 8), torch.randn(40, 5, 8, width)
     with tc.use_backend("native"):
         source = Votes(children, transforms).source

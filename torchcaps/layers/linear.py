@@ -153,13 +153,9 @@ class CapsLinear(nn.Module):
             with full_precision(pose):  # as the votes are, whose other factor this is
                 pose = torch.einsum("bi...p,ipq->bi...q", pose.to(dtype), self.child_weight.to(dtype))
         mask = None if mask is None else mask.flatten(1)
-        return Votes(pose, self._transforms(), backend=self.backend, mask=mask)
-
-    def _transforms(self) -> Tensor:
-        """``W``, (I or 1, J, P, D)."""
         weight = reflected(self.weight) if self.transforms == "orthogonal" else self.weight
         # Always a view, which the votes keep even if the parameter gets other numbers, as by ``double()``.
-        return weight.expand(-1, self.out_capsules, -1, -1)
+        return Votes(pose, weight.expand(-1, self.out_capsules, -1, -1), backend=self.backend, mask=mask)
 
     def route(
         self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
@@ -171,7 +167,7 @@ class CapsLinear(nn.Module):
             mask: as in :meth:`forward`.
             initial: parents of an earlier call, from which a ``resumable`` routing goes on.
         """
-        there, pairs = self._masks(children, mask)
+        there, pairs = (None, None) if mask is None else self._masks(children, mask)
         pose, activation = self._as_children(children, there)
         return self.routing(self._votes(pose, there), activation, initial=initial, pairs=pairs)
 
@@ -219,12 +215,14 @@ class CapsLinear(nn.Module):
                 f"this layer has transforms for {self.in_capsules} children, got {count} "
                 "(transforms='shared' takes any number)"
             )
-        if isinstance(children, Capsules):
-            return present(children, mask).flatten()
+        activation = children.activation if isinstance(children, Capsules) else None
         if mask is not None:  # before the length: its gradient would be NaN where a pose is
-            pose = present(Capsules(pose, pose.new_zeros(sites)), mask).pose
+            there = present(Capsules(pose, pose.new_zeros(sites) if activation is None else activation), mask)
+            pose, activation = there.pose, None if activation is None else there.activation
         if len(sites) > 2:
-            pose = pose.flatten(1, len(sites) - 1)
+            pose, activation = pose.flatten(1, len(sites) - 1), None if activation is None else activation.flatten(1)
+        if activation is not None:
+            return pose, activation
         return pose, length(pose, tuple(range(2, pose.ndim))) if self.routing.uses_activation else None
 
     def extra_repr(self) -> str:

@@ -173,6 +173,11 @@ class Agreement(NamedTuple):
     orphan: bool = False
 
 
+SOFTMAX = Rule()
+"""The rule of one softmax over the parents of the votes, and nothing else."""
+
+
+@dataclass(eq=False)
 class VoteSource(ABC):
     """The votes of one layer call, and what routing asks of them: the contract of a backend.
 
@@ -186,10 +191,6 @@ class VoteSource(ABC):
         coordinates: added to every vote of a child, (I, H), or None.
         sites: which children each window has, int32 (W, I); only for a backend that is ``indexed``.
 
-    Attributes:
-        empty: whether there are no children, no parents or no numbers in a pose, so that all sums are 0; a batch of no
-            examples does not count.
-
     Example:
         >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="naive")
         >>> isinstance(votes.source, tc.ops.VoteSource), type(votes.source).__name__
@@ -199,18 +200,16 @@ class VoteSource(ABC):
     indexed: ClassVar[bool] = False
     """Whether the backend reads the children of windows where they lie; for others they are copied together."""
 
-    def __init__(
-        self,
-        children: Tensor,
-        transforms: Tensor,
-        coordinates: Tensor | None = None,
-        sites: Tensor | None = None,
-    ) -> None:
-        self.children = children
-        self.transforms = transforms
-        self.coordinates = coordinates
-        self.sites = sites
-        self.empty = 0 in (*children.shape[1:], *transforms.shape, *(() if sites is None else sites.shape))
+    children: Tensor
+    transforms: Tensor
+    coordinates: Tensor | None = None
+    sites: Tensor | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there are no children, parents or numbers in a pose, so that all sums are 0; no examples are some."""
+        sites = () if self.sites is None else self.sites.shape
+        return 0 in (*self.children.shape[1:], *self.transforms.shape, *sites)
 
     @classmethod
     @abstractmethod

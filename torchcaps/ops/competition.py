@@ -93,6 +93,10 @@ class Normaliser:
         return Rule(self.orphan, self.hard, None, self.scale, self.offset, self.mapping)
 
 
+OVER_PARENTS = Normaliser()
+"""A softmax over the parents, that of votes that are given no normaliser."""
+
+
 @dataclass(frozen=True, eq=False)
 class GridWide(Normaliser):
     r"""All parents that see a child compete for it, in all windows of the grid.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchcaps.numerics import several, transformed
+from torchcaps.numerics import several
 
 Tensors = Sequence[Tensor | None]
 Work = Callable[[Tensors, Tensors], Tensors]
@@ -19,22 +19,6 @@ Function = Callable[..., Tensors]
 
 STORED = "backend='naive'"
 """How to ask for stored votes, for error messages."""
-
-
-def constant(function: Callable[..., str]) -> Callable[..., str]:
-    """What ``torch.compiler.assume_constant_result`` does, which would import the compiler at once (a second)."""
-    function.__dict__["_dynamo_marked_constant"] = True
-    return function
-
-
-@constant
-def only_stored() -> str:
-    """Why votes must be stored here, in words; empty if they need not."""
-    if transformed():
-        return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
-    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
-        return f"an ONNX file knows only standard operators, and these need stored votes: {STORED}"
-    return ""
 
 
 def check_forward_mode(name: str) -> None:

@@ -1,14 +1,18 @@
-"""Small objects made of tensors that can be cut into tiles: what similarities and rules are."""
+"""What tensors of a call must be: small objects made of tensors, which can be cut into tiles, and checks.
 
-from collections.abc import Callable, Iterator
+The checks are the same for all backends, made before one is chosen. They look at shapes, dtypes and devices, which
+costs next to nothing, and at the numbers of ``sites`` alone, once for each tensor: these become addresses in memory.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, field
 from numbers import Real
+from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
-
-from torchcaps.ops.checks import check_numbers
+from torch.utils.weak import WeakTensorKeyDictionary
 
 FieldsType = TypeVar("FieldsType", bound="Fields")
 
@@ -55,7 +59,10 @@ class Fields:
             if isinstance(value, Fields):
                 yield from value.items()
             elif isinstance(value, Tensor):
-                yield name, value, self._layout(name, value)
+                layouts = self._layouts.get(name, {})
+                if value.ndim not in layouts:
+                    raise self._misfit(name, value)
+                yield name, value, layouts[value.ndim]
             elif not self._may_be(name, value):
                 raise TypeError(f"{name} of {type(self).__name__} must be a tensor, got {type(value).__name__}")
 
@@ -64,76 +71,151 @@ class Fields:
         layouts = self._layouts.get(name)
         return value is None or layouts is None or (0 in layouts and isinstance(value, Real))
 
-    def _layout(self, name: str, value: Tensor) -> str:
-        layouts = self._layouts.get(name)
+    def _misfit(self, name: str, value: Tensor) -> Exception:
+        """The error to raise for a tensor that has not the declared axes."""
+        cls, layouts = type(self).__name__, self._layouts.get(name)
         if layouts is None:
-            raise TypeError(f'{type(self).__name__} holds a tensor without axes: write `{name}: Tensor = axes("BJH")`')
-        if value.ndim not in layouts:
-            expected = " or ".join(f"({', '.join(layout)})" for layout in layouts.values())
-            raise ValueError(f"{name} of {type(self).__name__} must be {expected}, got shape {tuple(value.shape)}")
-        return layouts[value.ndim]
+            return TypeError(f'{cls} holds a tensor without axes: write `{name}: Tensor = axes("BJH")`')
+        expected = " or ".join(f"({', '.join(layout)})" for layout in layouts.values())
+        return ValueError(f"{name} of {cls} must be {expected}, got shape {tuple(value.shape)}")
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that are there, in the order of :meth:`items`."""
-        return tuple(tensor for _, tensor, _ in self.items())
+        return tuple(map(itemgetter(1), self.items()))
+
+    def with_tensors(self: FieldsType, tensors: Iterable[Any]) -> FieldsType:
+        """The same with these in place of its tensors, in the order of :attr:`tensors`."""
+        following, values = iter(tensors), dict(vars(self))
+        for name, value in values.items():
+            if isinstance(value, Fields):
+                values[name] = value.with_tensors(following)
+            elif isinstance(value, Tensor):
+                values[name] = next(following)
+        return type(self)(**values)
 
     def map(self: FieldsType, function: Callable[[Tensor, str], Tensor]) -> FieldsType:
         """The same with ``function(tensor, axes)`` in place of each tensor."""
-        values = dict(vars(self))
-        for name, value in values.items():
-            if isinstance(value, Fields):
-                values[name] = value.map(function)
-            elif isinstance(value, Tensor):
-                values[name] = function(value, self._layout(name, value))
-        return type(self)(**values)
+        return self.with_tensors([function(tensor, layout) for _, tensor, layout in self.items()])
 
-    def fitting(self: FieldsType, shapes: "Shapes", dtype: torch.dtype) -> FieldsType:
+    def fitting(self: FieldsType, sizes: Mapping[str, int], device: torch.device, dtype: torch.dtype) -> FieldsType:
         """The same in that dtype, with the shapes checked.
+
+        Args:
+            sizes: along the axes of each letter; axes of another letter may have any.
+            device: where the tensors must be.
+            dtype: of the result.
 
         Raises:
             ValueError: if a tensor has other sizes along its axes, is complex, or is on another device.
         """
         same = True
         for name, tensor, layout in self.items():
-            if tensor.shape != shapes.of(layout, tensor.shape):
-                raise ValueError(
-                    f"{name} of {type(self).__name__} must be {shapes.words(layout)}, got shape {tuple(tensor.shape)}"
-                )
-            if tensor.dtype != dtype or tensor.device != shapes.device:
-                check_numbers(f"{name} of {type(self).__name__}", tensor, shapes.device)
+            for letter, size in zip(layout, tensor.shape, strict=True):
+                if sizes.get(letter, size) != size:
+                    words = ", ".join(f"{one} = {sizes[one]}" if one in sizes else one for one in layout)
+                    raise ValueError(
+                        f"{name} of {type(self).__name__} must be ({words}), got shape {tuple(tensor.shape)}"
+                    )
+            if tensor.dtype != dtype or tensor.device != device:
+                check_numbers(f"{name} of {type(self).__name__}", tensor, device)
                 same = False
         return self if same else self.map(lambda tensor, _: tensor.to(dtype))
-
-
-class Shapes:
-    """The shapes that tensors with given axes have in one call.
-
-    Args:
-        sizes: along the axes of each letter.
-        device: of the tensors.
-    """
-
-    def __init__(self, sizes: dict[str, int], device: torch.device) -> None:
-        self.sizes = sizes
-        self.device = device
-        self._known: dict[str, tuple[int, ...]] = {}
-
-    def of(self, layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape along these axes; axes of another letter are as long as they are in ``shape``."""
-        known = self._known.get(layout)
-        if known is None:
-            known = tuple(self.sizes.get(letter, size) for letter, size in zip(layout, shape, strict=True))
-            if all(letter in self.sizes for letter in layout):
-                self._known[layout] = known
-        return known
-
-    def words(self, layout: str) -> str:
-        """The shape along these axes, for error messages."""
-        return f"({', '.join(f'{one} = {self.sizes[one]}' if one in self.sizes else one for one in layout)})"
 
 
 def cut(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:
     """The view of a tensor with these axes that belongs to these rows of the batch and these children."""
     place = {"B": rows, "I": columns}
     return tensor[tuple(place.get(letter, slice(None)) for letter in layout)]
+
+
+def check_votes(
+    children: Any, transforms: Any, coordinates: Any, sites: Any, mask: Any
+) -> tuple[Tensor, tuple[int, int, int, int]]:
+    """The children as (N, G, M, P), and the shape (B, I, J, H) of their votes, checked.
+
+    Raises:
+        TypeError: if something is no tensor.
+        ValueError: if a shape, a dtype or a device does not fit, or a site lies outside the children.
+    """
+    given = ("children", children), ("transforms", transforms), ("coordinates", coordinates), ("mask", mask)
+    for name, tensor in given:
+        if not isinstance(tensor, Tensor) and (tensor is not None or name in ("children", "transforms")):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        if tensor is not None and (tensor.is_complex() or tensor.device != children.device):
+            check_numbers(name, tensor, children.device)
+    if children.ndim not in (3, 4):
+        raise ValueError(f"children must be (N, G, P) or (N, G, M, P), got shape {tuple(children.shape)}")
+    if transforms.ndim != 4:
+        raise ValueError(f"transforms must be (I or 1, J, P, D), got shape {tuple(transforms.shape)}")
+    if children.ndim == 3:
+        children = children.unsqueeze(2)
+    N, G, M, P = children.shape
+    own, J, dim, D = transforms.shape
+    W, I = (1, G) if sites is None else _checked_sites(sites, children).shape
+    if own not in (1, I):
+        raise ValueError(f"transforms are for {own} children (1 would mean shared by all), but there are {I}")
+    if dim != P:
+        raise ValueError(f"transforms take child poses of dimension {dim}, but children have dimension {P}")
+    if coordinates is not None and coordinates.shape != (I, M * D):
+        raise ValueError(f"coordinates must be (I, H) = {(I, M * D)}, got shape {tuple(coordinates.shape)}")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (N, G)):
+        raise ValueError(f"mask must be bool (N, G) = {(N, G)}, got {mask.dtype} {tuple(mask.shape)}")
+    return children, (N * W, I, J, M * D)
+
+
+def check_field(name: str, field: Tensor, children: Tensor, parents: int | None = None) -> None:
+    """Checks that a field has a number for each child, (N, G), or, if ``parents`` are given, for each pair.
+
+    Raises:
+        TypeError: if it is no tensor.
+        ValueError: if its shape, dtype or device does not fit.
+    """
+    if not isinstance(field, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(field).__name__}")
+    sites = children.shape[:2]
+    if field.shape != sites and (parents is None or field.shape != (*sites, parents)):
+        pairs = "" if parents is None else f" or (N, G, J) = {(*sites, parents)}"
+        raise ValueError(f"{name} must be (N, G) = {tuple(sites)}{pairs}, got shape {tuple(field.shape)}")
+    if field.is_complex() or field.device != children.device:
+        check_numbers(name, field, children.device)
+
+
+def check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
+    """Checks that a tensor is real and on this device; a scalar may be on any.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if tensor.is_complex():
+        raise ValueError(f"{name} must be real, got {tensor.dtype}")
+    if tensor.device != device and tensor.ndim:
+        raise ValueError(f"{name} must be on {device}, where the children are, got {tensor.device}")
+
+
+def _checked_sites(sites: Any, children: Tensor) -> Tensor:
+    if not isinstance(sites, Tensor):
+        raise TypeError(f"sites must be a tensor, got {type(sites).__name__}")
+    if sites.ndim != 2 or sites.dtype != torch.int32:
+        raise ValueError(f"sites must be int32 (W, I), got {sites.dtype} {tuple(sites.shape)}")
+    check_numbers("sites", sites, children.device)
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or sites.is_meta or not sites.numel():
+        return sites  # there are no numbers to look at
+    least, largest = _range(sites)
+    if least < 0 or largest >= children.shape[1]:
+        raise ValueError(f"sites must be from 0 to {children.shape[1] - 1}, got {least} to {largest}")
+    return sites
+
+
+_RANGES = WeakTensorKeyDictionary()
+"""Of each tensor of sites that was looked at: its version then, its least and its largest number."""
+
+
+def _range(sites: Tensor) -> tuple[int, int]:
+    """The least and the largest site, from the table unless the tensor was changed in place since."""
+    version = None if sites.is_inference() else sites._version
+    known = _RANGES.get(sites)
+    if known is None or known[0] is None or known[0] != version:
+        least, largest = sites.aminmax()
+        known = _RANGES[sites] = (version, int(least), int(largest))
+    return known[1], known[2]

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from torchcaps.ops.backend import Rule, VoteSource
-from torchcaps.ops.checks import check_field
+from torchcaps.numerics import transformed
+from torchcaps.ops.backend import SOFTMAX, Rule, VoteSource
 from torchcaps.ops.chunked import ChunkedVotes
-from torchcaps.ops.derivatives import constant, only_stored
+from torchcaps.ops.competition import OVER_PARENTS
+from torchcaps.ops.derivatives import STORED
+from torchcaps.ops.fields import check_field
 from torchcaps.ops.fused import NativeVotes, TritonVotes, why_not
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.similarity import Gaussian, Given, Similarity
@@ -92,7 +94,22 @@ def known_backend(name: str | None, argument: str = "backend") -> str | None:
     return name
 
 
-SOFTMAX = Rule()
+def constant(function: Callable[..., str]) -> Callable[..., str]:
+    """What ``torch.compiler.assume_constant_result`` does, which would import the compiler at once (a second)."""
+    function.__dict__["_dynamo_marked_constant"] = True
+    return function
+
+
+@constant
+def only_stored() -> str:
+    """Why votes must be stored here, in words; empty if they need not."""
+    if transformed():
+        return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
+    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
+        return f"an ONNX file knows only standard operators, and these need stored votes: {STORED}"
+    return ""
+
+
 ASKED_FOR = f"asked for by use_backend, backend= or {BACKEND_VARIABLE}"
 
 
@@ -128,9 +145,9 @@ def choose_backend(votes: "Votes", similarity: Similarity | None = None) -> Choi
 
 def preferred_backend(votes: "Votes") -> Choice:
     """The backend for these votes, whatever the similarity and the rule of a call."""
-    forced = known_backend(votes.backend) or _forced_backend()
+    forced = known_backend(votes.backend) if votes.backend else _forced_backend()
     stored = only_stored()
-    if forced != "auto":
+    if forced is not None and forced != "auto":
         choice = Choice(forced, ASKED_FOR)
         return _choice(votes, choice, None, SOFTMAX) if stored else choice
     if stored:
@@ -142,7 +159,7 @@ def preferred_backend(votes: "Votes") -> Choice:
     fused = FUSED.get(device)
     if fused is None:
         return Choice(_without_kernels(votes)[0], f"there are no fused kernels for {device}")
-    trouble = _trouble(fused)
+    trouble = _missing(fused)
     if trouble:
         return Choice(_without_kernels(votes)[0], f"the {fused} kernels cannot run: {trouble}")
     return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
@@ -157,12 +174,10 @@ def _without_kernels(votes: "Votes", similarity: Similarity | None = None, scatt
     return ("naive", "chunked") if stored else ("chunked", "naive")
 
 
-def _stored_rows(votes: "Votes", similarity: Similarity | None, scatter: bool) -> bool:
-    """Whether votes are stored, for Gaussians in few rows, where the kernels are slower (:data:`FEW_ROWS`)."""
-    if not (scatter or isinstance(similarity, Gaussian)) or votes.shape[0] > FEW_ROWS or votes.children.shape[2] > 1:
-        return False
+def _stored(votes: "Votes") -> bool:
+    """Whether votes in few rows are stored for Gaussians (:data:`FEW_ROWS`): those of vectors, neither few nor many."""
     numbers, (least, most) = math.prod(votes.shape), STORED_ROWS
-    return not _is_open(numbers) and least <= numbers <= most
+    return votes.children.shape[2] <= 1 and not _is_open(numbers) and least <= numbers <= most
 
 
 def left_open(votes: "Votes") -> bool:
@@ -205,14 +220,18 @@ def plan(votes: "Votes", similarity: Similarity | None = None, scatter: bool = F
             "that class, declare the axes of its tensors and give it a method logits(votes)"
         )
     preferred = votes.preferred
-    if reads and isinstance(similarity, Given) and BACKENDS[preferred.backend].supports(similarity, SOFTMAX):
+    if reads and isinstance(similarity, Given) and _trouble(preferred.backend, similarity, SOFTMAX):
         preferred = preferred._replace(reason="given logits are read on any backend")
-    similarity = votes.normaliser.adjusted(similarity)
+    normaliser = votes.normaliser
+    if normaliser is not OVER_PARENTS:  # which changes nothing
+        similarity = normaliser.adjusted(similarity)
     if similarity is not None:
-        similarity = votes.fitting(similarity)
+        similarity = similarity.fitting(votes.sizes, votes.children.device, votes.dtype)
     choice = _choice(votes, preferred, similarity, SOFTMAX, scatter)
     source = votes.source_on(choice.backend)
-    rule = votes.normaliser.rule(source, similarity)
+    if normaliser is OVER_PARENTS:
+        return Plan(choice, source, similarity, SOFTMAX)
+    rule = normaliser.rule(source, similarity)
     partition = rule.log_partition
     if rule.special:
         choice = _choice(votes, preferred, similarity, rule, scatter)
@@ -220,10 +239,10 @@ def plan(votes: "Votes", similarity: Similarity | None = None, scatter: bool = F
     elif partition is None:
         return Plan(choice, source, similarity, rule)
     if rule.scale is not None or rule.offset is not None or rule.mapping is not None:
-        rule = votes.fitting(replace(rule, log_partition=None))
+        rule = replace(rule, log_partition=None).fitting(votes.sizes, votes.children.device, votes.dtype)
     if partition is None:
         return Plan(choice, source, similarity, rule)
-    check_field("log_partition", partition, votes.children, votes.parents)
+    check_field("log_partition", partition, votes.children, votes.shape[2])
     rule = replace(rule, log_partition=votes.by_child(source, partition))
     if similarity is not None and partition.ndim == 3:
         # Logits of another backend than the normaliser's, or of another order of sums, differ by rounding, which their
@@ -241,9 +260,10 @@ def _choice(
     Raises:
         ValueError: if the preferred one cannot, and was asked for by name.
     """
-    trouble = BACKENDS[preferred.backend].supports(similarity, rule)
+    trouble = _trouble(preferred.backend, similarity, rule)
     asked = preferred.reason == ASKED_FOR
-    if preferred.backend == FUSED["cpu"] and not asked and _stored_rows(votes, similarity, scatter):
+    gaussian = scatter or isinstance(similarity, Gaussian)
+    if preferred.backend == FUSED["cpu"] and not asked and gaussian and votes.shape[0] <= FEW_ROWS and _stored(votes):
         return Choice("naive", FEW_ROWS_REASON)
     if not trouble:
         return preferred
@@ -251,7 +271,7 @@ def _choice(
         name = "uniform logits" if similarity is None else type(similarity).__name__
         raise ValueError(f"backend {preferred.backend!r} cannot do {name}: {trouble}")
     others = _without_kernels(votes, similarity, scatter)
-    able = next(name for name in others if not BACKENDS[name].supports(similarity, rule))
+    able = next(name for name in others if not _trouble(name, similarity, rule))
     return Choice(able, f"{preferred.backend} cannot do this call: {trouble}")
 
 
@@ -266,7 +286,7 @@ def _is_open(numbers: int | torch.SymInt) -> bool:
 
 def _at_most(numbers: int | torch.SymInt, most: int) -> bool:
     """Whether there are at most this many numbers; if an exported program leaves a size open, whether for all sizes."""
-    if not _is_open(numbers):
+    if (type(numbers) is int and not torch.compiler.is_exporting()) or not _is_open(numbers):
         return numbers <= most
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -275,9 +295,16 @@ def _at_most(numbers: int | torch.SymInt, most: int) -> bool:
 
 @constant
 def _forced_backend() -> str:
-    return _forced.get() or known_backend(os.environ.get(BACKEND_VARIABLE) or None, BACKEND_VARIABLE) or "auto"
+    named = os.environ.get(BACKEND_VARIABLE)
+    return _forced.get() or (known_backend(named, BACKEND_VARIABLE) if named else None) or "auto"
 
 
 @constant
-def _trouble(fused: str) -> str:
+def _missing(fused: str) -> str:
     return why_not(fused)
+
+
+def _trouble(backend: str, similarity: Similarity | None, rule: Rule) -> str:
+    """Why a backend cannot do that similarity under that rule here, in words; empty if it can."""
+    stored = "" if backend == "naive" else only_stored()
+    return stored or BACKENDS[backend].supports(similarity, rule)

@@ -9,21 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import cast, check_size, compute_dtype, full_precision
-from torchcaps.ops.backend import Agreement, Gaussians, Moments, Rule, VoteSource
-from torchcaps.ops.checks import check_field, check_mask, check_tensor, check_votes, versions
+from torchcaps.numerics import check_size, compute_dtype, full_precision
+from torchcaps.ops.backend import SOFTMAX, Agreement, Gaussians, Moments, Rule, VoteSource
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
-from torchcaps.ops.competition import Normaliser
-from torchcaps.ops.fields import FieldsType, Shapes
+from torchcaps.ops.competition import OVER_PARENTS, Normaliser
+from torchcaps.ops.fields import check_field, check_votes
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
-from torchcaps.ops.plan import BACKENDS, SOFTMAX, Choice, left_open, plan, preferred_backend
+from torchcaps.ops.plan import BACKENDS, Choice, left_open, plan, preferred_backend
 from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
 from torchcaps.squash import kind_of
-
-OVER_PARENTS = Normaliser()
 
 
 class Votes:
@@ -41,7 +38,8 @@ class Votes:
             they enter no result and no gradient.
 
     Attributes:
-        shape: (B, I, J, H), the shape the votes would have if they were stored.
+        shape: (B, I, J, H), the shape the votes would have if they were stored; ``sizes`` has it by letter.
+        dtype: that is computed in, float32 at least.
 
     Raises:
         TypeError: if something is no tensor, or the normaliser no :class:`Normaliser`.
@@ -69,36 +67,27 @@ class Votes:
         sites: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> None:
-        check_tensor("children", children)
         if normaliser is not None:
             _check_normaliser(normaliser)
-        self.children = children.unsqueeze(2) if children.ndim == 3 else children
+        self.children, self.shape = check_votes(children, transforms, coordinates, sites, mask)
+        self.sizes = dict(zip("BIJH", self.shape, strict=True))
+        if mask is not None:
+            self.children = torch.where(mask[..., None, None], self.children, 0.0)
         self.transforms = transforms
         self.coordinates = coordinates
         self.normaliser = normaliser or OVER_PARENTS
         self.backend = backend
         self.sites = sites
         self.mask = mask
+        self.dtype = compute_dtype(self.children, transforms)
         self._preferred: Choice | None = None
         self._sources: dict[str, VoteSource] = {}
-        check_votes(self.children, transforms, coordinates, sites)
-        if mask is not None:
-            check_mask(mask, self.children)
-            self.children = torch.where(mask[..., None, None], self.children, 0.0)
-        self._versions = versions(self.children, transforms)
-        self.shape = self._shape()
-        self._shapes: Shapes | None = None
+        self._versions = _versions(self.children, transforms)
 
     @property
     def parents(self) -> int:
         """The number of parents J."""
         return self.shape[2]
-
-    def _shape(self) -> tuple[int, int, int, int]:
-        N, I, M, _ = self.children.shape
-        _, J, _, D = self.transforms.shape
-        windows, I = (1, I) if self.sites is None else self.sites.shape
-        return N * windows, I, J, M * D
 
     @property
     def source(self) -> VoteSource:
@@ -120,13 +109,12 @@ class Votes:
         return source
 
     def _make_source(self, backend: type[VoteSource]) -> VoteSource:
-        dtype = compute_dtype(self.children, self.transforms)
-        coordinates = None if self.coordinates is None else self.coordinates.to(dtype)
-        if backend.indexed and self.children.dtype == self.transforms.dtype == dtype:  # nothing to cast or gather
+        coordinates = None if self.coordinates is None else self.coordinates.to(self.dtype)
+        if backend.indexed and self.children.dtype == self.transforms.dtype == self.dtype:  # nothing to cast or gather
             return backend(self.children, self.transforms, coordinates, self.sites)
         # With gradients even if the first call is without: the source is kept for later ones.
         with full_precision(self.children), torch.enable_grad():
-            children, transforms = self.children.to(dtype), self.transforms.to(dtype)
+            children, transforms = self.children.to(self.dtype), self.transforms.to(self.dtype)
             if backend.indexed:
                 return backend(children, transforms, coordinates, self.sites)
             return backend(in_windows(children, self.sites), transforms, coordinates)
@@ -195,15 +183,16 @@ class Votes:
             ValueError: if its tensors, or the weights, do not fit the votes, or a backend that was asked for by name
                 cannot do it.
         """
-        offset = None if scatter else self._offset_apart(similarity)
+        offset = None if scatter or self.normaliser.offset is None else self._offset_apart(similarity)
         if offset is not None:
             return self._with_offset(self.restricted(offset=None).moments(similarity, weights), weights, offset)
         with full_precision(self.children):
             _, source, similarity, rule = plan(self, similarity, scatter)
             if weights is not None:
                 check_field("weights", weights, self.children)
-            weights = self.present(weights)
-            if weights is not None:
+            if self.mask is not None:
+                weights = self.present(weights)
+            if weights is not None and not (weights.dtype == self.dtype and source.indexed):
                 weights = self.by_child(source, weights)
             return source.moments(similarity, weights, rule, scatter)
 
@@ -228,10 +217,9 @@ class Votes:
         with full_precision(self.children):
             source, orphan = self.source, self.normaliser.orphan
             if bias is not None:
-                dtype = source.children.dtype
-                if bias.shape != self.shape[2:] or torch.promote_types(bias.dtype, dtype) != dtype:
+                if bias.shape != self.shape[2:] or torch.promote_types(bias.dtype, self.dtype) != self.dtype:
                     return None
-                bias = bias.to(dtype)
+                bias = bias.to(self.dtype)
             return source.agree(agreement if agreement.orphan == orphan else agreement._replace(orphan=orphan), bias)
 
     def gaussians(self, moments: Moments, floor: float) -> Gaussians:
@@ -246,7 +234,7 @@ class Votes:
         """
         if not isinstance(floor, Real) or not 0 <= floor < math.inf:
             raise ValueError(f"floor must be a finite number of at least 0, got {floor!r}")
-        return self.source.gaussians(moments, floor)
+        return self.source_on(self.preferred.backend).gaussians(moments, floor)
 
     def total(self) -> Tensor:
         """The sum of the votes of all children for each parent, unweighted, (B, J, H), whatever the normaliser."""
@@ -274,7 +262,7 @@ class Votes:
             source = plan(self.under(OVER_PARENTS)).source
             weights = self.present(weights)
             if weights is not None:
-                weights = self.gather(weights.to(source.children.dtype))
+                weights = self.gather(weights.to(self.dtype))
             if isinstance(source, NaiveVotes):
                 return gram(source.votes, weights)
             if left_open(self):
@@ -287,9 +275,9 @@ class Votes:
         """The moments plus what an offset of each pair, (I, J), adds to them, found without forming votes."""
         with full_precision(self.children):
             source, weights = self.source, self.present(weights)
-            offset = self.fitting(Rule(offset=offset)).tensors[0]
+            (offset,) = Rule(offset=offset).fitting(self.sizes, self.children.device, self.dtype).tensors
             if weights is not None:
-                weights = self.gather(weights.to(source.children.dtype))
+                weights = self.gather(weights.to(self.dtype))
             children = in_windows(source.children, source.sites)
             plus = offset_moments(children, source.transforms, source.coordinates, weights, offset)
             return Moments(moments.mass + plus.mass, moments.sum + plus.sum, None)
@@ -307,7 +295,7 @@ class Votes:
             return self.restricted(scale=None, offset=None).assignment(similarity)
         with full_precision(self.children):
             _, source, similarity, rule = plan(self, similarity, reads=True)
-            if self._versions != versions(self.children, self.transforms) and not isinstance(source, NaiveVotes):
+            if self._versions != _versions(self.children, self.transforms) and not isinstance(source, NaiveVotes):
                 raise RuntimeError(
                     "children or transforms were changed in place since they voted: read the assignment before they "
                     "change, as before a step of the optimizer"
@@ -342,18 +330,19 @@ class Votes:
         """A field of all children, (N, G, ...), as one of the children of each window, (B, I, ...)."""
         return in_windows(field, self.sites)
 
-    def fitting(self, fields: FieldsType) -> FieldsType:
-        """A similarity or rule whose tensors fit the votes, in the dtype of the votes."""
-        if self._shapes is None:
-            self._shapes = Shapes(dict(zip("BIJH", self.shape, strict=True)), self.children.device)
-        return fields.fitting(self._shapes, self.source.children.dtype)
-
     def by_child(self, source: VoteSource, field: Tensor) -> Tensor:
         """A number for each child, (N, G), as the backend takes it: (N, G) if it is ``indexed``, else (B, I)."""
-        field = cast(field, source.children.dtype)
+        field = field.to(self.dtype)
         return field if source.indexed else self.gather(field)
 
 
 def _check_normaliser(normaliser: Any) -> None:
     if not isinstance(normaliser, Normaliser):
         raise TypeError(f"normaliser must be a torchcaps.ops.Normaliser, got {normaliser!r}")
+
+
+def _versions(children: Tensor, transforms: Tensor) -> tuple[int, int] | None:
+    """How often each was changed in place; None where that is not counted."""
+    if torch.compiler.is_compiling() or children.is_inference() or transforms.is_inference():
+        return None
+    return children._version, transforms._version

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import cast, check_floor, check_series, check_share, check_size, given
+from torchcaps.numerics import check_floor, check_series, check_share, check_size, given
 from torchcaps.ops import Similarity, Votes
 from torchcaps.spec import Registry, Within, declared, kept, refused
 
@@ -323,7 +323,7 @@ def check_parents(routing: Routing, parameter: Tensor | None, votes: Votes, axis
     if parameter is None:
         raise unbound(routing)
     parents = parameter.shape[axis]
-    if votes.parents != parents:
+    if votes.shape[2] != parents:
         raise ValueError(
             f"this {type(routing).__name__} has parameters for {parents} parents, got votes for {votes.parents}"
         )
@@ -352,7 +352,7 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
             f"{tuple(pose.shape)} and {tuple(activation.shape)}"
         )
     pose = pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else pose
-    return Capsules(cast(pose, dtype), cast(activation, dtype))
+    return Capsules(pose.to(dtype), activation.to(dtype))
 
 
 class BatchStandard(nn.BatchNorm1d):

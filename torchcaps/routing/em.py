@@ -396,5 +396,7 @@ class EMRouting(Routing):
         """The sharpness of each E-step, as it is now; one a parent, (J,), where each learns its own."""
         chosen = 1 / self._size if self.sharpness == "mean" else self.sharpness
         start = _per_step(chosen, self.steps - 1)
-        factor = 1.0 if self.log_sharpness is None else self.log_sharpness.exp()
+        if self.log_sharpness is None:
+            return list(start)
+        factor = self.log_sharpness.exp()
         return [one * factor for one in start]

@@ -143,20 +143,20 @@ class _ByTile(torch.autograd.Function):
             return _backward(call, tensors, upstream, wanted)
 
         def function(*tensors: Tensor | None) -> Tensors:
-            return call.work(_with_tensors(call.whole, tensors))
+            return call.work(call.whole.with_tensors(tensors))
 
         return None, *gradients(work, function, ctx.saved_tensors, upstream)
 
 
 def _backward(call: _Call, tensors: Any, upstream: Any, wanted: Sequence[bool]) -> Tensors:
     """The gradients of the tensors that are wanted, tile by tile."""
-    whole = _with_tensors(call.whole, tensors)
+    whole = call.whole.with_tensors(tensors)
     grads = [torch.zeros_like(tensor) if needs else None for tensor, needs in zip(whole.tensors, wanted, strict=True)]
     for rows, columns in tile_grid(whole.children, whole.transforms, call.budget):
         part = _part(whole, rows, columns)
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_(needs) for tensor, needs in zip(part.tensors, wanted, strict=True)]
-            outputs = call.work(_with_tensors(part, leaves))
+            outputs = call.work(part.with_tensors(leaves))
         flowing = [
             (output, cut(gradient, layout, rows, columns))
             for output, layout, gradient in zip(outputs, call.layouts, upstream, strict=True)
@@ -197,9 +197,3 @@ def _placed(whole: Tile, grads: Sequence[Tensor | None], rows: slice, columns: s
         None if grad is None else _view(grad, layout, rows, columns)
         for grad, (_, _, layout) in zip(grads, whole.items(), strict=True)
     ]
-
-
-def _with_tensors(tile: Tile, tensors: Sequence[Any]) -> Tile:
-    """The same with these tensors, in the order of ``tile.tensors``."""
-    following = iter(tensors)
-    return tile.map(lambda *_: next(following))

@@ -20,7 +20,6 @@ from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.moments import ChunkedMoments, ChunkedScores, Options
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import attention_moments, given_moments, uniform_moments
-from torchcaps.ops.derivatives import only_stored
 from torchcaps.ops.similarity import Gaussian, Given, InnerProduct, Similarity
 
 
@@ -45,8 +44,8 @@ class ChunkedVotes(VoteSource):
 
     @classmethod
     def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-        """Everything, but in forward mode, in ``torch.func`` and for ONNX."""
-        return only_stored()
+        """Everything."""
+        return ""
 
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import naive
-from torchcaps.ops.backend import Moments, Rule, VoteSource
+from torchcaps.ops.backend import SOFTMAX, Moments, Rule, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
-from torchcaps.ops.derivatives import Tensors, only_stored
+from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
 
@@ -39,7 +39,7 @@ class Call(NamedTuple):
     @classmethod
     def of(cls, tensors: Sequence[Any], sites: Tensor | None) -> "Call":
         """From the other tensors, in the order of :attr:`listed`."""
-        return cls(*tensors[:5], sites, tuple(tensors[5:]))
+        return cls._make((*tensors[:5], sites, tuple(tensors[5:])))
 
     @property
     def listed(self) -> list[Tensor | None]:
@@ -72,12 +72,18 @@ class Call(NamedTuple):
             raise ValueError(f"similarity must have none, one or three tensors, got {len(self.similarity)}")
         own = 1 if self.transforms.shape[0] == 1 else I
         shapes = (children.shape, (own, J, P, D), (I, M * D), by_child, by_child, by_vote, by_vote, (B, J))
-        found = [
-            tensor if tensor is None else readable(name, tensor, shape, children)
-            for name, tensor, shape in zip(_NAMES, self.listed, shapes, strict=False)
-        ]
+        dtype, device, found = children.dtype, children.device, self.listed
+        for place, (tensor, shape) in enumerate(zip(found, shapes, strict=False)):
+            if tensor is not None:
+                if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device:
+                    raise misfit(_NAMES[place], tensor, shape, children)
+                found[place] = tensor.contiguous()
         sites = self.sites
-        return Call.of(found, sites if sites is None else readable("sites", sites, sites.shape, children, torch.int32))
+        if sites is not None:
+            if sites.dtype != torch.int32 or sites.device != device:
+                raise misfit("sites", sites, sites.shape, children, torch.int32)
+            sites = sites.contiguous()
+        return Call.of(found, sites)
 
     def flat(self) -> list[Tensor]:
         """The tensors of :attr:`listed` that the call has."""
@@ -87,20 +93,24 @@ class Call(NamedTuple):
 _NAMES = (*Call._fields[:5], "similarity[0]", "similarity[1]", "similarity[2]")
 
 
-def readable(
+def misfit(
     name: str, tensor: Tensor, shape: Sequence[int], children: Tensor, dtype: torch.dtype | None = None
-) -> Tensor:
+) -> ValueError:
+    """The error to raise where a tensor has not this shape, or not the dtype and device of the children."""
+    return ValueError(
+        f"{name} must be {dtype or children.dtype} {tuple(shape)} on {children.device}, got {tensor.dtype} "
+        f"{tuple(tensor.shape)} on {tensor.device}"
+    )
+
+
+def readable(name: str, tensor: Tensor, shape: Sequence[int], like: Tensor) -> Tensor:
     """The tensor, contiguous.
 
     Raises:
-        ValueError: if its shape, dtype or device is another one; names the tensor.
+        ValueError: if it has not this shape, or not the dtype and device of the other one; names the tensor.
     """
-    dtype = dtype or children.dtype
-    if tensor.shape != shape or tensor.dtype != dtype or tensor.device != children.device:
-        raise ValueError(
-            f"{name} must be {dtype} {tuple(shape)} on {children.device}, got {tensor.dtype} {tuple(tensor.shape)} on "
-            f"{tensor.device}"
-        )
+    if tensor.shape != shape or tensor.dtype != like.dtype or tensor.device != like.device:
+        raise misfit(name, tensor, shape, like)
     return tensor.contiguous()
 
 
@@ -137,18 +147,19 @@ class FusedVotes(VoteSource):
         """Inner products and Gaussians under a softmax, with or without an orphan, or an argmax."""
         if similarity is not None and type(similarity) not in (InnerProduct, Gaussian):
             return f"the kernels have inner products and Gaussians, not {type(similarity).__name__}"
-        return f"the kernels do not have {rule.special}" if rule.special else only_stored()
+        special = "" if rule is SOFTMAX else rule.special
+        return special and f"the kernels do not have {special}"
 
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""
-        if self.empty:
+        call = self._call(similarity, weights, rule.log_partition)
+        if 0 in call.sizes[1:]:  # the batch may be open
             return naive.stored_moments(self, similarity, weights, rule, scatter)
         if self.sites is None and self.coordinates is None and not (scatter or rule.hard):
             if similarity is None and not self.adds_vectors:
                 return uniform_moments(self.children, self.transforms, weights, rule)
             if isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
                 return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
-        call = self._call(similarity, weights, rule.log_partition)
         return self._moments(call, rule.orphan, rule.hard, scatter)
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:

@@ -33,7 +33,7 @@ from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.backend import Agreement, Gaussians, Moments, Rule
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import passes
-from torchcaps.ops.fused.call import Call, readable
+from torchcaps.ops.fused.call import Call, misfit
 from torchcaps.ops.fused.operators import OperatorVotes, moments_gradients, scores_gradients
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.windows import in_windows
@@ -45,23 +45,20 @@ _LOGITS = 2**24
 _KINDS = (Tensor, torch.nn.Parameter)
 
 
-def _plain(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether these are ordinary tensors on a CPU, and no compiler, tracer or mode needs to see an operator."""
+def _eager(tensors: Sequence[Tensor | None]) -> bool | None:
+    """Whether autograd wants to know what becomes of these tensors; None where they must go through an operator.
+
+    So they must if they are no ordinary tensors on a CPU, or a compiler, tracer or mode has to see it.
+    """
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
-        return False
+        return None
+    differentiated, recorded = False, torch.is_grad_enabled()
     for tensor in tensors:  # a comprehension takes twice as long
-        if tensor is not None and (type(tensor) not in _KINDS or not tensor.is_cpu or tensor.is_neg()):
-            return False
-    return True
-
-
-def _differentiated(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether autograd wants to know what becomes of them."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    return False
+        if tensor is not None:
+            if type(tensor) not in _KINDS or not tensor.is_cpu or tensor.is_neg():
+                return None
+            differentiated = differentiated or (recorded and tensor.requires_grad)
+    return differentiated
 
 
 class NativeVotes(OperatorVotes):
@@ -77,7 +74,7 @@ class NativeVotes(OperatorVotes):
 
     @cached_property
     def _ledger(self) -> "Ledger":
-        return Ledger(self.children, self.transforms, self.coordinates)
+        return Ledger(self._call(None))
 
     @cached_property
     def adds_vectors(self) -> bool:  # type: ignore[override]
@@ -86,15 +83,17 @@ class NativeVotes(OperatorVotes):
 
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
         tensors = call.listed
-        if not _plain(tensors):
+        differentiated = _eager(tensors)
+        if differentiated is None:
             return super()._moments(call, orphan, hard, scatter)
-        return self._ledger.moments(call, tensors, (orphan, hard, scatter))
+        return self._ledger.moments(call, tensors, (orphan, hard, scatter), differentiated)
 
     def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
         tensors = call.listed
-        if not _plain(tensors):
+        differentiated = _eager(tensors)
+        if differentiated is None:
             return super()._scores(call, orphan, reduced)
-        return self._ledger.scores(call, tensors, (orphan, reduced))
+        return self._ledger.scores(call, tensors, (orphan, reduced), differentiated)
 
     def gaussians(self, moments: Moments, floor: float) -> Gaussians:
         """In one pass over the moments.
@@ -104,18 +103,23 @@ class NativeVotes(OperatorVotes):
         """
         mass, total, scatter = moments
         known = total.dtype in (torch.float32, torch.float64)
-        if scatter is None or self.empty or not known or transformed() or not _plain(moments):
+        if scatter is None or not total.numel() or not known or transformed() or _eager(moments) is None:
             return super().gaussians(moments, floor)
-        pieces = readable("mass", mass, total.shape[:2], total), readable("scatter", scatter, total.shape, total)
-        return Gaussians(*_Fitted.apply(pieces[0], total.contiguous(), pieces[1], floor))
+        for name, one, shape in (("mass", mass, total.shape[:2]), ("scatter", scatter, total.shape)):
+            if one.shape != shape or one.dtype != total.dtype:
+                raise misfit(name, one, shape, total)
+        return Gaussians(*_Fitted.apply(mass.contiguous(), total.contiguous(), scatter.contiguous(), floor))
 
     def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
         """All steps of routing by agreement, of vectors whose transforms are not shared."""
         tensors = (self.children, self.transforms, self.coordinates, bias)
         squashes = kind_of(agreement.squash).constant is not None
-        if self.empty or not (self.adds_vectors and squashes) or transformed() or not _plain(tensors):
+        if self.empty or not (self.adds_vectors and squashes) or transformed():
             return None
-        if _differentiated(tensors):
+        differentiated = _eager(tensors)
+        if differentiated is None:
+            return None
+        if differentiated:
             found: tuple[Tensor, Tensor | None] = _Agree.apply(agreement, self.sites, *tensors)
             return found
         pose, alpha, *_ = passes.agreement_forward(*_agreeing(self.sites, tensors), agreement)
@@ -183,20 +187,20 @@ class Ledger:
     """Steps of routing on one set of votes, forward and backward.
 
     Args:
-        children: of the votes.
-        transforms: of the votes.
-        coordinates: of the votes, or None.
+        call: of the votes.
     """
 
-    def __init__(self, children: Tensor, transforms: Tensor, coordinates: Tensor | None) -> None:
-        self.votes = children, transforms, coordinates
+    def __init__(self, call: Call) -> None:
+        self.votes = call[:3]
         self.entries: dict[int, _Entry] = {}
         self._tokens: dict[tuple[bool, ...], Tensor] = {}
-        self._parts: int | None = None
+        self._parts = passes.row_parts(call)  # one layout for all steps, however many threads there are later
         self._scored: _Scored | None = None
-        self._kept = passes.Kept(children, transforms)
+        self._kept = passes.Kept(*call[:2]) if call.children.shape[2] == 1 else None  # vectors alone
 
-    def moments(self, call: Call, tensors: Sequence[Tensor | None], options: tuple[bool, bool, bool]) -> Moments:
+    def moments(
+        self, call: Call, tensors: Sequence[Tensor | None], options: tuple[bool, bool, bool], differentiated: bool
+    ) -> Moments:
         """Those of a call with these tensors; the options are orphan, hard, scatter."""
         scored, self._scored = self._scored, None  # for the next step only
         name = token = logits = None
@@ -204,18 +208,20 @@ class Ledger:
             name, token, hard = scored.name, scored.token, options[1]
             # Stored logits are read parent by parent: that takes a known normaliser, and finds no argmax.
             logits = scored.logits if call.log_partition is not None and not hard else None
-        step = self._step(call, options, name)
-        if _differentiated(tensors):
+        step = _Step(self.entries, self._parts, options, name)
+        if differentiated:
             return Moments(*_Moments.apply(step, self._kept, self._token(), token, logits, call.sites, *tensors))
         found = passes.moments(call.readable(), *options, step.parts, logits, self._kept)
         return Moments(*found[:3])
 
-    def scores(self, call: Call, tensors: Sequence[Tensor | None], options: tuple[bool, bool]) -> Tensor:
+    def scores(
+        self, call: Call, tensors: Sequence[Tensor | None], options: tuple[bool, bool], differentiated: bool
+    ) -> Tensor:
         """The logits of a call with these tensors, or their normaliser; the options are orphan, reduced."""
         name, reduced = object(), options[1]
         if any(tensor.is_inference() for tensor in call.similarity):  # changes in place are not counted
             return passes.scores(call.readable(), *options)
-        step, differentiated = self._step(call, options, name), _differentiated(tensors)
+        step = _Step(self.entries, self._parts, options, name)
         token = logits = None
         if reduced and len(call.similarity) == 3 and (differentiated or math.prod(call.sizes[:3]) <= _LOGITS):
             logits = passes.empty_logits(call, step.parts)
@@ -225,11 +231,6 @@ class Ledger:
             scores = passes.scores(call.readable(), *options, step.parts, logits)
         self._scored = _Scored(name, call.similarity, _versions(call), logits, token)
         return scores
-
-    def _step(self, call: Call, options: tuple[bool, ...], scores: object) -> _Step:
-        if self._parts is None:  # one layout for all steps, however many threads there are later
-            self._parts = passes.row_parts(call)
-        return _Step(self.entries, self._parts, options, scores)
 
     def _token(self) -> Tensor:
         """Whatever depends on it is differentiated before the votes are."""
@@ -280,12 +281,15 @@ class _Moments(torch.autograd.Function):
     """Mass, sum and scatter of the votes."""
 
     @staticmethod
-    def forward(ctx: Any, step: _Step, kept: passes.Kept, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward(
+        ctx: Any, step: _Step, kept: passes.Kept | None, *arguments: Any
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         _, _, logits, sites, *tensors = arguments
+        orphan, hard, scatter = step.options
         call = Call.of(tensors, sites).readable()
-        mass, total, second, rest = passes.moments(call, *step.options, step.parts, logits, kept)
+        mass, total, second, rest = passes.moments(call, orphan, hard, scatter, step.parts, logits, kept)
         ctx.step = step
-        ctx.save_for_backward(mass, total, rest, logits, kept.votes, sites, *tensors)
+        ctx.save_for_backward(mass, total, rest, logits, None if kept is None else kept.votes, sites, *tensors)
         return mass, total, second
 
     @staticmethod
@@ -329,8 +333,8 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, step: _Step, token: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        logits, sites, *tensors = arguments
-        scores = passes.scores(Call.of(tensors, sites).readable(), *step.options, step.parts, logits)
+        (logits, sites, *tensors), (orphan, reduced) = arguments, step.options
+        scores = passes.scores(Call.of(tensors, sites).readable(), orphan, reduced, step.parts, logits)
         ctx.step = step
         ctx.save_for_backward(scores, logits, sites, *tensors)
         return scores, scores.new_empty(())
@@ -366,7 +370,8 @@ class _Fitted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
-        found = passes.gaussians(mass, total, scatter, floor)
+        found = Gaussians(*map(torch.empty_like, (total, total, total, mass)))
+        passes.fit(False, (mass, total, scatter), floor=floor, **found._asdict())
         ctx.floor = floor
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(mass, total, scatter, found.mean, found.precision)

@@ -17,6 +17,7 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,8 +28,8 @@ _UNLOADABLE = (OSError, AttributeError)
 
 
 @cache
-def library() -> ctypes.CDLL:
-    """The compiled library.
+def library() -> Any:
+    """The compiled library, a ``ctypes.CDLL``; its ``vector_bytes`` are those of a vector of the processor.
 
     Raises:
         RuntimeError: if none can be loaded or compiled here, with what the compiler or the loader said.
@@ -46,8 +47,8 @@ def library() -> ctypes.CDLL:
         ) from error
 
 
-def _loaded(path: Path) -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(path))
+def _loaded(path: Path) -> Any:
+    loaded: Any = ctypes.CDLL(str(path))
     loaded.torchcaps_run.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
     loaded.torchcaps_agree.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
     loaded.torchcaps_gaussians.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
@@ -55,6 +56,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
         function.restype = ctypes.c_int64
     loaded.torchcaps_gaussians.restype = None
     loaded.torchcaps_vector_bytes.argtypes = ()
+    loaded.vector_bytes = loaded.torchcaps_vector_bytes()
     return loaded
 
 

@@ -110,7 +110,7 @@ class Kept:
 
     def __init__(self, children: Tensor, transforms: Tensor) -> None:
         rows, _, M, P = children.shape
-        few = M == 1 and rows < P and rows <= _few(children)
+        few = M == 1 and rows < P and rows <= library().vector_bytes // children.element_size() // _FEW
         self._wanted = few and not children.is_inference() and not transforms.is_inference()
         self._sources: tuple[Tensor, ...] = (children, transforms) if self._wanted else ()
         self._votes: Tensor | None = None
@@ -145,7 +145,7 @@ class Kept:
         return [source._version for source in self._sources]
 
 
-Gradients = list[Tensor | None]
+Gradients = list[Any]
 """Those of children, transforms, coordinates, weights, log_partition and the similarity's tensors, or the first few."""
 
 
@@ -163,7 +163,11 @@ class Flow(NamedTuple):
     flow: Tensor | None
 
 
+_VOTES = (False, False, False)
+"""The gradients of children, transforms and coordinates are wanted later, of :func:`pass_on`."""
 _pool = MemoryPool()
+_FEW = 4
+"""Rows are few that fill at most a fourth of a vector, as ``kFew`` of the C++ source."""
 _SMALL = 2**16
 """Numbers for which the allocator has memory at hand, and the pool gains nothing."""
 
@@ -186,9 +190,9 @@ def read_back(saved: Sequence[Tensor | None]) -> list[Any]:
     return found
 
 
-def _aligned(votes: Tensor | None) -> Tensor | None:
+def _aligned(votes: Tensor) -> Tensor:
     """Votes that were saved, as vectors lie: hooks may put them anywhere."""
-    return votes if votes is None or votes.data_ptr() % 64 == 0 else votes.clone()
+    return votes if votes.data_ptr() % 64 == 0 else votes.clone()
 
 
 def moments(
@@ -216,8 +220,8 @@ def moments(
     mass = total.new_empty(B, J)
     second, rest = (torch.empty_like(total), torch.empty_like(total)) if scatter else (None, None)
     parts = row_parts(call) if parts is None else parts
-    options = {"orphan": orphan, "hard": hard, "logits": logits, "parts": parts}
-    fields = {"mass": mass, "sum": total, "scatter": second, "rest": rest, **options}
+    options: dict[str, Any] = {"orphan": orphan, "hard": hard, "logits": logits, "parts": parts}
+    fields: dict[str, Any] = {"mass": mass, "sum": total, "scatter": second, "rest": rest, **options}
     if kept is None:
         _run(_MOMENTS, call, **fields)
     else:
@@ -268,13 +272,18 @@ def moments_flow(
     grad_mass, grad_sum, grad_scatter = upstream
     grad_sum = None if grad_sum is None else grad_sum.contiguous()
     slope = None if grad_scatter is None else 2 * grad_scatter.contiguous()
-    shares = _coefficients(call, parts, even=not call.similarity and not hard) if passing else None
-    flow = _coefficients(call, parts) if passing and call.similarity and not hard else None
-    gradients, votes = _flowing(call, wanted), _aligned(votes)
+    shares = flow = None
+    if passing:
+        J = call.sizes[2]
+        shares = _coefficients(call, parts, J if call.similarity or hard else 1)
+        flow = _coefficients(call, parts, J) if call.similarity and not hard else None
+    gradients = _empty_gradients((*_VOTES, *wanted, wanted[2], wanted[2]), call.listed, call)
+    if votes is not None:
+        votes = _aligned(votes)
     _run(
         _FLOW,
         call,
-        **_gradients_of(gradients),
+        **dict(zip(_GRADIENTS, gradients, strict=False)),
         parts=parts,
         mass=None if grad_mass is None else grad_mass.contiguous(),
         sum=grad_sum,
@@ -291,7 +300,8 @@ def moments_flow(
     terms = []
     if shares is not None and grad_sum is not None:
         terms.append(Term(shares, grad_sum) if slope is None else Term(shares, grad_sum, slope, mean, rest))
-        terms += _terms_of_logits(call, flow)
+        if flow is not None:
+            terms.append(_term_of_logits(call, flow))
     return Flow(gradients, terms, flow)
 
 
@@ -323,12 +333,12 @@ def scores_flow(
         orphan: as in :func:`scores`.
         reduced: as in :func:`scores`.
     """
-    gradients = _flowing(call, (True, True, compared))
-    flow = into if into is not None or not passing else _coefficients(call, parts)
+    gradients = _empty_gradients((*_VOTES, True, True, *(compared,) * 3), call.listed, call)
+    flow = into if into is not None or not passing else _coefficients(call, parts, call.sizes[2])
     _run(
         _FLOW,
         call,
-        **_gradients_of(gradients),
+        **dict(zip(_GRADIENTS, gradients, strict=False)),
         parts=parts,
         scores=scores,
         grad_scores=grad.contiguous(),
@@ -338,7 +348,8 @@ def scores_flow(
         orphan=orphan,
         reduced=reduced,
     )
-    return Flow(gradients, [] if into is not None else _terms_of_logits(call, flow), flow)
+    there = into is None and flow is not None and call.similarity
+    return Flow(gradients, [_term_of_logits(call, flow)] if there else [], flow)
 
 
 def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
@@ -349,8 +360,8 @@ def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool
         packed.append(TERM.pack((), zip(Term._fields, term, strict=True), (("parents", term.coefficient.shape[2]),)))
     there = ctypes.c_char_p(b"".join(packed))
     call = Call(*call[:3], None, None, call.sites, ())
-    numbers = {"parts": parts, "terms": ctypes.cast(there, ctypes.c_void_p).value, "count": len(terms)}
-    _run(_PASS_ON, call, **numbers, **_gradients_of(gradients))
+    numbers: dict[str, Any] = {"parts": parts, "terms": ctypes.cast(there, ctypes.c_void_p).value, "count": len(terms)}
+    _run(_PASS_ON, call, **numbers, **dict(zip(_GRADIENTS, gradients, strict=False)))
     return gradients
 
 
@@ -378,8 +389,8 @@ def agreement_forward(
         sums = pose.new_empty(settings.steps, *pose.shape)
         alphas = pose.new_empty(max(settings.steps - 2, 0), *pose.shape)
         fields = kept.fields(call)
-    record = {"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha, "pose": pose}
-    outcome = _agree(settings, record, False, call, parts=row_parts(call), orphan=settings.orphan, **fields)
+    steps = {"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha, "pose": pose, **_settings(settings)}
+    outcome = _run(False, call, steps, parts=row_parts(call), orphan=settings.orphan, **fields)
     if kept is not None:
         kept.note(outcome)
     return pose, alpha, sums, alphas
@@ -405,27 +416,22 @@ def agreement_backward(
         wanted: which gradients are.
     """
     (sums, alphas, alpha, votes), (pose, last), parts = steps, upstream, row_parts(call)
-    votes = _aligned(votes)
-    gradients = _empty_gradients(wanted, (*call[:3], bias), call)
-    room, coefficients = math.prod(_layout(call, parts)), None
+    if votes is not None:
+        votes = _aligned(votes)
+    gradients, J = _empty_gradients(wanted, (*call[:3], bias), call), call.sizes[2]
+    coefficients, several = None, 2 * (settings.steps - 1) * J + 1  # two a step of each parent, and of the first one
     if True in wanted[:3]:
-        coefficients = _memory((2 * (settings.steps - 1) * room + room // call.sizes[2],), sums.dtype)
+        coefficients = _coefficients(call, parts, several)
     record = {
-        **{"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha, "room": room},
+        **{"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha, **_settings(settings)},
         "grad_alpha": None if last is None else last.contiguous(),
         "grad_pose": None if pose is None else pose.contiguous(),
         **{"grad_sums": torch.empty_like(sums), "grad_bias": gradients[3], "coefficients": coefficients},
+        "room": 0 if coefficients is None else coefficients.numel() // several * J,
     }
     fields = {"parts": parts, "votes": votes, "formed": votes is not None, "orphan": settings.orphan}
-    _agree(settings, record, True, call, **fields, **_gradients_of(gradients[:3]))
+    _run(True, call, record, **fields, **dict(zip(_GRADIENTS, gradients[:3], strict=False)))
     return gradients
-
-
-def gaussians(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
-    """Those of :meth:`~torchcaps.ops.VoteSource.gaussians`, from tensors in one piece."""
-    found = Gaussians(torch.empty_like(total), torch.empty_like(total), torch.empty_like(total), torch.empty_like(mass))
-    _fit(False, (mass, total, scatter), floor=floor, **found._asdict())
-    return found
 
 
 def gaussians_backward(moments: Sequence[Tensor], mean: Tensor, precision: Tensor, upstream: Tensors) -> Gradients:
@@ -444,12 +450,18 @@ def gaussians_backward(moments: Sequence[Tensor], mean: Tensor, precision: Tenso
     for name, tensor in zip(Moments._fields, moments, strict=True):
         found.append(torch.empty_like(tensor))
         fields[f"grad_{name}"] = found[-1]
-    _fit(True, moments, **fields)
+    fit(True, moments, **fields)
     return found
 
 
-def _fit(back: bool, moments: Sequence[Tensor], **fields: Tensor | float | None) -> None:
-    """One pass over the fields of all parents."""
+def fit(back: bool, moments: Sequence[Tensor], **fields: Tensor | float | None) -> None:
+    """Fills in the Gaussians of moments, tensors in one piece, or the gradients: one pass over what all parents have.
+
+    Args:
+        back: whether these are gradients.
+        moments: mass, sum and scatter.
+        fields: of the record.
+    """
     mass, total, scatter = moments
     sizes = mass.numel(), total.shape[-1], torch.get_num_threads()
     record = GAUSSIANS.pack(sizes, (("mass", mass), ("sum", total), ("scatter", scatter)), fields.items())
@@ -493,86 +505,44 @@ def row_parts(call: Call) -> int:
 
 def empty_logits(call: Call, parts: int) -> Tensor:
     """Memory for the logits of a step, for :func:`scores` to fill."""
-    return _coefficients(call, parts)
+    return _coefficients(call, parts, call.sizes[2])
 
 
-def _coefficients(call: Call, parts: int, even: bool = False) -> Tensor:
-    """Memory for a number of each child and each parent, or of each child."""
-    return _memory(_layout(call, parts, even), call.children.dtype)
-
-
-def _memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that only the kernels see."""
+def _coefficients(call: Call, parts: int, parents: int) -> Tensor:
+    """Memory for a number of each child and each of so many parents."""
+    (B, I, *_), dtype = call.sizes, call.children.dtype
+    lanes = library().vector_bytes // dtype.itemsize
+    width = B if B <= lanes // _FEW else lanes
+    shape = -(-B // lanes) + parts, -(-I // _TOGETHER), parents, _TOGETHER, width
     return torch.empty(shape, dtype=dtype) if math.prod(shape) <= _SMALL else _pool.take(shape, dtype)
-
-
-def _layout(call: Call, parts: int, even: bool = False) -> tuple[int, ...]:
-    """The shape of a number of each child and each parent, or of each child."""
-    B, I, J, *_ = call.sizes
-    lanes = _lanes(call.children)
-    width = B if B <= _few(call.children) else lanes
-    return -(-B // lanes) + parts, -(-I // _TOGETHER), 1 if even else J, _TOGETHER, width
-
-
-def _lanes(tensor: Tensor) -> int:
-    """Numbers of a vector of the processor."""
-    return int(library().torchcaps_vector_bytes()) // tensor.element_size()
-
-
-def _few(tensor: Tensor) -> int:
-    """Rows that are few, as ``kFew`` of the C++ source."""
-    return _lanes(tensor) // 4
-
-
-def _flowing(call: Call, wanted: Sequence[bool]) -> Gradients:
-    """Memory for the gradients of a call, but for those that :func:`pass_on` finds."""
-    made: Gradients = [None, None, None]
-    for place, field in enumerate((*call[3:5], *call.similarity)):
-        made.append(None if field is None or not wanted[min(place, 2)] else torch.empty_like(field))
-    return made
 
 
 def _empty_gradients(wanted: Sequence[bool], fields: Sequence[Tensor | None], call: Call) -> Gradients:
     """Memory for the gradients of the fields that are there, if wanted; zeros where there are no votes to fill it."""
     made = torch.zeros_like if 0 in call.sizes else torch.empty_like
     found: Gradients = []
-    for want, field in zip(wanted, fields, strict=True):
+    for want, field in zip(wanted, fields, strict=False):
         found.append(made(field) if want and field is not None else None)
     return found
 
 
-def _terms_of_logits(call: Call, flow: Tensor | None) -> list[Term]:
+def _term_of_logits(call: Call, flow: Any) -> Term:
     """The gradients of the logits, times the derivatives of the logits by the votes."""
-    if flow is None or not call.similarity:
-        return []
     if len(call.similarity) == 1:
-        return [Term(flow, call.similarity[0])]
+        return Term(flow, call.similarity[0])
     mean, precision, _ = call.similarity
-    return [Term(flow, None, -precision, mean)]
+    return Term(flow, None, -precision, mean)
 
 
-def _gradients_of(gradients: Gradients) -> dict[str, Tensor | None]:
-    """The gradients by their names in the C++ source."""
-    return dict(zip(_GRADIENTS, gradients, strict=False))
+def _run(which: int, call: Call, agreement: dict[str, Any] | None = None, **fields: Any) -> int:
+    """Runs one pass on a call with further fields, and returns its outcome; the fields live as long as it runs.
 
-
-def _run(which: int, call: Call, **fields: Tensor | int | None) -> int:
-    """Runs one pass on a call with further fields, and returns its outcome."""
-    record = _record(call, fields)
-    return _checked(call, library().torchcaps_run(record, which, call.children.dtype == torch.float64))
-
-
-def _agree(settings: Agreement, steps: dict[str, Any], back: bool, call: Call, **fields: Tensor | int | None) -> int:
-    """Runs all steps of routing by agreement, forward or backward, and returns the outcome."""
-    constant = kind_of(settings.squash).constant
-    assert constant is not None
-    agreement = AGREEMENT.pack((settings.steps, settings.accumulate, constant), steps.items())
-    record = _record(call, fields)
-    return _checked(call, library().torchcaps_agree(record, agreement, back, call.children.dtype == torch.float64))
-
-
-def _record(call: Call, fields: dict[str, Tensor | int | None]) -> bytes:
-    """A call and further fields, as the kernels take them."""
+    Args:
+        which: of the passes; with an agreement, whether backward.
+        call: with tensors as the kernels read them.
+        agreement: the fields of the record of a routing by agreement, for all its steps; None for one pass.
+        fields: of the record of the call.
+    """
     children, transforms, coordinates, weights, log_partition, sites, similarity = call
     if not children.is_cpu:
         raise ValueError(f"the native kernels are for tensors on a CPU, got children on {children.device}")
@@ -581,13 +551,21 @@ def _record(call: Call, fields: dict[str, Tensor | int | None]) -> bytes:
     windows, I = (1, grid) if sites is None else sites.shape
     sizes = images, grid, windows, I, J, M, P, D, shared == 1 and I > 1, min(len(similarity), 2)
     inputs = zip(INPUTS, (children, transforms, coordinates, weights, log_partition, *similarity), strict=False)
-    return CALL.pack(sizes, inputs, (("sites", sites), ("threads", torch.get_num_threads())), fields.items())
-
-
-def _checked(call: Call, outcome: int) -> int:
+    record = CALL.pack(sizes, inputs, (("sites", sites), ("threads", torch.get_num_threads())), fields.items())
+    wide = children.dtype == torch.float64
+    if agreement is None:
+        outcome = library().torchcaps_run(record, which, wide)
+    else:
+        outcome = library().torchcaps_agree(record, AGREEMENT.pack((), agreement.items()), which, wide)
     if outcome == _OUTSIDE:
-        raise IndexError(f"sites must be from 0 to {call.children.shape[1] - 1}, got {call.sites}")
+        raise IndexError(f"sites must be from 0 to {grid - 1}, got {sites}")
     if outcome == _NO_MEMORY:
-        B, I, J, M, _, D = call.sizes
+        B, *_ = call.sizes
         raise MemoryError(f"no memory for the native kernels to work on votes (B, I, J, H) = {(B, I, J, M * D)}")
-    return outcome
+    return int(outcome)
+
+
+def _settings(agreement: Agreement) -> dict[str, Any]:
+    """Those of a routing by agreement, as fields of its record."""
+    constant = kind_of(agreement.squash).constant
+    return {"steps": agreement.steps, "accumulate": agreement.accumulate, "constant": constant}
