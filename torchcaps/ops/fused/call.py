@@ -139,8 +139,11 @@ class FusedVotes(VoteSource):
     """Votes that exist in registers only; children that windows share are read where they lie."""
 
     indexed = True
-    adds_vectors = False
-    """Whether the kernels add up votes of vectors evenly in less time than a matrix product takes."""
+
+    @property
+    def adds_vectors(self) -> bool:
+        """Whether the kernels add up votes of vectors evenly in less time than a matrix product takes."""
+        return False
 
     @classmethod
     def supports(cls, similarity: Similarity | None, rule: Rule) -> str:

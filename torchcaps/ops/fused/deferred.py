@@ -76,8 +76,8 @@ class NativeVotes(OperatorVotes):
     def _ledger(self) -> "Ledger":
         return Ledger(self._call(None))
 
-    @cached_property
-    def adds_vectors(self) -> bool:  # type: ignore[override]
+    @property
+    def adds_vectors(self) -> bool:
         """Unless all children share the transforms: then the children are added up first."""
         return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
 
