@@ -226,7 +226,7 @@ def plan(votes: "Votes", similarity: Similarity | None = None, scatter: bool = F
     if normaliser is not OVER_PARENTS:  # which changes nothing
         similarity = normaliser.adjusted(similarity)
     if similarity is not None:
-        similarity = similarity.fitting(votes.sizes, votes.children.device, votes.dtype)
+        similarity = votes.fitting(similarity)
     choice = _choice(votes, preferred, similarity, SOFTMAX, scatter)
     source = votes.source_on(choice.backend)
     if normaliser is OVER_PARENTS:
@@ -239,7 +239,7 @@ def plan(votes: "Votes", similarity: Similarity | None = None, scatter: bool = F
     elif partition is None:
         return Plan(choice, source, similarity, rule)
     if rule.scale is not None or rule.offset is not None or rule.mapping is not None:
-        rule = replace(rule, log_partition=None).fitting(votes.sizes, votes.children.device, votes.dtype)
+        rule = votes.fitting(replace(rule, log_partition=None))
     if partition is None:
         return Plan(choice, source, similarity, rule)
     check_field("log_partition", partition, votes.children, votes.shape[2])

@@ -15,7 +15,7 @@ from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import OVER_PARENTS, Normaliser
-from torchcaps.ops.fields import check_field, check_votes
+from torchcaps.ops.fields import FieldsType, check_field, check_votes
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
 from torchcaps.ops.plan import BACKENDS, Choice, left_open, plan, preferred_backend
 from torchcaps.ops.similarity import Similarity
@@ -275,7 +275,7 @@ class Votes:
         """The moments plus what an offset of each pair, (I, J), adds to them, found without forming votes."""
         with full_precision(self.children):
             source, weights = self.source, self.present(weights)
-            (offset,) = Rule(offset=offset).fitting(self.sizes, self.children.device, self.dtype).tensors
+            (offset,) = self.fitting(Rule(offset=offset)).tensors
             if weights is not None:
                 weights = self.gather(weights.to(self.dtype))
             children = in_windows(source.children, source.sites)
@@ -329,6 +329,10 @@ class Votes:
     def gather(self, field: Tensor) -> Tensor:
         """A field of all children, (N, G, ...), as one of the children of each window, (B, I, ...)."""
         return in_windows(field, self.sites)
+
+    def fitting(self, fields: FieldsType) -> FieldsType:
+        """A similarity or rule whose tensors fit the votes, in the dtype of the votes."""
+        return fields.fitting(self.sizes, self.children.device, self.dtype)
 
     def by_child(self, source: VoteSource, field: Tensor) -> Tensor:
         """A number for each child, (N, G), as the backend takes it: (N, G) if it is ``indexed``, else (B, I)."""
