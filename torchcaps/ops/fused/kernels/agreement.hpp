@@ -9,7 +9,7 @@
 
 #include "passes.hpp"
 
-// Mirrored in torchcaps/ops/fused/abi.py. Fields of the parents are [B, J, H]; those not there are null.
+// Mirrored in torchcaps/ops/fused/passes.py. Fields of the parents are [B, J, H]; those not there are null.
 struct TorchcapsAgreement {
   int64_t steps, accumulate;
   double constant;  // c

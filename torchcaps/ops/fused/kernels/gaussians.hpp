@@ -8,7 +8,7 @@
 
 #include "rows.hpp"
 
-// Mirrored in torchcaps/ops/fused/abi.py. Fields are [B * J, H] or [B * J]; a null pointer stands for one that is not there.
+// Mirrored in torchcaps/ops/fused/passes.py. Fields are [B * J, H] or [B * J]; a null pointer stands for one that is not there.
 struct TorchcapsGaussians {
   int64_t rows, H, threads;
   double floor;

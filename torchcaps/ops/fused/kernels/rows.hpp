@@ -17,7 +17,7 @@ enum Similarity : int64_t { kUniform = 0, kInnerProduct = 1, kGaussian = 2 };
 
 }  // namespace
 
-// Mirrored in torchcaps/ops/fused/abi.py. Tensors are contiguous; a null pointer stands for one that is not there.
+// Mirrored in torchcaps/ops/fused/passes.py. Tensors are contiguous; a null pointer stands for one that is not there.
 
 // What one step of routing adds to the gradients of the votes:
 // dV_ij += coefficient_ij (constant_j + slope_j (V_ij - centre_j - rest_j)).
