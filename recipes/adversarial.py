@@ -2,28 +2,24 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from recipes import attacks, smallnorb
-from recipes.kit.base import Line, Picture, register_recipe
+from recipes import attacks
+from recipes.kit.base import Line, Picture, Recipe, Study, get_recipe, register_recipe
 from recipes.kit.charts import Cell, image_grid
-from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Job, data_of
-from recipes.kit.options import adam, option, pace
-from recipes.smallnorb import SmallNORBEM, SmallNORBSettings
+from recipes.kit.options import TrainingOptions
+from recipes.smallnorb import BASE
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.report.canvas import shorten
 
 HINTON = "Hinton, Sabour & Frosst 2018, section 5"
 
 CAPSULES, CNN = "matrix capsules", "convolutional network"
-NETWORKS: dict[str, str] = {CAPSULES: smallnorb.BASE, CNN: smallnorb.CNN}
-"""The rows, and the rows of ``smallnorb-em`` whose options they are trained with."""
-
 IN_TABLE: dict[str, tuple[float, ...]] = {"FGSM": (0.01, 0.1), "BIM": (0.01,)}
 """The attacks, and each epsilon that is in the table: one that they share, and one as large as the paper's."""
 
@@ -38,27 +34,21 @@ def measured(network: str) -> Iterator[tuple[str, attacks.Key, float]]:
             yield f"{what}, {attack} {epsilon:g}, {goal}, {box}", attacks.Key(network, attack, goal, box), epsilon
 
 
-@dataclass(frozen=True)
-class AdversarialSettings:
-    """One preset.
+@dataclass(frozen=True, kw_only=True)
+class AdversarialSettings(TrainingOptions):
+    """One preset. An epoch of the convolutional network is a share of the images: within one of all of them it would
+    overshoot the accuracy of the capsules, which it should end close to.
 
     Attributes:
-        networks: settings of the recipe ``smallnorb-em`` that both networks are trained with.
-        epochs: of the convolutional network, at most.
-        share: of the training images in an epoch of the convolutional network. Within one epoch of all images it would
-            overshoot the accuracy of the capsules, which it should end close to.
         images: how many test images are attacked.
         epsilons: of each attack, in units of the pixels' range.
         steps: of BIM.
-        batch_size: how many images are attacked at a time.
+        attack_batch: how many images are attacked at a time.
 
     Raises:
         ValueError: if an attack lacks an epsilon that is in the table.
     """
 
-    networks: SmallNORBSettings
-    epochs: int
-    share: float = 1.0
     images: int = 1000
     epsilons: Mapping[str, tuple[float, ...]] = field(
         default_factory=lambda: {
@@ -67,7 +57,7 @@ class AdversarialSettings:
         }
     )
     steps: int = 10
-    batch_size: int = 100
+    attack_batch: int = 100
 
     def __post_init__(self) -> None:
         for attack, needed in IN_TABLE.items():
@@ -92,55 +82,21 @@ def _lines(network: str) -> Iterator[Line]:
     yield Line(network, ZEROS, higher_is_better=None)
 
 
-_TINY = SmallNORBSettings(
-    **pace(3, 1e-2, 32),
-    data=option("Digits", size=20),
-    cnn_epochs=3,
-    cnn_optimizer=adam(3e-3),
-    model_args={"channels": 8, "types": [3, 3, 3], "competition": "window", "pose_norm": None},
-    routing={"schedule": "linear", "inverse_temperature": 1.0, "standardise": True},
-    cnn_args={"channels": [4, 8], "hidden": 16},
-    preprocess={"crop": 18, "standardise": True},
-)
-
-
 @register_recipe
-class Adversarial(Comparison[AdversarialSettings]):
+class Adversarial(Recipe[AdversarialSettings]):
     """Attacks a matrix capsule network and a convolutional one of the same accuracy with images made on either."""
 
-    name: ClassVar[str] = "adversarial"
-    title: ClassVar[str] = "adversarial images against matrix capsules and a convolutional network"
-    source: ClassVar[str] = HINTON
-    rows: ClassVar = tuple(NETWORKS)
+    name: ClassVar = "adversarial"
     twins: ClassVar = {CNN: CAPSULES}
-    lines: ClassVar = tuple(line for network in NETWORKS for line in _lines(network))
-    presets: ClassVar = {
-        "paper": AdversarialSettings(
-            networks=replace(SmallNORBEM.presets["paper"], data=option("SmallNORB", validation=0.02)),
-            epochs=1000,
-            share=0.1,
-            images=24300,
-            batch_size=500,
-        ),
-        "quick": AdversarialSettings(networks=SmallNORBEM.presets["quick"], epochs=100, share=0.05),
-        "smoke": AdversarialSettings(
-            networks=_TINY, epochs=10, share=0.5, images=30, epsilons={"FGSM": (0.01, 0.1), "BIM": (0.01, 0.1)}, steps=3
-        ),
-    }
-
-    def options(self, settings: AdversarialSettings, row: str) -> dict[str, Any]:
-        """Those of ``smallnorb-em``; the convolutional network's epochs are shorter."""
-        options = SmallNORBEM().options(replace(settings.networks, cnn_scheduler=None), NETWORKS[row])
-        if row == CAPSULES:
-            return options
-        extra = {"limit_train_batches": settings.share} if settings.share < 1 else {}
-        return {**options, "epochs": settings.epochs, "trainer": {**options["trainer"], "extra": extra}}
+    lines: ClassVar = tuple(line for network in (CAPSULES, CNN) for line in _lines(network))
+    settings: ClassVar = AdversarialSettings
 
     def job(self, settings: AdversarialSettings, row: str, stop_at: float | None = None) -> Job:
-        """The capsule network is that of ``smallnorb-em`` if the settings are those of one of its presets."""
-        if row == CAPSULES and settings.networks in SmallNORBEM.presets.values():
-            return SmallNORBEM().job(settings.networks, NETWORKS[row])
-        return super().job(settings, row, stop_at)
+        """The capsule network is that of ``smallnorb-em`` if the options are those of one of its presets."""
+        own = super().job(settings, row, stop_at)
+        smallnorb = get_recipe("smallnorb-em")
+        shared = (smallnorb.job(preset, BASE) for preset in smallnorb.presets.values())
+        return next((job for job in shared if job[1] == own[1]), own)
 
     def begin(self, study: Study) -> None:
         """Raises an error before any training if the library of attacks is missing."""
@@ -153,7 +109,7 @@ class Adversarial(Comparison[AdversarialSettings]):
     def finish(self, study: Study, given: None) -> None:
         """Attacks both networks with images made on itself (white box) and on the other (black box)."""
         settings = study.settings
-        test, epsilons = data_of(settings.networks.data).test, settings.epsilons["FGSM"]
+        test, epsilons = data_of(settings.data).test, settings.epsilons["FGSM"]
         sample = attacks.draw_sample(test, study.trained[CAPSULES].classifier.preprocess, settings.images)
         attackers = {row: _attacker(one.classifier, study) for row, one in study.trained.items()}
         start = time.perf_counter()
@@ -174,7 +130,7 @@ class Adversarial(Comparison[AdversarialSettings]):
 
 def _attacker(classifier: Classifier, study: Study) -> attacks.Attacker:
     network, settings = classifier.network, study.settings
-    scores, how = attacks.Scores(network, classifier.preprocess), (settings.steps, settings.batch_size)
+    scores, how = attacks.Scores(network, classifier.preprocess), (settings.steps, settings.attack_batch)
     return attacks.Attacker(scores, network.image_shape, network.classes, *how, study.lab.device)
 
 

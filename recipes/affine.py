@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from recipes.kit.base import Line, Picture, register_recipe
+from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
 from recipes.kit.charts import Cell, Factor, factor_curves, image_grid
-from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import at_random, data_of
-from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option, plain, presets_of
+from recipes.kit.options import TrainingOptions, option, plain
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.data import Affine, ImageSet, Padded, apply_affine
 from torchcaps_lab.data.made import AFFNIST, one_factor
@@ -51,17 +50,13 @@ class AffineSettings(TrainingOptions):
     """One preset: how both networks are trained, except the shifts; ``model`` is the capsule network.
 
     Attributes:
-        twin_args: arguments of the convolutional network, which give it as many parameters.
         stop_at: validation accuracy at which the training of the capsules ends before its last epoch.
         pad: width of the border, and the largest shift in training, in pixels.
-        reconstruction: option of ``torchcaps train``, for the capsules.
         curve_images: how many test images each point of a curve is measured on.
     """
 
-    twin_args: Mapping[str, Any]
     stop_at: float = 0.9923
     pad: int = 6
-    reconstruction: float = 0.0005
     curve_images: int = 1000
 
 
@@ -82,25 +77,19 @@ LINES: tuple[Line, ...] = (
 
 
 @register_recipe
-class AffineRobustness(Comparison[AffineSettings]):
+class AffineRobustness(Recipe[AffineSettings]):
     """Trains on digits placed at random, stops at one clean accuracy, and tests on digits under affine transforms."""
 
-    name: ClassVar[str] = "affine"
-    title: ClassVar[str] = "trained on digits placed at random, tested on digits under small affine transforms"
-    source: ClassVar[str] = SABOUR
-    rows: ClassVar = ROWS
+    name: ClassVar = "affine"
     twins: ClassVar = {TWIN: CAPSULES}
     lines: ClassVar = LINES
-    presets: ClassVar = presets_of("affine", AffineSettings)
+    settings: ClassVar = AffineSettings
 
     def options(self, settings: AffineSettings, row: str) -> dict[str, Any]:
         """The network of the row, on larger canvases on which training shifts the digits."""
-        network: dict[str, Any] = {"model": "matrixcapsnet_cnn", "model_args": settings.twin_args, "loss": ENTROPY}
-        if row == CAPSULES:
-            routing = option("DynamicRouting", steps=3)
-            network = {"loss": MARGIN, "routing": routing, "reconstruction": settings.reconstruction}
         data = option(Padded, data=plain(settings.data), pad=settings.pad)
-        return settings.options(data=data, preprocess={**settings.preprocess, "shift": settings.pad}, **network)
+        preprocess = {**settings.preprocess, "shift": settings.pad}
+        return {**super().options(settings, row), "data": data, "preprocess": preprocess}
 
     def begin(self, study: Study) -> Tested:
         """The test digits, and their transforms, which are the same for both networks."""

@@ -1,18 +1,16 @@
 """Two digits on top of each other, to be recognised and separated (Sabour et al. 2017, section 5)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recipes.kit.base import Line, Picture, register_recipe
+from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
 from recipes.kit.charts import Cell, image_grid, two_colours
-from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import data_of
-from recipes.kit.options import ENTROPY, MARGIN, option, plain, presets_of
+from recipes.kit.options import TrainingOptions, option
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import Overlaid, Overlay, bounding_box_overlap, fixed_pairs
@@ -20,27 +18,18 @@ from torchcaps_lab.tasks import SeveralLabels
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiMNISTSettings:
+class MultiMNISTSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        data: the digits, option of ``torchcaps train``.
-        networks: options of ``torchcaps train`` for each row, see :func:`_network`.
-        batch_size: pairs in each training step.
         size: height and width of the images.
         shift: largest shift of a digit, in pixels.
         test_pairs: how many pairs of test digits.
-        trainer, speed: options of ``torchcaps train``.
     """
 
-    data: Mapping[str, Any]
-    networks: Mapping[str, Mapping[str, Any]]
-    batch_size: int = 128
     size: int = 36
     shift: int = 4
     test_pairs: int = 10000
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-    speed: Mapping[str, Any] = field(default_factory=dict)
 
 
 CAPSULES, CNN = "CapsNet, 3 steps", "convolutional network"
@@ -50,26 +39,21 @@ SABOUR = "Sabour et al. 2017, section 5"
 
 
 @register_recipe
-class MultiMNIST(Comparison[MultiMNISTSettings]):
+class MultiMNIST(Recipe[MultiMNISTSettings]):
     """Trains on pairs of overlapping digits, and separates them."""
 
-    name: ClassVar[str] = "multimnist"
-    title: ClassVar[str] = "two digits on top of each other"
-    source: ClassVar[str] = SABOUR
+    name: ClassVar = "multimnist"
     lines: ClassVar[tuple[Line, ...]] = (
         Line(CAPSULES, ERROR, 5.2, f"{SABOUR}, recalled"),
         Line(CNN, ERROR, 8.1, f"{SABOUR}, recalled: another network, of 24.6 M parameters"),
         Line(PAIRS, OVERLAP, 80, SABOUR, higher_is_better=None),
     )
-    rows: ClassVar = (CAPSULES, CNN)
-    presets: ClassVar = presets_of("multimnist", MultiMNISTSettings)
+    settings: ClassVar = MultiMNISTSettings
 
     def options(self, settings: MultiMNISTSettings, row: str) -> dict[str, Any]:
         """On pairs of digits, which are made anew in each epoch."""
-        shared = {name: getattr(settings, name) for name in ("batch_size", "trainer", "speed")}
-        loss = MARGIN if row == CAPSULES else ENTROPY
         pairs = option("torchcaps_lab.data.Pairs", data=settings.data, size=settings.size, shift=settings.shift)
-        return plain({"data": pairs, "loss": loss, **shared, **settings.networks[row]})
+        return {**super().options(settings, row), "data": pairs}
 
     def begin(self, study: Study) -> Overlaid:
         """The test pairs, and how much they overlap."""

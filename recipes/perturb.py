@@ -8,13 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recipes import affine, mnist_dynamic, multimnist
-from recipes.kit.base import Line, Picture, register_recipe
+from recipes import affine, multimnist
+from recipes.kit.base import Line, Picture, Recipe, Study, get_recipe, register_recipe
 from recipes.kit.charts import tiles
-from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Trained, at_random, run_name
-from recipes.kit.options import presets_of
-from recipes.mnist_dynamic import MnistDynamic
+from recipes.kit.options import TrainingOptions
 from torchcaps.models import CapsuleClassifier
 from torchcaps.models.base import in_precision_of
 from torchcaps_lab.data import ImageSet, Pairs
@@ -26,10 +24,11 @@ if TYPE_CHECKING:
 SABOUR = "Sabour, Frosst & Hinton 2017, section 5.1 and figure 4"
 
 PLACED, OVERLAID = "CapsNet of the recipe affine", "CapsNet of the recipe multimnist"
-ROWS: dict[str, tuple[type[Comparison[Any]], str]] = {
-    **{row: (MnistDynamic, row) for row, kind in mnist_dynamic.ROWS.items() if kind is not None and kind.weighting},
-    PLACED: (affine.AffineRobustness, affine.CAPSULES),
-    OVERLAID: (multimnist.MultiMNIST, multimnist.CAPSULES),
+_OTHERS = get_recipe("mnist-dynamic").rows.items()
+ROWS = {
+    **{row: ("mnist-dynamic", row) for row, one in _OTHERS if "routing" in one and "model_args" not in one},
+    PLACED: ("affine", affine.CAPSULES),
+    OVERLAID: ("multimnist", multimnist.CAPSULES),
 }
 """The networks of other recipes that have a decoder: which recipe, which row."""
 
@@ -130,7 +129,7 @@ def reconstruction_error(network: CapsuleClassifier, test: ImageSet, batch_size:
 
 
 @dataclass(frozen=True)
-class PerturbSettings:
+class PerturbSettings(TrainingOptions):
     """One preset.
 
     Attributes:
@@ -139,31 +138,27 @@ class PerturbSettings:
             with hardly any effect.
         drawn: labels of the classes whose sweeps the picture shows.
         tested: how many test images are reconstructed, chosen at random.
-        rows: which networks; all if empty.
     """
 
     images: int = 10
     idle: float = 0.5
     drawn: tuple[int, ...] = (2, 4, 5)
     tested: int = 2000
-    rows: tuple[str, ...] = ()
 
 
 @register_recipe
-class Perturb(Comparison[PerturbSettings]):
+class Perturb(Recipe[PerturbSettings]):
     """Moves one number of a pose at a time, and measures how the reconstruction changes."""
 
-    name: ClassVar[str] = "perturb"
-    title: ClassVar[str] = "what the dimensions of a pose draw"
-    source: ClassVar[str] = SABOUR
-    rows: ClassVar = tuple(ROWS)
+    name: ClassVar = "perturb"
+    rows: ClassVar = ROWS
     borrowed: ClassVar = ROWS
     lines: ClassVar = tuple(
         Line(row, measure, unit=unit, higher_is_better=better)
         for row in ROWS
         for measure, unit, better in ((CHANGE, "% of grey", None), (IDLE, "%", None), (ERROR, "% of grey", False))
     )
-    presets: ClassVar = presets_of("perturb", PerturbSettings)
+    settings: ClassVar = PerturbSettings
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """Sweeps the poses of the first test images of each class; reconstructs others."""

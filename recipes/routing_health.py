@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from recipes import mnist_dynamic, smallnorb
-from recipes.kit.base import Key, Line, Picture, register_recipe
-from recipes.kit.comparison import Comparison, Study
+from recipes import smallnorb
+from recipes.kit.base import Key, Line, Picture, Recipe, Study, get_recipe, register_recipe
 from recipes.kit.lab import Trained, at_random, data_of
-from recipes.kit.options import presets_of
-from recipes.smallnorb import SmallNORBEM
-from recipes.two_digits import DYNAMIC, KMEANS, VARIANT, TwoDigits
+from recipes.kit.options import TrainingOptions
+from recipes.two_digits import DYNAMIC, KMEANS, VARIANT
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.report import Layer, examine, layer_entropy, new_figure, routing_steps
 from torchcaps_lab.report.health import observed_health
@@ -187,7 +185,7 @@ class Source:
     """
 
     label: str
-    recipe: type[Comparison[Any]]
+    recipe: str
     steps: Mapping[str, int]
     pairs: Mapping[str, str]
     primary: bool = True
@@ -202,14 +200,14 @@ class Source:
 
 
 _ONE, _THREE = f"{VARIANT}: 1 step", f"{VARIANT}: none (3 steps, squash half)"
-_CAPSNETS = {row: kind.steps for row, kind in mnist_dynamic.ROWS.items() if kind is not None}
+_CAPSNETS = {row: one["routing"]["steps"] for row, one in get_recipe("mnist-dynamic").rows.items() if "routing" in one}
 _UNIFORM = {row: row.replace("3 steps", "1 step") for row, steps in _CAPSNETS.items() if steps == 3}
 _NORB = {"2 steps": 2, smallnorb.BASE: 3, "5 steps": 5}
 
 SOURCES: tuple[Source, ...] = (
-    Source("MNIST", mnist_dynamic.MnistDynamic, _CAPSNETS, _UNIFORM),
-    Source("smallNORB", SmallNORBEM, {"1 step": 1, **_NORB}, dict.fromkeys(_NORB, "1 step")),
-    Source("single digits", TwoDigits, {DYNAMIC: 3, KMEANS: 3, _ONE: 1, _THREE: 3}, {_THREE: _ONE}, primary=False),
+    Source("MNIST", "mnist-dynamic", _CAPSNETS, _UNIFORM),
+    Source("smallNORB", "smallnorb-em", {"1 step": 1, **_NORB}, dict.fromkeys(_NORB, "1 step")),
+    Source("single digits", "two-digits", {DYNAMIC: 3, KMEANS: 3, _ONE: 1, _THREE: 3}, {_THREE: _ONE}, primary=False),
 )
 ROWS: dict[str, tuple[Source, str]] = {one.name(row): (one, row) for one in SOURCES for row in one.steps}
 """Recipe and row of each network in the table."""
@@ -251,42 +249,40 @@ def _lines(source: Source) -> Iterator[Line]:
 
 
 @dataclass(frozen=True)
-class RoutingHealthSettings:
+class RoutingHealthSettings(TrainingOptions):
     """One preset.
 
     Attributes:
         images: how many test images the accuracy is measured on.
         observed: how many of them the entropy, the polarisation and dead capsules are measured on.
         steps: of routing at test time, 1 and 10 among them; the number that a network was trained with is added.
-        rows: names of the networks, as in the table; all if empty.
     """
 
     images: int = 1000
     observed: int = 64
     steps: tuple[int, ...] = (1, 2, 3, 4, 5, 7, 10)
-    rows: tuple[str, ...] = ()
 
 
 @register_recipe
-class StepsWorth(Comparison[RoutingHealthSettings]):
+class StepsWorth(Recipe[RoutingHealthSettings]):
     """Trained networks with more and fewer steps of routing: accuracy, and how sharp the assignments are.
 
     Source: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing Algorithm"; Mitterreiter, Koch, Giesen &
     Laue 2023, "Why Capsule Neural Networks Do Not Scale: Challenging the Dynamic Parse-Tree Assumption".
     """
 
-    name: ClassVar[str] = "routing-health"
-    title: ClassVar[str] = "is routing worth its steps: accuracy, entropy, polarisation, dead capsules"
-    source: ClassVar[str] = "Paik, Kwak & Kim 2019; Mitterreiter, Koch, Giesen & Laue 2023"
-    rows: ClassVar = tuple(ROWS)
+    name: ClassVar = "routing-health"
+    rows: ClassVar = ROWS
     borrowed: ClassVar = {name: (source.recipe, row) for name, (source, row) in ROWS.items()}
     lines: ClassVar = tuple(line for source in SOURCES for line in _lines(source))
-    presets: ClassVar = presets_of("routing-health", RoutingHealthSettings)
+    settings: ClassVar = RoutingHealthSettings
 
     def begin(self, study: Study) -> dict[str, ImageSet]:
         """The test images of each source."""
         labels = {ROWS[row][0].label for row in self.present(study.settings)}
-        presets = {one.label: one.recipe.presets[study.lab.preset] for one in SOURCES if one.label in labels}
+        presets = {
+            one.label: get_recipe(one.recipe).presets[study.lab.preset] for one in SOURCES if one.label in labels
+        }
         return {label: data_of(preset.data).test for label, preset in presets.items()}
 
     def measure(self, study: Study, row: str, given: Mapping[str, ImageSet]) -> dict[str, float]:

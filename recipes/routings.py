@@ -9,11 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from recipes.kit.base import Line, Outcome, Picture, register_recipe
+from recipes.kit.base import TEST_ERROR, Line, Picture, Recipe, Study, register_recipe
 from recipes.kit.charts import Dots, dot_panels
-from recipes.kit.comparison import TEST_ERROR, Comparison, Study
 from recipes.kit.lab import Trained, data_of
-from recipes.kit.options import TrainingOptions, option, presets_of
+from recipes.kit.options import TrainingOptions, option
 from torchcaps.capsules import Capsules
 from torchcaps.losses import length_cross_entropy
 from torchcaps.models import CapsuleClassifier
@@ -121,15 +120,13 @@ class RoutingsSettings(TrainingOptions):
 
 
 @register_recipe
-class RoutingsSideBySide(Comparison[RoutingsSettings]):
+class RoutingsSideBySide(Recipe[RoutingsSettings]):
     """Trains one network with every routing, and measures accuracy, calibration and cost."""
 
-    name: ClassVar[str] = "routings"
-    title: ClassVar[str] = "one small network with every routing: which one should I take?"
-    source: ClassVar[str] = "no paper has compared them; for the paper of each see docs/routings.md"
-    rows: ClassVar = ROWS
+    name: ClassVar = "routings"
+    rows: ClassVar = dict.fromkeys(ROWS)
     lines: ClassVar = tuple(_lines())
-    presets: ClassVar = presets_of("routings", RoutingsSettings)
+    settings: ClassVar = RoutingsSettings
 
     def options(self, settings: RoutingsSettings, row: str) -> dict[str, Any]:
         """The network with the routing of the row."""
@@ -184,7 +181,7 @@ class RoutingsSideBySide(Comparison[RoutingsSettings]):
             assert isinstance(network, CapsuleClassifier)
             study.note(row, {STEP: 1000 * seconds, KEPT: kept_an_image(network, images) / 1024})
 
-    def pictures(self, outcomes: Sequence[Outcome]) -> dict[str, Picture]:
+    def pictures(self, outcomes: Sequence[Study]) -> dict[str, Picture]:
         """All measures of all routings over all seeds, the best under affine transforms first."""
         return {"answer": answer([outcome.figures for outcome in outcomes])}
 

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recipes.kit.base import Line, Picture, lines_of, register_recipe
-from recipes.kit.comparison import Comparison, Study
+from recipes.kit.base import Line, Picture, Recipe, Study, lines_of, register_recipe
 from recipes.kit.lab import data_of
-from recipes.kit.options import TrainingOptions, option, presets_of
+from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier, boxes_of_maps
 from torchcaps_lab.data import Batch, ImageSet, class_boxes
 from torchcaps_lab.data.scenes import INK, Scenery
@@ -165,43 +164,30 @@ class SceneSettings(TrainingOptions):
     Attributes:
         scenes: how many scenes of test digits.
         fitted: how many scenes of validation digits the outlines are fitted to.
-        twin_args: arguments of the CNN; those of the capsule networks are ``model_args``.
     """
 
     scenes: int = 10000
     fitted: int = 300
-    twin_args: Mapping[str, Any]
 
 
 @register_recipe
-class Scenes(Comparison[SceneSettings]):
+class Scenes(Recipe[SceneSettings]):
     """Trains on scenes of digits with image labels alone, and with boxes; tests what is found, and where."""
 
-    name: ClassVar[str] = "scenes"
-    title: ClassVar[str] = "which digits are in a scene, and where"
-    source: ClassVar[str] = (
-        "no publication; scenes as in Mnih et al. 2014, section 4.1, class-activation maps as in Zhou et al. 2016"
-    )
-    rows: ClassVar = (CAPSULES, CNN, BOXES)
+    name: ClassVar = "scenes"
     lines: ClassVar[tuple[Line, ...]] = tuple(
         replace(line, unit="" if line.measure in (OVERLAP, PIXELS, PRECISION) else "%")
         for line in lines_of(
-            ((row, measure) for row in rows for measure in (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)),
+            (
+                (row, measure)
+                for row in (CAPSULES, CNN, BOXES)
+                for measure in (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)
+            ),
             {},
             higher_is_better=True,
         )
     )
-    presets: ClassVar = presets_of("scenes", SceneSettings)
-
-    def options(self, settings: SceneSettings, row: str) -> dict[str, Any]:
-        """The capsule network, its twin, or the capsule network with boxes and the task ``detection``."""
-        if row == CNN:
-            return settings.options(model="scene_cnn", model_args=settings.twin_args)
-        options = settings.options(model="scene_capsnet")
-        if row == CAPSULES:
-            return options
-        boxes = {**options["model_args"], "boxes": True}
-        return {**options, "model_args": boxes, "task": option("torchcaps_lab.tasks.Detection")}
+    settings: ClassVar = SceneSettings
 
     def begin(self, study: Study) -> ImageSet:
         """The first of the test scenes."""

@@ -7,11 +7,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from recipes.kit.base import Line, Picture, register_recipe
+from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
 from recipes.kit.charts import transfer_grid
-from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Trained, at_random
-from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, plain, presets_of
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, plain
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleClassifier
 from torchcaps_lab.data import ImageSet
@@ -108,36 +107,18 @@ def correlation(one: Tensor, other: Tensor) -> float:
 
 
 @register_recipe
-class Transfer(Comparison[TransferSettings]):
+class Transfer(Recipe[TransferSettings]):
     """Draws contents with the poses of styles; a classifier and measured attributes judge the result."""
 
-    name: ClassVar[str] = "transfer"
-    title: ClassVar[str] = "the class of one image with the pose of another"
-    source: ClassVar[str] = "the class-independent decoder of Rajasegaran et al. 2019 (DeepCaps), section 3.3"
-    rows: ClassVar = tuple(TOLD)
+    name: ClassVar = "transfer"
+    rows: ClassVar = TOLD
     lines: ClassVar = (
         *(Line(row, KEPT, higher_is_better=True) for row in (*TOLD, AGAIN)),
         *(Line(row, measure, unit="", higher_is_better=True)
           for row in (*TOLD, AGAIN) for measure in FOLLOWS.values()),
         Line(JUDGE, "accuracy", higher_is_better=True),
     )  # fmt: skip
-    presets: ClassVar = presets_of("transfer", TransferSettings)
-    notes: ClassVar[tuple[str, ...]] = (
-        "Pairs of test images of different classes: the content, whose class is drawn, and the style, whose pose it is "
-        "drawn with. Both classes are those that the network sees, right or wrong. A classifier of another kind (three "
-        "convolutions), trained apart, must see the content's true class in the drawn image. Slant, thickness, aspect "
-        "and size are measured in the drawn images and in the style images (`torchcaps_lab.report.attributes`).",
-        "A decoder told pose and class gets the one-hot class beside the pose, and poses are standardised within each "
-        "class, so that a pose says how an image differs from others of its class. The pose of the style replaces that "
-        "of the content as a whole; noise on it in training keeps the class out of it.",
-        "A decoder told the pose alone, as in DeepCaps, has to read the class from it, so that the whole pose of the "
-        "style would draw the style again. Instead, the content's pose is moved until a linear read-out, fitted to "
-        "training images, gives slant and thickness of the style image. The read-out was fitted to these two "
-        "attributes; the other networks saw none.",
-        "The masked decoder has separate pose dimensions for each class. The content drawn again, by the network of "
-        "the first row, is the baseline: the correlation of the pairs themselves.",
-        "The quick preset trains the first network only.",
-    )
+    settings: ClassVar = TransferSettings
 
     def options(self, settings: TransferSettings, row: str) -> dict[str, Any]:
         """The same for all rows except the input of the decoder; for :data:`JUDGE`, those of the classifier."""

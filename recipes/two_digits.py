@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from recipes.kit.base import Picture, lines_of, register_recipe
+from recipes.kit.base import Picture, Recipe, Study, lines_of, register_recipe
 from recipes.kit.charts import bars_under_images
-from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import data_of
-from recipes.kit.options import TrainingOptions, option, presets_of
+from recipes.kit.options import TrainingOptions, option
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.made import LAYOUTS, Scenes, arrange
 
@@ -98,24 +97,17 @@ class TwoDigitsSettings(TrainingOptions):
 
 
 @register_recipe
-class TwoDigits(Comparison[TwoDigitsSettings]):
+class TwoDigits(Recipe[TwoDigitsSettings]):
     """Trains on single digits, tests on several: does the length of a capsule show that a class is present?"""
 
-    name: ClassVar[str] = "two-digits"
-    title: ClassVar[str] = "trained on single digits, tested on several side by side"
-    source: ClassVar[str] = f"{SU_A}; {SU_B}"
-    experiment: ClassVar[str] = "single-digits"
-    rows: ClassVar = tuple(ROUTINGS)
+    name: ClassVar = "two-digits"
+    rows: ClassVar = ROUTINGS
     lines: ClassVar = lines_of(
         ((row, what) for row in ROUTINGS for what in (SINGLE, *chain.from_iterable(map(measures, TESTED[row])))),
         PUBLISHED,
         higher_is_better=True,
     )
-    presets: ClassVar = presets_of("two-digits", TwoDigitsSettings)
-    caption: ClassVar[str] = (
-        "Trained on single digits, tested on several: the share of images whose most active classes are exactly the "
-        "digits in it, for five layouts of test digits."
-    )
+    settings: ClassVar = TwoDigitsSettings
 
     def options(self, settings: TwoDigitsSettings, row: str) -> dict[str, Any]:
         """The capsule network, whose transforms all places share, with the routing of the row; or its twin."""

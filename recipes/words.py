@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recipes.kit.base import Picture, lines_of, register_recipe
+from recipes.kit.base import Picture, Recipe, Study, lines_of, register_recipe
 from recipes.kit.charts import bars_upwards
-from recipes.kit.comparison import Comparison, Study
 from recipes.kit.lab import Trained, data_of
-from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option, presets_of
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option
 from torchcaps.models import TextClassifier
 from torchcaps_lab.data import TextSet, joined
 from torchcaps_lab.report.canvas import new_figure
@@ -73,19 +72,13 @@ class WordsSettings(TrainingOptions):
 
 
 @register_recipe
-class WordsRecipe(Comparison[WordsSettings]):
+class WordsRecipe(Recipe[WordsSettings]):
     """Trains on texts of one class each, and tests also on two texts joined into one."""
 
-    name: ClassVar[str] = "words"
-    title: ClassVar[str] = "questions and reviews; trained on one class, tested on two in one text"
-    source: ClassVar[str] = "Zhao et al. 2018; Kim 2014"
-    rows: ClassVar = tuple(ROWS)
+    name: ClassVar = "words"
+    rows: ClassVar = ROWS
     lines: ClassVar = lines_of(KEYS, PUBLISHED, higher_is_better=True)
-    presets: ClassVar = presets_of("words", WordsSettings)
-    caption: ClassVar[str] = (
-        "Trained on one question at a time: the share of joined test questions for which exactly the two classes are "
-        "predicted."
-    )
+    settings: ClassVar = WordsSettings
 
     def options(self, settings: WordsSettings, row: str) -> dict[str, Any]:
         """The network and the collection of the row."""

@@ -1,11 +1,13 @@
 """What the documents show works."""
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -212,3 +214,35 @@ def test_every_document_is_reached_from_the_readme() -> None:
             links = re.findall(r"\]\((?!https?:)([^)#\s]+)", document.read_text(encoding="utf-8"))
             todo += [document.parent / link for link in links]
     assert {path.relative_to(ROOT.resolve()).as_posix() for path in reached} == set(DOCUMENTS)
+
+
+def _strange(text: str, values: list[float]) -> list[str]:
+    """The decimal numbers in a text that are none of the values, rounded alike."""
+    numbers = re.findall(r"[+-]?\d+\.\d+", text)
+    return [one for one in numbers if float(one) not in {round(v, len(one.partition(".")[2])) for v in values}]
+
+
+def test_figures_of_recipes_are_those_of_their_results() -> None:
+    names: list[str] = []
+    for line in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 4 and "---" not in cells[0] and cells[3] != "ours":
+            names = re.findall(r"`([a-z0-9-]+)`", cells[0]) or names
+            values = [mean(row["ours"]) for one in names for row in _result(one)["rows"] if row["ours"]]
+            assert not _strange(cells[3], values), line
+
+
+def _result(name: str) -> Any:
+    return json.loads((ROOT / "docs" / "results" / "recipes" / f"{name}-quick.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("data", "results"),
+    [("Digits", "digits"), ("MNIST", "mnist"), ("5 classes", "photos5"), ("smallNORB", "smallnorb")],
+)
+def test_accuracies_of_the_readme_are_those_of_their_results(data: str, results: str) -> None:
+    files = [json.loads(path.read_text()) for path in (ROOT / "docs" / "results").glob(f"{results}-*.json")]
+    accuracies = [100 * file["test_accuracy"] for file in files if "test_accuracy" in file]
+    rows = re.findall(rf"^\| {data}.*\|.*\| (\d.*%) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows
+    assert not [wrong for row in rows for wrong in _strange(row, accuracies)]

@@ -1,17 +1,21 @@
-"""Recipes: named experiments with published figures, presets and results."""
+"""Recipes: rows of networks, each trained, measured and compared with published figures, with presets and results."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from recipes.kit.lab import PRESETS, Lab, PresetName
+import yaml
+
+from recipes.kit.charts import bars_across
+from recipes.kit.lab import PRESETS, Job, Lab, PresetName, Trained, run_name
+from recipes.kit.options import TrainingOptions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NOTES = Path(__file__).parents[1] / "notes.md"
+FOLDER = Path(__file__).parents[1]
+TEST_ERROR = "test error"
 RECIPES: dict[str, "Recipe[Any]"] = {}
 
 Key = tuple[str, str]
@@ -81,92 +85,200 @@ class Picture:
 
 
 @dataclass
-class Outcome:
-    """The results of a recipe with one seed.
+class Study:
+    """One run of a recipe, with one seed: what its rows share, and the results so far.
 
     Args:
+        lab: trains the networks.
+        settings: of the preset.
+        trained: the network of each row.
         figures: the value of each line that was measured, in the line's unit.
         facts: other facts about each row: parameters, epochs, seconds of training.
         pictures: by a short name for the file.
         curves: numbers behind the pictures, ready for JSON.
 
     Example:
-        >>> from recipes import Outcome
-        >>> Outcome(figures={("CapsNet, 3 steps", "test error"): 0.68}).figures
-        {('CapsNet, 3 steps', 'test error'): 0.68}
+        >>> from pathlib import Path
+        >>> from recipes import Lab, Study
+        >>> study = Study(Lab(preset="smoke", seed=0, runs=Path("runs")), None)
+        >>> study.note("CapsNet", {"test error": 0.68})
+        >>> study.figures
+        {('CapsNet', 'test error'): 0.68}
     """
 
+    lab: Lab
+    settings: Any
+    trained: dict[str, Trained] = field(default_factory=dict)
     figures: dict[Key, float] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     pictures: dict[str, Picture] = field(default_factory=dict)
     curves: dict[str, Any] = field(default_factory=dict)
 
+    def note(self, row: str, found: Mapping[str, float]) -> None:
+        """Records figures of a row, by measure, and shows them."""
+        self.figures |= {(row, measure): value for measure, value in found.items()}
+        self.lab.show(f"{row}: " + ", ".join(f"{measure} {value:.2f}" for measure, value in found.items()))
 
-Settings = TypeVar("Settings")
+
+Settings = TypeVar("Settings", bound=TrainingOptions)
 
 
-class Recipe(ABC, Generic[Settings]):
-    """A named, complete experiment: data, networks, losses, schedules, evaluation, and the figures to compare with.
+class Recipe(Generic[Settings]):
+    """A published experiment: rows of networks, all trained and measured alike, and the figures to compare with.
 
-    A subclass sets the class attributes and :meth:`run`, and is registered with :func:`register_recipe`.
+    What a recipe says stands in ``recipes/presets/NAME.yaml``; one that trains its rows and compares their test errors
+    needs nothing else. If it measures more, its class defines the measures (:meth:`measure`), what all rows share
+    (:meth:`begin`) and results of all rows together (:meth:`finish`). It is registered with :func:`register_recipe`.
 
     Attributes:
         name: on the command line.
         title: one line, for people.
         source: where the experiment was published.
-        lines: of its table, in order.
-        presets: its settings, a frozen dataclass, for ``paper`` (the published ones, for a GPU), ``quick`` (two cores
-            of a CPU, at most an hour) and ``smoke`` (seconds, on the digits that come with scikit-learn); most stand in
-            ``recipes/presets/NAME.yaml``.
-        notes: for readers of the table, such as how the settings differ from the published ones; those of the recipes
-            here stand in ``recipes/notes.md``.
+        rows: of networks, in order, each with the options that it changes; a preset may name fewer, as ``rows``.
+        lines: of its table, in order; in the file: rows with a published test error and its source.
+        settings: the class of the settings of a preset.
+        presets: the settings for ``paper`` (the published ones, for a GPU), ``quick`` (two cores of a CPU, at most an
+            hour) and ``smoke`` (seconds, on the digits that come with scikit-learn).
+        notes: for readers of the table, such as how the settings differ from the published ones: by default those in
+            ``recipes/notes.md``.
+        twins: for some rows, an earlier row; training stops at its final validation accuracy.
+        borrowed: for rows that use a network of another recipe, with the same preset: that recipe, and its row.
+        experiment: start of the names of the runs; default: the name.
+        heading: of the bars of the test errors; default: the title.
+        caption: of these bars.
 
     Example:
         >>> from recipes import Recipe, get_recipe
-        >>> recipe = get_recipe("two-digits")
-        >>> isinstance(recipe, Recipe), sorted(recipe.presets)
-        (True, ['paper', 'quick', 'smoke'])
+        >>> recipe = get_recipe("smallnorb-em")
+        >>> isinstance(recipe, Recipe), sorted(recipe.presets), len(recipe.rows) > 0
+        (True, ['paper', 'quick', 'smoke'], True)
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
+    rows: ClassVar[Mapping[str, Any]] = {}
     lines: ClassVar[tuple[Line, ...]]
+    settings: ClassVar[Callable[..., Any]] = TrainingOptions
     presets: ClassVar[Mapping[PresetName, Any]]
     notes: ClassVar[tuple[str, ...]] = ()
+    twins: ClassVar[Mapping[str, str]] = {}
+    borrowed: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    experiment: ClassVar[str] = ""
+    heading: ClassVar[str] = ""
+    caption: ClassVar[str] = ""
 
-    @abstractmethod
-    def run(self, lab: Lab, settings: Settings) -> Outcome:
-        """Runs the experiment with the settings of one preset and one seed, that of the lab."""
+    def options(self, settings: Settings, row: str) -> dict[str, Any]:
+        """Options of ``torchcaps train`` for a row: those of the preset, with what the row changes."""
+        return settings.of_row(row, self.rows[row] or {})
 
-    def pictures(self, outcomes: Sequence[Outcome]) -> Mapping[str, Picture]:
-        """The pictures of a result, by a short name, from the outcome of each seed: by default those of the first."""
-        return outcomes[0].pictures
+    def job(self, settings: Settings, row: str, stop_at: float | None = None) -> Job:
+        """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them.
+
+        ``stop_at`` is a validation accuracy, from 0 to 1, at which the training ends.
+
+        Raises:
+            ValueError: if there is no such row.
+        """
+        if row not in self.rows:
+            raise ValueError(f"row must be one of {', '.join(self.rows)}, got {row!r}")
+        stop = {} if stop_at is None else {"stop_at": stop_at}
+        return run_name(self.experiment or self.name, row), {**self.options(settings, row), **stop}
+
+    def begin(self, study: Study) -> Any:
+        """Prepares what all rows are measured with, such as test images."""
+
+    def measure(self, study: Study, row: str, given: Any) -> Mapping[str, float]:
+        """The figures of a row, by measure, from its network, ``study.trained[row]``, and what :meth:`begin` gave."""
+        return {TEST_ERROR: study.trained[row].test_error}
+
+    def finish(self, study: Study, given: Any) -> None:
+        """Adds results of all rows together: by default bars of the test errors."""
+        title = self.heading or self.title
+        study.pictures["errors"] = error_bars(self.lines, study.figures, title, self.caption)
+
+    def present(self, settings: Settings) -> Sequence[str]:
+        """The rows of a preset."""
+        return settings.rows or tuple(self.rows)
+
+    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+        """Trains the network of a row, or opens it if it is trained."""
+        if row in self.borrowed:
+            recipe, own = self.borrowed[row]
+            return get_recipe(recipe).network(study.lab, own)
+        return study.lab.train(*self.job(study.settings, row, stop_at))
+
+    def network(self, lab: Lab, row: str) -> Trained:
+        """The network of a row without a twin, for another recipe, with the settings of the lab's preset."""
+        study = Study(lab, self.presets[lab.preset])
+        return self.train(study, row, self._stop_at(study, row))
+
+    def run(self, lab: Lab, settings: Settings) -> Study:
+        """Trains and measures the network of each row, with the settings of one preset and the seed of the lab."""
+        study = Study(lab, settings)
+        given = self.begin(study)
+        for row in self.present(settings):
+            stop_at = self._stop_at(study, row)
+            trained = study.trained[row] = self.train(study, row, stop_at)
+            study.facts[row] = trained.facts
+            if self.twins:
+                reached = trained.validation_accuracy
+                enough = stop_at is None or reached >= stop_at
+                study.facts[row] |= {"stop_at": stop_at, "validation_accuracy": reached, "reached": enough}
+            if found := self.measure(study, row, given):
+                study.note(row, found)
+        self.finish(study, given)
+        return study
+
+    def pictures(self, studies: Sequence[Study]) -> Mapping[str, Picture]:
+        """The pictures of a result, by a short name, from the study of each seed: by default those of the first."""
+        return studies[0].pictures
+
+    def _stop_at(self, study: Study, row: str) -> float | None:
+        """The ``stop_at`` of the settings, or what the twin reached, whichever is less; None if there is neither."""
+        limits = [getattr(study.settings, "stop_at", None)]
+        if row in self.twins:
+            limits.append(study.trained[self.twins[row]].accuracy_to_match)
+        return min((one for one in limits if one is not None), default=None)
 
 
-def notes_of(name: str) -> tuple[str, ...]:
-    """The notes on a recipe in ``recipes/notes.md``; none if it has no section there."""
-    _, _, section = NOTES.read_text(encoding="utf-8").partition(f"\n## {name}\n")
-    return tuple(" ".join(note.split()) for note in section.partition("\n## ")[0].split("\n- ")[1:])
+def facts_of(name: str) -> dict[str, Any]:
+    """What ``recipes/presets/NAME.yaml`` says, and the notes in ``recipes/notes.md``; empty where they say nothing."""
+    file = FOLDER / "presets" / f"{name}.yaml"
+    facts = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if "lines" in facts:
+        rows = facts.get("rows", {})
+        lines = facts["lines"].items()
+        facts["lines"] = tuple(
+            replace(Line(row, TEST_ERROR, *figure), elsewhere=row not in rows) for row, figure in lines
+        )
+    _, _, section = (FOLDER / "notes.md").read_text(encoding="utf-8").partition(f"\n## {name}\n")
+    notes = section.partition("\n## ")[0].split("\n- ")[1:]
+    return {"notes": tuple(" ".join(note.split()) for note in notes), **facts}
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe[Any]])
 
 
 def register_recipe(recipe: AnyRecipe) -> AnyRecipe:
-    """Class decorator: registers a recipe under its name.
+    """Class decorator: completes a recipe with what its file says, and registers it under its name.
 
     Raises:
         ValueError: if the name is taken, a preset is missing or a line occurs twice.
     """
     if recipe.name in RECIPES:
         raise ValueError(f"a recipe named {recipe.name!r} exists already")
+    facts = facts_of(recipe.name)
+    if not hasattr(recipe, "presets"):
+        recipe.presets = {preset: recipe.settings(**facts[preset]) for preset in PRESETS if preset in facts}
+    for fact in ("title", "source", "rows", "lines", "notes", "experiment", "heading", "caption"):
+        if fact in facts and fact not in vars(recipe):
+            setattr(recipe, fact, facts[fact])
     if set(recipe.presets) != set(PRESETS):
         raise ValueError(f"{recipe.name} must have the presets {PRESETS}, got {tuple(recipe.presets)}")
     keys = [(line.row, line.measure) for line in recipe.lines]
     if len(set(keys)) < len(keys):
         raise ValueError(f"{recipe.name} has a line twice")
-    recipe.notes = recipe.notes or notes_of(recipe.name)
     RECIPES[recipe.name] = recipe()
     return recipe
 
@@ -180,3 +292,34 @@ def get_recipe(name: str) -> Recipe[Any]:
     if name not in RECIPES:
         raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {name!r}")
     return RECIPES[name]
+
+
+def error_bars(
+    lines: Sequence[Line], figures: Mapping[Key, float], title: str, caption: str = "", measure: str = TEST_ERROR
+) -> Picture:
+    """Bars of one measure, ours and the published figure beside each other, a pair for each row that has either.
+
+    The rows stand from top to bottom in the order of the lines; the axis is linear and begins at 0, its unit is that
+    of the lines. A row that has only one of the two figures shows one bar.
+
+    Args:
+        lines: of the recipe; those of other measures are left out.
+        figures: ours, by (row, measure), as in :class:`Study`.
+        title: over the bars.
+        caption: under them; default: one made of the title.
+        measure: which of the lines' measures.
+
+    Raises:
+        ValueError: if no line of this measure has a figure, or their units differ.
+    """
+    there = [line for line in lines if (line.row, measure) in figures or line.published is not None]
+    shown = [line for line in there if line.measure == measure]
+    units = {line.unit for line in shown}
+    if len(units) != 1:
+        raise ValueError(f"the lines of {measure!r} must have figures, and one unit, got units {sorted(units)}")
+    ours = [figures.get((line.row, measure)) for line in shown]
+    figure = bars_across([line.row for line in shown], ours, [line.published for line in shown])
+    (unit,), (axes,) = units, figure.axes
+    axes.set_xlabel(f"{measure}, {unit}" if unit else measure)
+    axes.set_title(title, fontsize=11)
+    return Picture(figure, caption or f"{title}: {measure} of each row, ours and the published figure.")

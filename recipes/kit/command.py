@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torchcaps
-from recipes.kit.base import Outcome, Picture, Recipe, get_recipe
+from recipes.kit.base import Picture, Recipe, Study, get_recipe
 from recipes.kit.lab import Lab, PresetName, Trained
 from recipes.kit.results import read_results, result_path, write_table
 from torchcaps.models.whole import write_whole
@@ -76,19 +76,19 @@ def run_recipe(
     if results is not None:
         read_results(results)  # they are needed for the table at the end
     labs: list[Lab] = []
-    outcomes: list[Outcome] = []
+    studies: list[Study] = []
     for seed in seeds:
         labs.append(Lab(preset, seed, runs, trainer or {}, command, show))
-        outcomes.append(recipe.run(labs[-1], recipe.presets[preset]))
-        files = {f"{name}-{preset}-{short}.png": picture for short, picture in recipe.pictures(outcomes).items()}
-        result = _result(recipe, labs, outcomes, files)
+        studies.append(recipe.run(labs[-1], recipe.presets[preset]))
+        files = {f"{name}-{preset}-{short}.png": picture for short, picture in recipe.pictures(studies).items()}
+        result = _result(recipe, labs, studies, files)
         if results is not None:
             _write(results, result, files)
     return result
 
 
 def _result(
-    recipe: Recipe[Any], labs: Sequence[Lab], outcomes: Sequence[Outcome], files: Mapping[str, Picture]
+    recipe: Recipe[Any], labs: Sequence[Lab], studies: Sequence[Study], files: Mapping[str, Picture]
 ) -> dict[str, Any]:
     """The content of the result file, with the seeds so far."""
     preset, trainer, command = labs[0].preset, labs[0].trainer, labs[0].command
@@ -100,7 +100,7 @@ def _result(
         "seeds": [lab.seed for lab in labs],
         "settings": asdict(recipe.presets[preset]),
         "trainer": dict(trainer),
-        **_found(recipe, outcomes),
+        **_found(recipe, studies),
         "pictures": [{"file": file, "caption": picture.caption} for file, picture in files.items()],
         "notes": list(recipe.notes),
         **_circumstances({one.folder: one for lab in labs for one in lab.trained}.values()),
@@ -108,15 +108,15 @@ def _result(
     }
 
 
-def _found(recipe: Recipe[Any], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _found(recipe: Recipe[Any], studies: Sequence[Study]) -> dict[str, Any]:
     lines = {(line.row, line.measure): line for line in recipe.lines}
-    figures = [outcome.figures for outcome in outcomes]
+    figures = [study.figures for study in studies]
     if unknown := sorted({key for one in figures for key in one} - set(lines)):
         raise ValueError(f"{recipe.name} measured what is not among its lines: {unknown}")
     return {
         "rows": [{**asdict(line), "ours": [one[key] for one in figures if key in one]} for key, line in lines.items()],
-        "facts": [outcome.facts for outcome in outcomes],
-        "curves": [outcome.curves for outcome in outcomes],
+        "facts": [study.facts for study in studies],
+        "curves": [study.curves for study in studies],
     }
 
 

@@ -1,32 +1,13 @@
 """Options of ``torchcaps train`` for recipes, as in its YAML files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-import yaml
-
-PRESETS = Path(__file__).parents[1] / "presets"
-Settings = TypeVar("Settings")
+from typing import Any, Literal
 
 
 def option(kind: str | type, **arguments: Any) -> dict[str, Any]:
     """An object as an option: its class, or the name of that, and its arguments."""
     return {"name": kind if isinstance(kind, str) else kind.__name__, **arguments}
-
-
-def presets_of(name: str, kind: Callable[..., Settings]) -> dict[Any, Settings]:
-    """The settings in ``recipes/presets/NAME.yaml``, by preset; what has a ``name`` there is an option."""
-    presets = yaml.safe_load((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"))
-    return {preset: kind(**_options(values)) for preset, values in presets.items()}
-
-
-def _options(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        values = {key: _options(one) for key, one in value.items()}
-        return option(values.pop("name"), **values) if "name" in values else values
-    return [_options(one) for one in value] if isinstance(value, list) else value
 
 
 def adam(rate: float, **arguments: Any) -> dict[str, Any]:
@@ -65,10 +46,11 @@ class TrainingOptions:
         loss: of the class activations.
         routing: of the capsules; None for the network's own.
         rows: the networks that the preset has; all if empty.
+        networks: for some rows, what this preset changes in them.
     """
 
-    epochs: int
-    optimizer: Mapping[str, Any]
+    epochs: int | None = None
+    optimizer: Mapping[str, Any] | None = None
     batch_size: int = 128
     scheduler: Mapping[str, Any] | None = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
@@ -81,12 +63,29 @@ class TrainingOptions:
     loss: Mapping[str, Any] | None = None
     routing: Mapping[str, Any] | None = None
     rows: tuple[str, ...] = ()
+    networks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def options(self, **more: Any) -> dict[str, Any]:
         """The options by name, with those of a row; options that are None are left out."""
-        names = (one.name for one in fields(TrainingOptions) if one.name != "rows")
+        names = (one.name for one in fields(TrainingOptions) if one.name not in ("rows", "networks"))
         values = {**{name: getattr(self, name) for name in names}, **more}
         return {name: plain(value) for name, value in values.items() if value is not None}
+
+    def of_row(self, row: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with those that a row changes in every preset, and in this one."""
+        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(TrainingOptions)}
+        for more in (changes, self.networks.get(row, {})):
+            found = changed(found, more)
+        return self.options(**{name: value for name, value in found.items() if name not in ("rows", "networks")})
+
+
+def changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with others over them: of an option without a name, the arguments; another model begins without any."""
+    found = {**options, **({"model_args": {}, "routing": None} if "model" in changes else {})}
+    for name, value in changes.items():
+        merges = isinstance(value, Mapping) and "name" not in value and isinstance(found.get(name), Mapping)
+        found[name] = {**found[name], **value} if merges else value
+    return found
 
 
 def plain(value: Any) -> Any:

@@ -1,8 +1,11 @@
 """Charts of experiments."""
 
+import dataclasses
+
 import pytest
 import torch
 
+from recipes.kit.base import TEST_ERROR, Line, error_bars
 from recipes.kit.charts import (
     Cell,
     Dots,
@@ -77,3 +80,39 @@ def test_a_figure_of_steps_says_of_what() -> None:
     figure = steps_figure("digits", {"1 step": curves})
     assert figure.get_suptitle() == "digits"
     assert [axes.get_title() for axes in figure.axes] == ["test accuracy", "entropy of the assignment", "polarisation"]
+
+
+class TestErrorBars:
+    LINES = (
+        Line("both", TEST_ERROR, 3.0),
+        Line("ours alone", TEST_ERROR),
+        Line("neither", TEST_ERROR),
+        Line("both", "another measure", 7.0),
+        Line("published alone", TEST_ERROR, 2.0),
+    )
+
+    def test_a_pair_of_bars_for_each_row_that_has_a_figure(self) -> None:
+        picture = error_bars(self.LINES, {("both", TEST_ERROR): 5.0, ("ours alone", TEST_ERROR): 4.0}, "Title")
+        (axes,) = picture.figure.axes
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["both", "ours alone", "published alone"]
+        widths = {bars.get_label(): [patch.get_width() for patch in bars] for bars in axes.containers}
+        assert widths == {"ours": [5.0, 4.0], "published": [3.0, 2.0]}
+        centres = {bars.get_label(): [round(p.get_y() + p.get_height() / 2) for p in bars] for bars in axes.containers}
+        assert centres == {"ours": [0, 1], "published": [0, 2]}
+        assert axes.get_xlabel() == "test error, %"
+        assert axes.get_title() == "Title"
+        assert picture.caption.startswith("Title")
+
+    def test_another_measure(self) -> None:
+        picture = error_bars(self.LINES, {}, "Title", "Words.", measure="another measure")
+        assert [len(bars) for bars in picture.figure.axes[0].containers] == [0, 1]
+        assert picture.caption == "Words."
+
+    def test_nothing_to_show(self) -> None:
+        with pytest.raises(ValueError, match="'accuracy' must have figures"):
+            error_bars(self.LINES, {}, "Title", measure="accuracy")
+
+    def test_units_that_differ(self) -> None:
+        lines = (*self.LINES, dataclasses.replace(self.LINES[0], row="seconds", unit="s"))
+        with pytest.raises(ValueError, match=r"one unit, got units \['%', 's'\]"):
+            error_bars(lines, {}, "Title")

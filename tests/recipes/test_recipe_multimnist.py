@@ -1,11 +1,7 @@
 import pytest
 import torch
 
-from recipes import run_recipe
 from recipes.multimnist import (
-    CAPSULES,
-    CNN,
-    ERROR,
     pair_error,
 )
 from torchcaps.models import ImageClassifier, Prediction, create_model
@@ -38,25 +34,6 @@ def test_pair_error_is_that_of_the_two_most_active():
     told = network.eval()(pairs.images).activation.topk(2, dim=1).indices
     right = [set(one) == set(other) for one, other in zip(told.tolist(), pairs.labels.tolist(), strict=True)]
     assert pair_error(network, pairs, batch_size=7) == pytest.approx(100 * (1 - sum(right) / 20))
-
-
-def test_smoke(tmp_path):
-    where = {"runs": tmp_path / "runs", "results": tmp_path / "results", "trainer": {"accelerator": "cpu"}}
-    result = run_recipe("multimnist", "smoke", **where)
-    ours = {(row["row"], row["measure"]): row["ours"] for row in result["rows"]}
-    assert 0 <= ours[CAPSULES, ERROR][0] <= 100
-    assert 0 <= ours[CNN, ERROR][0] <= 100
-    assert 40 < ours["test pairs", "overlap of the bounding boxes"][0] < 100
-    (picture,) = result["pictures"]
-    assert (tmp_path / "results" / picture["file"]).is_file()
-    runs = sorted(path.parent for path in (tmp_path / "runs" / "smoke").glob("*/config.yaml"))
-    before = [(run / "summary.json").stat().st_mtime_ns for run in runs]
-    metrics = [(run / "metrics.csv").read_text() for run in runs]
-    (runs[0] / "summary.json").unlink()  # as if killed just before the end
-    again = run_recipe("multimnist", "smoke", **where)
-    assert again["rows"] == result["rows"]
-    assert [(run / "metrics.csv").read_text() for run in runs] == metrics
-    assert (runs[1] / "summary.json").stat().st_mtime_ns == before[1]
 
 
 def test_training_learns_pairs(tmp_path):

@@ -1,13 +1,12 @@
 """The recipe routing-health: steps at test time, polarisation, and what the table says of networks."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from recipes import get_recipe
 from recipes import routing_health as recipe
-from recipes import run_recipe
 from recipes.kit.lab import at_random
 from recipes.routing_health import (
     SOURCES,
@@ -62,8 +61,8 @@ class TestMeasurements:
     @pytest.mark.parametrize("preset", StepsWorth.presets)
     @pytest.mark.parametrize("source", SOURCES, ids=[source.label for source in SOURCES])
     def test_sources_say_what_their_jobs_say(self, source: recipe.Source, preset: str) -> None:
-        settings = source.recipe.presets[preset]
-        options = {row: source.recipe().job(settings, row)[1] for row in source.steps}
+        trained = get_recipe(source.recipe)
+        options = {row: trained.job(trained.presets[preset], row)[1] for row in source.steps}
         for row, steps in source.steps.items():
             assert options[row]["routing"]["steps"] == steps
         for row, uniform in source.pairs.items():
@@ -73,45 +72,3 @@ class TestMeasurements:
             arguments = [{**options[one]["routing"], "steps": 0} for one in (row, uniform)]
             assert arguments[0] == arguments[1]
         assert {1, 10} <= set(StepsWorth.presets[preset].steps)
-
-
-@pytest.mark.slow
-def test_smoke(tmp_path: Path) -> None:
-    def run() -> dict:
-        return run_recipe("routing-health", "smoke", runs=tmp_path / "runs", results=tmp_path / "results", trainer=CPU)
-
-    result = run()
-    figures = {(row["row"], row["measure"]): row["ours"][0] for row in result["rows"] if row["ours"]}
-    names = StepsWorth.presets["smoke"].rows
-    expected = {(line.row, line.measure) for line in StepsWorth.lines if line.row in names}
-    pair = next(line for line in StepsWorth.lines if line.row == f"{names[1]}, against 1 step")
-    assert set(figures) == expected | {(pair.row, pair.measure)}
-    for (_, measured), value in figures.items():
-        plain = measured in (recipe.ENTROPY, recipe.POLARISATION, recipe.EXTREME)
-        assert (-100 if measured == recipe.WORTH else 0) <= value <= (1.0001 if plain else 100)
-    assert figures["smallNORB: 1 step", recipe.POLARISATION] == pytest.approx(0, abs=1e-5)
-    for name in names:
-        assert figures[name, recipe.EXTREME] > figures[name, recipe.POLARISATION]
-    check_curves(result["curves"][0])
-    assert {picture["file"] for picture in result["pictures"]} == {
-        f"routing-health-smoke-{name}.png" for name in ("mnist", "smallnorb")
-    }
-    captions = " ".join(picture["caption"] for picture in result["pictures"])
-    assert "Networks of MNIST," in captions
-    assert "Networks of smallNORB," in captions
-    summaries = sorted((tmp_path / "runs").rglob("summary.json"))
-    times = [path.stat().st_mtime_ns for path in summaries]
-    assert len(times) == len(names)
-    assert run()["rows"] == result["rows"]
-    assert [path.stat().st_mtime_ns for path in summaries] == times
-
-
-def check_curves(curves: dict) -> None:
-    for rows in curves.values():
-        for row in rows.values():
-            assert row["steps"] == sorted({1, 2, 10, row["trained"]})
-            assert len(row["accuracy"]) == len(row["steps"])
-            classes = row["layers"]["class_caps"]
-            assert classes["entropy"][0] == pytest.approx(1, abs=1e-5)
-            assert classes["entropy"][-1] < classes["entropy"][0]
-            assert all(0 <= dead <= 1 for dead in classes["dead"])

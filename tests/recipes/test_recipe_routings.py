@@ -1,20 +1,16 @@
 """The recipe that trains one network with every routing."""
 
-import json
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from recipes import Outcome, run_recipe
+from recipes import Lab, Study
 from recipes.kit.lab import PRESETS
 from recipes.routings import (
-    ENTROPY,
     IN_PLACE_OF,
-    KEPT,
     ROWS,
-    STEP,
-    TRAINING,
     RoutingsSideBySide,
     kept_an_image,
     kept_for_backward,
@@ -84,29 +80,11 @@ def test_few_images():
         Few(Digits(), train=0)
 
 
-def test_smoke_preset(tmp_path):
-    folders = {"runs": tmp_path / "runs", "results": tmp_path / "results"}
-    run_recipe("routings", "smoke", **folders, trainer={"accelerator": "cpu"})
-    result = json.loads((tmp_path / "results" / "routings-smoke.json").read_text())
-    rows = RoutingsSideBySide.presets["smoke"].rows
-    ours = {(row["row"], row["measure"]): row["ours"] for row in result["rows"] if row["row"] in rows}
-    assert all(len(values) == 1 for values in ours.values()), ours
-    assert (("hard_kmeans", STEP) in ours, ("hard_kmeans", KEPT) in ours, ("hard_kmeans", TRAINING) in ours) == (
-        0,
-        0,
-        0,
-    )
-    # What was learned is the same, what is assigned is not.
-    assert result["facts"][0]["hard_kmeans"]["run"] == result["facts"][0]["euclidean"]["run"]
-    assert ours["hard_kmeans", ENTROPY] == [0.0] != ours["euclidean", ENTROPY]
-    assert [one["file"] for one in result["pictures"]] == ["routings-smoke-answer.png"]
-    assert len(list((tmp_path / "runs" / "smoke").glob("*/summary.json"))) == len(rows) - 1
-
-
 def test_the_picture_is_of_all_seeds():
     recipe = RoutingsSideBySide()
+    lab = Lab("smoke", 0, Path("runs"))
     one = {(line.row, line.measure): 1.0 + ROWS.index(line.row) for line in recipe.lines}
-    outcomes = [Outcome({key: factor * value for key, value in one.items()}) for factor in (1, 3)]
+    outcomes = [Study(lab, None, figures={key: factor * value for key, value in one.items()}) for factor in (1, 3)]
     picture = recipe.pictures(outcomes)["answer"]
     assert "2 seeds" in picture.caption
     axes = picture.figure.axes

@@ -1,18 +1,9 @@
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 
-from recipes import run_recipe
 from recipes.scenes import (
-    EXACT,
-    LARGER,
-    OVERLAP,
-    PIXELS,
-    POINT,
-    PRECISION,
-    Scenes,
     fit_outlines,
     look_at_all,
     on_larger_canvases,
@@ -120,19 +111,3 @@ def test_larger_canvases():
     assert look_at_all(network, on_larger_canvases(scenes))["boxes"].shape == (4, 10, 4)
     with pytest.raises(ValueError, match="made by a Scenery, got NoneType"):
         on_larger_canvases(digits)
-
-
-@pytest.mark.slow
-def test_smoke(tmp_path):
-    where = {"runs": tmp_path / "runs", "results": tmp_path / "results", "trainer": {"accelerator": "cpu"}}
-    result = run_recipe("scenes", "smoke", **where)
-    ours = {(row["row"], row["measure"]): row["ours"][0] for row in result["rows"]}
-    assert set(ours) == {
-        (row, what) for row in Scenes.rows for what in (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)
-    }
-    for (_, measure), value in ours.items():
-        assert 0 <= value <= (100 if measure in (EXACT, LARGER, POINT) else 1)
-    (picture,) = result["pictures"]
-    assert (tmp_path / "results" / picture["file"]).read_bytes().startswith(b"\x89PNG")
-    summaries = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/*/summary.json")]
-    assert sorted(summary["task"] for summary in summaries) == ["detection", "several_labels", "several_labels"]

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from recipes import run_recipe
-from recipes.transfer import AGAIN, BOTH, FOLLOWS, JUDGE, KEPT, TOLD, Transfer, correlation, pairs_of
+from recipes.transfer import BOTH, TOLD, Transfer, correlation, pairs_of
 
 
 def test_pairs_are_of_different_classes() -> None:
@@ -30,13 +29,3 @@ def test_networks_differ_in_what_the_decoder_is_told_alone(row: str) -> None:
     assert arguments[0]["decoder_input"] == TOLD[row]
     assert {**arguments[0], "decoder_input": "", "pose_noise": 0} == {
         **arguments[1], "decoder_input": "", "pose_noise": 0}  # fmt: skip
-
-
-def test_smoke(tmp_path) -> None:
-    result = run_recipe("transfer", "smoke", runs=tmp_path / "runs", results=tmp_path, trainer={"accelerator": "cpu"})
-    ours = {(row["row"], row["measure"]): row["ours"] for row in result["rows"]}
-    assert all(len(values) == 1 for values in ours.values())
-    assert set(ours) >= {(row, measure) for row in (*TOLD, AGAIN) for measure in (KEPT, *FOLLOWS.values())}
-    assert 0 <= ours[JUDGE, "accuracy"][0] <= 100
-    assert len(result["pictures"]) == 3
-    assert all((tmp_path / picture["file"]).is_file() for picture in result["pictures"])

@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,14 +18,15 @@ from recipes import (
     RECIPES,
     Lab,
     Line,
-    Outcome,
     Recipe,
+    Study,
     Trained,
     get_recipe,
     run_recipe,
 )
 from recipes.__main__ import main as recipes_main
 from recipes.kit import command, results
+from recipes.kit.options import TrainingOptions
 from torchcaps_lab.cli import main
 
 CPU = {"accelerator": "cpu"}
@@ -42,16 +43,11 @@ def stamps(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-@dataclass(frozen=True)
-class Nothing:
-    count: int = 3
-
-
 @pytest.fixture
 def made_up(monkeypatch):
     """A recipe that measures at once, known for the length of a test."""
 
-    class MadeUp(Recipe[Nothing]):
+    class MadeUp(Recipe[TrainingOptions]):
         name = "made-up"
         title = "nothing"
         source = "nobody"
@@ -60,10 +56,10 @@ def made_up(monkeypatch):
             Line("a", "accuracy", 90.0, "somebody 1999", higher_is_better=True),
             Line("b", "entropy", unit="", higher_is_better=None),
         )
-        presets = dict.fromkeys(PRESETS, Nothing())
+        presets = dict.fromkeys(PRESETS, TrainingOptions(epochs=3))
 
-        def run(self, lab: Lab, settings: Nothing) -> Outcome:
-            return Outcome({("a", "error"): 3.0 + lab.seed, ("a", "accuracy"): 95.0})
+        def run(self, lab: Lab, settings: TrainingOptions) -> Study:
+            return Study(lab, settings, figures={("a", "error"): 3.0 + lab.seed, ("a", "accuracy"): 95.0})
 
     known = dict(RECIPES)
     recipes.register_recipe(MadeUp)
@@ -103,7 +99,7 @@ class TestRegistry:
 
         class Short(made_up):
             name = "short"
-            presets: ClassVar = {"quick": Nothing()}
+            presets: ClassVar = {"quick": TrainingOptions(epochs=3)}
 
         with pytest.raises(ValueError, match="line twice"):
             recipes.register_recipe(Twice)
@@ -198,9 +194,9 @@ class TestResults:
         result = run_recipe(
             "made-up", "quick", [0, 2], runs=tmp_path / "runs", results=tmp_path, command="python -m recipes run x"
         )
-        assert json.loads((tmp_path / "made-up-quick.json").read_text()) == result
+        assert json.loads((tmp_path / "made-up-quick.json").read_text()) == json.loads(json.dumps(result))
         assert [row["ours"] for row in result["rows"]] == [[3.0, 5.0], [95.0, 95.0], []]
-        assert result["settings"] == {"count": 3}
+        assert result["settings"]["epochs"] == 3
         assert result["made by"] == command.made_by()
         table = (tmp_path / "README.md").read_text()
         start = "| [made-up](#made-up-nothing) | a"
@@ -233,7 +229,7 @@ class TestResults:
         def run(self, lab, settings):
             if lab.seed == 1:
                 raise KeyboardInterrupt
-            return Outcome({("a", "error"): 3.0 + lab.seed})
+            return Study(lab, settings, figures={("a", "error"): 3.0 + lab.seed})
 
         monkeypatch.setattr(made_up, "run", run)
         with pytest.raises(KeyboardInterrupt):
@@ -242,7 +238,9 @@ class TestResults:
         assert (result["seeds"], result["rows"][0]["ours"]) == ([0, 2], [3.0, 5.0])
 
     def test_what_is_no_line_is_refused(self, made_up, tmp_path, monkeypatch):
-        monkeypatch.setattr(made_up, "run", lambda self, lab, settings: Outcome({("c", "error"): 1.0}))
+        monkeypatch.setattr(
+            made_up, "run", lambda self, lab, settings: Study(lab, settings, figures={("c", "error"): 1.0})
+        )
         with pytest.raises(ValueError, match="not among its lines"):
             run_recipe("made-up", runs=tmp_path, results=tmp_path)
         assert not list(tmp_path.iterdir())

@@ -1,0 +1,163 @@
+"""What the presets say: options of ``torchcaps train`` that are true to the papers."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from recipes import PRESETS, RECIPES
+from recipes.smallnorb import BASE
+from tests.options import made
+from torchcaps import create_model
+from torchcaps_lab.training import training_options
+
+NORB, VIEWPOINTS, MNIST = (RECIPES[name] for name in ("smallnorb-em", "smallnorb-viewpoints", "mnist-dynamic"))
+CNN = "convolutional network"
+
+
+def parsed(name: str, preset: str, row: str) -> Any:
+    """The options as ``torchcaps train`` gets them from YAML."""
+    config = RECIPES[name].job(RECIPES[name].presets[preset], row)[1]
+    return made(yaml.safe_load(yaml.safe_dump({**config, "run": "unused"})))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_jobs_are_options_of_train_with_names_of_their_own(name, preset):
+    recipe = RECIPES[name]
+    rows = [row for row in recipe.present(recipe.presets[preset]) if row not in recipe.borrowed]
+    jobs = [recipe.job(recipe.presets[preset], row, 0.9) for row in rows]
+    assert len({run for run, _ in jobs}) == len(rows)
+    for run, config in jobs:
+        assert config["stop_at"] == 0.9
+        training_options({**config, "run": run})
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_unknown_row(name):
+    with pytest.raises(ValueError, match=r"row must be one of .*, got 'another'"):
+        RECIPES[name].job(RECIPES[name].presets["smoke"], "another")
+
+
+@pytest.mark.parametrize("row", MNIST.rows)
+def test_capsnet_has_the_steps_and_the_loss_of_its_row(row):
+    options = parsed("mnist-dynamic", "quick", row)
+    if row == "CNN baseline":
+        assert (options.model, options.routing, type(options.loss).__name__) == (
+            "capsnet_small_cnn",
+            None,
+            "NegativeLogLikelihood",
+        )
+        return
+    assert (options.model, options.reconstruction) == ("capsnet_small", 0.0005)
+    assert options.routing.steps == (1 if row.startswith("1 step,") else 3)
+    assert options.loss.weighting == ("released" if row.endswith("the code") else "paper")
+    without = "decoder_hidden" in options.model_args and options.model_args["decoder_hidden"] is None
+    assert without == row.endswith("no reconstruction")
+
+
+def test_the_paper_preset_of_capsnet():
+    options = parsed("mnist-dynamic", "paper", "3 steps, reconstruction weighted as in the paper")
+    settings = MNIST.presets["paper"]
+    assert settings.scheduler["gamma"] ** 2000 == pytest.approx(0.96)
+    assert (settings.data["validation"], options.scheduler_interval) == (0, "step")
+    assert (options.batch_size, options.preprocess.shift, options.model) == (128, 2, "capsnet")
+    assert MNIST.job(settings, "CNN baseline")[1]["model"] == "capsnet_cnn"
+    quick = MNIST.presets["quick"]
+    assert quick.scheduler["gamma"] ** (quick.epochs - 1) == pytest.approx(1 / 20, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "images", "steps"),
+    [
+        ("mnist-dynamic", "3 steps, no reconstruction", 60000, 300_000),
+        ("mnist-em", "MatrixCapsNet, EM routing", 60000, 300_000),
+        ("fashion", "MatrixCapsNet, EM routing", 60000, 300_000),
+        ("fashion", "CapsNet, dynamic routing, 3 steps", 60000, 300_000),
+        ("cifar10", "MatrixCapsNet, EM routing", 50000, 300_000),
+        ("cifar10", "CapsNet, dynamic routing, 3 steps", 50000, 600_000),
+        ("smallnorb-em", BASE, 24300, 2_000_000),
+        ("smallnorb-viewpoints", "azimuth, capsules", 24300 // 3 * 9 // 10, 2_000_000),
+    ],
+)
+def test_the_paper_presets_train_as_long_as_the_papers(name, row, images, steps):
+    options = parsed(name, "paper", row)
+    assert options.epochs * (images // options.batch_size) == pytest.approx(steps, abs=1000)
+
+
+SHAPES = {"mnist-em": (1, 28, 28), "fashion": (1, 28, 28), "cifar10": (3, 32, 32)}
+
+
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name in SHAPES for row in RECIPES[name].rows])
+def test_networks_fit_the_data(name, row):
+    options = parsed(name, "paper", row)
+    shape, routing = options.preprocess.image_shape(SHAPES[name]), options.routing
+    arguments = {**(options.model_args or {}), **({} if routing is None else {"routing": routing})}
+    model = create_model(options.model, image_shape=shape, classes=10, **arguments)
+    assert type(model).__name__ == {"Mat": "MatrixCapsNet", "Cap": "CapsNet", "CNN": "MatrixCapsNetTwin"}[row[:3]]
+    if name == "cifar10":
+        assert row[:3] != "Mat" or model.channels == 256
+        assert row[:3] != "Cap" or (options.model_args["types"], routing.orphan) == (64, True)
+
+
+def test_published_figures_of_smallnorb_are_those_of_the_table():
+    published = {line.row: line.published for line in NORB.lines if line.measure == "test error"}
+    assert list(published) == list(NORB.rows)
+    assert list(published.values()) == [1.8, 9.7, 2.2, 3.9, 2.9, 2.6, 3.2, 3.2, 5.8, 5.2]
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "1 step": {"routing.steps": 1},
+    "2 steps": {"routing.steps": 2},
+    "5 steps": {"routing.steps": 5},
+    "vector pose": {"model_args.pose": [1, 16]},
+    "no coordinates": {"model_args.coordinates": False},
+    "vector pose, no coordinates": {"model_args.pose": [1, 16], "model_args.coordinates": False},
+    "margin loss": {"loss.name": "MarginLoss"},
+    "cross-entropy": {"loss.name": "NegativeLogLikelihood"},
+}
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+    return flat
+
+
+def test_every_row_has_its_change():
+    assert set(CHANGES) == set(NORB.rows) - {BASE, CNN}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("row", CHANGES)
+def test_a_row_differs_from_the_base_in_what_it_names(preset, row):
+    settings = NORB.presets[preset]
+    base, changed = _flat(NORB.job(settings, BASE)[1]), _flat(NORB.job(settings, row)[1])
+    if "loss.name" in CHANGES[row]:  # the arguments of the spread loss belong to it alone
+        base, changed = (
+            {k: v for k, v in c.items() if not k.startswith("loss.") or k == "loss.name"} for c in (base, changed)
+        )
+    assert changed == base | CHANGES[row]
+
+
+def test_vector_poses_have_sixteen_times_the_transforms():
+    settings = NORB.presets["paper"]
+    sizes = []
+    for row in (BASE, "vector pose"):
+        arguments = NORB.job(settings, row)[1]["model_args"]
+        network = create_model("matrixcapsnet", image_shape=(2, 32, 32), classes=5, **arguments)
+        sizes.append([layer.weight.numel() for layer in (network.conv_caps1, network.conv_caps2, network.class_caps)])
+    assert sizes[0] == [9 * 32 * 32 * 16, 9 * 32 * 32 * 16, 32 * 5 * 16]
+    assert sizes[1] == [16 * size for size in sizes[0]]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_training_never_sees_the_novel_viewpoints(preset):
+    for row in VIEWPOINTS.rows:
+        data = VIEWPOINTS.job(VIEWPOINTS.presets[preset], row)[1]["data"]
+        assert (data["viewpoints"], data["test_viewpoints"]) == (row.split(",")[0], "familiar")
+
+
+def test_lossy_pixels_are_told():
+    assert any("lossy" in note and "JPEG" in note for note in RECIPES["cifar10"].notes)

@@ -1,0 +1,196 @@
+"""What every recipe's smoke run shows, and what is special to one."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from recipes import (
+    RECIPES,
+    adversarial,
+    affine,
+    multimnist,
+    perturb,
+    routing_health,
+    routings,
+    scenes,
+    two_digits,
+    words,
+)
+from recipes.kit.lab import Trained
+from recipes.smallnorb_viewpoints import FAMILIAR, NOVEL
+from torchcaps.models import load_pretrained
+from torchcaps_lab.data import Digits, Preprocess
+from torchcaps_lab.data.made import turn
+from torchcaps_lab.data.preprocess import standardise, thirteen_crops
+
+SLOW = ("affine", "smallnorb-em", "smallnorb-viewpoints", "fashion", "cifar10", "adversarial", "routing-health",
+        "perturb", "scenes")  # fmt: skip
+TIMED = ("ms", "s", "KiB an image")
+
+
+def stamps(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.glob("runs/**/summary.json")}
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow if one in SLOW else ()) for one in RECIPES])
+def test_a_run_measures_its_rows_and_a_second_trains_nothing(name, smoke, run_smoke):
+    recipe, done = RECIPES[name], smoke(name)
+    rows = set(recipe.present(recipe.presets["smoke"]))
+    assert {row for row, _ in done.ours} >= rows
+    missing = {(line.row, line.measure) for line in recipe.lines if line.row in rows} - set(done.ours)
+    assert not missing - {(row, "test error, 13 crops") for row in rows}
+    for line in recipe.lines:
+        value = done.ours.get((line.row, line.measure), 0.0)
+        assert line.unit != "%" or 0 <= value <= 100
+    for picture in done.result["pictures"]:
+        assert picture["caption"]
+        assert (done.folder / "results" / picture["file"]).read_bytes().startswith(b"\x89PNG")
+    before = stamps(done.folder)
+    again = run_smoke(name).result["rows"]
+    first, second = ([row for row in rows if row["unit"] not in TIMED] for rows in (done.result["rows"], again))
+    assert str(first) == str(second)  # as texts, in which NaN is NaN
+    assert stamps(done.folder) == before
+
+
+def test_three_steps_learn_digits(smoke):
+    ours = smoke("mnist-dynamic").ours
+    assert ours["3 steps, reconstruction weighted as in the paper", "test error"] < 80  # of ten classes, 90 is chance
+
+
+def test_an_interrupted_run_goes_on_where_it_was(smoke, run_smoke):
+    done = smoke("multimnist")
+    assert 40 < done.ours[multimnist.PAIRS, multimnist.OVERLAP] < 100
+    runs = [done.folder / "runs" / "smoke" / facts["run"] for facts in done.facts.values()]
+    metrics = [(run / "metrics.csv").read_text() for run in runs]
+    (runs[0] / "summary.json").unlink()  # as if killed just before the end
+    assert run_smoke("multimnist").result["rows"] == done.result["rows"]
+    assert [(run / "metrics.csv").read_text() for run in runs] == metrics
+
+
+@pytest.mark.slow
+def test_affine_curves_meet_where_nothing_is_transformed(smoke):
+    done = smoke("affine")
+    settings, curves = done.result["settings"], done.result["curves"][0]
+    for row, facts in done.facts.items():
+        assert done.ours[row, affine.STOP] == pytest.approx(100 * facts["validation_accuracy"])
+        assert facts["reached"] == (facts["validation_accuracy"] >= settings["stop_at"])
+        assert facts["reached"] or facts["epochs"] == settings["epochs"]
+        factors = affine.factors(4)
+        assert all(len(curves[name][row]) == len(factor.values) for name, factor in factors.items())
+        middle = {curves[name][row][curves[name]["values"].index(name == "scale")] for name in factors}
+        assert len(middle) == 1
+
+
+@pytest.mark.slow
+def test_the_cnn_ends_at_the_accuracy_of_the_capsules(smoke):
+    done = smoke("adversarial")
+    stop_at = math.floor(1000 * done.facts[adversarial.CAPSULES]["validation_accuracy"]) / 1000
+    run = done.folder / "runs" / "smoke" / done.facts[adversarial.CNN]["run"]
+    assert f"stop_at: {stop_at}\n" in (run / "config.yaml").read_text()
+    with (run / "metrics.csv").open() as file:
+        accuracy = [float(row["val_accuracy"]) for row in csv.DictReader(file)]
+    assert accuracy[-1] == pytest.approx(done.facts[adversarial.CNN]["validation_accuracy"])
+    assert max(accuracy[:-1], default=0) < stop_at
+    assert accuracy[-1] >= stop_at or len(accuracy) == 10
+
+
+@pytest.mark.slow
+def test_attacks_begin_at_the_clean_accuracy_and_hurt(smoke):
+    done = smoke("adversarial")
+    for name, curve in done.result["curves"][0].items():
+        assert curve["epsilon"][0] == 0
+        assert curve["accuracy"][0] == pytest.approx(done.ours[name.split(",")[0], adversarial.CLEAN])
+        assert len(curve["epsilon"]) == len(curve["accuracy"]) == len(curve["success"]) == 3
+        if "white box" in name and "untargeted" in name:
+            assert min(curve["accuracy"]) < curve["accuracy"][0]
+
+
+@pytest.mark.slow
+def test_perturbed_poses_change_pictures(smoke):
+    done = smoke("perturb")
+    for name in perturb.Perturb.presets["smoke"].rows:
+        assert 0 < done.ours[name, perturb.CHANGE] < 50
+        assert 5 < done.ours[name, perturb.ERROR] < 60
+        assert all(len(changes) == 16 for changes in done.result["curves"][0][name].values())
+
+
+@pytest.mark.slow
+def test_more_steps_polarise(smoke):
+    done = smoke("routing-health")
+    assert done.ours["smallNORB: 1 step", routing_health.POLARISATION] == pytest.approx(0, abs=1e-5)
+    for name in routing_health.StepsWorth.presets["smoke"].rows:
+        assert done.ours[name, routing_health.EXTREME] > done.ours[name, routing_health.POLARISATION]
+    for rows in done.result["curves"][0].values():
+        for row in rows.values():
+            assert row["steps"] == sorted({1, 2, 10, row["trained"]})
+            classes = row["layers"]["class_caps"]
+            assert classes["entropy"][0] == pytest.approx(1, abs=1e-5)
+            assert classes["entropy"][-1] < classes["entropy"][0]
+            assert all(0 <= dead <= 1 for dead in classes["dead"])
+
+
+def test_hard_routing_is_tested_in_the_network_of_another(smoke):
+    done = smoke("routings")
+    assert done.facts["hard_kmeans"]["run"] == done.facts["euclidean"]["run"]
+    assert done.ours["hard_kmeans", routings.ENTROPY] == 0 != done.ours["euclidean", routings.ENTROPY]
+    assert ("hard_kmeans", routings.STEP) not in done.ours
+
+
+@pytest.mark.slow
+def test_scenes_train_with_and_without_boxes(smoke):
+    done = smoke("scenes")
+    runs = [done.folder / "runs" / "smoke" / facts["run"] for facts in done.facts.values()]
+    assert [("Detection" in (run / "config.yaml").read_text()) for run in runs] == [False, False, True]
+    assert all(value <= 1 for (_, measure), value in done.ours.items() if measure in (scenes.OVERLAP, scenes.PIXELS))
+
+
+def test_to_be_sure_is_harder(smoke):
+    done = smoke("two-digits")
+    for row in (two_digits.TWIN, two_digits.KMEANS):
+        for layout in two_digits.PAIRS:
+            sure, most = two_digits.ALSO_SURE.format(layout), two_digits.MOST_ACTIVE.format(layout)
+            assert done.ours[row, sure] <= done.ours[row, most]
+
+
+def test_words_learn_simple_patterns(smoke):
+    assert smoke("words").ours[f"{words.TREC}: {words.CNN}", words.ACCURACY] > 80
+
+
+@pytest.mark.slow
+def test_thirteen_crops_are_averaged(smoke):
+    done = smoke("smallnorb-em")
+    run = done.folder / "runs" / "smoke" / done.facts["1 step"]["run"]
+    network, test = load_pretrained(run / "model").eval(), Digits(size=24).test
+    crops = thirteen_crops(test.images.float() / 255, 18)
+    with torch.no_grad():
+        activation = torch.stack([network(standardise(crop)).activation for crop in crops.unbind(1)]).mean(0)
+    wrong = 100 * (activation.argmax(1) != test.labels).double().mean().item()
+    assert wrong < 85  # it has learned something, so that there is something to see
+    assert Trained(network, {}, run).error_on(test, crops=13) == pytest.approx(wrong, abs=0.6)  # ties in rounding
+
+
+@pytest.mark.slow
+def test_the_second_network_ends_at_the_accuracy_of_the_first(smoke):
+    done = smoke("smallnorb-viewpoints")
+    for kind in ("azimuth", "elevation"):
+        first, second = done.facts[f"{kind}, capsules"], done.facts[f"{kind}, convolutional"]
+        assert (first["stop_at"], first["epochs"]) == (None, 1)
+        assert 0 <= first["validation_accuracy"] - second["stop_at"] < 0.001
+        assert second["validation_accuracy"] >= second["stop_at"] or second["epochs"] == 4
+
+
+@pytest.mark.slow
+def test_novel_error_is_that_of_turned_digits(smoke):
+    done, row = smoke("smallnorb-viewpoints"), "azimuth, convolutional"
+    recipe = RECIPES["smallnorb-viewpoints"]
+    config = recipe.job(recipe.presets["smoke"], row)[1]
+    network = load_pretrained(done.folder / "runs" / "smoke" / done.facts[row]["run"] / "model").eval()
+    test = Digits(size=24).test
+    for measure, images in ((FAMILIAR, test.images), (NOVEL, turn(test.images, 30))):
+        view = Preprocess.from_config(config["preprocess"]).evaluate(images.float() / 255)
+        with torch.no_grad():
+            wrong = (network(view.images).activation.argmax(1) != test.labels).double().mean().item()
+        assert done.ours[row, measure] == pytest.approx(100 * wrong, abs=0.6)
