@@ -2,11 +2,7 @@
 
 from torchcaps_lab.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps_lab.data.base import (
-    Batch,
-    Composition,
     ImageData,
-    ImageSet,
-    Parts,
     create_dataset,
     find_data_dir,
     list_datasets,
@@ -18,6 +14,7 @@ from torchcaps_lab.data.cifar10 import CIFAR10
 from torchcaps_lab.data.digits import Digits
 from torchcaps_lab.data.folder import ImageFolder
 from torchcaps_lab.data.hub import Hub
+from torchcaps_lab.data.image_set import Batch, Composition, ImageSet, Parts
 from torchcaps_lab.data.made import (
     Affine,
     AffineRanges,

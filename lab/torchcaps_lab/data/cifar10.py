@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data.base import ImageSet, register_dataset
+from torchcaps_lab.data.base import register_dataset
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.published import PublishedData
 
 _ARCHIVE = "cifar-10-binary.tar.gz"

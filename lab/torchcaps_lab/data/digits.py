@@ -5,7 +5,8 @@ import torch.nn.functional as F
 
 from torchcaps.numerics import Size
 from torchcaps.spec import argument, settings
-from torchcaps_lab.data.base import TEST_SEED, ImageData, ImageSet, register_dataset, stratified_split
+from torchcaps_lab.data.base import TEST_SEED, ImageData, register_dataset, stratified_split
+from torchcaps_lab.data.image_set import ImageSet
 
 
 @register_dataset("digits")

@@ -15,15 +15,8 @@ from torch import Tensor
 
 from torchcaps.spec import Within, argument, settings
 from torchcaps_lab.data.alike import first_alike, looks_of, pixels_digest, same_content
-from torchcaps_lab.data.base import (
-    TEST_SEED,
-    HeldOut,
-    ImageData,
-    ImageSet,
-    Resize,
-    stable_split,
-    stratified_split,
-)
+from torchcaps_lab.data.base import TEST_SEED, HeldOut, ImageData, Resize, stable_split, stratified_split
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.manifest import (
     PARTS,
     Changes,

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps_lab.data.base import Fit, ImageSet
+from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.files import image_files
 from torchcaps_lab.data.folder import Resize, check_resize, fit_image
 from torchcaps_lab.data.handwriting import Handwriting
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.picture import (
     as_numbers,
     as_picture,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchcaps.numerics import check_series, check_size
 from torchcaps_lab.data.augment import random_integers
-from torchcaps_lab.data.base import Batch, Composition, Fit, ImageData, ImageSet, Parts
+from torchcaps_lab.data.base import Fit, ImageData
+from torchcaps_lab.data.image_set import Batch, Composition, ImageSet, Parts
 from torchcaps_lab.data.made.base import MadeOf, Part, by_class, check_single
 
 INK = 0.25

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from torchcaps.numerics import Size, check_choice
 from torchcaps.spec import argument, settings
-from torchcaps_lab.data.base import ImageSet, register_dataset, stratified_split
+from torchcaps_lab.data.base import register_dataset, stratified_split
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.published import PublishedData
 from torchcaps_lab.data.streams import read_entries, unpacked
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from torchcaps.numerics import Size
 from torchcaps.spec import settings
-from torchcaps_lab.data.base import ImageSet, find_data_dir, register_dataset
+from torchcaps_lab.data.base import find_data_dir, register_dataset
 from torchcaps_lab.data.files import seen_from
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.listed import Item, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest, count_of
 from torchcaps_lab.data.picture import BrokenImage

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import check_size
-from torchcaps_lab.data.base import Batch, ImageSet
+from torchcaps_lab.data.image_set import Batch, ImageSet
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.data.words import PADDING, Words, together
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
 from torchcaps.numerics import compute_dtype
-from torchcaps_lab.data.base import ImageSet
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.report.layers import assignment_entropy
 
 _AT_ONCE = 8192

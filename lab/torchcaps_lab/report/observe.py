@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
-from torchcaps_lab.data.base import ImageSet
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.report.findings import Findings, evaluating, kept
 from torchcaps_lab.report.flow import class_maps, class_shares
 from torchcaps_lab.report.layers import Layer, observe_layers

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.models.base import ImageClassifier
-from torchcaps_lab.data.base import ImageSet
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.report.canvas import make_legible
 from torchcaps_lab.report.exhibit import Exhibit, Table, list_exhibits
 from torchcaps_lab.report.findings import Findings, examine

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps_lab.data.base import ImageSet
+from torchcaps_lab.data.image_set import ImageSet
 
 LAYOUTS: dict[str, tuple[int, int]] = {
     "one above the other": (2, 1),

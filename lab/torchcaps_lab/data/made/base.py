@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data.base import ImageData, ImageSet
+from torchcaps_lab.data.base import ImageData
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.manifest import Changes, Manifest
 
 Part = Literal["train", "validation", "test"]

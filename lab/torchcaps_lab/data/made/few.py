@@ -1,7 +1,8 @@
 """Data sets of which few images are trained on."""
 
 from torchcaps.numerics import check_size
-from torchcaps_lab.data.base import TEST_SEED, Fit, ImageData, ImageSet, stratified_split
+from torchcaps_lab.data.base import TEST_SEED, Fit, ImageData, stratified_split
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.made.base import MadeOf, Part
 
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps_lab.data.augment import random_integers
-from torchcaps_lab.data.base import Batch, Composition, ImageData, ImageSet, Parts
+from torchcaps_lab.data.base import ImageData
+from torchcaps_lab.data.image_set import Batch, Composition, ImageSet, Parts
 from torchcaps_lab.data.made.base import MadeOf, Part, by_class, check_single
 
 

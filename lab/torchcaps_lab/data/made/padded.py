@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.augment import RandomShift
-from torchcaps_lab.data.base import TEST_SEED, ImageData, ImageSet
+from torchcaps_lab.data.base import TEST_SEED, ImageData
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.made.base import MadeOf, Part
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.spec import settings
-from torchcaps_lab.data.base import ImageSet
 from torchcaps_lab.data.digits import Digits
+from torchcaps_lab.data.image_set import ImageSet
 
 Viewpoints = Literal["azimuth", "elevation"]
 TestViewpoints = Literal["familiar", "novel"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchcaps_lab.data.base import ImageSet
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.picture import opened
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings, confused_pairs

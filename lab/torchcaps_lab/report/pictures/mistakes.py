@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchcaps_lab.data.base import ImageSet
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.report.canvas import line_count, new_figure, set_title, shorten, show, title_width
 from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
-from torchcaps_lab.data.base import ImageSet
+from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.report.attributes import ATTRIBUTES, attributes, fit_readout
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.observe import Tested

@@ -1,0 +1,249 @@
+"""Labelled images in memory, and the batches that networks get of them."""
+
+import hashlib
+import json
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from torchcaps.numerics import check_size
+from torchcaps_lab.data.view import Preprocess, View
+
+_AS_THEY_ARE = Preprocess()
+
+
+class Parts(NamedTuple):
+    """What composed images were made of: each of their K things alone.
+
+    Attributes:
+        labels: int64 (B, K), the class of each.
+        pictures: float32 (B, K, C, H, W), in [0, 1].
+
+    Example:
+        >>> from torchcaps_lab.data import Digits, Pairs
+        >>> batch = Pairs(Digits(), size=12, shift=2).test.__getitems__([0, 1])
+        >>> batch.parts.labels.shape, batch.parts.pictures.shape
+        (torch.Size([2, 2]), torch.Size([2, 2, 1, 12, 12]))
+    """
+
+    labels: Tensor
+    pictures: Tensor
+
+
+class Batch(NamedTuple):
+    """Some images of an `ImageSet`, ready for a network.
+
+    Attributes:
+        images: float32 (B, C, H, W), in [0, 1] unless they were standardised.
+        labels: int64 (B,), or bool (B, E), a mask of the classes in each image where there may be several.
+        indices: int64 (B,), the places of the images in their `ImageSet`.
+        pictures: float32 (B, C, H, W), the images before they were standardised, in [0, 1]: to draw, to reconstruct.
+        parts: what the images were put together from, if a `Composition` made them and gives it.
+        placed: the pictures of the parts before brightness, contrast and erasing, which show where each part lies; None
+            if none of these was applied.
+
+    Example:
+        >>> from torchcaps_lab.data import Digits
+        >>> batch = Digits().test.__getitems__([0, 1, 2])
+        >>> batch.images.shape, batch.labels.shape
+        (torch.Size([3, 1, 8, 8]), torch.Size([3]))
+    """
+
+    images: Tensor
+    labels: Tensor
+    indices: Tensor
+    pictures: Tensor
+    parts: Parts | None = None
+    placed: Tensor | None = None
+
+    def prepared(self, prepare: Callable[[Tensor], View]) -> "Batch":
+        """The batch with its images, and the pictures of its parts, prepared by `prepare`."""
+        view = prepare(self.images)
+        batch = self._replace(images=view.images, pictures=view.pictures)
+        if self.parts is None:
+            return batch
+        views = [prepare(part) for part in self.parts.pictures.unbind(1)]
+        parts = self.parts._replace(pictures=torch.stack([one.pictures for one in views], 1))
+        placed = [one.placed for one in views if one.placed is not None]
+        return batch._replace(parts=parts, placed=torch.stack(placed, 1) if placed else None)
+
+
+class Composition(ABC):
+    """Puts images together out of those of a set, anew in each epoch: two digits on top of each other, a scene, ...
+
+    The result may depend on the seed, the epoch, the index of the image in its set and the arguments of the composition
+    only: then a resumed training and one on several processes see the same images as an uninterrupted one on one
+    process. `random_integers` gives such random numbers.
+
+    Example:
+        >>> from torchcaps_lab.data import Composition, Digits, Overlay
+        >>> overlay = Overlay(Digits().test, size=12, shift=2)  # two digits on top of each other
+        >>> isinstance(overlay, Composition), overlay.image_shape((1, 8, 8))
+        (True, (1, 12, 12))
+    """
+
+    @abstractmethod
+    def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The shape of the results, from images of the shape `raw`, (C, H, W)."""
+
+    @abstractmethod
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+        """Puts images together, on the device of the batch.
+
+        Args:
+            batch: images and pictures (B, C, H, W) in [0, 1] and labels, as they are in the set.
+            epoch: from 0.
+            seed: of the training.
+
+        Returns:
+            The batch with new images and pictures in [0, 1], the labels of these, and their parts if there are any.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet(Dataset[Batch]):
+    """Labelled images of one size, held in memory as bytes and prepared for the network when they are fetched.
+
+    torch's `DataLoader` fetches whole batches from it (by `__getitems__`): give it a `collate_fn` that
+    returns its argument.
+
+    Attributes:
+        images: uint8 (N, C, H, W).
+        labels: int64 (N,), each in [0, len(classes)), or bool (N, len(classes)), a mask of the classes in each image
+            where there may be several, or none.
+        classes: the name of each label.
+        files: the file of each image, if each has its own.
+        preprocess: how the images are prepared, in its way for the test; by default they are left as they are.
+        composition: puts new images together out of these; None leaves them as they are. In training they are new in
+            each epoch; fetched from here they are always those of epoch 0 and seed 0.
+
+    Raises:
+        ValueError: a tensor has another type or shape, a label is out of range, or `preprocess` does not suit
+            the size of the images.
+
+    Example:
+        >>> from torchcaps_lab.data import ImageSet
+        >>> images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
+        >>> image_set = ImageSet(images, torch.tensor([0, 1, 1]), classes=("cat", "dog"))
+        >>> len(image_set), image_set[0].images.shape
+        (3, torch.Size([1, 1, 8, 8]))
+    """
+
+    what: ClassVar[str] = "images"
+    """What the items are called in messages."""
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    files: tuple[str, ...] | None = None
+    preprocess: Preprocess = _AS_THEY_ARE
+    composition: Composition | None = None
+
+    def __post_init__(self) -> None:
+        images = self.images
+        if images.dtype != torch.uint8 or images.ndim != 4:
+            raise ValueError(f"images must be uint8 (N, C, H, W), got {_describe(images)}")
+        self._check_labels()
+        if self.files is not None and len(self.files) != len(images):
+            raise ValueError(f"files must name {len(images)} files, one per image, got {len(self.files)}")
+        self.preprocess.image_shape(self.raw_image_shape)
+
+    def _check_labels(self) -> None:
+        labels, count, classes = self.labels, len(self.images), len(self.classes)
+        if labels.dtype == torch.bool and labels.shape == (count, classes):
+            return
+        if labels.dtype != torch.int64 or labels.shape != (count,):
+            raise ValueError(
+                f"labels must be int64 ({count},), one per image, or bool ({count}, {classes}), a mask of the classes "
+                f"in each, got {_describe(labels)}"
+            )
+        if count and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            raise ValueError(
+                f"labels must lie in 0..{classes - 1}, one of {classes} classes, "
+                f"got labels from {int(labels.min())} to {int(labels.max())}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Batch:
+        try:
+            place = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"index must be one whole number, got {index!r}; __getitems__(indices) fetches several {self.what} as "
+                "a batch, subset(indices) keeps some of them"
+            ) from None
+        return self.__getitems__([place])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return self._fetch(indices).prepared(self.preprocess.evaluate)
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """All images in their order, `size` at a time; a `ValueError` if that is less than 1."""
+        check_size(size=size)
+        for start in range(0, len(self), size):
+            yield self.__getitems__(list(range(start, min(start + size, len(self)))))
+
+    def crops(self, indices: list[int]) -> Tensor:
+        """The crops that a network is tested on, of the images at `indices`: float32 (B, crops, C, H, W)."""
+        return self.preprocess.evaluate_crops(self._fetch(indices).images)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image as a network sees it."""
+        return self.preprocess.image_shape(self.raw_image_shape)
+
+    @property
+    def raw_image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image before it is prepared."""
+        _, channels, height, width = self.images.shape
+        shape = channels, height, width
+        return shape if self.composition is None else self.composition.image_shape(shape)
+
+    def to(self, device: torch.device | str) -> "ImageSet":
+        """The same images in the memory of a device; batches of them are made there."""
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def prepared(self, preprocess: Preprocess) -> "ImageSet":
+        """The same images, prepared in this way; a `ValueError` if it does not suit their size."""
+        return replace(self, preprocess=preprocess)
+
+    def subset(self, indices: Tensor) -> "ImageSet":
+        """The images at `indices`, int64 (M,), in that order."""
+        return replace(self, **self._rows(indices))
+
+    def _rows(self, indices: Tensor) -> dict[str, Any]:
+        """The tensors and other fields of a subset at `indices`."""
+        if not isinstance(indices, Tensor):
+            raise TypeError(f"indices must be a tensor, int64 (M,), got {type(indices).__name__}")
+        if indices.dtype != torch.int64 or indices.ndim != 1:
+            raise ValueError(f"indices must be int64 (M,), got {_describe(indices)}")
+        files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
+        return {"images": self.images[indices], "labels": self.labels[indices], "files": files}
+
+    def digest(self) -> str:
+        """SHA-256 of the names of the classes and of all images and labels in their order, in hexadecimal."""
+        found = hashlib.sha256(json.dumps([self.classes, self.images.shape, self.labels.shape]).encode())
+        for part in (self.images, self.labels):
+            for rows in part.split(1024):
+                found.update(rows.cpu().contiguous().numpy().data)
+        return found.hexdigest()
+
+    def _fetch(self, indices: list[int]) -> Batch:
+        """A batch of unprepared images in [0, 1]."""
+        # Without non_blocking, every batch would wait for all work that is queued on the device.
+        rows = torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
+        pixels = self.images[rows].to(torch.float32) / 255
+        batch = Batch(pixels, self.labels[rows], rows, pixels)
+        return batch if self.composition is None else self.composition(batch, epoch=0, seed=0)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
