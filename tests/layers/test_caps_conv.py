@@ -148,7 +148,9 @@ class TestOneWindow:
 
 
 GEOMETRIES = pytest.mark.parametrize(
-    ("kernel", "stride", "padding"), list(itertools.product((3, 5), (1, 2), (0, 1))), ids=str
+    ("kernel", "stride", "padding"),
+    [case for case in itertools.product((2, 3, 5), (1, 2, 3), (0, 1)) if sum(case) % 2 == 0],
+    ids=str,
 )
 TYPES, PARENTS = 2, 3
 
@@ -208,13 +210,24 @@ class TestWholeImage:
         torch.testing.assert_close(with_orphan, expected, rtol=1e-7, atol=1e-9)
 
     @GEOMETRIES
-    @BACKENDS
-    def test_em_layer(self, kernel: int, stride: int, padding: int, backend: str) -> None:
+    @pytest.mark.parametrize(
+        ("competition", "sharpness", "backend"),
+        [
+            ("image", 1.0, "naive"),
+            ("image", 1.0, "chunked"),
+            ("image", 1.0, "native"),
+            ("position", 0.3, "naive"),
+            ("position", 0.3, "chunked"),
+        ],
+    )
+    def test_em_layer(
+        self, kernel: int, stride: int, padding: int, competition: str, sharpness: float, backend: str
+    ) -> None:
         """Three steps with brute-force assignments, values and gradients."""
         children = make_children(1, 6, 5, TYPES, (2, 2))
-        layer = make_layer(
-            TYPES, PARENTS, (2, 2), (2, 2), kernel, stride=stride, padding=padding, competition="image", backend=backend
-        )
+        options = {"stride": stride, "padding": padding, "competition": competition, "backend": backend}
+        em = EMRouting(3, "linear", 0.1, sharpness=sharpness)
+        layer = make_layer(TYPES, PARENTS, (2, 2), (2, 2), kernel, routing=em, **options)
         windows = Windows((6, 5), layer.kernel_size, layer.stride, layer.padding, layer.dilation)
         count = math.prod(windows.out)
         pose, weights = gathered(windows, children)
@@ -222,14 +235,15 @@ class TestWholeImage:
         logits = torch.zeros_like(votes[..., 0])
         (routing,) = layer.routings
         for step in range(3):
-            share = looped_assignment(logits, windows, TYPES) * weights[..., None]
+            share = looped_assignment(logits, windows, TYPES, each_type=competition == "position") * weights[..., None]
             mass = share.sum(1)
             mean = torch.einsum("bij,bijh->bjh", share, votes) / mass[..., None]
             variance = torch.einsum("bij,bijh->bjh", share, (votes - mean[:, None]).square()) / mass[..., None] + 5e-4
             cost = (routing.unit_cost[:, None] + variance.log() / 2).sum(-1) * mass
             activation = (0.1 * (1 + step) * (routing.activation_cost - cost)).sigmoid()
             distance = ((votes - mean[:, None]).square() / variance[:, None]).sum(-1)
-            logits = (activation.log() - variance.log().sum(-1) / 2)[:, None] - distance / 2
+            likelihood = -(distance + variance.log().sum(-1)[:, None]) / 2
+            logits = activation.log()[:, None] + sharpness * likelihood
         expected = Capsules(
             mean.view(1, count, PARENTS, 2, 2).unflatten(1, windows.out),
             activation.view(1, count, PARENTS).unflatten(1, windows.out),

@@ -1,5 +1,6 @@
 """Class capsules over a map."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -33,11 +34,11 @@ def able(routing: str, backend: str) -> str:
     return "chunked" if backend == "native" and routing in OWN_SIMILARITY else backend
 
 
-def make_children(height: int, width: int, pose: Any, batch: int = 2) -> Capsules:
+def make_children(*grid: int, pose: Any = (2, 3), batch: int = 2) -> Capsules:
     generator = torch.Generator().manual_seed(0)
     shape = (pose,) if isinstance(pose, int) else pose
-    poses = torch.randn(batch, height, width, T, *shape, generator=generator, dtype=torch.float64)
-    activation = torch.rand(batch, height, width, T, generator=generator, dtype=torch.float64)
+    poses = torch.randn(batch, *grid, T, *shape, generator=generator, dtype=torch.float64)
+    activation = torch.rand(batch, *grid, T, generator=generator, dtype=torch.float64)
     return Capsules(poses.requires_grad_(), activation.requires_grad_())
 
 
@@ -52,16 +53,16 @@ def make_layer(in_pose: Any = (2, 3), out_pose: Any = (2, 2), routing: str = "em
 
 
 def explicit_votes(layer: ClassCaps, children: Capsules, coordinates: bool = True) -> Tensor:
-    """V = u W, and the position's row and column on the first two elements; (B, I, E, H)."""
-    votes = torch.einsum("byxt...p,tjpd->byxtj...d", children.pose, layer.weight).flatten(5)
-    _, height, width, *_ = votes.shape
-    if coordinates:
-        votes = votes.clone()
-        for y in range(height):
-            for x in range(width):
-                votes[:, y, x, :, :, 0] += layer.coordinate_scale * (y + 0.5) / height
-                votes[:, y, x, :, :, 1] += layer.coordinate_scale * (x + 0.5) / width
-    return votes.flatten(1, 3)
+    """V = u W, and the position along each axis on the first elements; (B, I, E, H)."""
+    grid = children.activation.shape[1:-1]
+    votes = torch.einsum(
+        "b...p,...jpd->b...jd" if len(layer.in_pose) == 1 else "b...mp,...jpd->b...jmd", children.pose, layer.weight
+    )
+    votes = votes.flatten(len(grid) + 3).clone()
+    for place in itertools.product(*map(range, grid)) if coordinates else ():
+        for axis, (at, extent) in enumerate(zip(place, grid, strict=True)):
+            votes[(slice(None), *place)][..., axis] += layer.coordinate_scale * (at + 0.5) / extent
+    return votes.flatten(1, len(grid) + 1)
 
 
 def as_tensors(votes: Tensor) -> Votes:
@@ -74,13 +75,14 @@ def as_tensors(votes: Tensor) -> Votes:
 class TestVotes:
     @POSES
     @pytest.mark.parametrize("coordinates", [False, True], ids=["plain", "coordinates"])
-    @pytest.mark.parametrize("size", [(1, 1), (4, 3), (2, 7)], ids=str)
+    @pytest.mark.parametrize("size", [(5,), (1, 1), (4, 3), (2, 7), (4, 2, 3)], ids=str)
     @BACKENDS
     def test_explicit(
-        self, in_pose: Any, out_pose: Any, coordinates: bool, size: tuple[int, int], backend: str
+        self, in_pose: Any, out_pose: Any, coordinates: bool, size: tuple[int, ...], backend: str
     ) -> None:
-        layer = make_layer(in_pose, out_pose, coordinates=coordinates, coordinate_scale=1.7, backend=backend)
-        children = make_children(*size, in_pose)
+        settings = {"coordinates": coordinates, "coordinate_scale": 1.7, "axes": len(size), "backend": backend}
+        layer = make_layer(in_pose, out_pose, **settings)
+        children = make_children(*size, pose=in_pose)
         torch.testing.assert_close(layer.route(children).votes.dense(), explicit_votes(layer, children, coordinates))
 
     @OF_VOTES
@@ -89,7 +91,7 @@ class TestVotes:
     def test_forward_routes_these_votes(self, routing: str, in_pose: Any, out_pose: Any, backend: str) -> None:
         """All routings but the one that looks at the children themselves."""
         layer = make_layer(in_pose, out_pose, routing, backend=able(routing, backend))
-        children = make_children(3, 4, in_pose)
+        children = make_children(3, 4, pose=in_pose)
         parents = layer(children)
         assert parents.activation.shape == (2, E)
         assert parents.pose_shape == ((out_pose,) if isinstance(out_pose, int) else out_pose)
@@ -108,7 +110,7 @@ class TestVotes:
         dense = CapsLinear(3 * 4 * T, E, (2, 3), (2, 2), routing=layer.routing, backend=backend)
         dense.weight = torch.nn.Parameter(layer.weight.detach().repeat(12, 1, 1, 1))
         dense.routing = layer.routing
-        children = make_children(3, 4, (2, 3))
+        children = make_children(3, 4)
         results = []
         for made in (layer, dense):
             pose, activation = made(children)
@@ -125,7 +127,7 @@ class TestAnySize:
 
     def test_without_coordinates_places_do_not_matter(self) -> None:
         layer = make_layer(coordinates=False)
-        children = make_children(3, 4, (2, 3))
+        children = make_children(3, 4)
         turned = Capsules(*(field.flip(1).transpose(1, 2) for field in children))
         torch.testing.assert_close(layer(turned), layer(children))
         with_places = make_layer()
@@ -139,6 +141,9 @@ class TestCoordinateAddition:
         assert torch.equal(field[..., 0], torch.tensor([[2.0] * 4, [6.0] * 4]))
         assert torch.equal(field[..., 1], torch.tensor([[1.0, 3.0, 5.0, 7.0]] * 2))
         assert (field[..., 2] == 0).all()
+        assert coordinate_addition(4, 2, scale=8.0).tolist() == [[1, 0], [3, 0], [5, 0], [7, 0]]
+        volume = coordinate_addition(2, 1, 3, 4)
+        torch.testing.assert_close(volume[1, 0, 2], torch.tensor([0.75, 0.5, 5 / 6, 0]))
 
     @pytest.mark.parametrize("size", [(1, 1), (3, 8), (10, 1)], ids=str)
     def test_centres_of_positions(self, size: tuple[int, int]) -> None:
@@ -151,14 +156,22 @@ class TestCoordinateAddition:
         for call in (lambda: coordinate_addition(3, 3, 1), lambda: ClassCaps(2, 3, 4, 1)):
             with pytest.raises(ValueError, match="coordinate addition needs votes of 2 elements or more, got 1"):
                 call()
+        with pytest.raises(ValueError, match="coordinate addition needs votes of 3 elements or more, got 2"):
+            ClassCaps(2, 3, 4, 2, axes=3)
         ClassCaps(2, 3, 4, 1, coordinates=False)
+        ClassCaps(2, 3, 4, 1, axes=1)
 
     def test_scale_zero_is_none(self) -> None:
-        children = make_children(3, 2, (2, 3))
+        children = make_children(3, 2)
         torch.testing.assert_close(make_layer(coordinate_scale=0.0)(children), make_layer(coordinates=False)(children))
 
 
 class TestExceptions:
+    @pytest.mark.parametrize("axes", [0, 4, "2"])
+    def test_axes(self, axes: Any) -> None:
+        with pytest.raises(ValueError, match=r"axes must be one of \[1, 2, 3\]"):
+            ClassCaps(2, 3, 4, 4, axes=axes)
+
     @pytest.mark.parametrize(
         ("pose", "activation"),
         [((1, 4, 4, 3, 2, 3), (1, 4, 4, 3)), ((1, 4, 4, 2, 3), (1, 4, 4, 2)), ((1, 32, 2, 3), (1, 32))],
@@ -168,6 +181,8 @@ class TestExceptions:
         for call in (make_layer(), make_layer().route):
             with pytest.raises(ValueError, match=r"children must have poses \(B, H, W, 2, 2, 3\)"):
                 call(Capsules(torch.zeros(pose), torch.zeros(activation)))
+        with pytest.raises(ValueError, match=r"children must have poses \(B, L, 2, 2, 3\)"):
+            make_layer(axes=1)(Capsules(torch.zeros(pose), torch.zeros(activation)))
 
 
 def test_the_routing_is_not_shared() -> None:

@@ -14,14 +14,13 @@ from torchcaps import (
     CapsConv2d,
     CapsConv3d,
     Capsules,
-    ClassCaps,
     PrimaryCaps,
     PrimaryCaps1d,
     PrimaryCaps3d,
     create_routing,
     ops,
 )
-from torchcaps.layers import CapsConvNd, PrimaryCapsNd, coordinate_addition
+from torchcaps.layers import CapsConvNd, PrimaryCapsNd
 from torchcaps.ops import Gaussian, GridWide, InnerProduct, PositionWide, Votes, Windows, use_backend
 from torchcaps.ops.plan import FEW
 from torchcaps.routing import EMRouting
@@ -349,51 +348,3 @@ class TestPrimary:
             PrimaryCaps3d(2, 3, 4).sites(9, 9)
         with pytest.raises(ValueError, match=r"feature map is 8, smaller than .* kernel of 9"):
             PrimaryCaps1d(2, 3, 4).sites(8)
-
-
-class TestClassCapsules:
-    @BACKENDS
-    @pytest.mark.parametrize("routing", ["em", "dynamic"])
-    @pytest.mark.parametrize("axes", [1, 3])
-    def test_votes(self, axes: int, routing: str, backend: str) -> None:
-        """V = u W with the position along each axis on the first elements."""
-        grid = (4, 2, 3)[:axes]
-        torch.manual_seed(0)
-        layer = ClassCaps(
-            2, 3, (2, 3), (2, 2), routing=create_routing(routing), axes=axes, coordinate_scale=2.0, backend=backend
-        ).double()
-        children = make_children(2, *grid, 2)
-        expected = torch.einsum("b...tmp,tjpd->b...tjmd", children.pose, layer.weight).flatten(-2).clone()
-        for place in itertools.product(*map(range, grid)):
-            for axis in range(axes):
-                expected[(slice(None), *place)][..., axis] += 2.0 * (place[axis] + 0.5) / grid[axis]
-        expected = expected.flatten(1, axes + 1)
-        routed = layer.route(children)
-        torch.testing.assert_close(routed.votes.dense(), expected, rtol=1e-12, atol=1e-14)
-        for number in range(2):
-            votes = Votes(torch.ones(1, expected.shape[1], 1, dtype=torch.float64), expected[number][:, :, None])
-            alone = layer.routing(votes, children.activation[number : number + 1].flatten(1))
-            torch.testing.assert_close(routed.pose[number], alone.pose[0], rtol=1e-8, atol=1e-11)
-        parents = layer(children)
-        assert parents.pose.shape == (2, 3, 2, 2)
-        assert all(gradient.isfinite().all() for gradient in gradients(parents, [children.pose], layer))
-
-    def test_coordinates_by_hand(self) -> None:
-        assert coordinate_addition(4, 2, scale=8.0).tolist() == [[1, 0], [3, 0], [5, 0], [7, 0]]
-        field = coordinate_addition(2, 1, 3, 4)
-        assert field.shape == (2, 1, 3, 4)
-        torch.testing.assert_close(field[1, 0, 2], torch.tensor([0.75, 0.5, 5 / 6, 0]))
-
-    def test_as_many_elements_as_axes(self) -> None:
-        with pytest.raises(ValueError, match="coordinate addition needs votes of 3 elements or more, got 2"):
-            ClassCaps(2, 3, 4, 2, axes=3)
-        ClassCaps(2, 3, 4, 1, axes=1)
-
-    @pytest.mark.parametrize("axes", [0, 4, "2"])
-    def test_axes(self, axes: Any) -> None:
-        with pytest.raises(ValueError, match=r"axes must be one of \[1, 2, 3\]"):
-            ClassCaps(2, 3, 4, 4, axes=axes)
-
-    def test_other_axes(self) -> None:
-        with pytest.raises(ValueError, match=r"children must have poses \(B, L, 2, 2, 3\)"):
-            ClassCaps(2, 3, (2, 3), (2, 3), axes=1)(make_children(1, 4, 4, 2))
