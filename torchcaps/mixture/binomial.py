@@ -1,5 +1,6 @@
 """The problem of the two coins: a mixture of binomials."""
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +46,7 @@ def _log(probabilities: Tensor) -> Tensor:
     return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
 
 
+@dataclass(eq=False, repr=False)
 class BinomialMixture(Mixture):
     r"""Which coin was tossed? A mixture of binomials, fitted by EM.
 
@@ -87,24 +89,14 @@ class BinomialMixture(Mixture):
         array([1, 1, 1, 0, 0, 0])
     """
 
-    def __init__(
-        self,
-        n_components: int = 2,
-        *,
-        learn: tuple[str, ...] = ("probabilities", "weights"),
-        weights_init: Any = None,
-        probabilities_init: Any = None,
-        max_iter: int = 100,
-        tol: float = 1e-5,
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.learn = learn
-        self.weights_init = weights_init
-        self.probabilities_init = probabilities_init
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
+    n_components: int = 2
+    _: KW_ONLY
+    learn: tuple[str, ...] = ("probabilities", "weights")
+    weights_init: Any = None
+    probabilities_init: Any = None
+    max_iter: int = 100
+    tol: float = 1e-5
+    random_state: Any = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

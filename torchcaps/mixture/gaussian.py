@@ -1,6 +1,7 @@
 """Gaussian mixtures, diagonal and full, as estimators."""
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -132,6 +133,7 @@ class Full:
 COVARIANCES: dict[str, Covariance] = {"diag": Diagonal(), "full": Full()}
 
 
+@dataclass(eq=False, repr=False)
 class GaussianMixture(Mixture):
     r"""A mixture of Gaussians, fitted by EM.
 
@@ -181,30 +183,17 @@ class GaussianMixture(Mixture):
         ((2, 2), (100, 2))
     """
 
-    def __init__(
-        self,
-        n_components: int = 1,
-        *,
-        covariance_type: Literal["diag", "full"] = "full",
-        learn: tuple[str, ...] = ("weights", "means", "covariances"),
-        weights_init: Any = None,
-        means_init: Any = None,
-        precisions_init: Any = None,
-        reg_covar: float = 1e-6,
-        max_iter: int = 100,
-        tol: float = 1e-3,
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.covariance_type = covariance_type
-        self.learn = learn
-        self.weights_init = weights_init
-        self.means_init = means_init
-        self.precisions_init = precisions_init
-        self.reg_covar = reg_covar
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
+    n_components: int = 1
+    _: KW_ONLY
+    covariance_type: Literal["diag", "full"] = "full"
+    learn: tuple[str, ...] = ("weights", "means", "covariances")
+    weights_init: Any = None
+    means_init: Any = None
+    precisions_init: Any = None
+    reg_covar: float = 1e-6
+    max_iter: int = 100
+    tol: float = 1e-3
+    random_state: Any = None
 
     @property
     def _covariance(self) -> Covariance:

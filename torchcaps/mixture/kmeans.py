@@ -2,7 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from numpy.typing import ArrayLike
@@ -56,28 +57,20 @@ class Centres(NamedTuple):
     centres: Tensor
 
 
+@dataclass(eq=False, repr=False)
 class CentreClustering(ClusterMixin, Clustering):
     """What hard and soft K-Means share."""
 
-    _metrics: tuple[str, ...]
-    _hard: bool
+    _metrics: ClassVar[tuple[str, ...]]
+    _hard: ClassVar[bool]
 
-    def __init__(
-        self,
-        n_clusters: int = 8,
-        *,
-        metric: str = "euclidean",
-        init: Any = "k-means++",
-        max_iter: int = 300,
-        tol: float = 1e-4,
-        random_state: Any = None,
-    ) -> None:
-        self.n_clusters = n_clusters
-        self.metric = metric
-        self.init = init
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
+    n_clusters: int = 8
+    _: KW_ONLY
+    metric: str = "euclidean"
+    init: Any = "k-means++"
+    max_iter: int = 300
+    tol: float = 1e-4
+    random_state: Any = None
 
     @property
     def _sharpness(self) -> float:
