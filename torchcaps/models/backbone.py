@@ -182,21 +182,24 @@ def _load_own(backbone: Backbone, weights: str) -> None:
         raise ValueError(f"weights {weights} are not those of such a backbone: {error}") from error
 
 
+@settings
 class _OnBackbone(ImageClassifier):
     """What networks on a backbone have in common; its weights are saved with theirs."""
 
-    features: Backbone
-    backbone: str
-    widths: Sequence[int]
-    blocks: int
-    stride: int
-    weights: str | None
-    frozen: bool
     outside: ClassVar[tuple[str, ...]] = ("weights",)
+
+    image_shape: tuple[int, int, int] = (3, 32, 32)
+    classes: int = 10
+    backbone: str = "residual"
+    widths: Sizes = (32, 64, 128)
+    blocks: Size = 2
+    stride: Size = 1
+    weights: str | None = None
+    frozen: bool = False
 
     def _make_backbone(self) -> None:
         weights, self.weights = self.weights, None
-        self.features = make_backbone(
+        self.features: Backbone = make_backbone(
             self.backbone, self.image_shape[0], self.widths, self.blocks, self.stride, weights
         )
         if self.frozen:
@@ -269,14 +272,6 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         torch.Size([2, 4])
     """
 
-    image_shape: tuple[int, int, int] = (3, 32, 32)
-    classes: int = 10
-    backbone: str = "residual"
-    widths: Sizes = (32, 64, 128)
-    blocks: Size = 2
-    stride: Size = 1
-    weights: str | None = None
-    frozen: bool = False
     types: Size = 16
     primary_dim: Size = 8
     pose_dim: Size = 16
@@ -329,15 +324,6 @@ class BackboneTwin(_OnBackbone):
         >>> network(torch.rand(2, 3, 16, 16)).activation.shape
         torch.Size([2, 4])
     """
-
-    image_shape: tuple[int, int, int] = (3, 32, 32)
-    classes: int = 10
-    backbone: str = "residual"
-    widths: Sizes = (32, 64, 128)
-    blocks: Size = 2
-    stride: Size = 1
-    weights: str | None = None
-    frozen: bool = False
 
     def __post_init__(self) -> None:
         self._make_backbone()
