@@ -48,7 +48,7 @@ def damage(folder: Path, **arguments: object) -> None:
         {"routing": {"__routing__": "unheard of"}},
         {"routing": {"name": "unheard of"}},
         {"routing": {"steps": 3}},
-        {"routing": "unheard of"},
+        {"routing": "dynamic"},
         {"classes": "ten"},
         {"network": "ResNet"},
         {"network": None},

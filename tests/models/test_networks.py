@@ -189,8 +189,7 @@ class TestConfiguration:
 
     def test_a_routing_by_name(self) -> None:
         """Where no type hint says what it is, a routing is an argument that is called so."""
-        for said in ("em", {"name": "em", "steps": 2}):
-            assert type(Holding.from_config({"routing": said}).routing) is ROUTINGS["em"]
+        assert type(Holding.from_config({"routing": {"name": "em", "steps": 2}}).routing) is ROUTINGS["em"]
         assert Holding.from_config({"attention": {"name": "em"}}).attention == {"name": "em"}
 
     def test_files_of_earlier_code_mark_routings_by_a_key(self) -> None:

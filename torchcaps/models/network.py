@@ -212,7 +212,7 @@ def _described(hint: Any, value: Any, argument: str) -> Any:
 
 def _made(hint: Any, value: Any, argument: str) -> Any:
     """An argument as the constructor takes it, with what the configuration describes made."""
-    if not isinstance(value, str | Mapping | list | tuple):
+    if not isinstance(value, Mapping | list | tuple):
         return value
     value = of_before(value)
     return value if hint is Any else make(fit(hint, value, argument))
