@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from torchcaps.models import CapsNet, ImageClassifier, SharedCapsNet, create_model, load_pretrained
-from torchcaps.models.network import CONFIG_FILE, WEIGHTS_FILE
+from torchcaps.models.network import CONFIG_FILE, WEIGHTS_FILE, _write_weights
 
 
 @pytest.fixture
@@ -160,3 +160,11 @@ def test_wrong_class(saved: Path) -> None:
     assert isinstance(ImageClassifier.from_pretrained(saved), CapsNet)
     with pytest.raises(ValueError, match=f"{saved} holds a CapsNet, not a SharedCapsNet"):
         SharedCapsNet.from_pretrained(saved)
+
+
+def test_weights_are_written_as_the_package_would(tmp_path: Path) -> None:
+    state = {"b": torch.randn(3, 4), "a": torch.arange(3), "c": torch.ones(5).bool(), "é": torch.zeros(0, 3).bfloat16()}
+    _write_weights(state, tmp_path / "own")
+    read = load_file(tmp_path / "own")
+    assert read.keys() == state.keys()
+    assert all(torch.equal(read[name], one) and read[name].dtype == one.dtype for name, one in state.items())

@@ -1,5 +1,6 @@
 """What every network can do, over images or words: give its configuration, save itself, and be loaded again."""
 
+import ctypes
 import inspect
 import json
 import os
@@ -135,8 +136,6 @@ class Network(nn.Module, ABC):
             ValueError: if there is no such type, or a weight is too large for it; or if the weights have another type
                 than these, such as float64.
         """
-        from safetensors.torch import save_file
-
         folder = Path(folder)
         config = {"network": type(self).__name__, "arguments": self.config(), "extra": extra}
         imports = _imports(self)
@@ -152,7 +151,7 @@ class Network(nn.Module, ABC):
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         with written_whole(folder / WEIGHTS_FILE) as part:
-            save_file(state, part)
+            _write_weights(state, part)
         write_whole(folder / CONFIG_FILE, text)
 
     @classmethod
@@ -364,6 +363,28 @@ def _outline(saved: _Saved) -> Network:
             return saved.make()
     except (NotImplementedError, RuntimeError):  # a constructor that looks at numbers
         return saved.make()
+
+
+def _write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Writes contiguous tensors on the CPU as safetensors; the package of that name needs NumPy to write."""
+    header, end = {}, 0
+    largest_first = sorted(state.items(), key=lambda one: (-one[1].element_size(), one[0]))  # so that all are aligned
+    for name, tensor in largest_first:
+        start, end = end, end + tensor.nbytes
+        kind = _SAFETENSORS[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in largest_first:
+            file.write(ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b"")
+
+
+_SAFETENSORS = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
 def _read_weights(path: Path, outline: Network, stored: torch.dtype | None) -> dict[str, torch.Tensor]:

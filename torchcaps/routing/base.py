@@ -352,7 +352,9 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
             f"{tuple(pose.shape)} and {tuple(activation.shape)}"
         )
     pose = pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else pose
-    return Capsules(pose.to(dtype), activation.to(dtype))
+    if pose.dtype != dtype or activation.dtype != dtype:  # even where there is nothing to do ``to`` takes its time
+        pose, activation = pose.to(dtype), activation.to(dtype)
+    return Capsules(pose, activation)
 
 
 class BatchStandard(nn.BatchNorm1d):
