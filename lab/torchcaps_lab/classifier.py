@@ -23,6 +23,7 @@ from torchcaps_lab.data.picture import as_numbers
 from torchcaps_lab.data.reader import ImageReader, Reader, TextReader
 from torchcaps_lab.data.words import Reading, Words
 from torchcaps_lab.report.calibration import Calibration
+from torchcaps_lab.report.cards import facts_card
 from torchcaps_lab.tasks import Answer, Examination, Task, as_task
 from torchcaps_lab.tasks.labels import finite_warning
 
@@ -155,6 +156,24 @@ class Classifier:
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
 
+    def _facts(self) -> dict[str, str]:
+        """What people want to know of it first."""
+        weights = sum(parameter.numel() for parameter in self.network.parameters())
+        facts = {"network": f"{type(self.network).__name__}, {weights:,} parameters", "task": self.task.name}
+        facts["classes"] = f"{len(self.classes)}: {', '.join(self.classes[:5])}{', ...' * (len(self.classes) > 5)}"
+        if self.network.takes == "images":
+            facts["images"] = f"{self.image_shape}, resize {self.resize!r}"
+        accuracy = self.summary.get(f"test_{self.task.main.name}")
+        if isinstance(accuracy, float):
+            facts[f"test {self.task.main.name}"] = self.task.main.text(accuracy)
+        return facts if self.run is None else {**facts, "run": str(self.run)}
+
+    def __repr__(self) -> str:
+        return f"<Classifier: {'; '.join(f'{name} {fact}' for name, fact in self._facts().items())}>"
+
+    def _repr_html_(self) -> str:
+        return facts_card("Classifier", self._facts())
+
     def to(self, device: torch.device | str) -> "Classifier":
         """This classifier, with its network moved to a device."""
         self.network.to(device)
@@ -270,7 +289,10 @@ class Classifier:
         for line in finite_warning(prediction.activation, "their answers say nothing"):
             warnings.warn(line, stacklevel=3)
         answers = self.task.answers(prediction, self.classes)
-        answers = [replace(one, seen=looked.note) for one, (_, looked) in zip(answers, batch, strict=True)]
+        seen = [looked for _, looked in batch]
+        pictures = [one.pixels if one.pixels.is_floating_point() else None for one in seen]  # a text has none
+        rows = zip(answers, seen, pictures, strict=True)
+        answers = [replace(one, seen=looked.note, picture=picture) for one, looked, picture in rows]
         if self.calibration is not None:
             shares = self.calibration(prediction.activation).tolist()
             named = [dict(zip(self.classes, row, strict=True)) for row in shares]

@@ -14,6 +14,7 @@ from torchcaps.numerics import jsonable
 from torchcaps.spec import Registry, package_of, plain
 from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.report.calibration import Calibration
+from torchcaps_lab.report.cards import answer_card
 
 Forward = Callable[[Tensor, Tensor], Prediction]
 """A network in a training step: takes images and the classes to reconstruct, labels (B,) or a mask (B, E)."""
@@ -115,6 +116,9 @@ class Answer:
         seen: how the picture was prepared, if that depends on the picture, as for handwriting; else empty.
         boxes: where each of ``classes`` is, by name: left, top, right, bottom in pixels of the image as the network saw
             it; None if the network predicts no boxes.
+        picture: the image as the network takes it, (C, H, W) in [0, 1]; None for a text.
+
+    A notebook shows the picture, and a bar for each of the likeliest classes.
 
     Example:
         >>> from torchcaps_lab.tasks import Answer
@@ -132,6 +136,7 @@ class Answer:
     calibrated: Mapping[str, float] | None = None
     seen: str = ""
     boxes: Mapping[str, Sequence[float]] | None = None
+    picture: Tensor | None = None
 
     def top(self, count: int) -> tuple[str, ...]:
         """The names of the ``count`` most active classes, the most active first."""
@@ -161,6 +166,12 @@ class Answer:
 
     def __repr__(self) -> str:
         return f"<Answer: {self}>"
+
+    def _repr_html_(self) -> str:
+        shares, what = self.probabilities, "not calibrated"
+        if self.calibrated is not None:
+            shares, what = self.calibrated, "calibrated probabilities"
+        return answer_card(str(self), shares, what, self.picture, self.seen)
 
 
 TaskType = TypeVar("TaskType", bound="type[Task]")
