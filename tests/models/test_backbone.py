@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -222,3 +223,16 @@ def test_torchvision_that_does_not_load_is_declared(monkeypatch, tmp_path) -> No
     import_timm("timm/resnet18")
     import_timm("timm/resnet18")
     assert sorted(defined) == ["declared_here(Tensor x) -> Tensor", "nms(Tensor x) -> Tensor"]
+
+
+def test_training_comes_beside_a_torchvision_that_does_not_load(tmp_path) -> None:
+    """Lightning imports torchmetrics, and that imports torchvision, before any network is made."""
+    folder = tmp_path / "torchvision"
+    folder.mkdir()
+    (folder / "_C.so").write_bytes(b"compiled for another torch")
+    source = "import torch\n@torch.library.register_fake('torchvision::nms')\ndef nms(x): return x\n"
+    (folder / "_meta_registrations.py").write_text(source)
+    (folder / "__init__.py").write_text("from torchvision import _meta_registrations")
+    script = "import torchcaps_lab.training, torchvision"
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": paths})

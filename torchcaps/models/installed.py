@@ -22,8 +22,7 @@ def import_timm(backbone: str) -> Any:
         ModuleNotFoundError: if it is not installed; the message names the backbone that needs it.
     """
     try:
-        if not _kept:
-            _declare_operators()
+        declare_torchvision()
         import timm
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
@@ -32,12 +31,14 @@ def import_timm(backbone: str) -> Any:
     return timm
 
 
-def _declare_operators() -> None:
-    """Declares torchvision's compiled operators where they do not load, so that timm can import it.
+def declare_torchvision() -> None:
+    """Declares torchvision's compiled operators where they do not load, so that timm and torchmetrics can import it.
 
     Its wheel on PyPI is compiled for torch with CUDA. Beside another build its import fails: "operator
     torchvision::nms does not exist". timm's networks call none of them.
     """
+    if _kept:
+        return
     found = importlib.util.find_spec("torchvision")
     if found is None or not found.submodule_search_locations:
         return

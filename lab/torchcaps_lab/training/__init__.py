@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torchcaps.models.installed import declare_torchvision
 from torchcaps_lab.training.diverged import TrainingDiverged
 from torchcaps_lab.training.folder import RunFolder, is_first_process, read_summary
 from torchcaps_lab.training.reading import read_options
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     )
     from torchcaps_lab.training.run import circumstances, train, train_with
     from torchcaps_lab.training.speed import Speed
+
+declare_torchvision()  # Lightning's torchmetrics imports it wherever it is installed
 
 __all__ = [
     "Caller",
