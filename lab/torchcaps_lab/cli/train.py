@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchcaps.spec import declared
+from torchcaps.spec import Typed, declared
 from torchcaps_lab import training
 from torchcaps_lab.cli.output import say
 from torchcaps_lab.cli.parser import OptionParser, documented
 from torchcaps_lab.cli.plugins import add_import, named_imports
 from torchcaps_lab.tasks import as_task
 from torchcaps_lab.training.command_line import GROUPS
+from torchcaps_lab.training.guess import guess
 from torchcaps_lab.training.reading import as_yaml, merged, read_options
 
 _OF_THE_COMMAND = "allow_changes", "print_config"
@@ -20,11 +21,11 @@ _OF_THE_COMMAND = "allow_changes", "print_config"
 
 def command(arguments: list[str]) -> None:
     """Trains as the options say, or goes on with a run."""
-    given = again = shlex.join(["torchcaps", "train", *arguments])
+    command_line = again = shlex.join(["torchcaps", "train", *arguments])
     parser = train_parser()
     tree = parser.tree(arguments)
     imports = named_imports(arguments)
-    allow_changes, resume = "allow_changes" in tree, tree.pop("resume", None)
+    allow_changes, resume, named = "allow_changes" in tree, tree.pop("resume", None), tree.pop("images", None)
     files = [Path(file) for file in tree.pop("config", [])]
     options = {name: value for name, value in tree.items() if name not in (*_OF_THE_COMMAND, "import")}
     if resume is not None:
@@ -32,29 +33,36 @@ def command(arguments: list[str]) -> None:
             raise ValueError(f"--resume continues in {resume} itself and takes no --run, got {options['run']}")
         folder = training.RunFolder(Path(resume)).existing()
         files, options["run"] = [folder.config, *files], str(folder.path)
-    read = _of_files(files, imports)
+    given, guessed = merged(_of_files(files, imports), options), list[str]()
+    if named is not None:
+        other = "--resume" if resume is not None else "--data"
+        if resume is not None or _names(given.get("data")):
+            parser.error(f"{named} and {other} both name the images: give one of them")
+        given, guessed = guess(named).over(given)
     try:
-        chosen = training.training_options(merged(read, options), tuple(imports))
+        chosen = training.training_options(given, tuple(imports))
     except ValueError as error:
         parser.error(f"{error}\n  read from {', '.join(map(str, files))}" if files else str(error))
     if "print_config" in tree:
         say(as_yaml(chosen.plain()))
         return
     if chosen.run is None:
-        parser.error("--run is missing: the folder to write")
+        parser.error("--run is missing: the folder to write; 'torchcaps train FOLDER' chooses one")
     if resume is None:
         folder = training.RunFolder(Path(chosen.run))
         if training.is_first_process():
             folder.unused()
         named = [part for module in imports for part in ("--import", module)]
         again = shlex.join(["torchcaps", "train", "--resume", str(folder.path), *named])
+    for line in guessed if training.is_first_process() else ():
+        say(line)
     training.quiet_lightning()
     terminal = sys.stdout.isatty()
     try:
         summary = training.train_with(
             folder,
             chosen,
-            command=given,
+            command=command_line,
             progress_bar=terminal,
             allow_changes=allow_changes,
             show=None if terminal else say,
@@ -70,10 +78,20 @@ def command(arguments: list[str]) -> None:
         say(f"summary {folder.summary}" + (f", report {page}" if drawn else ""))
 
 
+def _names(data: Any) -> bool:
+    """Whether the option ``data`` names a data set, and not only arguments of one."""
+    data = data.value if isinstance(data, Typed) else data
+    return data is not None and (not isinstance(data, Mapping) or "name" in data)
+
+
 def train_parser() -> OptionParser:
     """The options of ``torchcaps train``."""
-    description = "Train a network. '--resume RUN' instead of '--run RUN' goes on with an interrupted run."
+    description = (
+        "Train a network. 'torchcaps train FOLDER' guesses the options that are not given, and says them. "
+        "'--resume RUN' instead of '--run RUN' goes on with an interrupted run."
+    )
     parser = OptionParser("torchcaps train", description)
+    parser.add_argument("images", nargs="?", help="folder with a sub-folder of images for each class, or a data set")
     parser.add_argument("--config", action="append", metavar="FILE", help="YAML file with any of these options")
     parser.add_argument("--run", metavar="FOLDER", help="folder to write; must be new or empty")
     parser.add_argument("--resume", metavar="RUN", help="folder of an interrupted run, to go on with")

@@ -1,0 +1,157 @@
+"""Options of a training that are guessed from what was named alone: a folder, a table of texts, or a data set."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from torchcaps.spec import meant
+from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.data.files import list_folder, seen_from
+from torchcaps_lab.data.picture import BrokenImage, image_suffixes, in_mode, opened
+from torchcaps_lab.training.reading import merged
+
+STEPS = 30
+"""Steps of an epoch that the batch size is chosen for: with fewer, 20 epochs end before much is learnt."""
+
+LEAST_BATCH, LARGEST_BATCH = 4, 128
+LOOKED_AT = 64
+"""Images whose size and colours are looked at, evenly over all."""
+
+LARGEST_SIDE = 64
+"""Height and width that larger images are brought to."""
+
+_SMALLEST_SIDE = 16
+"""Least height and width that ``capsnet_small`` takes."""
+
+_TABLES = ".csv", ".tsv"
+
+
+class Guess(NamedTuple):
+    """What was guessed.
+
+    Args:
+        options: by name, as in a file.
+        why: for people, by the names of options as on a command line.
+    """
+
+    options: dict[str, Any]
+    why: dict[str, str]
+
+    def over(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The options with those that were given over them, and for people a line for each that was not given."""
+        data = given.get("data")
+        named = {*given, *(f"data.{name}" for name in (data if isinstance(data, Mapping) else ()))}
+        said = [f"guessed: {name} {why}" for name, why in self.why.items() if name not in named]
+        return merged(self.options, given), said
+
+
+def guess(named: str | Path) -> Guess:
+    """Options for a folder of images or texts, a table of texts, or a data set by its name.
+
+    Raises:
+        FileNotFoundError: if there is nothing of that name.
+        ValueError: if a file is no table of texts, or a folder is not one of two or more classes.
+    """
+    path = Path(named).expanduser()
+    if path.is_file() and path.suffix.lower() not in _TABLES:
+        raise ValueError(f"{path} must be a folder, or a table of texts ({' or '.join(_TABLES)}); it is another file")
+    if path.is_file() or (path.is_dir() and _holds_texts(path)):
+        found = Guess({"data": {"name": "Text", "root": str(path)}}, {"data": f"Text, the texts in {path}"})
+    elif path.is_dir():
+        found = _of_images(path)
+    else:
+        found = _by_name(str(named))
+    run = _unused(Path("runs") / (path.stem if path.is_file() else path.resolve().name).lower())
+    return Guess({**found.options, "run": run}, {**found.why, "run": run})
+
+
+def _by_name(name: str) -> Guess:
+    try:
+        kind = DATASETS.find(name, "data")
+    except ValueError:
+        near = meant(name, [one.__name__ for one in DATASETS.values()])
+        raise FileNotFoundError(
+            f"there is no folder {name}{seen_from(Path(name))}, and no data set of that name{near}"
+        ) from None
+    return Guess({"data": {"name": DATASETS.name_of(kind)}}, {"data": f"{kind.__name__}, the data set of that name"})
+
+
+def _holds_texts(folder: Path) -> bool:
+    """Whether there are texts in a folder, and no images."""
+    suffixes = {path.suffix.lower() for path in folder.rglob("*")}
+    return bool(suffixes & {".txt", ".label", ".pos", *_TABLES}) and not suffixes & image_suffixes()
+
+
+def _of_images(root: Path) -> Guess:
+    listing = list_folder(root)
+    images = len(listing.items)
+    data: dict[str, Any] = {"name": "ImageFolder", "root": str(root)}
+    why = {"data": f"ImageFolder, {images:,} images of {len(listing.classes)} classes in {root}"}
+    looked = _looked_at([file.path for file in listing.items])
+    sizes = {size for size, _ in looked}
+    size = size_for(sizes)
+    side = size or min((min(one) for one in sizes), default=LARGEST_SIDE)
+    if size is not None:
+        data["size"] = size
+    found = f"{min(sizes)[0]} x {min(sizes)[1]}" if len(sizes) == 1 else "several sizes"
+    why["data.size"] = f"their own, {found}" if size is None else f"{size}, for images of {found}"
+    if any(colour for _, colour in looked):
+        data["channels"] = 3
+        why["data.channels"] = "3, colour"
+    model = "capsnet_small" if side >= _SMALLEST_SIDE else "capsnet_digits"
+    train = len(listing.parts["train"]) if "train" in listing.parts else images * 3 // 4
+    batch = batch_size_for(train)
+    why |= {
+        "model": f"{model}, for images of {side} pixels",
+        "batch_size": f"{batch}, for {train // batch} steps an epoch",
+    }
+    return Guess({"data": data, "model": model, "batch_size": batch}, why)
+
+
+def size_for(sizes: set[tuple[int, int]]) -> int | None:
+    """Height and width to bring images of such sizes to; None: they have one that can be left as it is.
+
+    Example:
+        >>> from torchcaps_lab.training.guess import size_for
+        >>> size_for({(32, 32)}), size_for({(32, 32), (30, 40)}), size_for({(400, 300)})
+        (None, 32, 64)
+    """
+    if not sizes or (len(sizes) == 1 and 8 <= min(min(sizes)) and max(min(sizes)) <= LARGEST_SIDE):
+        return None
+    usual = median(min(size) for size in sizes)
+    return int(min(max(8 * round(usual / 8), _SMALLEST_SIDE), LARGEST_SIDE))
+
+
+def batch_size_for(images: int) -> int:
+    """The largest power of two with which an epoch of so many training images has 30 steps, from 4 to 128.
+
+    Example:
+        >>> from torchcaps_lab.training.guess import batch_size_for
+        >>> [batch_size_for(images) for images in (20, 375, 50_000)]
+        [4, 8, 128]
+    """
+    most = max(images // STEPS, LEAST_BATCH)
+    return min(1 << most.bit_length() - 1, LARGEST_BATCH)
+
+
+def _looked_at(files: Sequence[Path]) -> list[tuple[tuple[int, int], bool]]:
+    """Height and width of some files that can be read, and whether they have colours."""
+    found = []
+    for path in files[:: -(-len(files) // LOOKED_AT) or 1]:
+        try:
+            with opened(path) as image:
+                width, height = image.size
+                image.draft("RGB", (LARGEST_SIDE, LARGEST_SIDE))  # decodes a JPEG file at a fraction of its size
+                reduced = in_mode(image, 3).resize((16, 16))
+        except (BrokenImage, OSError, ValueError):
+            continue  # the data set says which files cannot be read
+        red, green, blue = (band.tobytes() for band in reduced.split())
+        found.append(((height, width), not red == green == blue))
+    return found
+
+
+def _unused(folder: Path) -> str:
+    """The folder of a run, or with a number after its name, if something is there already."""
+    names = (folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000)))
+    return str(next(name for name in names if not name.exists() or not any(name.iterdir())))

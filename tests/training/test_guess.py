@@ -1,0 +1,77 @@
+"""``torchcaps train FOLDER``: what is guessed from a folder, and how explicit options win over it."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.runs import TINY, status
+from torchcaps_lab.training import read_options
+from torchcaps_lab.training.guess import guess
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch) -> Path:
+    """A folder of colour images of several sizes, in an empty working folder."""
+    for name, colour in (("cats", "gold"), ("dogs", "navy")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for place in range(12):
+            image = Image.new("RGB", (20 + place, 24), colour)
+            image.putpixel((place, 0), (place, 0, 0))
+            image.save(tmp_path / "photos" / name / f"{place}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "photos"
+
+
+def test_a_folder_alone_is_enough_and_its_run_is_resumed_and_evaluated_as_any(photos, capsys):
+    few = (
+        "--epochs",
+        "1",
+        "--report",
+        "false",
+        "--model_args",
+        str({**TINY, "decoder_hidden": "null"}).replace("'", ""),
+    )
+    assert status("train", "photos", *few, "--trainer.accelerator", "cpu", "--batch_size", "16") == 0
+    said = capsys.readouterr().out
+    for option in ("data ", "data.size ", "data.channels 3", "model capsnet_small", "run runs/photos"):
+        assert f"guessed: {option}" in said
+    assert "guessed: batch_size" not in said  # it was given
+    options = read_options(Path("runs/photos/config.yaml"))
+    assert options["data"]["name"].endswith(("ImageFolder", "folder"))
+    assert (options["data"]["root"], options["data"]["size"], options["batch_size"]) == ("photos", 24, 16)
+    assert status("train", "--resume", "runs/photos", "--epochs", "2") == 0
+    assert status("evaluate", "runs/photos") == 0
+    assert guess("photos").options["run"] == str(Path("runs/photos-2"))
+
+
+def test_given_options_win(photos):
+    options, said = guess(photos).over({"data": {"size": 32}, "model": "capsnet"})
+    assert options["data"]["size"] == 32
+    assert options["model"] == "capsnet"
+    assert not [line for line in said if line.startswith(("guessed: data.size", "guessed: model"))]
+
+
+def test_a_data_set_goes_by_its_name(photos):
+    options = guess("Digits").options
+    assert options["data"] == {"name": "digits"}
+    assert options["run"] == str(Path("runs/digits"))
+
+
+def test_a_table_of_texts_is_data_too(photos):
+    Path("reviews.csv").write_text("text,label\ngood,yes\nbad,no\n")
+    assert guess("reviews.csv").options == {"data": {"name": "Text", "root": "reviews.csv"}, "run": "runs/reviews"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nowhere",), "there is no folder nowhere"),
+        (("Digit",), "did you mean Digits?"),
+        (("photos", "--data", "Digits"), "photos and --data both name the images"),
+    ],
+)
+def test_what_is_not_there_is_one_clear_error(photos, capsys, words, said):
+    assert status("train", *words) != 0
+    assert said in capsys.readouterr().err
+    assert not Path("runs").exists()
