@@ -373,7 +373,7 @@ class Classifier:
         return images.prepared(Preprocess.from_config(options if crops is None else {**options, "crops": crops}))
 
     def _check_fit(self, resize: str) -> None:
-        if resize == "keep" and not self.network.any_size:
+        if resize == "keep" and self.network.takes == "images" and not self.network.any_size:
             raise ValueError(f"resize 'keep' is for networks of any size, a {type(self.network).__name__} has one")
 
     @torch.no_grad()

@@ -47,4 +47,4 @@ def _show_pretrained(pattern: str, as_json: bool) -> None:
     for row in rows:
         print(f"{row['name']}: {row['bytes'] / 2**20:.1f} MiB")
         for title, text in row["card"].items():
-            print(f"  {title:12}{text}")
+            print(f"  {title}: {text}")

@@ -65,14 +65,15 @@ def command(arguments: list[str]) -> None:
             command=command_line,
             progress_bar=terminal,
             allow_changes=allow_changes,
-            show=None if terminal else say,
+            show=say,
+            header=True,
         )
     except (SystemExit, KeyboardInterrupt):
         if folder.config.exists():
             print(f"stopped; continue with: {again}", file=sys.stderr)
         raise
     if summary is not None:
-        _print_summary(summary, notes=terminal)  # without a terminal they were printed at the start
+        _print_summary(summary)
         page = folder.path / "report" / "index.html"
         drawn = chosen.plain()["report"] and page.is_file()
         say(f"summary {folder.summary}" + (f", report {page}" if drawn else ""))
@@ -115,8 +116,8 @@ def _of_files(files: list[Path], imports: list[str]) -> dict[str, Any]:
     return found
 
 
-def _print_summary(summary: Mapping[str, Any], notes: bool) -> None:
-    """Prints the figures of a run, its warnings and, if wanted, its notes."""
+def _print_summary(summary: Mapping[str, Any]) -> None:
+    """Prints the figures of a run and its warnings; its notes were printed at the start."""
     main = as_task(summary["task"]).main
     tested = summary.get(f"test_{main.name}")
     found = "" if tested is None else f"test {main.name} {main.text(tested)} "
@@ -127,5 +128,3 @@ def _print_summary(summary: Mapping[str, Any], notes: bool) -> None:
         say(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
     for line in summary.get("warnings", []):
         say(f"warning: {line}")
-    for line in summary.get("notes", []) if notes else ():
-        say(f"note: {line}")

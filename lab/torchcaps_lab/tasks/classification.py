@@ -116,9 +116,13 @@ class Classification(Task):
 
 
 def _matrix(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
-    """The lines of the confusion matrix, one for each class."""
-    for name, row, figures in zip(classes, findings.confusion.tolist(), findings.per_class, strict=True):
-        yield f"  {readable(name)}: {' '.join(f'{count:5}' for count in row)}  ({class_text(figures._asdict())})"
+    """The lines of the confusion matrix: a head, and one for each class, with its number in the head."""
+    names = [f"{readable(name)} [{place}]" for place, name in enumerate(classes, 1)]
+    widest = max(map(len, names))
+    heads = [f"[{place}]" for place in range(1, len(classes) + 1)]
+    yield f"  {'true':{widest}}  {' '.join(f'{head:>5}' for head in heads)}  predicted"
+    for name, row, figures in zip(names, findings.confusion.tolist(), findings.per_class, strict=True):
+        yield f"  {name:{widest}}: {' '.join(f'{count:5}' for count in row)}  ({class_text(figures._asdict())})"
 
 
 def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:

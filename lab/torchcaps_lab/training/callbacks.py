@@ -69,7 +69,8 @@ class History(Callback):
             self._write()
             if self.show is not None:
                 shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name in self.shown)
-                self.show(f"epoch {epoch}/{trainer.max_epochs}: {shown}")
+                left = sum(row["seconds"] for row in self.rows) / epoch * ((trainer.max_epochs or epoch) - epoch)
+                self.show(f"epoch {epoch}/{trainer.max_epochs}: {shown}; {duration(left)} left")
 
     def _write(self) -> None:
         columns = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -85,6 +86,21 @@ class History(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from these rows; earlier versions counted the epochs from zero."""
         self.rows = [{**row, "epoch": place} for place, row in enumerate(state_dict["rows"], 1)]
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    Example:
+        >>> from torchcaps_lab.training.callbacks import duration
+        >>> duration(8.4), duration(95), duration(7500)
+        ('8 s', '1 min 35 s', '2 h 5 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 class StopAt(Callback):

@@ -95,7 +95,8 @@ class Fitting:
         preprocess = learner.preprocess.config()
         known = {"seed": schedule.seed, "batch_size": schedule.batch_size, "preprocess": preprocess}
         self.fingerprint = Fingerprint({**known, **self.caller.options}, train, validation)
-        self.history = History(folder / "metrics.csv", self.caller.show, main.name)
+        show = None if self.caller.progress_bar else self.caller.show
+        self.history = History(folder / "metrics.csv", show, main.name)
         ends: list[Callback] = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, self.history, main)]
         ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
         self.best = KeepBest(self.checkpoints / "best", main) if schedule.keep == "best" else None

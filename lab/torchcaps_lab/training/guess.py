@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torchcaps.spec import meant
 from torchcaps_lab.data.base import DATASETS
-from torchcaps_lab.data.files import list_folder, seen_from
+from torchcaps_lab.data.files import ImageFile, list_folder, seen_from
 from torchcaps_lab.data.picture import BrokenImage, image_suffixes, in_mode, opened
 from torchcaps_lab.training.reading import merged
 
@@ -88,7 +88,7 @@ def _of_images(root: Path) -> Guess:
     images = len(listing.items)
     data: dict[str, Any] = {"name": "ImageFolder", "root": str(root)}
     why = {"data": f"ImageFolder, {images:,} images of {len(listing.classes)} classes in {root}"}
-    looked = _looked_at([file.path for file in listing.items])
+    looked = _looked_at([file.path for part in listing.parts.values() for file in part if isinstance(file, ImageFile)])
     sizes = {size for size, _ in looked}
     size = size_for(sizes)
     side = size or min((min(one) for one in sizes), default=LARGEST_SIDE)

@@ -355,6 +355,7 @@ class Caller:
         command: how this was started, for the summary.
         progress_bar: whether to show one.
         show: takes lines of text; None for silence.
+        header: whether it is told what is trained, before the first epoch.
         allow_changes: whether a run may be resumed with other options or images than it was started with.
 
     Example:
@@ -367,4 +368,5 @@ class Caller:
     command: str = ""
     progress_bar: bool = False
     show: Callable[[str], None] | None = None
+    header: bool = False
     allow_changes: bool = False

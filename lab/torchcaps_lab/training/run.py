@@ -67,8 +67,9 @@ def train(
     alone = folder.opened(as_yaml(caller.options), resumed, partial(write_record, folder, data))
     with alone if is_first_process() else nullcontext():
         if is_first_process() and caller.show is not None:
-            for note in notes:
-                caller.show(f"note: {note}")
+            head = _header(subject, network, fitting) if caller.header else []
+            for line in [*head, *(f"note: {note}" for note in notes)]:
+                caller.show(line)
         goes_on = resumed and is_first_process()
         # At the start, so that the next resume after a kill goes on with these options.
         runner, metrics = fitting.run(partial(write_whole, folder.config, as_yaml(caller.options)) if goes_on else None)
@@ -94,6 +95,19 @@ def train(
         if running.report and len(test):
             task.report(folder.path, network, test, summary, metrics)
     return summary
+
+
+def _header(subject: Subject, network: ImageClassifier, fitting: Fitting) -> list[str]:
+    """For people, before the training: images, classes, network, device and steps."""
+    data, device = subject.data, fitting.trainer.strategy.root_device
+    sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in ("train", "validation", "test"))
+    shape = f" of {' x '.join(map(str, data.image_shape))} (C x H x W)" if data.gives == "images" else ""
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return [
+        f"{type(data).__name__}: {sizes} {data.train.what}{shape}, {len(data.classes)} classes",
+        f"{subject.architecture}: {parameters:,} parameters, on {device}; "
+        f"{fitting.steps:,} steps in at most {fitting.trainer.max_epochs} epochs",
+    ]
 
 
 def _described(subject: Subject, task: Task, network: ImageClassifier) -> dict[str, Any]:
@@ -141,7 +155,7 @@ def train_with(folder: RunFolder, options: TrainingOptions, **how: Any) -> dict[
     Args:
         folder: of the run.
         options: of the training.
-        how: ``command``, ``progress_bar``, ``show`` and ``allow_changes`` of :class:`Caller`.
+        how: ``command``, ``progress_bar``, ``show``, ``header`` and ``allow_changes`` of :class:`Caller`.
 
     Returns:
         As :func:`train`; raises what that raises.

@@ -19,7 +19,7 @@ def train(
     *,
     run: str | Path | None = None,
     resume: bool = False,
-    show: Callable[[str], None] | None = None,
+    show: Callable[[str], None] | None = print,
     **options: Any,
 ) -> Classifier:
     """Trains a network as ``torchcaps train`` does, with the same defaults, and opens it.
@@ -34,7 +34,7 @@ def train(
             with the run, and to go on with it they are given again.
         run: folder to write, new or empty; default: ``runs`` and the name of the data.
         resume: go on with the run in that folder, with its options and those given here.
-        show: takes a line of text for each epoch, such as ``print``; None for silence.
+        show: takes a line of text for each epoch; ``print`` is told first what is trained. None for silence.
         options: of ``torchcaps train``, by name, nested ones as a dict: ``preprocess={"flip": True}``; a class by its
             name, or with arguments as ``{"name": "Adam", "lr": 0.01}``; a routing, a task or a loss also as an object.
             All others are arguments of the data set: ``size``, ``channels``, ``resize``, ...
@@ -58,7 +58,7 @@ def train(
     before = read_options(folder.config) if resume else {}
     chosen = training_options(merged(before, {"data": _data(data, rest), "run": str(folder.path), **own}))
     quiet_lightning()
-    train_with(folder, chosen, command=_call(named, run, options), show=show)
+    train_with(folder, chosen, command=_call(named, run, options), show=show, header=show is print)
     return Classifier.open(folder.path)
 
 
