@@ -23,9 +23,10 @@ def command(arguments: list[str]) -> None:
     """Trains as the options say, or goes on with a run."""
     command_line = again = shlex.join(["torchcaps", "train", *arguments])
     parser = train_parser()
-    tree = parser.tree(arguments)
+    named = arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
+    tree = parser.tree(arguments if named is None else arguments[1:])
     imports = named_imports(arguments)
-    allow_changes, resume, named = "allow_changes" in tree, tree.pop("resume", None), tree.pop("images", None)
+    allow_changes, resume = "allow_changes" in tree, tree.pop("resume", None)
     files = [Path(file) for file in tree.pop("config", [])]
     options = {name: value for name, value in tree.items() if name not in (*_OF_THE_COMMAND, "import")}
     if resume is not None:
@@ -88,11 +89,11 @@ def _names(data: Any) -> bool:
 def train_parser() -> OptionParser:
     """The options of ``torchcaps train``."""
     description = (
-        "Train a network. 'torchcaps train FOLDER' guesses the options that are not given, and says them. "
+        "Train a network. 'torchcaps train FOLDER ...', a folder with a sub-folder of images for each class, or the name "
+        "of a data set, comes first and guesses the options that are not given. "
         "'--resume RUN' instead of '--run RUN' goes on with an interrupted run."
     )
     parser = OptionParser("torchcaps train", description)
-    parser.add_argument("images", nargs="?", help="folder with a sub-folder of images for each class, or a data set")
     parser.add_argument("--config", action="append", metavar="FILE", help="YAML file with any of these options")
     parser.add_argument("--run", metavar="FOLDER", help="folder to write; must be new or empty")
     parser.add_argument("--resume", metavar="RUN", help="folder of an interrupted run, to go on with")
