@@ -89,8 +89,8 @@ def _names(data: Any) -> bool:
 def train_parser() -> OptionParser:
     """The options of ``torchcaps train``."""
     description = (
-        "Train a network. 'torchcaps train FOLDER ...', a folder with a sub-folder of images for each class, or the name "
-        "of a data set, comes first and guesses the options that are not given. "
+        "Train a network. 'torchcaps train FOLDER ...', a folder with a sub-folder of images for each class, or the "
+        "name of a data set, comes first and guesses the options that are not given. "
         "'--resume RUN' instead of '--run RUN' goes on with an interrupted run."
     )
     parser = OptionParser("torchcaps train", description)
