@@ -23,8 +23,8 @@ def command(arguments: list[str]) -> None:
     """Trains as the options say, or goes on with a run."""
     command_line = again = shlex.join(["torchcaps", "train", *arguments])
     parser = train_parser()
-    named = arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
-    tree = parser.tree(arguments if named is None else arguments[1:])
+    what = arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
+    tree = parser.tree(arguments if what is None else arguments[1:])
     imports = named_imports(arguments)
     allow_changes, resume = "allow_changes" in tree, tree.pop("resume", None)
     files = [Path(file) for file in tree.pop("config", [])]
@@ -35,11 +35,11 @@ def command(arguments: list[str]) -> None:
         folder = training.RunFolder(Path(resume)).existing()
         files, options["run"] = [folder.config, *files], str(folder.path)
     given, guessed = merged(_of_files(files, imports), options), list[str]()
-    if named is not None:
+    if what is not None:
         other = "--resume" if resume is not None else "--data"
         if resume is not None or _names(given.get("data")):
-            parser.error(f"{named} and {other} both name the images: give one of them")
-        given, guessed = guess(named).over(given)
+            parser.error(f"{what} and {other} both name the images: give one of them")
+        given, guessed = guess(what).over(given)
     try:
         chosen = training.training_options(given, tuple(imports))
     except ValueError as error:
