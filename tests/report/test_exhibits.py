@@ -68,11 +68,12 @@ def test_every_exhibit_is_valid_json_and_holds_no_more_than_is_shown(
     model = tiny(name)
     images = image_set(model.image_shape)
     exhibits = list(exhibits_of_classifier(model, images, examine(model, images), {"rate": math.nan}, METRICS))
-    kinds = ["summary", "advice", "learning_curves", "confusion", "mistakes"]
+    kinds = ["headline", "advice", "learning_curves", "confusion", "mistakes"]
     if name == "capsnet_digits":
         kinds += ["reconstructions", "perturbations"]
     if name != "sharedcapsnet_cnn":
         kinds += ["layer_activations", "layer_types", "layer_poses", "assignments"]
+    kinds.append("summary")
     assert [exhibit.kind for exhibit in exhibits] == kinds
     for exhibit in exhibits:
         assert type(exhibit) is report.list_exhibits()[exhibit.kind]

@@ -88,10 +88,11 @@ class TestCommandLine:
     def test_the_report_shows_each_class_of_an_image(self, run):
         exhibits = json.loads((run / "report" / "exhibits.json").read_text())["exhibits"]
         kinds = {exhibit["kind"]: exhibit for exhibit in exhibits}
-        assert {"summary", "learning_curves", "reconstructions", "perturbations"} <= kinds.keys()
+        assert {"summary", "learning_curves", "assignments"} <= kinds.keys()
+        assert ("reconstructions" in kinds) is ("The decoder learned nothing" not in kinds["summary"]["text"])
         measured = {row["name"]: row["value"] for row in kinds["summary"]["measured"]}
         assert measured["exactly right"] == summary(run)["test_accuracy"]
-        first, second = kinds["reconstructions"]["titles"][:2]
+        first, second = kinds["layer_activations"]["titles"][:2]
         assert first.partition("\n")[2] == second.partition("\n")[2]  # one image, asked about each of its digits
         assert first != second
 

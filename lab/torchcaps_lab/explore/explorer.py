@@ -37,6 +37,7 @@ from torchcaps_lab.report.pictures.class_pose import ClassPose
 from torchcaps_lab.report.pictures.class_words import ClassWords
 from torchcaps_lab.report.pictures.pose_swap import PoseSwap
 from torchcaps_lab.report.pictures.routing_steps import RoutingSteps
+from torchcaps_lab.report.verdict import Verdict, judge
 from torchcaps_lab.report.words import ROUTED
 from torchcaps_lab.tasks import SeveralLabels
 
@@ -133,6 +134,13 @@ class _Opened:
         image = torch.zeros(1, *self.classifier.image_shape)
         with evaluating(self.network) as device:
             return layer_extents(self.network, self.classifier.preprocess.evaluate(image).images.to(device))
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """Whether its routing and its decoder do anything; None without test images to try it on."""
+        if self.reads or self.samples is None or not len(self.samples):
+            return None
+        return judge(self.network, self.samples.prepared(self.classifier.preprocess))
 
     @cached_property
     def routings(self) -> list[str]:
@@ -342,7 +350,7 @@ class Explorer:
             with other_routing(self._networks[taken.network].network, routing, steps):
                 seen = _again(taken.observation, target)
                 shown = {"activations": ClassActivations.of(seen), "assignments": Assignments.of(seen)}
-                drawn = pngs(seen.reconstructions[0]) if seen.decodes else None
+                drawn = pngs(seen.reconstructions[0]) if taken.observation.decodes else None
             return {name: one and one.to_json() for name, one in shown.items()} | {"picture": drawn}
 
         return self._once((look, "compare", target, routing, steps), made)
@@ -362,13 +370,14 @@ class Explorer:
 
     def _described(self, name: str, opened: _Opened) -> dict[str, Any]:
         network, classifier = opened.network, opened.classifier
-        routing = network.routing
+        routing, verdict = network.routing, opened.verdict
         return {
             "name": name,
             "model": type(network).__name__,
             "classes": list(classifier.classes),
             "image_shape": list(classifier.image_shape),
-            "decodes": getattr(network, "decoder", None) is not None,
+            "decodes": getattr(network, "decoder", None) is not None and not (verdict and verdict.blind),
+            "verdict": None if verdict is None else {"routing": verdict.of_routing, "decoder": verdict.of_decoder},
             "parameters": sum(one.numel() for one in network.parameters()),
             "routing": type(routing).__name__,
             "steps": getattr(routing, "steps", None),
@@ -403,7 +412,7 @@ class Explorer:
         """Takes a look at unprepared pixels (C, H, W)."""
         opened = self._networks[network]
         view = opened.classifier.preprocess.evaluate(pixels[None])
-        observation = Observation(opened.network, Selection(view.images, view.pictures), opened.extents)
+        observation = Observation(opened.network, Selection(view.images, view.pictures), opened.extents, opened.verdict)
         return self._kept(Look(network, observation, label))
 
     def _kept(self, look: Look | _TextLook) -> str:

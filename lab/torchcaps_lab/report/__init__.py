@@ -23,6 +23,7 @@ from torchcaps_lab.report.page import exhibits_of, exhibits_of_classifier, write
 from torchcaps_lab.report.places import Extent, layer_extents
 from torchcaps_lab.report.poses import carried, default_sweep, draw_poses, perturb, poses_of, transfer
 from torchcaps_lab.report.steps import Step, exchangeable_routings, observe_steps, other_routing, routing_steps
+from torchcaps_lab.report.verdict import Verdict, judge
 from torchcaps_lab.report.words import word_shares
 
 from torchcaps_lab.report import pictures  # isort: skip  # which registers them
@@ -43,6 +44,7 @@ __all__ = [
     "Step",
     "Table",
     "Tested",
+    "Verdict",
     "ask",
     "assignment_entropy",
     "attributes",
@@ -60,6 +62,7 @@ __all__ = [
     "fit_platt",
     "fit_readout",
     "fit_temperature",
+    "judge",
     "layer_entropy",
     "layer_extents",
     "list_exhibits",

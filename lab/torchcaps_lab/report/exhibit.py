@@ -65,6 +65,7 @@ class Exhibit:
         kind: the name that it is registered by.
         place: in the order of a report; None for one that is in none.
         drawings: the names of its pictures, as :meth:`pathlib.Path.glob` takes them.
+        folded: whether a page shows only its title until that is clicked, unless it is the first.
 
     Example:
         >>> from torchcaps_lab.report import Exhibit, register_exhibit
@@ -82,6 +83,7 @@ class Exhibit:
     kind: ClassVar[str] = ""
     place: ClassVar[float | None] = None
     drawings: ClassVar[str] = ""
+    folded: ClassVar[bool] = False
 
     @classmethod
     def of_images(cls, shown: "Observation", examples: "Observation") -> "Exhibit | None":

@@ -1,5 +1,6 @@
 """What a network does with a set of images, in numbers."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,15 @@ class Findings:
     def error(self) -> float:
         """The share of the images whose most active class is a wrong one."""
         return (self.prediction != self.labels).double().mean().item()
+
+    @property
+    def interval(self) -> float:
+        r"""How far from :attr:`accuracy` that of more such images may lie, with 95 % confidence, to either side.
+
+        :math:`1.96 \sqrt{p (1 - p) / N}`, the normal approximation, with at least half an image wrong.
+        """
+        N = len(self.labels)
+        return 1.96 * math.sqrt(max(self.accuracy * self.error, 0.25 / N) / N)
 
     @cached_property
     def per_class(self) -> tuple[ClassFigures, ...]:

@@ -16,6 +16,7 @@ from torchcaps_lab.report.flow import class_maps, class_shares
 from torchcaps_lab.report.layers import Layer, observe_layers
 from torchcaps_lab.report.places import Extent, layer_extents, on_a_grid, origin, placed_capsules
 from torchcaps_lab.report.poses import check_labels, check_target, draw_poses, perturb
+from torchcaps_lab.report.verdict import Verdict, judge
 
 COLUMNS = 10
 """Images in a row of pictures."""
@@ -187,6 +188,7 @@ class Observation:
             :attr:`activation`.
         selection: the images.
         extents: those of another look at images of the same size; None: they are found when they are asked for.
+        verdict: of :func:`~torchcaps_lab.report.judge`: what decides and draws nothing is not shown; None: all is.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
@@ -196,14 +198,21 @@ class Observation:
         (['primary_caps', 'class_caps'], torch.Size([2, 1, 8, 8]))
     """
 
-    def __init__(self, model: nn.Module, selection: Selection, extents: Mapping[str, Extent] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        selection: Selection,
+        extents: Mapping[str, Extent] | None = None,
+        verdict: Verdict | None = None,
+    ) -> None:
         self.model = model
+        self.verdict = verdict
         self.selection = selection
         self._extents = extents
 
     def asked(self, target: Tensor) -> "Observation":
         """The same look, with each image asked about another class: labels (B,). Nothing runs again."""
-        other = Observation(self.model, replace(self.selection, target=target), self.extents)
+        other = Observation(self.model, replace(self.selection, target=target), self.extents, self.verdict)
         vars(other).update(_seen=self._seen, activation=self.activation)
         return other
 
@@ -275,8 +284,9 @@ class Observation:
 
     @property
     def decodes(self) -> bool:
-        """Whether the network has a decoder."""
-        return isinstance(self.model, CapsuleClassifier) and self.model.decoder is not None
+        """Whether the network has a decoder that, as far as is known, learned something."""
+        learned = self.verdict is None or not self.verdict.blind
+        return learned and isinstance(self.model, CapsuleClassifier) and self.model.decoder is not None
 
     @cached_property
     def reconstructions(self) -> Tensor:
@@ -393,9 +403,17 @@ class Tested:
     @cached_property
     def shown(self) -> Observation:
         """Of :func:`select_samples`."""
-        return Observation(self.model, select_samples(self.findings, self.images))
+        return Observation(self.model, select_samples(self.findings, self.images), verdict=self.verdict)
 
     @cached_property
     def examples(self) -> Observation:
         """Of :func:`select_examples`."""
-        return Observation(self.model, select_examples(self.findings, self.images))
+        return Observation(self.model, select_examples(self.findings, self.images), verdict=self.verdict)
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """Whether routing and decoder do anything, as the run found or else measured now; None for texts."""
+        if self.images.what != "images":
+            return None
+        found = self.summary.get("verdict")
+        return judge(self.model, self.images) if found is None else Verdict(**found)

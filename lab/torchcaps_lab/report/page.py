@@ -19,6 +19,7 @@ h1, h2 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid #ddd
 p { max-width: 46em; } img { max-width: 100%; height: auto; }
 table { border-collapse: collapse; } td, th { padding: .2em 1em .2em 0; text-align: left; vertical-align: top; }
 tr { border-bottom: 1px solid #eee; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
+summary { margin-top: 2em; cursor: pointer; } summary h2 { display: inline; border: 0; }
 td.long { overflow-wrap: anywhere; } .table { overflow-x: auto; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); gap: 1em; }
 """
@@ -43,7 +44,7 @@ def write_report(
         folder: where ``report`` is made; pictures of an earlier report in there are replaced.
         model: any network, on any device; it is left in the mode it came in.
         image_set: what to test it on.
-        summary: shown as a table, in this order.
+        summary: shown as a table, in this order, folded, at the end.
         metrics: rows for :class:`~torchcaps_lab.report.pictures.LearningCurves`; may be empty.
         batch_size: how many images at a time.
 
@@ -161,13 +162,16 @@ def _draw(exhibit: Exhibit, report: Path, drawn: set[str], marks: dict[str, str]
 
 def _section(exhibit: Exhibit, pictures: Sequence[_Drawn], heading: str) -> str:
     table = exhibit.table()
+    title = f"<{heading}>{escape(exhibit.title)}</{heading}>"
+    folded = exhibit.folded and heading != "h1"
     parts = (
-        f"<{heading}>{escape(exhibit.title)}</{heading}>",
+        f"<details><summary>{title}</summary>" if folded else title,
         f"<p>{escape(exhibit.text)}</p>",
         _gallery(pictures),
         _explained({mark: word for picture in pictures for mark, word in picture.marks.items()}),
         exhibit.html() or "",
         "" if table is None else _table(table),
+        "</details>" if folded else "",
     )
     return "\n".join(part for part in parts if part)
 

@@ -167,23 +167,25 @@ class SeveralLabels(Task):
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
     ) -> "Iterator[Exhibit]":
-        from torchcaps_lab.report import Observation, exhibits_of
+        from torchcaps_lab.report import Observation, exhibits_of, judge
         from torchcaps_lab.report.pictures.learning_curves import LearningCurves
         from torchcaps_lab.report.pictures.summary import Quantity, Summary
 
         found = self.examine(network, images)
+        verdict = judge(network, images) if images.what == "images" else None
         measured = [Quantity("exactly right", found.figures["accuracy"], percent=True)]
         for name, row in found.details["per_class"].items():
             shares = [(share, row[share]) for share in ("precision", "recall") if row[share] is not None]
             measured += [Quantity(f"{share} of {name}", value, percent=True) for share, value in shares]
-        yield Summary.of(f"What this {type(network).__name__} learned", summary, measured)
+        yield Summary.of(f"What this {type(network).__name__} learned", summary, measured, verdict)
         curves = LearningCurves.of(metrics)
         if curves is not None:
             yield curves
         selection = None if images.what == "texts" else _each_class(images)
         if selection is not None and selection.target is not None:
             examples = _chosen(selection, _first_of_each(selection.target))
-            yield from exhibits_of(Observation(network, selection), Observation(network, examples))
+            shown, clearest = (Observation(network, one, verdict=verdict) for one in (selection, examples))
+            yield from exhibits_of(shown, clearest)
 
 
 def _each_class(images: ImageSet, most: int = 20) -> "Selection | None":

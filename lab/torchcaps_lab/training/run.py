@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,8 @@ from lightning import Trainer
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.models.whole import write_whole
+from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.report.verdict import judge
 from torchcaps_lab.tasks import Examination, Task
 from torchcaps_lab.training.checkpoints import newest_checkpoint
 from torchcaps_lab.training.command_line import TrainingOptions
@@ -86,6 +89,7 @@ def train(
             "used_epoch": used,
             "seed": schedule.seed,
             **(_findings(task.examine(network, test, schedule.batch_size)) if len(test) else {}),
+            **(_verdict(network, test) if len(test) and test.what == "images" else {}),
             **({"notes": notes} if notes else {}),
             "last_epoch": metrics[-1] if metrics else {},
             **circumstances(runner, metrics),
@@ -131,6 +135,14 @@ def _findings(found: Examination) -> dict[str, Any]:
         **({"test_per_class": found.details["per_class"]} if "per_class" in found.details else {}),
         **({"warnings": list(found.warnings)} if found.warnings else {}),
     }
+
+
+def _verdict(network: ImageClassifier, test: ImageSet) -> dict[str, Any]:
+    """Whether routing and decoder of a network with capsules do anything, for the summary."""
+    found = judge(network, test)
+    if found.entropy is None:
+        return {}
+    return {"routing": found.of_routing, "verdict": asdict(found)}
 
 
 def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task) -> None:

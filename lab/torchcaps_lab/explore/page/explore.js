@@ -157,9 +157,6 @@ function bars(place, activation, said, asButtons = false) { // said: the labels 
   });
 }
 
-// How far the shares of a map are from an even split, at most: what is drawn darkest.
-const furthest = (shares, even) => Math.max(0.01, ...shares.flat(3).map((one) => Math.abs((one ?? even) - even)));
-
 // Where an image lies in a square, and how large its pixels are there.
 function placed(image, size) {
   const unit = size / Math.max(...state.network.image_shape.slice(1));
@@ -175,21 +172,22 @@ function drawPicture(context, image, size) {
   context.drawImage(image, x0, y0, wide, high);
 }
 
-// The share of a class at each place over the image: red above an even split, blue below.
-function drawMap(canvas, image, share, extent, even, most, size = MAP) {
+// The share of a class at each place over the image, on one scale for all: clear where it is even, full blue for none of it,
+// full red for twice as much or more.
+function drawMap(canvas, image, share, extent, even, size = MAP) {
   const context = surface(canvas, size, size);
   drawPicture(context, image, size);
-  drawShares(context, image, share, extent, even, most, size);
+  drawShares(context, image, share, extent, even, size);
 }
 
-function drawShares(context, image, share, extent, even, most, size) {
+function drawShares(context, image, share, extent, even, size) {
   const { unit, x0, y0 } = placed(image, size);
   const over = extent ?? { left: 0, top: 0, right: image.naturalWidth, bottom: image.naturalHeight };
   const [rows, columns] = [share.length, share[0].length];
   const [cellWide, cellHigh] = [((over.right - over.left) / columns) * unit, ((over.bottom - over.top) / rows) * unit];
   share.forEach((row, y) => row.forEach((value, x) => {
     if (value === null) return;
-    const strength = Math.max(-1, Math.min(1, (value - even) / most));
+    const strength = Math.max(-1, Math.min(1, value / even - 1));
     context.fillStyle = `rgba(${(strength > 0 ? [222, 66, 48] : [66, 130, 196]).join(",")},${0.7 * Math.abs(strength)})`;
     context.fillRect(x0 + over.left * unit + x * cellWide + 0.5, y0 + over.top * unit + y * cellHigh + 0.5, cellWide - 1, cellHigh - 1);
   }));
@@ -562,9 +560,10 @@ const showMaps = latest(async () => {
   const exhibit = await askOf("assignments", current());
   if (exhibit === undefined) return; // another one is on its way
   nothing("maps", exhibit ? "" : "The child capsules of this network do not lie at places of the image: each of them sees all of it.");
+  if (exhibit) says("maps", exhibit);
   $("layers").replaceChildren(...(exhibit?.layers ?? []).map(({ layer, share, extent }) => {
     const over = element("canvas");
-    drawMap(over, state.picture, share[0], extent, exhibit.even, furthest(share, exhibit.even));
+    drawMap(over, state.picture, share[0], extent, exhibit.even);
     const known = share[0].flat().filter((one) => one !== null);
     const range = `shares ${Math.min(...known).toFixed(2)} to ${Math.max(...known).toFixed(2)}, even: ${exhibit.even.toFixed(2)}`;
     return element("figure", {}, over,
@@ -572,7 +571,7 @@ const showMaps = latest(async () => {
   }));
   const [top] = exhibit?.layers ?? [];
   const pointed = top && (state.pointed ?? state.fixed) !== null;
-  state.map = pointed ? [top.share[0], top.extent, exhibit.even, furthest(top.share, exhibit.even)] : null;
+  state.map = pointed ? [top.share[0], top.extent, exhibit.even] : null;
   drawOver();
 });
 
@@ -601,16 +600,14 @@ function showStep() {
   const step = exhibit.steps[number - 1];
   $("step-text").textContent = count === 1 ? `${exhibit.routing} takes one step` : `step ${number} of ${count}`;
   const paint = (value) => colour(blend(PALE, value > 0 ? RED : BLUE, Math.min(1, Math.abs(value))));
-  const most = furthest(exhibit.steps.map((one) => one.assignment), exhibit.even); // one scale for all steps
-  drawTable($("assigned"), step.assignment, (share) => paint((share - exhibit.even) / most));
+  drawTable($("assigned"), step.assignment, (share) => paint(share / exhibit.even - 1));
   drawTable($("agreed"), step.agreement, paint);
-  $("assigned-scale").textContent = `${exhibit.even.toFixed(2)} is pale, ${(exhibit.even + most).toFixed(2)} full red`;
+  $("assigned-scale").textContent = `blue: none, pale: even, ${exhibit.even.toFixed(2)}, red: ${(2 * exhibit.even).toFixed(2)} or more`;
   bars($("step-bars"), step.activation, [step.activation.indexOf(Math.max(...step.activation))]);
   $("step-map").parentElement.hidden = !step.maps;
   if (step.maps) {
     const share = step.maps.map((row) => row.map((classes) => classes[state.shown]));
-    drawMap($("step-map"), state.picture, share, exhibit.extent, exhibit.even,
-      furthest(exhibit.steps.map((one) => one.maps), exhibit.even));
+    drawMap($("step-map"), state.picture, share, exhibit.extent, exhibit.even);
   }
 }
 
@@ -679,8 +676,7 @@ const compare = sides.map((side) => latest(async () => {
   bars(side.bars, found.activations.activation, [found.activations.said]);
   const layer = found.assignments?.layers[0];
   side.mapFigure.hidden = !layer;
-  if (layer) drawMap(side.map, state.picture, layer.share[0], layer.extent, found.assignments.even,
-    furthest(layer.share, found.assignments.even), 112);
+  if (layer) drawMap(side.map, state.picture, layer.share[0], layer.extent, found.assignments.even, 112);
   side.drawnFigure.hidden = found.picture === null;
   if (found.picture !== null) side.drawn.src = found.picture;
 }));

@@ -1,6 +1,5 @@
 """What to do next, from what was measured."""
 
-import math
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -208,7 +207,7 @@ def _confused(findings: Findings, images: ImageSet) -> Iterator[Hint]:
 
 def _few(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     number = len(findings.labels)
-    spread = 1.96 * math.sqrt(max(findings.accuracy * findings.error, 0.25 / number) / number)
+    spread = findings.interval
     if spread > 0.03:
         yield Hint(
             f"{number} test {images.what}: the accuracy is {findings.accuracy:.1%} give or take {spread:.1%}",

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchcaps_lab.report.canvas import Fill, lay, shorten_lines, show, stacked
@@ -48,6 +47,9 @@ class Assignments(OfImages):
         layers: from the children of the classes down.
         even: the share of a class if all got the same: :attr:`~torchcaps_lab.report.Observation.even`.
 
+    Maps have one scale, whatever they hold: an even share is white, none of it full blue, twice as much or more full
+    red. Where routing decided nothing there are no layers, and the text says so.
+
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.report.pictures.assignments import Assignments
@@ -71,50 +73,39 @@ class Assignments(OfImages):
         classes = observation.activation.shape[1]
         chosen = observation.selection.first(max(COLUMNS, classes))
         targets, even = observation.target[chosen], observation.even
-        text = (
-            "At each position, the share of the active child capsules that routing assigned to "
-            f"{observation.selection.about}. An even split would give every class {even:.2g}"
-            f"{', and no class as much' if observation.orphan else ''}: red places spoke for "
-            "this class, blue places for others. Each cell lies at the centre of what its children see, and they see "
-            "more than the cell."
-        )
-        if len(observation.maps) > 1:
-            text += (
-                " The first row of maps is of the children of the classes themselves. Each row below it hands these "
-                "shares on, from parents to their children, to the finer grid of the layer below: a child went where "
-                "its parents went. Positions that no window sees have no colour."
-            )
+        verdict = observation.verdict
+        nothing = verdict is not None and verdict.even
+        texts = ("" if verdict is None else verdict.of_routing, "" if nothing else _meaning(observation))
         return cls(
             title="Where each part of the image went",
-            text=text,
+            text=" ".join(text for text in texts if text),
             pictures=observation.selection.pictures[chosen],
             titles=observation.selection.titles_at(chosen),
             targets=targets,
             layers=tuple(
                 ShareMaps(name, maps[chosen, :, :, targets], observation.extents.get(name))
                 for name, maps in observation.maps.items()
+                if not nothing
             ),
             even=even,
         )
 
     def draw(self) -> Iterator[Picture]:
-        """The images, and below each its maps laid over it, all on one colour scale: red is more than even."""
+        """The images, and below each its maps laid over it, on the one scale; none where routing decided nothing."""
         from matplotlib.cm import ScalarMappable
-        from matplotlib.colors import TwoSlopeNorm
+        from matplotlib.colors import Normalize
 
-        shares = torch.cat([one.share.flatten() for one in self.layers])
-        shares = shares[shares.isfinite()]
-        # A fifth to either side of an even share at least, so that noise stays pale.
-        low = min([*shares.tolist(), 0.8 * self.even])
-        high = max([*shares.tolist(), 1.2 * self.even])
-        scale = ScalarMappable(TwoSlopeNorm(self.even, low, high), "RdBu_r")
+        if not self.layers:
+            return
+        scale = ScalarMappable(Normalize(0, 2 * self.even), "RdBu_r")
         rows: dict[str, Fill] = {"image": lambda axes, place: show(axes, self.pictures[place])}
         for one in self.layers:
             rows[one.layer if len(self.layers) > 1 else "share"] = partial(self._overlay, one, scale)
         figure = stacked(self.pictures, list(map(shorten_lines, self.titles)), rows)
-        bar = figure.colorbar(scale, ax=figure.axes, label="share of the children", fraction=0.03, aspect=30, pad=0.01)
-        ticks = [low, (low + self.even) / 2, self.even, (self.even + high) / 2, high]
-        bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
+        options: dict[str, Any] = {"fraction": 0.03, "aspect": 30, "pad": 0.01, "extend": "max"}
+        bar = figure.colorbar(scale, ax=figure.axes, label="share of the children", **options)
+        ticks = [part * self.even for part in (0, 0.5, 1, 1.5, 2)]
+        bar.set_ticks(ticks, labels=[f"{tick:.2g}{' even' if tick == self.even else ''}" for tick in ticks])
         yield Picture("assignments.png", "Images and maps of the shares", figure)
 
     def _overlay(self, maps: ShareMaps, scale: "ScalarMappable", axes: "Axes", place: int) -> None:
@@ -122,3 +113,21 @@ class Assignments(OfImages):
         image = self.pictures[place]
         show(axes, 0.25 + pixels(image).mean(2)[None] / 2)
         lay(axes, scale.to_rgba(maps.share[place].numpy(), alpha=0.8), image, maps.extent)
+
+
+def _meaning(observation: Observation) -> str:
+    even = observation.even
+    text = (
+        "At each position, the share of the active child capsules that routing assigned to "
+        f"{observation.selection.about}. An even split would give every class {even:.2g}"
+        f"{', and no class as much' if observation.orphan else ''}; it is white. Redder places gave this class more, "
+        f"full red {2 * even:.2g} or more; bluer places gave it less, full blue nothing. Each cell lies at the centre "
+        "of what its children see, and they see more than the cell."
+    )
+    if len(observation.maps) == 1:
+        return text
+    return (
+        f"{text} The first row of maps is of the children of the classes themselves. Each row below it hands these "
+        "shares on, from parents to their children, to the finer grid of the layer below: a child went where its "
+        "parents went. Positions that no window sees have no colour."
+    )

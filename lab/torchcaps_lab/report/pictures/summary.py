@@ -1,11 +1,12 @@
 """What a run says of itself, and what was measured."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
+from torchcaps_lab.report.verdict import Verdict
 
 
 class Quantity(NamedTuple):
@@ -22,7 +23,7 @@ class Quantity(NamedTuple):
     percent: bool = False
 
 
-@register_exhibit("summary", place=10)
+@register_exhibit("summary", place=1000)
 class Summary(Exhibit):
     """What a run says of itself, and what was measured afterwards.
 
@@ -36,19 +37,25 @@ class Summary(Exhibit):
         [['epochs', '20'], ['accuracy', '99.00%']]
     """
 
+    folded: ClassVar[bool] = True
     recorded: Mapping[str, Any]
     measured: tuple[Quantity, ...]
 
     @classmethod
-    def of(cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Quantity]) -> "Summary":
+    def of(
+        cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Quantity], verdict: Verdict | None = None
+    ) -> "Summary":
         """Any task may bring measures of its own; those of classification are :func:`measures`."""
         text = "What the run says of itself, and below it what was measured for this report."
-        return cls(title=title, text=text, recorded=dict(recorded), measured=tuple(measured))
+        said = () if verdict is None else (verdict.of_routing, verdict.of_decoder)
+        return cls(
+            title=title, text=" ".join([text, *filter(None, said)]), recorded=dict(recorded), measured=tuple(measured)
+        )
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Summary]":
         """Of what a classifier was tested on."""
-        yield cls.of(f"What this {type(tested.model).__name__} learned", tested.summary, measures(tested.findings))
+        yield cls.of("Settings and measures", tested.summary, measures(tested.findings))
 
     def table(self) -> Table:
         """Names and values, in words."""

@@ -1,0 +1,98 @@
+"""The first words of a report: how good the network is, beside guessing, and where it is worst."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torchcaps_lab.report.exhibit import Exhibit, register_exhibit
+from torchcaps_lab.report.findings import Findings
+from torchcaps_lab.report.observe import Tested
+from torchcaps_lab.report.verdict import Verdict
+
+
+class Worst(NamedTuple):
+    """The class with the lowest recall.
+
+    Args:
+        name: of the class.
+        right: how many of its images were said to be of it.
+        images: how many it has.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures.headline import Worst
+        >>> Worst("owl", right=0, images=12).right
+        0
+    """
+
+    name: str
+    right: int
+    images: int
+
+
+@register_exhibit("headline", place=5)
+class Headline(Exhibit):
+    """How good a classifier is.
+
+    Attributes:
+        accuracy: share of the images that are right.
+        interval: to either side of it, with 95 % confidence: :attr:`~torchcaps_lab.report.Findings.interval`.
+        guessing: the share that always saying the most frequent class has.
+        worst: of several classes of the same recall the one with the most images; None where all is right.
+
+    Example:
+        >>> from torchcaps_lab.report import Findings
+        >>> from torchcaps_lab.report.pictures.headline import Headline
+        >>> findings = Findings(torch.tensor([0, 0, 1]), torch.eye(2)[[0, 0, 0]], entropy=None)
+        >>> Headline.of("Birds", findings, ("crow", "owl"), "images").worst
+        Worst(name='owl', right=0, images=1)
+    """
+
+    accuracy: float
+    interval: float
+    guessing: float
+    worst: Worst | None
+
+    @classmethod
+    def of(
+        cls, title: str, findings: Findings, classes: tuple[str, ...], what: str, verdict: Verdict | None = None
+    ) -> "Headline":
+        """Of images of one class each.
+
+        Args:
+            title: of the page.
+            findings: about the images.
+            classes: their names.
+            what: "images" or "texts".
+            verdict: what routing and decoder do; None where that is not known.
+        """
+        common, guessing = findings.majority
+        worst = _worst(findings, classes)
+        accuracy, interval, count = 100 * findings.accuracy, 100 * findings.interval, len(findings.labels)
+        parts = (
+            f"{accuracy:.1f} % ± {interval:.1f} points of {count:,} {what} are right.",
+            f"Guessing, always {classes[common]!r}, has {100 * guessing:.1f} %.",
+            "" if worst is None else f"The worst class is {worst.name!r}: {worst.right} of {worst.images}.",
+            "" if verdict is None else verdict.of_routing,
+            "" if verdict is None else verdict.of_decoder,
+        )
+        text = " ".join(part for part in parts if part)
+        return cls(
+            title=title,
+            text=text,
+            accuracy=findings.accuracy,
+            interval=findings.interval,
+            guessing=guessing,
+            worst=worst,
+        )
+
+    @classmethod
+    def of_test(cls, tested: Tested) -> "Iterator[Headline]":
+        """Of what a classifier was tested on."""
+        title = f"What this {type(tested.model).__name__} learned"
+        yield cls.of(title, tested.findings, tuple(tested.images.classes), tested.images.what, tested.verdict)
+
+
+def _worst(findings: Findings, classes: tuple[str, ...]) -> Worst | None:
+    totals, right = findings.confusion.sum(1).tolist(), findings.confusion.diag().tolist()
+    found = [Worst(*one) for one in zip(classes, right, totals, strict=True) if one[2]]
+    worst = min(found, key=lambda one: (one.right / one.images, -one.images))
+    return worst if worst.right < worst.images else None

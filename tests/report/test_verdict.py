@@ -1,0 +1,117 @@
+"""Routing that decides nothing, and a decoder that learned nothing, are said to, and not drawn."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.report.small import digits_net, image_set, plain_net
+from torchcaps import Classifier, create_routing
+from torchcaps_lab.data import Digits
+from torchcaps_lab.explore import Explorer, digit_samples, local_samples
+from torchcaps_lab.report import Observation, Selection, Verdict, judge, write_report
+from torchcaps_lab.report.pictures import Assignments, ClassPose, Perturbations, Reconstructions
+
+SHAPE = (1, 8, 8)
+NOTHING = Verdict(images=200, entropy=0.9998, changed=0.0, explained=0.01)
+
+
+@pytest.mark.parametrize(
+    ("entropy", "changed", "even"),
+    [
+        (0.9998, 0.0, True),
+        (0.996, 0.009, True),
+        (0.996, 0.02, False),
+        (0.99999, 0.02, True),  # two classes that are equally active change places by noise
+        (0.99, 0.0, False),
+        (1.0, None, True),
+        (None, None, False),
+    ],
+)
+def test_routing_decides_nothing_if_it_is_even_and_even_ones_answer_the_same(
+    entropy: float | None, changed: float | None, even: bool
+) -> None:
+    verdict = Verdict(200, entropy, changed, None)
+    assert verdict.even is even
+    assert verdict.of_routing.startswith("Routing decided nothing:") is even
+
+
+@pytest.mark.parametrize(
+    ("explained", "blind"), [(None, False), (-1.5, True), (0.07, True), (0.11, False), (0.9, False)]
+)
+def test_a_decoder_that_draws_the_mean_image_learned_nothing(explained: float | None, blind: bool) -> None:
+    verdict = Verdict(200, 0.5, 0.5, explained)
+    assert verdict.blind is blind
+    assert ("learned nothing" in verdict.of_decoder) is blind
+
+
+def test_one_step_of_routing_is_even_and_more_steps_of_a_trained_network_are_not() -> None:
+    found = judge(digits_net(routing=create_routing("dynamic", steps=1)), image_set(SHAPE, 30))
+    assert (found.changed, found.images) == (0, 30)
+    assert found.entropy == pytest.approx(1)
+    assert found.even
+
+    trained = Classifier.open("mnist/sharedcapsnet")
+    digits = local_samples("mnist/sharedcapsnet", trained)
+    assert digits is not None
+    found = judge(trained.network, digits.prepared(trained.preprocess))
+    assert not found.even
+    assert found.changed is not None
+    assert found.changed > 0.1
+
+
+def test_what_is_not_there_is_not_judged() -> None:
+    assert judge(plain_net(), image_set((1, 16, 16), 6)) == Verdict(6, None, None, None)
+    assert judge(digits_net(decoder_hidden=None), image_set(SHAPE, 6)).explained is None
+    assert Verdict(6, None, None, None).of_routing == ""
+
+
+def test_the_explained_variance_is_that_about_the_mean_image() -> None:
+    trained = Classifier.open("digits/capsnet_digits")
+    digits = Digits().test.subset(torch.arange(60))
+    found = judge(trained.network, digits.prepared(trained.preprocess))
+    pictures = digits.images.float() / 255
+    with torch.no_grad():
+        capsules = trained.network.eval().encode(pictures)
+        drawn = trained.network.decode(capsules, capsules.activation.argmax(1))
+    expected = 1 - ((pictures - drawn) ** 2).mean() / pictures.var(0, correction=0).mean()
+    assert found.explained == pytest.approx(expected.item(), rel=1e-4)
+    assert not found.blind
+
+
+def test_what_would_show_nothing_is_left_out() -> None:
+    images = torch.rand(3, *SHAPE)
+    seen = Observation(digits_net(), Selection(images, images), verdict=NOTHING)
+    maps = Assignments.of(seen)
+    assert maps is not None
+    assert maps.layers == ()
+    assert maps.text == NOTHING.of_routing
+    assert list(maps.draw()) == []
+    for kind in (Reconstructions, Perturbations, ClassPose):
+        assert kind.of(seen) is None
+    assert seen.asked(torch.tensor([0, 1, 2])).verdict is NOTHING
+
+
+def test_a_report_says_so(tmp_path: Path) -> None:
+    summary = {"verdict": vars(NOTHING)}
+    index = write_report(tmp_path, digits_net(), image_set(SHAPE), summary, [])
+    page = index.read_text()
+    assert page.count("Routing decided nothing") == 2  # in the headline, and in place of the maps
+    assert "The decoder learned nothing" in page
+    drawn = {path.name for path in index.parent.glob("*.png")}
+    assert not {name for name in drawn if name.startswith(("assignments", "reconstructions", "perturbation"))}
+
+
+def test_the_explorer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchcaps_lab.explore.explorer.judge", lambda *_: NOTHING)
+    explorer = Explorer({"a": Classifier(digits_net(classes=10))}, {"a": lambda: digit_samples(SHAPE)})
+    told = explorer.network("a")
+    assert told["verdict"]["routing"] == NOTHING.of_routing
+    assert not told["decodes"]
+    look = explorer.sample("a")
+    assert explorer.pose(look, 0) is None
+    assert explorer.swap(look, 0, look, 1) is None
+    maps = explorer.assignments(look, 0)
+    assert maps is not None
+    assert (maps["layers"], maps["text"]) == ([], NOTHING.of_routing)
+    assert NOTHING.of_routing in explorer.routing(look)["text"]
