@@ -73,6 +73,12 @@ class TestEachFactHasItsAdvice:
         found = advice(EVEN, EVEN, {"model": "capsnet_on_backbone"}, flat)
         assert options(found) == "--model_args.widths [64,128,256]"
 
+    def test_still_rising_is_not_learned_by_heart(self):
+        rows = [{"train_accuracy": 0.9, "val_accuracy": value} for value in (0.3, 0.4, 0.5, 0.6, 0.7)]
+        (hint,) = advice(EVEN, EVEN, metrics=rows).hints
+        assert hint.advice == "it was still getting better: train longer"
+        assert hint.option == "--epochs 20"
+
     def test_a_network_is_not_advised_instead_of_itself(self):
         texts = type("Texts", (), {"what": "texts", "classes": ("cat", "dog", "owl"), "files": None})()
         flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5

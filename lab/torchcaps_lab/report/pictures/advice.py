@@ -112,7 +112,14 @@ def _curves(findings: Findings, images: ImageSet, summary: Mapping[str, Any], me
         return
     seen = validation[-1] if validation else findings.accuracy
     gap = train[-1] - seen
-    if gap > 0.1 or (gap > 0.04 and 1 - seen > 2 * (1 - train[-1])):
+    if len(validation) > 3 and seen == max(validation) and seen - validation[-4] > 0.01 and seen < _GOOD:
+        yield Hint(
+            f"in the last 3 of {len(validation)} epochs {validation[-4]:.1%} became {seen:.1%} of the validation "
+            f"{images.what} right",
+            "it was still getting better: train longer",
+            f"--epochs {max(20, 2 * len(validation))}",
+        )
+    elif gap > 0.1 or (gap > 0.04 and 1 - seen > 2 * (1 - train[-1])):
         options = _augmentation(summary.get("preprocess", {})) if images.what == "images" else _FORGET
         extra = any(f".{name} " in options for name in _KORNIA)
         yield Hint(
