@@ -48,9 +48,12 @@ lowest: setup
 	.venv/lowest/bin/python -m pytest --override-ini filterwarnings=default --numprocesses $(JOBS) $(LOWEST)
 
 # Into dist/: the sdist of torchcaps and the wheel made of it, with the C++ kernels for this kind of machine; the lab's wheel.
-wheel: setup
-	$(BIN)/python -m build --outdir dist
-	$(BIN)/python -m build --wheel --outdir dist lab
+# Neither needs torch: what builds them has an environment of its own.
+wheel:
+	$(PYTHON) -m venv .venv/wheel
+	.venv/wheel/bin/python -m pip install --quiet build
+	.venv/wheel/bin/python -m build --outdir dist
+	.venv/wheel/bin/python -m build --wheel --outdir dist lab
 
 lint: setup
 	$(BIN)/ruff check .
@@ -64,7 +67,7 @@ bench: setup
 guide: setup
 	$(BIN)/python -m docs.guide
 
-# Builds the site in build/site, offline and strictly: a broken link or reference fails.
+# Builds the site in build/site, offline and strictly: a broken link or reference fails, and a linked file that is missing.
 docs: setup
 	$(BIN)/python -m sphinx -W --keep-going -q -c docs/site . build/site
 	@echo "build/site/index.html"

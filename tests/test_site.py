@@ -16,6 +16,7 @@ import torch
 from nbclient import NotebookClient
 
 import torchcaps as tc
+from docs.site.linked import missing
 from tests.api_surface import public_modules
 
 ROOT = Path(__file__).parent.parent
@@ -55,9 +56,17 @@ class TestReference:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         inventory = InventoryFile.loads((tmp_path / "objects.inv").read_bytes(), uri="")
+        assert (tmp_path / "_static" / "site.css").is_file()
         names = {name for kind, entries in inventory.data.items() if kind.startswith("py:") for name in entries}
         public = {f"{module.__name__}.{name}" for module in public_modules() for name in module.__all__}
         assert public <= names
+
+
+def test_a_linked_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "there.css").touch()
+    links = '<link href="there.css?v=1"><a href="#a"></a><a href="https://a.org/x"></a><img src="gone%20one.png">'
+    (tmp_path / "page.html").write_text(links)
+    assert list(missing(tmp_path)) == [(Path("page.html"), "gone%20one.png")]
 
 
 class TestExamples:

@@ -24,11 +24,13 @@ extensions = [
     "sphinx-mathjax-offline",  # MathJax comes with the site
     "sphinx_copybutton",
     "reference",
+    "linked",
 ]
 
 root_doc = "docs/site/index"
 include_patterns = ["docs/**", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
-exclude_patterns = [".*", ".*/**", "build", "runs", "**/__pycache__", "**/.ipynb_checkpoints"]
+# Hidden files and folders; "." itself is none, and static files are looked up as "./site.css".
+exclude_patterns = [".?*", ".?*/**", "build", "runs", "**/__pycache__", "**/.ipynb_checkpoints"]
 
 # Markdown
 myst_enable_extensions = ["dollarmath", "colon_fence"]

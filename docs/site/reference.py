@@ -29,6 +29,9 @@ PACKAGES = ("torchcaps", "torchcaps_lab")
 GUARDED = {"Image", "PILImage", "Figure", "ArgumentParser", "Starlette", "dict[str"}
 """Types of others that modules import for the type checker alone, and what Sphinx leaves of one of ours."""
 
+CUT = ("typing.Annotated[", "typing.Literal[")
+"""How the pieces begin that Sphinx cuts the type of a declared argument into, at its commas."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -161,7 +164,7 @@ def find(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Tex
     if len(found) == 1:
         (name,) = found
         return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], name, node, text)
-    return text if target in GUARDED or exists(target) or exists(within) else None
+    return text if target in GUARDED or target.startswith(CUT) or exists(target) or exists(within) else None
 
 
 @functools.lru_cache(maxsize=1)
