@@ -1,10 +1,12 @@
 """One way to open a trained network and to use it on images of any kind."""
 
+import shutil
 import subprocess
 import sys
 import typing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -247,3 +249,51 @@ def test_type_checkers_tell_one_image_from_several(method) -> None:
     answers = {str(each["images"]): each["return"] for each in said}
     assert answers["str | Path | PILImage"] is Answer
     assert answers[str(list[typing.Any] | tuple[typing.Any, ...])] == list[Answer]
+
+
+class TestPushedToTheHub:
+    @pytest.fixture
+    def uploaded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Where a Hub without a network keeps what was uploaded to ``me/net``."""
+        hub = pytest.importorskip("huggingface_hub")
+        made: list[bool] = []
+
+        class FakeApi:
+            def create_repo(self, repo: str, *, private: bool, exist_ok: bool) -> SimpleNamespace:
+                made.append(exist_ok and private)
+                return SimpleNamespace(repo_id=f"me/{repo.split('/')[-1]}")
+
+            def upload_folder(self, *, repo_id: str, folder_path: str) -> None:
+                assert made == [True]
+                assert repo_id == "me/net"
+                shutil.copytree(folder_path, tmp_path / "uploaded")
+
+        monkeypatch.setattr(hub, "HfApi", FakeApi)
+        return tmp_path / "uploaded"
+
+    def test_it_opens_as_it_was(self, colour: Classifier, uploaded: Path) -> None:
+        there = Classifier(colour.network, classes=colour.classes, resize="crop", image_shape=(3, 8, 8))
+        assert there.push_to_hub("net", licence="apache-2.0", private=True) == "me/net"
+        opened = Classifier.open(uploaded)
+        assert (opened.classes, opened.resize, opened.task.name) == (there.classes, "crop", there.task.name)
+        torch.testing.assert_close(lengths(opened(picture(9, 12, 3))), lengths(there(picture(9, 12, 3))))
+        assert sorted(path.name for path in uploaded.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+        card = (uploaded / "README.md").read_text()
+        assert card.startswith('---\nlicense: "apache-2.0"\n')
+        assert "red, green, blue" in card
+        assert 'tc.Classifier.open("me/net")' in card
+
+    def test_a_run_brings_its_results_and_no_image(self, colour: Classifier, uploaded: Path, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        colour.network.save_pretrained(run / "model", classes=list(colour.classes))
+        (run / "summary.json").write_text('{"test_accuracy": 0.875, "command": "torchcaps train --data.root /home/me"}')
+        (run / "report").mkdir()
+        for name in ("confusion_matrix.png", "worst_mistakes.png"):
+            (run / "report" / name).write_bytes(b"png")
+        Classifier.open(run).push_to_hub("me/net", private=True)
+        assert [path.name for path in uploaded.glob("*.png")] == ["confusion_matrix.png"]
+        card = (uploaded / "README.md").read_text()
+        assert "87.5" in card
+        assert "![Confusion matrix](confusion_matrix.png)" in card
+        assert str(tmp_path) not in card
+        assert "/home/me" not in card

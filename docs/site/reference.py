@@ -26,11 +26,8 @@ from sphinx.util.docutils import SphinxDirective
 from tests.api_surface import public_modules
 
 PACKAGES = ("torchcaps", "torchcaps_lab")
-GUARDED = {"Image", "PILImage", "Figure", "ArgumentParser", "Starlette", "dict[str"}
-"""Types of others that modules import for the type checker alone, and what Sphinx leaves of one of ours."""
-
-CUT = ("typing.Annotated[", "typing.Literal[")
-"""How the pieces begin that Sphinx cuts the type of a declared argument into, at its commas."""
+GUARDED = {"Image", "PILImage", "Figure", "ArgumentParser", "Starlette"}
+"""Types of others that modules import for the type checker alone."""
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +161,9 @@ def find(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Tex
     if len(found) == 1:
         (name,) = found
         return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], name, node, text)
-    return text if target in GUARDED or target.startswith(CUT) or exists(target) or exists(within) else None
+    if target.count("[") != target.count("]"):  # a piece of a type, which Sphinx cuts at its commas
+        return text
+    return text if target in GUARDED or exists(target) or exists(within) else None
 
 
 @functools.lru_cache(maxsize=1)

@@ -2,10 +2,12 @@
 
 import json
 import math
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.models.base import in_precision_of
 from torchcaps.models.network import network_folder
+from torchcaps.names import needing
 from torchcaps.numerics import check_size
 from torchcaps_lab.data import ImageSet, Preprocess
 from torchcaps_lab.data.base import Fit
@@ -173,6 +176,67 @@ class Classifier:
 
     def _repr_html_(self) -> str:
         return facts_card("Classifier", self._facts())
+
+    def push_to_hub(self, repo: str, *, licence: str = "other", private: bool = False) -> str:
+        """Uploads this classifier to the Hugging Face Hub, with a card; ``Classifier.open(repo)`` opens it again.
+
+        The card has the network, the classes and the licence, and for a run its results on the test images and a
+        picture of them. No image of the data is uploaded. Log in before: ``hf auth login``.
+
+        Args:
+            repo: ``owner/name``, made if it is missing.
+            licence: of the weights, by its name on the Hub, such as ``apache-2.0``.
+            private: makes a repository that only its owner sees; one that is there stays as it is.
+
+        Returns:
+            The name of the repository, with its owner.
+
+        Raises:
+            ImportError: if ``huggingface_hub`` is not installed.
+        """
+        with needing("networks of the Hugging Face Hub", "torchcaps[hub]"):
+            from huggingface_hub import HfApi
+
+        api = HfApi()
+        name: str = api.create_repo(repo, private=private, exist_ok=True).repo_id
+        with TemporaryDirectory() as folder:
+            self.network.save_pretrained(folder, **self._extra())
+            # Of the pictures of a report, one that shows no image: those of the data may be private.
+            picture = None if self.run is None else self.run / "report" / "confusion_matrix.png"
+            drawn = picture is not None and picture.is_file()
+            if picture is not None and drawn:
+                shutil.copy(picture, folder)
+            Path(folder, "README.md").write_text(self._card(name, licence, drawn), encoding="utf-8")
+            api.upload_folder(repo_id=name, folder_path=folder)
+        return name
+
+    def _extra(self) -> dict[str, Any]:
+        """What is saved with the network, so that it is opened as this classifier."""
+        parts = {"preprocess": self.preprocess, "calibration": self.calibration, "words": self.words}
+        return {
+            **self.network.extra,
+            **{name: part.config() for name, part in parts.items() if part is not None},
+            "classes": list(self.classes),
+            "raw_image_shape": list(self.image_shape),
+            "resize": self.resize,
+            "task": self.task.saved(),
+        }
+
+    def _card(self, repo: str, licence: str, drawn: bool) -> str:
+        """The card of a repository on the Hub, its README.md."""
+        head = {"license": licence, "library_name": "torchcaps", "tags": ["capsule-networks"]}
+        figures = {name: f"{value:.4g}" for name, value in self.summary.items() if isinstance(value, float)}
+        facts = {name: fact for name, fact in {**self._facts(), **figures}.items() if name != "run"}
+        return "\n".join(
+            [
+                "---",
+                *(f"{name}: {json.dumps(value)}" for name, value in head.items()),
+                f"---\n\n# {repo.split('/')[-1]}\n",
+                *(f"- {name}: {fact}" for name, fact in facts.items()),
+                f'\n```python\nimport torchcaps as tc\n\nclassifier = tc.Classifier.open("{repo}")\n```\n',
+                *(["![Confusion matrix](confusion_matrix.png)\n"] if drawn else []),
+            ]
+        )
 
     def to(self, device: torch.device | str) -> "Classifier":
         """This classifier, with its network moved to a device."""
