@@ -398,4 +398,4 @@ def test_a_run_goes_on_without_the_files_of_its_first_weights(tmp_path: Path, ca
     newest_checkpoint(run / "checkpoints").unlink()
     capsys.readouterr()
     assert main(["train", "--resume", str(run), "--epochs", "2"]) == 1
-    assert "error: weights must be 'hub', a file, or a folder" in capsys.readouterr().err
+    assert "error: weights must be 'hub', 'imagenet', a file, or a folder" in capsys.readouterr().err
