@@ -1,5 +1,7 @@
 """The classifier of scikit-learn keeps its conventions, learns, and says what is wrong."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torchcaps.sklearn import CapsNetClassifier
 
 
 @parametrize_with_checks([CapsNetClassifier(hidden=16, types=4, epochs=10, random_state=0)])
-def test_conventions(estimator, check) -> None:  # type: ignore[no-untyped-def]
+def test_conventions(estimator: CapsNetClassifier, check: Callable[[CapsNetClassifier], None]) -> None:
     check(estimator)
 
 

@@ -195,6 +195,8 @@ def test_files_of_before_the_lab_name_its_classes() -> None:
 
 
 class Sided:
+    mixed: str
+
     def __init__(self, sides: int) -> None:
         if sides < 3:
             raise ValueError(f"a figure has three sides at least, got {sides}")
@@ -202,7 +204,7 @@ class Sided:
 
     @property
     def colour(self) -> str:
-        return f"light {self.mixed}"  # type: ignore[attr-defined]
+        return f"light {self.mixed}"
 
 
 @settings

@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.utils import _pytree
 
 
-def shapes_of(named: tuple) -> str:
+def shapes_of(named: NamedTuple) -> str:
     """A named tuple of tensors with their shapes in place of their numbers."""
-    fields = zip(named._fields, named, strict=True)  # type: ignore[attr-defined]
+    fields = zip(named._fields, named, strict=True)
     shown = [f"{name}={tuple(one.shape) if isinstance(one, Tensor) else one!r}" for name, one in fields]
     kinds = {str(one.dtype).removeprefix("torch.") for one in named if isinstance(one, Tensor)}
     return f"{type(named).__name__}({', '.join([*shown, *sorted(kinds)])})"

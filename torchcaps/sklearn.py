@@ -1,5 +1,6 @@
 """Capsules as a classifier of scikit-learn: in pipelines, grid searches and cross-validation."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -11,7 +12,7 @@ from torchcaps.losses import length_cross_entropy
 from torchcaps.names import needing
 from torchcaps.numerics import Positive, Size
 from torchcaps.routing import create_routing
-from torchcaps.spec import Within, check, declared
+from torchcaps.spec import Within, check_fields
 
 with needing("estimators", "torchcaps[mixture]"):
     import numpy as np
@@ -24,6 +25,7 @@ with needing("estimators", "torchcaps[mixture]"):
 _INVERSE_TEMPERATURE = 10.0  # of the loss, and so of the probabilities
 
 
+@dataclass(eq=False, repr=False)
 class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     r"""Class capsules on features, or on small images, trained by gradient descent: ``fit``, ``predict_proba``.
 
@@ -63,38 +65,22 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         True
     """
 
-    def __init__(
-        self,
-        image_shape: tuple[int, int, int] | None = None,
-        hidden: Size = 64,
-        types: Size = 16,
-        dim: Size = 8,
-        pose_dim: Size = 16,
-        routing: str = "dynamic",
-        routing_arguments: dict[str, Any] | None = None,
-        epochs: Size = 30,
-        batch_size: Annotated[int, Within(2)] = 32,
-        learning_rate: Positive = 3e-3,
-        random_state: Any = None,
-        device: str = "cpu",
-    ) -> None:
-        self.image_shape = image_shape
-        self.hidden = hidden
-        self.types = types
-        self.dim = dim
-        self.pose_dim = pose_dim
-        self.routing = routing
-        self.routing_arguments = routing_arguments
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.random_state = random_state
-        self.device = device
+    image_shape: tuple[int, int, int] | None = None
+    hidden: Size = 64
+    types: Size = 16
+    dim: Size = 8
+    pose_dim: Size = 16
+    routing: str = "dynamic"
+    routing_arguments: dict[str, Any] | None = None
+    epochs: Size = 30
+    batch_size: Annotated[int, Within(2)] = 32
+    learning_rate: Positive = 3e-3
+    random_state: Any = None
+    device: str = "cpu"
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "CapsNetClassifier":
         """Trains on rows X, (n, F), with labels y, (n,)."""
-        for name, argument in declared(CapsNetClassifier).arguments.items():
-            check(argument.hint, getattr(self, name), name)
+        check_fields(self)
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
         self.classes_, target = np.unique(labels, return_inverse=True)
