@@ -143,7 +143,7 @@ def opened_page(classifiers: Mapping[str, Classifier], height: int = 1000) -> It
 
     explorer = Explorer(classifiers, {name: partial(local_samples, name, one) for name, one in classifiers.items()})
     explorer.warm_up()
-    with served(explorer) as address, sync_playwright() as driver:
+    with served(application(explorer)) as address, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--headless", "--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": height})
         page.goto(address)
@@ -153,12 +153,12 @@ def opened_page(classifiers: Mapping[str, Classifier], height: int = 1000) -> It
 
 
 @contextmanager
-def served(explorer: Explorer) -> Iterator[str]:
-    """The address of the page, served by another thread, which ends whatever happens to the page."""
+def served(app: Any) -> Iterator[str]:
+    """The address of an application, served by another thread, which ends whatever happens in the ``with`` block."""
     from uvicorn import Config, Server
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = Server(Config(application(explorer), log_level="error", lifespan="off"))
+        server = Server(Config(app, log_level="error", lifespan="off"))
         thread = Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.explore.serving import served
+from docs.explore_pictures import served
 from torchcaps import Classifier, create_model
 from torchcaps_lab.explore import Explorer, application, digit_samples, local_samples
 from torchcaps_lab.report.exhibit import png

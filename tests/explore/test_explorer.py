@@ -16,8 +16,8 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 
+from docs.explore_pictures import served
 from tests.data.test_smallnorb import write as write_smallnorb
-from tests.explore.serving import served
 from torchcaps import Classifier, create_model
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
