@@ -94,6 +94,7 @@ class Features(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(in_chans, 6, 3, 2)
         self.feature_info = SimpleNamespace(channels=lambda: [6])
+        self.pretrained_cfg = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.2, 0.2)}
 
     def forward(self, images: Tensor) -> list[Tensor]:
         return [self.conv(images)]
@@ -112,9 +113,6 @@ def calls(monkeypatch) -> list[dict]:
 
     timm = ModuleType("timm")
     timm.create_model = create
-    timm.get_pretrained_cfg = lambda name, allow_unregistered: SimpleNamespace(
-        mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)
-    )
     monkeypatch.setitem(sys.modules, "timm", timm)
     return made
 
@@ -208,6 +206,8 @@ def test_all_features_have_the_installed_weights() -> None:
     weights = imagenet_weights(timm, "efficientnet_lite0")
     assert all(torch.equal(state[name], value) for name, value in weights.items())
     assert state.keys() == weights.keys()
+    pixels = [network.features.mean.unique().tolist(), network.features.std.unique().tolist()]
+    assert pixels == [[0.5], [0.5]]  # not those of timm's own weights of that network
 
 
 def test_torchvision_that_does_not_load_is_declared(monkeypatch, tmp_path) -> None:

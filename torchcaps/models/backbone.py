@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
-from torchcaps.models.installed import imagenet_weights, import_timm
+from torchcaps.models.installed import IMAGENET_PIXELS, imagenet_weights, import_timm
 from torchcaps.models.network import WEIGHTS_FILE, network_folder
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes
@@ -107,7 +107,7 @@ class TimmBackbone(Backbone):
         timm = import_timm(TIMM + name)
         options: dict[str, Any] = {"pretrained": weights is not None}
         if weights == IMAGENET:
-            options["pretrained_cfg_overlay"] = {"state_dict": imagenet_weights(timm, name)}
+            options["pretrained_cfg_overlay"] = {"state_dict": imagenet_weights(timm, name), **IMAGENET_PIXELS}
         elif weights not in (None, HUB):
             options["pretrained_cfg_overlay"] = {"file": str(_weights_file(str(weights)))}
         try:
@@ -118,9 +118,9 @@ class TimmBackbone(Backbone):
         except RuntimeError as error:
             raise ValueError(f"backbone {TIMM}{name}: {error}") from error
         self.channels = self.network.feature_info.channels()[-1]
-        known = timm.get_pretrained_cfg(name, allow_unregistered=True)
+        known = getattr(self.network, "pretrained_cfg", {})
         for key in ("mean", "std"):
-            values = torch.tensor(getattr(known, key, (0.5, 0.5, 0.5)))
+            values = torch.tensor(known.get(key, (0.5, 0.5, 0.5)))
             values = values if len(values) == in_channels else values.mean().expand(in_channels)
             self.register_buffer(key, values.clone()[:, None, None])
 

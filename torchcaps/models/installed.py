@@ -11,6 +11,9 @@ from torch import Tensor
 IMAGENET = "efficientnet_lite0"
 """The network of timm whose ImageNet weights an installed package holds."""
 
+IMAGENET_PIXELS = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+"""How these weights want pixels in [0, 1], from -1 to 1; timm's own of the same network want other numbers."""
+
 _kept: list[torch.library.Library] = []
 """Operators are declared for as long as their library lives."""
 
