@@ -142,10 +142,11 @@ def em_m_step(
         log_determinant = log_determinant - size * unit.log().squeeze(-1)
     if settings.mass_scale is not None:
         mass = mass * (settings.mass_scale * parents) / votes.count  # in this order: the quotient would be float32
-    cost = scale * (size * beta_u + log_determinant / 2) * mass
+    cost = torch.add(scale * size * beta_u, log_determinant, alpha=scale / 2) * mass
     if settings.standardise:  # about their mean first: of costs that differ little, layer_norm's gradients are rounding
         cost = layer_norm(cost - cost.mean(-1, keepdim=True), (parents,), eps=1e-8)
-    return EMState(gaussians, inverse_temperature * (settings.activation_scale * beta_a - cost))
+    beta_a = inverse_temperature * settings.activation_scale * beta_a
+    return EMState(gaussians, torch.sub(beta_a, cost, alpha=inverse_temperature))
 
 
 def _gaussians(
@@ -174,10 +175,11 @@ def em_similarity(state: EMState, sharpness: float | Tensor = 1.0) -> Gaussian:
         sharpness: s, an inverse temperature of the likelihood alone: a number, or one a parent, (J,).
     """
     mean, _, precision, log_determinant = state.gaussians
-    likelihood = Gaussian(mean, precision, log_determinant / -2)
+    likelihood = Gaussian(mean, precision, log_determinant)
     if isinstance(sharpness, Tensor) or sharpness != 1:
         likelihood = likelihood.sharpened(sharpness)
-    return replace(likelihood, log_weight=likelihood.log_weight + logsigmoid(state.logit))
+    log_weight = torch.add(logsigmoid(state.logit), likelihood.log_weight, alpha=-0.5)
+    return replace(likelihood, log_weight=log_weight)
 
 
 def inverse_temperatures(schedule: Schedule | Callable[[int, int], float], steps: int, final: float) -> list[float]:
