@@ -137,7 +137,7 @@ def write_gif(path: Path, label: int, number: int, measures: tuple[str, ...]) ->
 
 
 @contextmanager
-def opened_page(classifiers: Mapping[str, Classifier], height: int = 1000) -> Iterator[Any]:
+def opened_page(classifiers: Mapping[str, Classifier], height: int = 800) -> Iterator[Any]:
     """The page of these networks in headless Chromium, settled."""
     from playwright.sync_api import sync_playwright
 
@@ -174,18 +174,15 @@ def settle(page: Any, also: str = "") -> None:
 
 
 def shoot(page: Any, path: Path) -> None:
-    """The whole page, in the colours that it uses most."""
+    """The window, in the colours that the page uses most."""
     page.evaluate("scrollTo(0, 0)")
-    page.screenshot(path=path, full_page=True)
+    page.screenshot(path=path)
     picture = Image.open(path).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     picture.save(path, optimize=True)
 
 
-def draw_two_digits(page: Any) -> None:
-    """A digit drawn by the mouse and kept, then another one."""
-    stroke(page, [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)])
-    page.click("#keep")
-    page.click("#clear")
+def draw_a_digit(page: Any) -> None:
+    """By the mouse."""
     stroke(page, [(0.33, 0.22), (0.55, 0.17), (0.68, 0.28), (0.6, 0.42), (0.47, 0.48), (0.63, 0.55), (0.7, 0.68),
                   (0.58, 0.81), (0.33, 0.8)])  # fmt: skip
 
@@ -215,9 +212,9 @@ class View(NamedTuple):
 
 
 VIEWS = {
-    "explore": View(draw_two_digits, 1000),
+    "explore": View(draw_a_digit, 800),
     "explore-scenes": View(point_at_a_class, 800),
-    "explore-words": View(ask_a_question, 560),
+    "explore-words": View(ask_a_question, 500),
 }
 
 

@@ -195,6 +195,8 @@ def test_the_keyboard_points_at_classes_and_uploads(page: Any) -> None:
     for pressed in ("true", "false"):
         page.keyboard.press("Enter")
         expect(bar).to_have_attribute("aria-pressed", pressed)
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#pose h2")).to_have_text("The pose of 1")
     page.locator("#clear").focus()
     expect(page.locator("#pose h2")).to_have_text("The pose of 7")
     page.keyboard.press("Tab")
@@ -215,7 +217,10 @@ def test_uploads(page: Any, tmp_path: Path) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"\x89PNG\r\n\x1a\nnot really")
     page.set_input_files("#upload", broken)
-    expect(page.locator("#message")).to_contain_text("cannot read the image broken.png")
+    message = page.locator("#draw #message")
+    expect(message).to_contain_text("cannot read the image broken.png")
+    above = message.bounding_box()
+    assert 0 < page.locator("#canvas").bounding_box()["y"] - above["y"] - above["height"] < 30  # beside the canvas
     page.set_input_files("#upload", digit(tmp_path))
     expect(said(page)).to_have_text("0")
     expect(page.locator("#message")).to_be_hidden()
@@ -346,7 +351,7 @@ def test_asks_a_question(page: Any) -> None:
     expect(page.locator("#sheet")).to_be_hidden()
     page.click("#sample")
     settle(page)
-    expect(page.locator("#truth")).to_contain_text("its class is")
+    expect(page.locator("#truth")).to_contain_text("label: ")
     assert page.input_value("#text") not in ("", "how far is the moon ?")
 
 
@@ -367,7 +372,7 @@ def test_the_last_question_counts(page: Any) -> None:
 def test_looks_for_digits_in_a_scene(page: Any) -> None:
     choose(page, SCENES)
     expect(page.locator("#sample")).to_have_text("another scene")
-    expect(page.locator("#truth")).to_contain_text("in it are")
+    expect(page.locator("#truth")).to_contain_text("label: ")
     overlay = page.locator("#overlay")
     before = overlay.evaluate("canvas => canvas.toDataURL()")
     page.click("#clear")
@@ -382,3 +387,164 @@ def test_looks_for_digits_in_a_scene(page: Any) -> None:
     settle(page)
     assert overlay.evaluate("canvas => canvas.toDataURL()") != boxed
     expect(page.locator("#layers canvas")).to_have_count(1)
+
+
+def ink(page: Any, x: float, y: float) -> int:
+    """How bright the canvas is there, in shares of its sides."""
+    read = """(canvas, [x, y]) =>
+        canvas.getContext("2d").getImageData(x * canvas.width, y * canvas.height, 1, 1).data[0]"""
+    return page.locator("#canvas").evaluate(read, [x, y])
+
+
+@pytest.mark.parametrize("network", ["trained", SCENES, QUESTIONS])
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desktop", "phone"])
+def test_the_canvas_and_all_answers_are_in_one_view(page: Any, size: tuple[int, int], network: str) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    try:
+        choose(page, network)
+        assert page.evaluate("[scrollY, left.scrollHeight - left.clientHeight]") == [0, 0]
+        for place in ("#sheet:visible, #text:visible", "#truth", "#answer", "#bars .bar:last-child"):
+            box = page.locator(place).bounding_box()
+            assert 0 <= box["y"] < box["y"] + box["height"] <= size[1], place
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+    finally:
+        page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_the_first_stroke_takes_the_sample_away(page: Any) -> None:
+    choose(page, "trained")
+    page.click("#sample")
+    settle(page)
+    expect(page.locator("#truth")).to_contain_text("label")
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.move(box["x"] + 9, box["y"] + 9)
+    page.mouse.down()
+    page.mouse.up()
+    settle(page)
+    expect(page.locator("#truth")).to_have_text("")
+    assert ink(page, 9 / box["width"], 9 / box["height"]) == 255
+    assert [ink(page, x / 50, y / 50) for x in range(5, 50) for y in range(5, 50)] == [0] * 45**2
+    page.mouse.move(box["x"] + 250, box["y"] + 250)
+    page.mouse.down()
+    page.mouse.up()
+    settle(page)
+    assert ink(page, 9 / box["width"], 9 / box["height"]) == 255  # the second one takes away nothing
+
+
+def test_a_sample_is_as_sharp_as_the_network_sees_it(page: Any) -> None:
+    """It was smoothed where the screen has more pixels than the page."""
+    choose(page, "trained")
+    even = """canvas => {
+        const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const unit = width / 28;
+        return data.every((value, place) => {
+            const [x, y] = [(place >> 2) % width, Math.floor((place >> 2) / width)];
+            return value === data[4 * (width * (y - (y % unit)) + x - (x % unit)) + (place % 4)];
+        });
+    }"""
+    canvas = page.locator("#canvas")
+    assert canvas.evaluate("canvas => canvas.width % 28") == 0
+    assert canvas.evaluate(even)
+    assert canvas.evaluate("canvas => getComputedStyle(canvas).imageRendering") == "pixelated"
+
+
+def test_another_network_is_waited_for_on_an_empty_page(page: Any) -> None:
+    choose(page, "trained")
+    hold(page, "api/network?")
+    page.select_option("#network", "steps")
+    page.wait_for_selector("body[data-held]")
+    expect(page.locator("#opening[role=status]")).to_have_text("opening steps")
+    for place in ("#right section:visible", "#classes:visible"):
+        expect(page.locator(place)).to_have_count(0)
+    for place in ("#truth", "#answer", "#about", "#verdict"):
+        expect(page.locator(place)).to_have_text("")
+    assert [ink(page, x / 10, y / 10) for x in range(10) for y in range(10)] == [0] * 100
+    page.evaluate("answer()")
+    settle(page)
+    expect(page.locator("#opening")).to_have_text("")
+    expect(page.locator("#about")).to_contain_text("DynamicRouting")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_label_and_the_answer_are_told_apart(page: Any, right: bool) -> None:
+    def labelled(route: Any) -> None:
+        answer = route.fetch().json()
+        said = answer["activations"]["said"]
+        route.fulfill(json={**answer, "label": said if right else (said + 1) % 10})
+
+    choose(page, "trained")
+    page.route("**/api/sample?*", labelled)
+    page.click("#sample")
+    settle(page)
+    page.unroute("**/api/sample?*")
+    said = int(page.locator("#bars .said .name").inner_text())
+    label = said if right else (said + 1) % 10
+    expect(page.locator("#truth")).to_have_text(f"label: {label}")
+    expect(page.locator("#answer")).to_have_text(f"answer: {said}, {'right' if right else 'wrong'}")
+    expect(page.locator("#bars .label .name")).to_have_text(str(label))
+    also = ", the answer, the label" if right else ", the label"
+    assert page.locator("#bars .label").get_attribute("aria-label").endswith(also)
+
+
+CONTRASTS = """() => {
+    const numbers = (text) => text.match(/[0-9.]+/g).map(Number);
+    const linear = (one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+    const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+    const behind = (node) => {
+        if (node === null) return [255, 255, 255];
+        const [r, g, b, alpha = 1] = numbers(getComputedStyle(node).backgroundColor);
+        const below = alpha === 1 ? [r, g, b] : behind(node.parentElement);
+        return [r, g, b].map((one, channel) => alpha * one + (1 - alpha) * below[channel]);
+    };
+    const said = (node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
+    return [...document.querySelectorAll("body *")]
+        .filter((node) => node.checkVisibility() && !node.disabled && node.id !== "invitation" && said(node))
+        .map((node) => {
+            const [dark, bright] = [getComputedStyle(node).color, behind(node)]
+                .map((one) => 0.05 + light(Array.isArray(one) ? one : numbers(one))).sort((one, other) => one - other);
+            return [bright / dark, node.outerHTML.slice(0, 80)];
+        }).sort((one, other) => one[0] - other[0])[0];
+}"""
+"""The lowest contrast of a text with what is behind it, by the WCAG's measure, and the text."""
+
+
+@pytest.mark.parametrize("network", ["trained", QUESTIONS])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_texts_can_be_read_by_day_and_by_night(page: Any, scheme: str, network: str) -> None:
+    """White words stood on white."""
+    page.emulate_media(color_scheme=scheme)
+    try:
+        choose(page, network)
+        brightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0]")
+        assert (int(brightness) < 60) == (scheme == "dark")
+        ratio, text = page.evaluate(CONTRASTS)
+        assert ratio >= 4.5, text
+    finally:
+        page.emulate_media(color_scheme="light")
+
+
+def test_the_page_is_used_without_a_mouse(page: Any) -> None:
+    choose(page, "trained")
+    page.locator("#canvas").focus()
+    page.keyboard.press("c")
+    settle(page)
+    expect(page.locator("#truth")).to_have_text("")
+    for key in (*["Shift+ArrowUp"] * 9, *["ArrowDown"] * 18):
+        page.keyboard.press(key)
+    settle(page)
+    assert [ink(page, 0.5, y) > 0 for y in (0.1, 0.3, 0.7, 0.95)] == [False, True, True, False]
+    expect(said(page)).to_have_text("1")
+    expect(page.locator("#answer[role=status]")).to_have_text("answer: 1")
+    page.keyboard.press("t")
+    expect(page.locator("#truth")).to_contain_text("label")
+    page.click("#keys summary")
+    expect(page.locator("#keys kbd")).to_have_text(["c", "u", "t", "r", "p", "k"])
+    page.click("#keys summary")
+    unnamed = """[...document.querySelectorAll("button, input, select, textarea, canvas[tabindex], section")]
+        .filter((one) => one.checkVisibility() && !one.labels?.length && !one.textContent.trim())
+        .filter((one) => !one.ariaLabel && !one.getAttribute("aria-labelledby")).map((one) => one.outerHTML)"""
+    assert page.evaluate(unnamed) == []
+    choose(page, QUESTIONS)
+    page.fill("#text", "")
+    page.type("#text", "cut")  # no shortcuts while one types
+    assert page.input_value("#text") == "cut"

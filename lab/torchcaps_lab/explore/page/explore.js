@@ -2,7 +2,9 @@
 
 const $ = (id) => document.getElementById(id);
 const MAP = 168; // pixels of a picture with a map over it
+const SHEET = 280; // pixels of the longer side of the drawing, about
 const AT_ONCE = 20; // classes up to which a pose is drawn in all of them
+const KEEP = "Keep an image, then draw another one.";
 
 const state = {
   network: null, // what the server tells of it
@@ -20,6 +22,7 @@ const state = {
   picture: null, // the image, as an <img>
   boxes: null, // the exhibit
   words: null, // the exhibit
+  labels: [], // the classes that a test image is labelled with
   map: null, // of the class that is pointed at: {share, extent, even}, to lie over the drawing
 };
 
@@ -127,7 +130,8 @@ const name = (label) => state.network.classes[label];
 const counted = (steps) => `${steps} step${steps === 1 ? "" : "s"}`;
 const blend = (from, to, share) => from.map((one, place) => Math.round(one + (to[place] - one) * share));
 const colour = (rgb) => `rgb(${rgb.join(",")})`;
-const [RED, BLUE, PALE] = [[181, 56, 44], [43, 92, 138], [240, 242, 244]];
+const style = (which) => getComputedStyle(document.body).getPropertyValue(`--${which}`).trim();
+const channels = (hex) => [1, 3, 5].map((from) => parseInt(hex.slice(from, from + 2), 16));
 
 function bars(place, activation, said, asButtons = false) { // said: the labels to mark
   const classes = state.network.classes;
@@ -141,10 +145,16 @@ function bars(place, activation, said, asButtons = false) { // said: the labels 
         bar.addEventListener("mouseenter", () => point(label));
         bar.addEventListener("focus", () => point(label));
         bar.addEventListener("click", () => fix(label));
+        bar.addEventListener("keydown", (event) => {
+          const next = { ArrowUp: bar.previousSibling, ArrowDown: bar.nextSibling }[event.key];
+          if (!next) return;
+          event.preventDefault();
+          next.focus();
+        });
       }
       return bar;
     }));
-    place.style.setProperty("--name", `${Math.max(...classes.map((text) => text.length)) + 0.5}ch`);
+    place.style.setProperty("--name", `${Math.max(...classes.map((text) => text.length)) + 1}ch`);
   }
   [...place.children].forEach((bar, label) => {
     const value = activation[label]; // null: not finite
@@ -152,8 +162,13 @@ function bars(place, activation, said, asButtons = false) { // said: the labels 
     bar.querySelector(".value").textContent = value === null ? "NaN" : value.toFixed(2);
     bar.classList.toggle("said", said.includes(label));
     bar.classList.toggle("asked", label === state.shown);
-    bar.classList.toggle("fixed", asButtons && label === state.fixed);
-    if (asButtons) bar.ariaPressed = label === state.fixed;
+    if (!asButtons) return;
+    const marks = { said: "the answer", label: "the label" };
+    bar.classList.toggle("label", state.labels.includes(label));
+    bar.classList.toggle("fixed", label === state.fixed);
+    bar.ariaPressed = label === state.fixed;
+    bar.ariaLabel = [`${name(label)}: ${bar.querySelector(".value").textContent}`,
+      ...Object.keys(marks).filter((mark) => bar.classList.contains(mark)).map((mark) => marks[mark])].join(", ");
   });
 }
 
@@ -213,12 +228,12 @@ function drawBoxes(context, image, boxes, labels, size) {
 
 function drawTable(canvas, rows, paint) {
   const columns = rows[0].length;
-  const [cell, high, top] = [Math.max(4, Math.min(19, 190 / columns)), Math.max(4, Math.min(9, 240 / rows.length)), columns <= 20 ? 16 : 0];
+  const [cell, high, top] = [Math.max(4, Math.min(16, 160 / columns)), Math.max(4, Math.min(9, 192 / rows.length)), columns <= 20 ? 16 : 0];
   const context = surface(canvas, cell * columns, top + high * rows.length);
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "center";
   for (let x = 0; top && x < columns; x++) {
-    context.fillStyle = x === state.shown ? colour(RED) : "#5f6978";
+    context.fillStyle = style(x === state.shown ? "red" : "grey");
     context.fillText(name(x).slice(0, 3), (x + 0.5) * cell, 11, cell - 1);
   }
   rows.forEach((row, y) => row.forEach((value, x) => {
@@ -231,16 +246,36 @@ function drawTable(canvas, rows, paint) {
 
 const canvas = $("canvas");
 const pen = canvas.getContext("2d", { willReadFrequently: true });
-let last = null;
+let last = null; // where the stroke was that goes on
+let cursor = null; // where the keyboard draws
+let byHand = false; // whether what is on the canvas was drawn
+
+// The canvas has a whole number of its own pixels for each of the network's, so that images are as sharp as they are.
+function lay() {
+  const [high, wide] = state.network.image_shape.slice(1);
+  const scale = window.devicePixelRatio || 1;
+  const unit = Math.max(1, Math.round((SHEET * scale) / Math.max(high, wide)));
+  [canvas.width, canvas.height] = [wide * unit, high * unit];
+  const shrunk = Math.min(1 / scale, (1.05 * SHEET) / Math.max(canvas.width, canvas.height));
+  $("sheet").style.width = `${canvas.width * shrunk}px`;
+  $("sheet").style.aspectRatio = `${wide} / ${high}`;
+  wipe();
+}
 
 function wipe() {
   pen.fillStyle = "#000";
   pen.fillRect(0, 0, canvas.width, canvas.height);
+  [byHand, cursor] = [false, null];
+  $("sheet").dataset.holds = "nothing";
+  $("truth").textContent = $("answer").textContent = "";
+  state.labels = [];
 }
 
-function stroke(event) {
-  const box = canvas.getBoundingClientRect();
-  const here = [(event.clientX - box.left) * (canvas.width / box.width), (event.clientY - box.top) * (canvas.height / box.height)];
+// A line to a place, from where the last one ended. The first one takes away an image that was not drawn.
+function lineTo(here) {
+  if (!byHand) wipe();
+  byHand = true;
+  $("sheet").dataset.holds = "drawing";
   const side = Math.max(...state.network.image_shape.slice(1));
   pen.strokeStyle = "#fff";
   pen.lineCap = pen.lineJoin = "round";
@@ -253,15 +288,36 @@ function stroke(event) {
   showDrawing();
 }
 
+function stroke(event) {
+  const box = canvas.getBoundingClientRect();
+  lineTo([(event.clientX - box.left) * (canvas.width / box.width), (event.clientY - box.top) * (canvas.height / box.height)]);
+}
+
 // One finger, or the main button, draws: a second finger would join its strokes to those of the first.
 canvas.addEventListener("pointerdown", (event) => {
   if (!state.network?.draws || !event.isPrimary || event.button !== 0) return;
   canvas.setPointerCapture(event.pointerId);
-  $("truth").textContent = "";
   stroke(event);
 });
 canvas.addEventListener("pointermove", (event) => last && event.isPrimary && stroke(event));
 for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, (event) => { if (event.isPrimary) last = null; });
+
+canvas.addEventListener("keydown", (event) => {
+  const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+  if (!move || !state.network?.draws) return;
+  event.preventDefault();
+  const most = [canvas.width, canvas.height];
+  const from = cursor ?? most.map((size) => size / 2);
+  const to = from.map((one, axis) => Math.max(0, Math.min(most[axis], one + (move[axis] * Math.max(...most)) / 28)));
+  if (!event.shiftKey) {
+    last = byHand ? from : null;
+    lineTo(to);
+    last = null;
+  }
+  cursor = to;
+  drawOver();
+});
+for (const change of ["focus", "blur"]) canvas.addEventListener(change, () => drawOver());
 
 const showDrawing = latest(async () => {
   const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
@@ -272,17 +328,25 @@ const overlay = $("overlay");
 
 // What the network says of the drawing, over it: boxes, and the map of the class that is pointed at.
 function drawOver() {
-  const context = surface(overlay, canvas.width, canvas.height);
-  if (!state.picture || !state.boxes) return;
-  const size = Math.max(canvas.width, canvas.height);
-  context.translate((canvas.width - size) / 2, (canvas.height - size) / 2); // the sheet is no square where the image is none
-  if (state.map) drawShares(context, state.picture, ...state.map, size);
-  drawBoxes(context, state.picture, state.boxes.boxes, state.boxes.classes, size);
+  const [wide, high] = [canvas.clientWidth, canvas.clientHeight];
+  const context = surface(overlay, wide, high);
+  if (state.picture && state.boxes) {
+    const size = Math.max(wide, high);
+    context.translate((wide - size) / 2, (high - size) / 2); // the sheet is no square where the image is none
+    if (state.map) drawShares(context, state.picture, ...state.map, size);
+    drawBoxes(context, state.picture, state.boxes.boxes, state.boxes.classes, size);
+    context.translate((size - wide) / 2, (size - high) / 2);
+  }
+  if (cursor === null || document.activeElement !== canvas) return;
+  context.strokeStyle = "#ffd34d";
+  context.lineWidth = 2;
+  context.beginPath();
+  context.arc(cursor[0] * (wide / canvas.width), cursor[1] * (high / canvas.height), 6, 0, 2 * Math.PI);
+  context.stroke();
 }
 
 $("clear").addEventListener("click", () => {
   wipe();
-  $("truth").textContent = "";
   showDrawing();
 });
 
@@ -319,16 +383,16 @@ const readText = latest(async () => {
   const text = $("text").value;
   if (text.trim()) await see("read", {}, text);
 });
-$("text").addEventListener("input", () => {
-  $("truth").textContent = "";
-  readText();
-});
+$("text").addEventListener("input", () => readText());
 $("sample").addEventListener("click", () => sample());
 $("sample-class").addEventListener("change", () => sample());
 
-// What the network sees, large, to be drawn on.
+// What the network sees, large.
 function onCanvas() {
-  wipe();
+  [byHand, cursor] = [false, null];
+  $("sheet").dataset.holds = "picture";
+  pen.fillStyle = "#000";
+  pen.fillRect(0, 0, canvas.width, canvas.height);
   pen.imageSmoothingEnabled = false;
   const unit = Math.min(canvas.width / state.picture.naturalWidth, canvas.height / state.picture.naturalHeight);
   const [wide, high] = [state.picture.naturalWidth * unit, state.picture.naturalHeight * unit];
@@ -359,11 +423,12 @@ async function see(path, query, body) {
   state.map = null;
   state.words = state.network.reads ? activations : null;
   state.boxes = answer.boxes ?? null;
-  $("truth").textContent = truth(answer.label);
+  tellTruth(answer.label);
   if (state.words) {
     if (path === "sample") $("text").value = answer.text;
     says("words", activations);
     $("classes").querySelector(".says").textContent = "Each bar is the activation of a class's capsule: whether the text is of this class.";
+    $("words").hidden = false;
     showClasses();
     return true;
   }
@@ -378,15 +443,19 @@ async function see(path, query, body) {
   return true;
 }
 
-function truth(label) {
-  if (label === null) return "";
-  const names = [label].flat().map(name);
-  if (state.network.reads) return `its class is ${names[0]}`;
-  return Array.isArray(label) ? `in it are ${names.join(", ")}` : `it is a ${names[0]}`;
+// What a test image is labelled with, and what the network says: two lines, so that neither is taken for the other.
+function tellTruth(label) {
+  state.labels = label === null ? [] : [label].flat();
+  const listed = (labels) => labels.map(name).join(", ") || "nothing";
+  $("truth").textContent = state.labels.length ? `label: ${listed(state.labels)}` : "";
+  const right = listed([...state.there].sort()) === listed([...state.labels].sort());
+  $("answer").textContent = `answer: ${listed(state.there)}${state.labels.length ? (right ? ", right" : ", wrong") : ""}`;
+  $("answer").className = state.labels.length && !right ? "wrong" : "";
 }
 
 // The bars, and what else says which classes are there.
 function showClasses() {
+  $("classes").hidden = false;
   bars($("bars"), state.activation, state.there, true);
   if (state.words) showWords();
   if (state.boxes) showBoxes();
@@ -400,7 +469,7 @@ function showWords() {
   $("coloured").replaceChildren(...pieces.flatMap((piece, place) => {
     const label = asked ?? strongest(shares[place]);
     const strength = Math.max(0, Math.min(1, shares[place][label]));
-    const shade = Math.round(200 * strength).toString(16).padStart(2, "0");
+    const shade = Math.round(128 * strength).toString(16).padStart(2, "0"); // so pale that the words are read, on dark too
     const word = element("span", { textContent: piece.trimEnd(), title: `${name(label)} ${strength.toFixed(2)}`,
       className: known[place] ? "" : "unknown" });
     word.style.backgroundColor = colours[label] + shade;
@@ -414,6 +483,7 @@ function showWords() {
 }
 
 function showBoxes() {
+  $("boxes").hidden = false;
   says("boxes", state.boxes);
   const side = MAP;
   $("found").replaceChildren(...state.boxes.classes.map((label) => {
@@ -559,10 +629,12 @@ function nothing(section, text) {
 const showMaps = latest(async () => {
   const exhibit = await askOf("assignments", current());
   if (exhibit === undefined) return; // another one is on its way
-  nothing("maps", exhibit ? "" : "The child capsules of this network do not lie at places of the image: each of them sees all of it.");
+  $("maps").hidden = false;
+  nothing("maps", exhibit === null ? "The child capsules of this network do not lie at places of the image: each of them sees all of it."
+    : exhibit.layers.length ? "" : exhibit.text); // which says that routing decided nothing
   if (exhibit) says("maps", exhibit);
   $("layers").replaceChildren(...(exhibit?.layers ?? []).map(({ layer, share, extent }) => {
-    const over = element("canvas");
+    const over = element("canvas", { role: "img", ariaLabel: `share of ${name(state.shown)} at each place of ${layer}` });
     drawMap(over, state.picture, share[0], extent, exhibit.even);
     const known = share[0].flat().filter((one) => one !== null);
     const range = `shares ${Math.min(...known).toFixed(2)} to ${Math.max(...known).toFixed(2)}, even: ${exhibit.even.toFixed(2)}`;
@@ -582,8 +654,9 @@ const showRouting = latest(async () => {
   const exhibit = await askOf("routing", { look: state.look });
   if (exhibit === undefined) return;
   state.routing = exhibit;
+  $("routing").hidden = false;
   nothing("routing", exhibit ? "" : "The classes of this network are not found by routing votes.");
-  $("stage").hidden = exhibit === null;
+  $("stage").hidden = $("play").parentElement.hidden = exhibit === null;
   if (exhibit === null) return;
   says("routing", exhibit);
   const count = exhibit.steps.length;
@@ -599,15 +672,16 @@ function showStep() {
   const [number, count] = [Number($("step").value), exhibit.steps.length];
   const step = exhibit.steps[number - 1];
   $("step-text").textContent = count === 1 ? `${exhibit.routing} takes one step` : `step ${number} of ${count}`;
-  const paint = (value) => colour(blend(PALE, value > 0 ? RED : BLUE, Math.min(1, Math.abs(value))));
+  const [red, blue, pale] = ["red", "blue", "track"].map((which) => channels(style(which)));
+  const paint = (value) => colour(blend(pale, value > 0 ? red : blue, Math.min(1, Math.abs(value))));
   drawTable($("assigned"), step.assignment, (share) => paint(share / exhibit.even - 1));
   drawTable($("agreed"), step.agreement, paint);
-  $("assigned-scale").textContent = `blue: none, pale: even, ${exhibit.even.toFixed(2)}, red: ${(2 * exhibit.even).toFixed(2)} or more`;
+  $("assigned-scale").textContent = `${exhibit.even.toFixed(2)} is even; blue: none, red: ${(2 * exhibit.even).toFixed(2)} or more`;
   bars($("step-bars"), step.activation, [step.activation.indexOf(Math.max(...step.activation))]);
   $("step-map").parentElement.hidden = !step.maps;
   if (step.maps) {
     const share = step.maps.map((row) => row.map((classes) => classes[state.shown]));
-    drawMap($("step-map"), state.picture, share, exhibit.extent, exhibit.even);
+    drawMap($("step-map"), state.picture, share, exhibit.extent, exhibit.even, 120);
   }
 }
 
@@ -659,7 +733,6 @@ function offerRoutings() {
     offerSteps(side);
     if (number === 1 && steps > 1) side.steps.value = "1";
   });
-  $("compare").hidden = routings.length === 0;
 }
 
 function offerSteps(side) {
@@ -673,6 +746,7 @@ function offerSteps(side) {
 const compare = sides.map((side) => latest(async () => {
   const found = await askOf("compare", { ...current(), routing: side.routing.value, steps: side.steps.value });
   if (found === undefined) return;
+  $("compare").hidden = false;
   bars(side.bars, found.activations.activation, [found.activations.said]);
   const layer = found.assignments?.layers[0];
   side.mapFigure.hidden = !layer;
@@ -682,7 +756,7 @@ const compare = sides.map((side) => latest(async () => {
 }));
 
 function showComparison() {
-  if (!$("compare").hidden) compare.forEach((one) => one());
+  if (state.network.routings.length) compare.forEach((one) => one());
 }
 
 // ---- swapping
@@ -701,7 +775,7 @@ const showSwap = latest(async () => {
   } catch {
     state.kept = null; // so long ago that the server has forgotten it
     $("swapped").replaceChildren();
-    nothing("swap", "Keep an image, then draw another one.");
+    nothing("swap", KEEP);
     return;
   }
   if (found === undefined) return;
@@ -717,52 +791,82 @@ const showSwap = latest(async () => {
 
 // ---- the network
 
-const choose = latest(async (network) => {
+// Takes away all that was said by the network before.
+function empty() {
   stop();
-  state.network = await ask("network", { name: network }).catch((error) => {
-    $("network").value = state.network?.name ?? network; // which the page still shows
+  looks += 1; // what is on its way is not for this page any more
+  Object.assign(state, { look: null, past: null, said: null, fixed: null, pointed: null, shown: null, activation: null, pose: null, moved: [],
+    routing: null, kept: null, picture: null, boxes: null, words: null, map: null });
+  for (const panel of document.querySelectorAll("#right section, #classes")) panel.hidden = true;
+  for (const place of ["bars", "step-bars", "in-classes", "swapped"]) $(place).replaceChildren();
+  for (const side of sides) side.bars.replaceChildren();
+  for (const place of ["about", "verdict"]) $(place).textContent = "";
+  nothing("swap", KEEP);
+  $("message").hidden = true;
+  $("text").value = "";
+  wipe();
+  drawOver();
+}
+
+const choose = latest(async (network) => {
+  empty();
+  $("opening").textContent = `opening ${network}`;
+  try {
+    state.network = await ask("network", { name: network });
+  } catch (error) {
+    $("network").value = state.network?.name ?? network; // which the page still draws for
     throw error;
-  });
-  Object.assign(state, { fixed: null, pointed: null, kept: null, look: null, routing: null });
-  const { model, parameters, image_shape, classes, routing, steps, samples, draws, reads, scenes } = state.network;
+  } finally {
+    $("opening").textContent = "";
+  }
+  const { model, parameters, image_shape, classes, routing, steps, samples, draws, reads, scenes, verdict } = state.network;
   const route = `${routing} in ${steps === null ? "one pass" : counted(steps)}`;
   const takes = reads ? "texts" : `images of ${image_shape.slice(1).join(" x ")}`;
   $("about").textContent = `${model}: ${parameters.toLocaleString("en")} parameters, ${takes}, ${route}`;
-  Object.assign(state, { pose: null, picture: null, boxes: null, words: null, map: null, activation: null });
-  for (const place of ["bars", "step-bars", "in-classes", "swapped"]) $(place).replaceChildren();
-  for (const side of sides) side.bars.replaceChildren();
-  nothing("swap", "Keep an image, then draw another one.");
+  $("verdict").textContent = verdict === null ? "" : `${verdict.routing} ${verdict.decoder}`;
   $("draw").querySelector(".says").textContent = reads ? "Type a question or a sentence; the network answers while you type."
-    : scenes ? "Draw several digits with the mouse or a finger, of different sizes; the network answers while you draw."
-    : "Draw with the mouse or a finger; the network answers while you draw.";
-  $("draw-title").textContent = reads ? "Ask" : "Draw";
-  $("draw").querySelector(".says").hidden = !draws && !reads;
+    : !draws ? "This network takes other pictures than can be drawn: choose a test image."
+    : `Draw ${scenes ? "several digits" : ""} with the mouse, a finger or the arrow keys; the network answers while you draw. `
+      + "The first stroke takes away an image that you did not draw.";
+  $("draw-title").textContent = reads ? "Ask" : draws ? "Draw" : "Look";
   $("clear").hidden = $("upload").hidden = document.querySelector("label[for=upload]").hidden = !draws;
+  $("invitation").hidden = !draws;
   $("sheet").hidden = reads;
-  $("text").hidden = $("words").hidden = !reads;
-  $("boxes").hidden = !scenes;
-  for (const place of ["pose", "maps", "routing", "compare", "swap"]) $(place).hidden = reads;
-  $("from-samples").hidden = !samples;
+  $("text").hidden = !reads;
+  $("sample").hidden = !samples;
   $("sample").textContent = reads ? "another question" : scenes ? "another scene" : "test image";
-  $("sample-class").hidden = !state.network.sorted;
-  $("classes").hidden = $("right").hidden = !samples && !draws && !reads;
+  $("sample-class").hidden = !samples || !state.network.sorted;
   $("sample-class").replaceChildren(option("", "any class"), ...classes.map((one) => option(one, one)));
   if (!reads) offerRoutings();
   sampled = 0;
-  const [high, wide] = image_shape.slice(1);
-  canvas.width = Math.min(280, 280 * (wide / high));
-  canvas.height = Math.min(280, 280 * (high / wide));
-  for (const place of [canvas, $("sheet")]) Object.assign(place.style, { width: `${canvas.width}px`, height: `${canvas.height}px` });
-  wipe();
+  lay();
   drawOver();
   if (samples) await sample();
-  else if (reads) $("text").value = "";
   else if (draws) await showDrawing();
-  else throw new Error(`${network} sees no pictures that can be drawn, and its test images are not on this machine`);
+  else if (!reads) throw new Error(`${network} sees no pictures that can be drawn, and its test images are not on this machine`);
 });
 
+// ---- the keyboard
+
+const shortcut = (key) => document.querySelector(`[aria-keyshortcuts="${CSS.escape(key)}"]`);
+
+document.addEventListener("keydown", (event) => {
+  const types = event.target.matches("textarea, select, input:not([type=range])");
+  if (types || event.ctrlKey || event.altKey || event.metaKey) return;
+  const button = shortcut(event.key.toLowerCase());
+  if (button && !button.disabled && button.checkVisibility()) button.click();
+});
+
+$("keys").querySelector("dl").replaceChildren(...[...document.querySelectorAll("[aria-keyshortcuts]")].flatMap((button) => [
+  element("dt", {}, element("kbd", { textContent: button.getAttribute("aria-keyshortcuts") })),
+  element("dd", { textContent: button.ariaLabel ?? button.textContent }),
+]));
+
+// What is drawn in colours of the page is drawn anew in those of the night, and the drawing where it has another size.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => showStep());
+addEventListener("resize", () => drawOver());
+
 async function begin() {
-  wipe();
   const networks = await ask("networks");
   $("network").replaceChildren(...networks.map((one) => option(one, one)));
   $("network").addEventListener("change", () => choose($("network").value));
