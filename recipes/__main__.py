@@ -36,6 +36,7 @@ def run(arguments: list[str]) -> None:
     add("--preset", choices=PRESETS, default="quick", help="paper: as published, for a GPU; quick: two cores of a CPU, "
         "an hour at most; smoke: seconds")  # fmt: skip
     add("--seeds", type=int, nargs="+", default=[0], help="one run for each seed")
+    add("--rows", type=str, nargs="+", default=[], help="of a recipe that grows, those to measure now; default: all")
     add("--runs", type=str, default=str(RUNS), help="folder for the trained networks; run again to continue")
     add("--results", type=str, default=str(results_folder()), help="folder for the result file and the table")
     add("--trainer", type=dict[str, Any], default={}, help="as in 'torchcaps train': --trainer.accelerator cpu")
@@ -46,6 +47,7 @@ def run(arguments: list[str]) -> None:
         options.recipe,
         options.preset,
         options.seeds,
+        rows=options.rows,
         runs=Path(options.runs),
         results=Path(options.results),
         trainer=options.trainer,

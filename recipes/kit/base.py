@@ -143,6 +143,8 @@ class Recipe(Generic[Settings]):
             ``recipes/notes.md``.
         twins: for some rows, an earlier row; training stops at its final validation accuracy.
         borrowed: for rows that use a network of another recipe, with the same preset: that recipe, and its row.
+        grows: whether rows are measured one by one, each for itself: the result is written after each, and goes on
+            with the rows and seeds that it does not have, also where their networks are gone.
         experiment: start of the names of the runs; default: the name.
         heading: of the bars of the test errors; default: the title.
         caption: of these bars.
@@ -164,6 +166,7 @@ class Recipe(Generic[Settings]):
     notes: ClassVar[tuple[str, ...]] = ()
     twins: ClassVar[Mapping[str, str]] = {}
     borrowed: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    grows: ClassVar[bool] = False
     experiment: ClassVar[str] = ""
     heading: ClassVar[str] = ""
     caption: ClassVar[str] = ""
@@ -227,6 +230,8 @@ class Recipe(Generic[Settings]):
                 study.facts[row] |= {"stop_at": stop_at, "validation_accuracy": reached, "reached": enough}
             if found := self.measure(study, row, given):
                 study.note(row, found)
+            if self.grows:
+                study.facts[row]["figures"] = dict(found)
         self.finish(study, given)
         return study
 

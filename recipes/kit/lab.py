@@ -1,7 +1,7 @@
 """Training for recipes: every network in its own folder, resumed if interrupted, reused once it is done."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -56,7 +56,7 @@ class Trained:
     @property
     def facts(self) -> dict[str, Any]:
         """Facts for the table, besides its figures."""
-        names = ("model", "parameters", "epochs", "training_seconds", "hardware")
+        names = ("model", "parameters", "epochs", "training_seconds", "hardware", "versions")
         return {**{name: self.summary[name] for name in names}, "run": self.folder.name}
 
     @property
@@ -136,12 +136,13 @@ class Lab:
         present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return torch.device("cpu") if accelerator == "cpu" or present is None else present
 
-    def train(self, name: str, config: Mapping[str, Any]) -> Trained:
+    def train(self, name: str, config: Mapping[str, Any], callbacks: Sequence[Any] = ()) -> Trained:
         """Trains a network, resumes its training, or opens it if it is trained already.
 
         Args:
             name: of the run; recipes that give the same name and options share the network.
             config: options of ``torchcaps train``, as in its YAML files, without the seed.
+            callbacks: of Lightning, for a training.
 
         Raises:
             FileExistsError: if there is a run of this name and preset with other options.
@@ -154,7 +155,7 @@ class Lab:
         check_same(folder, options.plain())
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
-            train_with(folder, options, command=self.command, show=self.show)
+            train_with(folder, options, command=self.command, show=self.show, callbacks=callbacks)
         network = load_pretrained(folder.model).to(self.device)
         done = Trained(network, read_summary(folder), folder.path)
         self.trained.append(done)

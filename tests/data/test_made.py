@@ -383,6 +383,8 @@ class TestTurnedDigits:
             assert torch.equal(novel.train.images, plain.train.images)
             assert torch.equal(novel.test.labels, plain.test.labels)
             assert (novel.test.images != plain.test.images).float().mean() > 0.2
+            same = TurnedDigits(kind, "novel_of_same_toys", size=16)
+            assert torch.equal(same.test.labels, Digits(size=16, validation=0).train.labels)
 
     def test_a_quarter_turn(self) -> None:
         images = torch.randint(256, (3, 2, 9, 9), dtype=torch.uint8)

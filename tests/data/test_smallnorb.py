@@ -257,6 +257,10 @@ def test_novel_viewpoints(folder: str, viewpoints: Any, column: int, familiar: s
     assert values(same.train.images) == values(data.train.images)
     assert set(same.info("test")[:, column].tolist()) == familiar
     assert sorted(values(same.test.images) + values(data.test.images)) == list(range(50, 50 + COUNT))
+    toys = SmallNORB(folder, viewpoints=viewpoints, test_viewpoints="novel_of_same_toys", validation=0.25)
+    assert set(toys.info("test")[:, column].tolist()) == novel
+    trained = values(data.train.images) + values(data.validation.images)
+    assert sorted(values(toys.test.images) + trained) == list(range(COUNT))
     for images, info in ((data.validation, data.info("validation")), (same.test, same.info("test"))):
         pair = torch.tensor(values(images.images)) - (50 if images is same.test else 0)
         assert torch.equal(info, INFO[pair])
@@ -296,7 +300,7 @@ def test_a_third_of_the_viewpoints_is_familiar(
 
 
 def test_test_viewpoints_make_no_difference_to_the_whole(folder: str) -> None:
-    for choice in ("novel", "familiar"):
+    for choice in ("novel", "familiar", "novel_of_same_toys"):
         assert len(SmallNORB(folder, test_viewpoints=choice).info("test")) == COUNT
 
 
@@ -358,7 +362,10 @@ def test_the_test_files_are_not_needed_to_train(tmp_path: Path) -> None:
         ({"cameras": "second"}, r"cameras must be one of 'both_as_channels', .* 'first', got 'second'"),
         ({"held_out": "lights"}, "held_out must be one of 'pairs', 'toys', got 'lights'"),
         ({"viewpoints": "lighting"}, "viewpoints must be one of 'all', 'azimuth', 'elevation', got 'lighting'"),
-        ({"test_viewpoints": "all"}, "test_viewpoints must be one of 'novel', 'familiar', got 'all'"),
+        (
+            {"test_viewpoints": "all"},
+            "test_viewpoints must be one of 'novel', 'familiar', 'novel_of_same_toys', got 'all'",
+        ),
     ],
 )
 def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:

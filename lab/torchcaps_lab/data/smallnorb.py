@@ -21,7 +21,7 @@ from torchcaps_lab.data.streams import read_entries, unpacked
 Cameras = Literal["both_as_channels", "both_as_images", "first"]
 Viewpoints = Literal["all", "azimuth", "elevation"]
 HeldOut = Literal["pairs", "toys"]
-TestViewpoints = Literal["novel", "familiar"]
+TestViewpoints = Literal["novel", "familiar", "novel_of_same_toys"]
 Split = Literal["train", "validation", "test"]
 
 _SIDE = 96  # pixels of the published images
@@ -133,8 +133,8 @@ class SmallNORB(PublishedData):
             one channel that follow each other (never divided between training and validation), `first`
             leaves the second camera out.
         viewpoints: `all`, or train on a third of the `azimuth`s or of the `elevation`s only.
-        test_viewpoints: test on the viewpoints that are `novel` or on those `familiar` from training; not
-            used where `viewpoints` is `all`.
+        test_viewpoints: test on the viewpoints that are `novel`, on those `familiar` from training, both of other toys,
+            or on the novel ones of the toys of the training half; not used where `viewpoints` is `all`.
         held_out: what is put aside for validation: `pairs`, of toys that are trained on, or whole `toys`, the number
             nearest to the share, at least one, in each class; like the test, they are other toys than those trained on.
 
@@ -224,7 +224,8 @@ class SmallNORB(PublishedData):
 
     @cached_property
     def _test_half(self) -> _Half:
-        return self._read_facts("test", familiar=self.test_viewpoints == "familiar")
+        same = self.viewpoints != "all" and self.test_viewpoints == "novel_of_same_toys"
+        return self._read_facts("train" if same else "test", familiar=self.test_viewpoints == "familiar")
 
     def _read_facts(self, half: Literal["train", "test"], familiar: bool) -> _Half:
         dat, cat, info = self._files(half)

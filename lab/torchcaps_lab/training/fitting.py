@@ -104,7 +104,7 @@ class Fitting:
         last = ModelCheckpoint(self.checkpoints, **ONE_AN_EPOCH)
         kept = [last] if self.best is None else [self.best, last]
         # The last one saves the state of all others.
-        watching = [health, self.history, self.fingerprint, *ends, *kept]
+        watching = [*self.caller.callbacks, health, self.history, self.fingerprint, *ends, *kept]
         self.trainer = self._trainer(self.options, schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))

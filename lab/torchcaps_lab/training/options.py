@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -357,6 +357,7 @@ class Caller:
         show: takes lines of text; None for silence.
         header: whether it is told what is trained, before the first epoch.
         allow_changes: whether a run may be resumed with other options or images than it was started with.
+        callbacks: of Lightning, besides those of the training.
 
     Example:
         >>> from torchcaps_lab.training import Caller
@@ -370,3 +371,4 @@ class Caller:
     show: Callable[[str], None] | None = None
     header: bool = False
     allow_changes: bool = False
+    callbacks: "Sequence[Callback]" = ()

@@ -167,7 +167,7 @@ def train_with(folder: RunFolder, options: TrainingOptions, **how: Any) -> dict[
     Args:
         folder: of the run.
         options: of the training.
-        how: ``command``, ``progress_bar``, ``show``, ``header`` and ``allow_changes`` of :class:`Caller`.
+        how: what else :class:`Caller` takes: ``command``, ``progress_bar``, ``show``, ``callbacks``, ...
 
     Returns:
         As :func:`train`; raises what that raises.

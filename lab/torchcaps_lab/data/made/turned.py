@@ -13,7 +13,7 @@ from torchcaps_lab.data.digits import Digits
 from torchcaps_lab.data.image_set import ImageSet
 
 Viewpoints = Literal["azimuth", "elevation"]
-TestViewpoints = Literal["familiar", "novel"]
+TestViewpoints = Literal["familiar", "novel", "novel_of_same_toys"]
 
 
 @settings
@@ -22,7 +22,8 @@ class TurnedDigits(Digits):
 
     Args:
         viewpoints: how novel test digits differ: ``azimuth``, turned; ``elevation``, lower.
-        test_viewpoints: whether the test digits are ``novel`` or ``familiar``, as they were in training.
+        test_viewpoints: whether the test digits are ``novel`` or ``familiar``, as they were in training;
+            ``novel_of_same_toys``: those for training and validation are tested, in the novel way.
 
     Example:
         >>> from torchcaps_lab.data import TurnedDigits
@@ -35,8 +36,8 @@ class TurnedDigits(Digits):
     test_viewpoints: TestViewpoints = "novel"
 
     def load_test(self) -> ImageSet:
-        """Read the fifth of the digits to test on, seen from the viewpoints to test on."""
-        digits = super().load_test()
+        """Read the digits to test on, seen from the viewpoints to test on."""
+        digits = self.load_train() if self.test_viewpoints == "novel_of_same_toys" else super().load_test()
         if self.test_viewpoints == "familiar":
             return digits
         return replace(digits, images=turn(digits.images, 30) if self.viewpoints == "azimuth" else lower(digits.images))
