@@ -9,6 +9,7 @@ import pytest
 import torch
 from over_windows import by_windows, gathered, looped_assignment, looped_totals, random
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from torchcaps import CapsConv2d, Capsules, create_routing, list_routings, squash
 from torchcaps.ops import Gaussian, InnerProduct, Votes
@@ -131,6 +132,18 @@ class TestOneWindow:
         torch.testing.assert_close(
             gradients(parents, children, layer), gradients(expected, children, layer), rtol=1e-8, atol=1e-10
         )
+
+    @pytest.mark.parametrize("routing", list_routings())
+    def test_children_of_the_padding_are_absent(self, routing: str) -> None:
+        children = make_children(2, 4, 5, 2, (2, 3))
+        options: dict[str, Any] = {"routing": create_routing(routing), "competition": "window"}
+        layer = make_layer(2, 3, (2, 3), (2, 2), 3, padding=1, **options).eval()
+        bare = make_layer(2, 3, (2, 3), (2, 2), 3, **options).eval()
+        bare.load_state_dict(layer.state_dict())
+        beside = (0, 0, 1, 1, 1, 1)
+        around = Capsules(pad(children.pose, (0, 0, 0, 0, *beside)), pad(children.activation, beside))
+        there = pad(torch.ones_like(children.activation, dtype=torch.bool), beside)
+        torch.testing.assert_close(layer(children), bare(around, there), rtol=1e-10, atol=1e-12)
 
     def test_hard_assignments(self) -> None:
         children = make_children(2, 5, 4, 2, 3, grad=False)

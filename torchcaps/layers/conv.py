@@ -48,7 +48,7 @@ class CapsConvNd(nn.Module):
         out_pose: parent pose: D for vectors, (M, D) for matrices.
         kernel_size: of the windows; here and below one number, or one for each axis.
         stride: between windows.
-        padding: positions added on each side; children there have activation 0.
+        padding: positions added on each side; the children there are absent, as under a mask.
         dilation: between the positions of a window.
         groups: the types of children and of parents are split into this many groups; children vote for parents of
             their own group only.
@@ -153,6 +153,8 @@ class CapsConvNd(nn.Module):
         children = present(children, mask)
         share = self.in_types // self.groups
         normaliser = self._normaliser(windows, share)
+        if mask is None and any(self.padding):
+            mask = torch.ones_like(children.activation, dtype=torch.bool)
         sites = windows.children(share, children.pose.device)
         routed = []
         for group, routing in enumerate(self.routings):
@@ -160,8 +162,7 @@ class CapsConvNd(nn.Module):
             types = slice(first, first + share)
             pose = windows.pad(children.pose.narrow(1 + self.axes, first, share))
             activation = windows.pad(children.activation.narrow(1 + self.axes, first, share))
-            # Padding counts as children of activation 0, with a mask as without.
-            there = None if mask is None else windows.pad(mask[..., types], value=True)
+            there = None if mask is None else windows.pad(mask[..., types])
             transforms = self.weight[:, types].flatten(0, 1)
             votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites, mask=there)
             routed.append(routing(votes, activation, initial=None if initial is None else initial[group]))

@@ -108,18 +108,13 @@ class Windows:
         sites = self.sites(device)[:, :, None] * types + torch.arange(types, device=device)
         return sites.flatten(1).to(torch.int32)
 
-    def pad(self, field: Tensor, value: float = 0.0) -> Tensor:
-        """All children on one axis, those of the padding too: (N, *size, C, ...) to (N, G, ...).
-
-        Args:
-            field: of the children.
-            value: of the children of the padding.
-        """
+    def pad(self, field: Tensor) -> Tensor:
+        """All children on one axis, those of the padding too, 0 or False: (N, *size, C, ...) to (N, G, ...)."""
         if any(self.padding):
             pads = [0, 0] * (field.ndim - 1 - self.axes)
             for padding in reversed(self.padding):
                 pads += [padding, padding]
-            field = nn.functional.pad(field, pads, value=value)
+            field = nn.functional.pad(field, pads)
         return field.flatten(1, 1 + self.axes)
 
 

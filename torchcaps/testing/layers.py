@@ -214,7 +214,7 @@ def _children_that_are_not_there(subject: Subject) -> None:
     if hasattr(layer, "route"):
         routed = layer.route(gone, mask)
         told = [one.votes.mask for one in (routed if isinstance(routed, list) else [routed])]
-        if sum(0 if part is None else int((~part).sum()) for part in told) != int((~mask).sum()):
+        if sum(0 if part is None else int((~part).sum()) for part in told) < int((~mask).sum()):
             raise AssertionError("its votes were not told which children are not there")
 
 
