@@ -21,6 +21,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     "matrixcapsnet": {"types": (4, 3, 2)},
     "matrixcapsnet_cifar10": {"types": (4, 3, 2), "channels": 8},
     "matrixcapsnet_cnn": {"channels": (4, 4), "hidden": 4, "dropout": 0.0},
+    "matrixcapsnet_mnist": {"types": (4, 3, 2)},
     "matrixcapsnet_paper": {"types": (4, 3, 2)},
     "matrixcapsnet_small": {"types": (4, 3, 2)},
     "self_routing_resnet20": {"channels": 4, "blocks": 1, "types": 3, "pose_dim": 4},

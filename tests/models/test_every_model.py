@@ -19,6 +19,7 @@ TWICE = (
     "capsnet_released",
     "efficient_capsnet_multimnist",
     "matrixcapsnet_cifar10",
+    "matrixcapsnet_mnist",
     "matrixcapsnet_paper",
 )
 """Of whose class another one is checked."""
@@ -385,6 +386,19 @@ class TestMatrixCapsNet:
         model = create_model("matrixcapsnet_paper", types=(2, 3, 4))
         assert model.pose_norm is None
         assert model.routing.config() == model.class_routing.config() == EMRouting.preset("paper").config()
+
+    def test_maps_of_a_padded_image(self) -> None:
+        model = create_model("matrixcapsnet_mnist", channels=4, types=(2, 3, 4)).eval()
+        layers = model.layers_of(images(2, 1, 28, 28))
+        assert [capsules.activation.shape[1:3] for capsules in layers.values()] == [(14, 14), (6, 6), (4, 4)]
+        odd = create_model("matrixcapsnet_mnist", image_shape=(1, 13, 15), channels=4, types=(2, 3, 4))
+        assert [capsules.activation.shape[1:3] for capsules in odd.layers_of(images(2, 1, 13, 15)).values()] == [
+            (7, 8),
+            (3, 3),
+            (1, 1),
+        ]
+        with pytest.raises(ValueError, match="image_shape must be at least 13 x 13"):
+            create_model("matrixcapsnet_mnist", image_shape=(1, 12, 28))
 
     def test_a_function_as_schedule_cannot_be_saved(self, tmp_path: Path) -> None:
         routing = EMRouting(schedule=lambda step, steps: 1.0)

@@ -1,11 +1,13 @@
 """Networks that classify images, and those among them whose classes are capsules."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, exportable, shapes_of
 from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules, told
@@ -163,6 +165,15 @@ class _RoutingOf(property):
 
     def __get__(self, network: Any, owner: type | None = None) -> Any:
         return None if network is None else super().__get__(network, owner)
+
+
+def same_padded(features: Tensor, kernel_size: int, stride: int) -> Tensor:
+    """Padded as by TensorFlow's ``same``, for extents divided by the stride, rounded up; an odd one goes to the end."""
+    pads = []
+    for extent in reversed(features.shape[2:]):
+        missing = max((math.ceil(extent / stride) - 1) * stride + kernel_size - extent, 0)
+        pads += [missing // 2, missing - missing // 2]
+    return F.pad(features, pads)
 
 
 def routing_of(layer: str, doc: str) -> Any:

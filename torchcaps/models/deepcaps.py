@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, DecoderInput
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleClassifier, same_padded
 from torchcaps.models.initial import cut_normal, glorot, he_deviation
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes, check_series, check_size
@@ -161,7 +161,7 @@ class CapsMap(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Convolves and squashes."""
-        convolved = self.conv(_same(features, 3, self.stride))
+        convolved = self.conv(same_padded(features, 3, self.stride))
         return squash(convolved.unflatten(1, (self.types, -1)), dim=2).flatten(1, 2)
 
 
@@ -200,7 +200,7 @@ class CapsConvShared(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Routes the map of each child's type to those of the parents' types."""
         H, W = features.shape[2:]
-        windows = F.unfold(_same(features, self.kernel_size, 1), self.kernel_size)  # [B, I P k k, H W]
+        windows = F.unfold(same_padded(features, self.kernel_size, 1), self.kernel_size)  # [B, I P k k, H W]
         children = windows.unflatten(1, (self.in_types, -1)).permute(0, 3, 1, 2).flatten(0, 1)  # [B H W, I, P k k]
         transforms = self.weight.movedim(0, 1)[None]  # [1, J, P k k, D]
         pose = field_routing(children, transforms, H * W, self.bias, self.steps)
@@ -318,12 +318,3 @@ class TransposedDecoder(nn.Module):
 def capsules_of(features: Tensor, types: int) -> Tensor:
     """A map (B, types x dim, H, W) as poses (B, H, W, types, dim)."""
     return features.unflatten(1, (types, -1)).permute(0, 3, 4, 1, 2)
-
-
-def _same(features: Tensor, kernel_size: int, stride: int) -> Tensor:
-    """Padded as by TensorFlow's ``same``, for extents divided by the stride, rounded up; an odd one goes to the end."""
-    pads = []
-    for extent in reversed(features.shape[2:]):
-        missing = max((math.ceil(extent / stride) - 1) * stride + kernel_size - extent, 0)
-        pads += [missing // 2, missing - missing // 2]
-    return F.pad(features, pads)

@@ -13,13 +13,20 @@ from torchcaps.layers import CapsConv2d, ClassCaps, FullyConnectedDecoder, Prima
 from torchcaps.layers.classcaps import Coordinates
 from torchcaps.layers.conv import Competition
 from torchcaps.layers.pose_norm import PoseScale
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, check_extent, routing_of
+from torchcaps.models.base import (
+    CapsuleClassifier,
+    ImageClassifier,
+    Prediction,
+    check_extent,
+    routing_of,
+    same_padded,
+)
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, Share, Size, ThreeSizes, TwoSizes
 from torchcaps.routing import EMRouting, Routing
 from torchcaps.spec import settings
 
-_SMALLEST = 17  # pixels on a side that leave one position in the last convolutional layer
+_SMALLEST = {False: 17, True: 13}  # pixels on a side, padded or not, that leave the last convolutional layer one place
 
 
 @register_model(
@@ -45,6 +52,16 @@ _SMALLEST = 17  # pixels on a side that leave one position in the last convoluti
     classes=10,
     channels=256,
 )
+@register_model(
+    "matrixcapsnet_mnist",
+    "Hinton et al. 2018 as ports have it for MNIST: maps of 14, 6 and 4, parents compete within a window",
+    image_shape=(1, 28, 28),
+    classes=10,
+    same_padding=True,
+    routing={"name": "em", "steps": 3, "standardise": True, "schedule": "linear", "inverse_temperature": 1.0},
+    competition="window",
+    pose_norm=None,
+)
 @settings
 class MatrixCapsNet(CapsuleClassifier):
     """Convolution, primary capsules, two layers of convolutional capsules, class capsules; matrix poses throughout.
@@ -69,6 +86,7 @@ class MatrixCapsNet(CapsuleClassifier):
             published, leaves them, and they fade from layer to layer.
         residual: add the children's poses to the routed ones in the convolutional layers, see
             :class:`~torchcaps.layers.IdentityPath`.
+        same_padding: pad the image for the first convolution as TensorFlow's ``SAME`` does, for maps of half its size.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and figure 1.
 
@@ -94,6 +112,7 @@ class MatrixCapsNet(CapsuleClassifier):
     decoder_by_class: bool = True
     pose_norm: PoseScale | None = "element"
     residual: bool = False
+    same_padding: bool = False
 
     def __post_init__(self, routing: Routing | None, class_routing: Routing | None) -> None:
         if routing is None and class_routing is None and self.classes < 3:
@@ -101,7 +120,7 @@ class MatrixCapsNet(CapsuleClassifier):
         routing = routing or EMRouting.preset("soft")
         first, second, third = self.types
         pose = self.pose[0], self.pose[1]
-        check_extent("image_shape", self.image_shape, _SMALLEST)
+        check_extent("image_shape", self.image_shape, _SMALLEST[self.same_padding])
         self.conv = nn.Conv2d(self.image_shape[0], self.channels, 5, stride=2)
         self.primary_caps = PrimaryCaps(
             self.channels,
@@ -130,6 +149,8 @@ class MatrixCapsNet(CapsuleClassifier):
     def layers_of(self, images: Tensor) -> dict[str, Capsules]:
         """The capsules of each layer below the classes, by name."""
         self._check(images)
+        if self.same_padding:
+            images = same_padded(images, self.conv.kernel_size[0], self.conv.stride[0])
         primary = self.primary_caps(F.relu(self.conv(images)))
         first = self.conv_caps1(primary)
         return {"primary_caps": primary, "conv_caps1": first, "conv_caps2": self.conv_caps2(first)}
