@@ -230,8 +230,8 @@ def drawn(network: Any, batch: Batch, classes: tuple[str, ...], threshold: float
         prediction = network(batch.images.to(device))
     true = class_boxes(batch.parts, len(classes))
 
-    def named(boxes: Tensor, there: Tensor) -> dict[str, list[float]]:
-        return {classes[index]: boxes[index].tolist() for index in there.nonzero().flatten().tolist()}
+    def named(boxes: Tensor, there: Tensor) -> list[tuple[str, list[float]]]:
+        return [(classes[index], boxes[index].tolist()) for index in there.nonzero().flatten().tolist()]
 
     rows = zip(
         batch.pictures, prediction.boxes.float().cpu(), prediction.activation.cpu(), true, batch.labels, strict=True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, Prediction, load_pretrained
+from torchcaps.models import ImageClassifier, Prediction, SceneCapsNet, SceneTwin, Thing, load_pretrained
 from torchcaps.models.base import in_precision_of
 from torchcaps.models.network import network_folder
 from torchcaps.names import needing
@@ -349,10 +349,11 @@ class Classifier:
         return max(1, batch_size // self.preprocess.crops)
 
     def _answered(self, batch: list[tuple[Any, Handwriting]]) -> Iterator[tuple[Any, Answer]]:
-        prediction = self._predict(self.reader.together([looked.pixels for _, looked in batch]))
+        together = self.reader.together([looked.pixels for _, looked in batch])
+        prediction = self._predict(together)
         for line in finite_warning(prediction.activation, "their answers say nothing"):
             warnings.warn(line, stacklevel=3)
-        answers = self.task.answers(prediction, self.classes)
+        answers = self._with_things(self.task.answers(prediction, self.classes), together)
         seen = [looked for _, looked in batch]
         pictures = [one.pixels if one.pixels.is_floating_point() else None for one in seen]  # a text has none
         rows = zip(answers, seen, pictures, strict=True)
@@ -362,6 +363,29 @@ class Classifier:
             named = [dict(zip(self.classes, row, strict=True)) for row in shares]
             answers = [replace(answer, calibrated=row) for answer, row in zip(answers, named, strict=True)]
         yield from zip((image for image, _ in batch), answers, strict=True)
+
+    def _with_things(self, answers: list[Answer], pixels: Tensor) -> list[Answer]:
+        """Answers with everything that is there of a class; warns where a network tells one box a class for several."""
+        if not isinstance(self.network, SceneCapsNet | SceneTwin):
+            return answers
+        images = in_precision_of(self.network, self.preprocess.evaluate(pixels.to(self.device)).images)
+        if isinstance(self.network, SceneTwin):
+            for answer, parts in zip(answers, self.network.parts_of(images).tolist(), strict=True):
+                for name in answer.classes:
+                    if parts[self.classes.index(name)] > 1:
+                        warnings.warn(
+                            f"{name} is seen in several places, and told in one box around them", stacklevel=4
+                        )
+            return answers
+        found = self.network.things_of(images, getattr(self.task, "threshold", 0.5))
+        return [
+            replace(answer, things=self._by_class(answer, things))
+            for answer, things in zip(answers, found, strict=True)
+        ]
+
+    def _by_class(self, answer: Answer, things: list[Thing]) -> dict[str, Sequence[Thing]]:
+        named = {name: [one for one in things if self.classes[one.label] == name] for name in answer.classes}
+        return {name: mine or (answer.things or {})[name] for name, mine in named.items()}
 
     def pixels(self, image: "Image", resize: Fit | None = None) -> Tensor:
         """One image as this classifier takes it, unprepared: float32 ``image_shape`` in [0, 1].

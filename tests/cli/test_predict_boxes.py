@@ -1,6 +1,7 @@
 """``torchcaps predict --boxes``: pictures with a box around each class, of images of any size."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from torchcaps.models import create_model
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
+from torchcaps_lab.explore import digit_samples
 
 SURE = {"name": "several_labels", "threshold": 1e-6}
 """Says every class that is active at all."""
@@ -34,15 +36,42 @@ def test_pictures_and_boxes_in_pixels_of_the_file(folder: Path, capsys: pytest.C
     assert [row["file"] for row in rows] == files
     classifier = Classifier.open(folder / "net")
     for row, file in zip(rows, files, strict=True):
-        with torch.no_grad():
-            seen = classifier.network(classifier.pixels(file)[None])
-        assert set(row["boxes"]) == set(row["classes"]) == {"a", "$b", "c"}
-        boxes = [row["boxes"][name] for name in ("a", "$b", "c")]
-        assert torch.allclose(torch.tensor(boxes), seen.boxes[0], atol=1e-3)
+        (things,) = classifier.network.things_of(classifier.pixels(file)[None], least=1e-6)
+        assert set(row["things"]) == set(row["classes"]) == {"a", "$b", "c"}
+        told = sorted(one["box"] for each in row["things"].values() for one in each)
+        assert told == [pytest.approx(box, abs=1e-3) for box in sorted(thing.box.tolist() for thing in things)]
     assert classifier.pixels(files[0]).shape == (1, 40, 70)
     written = sorted((folder / "boxes").iterdir())
     assert [path.name for path in written] == ["scene-2.png", "scene-3.png", "scene.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+    for path, size in zip(written, [(210, 448), (210, 448), (420, 240)], strict=True):  # whole multiples
+        with Image.open(path) as picture:
+            assert picture.size == size
+
+
+def test_two_things_of_a_class_and_one_of_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They were told as one, with a box in the empty middle between the two."""
+    digits, scene = digit_samples((1, 28, 28)), torch.zeros(96, 96, dtype=torch.uint8)
+    for label, top, left in ((1, 8, 8), (1, 56, 56), (6, 8, 56)):
+        scene[top : top + 28, left : left + 28] = digits.images[digits.labels == label][0, 0]
+    Image.fromarray(scene.numpy()).save(tmp_path / "scene.png")
+    main(["predict", "scenes/scene_capsnet", str(tmp_path / "scene.png")])
+    assert re.search(r": 2 x 1 \([^)]*\), 6 \(|: 6 \([^)]*\), 2 x 1 \(", capsys.readouterr().out)
+    answer = Classifier.open("scenes/scene_capsnet")(tmp_path / "scene.png")
+    one, other = sorted(answer.things["1"], key=lambda thing: thing.box[0].item())
+    middle = (one.box[:2] + one.box[2:]) / 2
+    assert middle.tolist() == pytest.approx([22, 22], abs=6)  # where the first one lies
+    torch.testing.assert_close(other.box, one.box + 48, rtol=0, atol=1)  # whole cells away, with the same pose
+    torch.testing.assert_close(other.pose[:-4], one.pose[:-4], rtol=0, atol=0.02)
+
+
+def test_one_box_for_several_places_is_warned_of(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = create_model("scene_cnn", image_shape=(1, 64, 64), classes=2, channels=(3, 4))
+    classifier = Classifier(network, classes=["cat", "dog"], task=SURE)
+    network.parts_of = lambda images: torch.tensor([[1, 2]])
+    with pytest.warns(UserWarning, match="dog is seen in several places, and told in one box around them") as told:
+        classifier(torch.rand(1, 64, 64))
+    assert len(told) == 1
 
 
 def test_an_image_with_nothing_in_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from torchcaps_lab.data import (
     ink_boxes,
 )
 from torchcaps_lab.data.scenes import INK, _Place
+from torchcaps_lab.tasks.detection import _true_boxes
 
 SMALL = {"canvas": (48, 56), "smallest": 10.0, "largest": 18.0, "clutter": 3}
 
@@ -110,6 +111,16 @@ class TestScenery:
         inside = slice(4 + 1, 4 + side - 1)
         assert torch.allclose(drawn[inside, inside], torch.tensor(1.0))
         assert drawn.sum().item() == pytest.approx((16 * scale) ** 2, rel=0.02)
+
+    def test_classes_repeat_where_they_may(self, digits: ImageSet) -> None:
+        twice = replace(digits, composition=Scenery(digits, least=4, repeats=True)).__getitems__(list(range(200)))
+        assert torch.equal(twice.parts.labels[:, 0], digits.labels[:200])
+        several = torch.tensor([len(set(row)) < 4 for row in twice.parts.labels.tolist()])
+        assert 0.35 < several.float().mean() < 0.65  # of four digits 1 - 0.9 * 0.8 * 0.7
+        for labels, mask in zip(twice.parts.labels.tolist(), twice.labels, strict=True):
+            assert mask.nonzero().flatten().tolist() == sorted(set(labels))
+        with pytest.raises(ValueError, match="at most one thing of a class"):
+            _true_boxes(twice, len(digits.classes))
 
     def test_classes_without_digits_are_not_there(self, digits: ImageSet) -> None:
         some = digits.subset((digits.labels % 3 == 1).nonzero().flatten())

@@ -84,6 +84,10 @@ def settle(page: Any) -> None:
 def draw(page: Any, points: list[tuple[float, float]]) -> None:
     """With the mouse, on a canvas wiped clean."""
     page.click("#clear")
+    stroke(page, points)
+
+
+def stroke(page: Any, points: list[tuple[float, float]]) -> None:
     box = page.locator("#canvas").bounding_box()
     (x, y), *rest = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
     page.mouse.move(x, y)
@@ -383,6 +387,9 @@ def test_looks_for_digits_in_a_scene(page: Any) -> None:
     expect(page.locator("#found figcaption")).to_contain_text("7 (")
     boxed = overlay.evaluate("canvas => canvas.toDataURL()")
     assert boxed != before
+    stroke(page, [(0.5 + 0.4 * x, 0.5 + 0.4 * y) for x, y in SEVEN])
+    expect(page.locator("#answer")).to_have_text("answer: 2 x 7")
+    expect(page.locator("#found figcaption")).to_have_count(2)
     page.hover("#bars .bar:nth-child(8)")
     settle(page)
     assert overlay.evaluate("canvas => canvas.toDataURL()") != boxed

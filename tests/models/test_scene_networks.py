@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.ndimage import label
 from torch import Tensor
 
 from torchcaps import create_model, create_routing
 from torchcaps.models import SceneCapsNet, boxes_of_maps
+from torchcaps.models.scene_capsnet import _lobes
 from torchcaps_lab.report import Observation, Selection
 
 SMALL = {"image_shape": (1, 32, 32), "classes": 4, "channels": (3, 5)}
@@ -96,6 +99,39 @@ class TestMaps:
             assert torch.equal(net.maps_of(images), scores.relu())
             assert torch.allclose(said.activation, (scores.mean((2, 3)) + net.bias).sigmoid())
             assert torch.equal(said.boxes, boxes_of_maps(scores.relu(), 4, 0.2))
+
+
+class TestThings:
+    @pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.9])
+    def test_connected_parts(self, share: float) -> None:
+        """Against SciPy, cell by cell, on maps that wind through each other."""
+        there = torch.rand(3, 4, 9, 13, generator=torch.Generator().manual_seed(0)) < share
+        found, one = _lobes(there), np.ones((3, 3))
+        labels = np.stack([label(part, one)[0] for part in there.flatten(0, 1).numpy()]).reshape(there.shape)
+        for mine, theirs in zip(found.flatten(0, 1), torch.from_numpy(labels).flatten(0, 1), strict=True):
+            pairs = set(zip(mine.flatten().tolist(), theirs.flatten().tolist(), strict=True))
+            assert len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs})
+
+    def test_how_many_parts_a_map_has(self) -> None:
+        maps = torch.zeros(1, 3, 5, 6)
+        maps[0, 0, 0, 0] = maps[0, 0, 1, 1] = maps[0, 0, 4, 4] = maps[0, 1, 2, 2] = 1.0
+        maps[0, 1, 4, 5] = 0.1  # below the cut
+        net = network("scene_cnn", classes=3)
+        net.maps_of = lambda images: maps
+        assert net.parts_of(torch.zeros(1, 1, 20, 24)).tolist() == [[2, 1, 0]]
+
+    def test_nothing_is_there(self) -> None:
+        assert network().things_of(torch.zeros(2, 1, 32, 32), least=0.99) == [[], []]
+
+    def test_each_class_that_is_there_has_one_at_least(self) -> None:
+        net = network()
+        images = noise(3, 1, 32, 40)
+        with torch.no_grad():
+            active = net(images).activation
+        least = active.median().item()
+        for things, mine in zip(net.things_of(images, least), active, strict=True):
+            assert {thing.label for thing in things} == set((mine > least).nonzero().flatten().tolist())
+            assert all(torch.equal(thing.pose[-4:], thing.box) for thing in things)
 
 
 class TestBoxes:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from torchcaps import create_model
+from torchcaps import Classifier, create_model
 from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import Prediction
 from torchcaps_lab.data import Digits, ImageSet, Preprocess, Scenery
+from torchcaps_lab.explore import digit_samples
 from torchcaps_lab.tasks import Criteria, Detection, SeveralLabels, as_task, average_precision, box_iou, box_loss
 from torchcaps_lab.tasks.detection import _true_boxes
 
@@ -161,11 +162,22 @@ class TestAnswers:
 
     def test_boxes_of_the_classes_that_are_said(self) -> None:
         one, other = SeveralLabels().answers(self.prediction, ["a", "b", "c"])
-        assert one.boxes == {"a": [0, 0, 4, 4], "c": [2, 2, 6, 10]}
-        assert one.json()["boxes"] == one.boxes
-        assert (other.classes, other.boxes, str(other)) == ((), {}, "nothing")
+        boxes = {name: [thing["box"] for thing in things] for name, things in one.json()["things"].items()}
+        assert boxes == {"a": [[0, 0, 4, 4]], "c": [[2, 2, 6, 10]]}
+        assert (other.classes, other.things, str(other)) == ((), {}, "nothing")
 
     def test_of_a_network_that_does_not_say(self) -> None:
         (one, _) = SeveralLabels().answers(self.prediction._replace(boxes=None), ["a", "b", "c"])
-        assert one.boxes is None
-        assert "boxes" not in one.json()
+        assert one.things is None
+        assert "things" not in one.json()
+
+
+def test_how_many_of_a_class_there_are_is_measured() -> None:
+    digits = digit_samples((1, 28, 28))
+    images = replace(digits, composition=Scenery(digits, repeats=True)).subset(torch.arange(40))
+    found = Classifier.open("scenes/scene_capsnet").examine(images)
+    assert 0.5 < found.figures["count_accuracy"] <= found.figures["accuracy"]  # never more than of the classes alone
+    assert found.lines[1].startswith(f"{found.figures['count_accuracy']:.2%} right in how many there are of each class")
+    assert "images with several of one" in found.lines[1]
+    single = Classifier.open("scenes/scene_capsnet").examine(replace(images, composition=Scenery(digits)))
+    assert "count_accuracy" not in single.figures

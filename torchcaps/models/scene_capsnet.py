@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,41 @@ def boxes_of_maps(maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.
     return torch.stack([left, top, right, bottom], -1) * (mass > 0)[..., None]
 
 
+class Thing(NamedTuple):
+    """One of the things in an image.
+
+    Args:
+        label: its class.
+        activation: of its capsule.
+        box: left, top, right, bottom in pixels of the image, (4,).
+        pose: of its capsule, whose last four numbers are the box; None where there is no capsule for it alone.
+
+    Example:
+        >>> network = tc.models.SceneCapsNet((1, 48, 48), classes=10, channels=(8, 8, 16))
+        >>> [thing.label for thing in network.things_of(torch.zeros(1, 1, 48, 48))[0]]
+        []
+    """
+
+    label: int
+    activation: float
+    box: Tensor
+    pose: Tensor | None = None
+
+
+def _indices(there: Tensor) -> Tensor:
+    return torch.arange(there.numel(), dtype=torch.float64, device=there.device).view(there.shape)
+
+
+def _lobes(there: Tensor) -> Tensor:
+    """Connected cells of maps, corners included, bool (B, E, H', W'): each part has the last of its flat indices."""
+    numbers = _indices(there).where(there, -1.0)
+    while True:
+        spread = F.max_pool2d(numbers, 3, 1, 1).where(there, -1.0)
+        if torch.equal(spread, numbers):
+            return numbers.long()
+        numbers = spread
+
+
 class _SceneNetwork(ImageClassifier):
     """The features that both networks have, and what both can say: what is there, and where."""
 
@@ -86,6 +122,15 @@ class _SceneNetwork(ImageClassifier):
         self._check(images)
         below, beside = (-extent % self.cell for extent in images.shape[2:])
         return self.features(F.pad(images, (0, beside, 0, below)))
+
+    def _cut(self, maps: Tensor) -> Tensor:
+        return maps > self.cut * maps.amax((2, 3), keepdim=True)
+
+    @torch.no_grad()
+    def parts_of(self, images: Tensor) -> Tensor:
+        """How many connected parts the map of each class has, cut as for boxes: int64 (B, E)."""
+        lobes = _lobes(self._cut(self.maps_of(images)))
+        return (lobes == _indices(lobes)).sum((2, 3))  # each is numbered by one of its cells
 
     @abstractmethod
     def maps_of(self, images: Tensor) -> Tensor:
@@ -200,6 +245,37 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         """How active the children of each class are: (B, E, H', W')."""
         children = self.children_of(images)
         return self._maps(self.class_caps.route(children), children)
+
+    @torch.no_grad()
+    def things_of(self, images: Tensor, least: float = 0.5) -> list[list[Thing]]:
+        """What is in each image, several things of a class among them, the most active first.
+
+        The map of a class is cut as for boxes, at ``cut`` of its largest value: each connected part of what is left is
+        a thing. Its capsule, and so its activation, pose and box, is routed from the children there alone.
+
+        Args:
+            images: (B, C, H, W).
+            least: classes with a larger activation are there; so are their things, or else the most active one.
+        """
+        features = self._features_of(images)
+        children = self._children(features)
+        routed = self.class_caps.route(children)
+        maps = self._maps(routed, children)
+        there = self.class_caps.parents(routed, children).activation > least
+        lobes = _lobes(self._cut(maps) & there[..., None, None])
+        numbers = lobes[lobes >= 0].unique()
+        image, label, *_ = torch.unravel_index(numbers, lobes.shape)
+        there = lobes[image, label] == numbers[:, None, None]  # [things, H', W']
+        alone = Capsules(children.pose[image] * there[..., None], children.activation[image] * there)
+        found = self.class_caps(alone, there, locate=lambda own: self._boxes(self._maps(own, alone), features[image]))
+        pose, activation = (part[torch.arange(len(label)), label].float().cpu() for part in found)
+        things: list[list[Thing]] = [[] for _ in images]
+        for place in activation.argsort(descending=True).tolist():
+            thing = Thing(int(label[place]), activation[place].item(), pose[place, -4:], pose[place])
+            mine = things[int(image[place])]
+            if thing.activation > least or all(other.label != thing.label for other in mine):
+                mine.append(thing)
+        return things
 
     @staticmethod
     def _maps(routed: Routed, children: Capsules) -> Tensor:

@@ -47,7 +47,7 @@ def command(
         batch_size: images at a time
         csv: print a table with a line for each predicted class
         json: print one JSON object a line, with all lengths, probabilities and poses
-        boxes: folder to write pictures into, with a box around each predicted class
+        boxes: folder to write pictures into, with a box around each thing of the predicted classes
     """
     if csv and json:
         raise ValueError("--csv and --json exclude each other")
@@ -111,7 +111,7 @@ def _check_boxes(classifier: Classifier) -> None:
     """Raises a `ValueError` unless the network predicts boxes for a black image."""
     if classifier.network.takes == "images":
         ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)], "pad")
-        if answer.boxes is not None:
+        if answer.things is not None:
             return
     raise ValueError(f"--boxes: a {type(classifier.network).__name__} does not predict boxes")
 
@@ -122,18 +122,19 @@ Show = Callable[[str, Answer], None]
 
 def _pictures(classifier: Classifier, folder: Path, resize: Any) -> Show:
     """Draws boxes of answers: ``photo.png`` for ``photo.jpg``, ``photo-2.png`` for a second file of that name."""
-    from torchcaps_lab.report.boxes import Boxed, boxes_figure
+    from torchcaps_lab.report.boxes import Boxed, boxed_image
 
     written: Counter[str] = Counter()
 
     def draw(file: str, answer: Answer) -> None:
-        assert answer.boxes is not None
+        assert answer.things is not None
         name = Path(file).stem
         written[name] += 1
-        boxed = Boxed(classifier.pixels(file, resize), answer.boxes)
+        boxes = [(name, thing.box.tolist()) for name, things in answer.things.items() for thing in things]
+        boxed = Boxed(classifier.pixels(file, resize), boxes)
         folder.mkdir(parents=True, exist_ok=True)
         suffix = f"-{written[name]}" if written[name] > 1 else ""
-        boxes_figure([boxed], classifier.classes, 1, 4.0).savefig(folder / f"{name}{suffix}.png")
+        boxed_image(boxed, classifier.classes).savefig(folder / f"{name}{suffix}.png")
 
     return draw
 
@@ -169,7 +170,10 @@ def _text(classifier: Classifier, top: int | None) -> Show:
 
     def show(file: str, answer: Answer) -> None:
         shares = _probabilities(answer)
-        said = [f"{name} ({shares[name]:.1%}, length {answer.lengths[name]:.3f})" for name in _said(answer, top)]
+        said = [
+            f"{answer.counted(name)} ({shares[name]:.1%}, length {answer.lengths[name]:.3f})"
+            for name in _said(answer, top)
+        ]
         line = readable(f"{_short(file)}: {', '.join(said) or 'nothing'}")
         print(line + (f"  # {answer.seen}" if answer.seen else ""))
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchcaps.numerics import check_series, check_size
 from torchcaps_lab.data.augment import random_integers
@@ -52,10 +53,10 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenery(Composition):
-    """Puts each digit on a canvas together with digits of other classes, all of random sizes in random places.
+    """Puts each digit on a canvas together with other digits, all of random sizes in random places.
 
     Digits do not overlap if there is room. Clutter, square bits of any digits, lies between and over them. The parts of
-    a scene are ``most`` digits of different classes, each alone on the canvas; absent ones are black. Digits, sizes,
+    a scene are ``most`` digits, each alone on the canvas; absent ones are black. Digits, sizes,
     places and clutter of a scene depend only on the seed, the epoch and the index of its digit.
 
     Args:
@@ -66,6 +67,7 @@ class Scenery(Composition):
         smallest: least length of the longer side of a digit's ink, in pixels.
         largest: greatest length of it; logarithms of sizes are uniformly distributed.
         clutter: how many bits of digits.
+        repeats: whether a scene may have several digits of a class.
 
     Raises:
         ValueError: if a number is out of range, or there are fewer classes than digits in a scene.
@@ -86,6 +88,7 @@ class Scenery(Composition):
     smallest: float = 20.0
     largest: float = 40.0
     clutter: int = 8
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         check_single(self.digits)
@@ -104,25 +107,28 @@ class Scenery(Composition):
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
         """Scenes (B, C, H, W) with masks of their classes; their parts are the digits, that of the batch first."""
         each = 3 + 2 * _CANDIDATES
-        draws = _Draws(seed, epoch, batch.indices, len(self.digits.classes) + 1 + self.most * each + 7 * self.clutter)
+        classes = len(self.digits.classes)
+        draws = _Draws(seed, epoch, batch.indices, classes + 1 + self.most * (each + self.repeats) + 7 * self.clutter)
         labels, pictures = self._chosen(batch, draws)
         there = torch.arange(self.most, device=labels.device) < self._counts(draws(1))
         parts = self._drawn(pictures, self._placed(pictures, there, draws)) * there[:, :, None, None, None]
         scenes = parts.amax(1)
         if self.clutter:
             scenes = torch.maximum(scenes, self._clutter(draws).to(scenes))
-        mask = torch.zeros(len(labels), len(self.digits.classes), dtype=torch.bool, device=labels.device)
-        mask.scatter_(1, labels, there)
+        mask = (F.one_hot(labels, classes).bool() & there[..., None]).any(1)
         return batch._replace(images=scenes, pictures=scenes, labels=mask, parts=Parts(labels, parts))
 
     def _counts(self, share: Tensor) -> Tensor:
         return self.least + (share * (self.most - self.least + 1)).long()
 
     def _chosen(self, batch: Batch, draws: _Draws) -> tuple[Tensor, Tensor]:
-        """Labels (B, K), all different, and digits (B, K, C, h, w); the first are those of the batch."""
+        """Labels (B, K), all different unless they repeat, and digits (B, K, C, h, w); the first are the batch's."""
         order, counts = (part.to(batch.labels.device) for part in self._by_class)
         rank = draws(len(counts)).scatter(1, batch.labels[:, None], -1.0) + (counts == 0)  # classes without digits last
         labels = rank.argsort(1)[:, : self.most]
+        if self.repeats:
+            known = counts.nonzero().flatten()
+            labels = known[(draws(self.most) * len(known)).long()].index_copy(1, labels.new_zeros(1), labels[:, :1])
         which = (draws(self.most) * counts[labels]).long() + (counts.cumsum(0) - counts)[labels]
         pictures = self._digits(order[which]).to(batch.images)
         return labels, torch.cat([batch.images[:, None], pictures[:, 1:]], 1)
@@ -232,7 +238,7 @@ def ink_boxes(pictures: Tensor, ink: float = INK) -> Tensor:
 
 
 def class_boxes(parts: Parts, classes: int) -> Tensor:
-    """The box of each class in a scene, float32 (B, E, 4), see :func:`ink_boxes`; zeros for absent classes."""
+    """The box of each class in a scene without repeats, float32 (B, E, 4), see :func:`ink_boxes`; zeros if absent."""
     found = ink_boxes(parts.pictures)
     return found.new_zeros(len(found), classes, 4).scatter(1, parts.labels[..., None].expand(-1, -1, 4), found)
 
@@ -252,6 +258,7 @@ class DigitScenes(MadeOf):
         smallest: likewise.
         largest: likewise.
         clutter: likewise.
+        repeats: likewise.
 
     Raises:
         ValueError: if a number is out of range, or there are fewer classes than digits in a scene.
@@ -276,17 +283,18 @@ class DigitScenes(MadeOf):
         smallest: float = 20.0,
         largest: float = 40.0,
         clutter: int = 8,
+        repeats: bool = False,
     ) -> None:
         super().__init__(data)
         check_series(2, canvas=canvas)
         self.canvas = (canvas[0], canvas[1])
         self.least, self.most = least, most
         self.smallest, self.largest = smallest, largest
-        self.clutter = clutter
+        self.clutter, self.repeats = clutter, repeats
         _check_numbers(self)
 
     def made(self, images: ImageSet, part: Part) -> ImageSet:
         """Each digit in a scene with others of the same part; to train on, with others in each epoch."""
         sizes = self.smallest, self.largest
-        scenery = Scenery(images, self.canvas, self.least, self.most, *sizes, self.clutter)
+        scenery = Scenery(images, self.canvas, self.least, self.most, *sizes, self.clutter, self.repeats)
         return replace(images, composition=scenery)

@@ -300,7 +300,8 @@ class Explorer:
         if isinstance(taken, _TextLook):
             return {**told, "text": taken.text, "there": _labels(there), "activations": taken.words.to_json()}
         shown = self._exhibit(look, "activations", None, ClassActivations.of)
-        boxes = self._exhibit(look, "boxes", None, lambda seen: ClassBoxes.of(seen, there))
+        least = getattr(self._networks[taken.network].classifier.task, "threshold", 0.5)
+        boxes = self._exhibit(look, "boxes", None, lambda seen: ClassBoxes.of(seen, least))
         return {**told, "there": _labels(there), "activations": shown, "boxes": boxes}
 
     def pose(self, look: str, target: int) -> dict[str, Any] | None:

@@ -1,14 +1,14 @@
 """Images with boxes on them."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from torchcaps_lab.report.canvas import new_figure, set_title, shorten, show
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -17,14 +17,14 @@ class Boxed(NamedTuple):
 
     Args:
         image: (C, H, W) in [0, 1].
-        boxes: by the names of their classes: left, top, right, bottom in pixels.
+        boxes: the name of a class and left, top, right, bottom in pixels, one for each thing.
         true: likewise, those that should be there.
         title: over it.
     """
 
     image: Tensor
-    boxes: Mapping[str, Sequence[float]]
-    true: Mapping[str, Sequence[float]] = MappingProxyType({})
+    boxes: Sequence[tuple[str, Sequence[float]]]
+    true: Sequence[tuple[str, Sequence[float]]] = ()
     title: str = ""
 
 
@@ -37,22 +37,43 @@ def boxes_figure(images: Sequence[Boxed], classes: Sequence[str], columns: int =
         columns: of the grid.
         side: of an image, in inches.
     """
-    from matplotlib.patches import Rectangle
-
     rows = -(-len(images) // columns)
     figure = new_figure(side * columns + 0.2, (side + 0.2) * rows + 0.2)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, one in zip(panels, images, strict=False):
-        show(axes, one.image, cmap="gray", vmin=0, vmax=1)
+        _draw(axes, one, classes)
         set_title(axes, one.title, fontsize=8)
-        for left, top, right, bottom in one.true.values():
-            sides = right - left, bottom - top
-            axes.add_patch(Rectangle((left, top), *sides, fill=False, color="white", linestyle=":", linewidth=0.8))
-        for name, (left, top, right, bottom) in one.boxes.items():
-            colour = f"C{list(classes).index(name) % 10}"
-            axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, linewidth=1.4))
-            said = {"fontsize": 8, "color": "white", "clip_on": True, "parse_math": False}
-            axes.text(left, top, shorten(name), va="bottom", bbox={"color": colour, "pad": 0.6}, **said)
     for axes in panels[len(images) :]:
         axes.set_axis_off()
     return figure
+
+
+def boxed_image(one: Boxed, classes: Sequence[str], least: int = 400) -> "Figure":
+    """One image alone, at its size, or small ones enlarged by a whole number so that names can be read.
+
+    Args:
+        one: the image and its boxes.
+        classes: all names; each has its colour.
+        least: pixels that the longer side should have.
+    """
+    from matplotlib.figure import Figure
+
+    height, width = one.image.shape[-2:]
+    scale = -(-least // max(height, width))
+    figure = Figure((width * scale / 100, height * scale / 100), dpi=100)
+    _draw(figure.add_axes((0, 0, 1, 1)), one, classes)
+    return figure
+
+
+def _draw(axes: "Axes", one: Boxed, classes: Sequence[str]) -> None:
+    from matplotlib.patches import Rectangle
+
+    show(axes, one.image, cmap="gray", vmin=0, vmax=1)
+    for _, (left, top, right, bottom) in one.true:
+        sides = right - left, bottom - top
+        axes.add_patch(Rectangle((left, top), *sides, fill=False, color="white", linestyle=":", linewidth=0.8))
+    for name, (left, top, right, bottom) in one.boxes:
+        colour = f"C{list(classes).index(name) % 10}"
+        axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, linewidth=1.4))
+        said: dict[str, Any] = {"fontsize": 8, "color": "white", "clip_on": True, "parse_math": False}
+        axes.text(left, top, shorten(name), va="bottom", bbox={"color": colour, "pad": 0.6}, **said)

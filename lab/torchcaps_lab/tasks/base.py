@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from torch import Tensor
 
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
-from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models import ImageClassifier, Prediction, Thing
 from torchcaps.numerics import jsonable
 from torchcaps.spec import Registry, package_of, plain
 from torchcaps_lab.data import Batch, ImageSet
@@ -114,8 +114,9 @@ class Answer:
         calibrated: probabilities of all classes, by name, fitted on validation images to say how often the
             network is right, see :class:`~torchcaps_lab.report.Calibration`; None if nothing was fitted.
         seen: how the picture was prepared, if that depends on the picture, as for handwriting; else empty.
-        boxes: where each of ``classes`` is, by name: left, top, right, bottom in pixels of the image as the network saw
-            it; None if the network predicts no boxes.
+        things: what is where of each of ``classes``, by name, as :class:`~torchcaps.models.Thing`: several of a class
+            from networks with a capsule for each; boxes are left, top, right, bottom in pixels of the image as the
+            network saw it. None if the network predicts no boxes.
         picture: the image as the network takes it, (C, H, W) in [0, 1]; None for a text.
 
     A notebook shows the picture, and a bar for each of the likeliest classes.
@@ -135,7 +136,7 @@ class Answer:
     poses: Mapping[str, Tensor] | None = None
     calibrated: Mapping[str, float] | None = None
     seen: str = ""
-    boxes: Mapping[str, Sequence[float]] | None = None
+    things: Mapping[str, Sequence[Thing]] | None = None
     picture: Tensor | None = None
 
     def top(self, count: int) -> tuple[str, ...]:
@@ -156,12 +157,17 @@ class Answer:
             row["seen"] = self.seen
         if self.poses is not None:
             row["poses"] = {name: pose.tolist() for name, pose in self.poses.items()}
-        if self.boxes is not None:
-            row["boxes"] = {name: list(box) for name, box in self.boxes.items()}
+        if self.things is not None:
+            row["things"] = {name: [_thing_row(one) for one in things] for name, things in self.things.items()}
         return jsonable(row)
 
+    def counted(self, name: str) -> str:
+        """The name of a class, and how many things of it there are, if it is more than one: ``2 x cat``."""
+        count = 1 if self.things is None else len(self.things.get(name, ()))
+        return f"{count} x {name}" if count > 1 else name
+
     def __str__(self) -> str:
-        said = [f"{name} ({self.lengths[name]:.3f})" for name in self.classes]
+        said = [f"{self.counted(name)} ({self.lengths[name]:.3f})" for name in self.classes]
         return ", ".join(said) or "nothing"
 
     def __repr__(self) -> str:
@@ -172,6 +178,11 @@ class Answer:
         if self.calibrated is not None:
             shares, what = self.calibrated, "calibrated probabilities"
         return answer_card(str(self), shares, what, self.picture, self.seen)
+
+
+def _thing_row(thing: Thing) -> dict[str, Any]:
+    pose = {} if thing.pose is None else {"pose": thing.pose.tolist()}
+    return {"length": thing.activation, "box": thing.box.tolist(), **pose}
 
 
 TaskType = TypeVar("TaskType", bound="type[Task]")

@@ -107,7 +107,7 @@ def average_precision(activation: Tensor, boxes: Tensor, true: Tensor) -> dict[s
 
 @register_task("detection")
 class Detection(SeveralLabels):
-    """Predicts all classes of each image, with a box around each; an image has at most one thing of a class.
+    """Predicts all classes of each image, with a box around each; learns from images with one thing of a class at most.
 
     It takes images whose batches have their parts, such as those of :class:`~torchcaps_lab.data.DigitScenes`: the true
     boxes enclose the ink of the parts. The network must predict boxes (:attr:`~torchcaps.models.Prediction.boxes`).
@@ -168,6 +168,8 @@ class Detection(SeveralLabels):
         from torchcaps_lab.report import ask
         from torchcaps_lab.report.findings import check_asked, evaluating
 
+        if getattr(images.composition, "repeats", False):  # then the boxes of a class are no measure, and counts are
+            return super().examine(network, images, batch_size)
         self.check(images)
         check_asked(network, images, batch_size)
         rows = []
@@ -204,5 +206,7 @@ def _true_boxes(batch: Batch, classes: int) -> Tensor:
     """
     if batch.parts is None:
         raise ValueError("task 'detection' takes images that were put together from parts, these have none")
+    if (batch.parts.labels.sort(1).values.diff(dim=1) == 0).any():
+        raise ValueError("task 'detection' learns from images with at most one thing of a class, these repeat classes")
     parts = batch.parts if batch.placed is None else batch.parts._replace(pictures=batch.placed)
     return class_boxes(parts, classes) * batch.labels[..., None]

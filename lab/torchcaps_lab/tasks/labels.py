@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from torchcaps.models import Prediction
+from torchcaps.models import Prediction, Thing
 from torchcaps_lab.tasks.base import Answer
 
 
@@ -18,7 +18,6 @@ def answers_of(prediction: Prediction, said: Tensor, probabilities: Tensor, clas
         classes: their names.
     """
     poses = None if prediction.capsules is None else prediction.capsules.pose
-    boxes = None if prediction.boxes is None else prediction.boxes.float().tolist()
     answers = []
     for image, activation in enumerate(prediction.activation):
         order = [index for index in activation.argsort(descending=True).tolist() if said[image, index]]
@@ -28,7 +27,12 @@ def answers_of(prediction: Prediction, said: Tensor, probabilities: Tensor, clas
                 dict(zip(classes, probabilities[image].tolist(), strict=True)),
                 dict(zip(classes, activation.tolist(), strict=True)),
                 None if poses is None else dict(zip(classes, poses[image], strict=True)),
-                boxes=None if boxes is None else {classes[index]: boxes[image][index] for index in order},
+                things=None
+                if prediction.boxes is None
+                else {
+                    classes[index]: [Thing(index, activation[index].item(), prediction.boxes[image, index].float())]
+                    for index in order
+                },
             )
         )
     return answers

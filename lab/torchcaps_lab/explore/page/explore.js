@@ -208,12 +208,12 @@ function drawShares(context, image, share, extent, even, size) {
   }));
 }
 
-// Boxes around classes, each with its name: [left, top, right, bottom] in pixels of the image.
-function drawBoxes(context, image, boxes, labels, size) {
+// Boxes around things, each with the name of its class: [left, top, right, bottom] in pixels of the image.
+function drawBoxes(context, image, things, size) {
   const { unit, x0, y0 } = placed(image, size);
   context.font = "bold 13px system-ui, sans-serif";
-  for (const label of labels) {
-    const [left, top, right, bottom] = boxes[label].map((one, side) => Math.min(size - 1, Math.max(1, one * unit + (side % 2 ? y0 : x0))));
+  for (const { label, box } of things) {
+    const [left, top, right, bottom] = box.map((one, side) => Math.min(size - 1, Math.max(1, one * unit + (side % 2 ? y0 : x0))));
     const asked = label === state.shown;
     context.strokeStyle = context.fillStyle = asked ? "#ff6a55" : "#7db7e8";
     context.lineWidth = asked ? 3 : 2;
@@ -334,7 +334,7 @@ function drawOver() {
     const size = Math.max(wide, high);
     context.translate((wide - size) / 2, (high - size) / 2); // the sheet is no square where the image is none
     if (state.map) drawShares(context, state.picture, ...state.map, size);
-    drawBoxes(context, state.picture, state.boxes.boxes, state.boxes.classes, size);
+    drawBoxes(context, state.picture, state.boxes.things, size);
     context.translate((size - wide) / 2, (size - high) / 2);
   }
   if (cursor === null || document.activeElement !== canvas) return;
@@ -449,7 +449,9 @@ function tellTruth(label) {
   const listed = (labels) => labels.map(name).join(", ") || "nothing";
   $("truth").textContent = state.labels.length ? `label: ${listed(state.labels)}` : "";
   const right = listed([...state.there].sort()) === listed([...state.labels].sort());
-  $("answer").textContent = `answer: ${listed(state.there)}${state.labels.length ? (right ? ", right" : ", wrong") : ""}`;
+  const count = (label) => state.boxes?.things.filter((thing) => thing.label === label).length ?? 1;
+  const said = state.there.map((label) => (count(label) > 1 ? `${count(label)} x ` : "") + name(label)).join(", ") || "nothing";
+  $("answer").textContent = `answer: ${said}${state.labels.length ? (right ? ", right" : ", wrong") : ""}`;
   $("answer").className = state.labels.length && !right ? "wrong" : "";
 }
 
@@ -486,8 +488,8 @@ function showBoxes() {
   $("boxes").hidden = false;
   says("boxes", state.boxes);
   const side = MAP;
-  $("found").replaceChildren(...state.boxes.classes.map((label) => {
-    const [left, top, right, bottom] = state.boxes.boxes[label];
+  $("found").replaceChildren(...state.boxes.things.map(({ label, activation, box }) => {
+    const [left, top, right, bottom] = box;
     const cut = element("canvas");
     const context = surface(cut, side / 2, side / 2);
     const most = Math.max(right - left, bottom - top, 1);
@@ -495,9 +497,9 @@ function showBoxes() {
     context.fillRect(0, 0, side / 2, side / 2);
     context.drawImage(state.picture, (left + right - most) / 2, (top + bottom - most) / 2, most, most, 0, 0, side / 2, side / 2);
     const size = `${Math.round(right - left)} x ${Math.round(bottom - top)} pixels`;
-    return element("figure", {}, cut, element("figcaption", { textContent: `${name(label)} (${state.activation[label].toFixed(2)}): ${size}` }));
+    return element("figure", {}, cut, element("figcaption", { textContent: `${name(label)} (${activation.toFixed(2)}): ${size}` }));
   }));
-  nothing("boxes", state.boxes.classes.length ? "" : "No class is there: no capsule is longer than the network's threshold.");
+  nothing("boxes", state.boxes.things.length ? "" : "No class is there: no capsule is longer than the network's threshold.");
 }
 
 const afterwards = later(() => {
