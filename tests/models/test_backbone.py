@@ -42,6 +42,17 @@ def test_a_frozen_backbone_stays_as_it_is() -> None:
     assert not network.features.training
 
 
+def test_a_backbone_can_learn_with_the_statistics_that_it_has() -> None:
+    network = create_model("capsnet_on_backbone", classes=3, keep_statistics=True, **SMALL).train()
+    before = {name: tensor.clone() for name, tensor in network.features.state_dict().items()}
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    margin_loss(network(torch.rand(4, 3, 32, 32)).activation, torch.arange(4) % 3).backward()
+    optimizer.step()
+    for name, tensor in network.features.state_dict().items():
+        assert torch.equal(before[name], tensor) == ("running" in name or "num_batches" in name), name
+    assert network.from_config(network.config()).train().features.training is False
+
+
 def test_a_head_of_capsules_on_the_features_of_the_twin(tmp_path) -> None:
     twin = create_model("capsnet_on_backbone_cnn", classes=3, **SMALL)
     twin.save_pretrained(tmp_path / "cnn")

@@ -197,6 +197,7 @@ class _OnBackbone(ImageClassifier):
     stride: Size = 1
     weights: str | None = None
     frozen: bool = False
+    keep_statistics: bool = False
 
     def _make_backbone(self) -> None:
         weights, self.weights = self.weights, None
@@ -207,9 +208,9 @@ class _OnBackbone(ImageClassifier):
             self.features.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Any:
-        """Training or evaluation mode; a frozen backbone stays in the latter, with its running statistics."""
+        """Training or evaluation mode; a frozen backbone, or one that keeps its statistics, stays in the latter."""
         super().train(mode)
-        if self.frozen:
+        if self.frozen or self.keep_statistics:
             self.features.eval()
         return self
 
@@ -225,7 +226,7 @@ class _OnBackbone(ImageClassifier):
                 features = self.features(torch.zeros(1, *self.image_shape))
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"image_shape {self.image_shape} does not suit {self.backbone}: {error}") from error
-        self.features.train(not self.frozen)
+        self.train()
         if features.ndim != 4 or features.shape[1] != self.features.channels or not features.numel():
             shape = tuple(features.shape)
             raise ValueError(f"image_shape {self.image_shape} gives {self.backbone} features {shape}, not on a grid")
@@ -252,6 +253,8 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
             ``imagenet``, out of an installed package (the extra ``photos``); None for random ones. The attribute is
             None: a saved network brings its own.
         frozen: train only what stands on the backbone.
+        keep_statistics: train all layers, but with the running statistics of the backbone's batch normalisation as they
+            came with the weights: a few hundred images have none as good.
         types: types of primary capsules.
         primary_dim: dimension of their poses.
         pose_dim: dimension of the class capsules' poses.
@@ -314,6 +317,7 @@ class BackboneTwin(_OnBackbone):
         stride: of the first convolution.
         weights: initial ones of the backbone.
         frozen: train only the linear layer.
+        keep_statistics: train all layers with the backbone's statistics as they are.
 
     Raises:
         ModuleNotFoundError: if the backbone is of timm, and that, or the package with its weights, is not installed.

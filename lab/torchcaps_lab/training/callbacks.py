@@ -39,7 +39,7 @@ class History(Callback):
         self.show = show
         self.shown = {f"{stage}_{name}" for stage in ("train", "val") for name in (measure, "loss")}
         self.rows: list[dict[str, float]] = []
-        self._started = self._rate = 0.0
+        self.before = self._started = self._rate = 0.0  # seconds of a stage before the first epoch count to that
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Starts the clock."""
@@ -63,13 +63,14 @@ class History(Callback):
             for name, value in sorted(trainer.callback_metrics.items())
             if not (stale and name.startswith("val_"))
         }
-        seconds = time.perf_counter() - self._started
-        self.rows.append({"epoch": epoch, "seconds": seconds, "learning_rate": self._rate, **metrics})
+        took = time.perf_counter() - self._started
+        self.rows.append({"epoch": epoch, "seconds": took + self.before, "learning_rate": self._rate, **metrics})
+        self.before = 0.0
         if trainer.is_global_zero:
             self._write()
             if self.show is not None:
                 shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name in self.shown)
-                left = sum(row["seconds"] for row in self.rows) / epoch * ((trainer.max_epochs or epoch) - epoch)
+                left = took * ((trainer.max_epochs or epoch) - epoch)
                 self.show(f"epoch {epoch}/{trainer.max_epochs}: {shown}; {duration(left)} left")
 
     def _write(self) -> None:

@@ -3,9 +3,11 @@
 import copy
 import logging
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.tasks import Criteria
-from torchcaps_lab.training.callbacks import ONE_AN_EPOCH, History, KeepBest, RoutingHealth, StopAt, StopEarly
+from torchcaps_lab.training.callbacks import ONE_AN_EPOCH, History, KeepBest, RoutingHealth, StopAt, StopEarly, duration
 from torchcaps_lab.training.checkpoints import (
     SealedCheckpoints,
     checkpoint_to_resume,
@@ -26,7 +28,8 @@ from torchcaps_lab.training.checkpoints import (
 )
 from torchcaps_lab.training.fingerprint import Fingerprint
 from torchcaps_lab.training.folder import is_first_process
-from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.head import check_backbone, train_head
+from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import Loaders, train_loader
 from torchcaps_lab.training.options import Caller, Schedule, TrainerOptions
 
@@ -88,6 +91,8 @@ class Fitting:
         self.learner, self.caller, self.options = learner, caller or Caller(), options or TrainerOptions()
         self.checkpoints = folder / "checkpoints"
         learner.optimisation.weigh(train)
+        if schedule.frozen_epochs:
+            check_backbone(learner.model)
         main = learner.task.main
         asked = {"stop_at": schedule.stop_at, "stop": schedule.stop, "keep": schedule.keep == "best" or None}
         if not len(validation) and (needing := [name for name, value in asked.items() if value is not None]):
@@ -188,6 +193,8 @@ class Fitting:
                 raise ValueError(f"epochs must be {done} or more, as many as are done already, got {wanted}")
         if begin is not None:
             begin()
+        if newest is None and self.loaders.schedule.frozen_epochs:
+            self._train_head()
         with _expected_warnings(self.learner), _ctrl_c():
             self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
         if not self.trainer.global_step:
@@ -195,6 +202,21 @@ class Fitting:
         if is_first_process():
             checkpoint_to_resume(self.checkpoints)  # Lightning does not delete the one it resumed from
         return self.trainer, self.history.rows
+
+    def _train_head(self) -> None:
+        """The first stage, if there is one; its seconds count to the first epoch."""
+        begun, main = time.perf_counter(), self.learner.task.main
+        train_head(self.learner, self.loaders, self.trainer.strategy.root_device)
+        self.history.before = time.perf_counter() - begun
+        if self.caller.show is not None and is_first_process():
+            images, found = self.loaders.sets[1], ""
+            if len(images):
+                figures = self.learner.task.examine(self.learner.model, images).figures
+                found = f", {main.name} of the validation images {main.text(figures[main.name])}"
+            epochs = self.loaders.schedule.frozen_epochs
+            self.caller.show(
+                f"{epochs} epochs on the features of the backbone, as it is{found}; {duration(self.history.before)}"
+            )
 
     def take_best(self) -> dict[str, Any]:
         """Loads the weights of the epoch that the schedule wants kept, and says which epoch that is."""
@@ -228,14 +250,7 @@ def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> Non
         criteria = copy.deepcopy(Criteria(learner.loss, learner.reconstruction))
     except RuntimeError:  # weights that are computed from others cannot be copied: no rehearsal
         return
-
-    def loss() -> Any:  # torch's types want a number, its optimizers take a tensor
-        parts = learner.task.loss(network, network, batch, criteria)[1]
-        total = torch.stack(list(parts.values())).sum()
-        network.zero_grad()
-        total.backward()
-        return total
-
+    loss = partial(with_gradients, learner.task, network, criteria, batch)
     try:
         with torch.random.fork_rng(devices=[]):
             optimizer = how.optimizer(network.parameters())

@@ -27,6 +27,17 @@ REMEDY = (
 )
 
 
+def with_gradients(task: Task, network: ImageClassifier, criteria: Criteria, batch: Batch) -> Any:
+    """The loss of a batch, for a step without a trainer; the network has its gradients, and no others.
+
+    Its type is what it is: torch's types want a number of a closure, its optimizers take a tensor.
+    """
+    loss = torch.stack(list(task.loss(network, network, batch, criteria)[1].values())).sum()
+    network.zero_grad()
+    loss.backward()
+    return loss
+
+
 class Mean(Metric):
     """The mean of a number over all images of an epoch in all processes."""
 
@@ -147,9 +158,7 @@ class Learner(L.LightningModule):
         """
         self._draw_anew(batch_idx)
         self.loss.advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step)
-        seen = batch.prepared(
-            lambda images: self.preprocess.train(images, batch.indices, self.current_epoch, self.seed)
-        )
+        seen = self.seen(batch, self.current_epoch)
         loss = self._step(partial(self.run, self.model), seen, "train", batch_idx)
         self._first_bad = torch.where(
             (self._first_bad < 0) & ~loss.detach().isfinite(), batch_idx, self._first_bad.to(loss.device)
@@ -157,6 +166,10 @@ class Learner(L.LightningModule):
         if batch_idx % self._look_every == 0:
             self._check_loss(seen)
         return loss
+
+    def seen(self, batch: Batch, epoch: int) -> Batch:
+        """A batch with its images as the network sees them in an epoch of training."""
+        return batch.prepared(lambda images: self.preprocess.train(images, batch.indices, epoch, self.seed))
 
     def _draw_anew(self, batch_idx: int) -> None:
         """Seeds the random numbers that the network draws for this batch.

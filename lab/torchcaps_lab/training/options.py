@@ -213,6 +213,9 @@ class Schedule:
 
     Attributes:
         epochs: how many passes over the training images.
+        frozen_epochs: before those, passes in which only what stands on a pretrained backbone is trained, on features
+            that are computed once, of a few views of each image: they take seconds. The learning rate falls from the
+            optimizer's own to 0. 0 trains all layers from the start.
         batch_size: images in a step, over all processes together.
         seed: of the initial weights, the order of the images and their random changes.
         sampler: 'shuffled' takes each training image once in an epoch, 'balanced' images of each class equally often,
@@ -226,7 +229,8 @@ class Schedule:
             validation images, the first of equal ones.
 
     Raises:
-        ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1, or ``seed`` is not in -2^63..2^64 - 1.
+        ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1, ``frozen_epochs`` negative, or
+            ``seed`` not in -2^63..2^64 - 1.
 
     Example:
         >>> from torchcaps_lab.training import Schedule
@@ -235,6 +239,7 @@ class Schedule:
     """
 
     epochs: int = 20
+    frozen_epochs: int = 0
     batch_size: int = 128
     seed: int = 0
     sampler: SamplerName = "shuffled"
@@ -245,6 +250,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_size(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        check_size(0, frozen_epochs=self.frozen_epochs)
         check_size(-(2**63), seed=self.seed)
         if self.seed >= 2**64:
             raise ValueError(f"seed must be less than 2^64, got {self.seed}")

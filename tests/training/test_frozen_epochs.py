@@ -1,0 +1,84 @@
+"""The first stage of fine-tuning: the head alone, on features that are computed once."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tests.runs import FEW, rows, status, summary
+from torchcaps import create_model, load_pretrained
+from torchcaps.models.backbone import Backbone
+from torchcaps_lab.data import Preprocess
+from torchcaps_lab.training import Learner, Optimisation, Schedule, Speed
+from torchcaps_lab.training.head import VIEWS, Kept, train_head
+from torchcaps_lab.training.loaders import Loaders
+
+TINY = {"widths": [4, 8], "blocks": 1, "types": 2, "primary_dim": 4, "pose_dim": 4}
+TRAIN = [
+    *("train", "--data", "Digits", "--model", "capsnet_on_backbone", "--model_args", str(TINY).replace("'", "")),
+    *("--batch_size", "64", "--trainer.accelerator", "cpu", "--report", "false", "--preprocess.shift", "1"),
+]
+
+
+class Counted(Backbone):
+    """A backbone that counts the images of which it was asked features."""
+
+    def __init__(self, backbone: torch.nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.asked = backbone, 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.asked += len(images)
+        return self.backbone(images)
+
+
+def test_features_of_known_keys_are_not_computed_again() -> None:
+    kept, images = Kept(Counted(torch.nn.Identity())), torch.rand(4, 1, 2, 2)
+    kept.keys = [(0, 3), (0, 5)]
+    first = kept(images[:2])
+    kept.keys = [(0, 5), (1, 3), (0, 3)]
+    assert torch.equal(kept(images[1:]), torch.stack([first[1], images[2], first[0]]))
+    assert kept.backbone.asked == 3
+
+
+def test_the_head_learns_and_the_backbone_is_asked_once_for_each_view() -> None:
+    torch.manual_seed(0)
+    network = create_model("capsnet_on_backbone", image_shape=(1, 8, 8), **TINY)
+    network.features = counted = Counted(network.features)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    learner = Learner(network, Optimisation(optimizer=partial(torch.optim.Adam, lr=0.01)), None, Preprocess(shift=1))
+    schedule = Schedule(batch_size=32, frozen_epochs=3 * VIEWS)
+    train_head(learner, Loaders(FEW, FEW, schedule, Speed()), torch.device("cpu"))
+    assert counted.asked == VIEWS * len(FEW)
+    assert network.features is counted
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name]) == name.startswith("features."), name
+    assert all(part.training for part in network.modules())
+    assert learner.task.examine(network, FEW).figures["accuracy"] > 0.3  # of ten classes
+
+
+def test_it_comes_before_the_first_epoch_and_not_again_when_resumed(tmp_path: Path, capsys) -> None:
+    run, first = (
+        tmp_path / "run",
+        "5 epochs on the features of the backbone",
+    )
+    assert status(*TRAIN, "--epochs", "2", "--frozen_epochs", "5", "--run", str(run)) == 0
+    assert capsys.readouterr().out.count(first) == 1
+    other = tmp_path / "other"
+    assert status(*TRAIN, "--epochs", "1", "--frozen_epochs", "5", "--run", str(other)) == 0
+    capsys.readouterr()
+    assert status("train", "--resume", str(other), "--epochs", "2") == 0
+    assert first not in capsys.readouterr().out
+    assert rows(other) == rows(run)
+    assert summary(run)["training_seconds"] > 0
+    weights = [load_pretrained(folder / "model").state_dict() for folder in (run, other)]
+    assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
+
+
+def test_it_needs_a_backbone(tmp_path: Path, capsys) -> None:
+    plain = [word for word in TRAIN if word not in ("--model_args", TRAIN[6])]
+    assert status(*plain, "--model", "capsnet_digits", "--frozen_epochs", "1", "--run", str(tmp_path / "run")) == 1
+    said = capsys.readouterr().err
+    assert "frozen_epochs needs a network on a backbone, such as capsnet_on_backbone, got a CapsNet" in said
+    assert not (tmp_path / "run").exists()
