@@ -24,8 +24,8 @@ BUDGETS = {"torchcaps": 11_350, "lab": 11_100, "recipes": 2_300, "benchmarks": 1
 PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
-    "capsules", "names", "spec", "numerics", "squash", "ops", "routing", "layers", "losses", "models", "data",
-    "report", "tasks", "classifier", "explore", "training", "cli",
+    "capsules", "names", "whole", "spec", "numerics", "squashing", "ops", "routing", "layers", "losses", "models",
+    "data", "report", "tasks", "classifier", "explore", "training", "cli",
 )  # fmt: skip
 """Each room imports from those before it only."""
 

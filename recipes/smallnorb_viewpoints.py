@@ -16,7 +16,7 @@ from recipes.kit.base import Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
-from torchcaps.models.whole import write_whole
+from torchcaps.whole import write_whole
 from torchcaps_lab.data import ImageSet, Preprocess, SmallNORB
 from torchcaps_lab.report import ask
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchcaps import Squash, length, squash
-from torchcaps.squash import SQUASHES, Dims, _length, _squash
+from torchcaps.squashing import SQUASHES, Dims, _length, _squash
 
 FORMULAS: dict[str, Callable[[float], float]] = {
     "sabour": lambda n: n**2 / (1 + n**2),

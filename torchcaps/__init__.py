@@ -3,40 +3,40 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchcaps import layers, losses, models, ops, routing
-from torchcaps.capsules import Capsules
-from torchcaps.layers import (
-    CapsConv1d,
-    CapsConv2d,
-    CapsConv3d,
-    CapsHead,
-    CapsLinear,
-    ClassCaps,
-    FullyConnectedDecoder,
-    PrimaryCaps,
-    PrimaryCaps1d,
-    PrimaryCaps3d,
-    mask_capsules,
-)
-from torchcaps.losses import (
-    LengthCrossEntropy,
-    MarginLoss,
-    NegativeLogLikelihood,
-    ReconstructionLoss,
-    SpreadLoss,
-    length_cross_entropy,
-    margin_loss,
-    negative_log_likelihood,
-    reconstruction_loss,
-    spread_loss,
-)
-from torchcaps.models import CapsNet, MatrixCapsNet, SharedCapsNet, create_model, list_models, load_pretrained
 from torchcaps.names import needing
-from torchcaps.ops import Votes, choose_backend, use_backend
-from torchcaps.routing import create_routing, list_routings
-from torchcaps.squash import Squash, length, squash
 
 if TYPE_CHECKING:
+    from torchcaps import layers, losses, models, ops, routing
+    from torchcaps.capsules import Capsules
+    from torchcaps.layers import (
+        CapsConv1d,
+        CapsConv2d,
+        CapsConv3d,
+        CapsHead,
+        CapsLinear,
+        ClassCaps,
+        FullyConnectedDecoder,
+        PrimaryCaps,
+        PrimaryCaps1d,
+        PrimaryCaps3d,
+        mask_capsules,
+    )
+    from torchcaps.losses import (
+        LengthCrossEntropy,
+        MarginLoss,
+        NegativeLogLikelihood,
+        ReconstructionLoss,
+        SpreadLoss,
+        length_cross_entropy,
+        margin_loss,
+        negative_log_likelihood,
+        reconstruction_loss,
+        spread_loss,
+    )
+    from torchcaps.models import CapsNet, MatrixCapsNet, SharedCapsNet, create_model, list_models, load_pretrained
+    from torchcaps.ops import Votes, choose_backend, use_backend
+    from torchcaps.routing import create_routing, list_routings
+    from torchcaps.squashing import Squash, length, squash
     from torchcaps_lab.classifier import Classifier
     from torchcaps_lab.training.simple import train
 
@@ -88,28 +88,33 @@ __all__ = [
     "use_backend",
 ]
 
+_ROOMS = ("layers", "losses", "models", "ops", "routing", "mixture", "sklearn", "testing")
+"""Packages and modules that are names of this one."""
 
-_ROOMS = ("mixture", "sklearn", "testing")
-"""Rooms that are imported on first use."""
+_HOMES = ("capsules", "squashing", "ops", "routing", "layers", "losses", "models")
+"""Where the other names are, in the order in which they are searched: each needs those before it."""
+
+_OF_THE_LAB = {"Classifier": ("classifiers", "classifier"), "train": ("trainings", "training.simple")}
+"""Names from torchcaps-lab: what they are, and their modules."""
 
 
 def __dir__() -> list[str]:
     """What is public."""
-    return sorted([*__all__, *_ROOMS, "__doc__", "__version__"])
+    return sorted({*__all__, *_ROOMS, "__doc__", "__version__"})
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what torchcaps-lab has, and rooms that need more than torch, on first use."""
+    """Imports what is asked for, when it is: importing torch takes seconds, and reading options does not need it."""
     if name in _ROOMS:
         return import_module(f"{__name__}.{name}")
-    if name == "Classifier":
-        with needing("classifiers", "torchcaps-lab"):
-            from torchcaps_lab.classifier import Classifier
-
-        return Classifier
-    if name == "train":
-        with needing("trainings", "torchcaps-lab"):
-            from torchcaps_lab.training.simple import train
-
-        return train
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _OF_THE_LAB:
+        what, home = _OF_THE_LAB[name]
+        with needing(what, "torchcaps-lab"):
+            found = getattr(import_module(f"torchcaps_lab.{home}"), name)
+    else:
+        homes = (import_module(f"{__name__}.{home}") for home in _HOMES)
+        found = next(getattr(home, name) for home in homes if hasattr(home, name))
+    globals()[name] = found
+    return found

@@ -15,8 +15,8 @@ import torchcaps
 from recipes.kit.base import Picture, Recipe, Study, get_recipe
 from recipes.kit.lab import Lab, PresetName
 from recipes.kit.results import read_results, result_path, write_table
-from torchcaps.models.whole import write_whole
 from torchcaps.numerics import jsonable
+from torchcaps.whole import write_whole
 from torchcaps_lab.training import TrainerOptions
 
 ROOT = Path(__file__).parents[2]

@@ -44,7 +44,7 @@ def test_picture_and_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_json_tells_what_was_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["transfer", str(folder / "content.png"), str(folder / "style.png"), "--json",
-                 "--model", str(folder / "pose_and_class"), "--out", str(folder / "out.png")]) == 0  # fmt: skip
+                 "--run", str(folder / "pose_and_class"), "--out", str(folder / "out.png")]) == 0  # fmt: skip
     told = json.loads(capsys.readouterr().out)
     assert set(told["attributes"]) == {"content", "again", "transferred", "style"}
     assert set(told["attributes"]["style"]) == {"slant", "thickness", "aspect", "size"}

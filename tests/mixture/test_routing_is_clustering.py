@@ -17,7 +17,7 @@ from torchcaps.routing import (
     hard_kmeans_routing,
     inner_product_kmeans_routing,
 )
-from torchcaps.squash import squash
+from torchcaps.squashing import squash
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*did not settle")
 STEPS = pytest.mark.parametrize("steps", [1, 2, 5])

@@ -30,7 +30,7 @@ from torchcaps.models.registry import MODELS
 from torchcaps.ops import Votes
 from torchcaps.routing import EMRouting, Routed, Routing
 from torchcaps.routing.base import ROUTINGS
-from torchcaps.squash import length
+from torchcaps.squashing import length
 from torchcaps.testing import check_model
 
 

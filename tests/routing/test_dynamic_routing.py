@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcaps.ops import Votes
 from torchcaps.routing import DynamicRouting, dynamic_routing
-from torchcaps.squash import squash
+from torchcaps.squashing import squash
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])

@@ -27,7 +27,7 @@ from torchcaps.routing import (
     register_routing,
 )
 from torchcaps.routing.base import ROUTINGS
-from torchcaps.squash import length, squash
+from torchcaps.squashing import length, squash
 
 OPTIONAL = ("attention", "self_attention", "spectral", "homogeneous")
 """Routings whose parameters need not be there."""

@@ -17,7 +17,7 @@ from torchcaps.routing import (
     create_routing,
     list_routings,
 )
-from torchcaps.squash import length, squash
+from torchcaps.squashing import length, squash
 from torchcaps.testing import check_routing
 
 # Settings beside the defaults; standardised costs say nothing of fewer than three parents, but must stay finite.

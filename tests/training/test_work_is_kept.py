@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.runs import CPU, FEW, learner
-from torchcaps.models.whole import UNFINISHED, write_whole, written_whole
+from torchcaps.whole import UNFINISHED, write_whole, written_whole
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.training import Learner, RunFolder, Schedule, fit
 from torchcaps_lab.training.checkpoints import SealedCheckpoints, checkpoint_to_resume, is_whole, newest_checkpoint

@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.numerics import check_size
 from torchcaps.routing import DynamicRouting, Routed, Routing
-from torchcaps.squash import length, squash
+from torchcaps.squashing import length, squash
 
 
 class CapsHead(nn.Module):

@@ -13,7 +13,7 @@ from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 Transforms = Literal["full", "shared", "factored", "orthogonal", "subspace"]
 

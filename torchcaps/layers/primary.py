@@ -10,7 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.pose import AXES, PerAxis, Pose, per_axis, pose_shape
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_size
-from torchcaps.squash import kind_of, length, squash
+from torchcaps.squashing import kind_of, length, squash
 
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -36,7 +36,7 @@ class PrimaryCapsNd(nn.Module):
         kernel_size: of the convolution; here and below one number, or one for each axis.
         stride: of the convolution.
         padding: of the convolution.
-        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`.
         batch_norm: whether to batch-normalise the convolution's output, which then has no bias of its own.
         routed: whether to add the released code's routing step with a bias.
         activation: ``"length"`` of the squashed pose, or ``"learned"``.

@@ -25,7 +25,7 @@ from torchcaps.mixture.base import (
 )
 from torchcaps.numerics import check_choice
 from torchcaps.ops import Gaussian, InnerProduct, Similarity, Votes
-from torchcaps.squash import squash
+from torchcaps.squashing import squash
 
 
 class Metric(NamedTuple):

@@ -15,7 +15,7 @@ from torchcaps.models.residual import Residual
 from torchcaps.numerics import Size, TwoSizes, compute_dtype
 from torchcaps.routing import AttentionRouting, Routed, Routing
 from torchcaps.spec import settings
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 _SMALLEST = 13  # pixels on a side that leave one position in the last convolutional layer
 

@@ -16,7 +16,7 @@ from torchcaps.numerics import Size, Sizes, compute_dtype
 from torchcaps.routing import HomogeneousRouting, Routed, Routing
 from torchcaps.routing.base import BatchStandard
 from torchcaps.spec import settings
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 CapsulesFrom = Literal["positions", "maps"]
 Merge = Literal["equal", "ones", "random"]

@@ -21,7 +21,7 @@ from torchcaps.ops.similarity import Similarity
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.routing.base import Steps, check_steps
 from torchcaps.spec import settings
-from torchcaps.squash import length, squash
+from torchcaps.squashing import length, squash
 
 
 @register_model("deepcaps", "Rajasegaran et al. 2019 for images of 28 x 28: 8.44 M parameters, 8.50 M with the decoder")

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
-from torchcaps.models.whole import sweep, write_whole, written_whole
 from torchcaps.names import needing
 from torchcaps.routing import Routing, constructor_arguments
 from torchcaps.routing.base import MOST_STEPS
 from torchcaps.spec import NotKnown, declared, fit, kept, make, package_of, plain, same_class
+from torchcaps.whole import sweep, write_whole, written_whole
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

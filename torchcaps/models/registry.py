@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+from torch.overrides import TorchFunctionMode
+
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.spec import meant, refused, same_class
@@ -95,7 +97,8 @@ def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
     """Name, network, number of parameters at its default size, and source of each model."""
     rows = []
     for name in names:
-        model = create_model(name)
+        with _Undrawn():
+            model = create_model(name)
         rows.append(
             {
                 "name": name,
@@ -107,3 +110,13 @@ def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+class _Undrawn(TorchFunctionMode):
+    """Draws no initial weights, which takes most of the time of making a network."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+        named = named or {}
+        if function.__name__ in ("normal_", "uniform_", "trunc_normal_"):
+            return (args[0] if args else named["tensor"]).detach().zero_()
+        return function(*args, **named)

@@ -18,7 +18,7 @@ from torchcaps.models.residual import Residual
 from torchcaps.numerics import Size, Sizes, compute_dtype, full_precision
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.spec import settings
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 
 def boxes_of_maps(maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.0) -> Tensor:

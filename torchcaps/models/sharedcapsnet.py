@@ -13,7 +13,7 @@ from torchcaps.models.registry import register_model
 from torchcaps.numerics import FourSizes, Size
 from torchcaps.routing import InnerProductKMeansRouting, Routing
 from torchcaps.spec import settings
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 
 def _features(in_channels: int, channels: Sequence[int]) -> nn.Sequential:

@@ -13,7 +13,7 @@ from torchcaps.models.text import TextClassifier, ahead
 from torchcaps.numerics import Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 
 @register_model(

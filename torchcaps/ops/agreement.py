@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.ops.backend import Agreement
 from torchcaps.ops.similarity import InnerProduct
-from torchcaps.squash import squash
+from torchcaps.squashing import squash
 
 Total = Callable[[InnerProduct | None], Tensor]
 """From a similarity, or None for a uniform assignment, to the sums of the votes under it, (B, J, H)."""

@@ -157,7 +157,7 @@ class Agreement(NamedTuple):
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
-        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`.
         accumulate: add the agreement up over the steps, or keep the last.
         orphan: one more candidate with logit 0, "none of these parents".
 

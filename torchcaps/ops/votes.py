@@ -20,7 +20,7 @@ from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
 from torchcaps.ops.plan import BACKENDS, Choice, left_open, plan, preferred_backend
 from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
-from torchcaps.squash import kind_of
+from torchcaps.squashing import kind_of
 
 
 class Votes:

@@ -11,7 +11,7 @@ from torchcaps.numerics import check_floor, full_precision
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.spec import Within, settings
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 Dropout = Annotated[float, Within(0, math.nextafter(1, 0), words="in [0, 1)")]
 

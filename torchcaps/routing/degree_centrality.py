@@ -10,7 +10,7 @@ from torchcaps.ops import Given, Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
 from torchcaps.routing.maps import Exponential
 from torchcaps.spec import settings
-from torchcaps.squash import SquashKind, length, squash
+from torchcaps.squashing import SquashKind, length, squash
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ def degree_centrality_routing(
     Args:
         votes: of I children for J parents.
         weights: child activations, (N, G), or None. The paper has none.
-        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`.
         epsilon: the least squared length that is divided by.
 
     Source: Venkataraman, Balasubramanian & Sarma 2020, "Building Deep Equivariant Capsule Networks", section 3; the
@@ -70,7 +70,7 @@ class DegreeCentralityRouting(Routing):
     """Module form of :func:`degree_centrality_routing`.
 
     Args:
-        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`.
         epsilon: the least squared length that is divided by.
 
     Example:

@@ -19,7 +19,7 @@ from torchcaps.routing.base import (
     register_routing,
 )
 from torchcaps.spec import settings
-from torchcaps.squash import SquashKind, length
+from torchcaps.squashing import SquashKind, length
 
 
 def dynamic_routing(
@@ -52,7 +52,7 @@ def dynamic_routing(
         bias: added before each squash, (J, H), or None (the released code has one).
         accumulate: False keeps only the last step, :math:`\alpha_j = v_j` (Su 2018a, section on the accumulation).
         orphan: leaky routing: a zero logit "none of these parents" beside the parents (released code).
-        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`.
         gradient: through ``"all"`` steps as in the released code, or through the ``"last"`` only, where alpha is then a
             constant; many ports detach the earlier steps.
         initial: parents of an earlier call to go on from, alpha included.
@@ -94,7 +94,7 @@ class DynamicRouting(Routing):
         bias: learn a bias inside the loop, (J, H), starting at 0.1, as in the released code.
         accumulate: add the agreement up over the steps (Sabour), or keep the last (Su 2018a).
         orphan: leaky routing.
-        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`.
         gradient: through all steps, or only the last.
 
     Example:

@@ -11,7 +11,7 @@ from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, Steps, check_steps, register_routing, unbound
 from torchcaps.spec import settings
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 
 class VectorWeights(NamedTuple):

@@ -9,7 +9,7 @@ from torchcaps.numerics import Floor, Share, compute_dtype, full_precision
 from torchcaps.ops import Votes
 from torchcaps.routing.base import About, BatchStandard, LayerShape, Routed, Routing, register_routing
 from torchcaps.spec import settings
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 
 def homogeneous_routing(

@@ -12,7 +12,7 @@ from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.routing.maps import Direct
 from torchcaps.spec import settings
-from torchcaps.squash import SquashKind, length, squash
+from torchcaps.squashing import SquashKind, length, squash
 
 Method = Literal["shift", "em"]
 
@@ -76,7 +76,7 @@ def kernel_density_routing(
         weights: child activations, (N, G), or None. The paper has none.
         steps: how many times the assignment is made, the uniform first one included; with ``settled``, at most.
         settled: 0.05 in the authors' code; None makes all steps.
-        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`, for votes and parents.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`, for votes and parents.
 
     Source: Zhao, Peng, Eger, Cambria & Yang 2019, "Towards Scalable and Reliable Capsule Networks for Challenging NLP
     Applications", Algorithm 1; the code released with it.
@@ -248,7 +248,7 @@ class KernelDensityRouting(Routing):
     Args:
         steps: how many times the assignment is made, the uniform first one included; with ``settled``, at most.
         settled: stop when the logarithm of the density changes by less; None makes all steps.
-        squash: a row of the table in :func:`~torchcaps.squash.squash`, for votes and parents.
+        squash: a row of the table in :func:`~torchcaps.squash`, for votes and parents.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.KernelDensityRouting(steps=2))

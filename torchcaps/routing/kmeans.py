@@ -11,7 +11,7 @@ from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
 from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.routing.means import weights_for_means
 from torchcaps.spec import settings
-from torchcaps.squash import SquashKind, length, squash
+from torchcaps.squashing import SquashKind, length, squash
 
 Metric = Literal["euclidean", "inner"]
 
@@ -44,7 +44,7 @@ def inner_product_kmeans_routing(
         weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
-        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`.
         initial: parents of an earlier call, to go on from their directions.
 
     Source: Su Jianlin 2018b, "Another new year's offering: from K-Means to Capsule" (kexue.fm/archives/5112).
@@ -117,7 +117,7 @@ def hard_kmeans_routing(
         weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the uniform first one included.
         metric: ``"euclidean"`` (centres are means) or ``"inner"`` (centres are sums, squashed at the end).
-        squash_kind: for ``"inner"``, a row of the table in :func:`~torchcaps.squash.squash`.
+        squash_kind: for ``"inner"``, a row of the table in :func:`~torchcaps.squash`.
 
     Source: Lloyd 1982; Su Jianlin 2018b (kexue.fm/archives/5112).
     """
@@ -146,7 +146,7 @@ class InnerProductKMeansRouting(Routing):
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
-        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.InnerProductKMeansRouting(steps=3))
@@ -223,7 +223,7 @@ class HardKMeansRouting(Routing):
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         metric: ``"euclidean"`` or ``"inner"``.
-        squash: for ``"inner"``, a row of the table in :func:`~torchcaps.squash.squash`.
+        squash: for ``"inner"``, a row of the table in :func:`~torchcaps.squash`.
 
     Example:
         >>> routing = tc.routing.HardKMeansRouting(steps=3).bind(10, 16).eval()  # it refuses to train

@@ -10,7 +10,7 @@ from torchcaps.ops import AssignmentMap, Votes
 from torchcaps.routing.base import About, Routed, Routing, Steps, register_routing
 from torchcaps.routing.dynamic import dynamic_routing
 from torchcaps.spec import settings
-from torchcaps.squash import SquashKind
+from torchcaps.squashing import SquashKind
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def max_min_routing(
         steps: how many times the assignment is made, the first one included.
         lower: assignment of the least similar parent.
         upper: assignment of the most similar parent.
-        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`.
 
     Source: Zhao, Kleinhans, Sandhu, Patel & Unnikrishnan 2019, "Capsule Networks with Max-Min Normalization".
     """
@@ -78,7 +78,7 @@ class MaxMinRouting(Routing):
         steps: how many times the assignment is made, the first one included.
         lower: assignment of the least similar parent.
         upper: assignment of the most similar parent.
-        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.MaxMinRouting())

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from torchcaps.ops import Votes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 
 def mean_routing(votes: Votes, weights: Tensor | None = None) -> Routed:

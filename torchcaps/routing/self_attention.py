@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
 from torchcaps.spec import settings
-from torchcaps.squash import SquashKind, length, squash
+from torchcaps.squashing import SquashKind, length, squash
 
 
 def self_attention_routing(
@@ -36,7 +36,7 @@ def self_attention_routing(
         weights: child activations, (N, G), or None. The paper has none: the length of a child's pose is its
             activation, and scales its votes already.
         prior: b, (I, J), or (1, J) when all children share it; None for 0.
-        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`.
 
     Source: Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: Capsule Network with Self-Attention Routing",
     section 3.2; the code released with it.
@@ -58,7 +58,7 @@ class SelfAttentionRouting(Routing):
 
     Args:
         prior: learn a prior b of each pair, starting at 0.
-        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.SelfAttentionRouting())

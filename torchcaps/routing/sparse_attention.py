@@ -9,7 +9,7 @@ from torch import Tensor
 from torchcaps.ops import AssignmentMap, InnerProduct, Votes
 from torchcaps.routing.base import About, Routed, Routing, register_routing
 from torchcaps.spec import settings
-from torchcaps.squash import SquashKind, length, squash
+from torchcaps.squashing import SquashKind, length, squash
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def sparse_attention_routing(votes: Votes, weights: Tensor | None = None, *, squ
     Args:
         votes: of I children for J parents.
         weights: child activations, (N, G), or None. The paper has none.
-        squash_kind: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`.
 
     Source: Geng et al. 2024, "OrthCaps: An Orthogonal CapsNet with Sparse Attention Routing and Pruning", section 3.
     """
@@ -80,7 +80,7 @@ class SparseAttentionRouting(Routing):
     """Module form of :func:`sparse_attention_routing`.
 
     Args:
-        squash: a row of the table in :func:`~torchcaps.squash.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`.
 
     Example:
         >>> routing = tc.routing.SparseAttentionRouting()

@@ -1,27 +1,47 @@
 """The command line of torchcaps, with one file for each command, which is imported when it is called."""
 
-import ast
 import difflib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
-from pathlib import Path
 
 from torchcaps_lab.cli.extras import advice
 from torchcaps_lab.cli.output import discard_output
-from torchcaps_lab.cli.plugins import import_named, import_plugins, named_imports
+from torchcaps_lab.cli.parser import WrongUsage, parser_of
+from torchcaps_lab.cli.plugins import import_named, import_plugins, importing, named_imports
+from torchcaps_lab.cli.source import docstring
 
 
 def _run(name: str, arguments: list[str]) -> None:
-    import_module(f"{__name__}.{name}").command(arguments)
+    """Calls the function of a command with its arguments; help and wrong ones end it before it is imported."""
+    parser = parser_of(name)
+    with importing():
+        given = vars(parser.parse_args(arguments))
+        command = _imported(name)
+    if "imported" in inspect.signature(command).parameters:
+        given["imported"] = named_imports(arguments)
+    del given["help"], given["import"]
+    try:
+        command(**given)
+    except WrongUsage as error:
+        parser.error(str(error))
 
 
-NAMES = "train", "check", "evaluate", "predict", "explain", "explore", "transfer", "models", "convert", "export"
+def _train(arguments: list[str]) -> None:
+    _imported("train")(arguments)
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {name: partial(_run, name) for name in NAMES}
+
+def _imported(name: str) -> Callable[..., None]:
+    return import_module(f"{__name__}.{name}").command
+
+
+NAMES = "check", "evaluate", "predict", "explain", "explore", "transfer", "models", "convert", "export"
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {"train": _train, **{name: partial(_run, name) for name in NAMES}}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,9 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asks:
             print(_version() if name == "--version" else _usage())
         else:
-            import_plugins()
-            for module in named_imports(rest):
-                import_named(module)
+            with importing():
+                import_plugins()
+                for module in named_imports(rest):
+                    import_named(module)
             COMMANDS[name](rest)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -89,11 +110,6 @@ def _version() -> str:
     return __version__
 
 
-def _said_of(command: str) -> str:
-    """The first line of the file of a command, which is not imported for it: most need torch, a second."""
-    return str(ast.get_docstring(ast.parse(Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8"))))
-
-
 def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, [*COMMANDS, "--version", "--help"], 1)
     meant = f"; did you mean {near[0]}?" if near else ""
@@ -101,7 +117,7 @@ def _unknown(name: str) -> str:
 
 
 def _usage() -> str:
-    rows = [f"  {name:10}{_said_of(name)}" for name in COMMANDS]
+    rows = [f"  {name:10}{docstring(f'{__name__}.{name}')}" for name in COMMANDS]
     return "\n".join(
         [
             "usage: torchcaps COMMAND ...",

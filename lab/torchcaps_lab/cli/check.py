@@ -2,13 +2,12 @@
 
 from json import dumps
 
-from torchcaps_lab.cli.parser import options
+from torchcaps_lab.cli.places import Existing
 from torchcaps_lab.data.check import check_folder
 from torchcaps_lab.data.manifest import count_of
 
 
-@options()
-def command(folder: str, *, json: bool = False) -> None:
+def command(folder: Existing, *, json: bool = False) -> None:
     """Read every image of a folder as 'torchcaps train --data ImageFolder' would.
 
     Args:

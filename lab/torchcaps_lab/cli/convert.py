@@ -1,11 +1,10 @@
 """Make a saved network from the weights of other authors: Efficient-CapsNet's .h5, Heinsen's .pt."""
 
 from torchcaps.models import Network, convert
-from torchcaps_lab.cli.parser import options
+from torchcaps_lab.cli.places import Existing
 
 
-@options()
-def command(file: str, *, to: str) -> None:
+def command(file: Existing, *, to: str) -> None:
     """Convert the weights of other authors.
 
     Args:

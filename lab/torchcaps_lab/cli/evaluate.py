@@ -4,14 +4,13 @@ from json import dumps
 from typing import Literal
 
 from torchcaps.numerics import jsonable
-from torchcaps_lab.cli.parser import options
+from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import Split, open_run
 from torchcaps_lab.data import ImageData
 
 
-@options()
 def command(
-    run: str,
+    run: Trained,
     *,
     data: ImageData | None = None,
     split: Split = "test",

@@ -3,15 +3,14 @@
 import csv
 from pathlib import Path
 
-from torchcaps_lab.cli.parser import options
+from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import Split, open_run
 from torchcaps_lab.data import ImageData
 from torchcaps_lab.training import RunFolder, read_summary
 
 
-@options()
 def command(
-    run: str, *, data: ImageData | None = None, split: Split = "test", out: str | None = None, imported: list[str]
+    run: Trained, *, data: ImageData | None = None, split: Split = "test", out: str | None = None, imported: list[str]
 ) -> None:
     """Draw the report of a run.
 

@@ -12,13 +12,11 @@ from typing import Any
 from torchcaps.models.pretrained import list_pretrained
 from torchcaps_lab import explore
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.cli.parser import options
 from torchcaps_lab.cli.runs import open_classifier, open_run
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.explore.explorer import has_capsules
 
 
-@options()
 def command(
     networks: list[str] = [],  # noqa: B006
     *,

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.models.whole import written_whole
 from torchcaps.ops import use_backend
+from torchcaps.whole import written_whole
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.cli.parser import options
+from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import open_classifier
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -64,9 +64,12 @@ class Exported(nn.Module):
         return {name: one.mean(1) if name == "activation" else one[:, 0] for name, one in found.items()}
 
 
-@options()
 def command(
-    run: str, *, format: Literal["onnx", "torch-export"] | None = None, to: str | None = None, overwrite: bool = False
+    run: Trained,
+    *,
+    format: Literal["onnx", "torch-export"] | None = None,
+    to: str | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Write a network for use without this package.
 

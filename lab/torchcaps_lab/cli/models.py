@@ -6,11 +6,9 @@ from torchcaps.models import describe_models, list_models
 from torchcaps.models.pretrained import describe_pretrained, list_pretrained
 from torchcaps.routing import list_routings
 from torchcaps.routing.base import ROUTINGS
-from torchcaps_lab.cli.parser import options
 from torchcaps_lab.tasks.base import TASKS
 
 
-@options()
 def command(pattern: str = "*", *, pretrained: bool = False, json: bool = False) -> None:
     """List networks, routings and tasks.
 

@@ -2,13 +2,14 @@
 
 import inspect
 import re
-from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from torchcaps.spec import MISSING, Argument, alternatives, declared, fit, meant, registry_of
-from torchcaps_lab.cli.plugins import add_import, named_imports
+from torchcaps.spec import MISSING, alternatives, declared, fit, meant, registry_of
+from torchcaps_lab.cli.plugins import add_import
+from torchcaps_lab.cli.source import Sketch, docstring, documented, sketches
 from torchcaps_lab.training.reading import put, typed
 
 
@@ -17,55 +18,52 @@ class OptionParser(ArgumentParser):
 
     Attributes:
         hints: the type hints of the options, by name; others are argparse's own.
+        homes: module and name of what declares an option, where its hint stands for one that is not imported yet.
         takes_empty: whether an argument that is no value of an option may be empty.
     """
 
     def __init__(self, prog: str, description: str) -> None:
         self.hints: dict[str, Any] = {}
+        self.homes: dict[str, tuple[str, str]] = {}
         self.defaults: dict[str, Any] = {}
+        self._named: dict[str, Action] = {}
         self.takes_empty = False
         super().__init__(
             prog=prog, description=description, allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter
         )
 
-    def option(self, name: str, argument: Argument, help: str = "") -> None:
-        """Adds an option as it is declared."""
-        self.add_argument(f"--{name}", type=argument.hint, default=_shown(argument.default), help=help)
+    def take(self, module: str, name: str, partly: bool = False) -> None:
+        """Adds the arguments of a function, or the fields of a dataclass, as the source of its module declares them.
 
-    def argument(self, function: Any, name: str, argument: Argument, help: str, also: str | None = None) -> None:
-        """Adds an argument of a function: see :func:`options`."""
-        hint, default = argument
-        how: dict[str, Any] = {"type": hint, "help": help}
-        if inspect.signature(function).parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
-            names = [f"--{one}" for one in (name, also) if one is not None]
-            if default is MISSING:
-                how["required"] = True
-            else:
-                how["default"] = default
-            if hint is bool and default is False:
-                how = {"action": "store_true", "help": help}
-        else:
-            names = [name]
-            if get_origin(hint) is list:
-                how |= {"type": get_args(hint)[0], "nargs": "+" if default is MISSING else "*"}
-            elif default is not MISSING:
-                how |= {"nargs": "?"}
-            if default is not MISSING:
-                how["default"] = default
-        self.add_argument(*names, **how)
+        What can only be given by its name is an option; a list takes several words, which may be empty.
+
+        Args:
+            module: of the function or the dataclass.
+            name: of it.
+            partly: whether arguments may come from elsewhere, too: none is needed, and a flag can be true or false.
+        """
+        for one in sketches(module, name):
+            if one.name == "imported":
+                continue
+            if not one.exact:
+                self.homes[one.name] = module, name
+            self.takes_empty |= not one.by_name and get_origin(one.hint) is list
+            how = {"type": one.hint, "default": one.default, "help": one.told} if partly else _how(one)
+            self.add_argument(f"--{one.name}" if one.by_name else one.name, **how)
 
     def add_argument(self, *names: str, **how: Any) -> Any:
         """argparse's, but that a type is a type hint: of numbers, names, choices, things, or groups of options."""
         hint, default = how.pop("type", None), how.pop("default", None)
         told = (
             f" (default: {default})"
-            if isinstance(default, str | int | float) and default not in (False, "", SUPPRESS)
+            if isinstance(default, str | int | float) and default not in ("", SUPPRESS) and default is not False
             else ""
         )
         how = {**how, "default": SUPPRESS, "help": (how.get("help", "") + told).replace("%", "%%")}
         if hint is not None and how.get("nargs") is None:
             how["metavar"] = how.get("metavar") or (_metavar(hint) if names[0].startswith("--") else None)
         action = super().add_argument(*names, **how)
+        self._named[action.dest] = action
         self.defaults[action.dest] = False if how.get("action") == "store_true" else default
         if hint is not None:
             self.hints[action.dest] = hint
@@ -86,19 +84,22 @@ class OptionParser(ArgumentParser):
     def parse_args(self, arguments: Sequence[str]) -> Any:  # type: ignore[override]
         """The options by name, each as its type hint asks for it; things are :class:`~torchcaps.spec.Spec`."""
         tree = self.tree(arguments)
-        found = Namespace()
-        for action in self._actions:
-            name = action.dest
-            value = tree.get(name, self.defaults.get(name))
-            if name in tree and name in self.hints:
-                each = action.nargs in ("+", "*")
-                hint = self.hints[name]
-                try:
-                    value = [fit(hint, one, name) for one in tree[name]] if each else fit(hint, tree[name], name)
-                except ValueError as error:
-                    self.error(f"--{error}" if action.option_strings else str(error))
-            setattr(found, name, value)
-        return found
+        return Namespace(**self.defaults | {name: self.fitted(name, value) for name, value in tree.items()})
+
+    def check_simple(self, tree: Mapping[str, Any]) -> None:
+        """Checks the options whose type hints are known without importing anything."""
+        for name in tree.keys() - self.homes.keys():
+            self.fitted(name, tree[name])
+
+    def fitted(self, name: str, value: Any) -> Any:
+        """A value as typed, as the type hint of its option asks for it."""
+        if name not in self.hints:
+            return value
+        action, hint = self._named[name], self._hint(name)
+        try:
+            return [fit(hint, one, name) for one in value] if action.nargs in ("+", "*") else fit(hint, value, name)
+        except ValueError as error:
+            self.error(f"--{error}" if action.option_strings else str(error))
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong, and what looks like an unknown option, and ends the process."""
@@ -137,16 +138,22 @@ class OptionParser(ArgumentParser):
         action = self._option_string_actions.get(name)
         return "." in name or (action is not None and action.nargs is None)
 
+    def _hint(self, name: str) -> Any:
+        """The type hint of an option; the module that declares it is imported if it has to be."""
+        if name not in self.homes:
+            return self.hints[name]
+        module, owner = self.homes[name]
+        return declared(getattr(import_module(module), owner)).arguments[name].hint
+
     def _take_dots(self, words: Sequence[str]) -> None:
-        """Adds the options after dots: all arguments of the things that were named, and others as they come."""
+        """Adds options after dots as they come, and for the help all arguments of the things that are named."""
         for word in words:
             name, _, value = word.partition("=")
             first, *_ = name[2:].split(".")
             if not word.startswith("--") or first not in self.hints:
                 continue
-            registry = registry_of(_class_in(self.hints[first]))
-            if name == f"--{first}" and registry is not None and value:
-                self._describe(first, registry, value)
+            if name == f"--{first}" and value and {"-h", "--help"} & {*words}:
+                self._describe(first, registry_of(_class_in(self._hint(first))), value)
             elif "." in name and name not in self._option_string_actions:
                 super().add_argument(name, dest=name[2:], default=SUPPRESS, help=SUPPRESS)
 
@@ -154,10 +161,10 @@ class OptionParser(ArgumentParser):
         """Adds the arguments of a thing to the help."""
         try:
             cls = registry.find(name)
-        except ValueError:
+        except (ValueError, AttributeError):  # there is none of that name, or the option takes no thing
             return
         group = self.add_argument_group(f"--{option} {name}", (inspect.getdoc(cls) or "").splitlines()[0])
-        told = documented(cls)
+        told = documented(*(vars(one).get("__doc__") for one in reversed(cls.__mro__)))
         for one, argument in declared(cls, int(registry.factory)).arguments.items():
             place = f"--{option}.{one}"
             if place not in self._option_string_actions:
@@ -169,50 +176,30 @@ class WrongUsage(ValueError):
     """Options that do not fit each other."""
 
 
-def options(takes_empty: bool = False, **also: str) -> Callable[[Callable[..., None]], Callable[[list[str]], None]]:
-    """Makes a plain function a command, which takes the words of a command line.
+def parser_of(command: str) -> OptionParser:
+    """The options of a command, which are the arguments of the function ``command`` in the file of its name."""
+    module = f"torchcaps_lab.cli.{command}"
+    parser = OptionParser(f"torchcaps {command}", docstring(module, "command").partition("\n\n")[0])
+    parser.take(module, "command")
+    add_import(parser)
+    return parser
 
-    Its arguments are those of the command: what can only be named is an option, a list takes several words. The help is
-    what its docstring says of them. An argument ``imported`` gets the modules of ``--import``.
 
-    Args:
-        takes_empty: as in :class:`OptionParser`.
-        also: other names of options, by their names.
-    """
-
-    def decorated(function: Callable[..., None]) -> Callable[[list[str]], None]:
-        taken = declared(function).arguments
-
-        @wraps(function)
-        def command(arguments: list[str]) -> None:
-            name = function.__module__.rpartition(".")[2]
-            parser = OptionParser(f"torchcaps {name}", (inspect.getdoc(function) or "").partition("\n\n")[0])
-            parser.takes_empty = takes_empty
-            told, own = documented(function), {one: taken[one] for one in taken if one != "imported"}
-            for one, argument in own.items():
-                parser.argument(function, one, argument, told.get(one, ""), also.get(one))
-            add_import(parser)
-            given = vars(parser.parse_args(arguments))
-            imported = {"imported": named_imports(arguments)} if "imported" in taken else {}
-            try:
-                function(**{one: given[one] for one in own}, **imported)
-            except WrongUsage as error:
-                parser.error(str(error))
-
-        return command
-
-    return decorated
+def _how(one: Sketch) -> dict[str, Any]:
+    """How argparse takes an argument of a command."""
+    how: dict[str, Any] = {"type": one.hint, "default": one.default, "help": one.told}
+    needed = one.default is MISSING
+    if one.hint is bool and one.default is False:
+        return {"action": "store_true", "help": one.told}
+    if one.by_name:
+        return how | {"required": needed}
+    if get_origin(one.hint) is list:
+        return how | {"type": get_args(one.hint)[0], "nargs": "+" if needed else "*"}
+    return how if needed else how | {"nargs": "?"}
 
 
 def _typed(value: Any) -> Any:
     return [_typed(one) for one in value] if isinstance(value, list) else typed(value)
-
-
-def _shown(default: Any) -> Any:
-    """A default as people write it."""
-    if default is MISSING or default is None:
-        return None
-    return type(default).__name__ if not isinstance(default, str | int | float) else default
 
 
 def _class_in(hint: Any) -> Any:
@@ -222,18 +209,8 @@ def _class_in(hint: Any) -> Any:
 
 def _metavar(hint: Any) -> str:
     """What an option takes, in one word."""
-    registry = registry_of(_class_in(hint))
-    if registry is not None:
-        return registry.kind.upper().replace(" ", "_")
-    words = {int: "N", float: "X", bool: "true|false"}
-    choices = [str(one) for part, _ in alternatives(hint) if get_origin(part) is Literal for one in get_args(part)]
-    return words.get(hint, "|".join(choices) or "VALUE")
-
-
-def documented(cls: Any) -> Mapping[str, str]:
-    """What the docstring of a class, or a function, says of its arguments, by name, those of its bases included."""
-    from docstring_parser import parse
-
-    bases = [vars(one).get("__doc__") for one in reversed(cls.__mro__)] if inspect.isclass(cls) else [cls.__doc__]
-    docs = (parse(inspect.cleandoc(one or "")) for one in bases)
-    return {each.arg_name: (each.description or "").replace("\n", " ") for doc in docs for each in doc.params}
+    parts = [part for part, _ in alternatives(hint)]
+    choices = [str(one) for part in parts if get_origin(part) is Literal for one in get_args(part)]
+    words = {int: "N", float: "X", bool: "true|false", str: "", type(None): ""}
+    named = (words.get(part, part.__name__) for part in parts if inspect.isclass(part))
+    return "|".join(choices) or next(filter(None, named), "VALUE")

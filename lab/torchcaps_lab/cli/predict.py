@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.cli.parser import options
+from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import open_classifier
 from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.manifest import readable
@@ -21,9 +21,8 @@ from torchcaps_lab.data.reader import beginning
 from torchcaps_lab.tasks import Answer
 
 
-@options(takes_empty=True)  # one of many texts may be
 def command(
-    run: str,
+    run: Trained,
     images: list[str],
     *,
     resize: Fit | None = None,

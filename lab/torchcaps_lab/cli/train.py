@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchcaps.spec import Typed, declared
+from torchcaps.spec import Typed
 from torchcaps_lab import training
 from torchcaps_lab.cli.output import say
-from torchcaps_lab.cli.parser import OptionParser, documented
-from torchcaps_lab.cli.plugins import add_import, named_imports
-from torchcaps_lab.tasks import as_task
-from torchcaps_lab.training.command_line import GROUPS
+from torchcaps_lab.cli.parser import OptionParser
+from torchcaps_lab.cli.plugins import add_import, importing, named_imports
 from torchcaps_lab.training.guess import guess
 from torchcaps_lab.training.reading import as_yaml, merged, read_options
 
@@ -25,6 +23,7 @@ def command(arguments: list[str]) -> None:
     parser = train_parser()
     what = arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
     tree = parser.tree(arguments if what is None else arguments[1:])
+    parser.check_simple(tree)
     imports = named_imports(arguments)
     allow_changes, resume = "allow_changes" in tree, tree.pop("resume", None)
     files = [Path(file) for file in tree.pop("config", [])]
@@ -41,7 +40,8 @@ def command(arguments: list[str]) -> None:
             parser.error(f"{what} and {other} both name the images: give one of them")
         given, guessed = guess(what).over(given)
     try:
-        chosen = training.training_options(given, tuple(imports))
+        with importing():
+            chosen = training.training_options(given, tuple(imports))
     except ValueError as error:
         parser.error(f"{error}\n  read from {', '.join(map(str, files))}" if files else str(error))
     if "print_config" in tree:
@@ -57,14 +57,14 @@ def command(arguments: list[str]) -> None:
         again = shlex.join(["torchcaps", "train", "--resume", str(folder.path), *named])
     for line in guessed if training.is_first_process() else ():
         say(line)
-    training.quiet_lightning()
-    terminal = sys.stdout.isatty()
+    with importing():
+        training.quiet_lightning()
     try:
         summary = training.train_with(
             folder,
             chosen,
             command=command_line,
-            progress_bar=terminal,
+            progress_bar=sys.stdout.isatty(),
             allow_changes=allow_changes,
             show=say,
             header=True,
@@ -100,10 +100,8 @@ def train_parser() -> OptionParser:
     parser.add_argument("--allow_changes", action="store_true", help="resume with other options or images")
     parser.add_argument("--print_config", action="store_true", help="print all options, as a file for --config")
     add_import(parser)
-    for group in GROUPS:
-        told = documented(group)
-        for name, argument in declared(group).arguments.items():
-            parser.option(name, argument, told.get(name, ""))
+    for group in ("Subject", "Optimisation", "Schedule", "Running"):
+        parser.take("torchcaps_lab.training.options", group, partly=True)
     return parser
 
 
@@ -119,6 +117,8 @@ def _of_files(files: list[Path], imports: list[str]) -> dict[str, Any]:
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
     """Prints the figures of a run and its warnings; its notes were printed at the start."""
+    from torchcaps_lab.tasks import as_task
+
     main = as_task(summary["task"]).main
     tested = summary.get(f"test_{main.name}")
     found = "" if tested is None else f"test {main.name} {main.text(tested)} "

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleClassifier
-from torchcaps.models.whole import written_whole
 from torchcaps.numerics import jsonable
+from torchcaps.whole import written_whole
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.cli.parser import options
+from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import open_classifier
 from torchcaps_lab.data.picture import Resize
 from torchcaps_lab.report import transfer
@@ -22,12 +22,11 @@ from torchcaps_lab.report.canvas import strip
 from torchcaps_lab.report.findings import evaluating
 
 
-@options(run="model")
 def command(
     content: str,
     style: str,
     *,
-    run: str,
+    run: Trained,
     steps: int = 1,
     content_class: str | None = None,
     out: str = "transfer.png",

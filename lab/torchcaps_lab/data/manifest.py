@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.models.whole import write_whole
+from torchcaps.whole import write_whole
 
 PARTS = ("train", "validation", "test")
 

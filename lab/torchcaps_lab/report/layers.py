@@ -15,7 +15,7 @@ from torchcaps.layers.conv import CapsConvNd
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops.windows import Windows
 from torchcaps.routing import Routed, Routing
-from torchcaps.squash import length
+from torchcaps.squashing import length
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,18 +1,16 @@
 """Training: the Lightning module, its logs, and runs in folders, which can be killed and resumed."""
 
+import sys
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
-
-from torchcaps.models.installed import declare_torchvision
-from torchcaps_lab.training.diverged import TrainingDiverged
-from torchcaps_lab.training.folder import RunFolder, is_first_process, read_summary
-from torchcaps_lab.training.reading import read_options
-from torchcaps_lab.training.record import follow_record, images_apart, write_record
 
 if TYPE_CHECKING:
     from torchcaps_lab.training.callbacks import History, RoutingHealth, StopAt
     from torchcaps_lab.training.command_line import TrainingOptions, training_options
+    from torchcaps_lab.training.diverged import TrainingDiverged
     from torchcaps_lab.training.fitting import fit, quiet_lightning
+    from torchcaps_lab.training.folder import RunFolder, is_first_process, read_summary
     from torchcaps_lab.training.learner import Learner
     from torchcaps_lab.training.loaders import Loaders, evaluation_loader, train_loader
     from torchcaps_lab.training.options import (
@@ -25,10 +23,24 @@ if TYPE_CHECKING:
         Subject,
         TrainerOptions,
     )
+    from torchcaps_lab.training.reading import read_options
+    from torchcaps_lab.training.record import follow_record, images_apart, write_record
     from torchcaps_lab.training.run import circumstances, train, train_with
     from torchcaps_lab.training.speed import Speed
 
-declare_torchvision()  # Lightning's torchmetrics imports it wherever it is installed
+
+class _Torchvision(MetaPathFinder):
+    """Declares torchvision's operators when it is imported, as Lightning's torchmetrics does wherever it is there."""
+
+    def find_spec(self, name: str, *more: Any) -> None:
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            from torchcaps.models.installed import declare_torchvision
+
+            declare_torchvision()
+
+
+sys.meta_path.insert(0, _Torchvision())
 
 __all__ = [
     "Caller",
@@ -64,12 +76,15 @@ __all__ = [
     "write_record",
 ]
 
-_MODULES = ("speed", "options", "command_line", "loaders", "learner", "callbacks", "fitting", "run")
-"""In the order in which they are searched: from the fourth on they import Lightning, which takes seconds."""
+_MODULES = (
+    "folder", "reading", "speed", "options", "command_line", "record", "diverged", "loaders", "learner", "callbacks",
+    "fitting", "run",
+)  # fmt: skip
+"""In the order in which they are searched: from the third on they import torch, from the eighth on Lightning."""
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what needs Lightning on first use: reading a run, or options, does not need it."""
+    """Imports what is asked for, when it is: reading a run, or options, need not wait for torch and Lightning."""
     if name in __all__:
         modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
         return next(getattr(module, name) for module in modules if hasattr(module, name))

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 
-from torchcaps.models.whole import written_whole
+from torchcaps.whole import written_whole
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.report.health import routing_health
 from torchcaps_lab.tasks import Measure

@@ -12,7 +12,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import nn
 
-from torchcaps.models.whole import sweep, written_whole
+from torchcaps.whole import sweep, written_whole
 
 _SEAL = hashlib.sha256().digest_size * 2
 _NO_COMMENT = struct.pack("<H", 0)

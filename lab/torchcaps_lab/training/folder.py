@@ -10,8 +10,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from torchcaps.models.whole import UNFINISHED, sweep, write_whole
-from torchcaps.numerics import jsonable
+from torchcaps.whole import UNFINISHED, sweep, write_whole
 
 _LOCK = ".lock"
 
@@ -61,6 +60,8 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes the summary in one step, what is not finite as null: a folder that has one holds a finished run."""
+        from torchcaps.numerics import jsonable
+
         write_whole(self.summary, json.dumps(jsonable(summary), indent=2) + "\n")
 
     @contextmanager

@@ -1,14 +1,14 @@
 """Options of a training that are guessed from what was named alone: a folder, a table of texts, or a data set."""
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import torchcaps_lab
 from torchcaps.spec import meant
-from torchcaps_lab.data.base import DATASETS
-from torchcaps_lab.data.files import ImageFile, list_folder, seen_from
-from torchcaps_lab.data.picture import BrokenImage, image_suffixes, in_mode, opened
 from torchcaps_lab.training.reading import merged
 
 STEPS = 30
@@ -67,23 +67,43 @@ def guess(named: str | Path) -> Guess:
 
 
 def _by_name(name: str) -> Guess:
-    try:
-        kind = DATASETS.find(name, "data")
-    except ValueError:
-        near = meant(name, [one.__name__ for one in DATASETS.values()])
-        raise FileNotFoundError(
-            f"there is no folder {name}{seen_from(Path(name))}, and no data set of that name{near}"
-        ) from None
-    return Guess({"data": {"name": DATASETS.name_of(kind)}}, {"data": f"{kind.__name__}, the data set of that name"})
+    sets, classes = _in_source()
+    if "torchcaps_lab.data" in sys.modules or name in {*sets, *classes}:
+        from torchcaps_lab.data.base import DATASETS
+
+        sets |= {one: kind.__name__ for one, kind in DATASETS.items()}
+        try:
+            kind = DATASETS.find(name, "data")
+            return Guess(
+                {"data": {"name": DATASETS.name_of(kind)}}, {"data": f"{kind.__name__}, the data set of that name"}
+            )
+        except ValueError:
+            pass
+    near = meant(name, list(sets.values()))
+    place = "" if Path(name).is_absolute() else f" (looked for in {Path.cwd()})"
+    raise FileNotFoundError(f"there is no folder {name}{place}, and no data set of that name{near}")
+
+
+def _in_source() -> tuple[dict[str, str], list[str]]:
+    """Data sets of this package by the names that they are registered under, and all its classes: importing torch to
+    say that there is none of a name would take seconds."""
+    folder = Path(torchcaps_lab.__file__).parent / "data"
+    text = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    sets = re.findall(r'^@register_dataset\("(\w+)"\)\n(?:@.*\n)*class (\w+)', text, re.MULTILINE)
+    return dict(sets), re.findall(r"^class (\w+)", text, re.MULTILINE)
 
 
 def _holds_texts(folder: Path) -> bool:
     """Whether there are texts in a folder, and no images."""
+    from torchcaps_lab.data.picture import image_suffixes
+
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
     return bool(suffixes & {".txt", ".label", ".pos", *_TABLES}) and not suffixes & image_suffixes()
 
 
 def _of_images(root: Path) -> Guess:
+    from torchcaps_lab.data.files import ImageFile, list_folder
+
     listing = list_folder(root)
     images = len(listing.items)
     data: dict[str, Any] = {"name": "ImageFolder", "root": str(root)}
@@ -137,6 +157,8 @@ def batch_size_for(images: int) -> int:
 
 def _looked_at(files: Sequence[Path]) -> list[tuple[tuple[int, int], bool]]:
     """Height and width of some files that can be read, and whether they have colours."""
+    from torchcaps_lab.data.picture import BrokenImage, in_mode, opened
+
     found = []
     for path in files[:: -(-len(files) // LOOKED_AT) or 1]:
         try:

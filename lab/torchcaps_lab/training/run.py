@@ -12,7 +12,7 @@ from lightning import Trainer
 
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
-from torchcaps.models.whole import write_whole
+from torchcaps.whole import write_whole
 from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.report.verdict import judge
 from torchcaps_lab.tasks import Examination, Task

@@ -37,7 +37,7 @@ from torchcaps.ops.fused.call import Call, misfit
 from torchcaps.ops.fused.operators import OperatorVotes, moments_gradients, scores_gradients
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.windows import in_windows
-from torchcaps.squash import kind_of
+from torchcaps.squashing import kind_of
 
 _LOGITS = 2**24
 """The most logits that are stored where there is nothing to differentiate, and memory should stay small."""

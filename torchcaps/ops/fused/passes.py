@@ -18,7 +18,7 @@ from torchcaps.ops.derivatives import Tensors
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.fused.library import library
 from torchcaps.ops.fused.memory_pool import MemoryPool
-from torchcaps.squash import kind_of
+from torchcaps.squashing import kind_of
 
 _MOMENTS, _SCORES, _FLOW, _PASS_ON = range(4)
 _OUTSIDE, _, _KEPT, _NO_MEMORY = range(4)

@@ -1,0 +1,71 @@
+"""Help, and errors of wrong options and missing folders, do not import torch: options are read from the source."""
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from torchcaps.spec import MISSING, declared
+from torchcaps_lab import cli
+from torchcaps_lab.cli.source import documented, sketches
+from torchcaps_lab.training.command_line import GROUPS
+
+WITHOUT_TORCH = (
+    "import sys\nfrom torchcaps_lab.cli import main\ntry:\n    status = main(sys.argv[1:])\n"
+    "except SystemExit as stop:\n    status = stop.code\nassert 'torch' not in sys.modules\nsys.exit(status)"
+)
+
+OWNERS = [(f"torchcaps_lab.cli.{name}", "command") for name in cli.NAMES]
+OWNERS += [(group.__module__, group.__name__) for group in GROUPS]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        *[((name, "--help"), 0, "show this help") for name in cli.COMMANDS],
+        (("train", "nowhere"), 1, "there is no folder nowhere"),
+        (("train", "Digit"), 1, "did you mean Digits?"),
+        (("train", "--resume", "nowhere"), 1, "nowhere is not the folder of a run"),
+        (("train", "--config", "nowhere.yaml"), 1, "there is no file nowhere.yaml"),
+        (("train", "--epochs", "many"), 2, "--epochs must be a whole number, got 'many'"),
+        (("train", "--epoch", "3"), 2, "did you mean --epochs?"),
+        (("check", "nowhere"), 2, "folder nowhere does not exist"),
+        (("predict", "nowhere", "x.png"), 2, "run nowhere does not exist"),
+        (("predict", ".", "x.png", "--top", "many"), 2, "--top must be"),
+        (("evaluate", "nowhere"), 2, "run nowhere does not exist"),
+        (("models", "--jso"), 2, "did you mean --json?"),
+    ],
+    ids=str,
+)
+def test_nobody_waits_for_torch_to_read_help_or_an_error(words, status, said, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert said in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("module", "name"), OWNERS, ids=str)
+def test_the_source_is_read_as_python_reads_it(module: str, name: str):
+    owner = getattr(import_module(module), name)
+    taken, told = declared(owner).arguments, documented(owner.__doc__)
+    found = {one.name: one for one in sketches(module, name)}
+    assert [*found] == [*taken]
+    for one in found.values():
+        assert one.told == told.get(one.name, "")
+        hint, default = taken[one.name]
+        assert not one.exact or str(one.hint) == str(hint)
+        if default is MISSING or isinstance(default, str | int | float | list | None):
+            assert one.default == default
+        else:
+            assert one.default == type(default).__name__
+    if inspect.isfunction(owner):
+        kinds = {one.name: one.kind is one.KEYWORD_ONLY for one in inspect.signature(owner).parameters.values()}
+        assert {one.name: one.by_name for one in found.values()} == kinds
+
+
+def test_importing_the_package_imports_nothing_else():
+    script = "import sys, torchcaps; assert 'torch' not in sys.modules; torchcaps.squash; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
