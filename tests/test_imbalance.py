@@ -227,6 +227,9 @@ def test_options_figures_and_resume(tmp_path, capsys):
     assert one["last_epoch"]["train_loss"] == other["last_epoch"]["train_loss"]
     assert one["test_per_class"] == other["test_per_class"]
     assert set(one["test_per_class"]["few"]) == {"images", "precision", "recall", "f1"}
+    counts = {name: one["train_per_class"][name] + one["test_per_class"][name]["images"] for name in ("many", "few")}
+    assert 60 >= counts["many"] > 8 >= counts["few"]  # the rest is for validation
+    assert sum(one["train_per_class"].values()) == one["images"]["train"]
     recalls = [row["recall"] for row in one["test_per_class"].values()]
     assert one["test_balanced_accuracy"] == pytest.approx(sum(recalls) / 2)
     if one["test_accuracy"] <= 12 / 14:

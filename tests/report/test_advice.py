@@ -1,5 +1,7 @@
 """What the owner of the photos reads: what to do next."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from PIL import Image
@@ -9,9 +11,12 @@ from torchcaps_lab.data import ImageSet
 from torchcaps_lab.report.pictures import Advice
 
 
-def advice(labels: torch.Tensor, said: torch.Tensor, summary=None, metrics=(), files=None, side: int = 4) -> Advice:
-    images = ImageSet(torch.zeros(len(labels), 1, side, side, dtype=torch.uint8), labels, ("cat", "dog", "owl"), files)
-    return Advice.of(answers(3, labels, said), images, summary or {}, list(metrics))
+def advice(
+    labels: torch.Tensor, said: torch.Tensor, summary=None, metrics=(), files=None, side=4, channels=1, model=None
+) -> Advice:
+    pixels = torch.zeros(len(labels), channels, side, side, dtype=torch.uint8)
+    images = ImageSet(pixels, labels, ("cat", "dog", "owl"), files)
+    return Advice.of(answers(3, labels, said), images, summary or {}, list(metrics), model)
 
 
 def options(found: Advice) -> str:
@@ -93,10 +98,48 @@ class TestEachFactHasItsAdvice:
         assert hint.option == "--keep best --stop early"
 
     def test_rare_classes(self):
-        labels = torch.cat([torch.zeros(900), torch.ones(900), torch.full((90,), 2)]).long()
-        (hint,) = advice(labels, labels).hints
-        assert hint.fact == "'cat' has 900 images, 'owl' 90"
+        """Of the training: those of the test were counted."""
+        (hint,) = advice(EVEN, EVEN, {"train_per_class": {"cat": 1900, "dog": 1900, "owl": 90}}).hints
+        assert hint.fact == "'dog' has 1,900 training images, 'owl' 90"
         assert hint.option == "--class_weights balanced"
+        labels = torch.cat([torch.zeros(900), torch.ones(900), torch.full((90,), 2)]).long()
+        assert advice(labels, labels, {"train_per_class": {"cat": 900, "dog": 900, "owl": 900}}).hints == ()
+
+    def test_no_weight_helps_a_class_of_three_photos(self):
+        (hint,) = advice(EVEN, EVEN, {"train_per_class": {"cat": 90, "dog": 90, "owl": 3}}).hints
+        assert hint.fact == "'owl' has 3 training images"
+        assert "collect 10 at least" in hint.advice
+        assert not hint.option
+
+    def test_few_photos_start_from_a_trained_backbone(self):
+        said = torch.where(torch.arange(900) % 10 == 0, (EVEN + 1) % 3, EVEN)
+        summary = {"train_per_class": {"cat": 100, "dog": 80, "owl": 90}}
+        found = advice(EVEN, said, summary, channels=3).hints[0]
+        assert found.fact.startswith("90 training photos of a class on average")
+        assert "torchcaps[photos]" in found.advice
+        assert found.option.startswith("--model capsnet_on_backbone --model_args.backbone timm/efficientnet_lite0 ")
+        known = SimpleNamespace(backbone="timm/efficientnet_lite0")
+        for other in ({"channels": 1}, {"model": known}, {"summary": {"train_per_class": {"cat": 5000}}}):
+            hints = advice(EVEN, said, **{"summary": summary, "channels": 3, **other}).hints
+            assert not any("efficientnet" in hint.option for hint in hints)
+
+    def test_a_class_that_is_never_recognised_is_named(self):
+        labels, said = torch.tensor([0] * 500 + [1] * 12 + [2] * 388), torch.tensor([0] * 512 + [2] * 388)
+        lost, taken, *_ = advice(labels, said, files=("photos/a cat/1.jpg",) * 500 + ("photos/dog/1.jpg",) * 400).hints
+        assert lost.fact == "none right: 'dog' 0 of 12"
+        assert lost.option == taken.option == "torchcaps predict RUN photos/dog"
+        assert taken.fact == "taken for each other: 12 of 12 of 'dog' for 'cat'"
+
+    def test_all_main_confusions_are_told(self):
+        """Three of seven were."""
+        said = EVEN.clone()
+        for label in range(3):
+            for step in (1, 2):
+                said[(EVEN == label).nonzero().squeeze(1)[20 * step : 20 * step + 19 + label]] = (label + step) % 3
+        hint = next(hint for hint in advice(EVEN, said).hints if hint.fact.startswith("taken for each other"))
+        assert hint.fact.count(";") == 5
+        assert hint.fact.startswith("taken for each other: 21 of 300 of 'owl' for 'dog'")
+        assert hint.option == "torchcaps explain RUN --split validation"
 
     def test_classes_without_images_are_not_rare(self):
         """They were to be weighed, or shown more often."""
@@ -126,7 +169,7 @@ class TestEachFactHasItsAdvice:
         labels = torch.arange(60) % 3
         said = torch.where((labels == 0) & (torch.arange(60) < 24), 1, labels)
         confused, few = advice(labels, said).hints
-        assert confused.fact == "8 of 20 images of 'cat' were taken for 'dog'"
+        assert confused.fact == "taken for each other: 8 of 20 of 'cat' for 'dog'"
         assert "60 test images: the accuracy is 86.7% give or take 8.6%" in few.fact
 
     def test_photos_that_were_made_small(self, tmp_path):

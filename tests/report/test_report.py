@@ -1,5 +1,6 @@
 """The web page: complete, self-contained, escaped, the same every time."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from tests.report.small import image_set
 from torchcaps import create_model
 from torchcaps.models import ImageClassifier
+from torchcaps_lab.data import Digits, Scenery
 from torchcaps_lab.report import write_report
 from torchcaps_lab.report.exhibit import Table
 from torchcaps_lab.report.page import _table
@@ -134,3 +136,15 @@ def test_tables_break_no_words_but_long_ones() -> None:
     assert page.count('class="long"') == 1
     assert f'<td class="long">{25 * "x"}</td>' in page
     assert page.startswith('<div class="table">')  # which scrolls
+
+
+@pytest.mark.parametrize("composed", [False, True])
+def test_images_of_several_classes_are_refused_in_words(tmp_path: Path, composed: bool) -> None:
+    """It failed at a tensor of too many axes; scenes, whose masks are made later, were compared with nonsense."""
+    digits = Digits().test.subset(torch.arange(12))
+    masked = replace(digits, labels=torch.eye(10, dtype=torch.bool)[digits.labels])
+    images = replace(digits, composition=Scenery(digits, (24, 24), 1, 2, 8, 12)) if composed else masked
+    model = create_model("capsnet_digits", image_shape=images.image_shape)
+    with pytest.raises(ValueError, match=r"of one class each, these have masks of several.*SeveralLabels"):
+        write_report(tmp_path, model, images, {}, [])
+    assert not list(tmp_path.iterdir())

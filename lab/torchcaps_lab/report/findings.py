@@ -273,6 +273,15 @@ def check_asked(model: ImageClassifier, image_set: ImageSet, batch_size: int) ->
 
 
 def examine(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> Findings:
-    """What a network says about images of one class each, and what is true; arguments and errors of :func:`ask`."""
+    """What a network says about images of one class each, and what is true.
+
+    Arguments and errors are those of :func:`ask`, and a `ValueError` if images have several classes.
+    """
+    check_asked(model, image_set, batch_size)
+    if image_set[0].labels.ndim != 1:
+        raise ValueError(
+            "image_set must have images of one class each, these have masks of several: their figures and their report "
+            "are those of the task 'several_labels', torchcaps_lab.tasks.SeveralLabels"
+        )
     activation, entropy = ask(model, image_set, batch_size)
     return Findings(image_set.labels, activation, entropy)

@@ -123,8 +123,17 @@ def _described(subject: Subject, task: Task, network: ImageClassifier) -> dict[s
         "data": type(data).__name__,
         "task": task.name,
         "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
+        **_per_class(data.train),
         "preprocess": subject.preprocess.config(),
     }
+
+
+def _per_class(images: ImageSet) -> dict[str, dict[str, int]]:
+    """How many training images there are of each class; nothing for images of several classes."""
+    if images[0].labels.ndim != 1:
+        return {}
+    counts = torch.bincount(images.labels, minlength=len(images.classes)).tolist()
+    return {"train_per_class": dict(zip(images.classes, counts, strict=True))}
 
 
 def _findings(found: Examination) -> dict[str, Any]:

