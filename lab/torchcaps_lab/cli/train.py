@@ -38,7 +38,7 @@ def command(arguments: list[str]) -> None:
         other = "--resume" if resume is not None else "--data"
         if resume is not None or _names(given.get("data")):
             parser.error(f"{what} and {other} both name the images: give one of them")
-        given, guessed = guess(what).over(given)
+        given, guessed = guess(what, given).over(given)
     try:
         with importing():
             chosen = training.training_options(given, tuple(imports))

@@ -22,7 +22,31 @@ LARGEST_SIDE = 64
 """Height and width that larger images are brought to."""
 
 _SMALLEST_SIDE = 16
-"""Least height and width that ``capsnet_small`` takes."""
+"""Least height and width that ``capsnet_small`` takes, and that colour pictures are taken for photos with."""
+
+ON_BACKBONE = "capsnet_on_backbone", "capsnet_on_backbone_cnn"
+"""The network for photos, and its twin."""
+
+PHOTO_BATCH = 32
+
+SCRATCH: dict[str, Any] = {
+    "preprocess": {"flip": True, "shift": 4, "standardise": True},
+    "optimizer": {"name": "AdamW", "lr": 3e-3, "weight_decay": 0.05},
+    "scheduler": {"name": "OneCycleLR", "max_lr": 3e-3},
+    "speed": {"channels_last": True},
+}
+"""How a network learns photos from nothing. Chosen on photos that were neither trained nor tested on, as the next."""
+
+PRETRAINED: dict[str, Any] = {
+    "data": {"size": 144},
+    "preprocess": {"crop": 128, "flip": True},
+    "model_args": {"backbone": "timm/efficientnet_lite0", "weights": "imagenet", "keep_statistics": True},
+    "frozen_epochs": 10,
+    "optimizer": {"name": "AdamW", "lr": 3e-4, "weight_decay": 0.05},
+    "scheduler": {"name": "OneCycleLR", "max_lr": 3e-4},
+    "speed": {"channels_last": True},
+}
+"""How one learns that stands on a pretrained backbone."""
 
 _TABLES = ".csv", ".tsv"
 
@@ -43,11 +67,17 @@ class Guess(NamedTuple):
         data = given.get("data")
         named = {*given, *(f"data.{name}" for name in (data if isinstance(data, Mapping) else ()))}
         said = [f"guessed: {name} {why}" for name, why in self.why.items() if name not in named]
-        return merged(self.options, given), said
+        # A schedule holds a learning rate too: whoever names an optimizer means the rate of that.
+        own = {name: value for name, value in self.options.items() if name != "scheduler" or "optimizer" not in given}
+        return merged(own, given), said
 
 
-def guess(named: str | Path) -> Guess:
+def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
     """Options for a folder of images or texts, a table of texts, or a data set by its name.
+
+    Args:
+        named: the folder, the table or the data set.
+        given: options that were given beside it; those of another network go with other ones.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -59,7 +89,7 @@ def guess(named: str | Path) -> Guess:
     if path.is_file() or (path.is_dir() and _holds_texts(path)):
         found = Guess({"data": {"name": "Text", "root": str(path)}}, {"data": f"Text, the texts in {path}"})
     elif path.is_dir():
-        found = _of_images(path)
+        found = _of_images(path, given or {})
     else:
         found = _by_name(str(named))
     run = _unused(Path("runs") / (path.stem if path.is_file() else path.resolve().name).lower())
@@ -101,32 +131,69 @@ def _holds_texts(folder: Path) -> bool:
     return bool(suffixes & {".txt", ".label", ".pos", *_TABLES}) and not suffixes & image_suffixes()
 
 
-def _of_images(root: Path) -> Guess:
+def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
     from torchcaps_lab.data.files import ImageFile, list_folder
 
     listing = list_folder(root)
     images = len(listing.items)
-    data: dict[str, Any] = {"name": "ImageFolder", "root": str(root)}
+    train = len(listing.parts["train"]) if "train" in listing.parts else images * 3 // 4
     why = {"data": f"ImageFolder, {images:,} images of {len(listing.classes)} classes in {root}"}
     looked = _looked_at([file.path for part in listing.parts.values() for file in part if isinstance(file, ImageFile)])
-    sizes = {size for size, _ in looked}
+    sizes, colour = {size for size, _ in looked}, any(colour for _, colour in looked)
     size = size_for(sizes)
     side = size or min((min(one) for one in sizes), default=LARGEST_SIDE)
-    if size is not None:
-        data["size"] = size
+    photos = colour and side >= _SMALLEST_SIDE
+    options = _of_photos(train, given) if photos else _of_drawings(side, train)
+    size = options.get("data", {}).get("size", size)
     found = f"{min(sizes)[0]} x {min(sizes)[1]}" if len(sizes) == 1 else "several sizes"
     why["data.size"] = f"their own, {found}" if size is None else f"{size}, for images of {found}"
-    if any(colour for _, colour in looked):
+    data: dict[str, Any] = {"name": "ImageFolder", "root": str(root), **({} if size is None else {"size": size})}
+    if colour:
         data["channels"] = 3
         why["data.channels"] = "3, colour"
-    model = "capsnet_small" if side >= _SMALLEST_SIDE else "capsnet_digits"
-    train = len(listing.parts["train"]) if "train" in listing.parts else images * 3 // 4
-    batch = batch_size_for(train)
+    steps, on = train // options["batch_size"], options.get("model_args", {}).get("backbone")
+    kind = f"on {on} with installed weights of ImageNet" if on else f"for images of {side} pixels"
     why |= {
-        "model": f"{model}, for images of {side} pixels",
-        "batch_size": f"{batch}, for {train // batch} steps an epoch",
+        "model": f"{options['model']}, {kind}",
+        "batch_size": f"{options['batch_size']}, for {steps} steps an epoch",
+        "epochs": f"{options['epochs']}, {steps * options['epochs']:,} steps",
     }
-    return Guess({"data": data, "model": model, "batch_size": batch}, why)
+    for name in ("preprocess", "optimizer") if photos else ():
+        why[name] = ", ".join(f"{key} {value}" for key, value in options[name].items() if key != "name")
+    if "frozen_epochs" in options:
+        why["frozen_epochs"] = f"{options['frozen_epochs']}, of the capsules alone"
+    return Guess({**options, "data": data}, why)
+
+
+def _of_drawings(side: int, train: int) -> dict[str, Any]:
+    """Options for images without colours, or too small for photos."""
+    batch = batch_size_for(train)
+    model = "capsnet_small" if side >= _SMALLEST_SIDE else "capsnet_digits"
+    return {"model": model, "batch_size": batch, "epochs": epochs_for(train // batch, 20 * STEPS, (20, 100))}
+
+
+def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for photos: a pretrained backbone where there is one, and the options given leave it be."""
+    from torchcaps.models.installed import imagenet_installed
+
+    model, own = str(getattr(given.get("model"), "text", given.get("model"))), given.get("model_args")
+    own = getattr(own, "value", own) or {}
+    free = model in ("None", *ON_BACKBONE) and not {"backbone", "weights"} & set(own)
+    recipe, steps, least = (PRETRAINED, 200, 4) if free and imagenet_installed() else (SCRATCH, 1500, 6)
+    batch = min(batch_size_for(train * STEPS // 2), PHOTO_BATCH)  # half the images where there are few
+    epochs = epochs_for(train // batch, steps, (least, 120))
+    return {"model": ON_BACKBONE[0], **recipe, "batch_size": batch, "epochs": epochs}
+
+
+def epochs_for(steps: int, wanted: int, bounds: tuple[int, int]) -> int:
+    """Epochs of so many steps that together have about as many as wanted.
+
+    Example:
+        >>> from torchcaps_lab.training.guess import epochs_for
+        >>> epochs_for(14, 1500, (6, 120)), epochs_for(700, 1500, (6, 120)), epochs_for(0, 1500, (6, 120))
+        (108, 6, 120)
+    """
+    return min(max(-(-wanted // max(steps, 1)), bounds[0]), bounds[1])
 
 
 def size_for(sizes: set[tuple[int, int]]) -> int | None:
