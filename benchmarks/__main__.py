@@ -19,6 +19,7 @@ PARTS = {
     "suite": "layers and networks with every backend (the default)",
     "compare": "two versions of the code, in turn",
     "routings": "all routing algorithms: a description of each, and its time and memory on two layers",
+    "first-minutes": "how long a newcomer waits: help, errors, predictions, the first epoch",
     "faults": "behaviour with damaged and hostile files, and after interruptions",
 }
 """The parts, each with ``add_options(parser)`` and ``run(options, show)`` in the module of its name."""
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = p
     try:
         if getattr(options, "backends", None):
             check_backends(options.backends, options.device)
-        import_module(f"benchmarks.{options.part}").run(options, show)
+        import_module(f"benchmarks.{options.part.replace('-', '_')}").run(options, show)
     except (ValueError, OSError) as error:
         print(f"python -m benchmarks {options.part}: error: {error}", file=sys.stderr)
         return 1
@@ -67,6 +68,10 @@ def add_options(part: str, parser: argparse.ArgumentParser) -> None:
         return
     add("--runs", type=positive, default=5, help="timed rounds, in which all take turns; default: 5")
     add("--threads", type=positive, default=torch.get_num_threads(), help="of torch, on a CPU")
+    if part == "first-minutes":
+        add("--against", type=Path, help="the root of a checkout of another version, measured in turn")
+        add("--out", type=Path, help="a JSON file for the results")
+        return
     add("--no-memory", action="store_true", help="measure times only")
     if part == "routings":
         from benchmarks.routings import ROUTINGS

@@ -1,0 +1,99 @@
+"""How long a newcomer waits: processor seconds of commands, each in its own process, of one version or of two."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from benchmarks import report
+
+ROOT = Path(__file__).parent.parent
+TRAINING = ("train", "--data", "ImageFolder", "--data.root", "photos", "--data.size", "28", "--model", "capsnet_small",
+            "--batch_size", "32", "--epochs", "3", "--report", "false", "--trainer.accelerator", "cpu")  # fmt: skip
+"""Options that earlier versions have, too."""
+
+
+class Wait(NamedTuple):
+    """A command, and the beginning of the line that ends the wait; without one its end does."""
+
+    words: tuple[str, ...]
+    until: str | None = None
+
+
+WAITS = {
+    "`torchcaps --help`": Wait(("--help",)),
+    "`torchcaps train --help`": Wait(("train", "--help")),
+    "a misspelt option: `torchcaps train --epoch 3`": Wait(("train", "--epoch", "3")),
+    "a missing folder: `torchcaps train nowhere`": Wait(("train", "nowhere")),
+    "a missing run: `torchcaps evaluate nowhere`": Wait(("evaluate", "nowhere")),
+    "`torchcaps models`": Wait(("models",)),
+    "`torchcaps check photos`, 280 images": Wait(("check", "photos")),
+    "`torchcaps predict`, 28 files": Wait(("predict", "mnist/efficient_capsnet", "photos/0")),
+    "training: the first line": Wait(TRAINING, ""),
+    "training: the first epoch of 5 steps": Wait(TRAINING, "epoch 1/"),
+}
+"""What is waited for, in photos of 28 x 28 pixels, made from the embedded digits."""
+
+
+def seconds(wait: Wait, root: Path, folder: Path) -> float:
+    """Processor seconds of a command of the version in ``root``, with those of its children.
+
+    Raises:
+        ValueError: if the line that is waited for does not come.
+    """
+    new = ("--run", f"run-{time.monotonic_ns()}") if wait.until is not None else ()
+    path = os.pathsep.join([str(root), str(root / "lab")])
+    with subprocess.Popen(
+        [sys.executable, "-m", "torchcaps_lab", *wait.words, *new],
+        cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        lines = []
+        while line := process.stdout.readline():  # type: ignore[union-attr]
+            lines.append(line)
+            if wait.until is not None and line.startswith(wait.until):
+                process.kill()
+                break
+        else:
+            if wait.until is not None:
+                raise ValueError(f"{' '.join(wait.words)} did not say {wait.until!r}: {''.join(lines[-3:])}")
+        _, _, usage = os.wait4(process.pid, 0)
+        process.returncode = 0  # it was waited for
+    return usage.ru_utime + usage.ru_stime
+
+
+def write_photos(folder: Path) -> None:
+    """28 images of each of ten classes."""
+    from PIL import Image
+
+    from torchcaps_lab.data import Digits
+
+    digits = Digits(validation=0).train
+    for label in range(10):
+        (folder / "photos" / str(label)).mkdir(parents=True)
+        for place in (digits.labels == label).nonzero().flatten()[:28].tolist():
+            picture = Image.fromarray(digits.images[place, 0].numpy()).resize((28, 28))
+            picture.save(folder / "photos" / str(label) / f"{place}.png")
+
+
+def run(options: argparse.Namespace, show: Callable[[str], None]) -> None:
+    """Measures, and shows a table; versions take turns."""
+    roots: Sequence[Path] = [ROOT] if options.against is None else [options.against.resolve(), ROOT]
+    rows: dict[str, list[float]] = {}
+    heads = ["processor seconds", *(["before"] if len(roots) > 1 else []), "now"]
+    show(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    with TemporaryDirectory() as name:
+        write_photos(Path(name))
+        for what, wait in WAITS.items():
+            found = [[seconds(wait, root, Path(name)) for root in roots] for _ in range(options.runs)]
+            rows[what] = [round(median(column), 2) for column in zip(*found, strict=True)]
+            show(f"| {what} | {' | '.join(f'{value:.2f}' for value in rows[what])} |")
+    if options.out is not None:
+        answer = {**report.environment("cpu", options.threads), "processor_seconds": rows}
+        options.out.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
