@@ -1,6 +1,7 @@
 """Nothing silently wrong with a folder of anybody's images; each test is named by its item of the issue."""
 
 import errno
+import importlib.util
 import json
 import re
 import shutil
@@ -261,6 +262,26 @@ class TestItem7:
         assert "a: 4 (57.1%)" in output
         assert "1 image there more than once: a/000.png = a/copy.png" in output
 
+    def test_check_ends_with_the_command_that_trains_on_the_folder_as_it_is(self, tmp_path, capsys):
+        make_root(tmp_path, 60)
+        for category in "ab":
+            (tmp_path / category / "bad.png").write_text("x")
+        for place in range(50):
+            (tmp_path / "b" / f"{place:03}.png").unlink()
+        Image.new("L", (1, 1)).save(tmp_path / "b" / "dot.png")
+        Image.new("L", (90, 8)).save(tmp_path / "b" / "line.png")
+        (tmp_path / "a" / "photo.heic").write_text("x")
+        main(["check", str(tmp_path)])
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1] == f"train on it: torchcaps train {tmp_path} --data.size 16 --data.skip_broken true"
+        said = "\n".join(lines)
+        assert "2 images of a side below 8 pixels, or 8 times as long as wide: b/dot.png (1 x 1), b/line.png" in said
+        assert "a has 60 images and b 12: --sampler balanced" in said
+        assert ("pip install pillow-heif" in said) is (importlib.util.find_spec("pillow_heif") is None)
+        (tmp_path / "empty").mkdir()
+        main(["check", str(tmp_path)])
+        assert "train on it" not in capsys.readouterr().out
+
     def test_check_tells_what_is_wrong_with_folders_beside_the_rest(self, tmp_path, capsys):
         """An empty folder hid the broken file."""
         make_root(tmp_path, 4)
@@ -273,6 +294,7 @@ class TestItem7:
         assert f"PROBLEM: class folder {tmp_path / 'empty'} holds no images" in told.out
         assert "PROBLEM: 1 file cannot be read: a/broken.png" in told.out
         assert "too few images of a class to put some aside for validation and test: single (1)\n" in told.out
+        assert "classes of fewer than 10 images, hardly enough to learn from: a (4), b (4), single (1)\n" in told.out
         assert "2 problems in" in told.err
 
     def test_check_of_parts_with_other_classes(self, tmp_path):
@@ -286,6 +308,7 @@ class TestItem7:
         assert found.notes == (
             "too few images of a class to put some aside for validation: a (1)",
             "classes without a test image, of which nothing is measured: b",
+            "classes of fewer than 10 images, hardly enough to learn from: a (1), b (2)",
         )
 
     def test_check_of_broken_files_alone(self, tmp_path):

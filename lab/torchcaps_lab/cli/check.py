@@ -1,10 +1,12 @@
 """Check a folder of images: classes, formats, sizes, copies, broken files."""
 
+import shlex
 from json import dumps
 
 from torchcaps_lab.cli.places import Existing
-from torchcaps_lab.data.check import check_folder
+from torchcaps_lab.data.check import FolderReport, check_folder
 from torchcaps_lab.data.manifest import count_of
+from torchcaps_lab.training.guess import size_for
 
 
 def command(folder: Existing, *, json: bool = False) -> None:
@@ -18,6 +20,17 @@ def command(folder: Existing, *, json: bool = False) -> None:
         ValueError: if files cannot be read, or images of the same content are in several parts or classes.
     """
     found = check_folder(folder)
-    print(dumps(found.json()) if json else "\n".join(found.lines()))
+    print(dumps(found.json()) if json else "\n".join([*found.lines(), *_next(folder, found)]))
     if found.problems:
         raise ValueError(f"{count_of(found.problems, 'problem')} in {folder}, see above")
+
+
+def _next(folder: str, found: FolderReport) -> list[str]:
+    """The command that trains on the folder as it is; none while its folders forbid that."""
+    if found.folders or not found.sizes:
+        return []
+    sizes = {(int(height), int(width)) for height, width in (size.split(" x ") for size in found.sizes)}
+    size = size_for(sizes)
+    given = {"--data.size": size and str(size), "--data.skip_broken": "true" if found.broken else None}
+    options = [word for name, value in given.items() if value for word in (name, value)]
+    return [f"train on it: {shlex.join(['torchcaps', 'train', folder, *options])}"]

@@ -27,6 +27,9 @@ from torchcaps_lab.data.picture import BrokenImage, in_mode, opened
 from torchcaps_lab.data.store import threaded
 
 _FREQUENT = 10  # sizes that are listed one by one
+_FEW = 10  # images of a class that are hardly enough to learn what it looks like
+_UNEVEN = 5  # times the images of the smallest class, above which a class counts more than others
+_THIN = 8  # pixels of the shorter side, or share of the longer one
 
 _UNSEEN = torch.zeros(0)
 
@@ -40,6 +43,7 @@ class FolderReport:
         formats: how many images have each format, judging by their content.
         modes: how many have each kind of pixels, by its name in Pillow.
         sizes: how many have each size, height x width.
+        extreme: which images are very small, or very long, with their sizes.
         moving: names of images of several frames, the first of which counts.
         turned: how many are turned by their EXIF orientation.
         broken: why files cannot be read, by name.
@@ -55,6 +59,7 @@ class FolderReport:
     formats: dict[str, int]
     modes: dict[str, int]
     sizes: dict[str, int]
+    extreme: tuple[str, ...]
     moving: tuple[str, ...]
     turned: int
     broken: dict[str, str]
@@ -87,8 +92,11 @@ class FolderReport:
             frequent = [f"{name} {count:,}" for name, count in list(counts.items())[:_FREQUENT]]
             more = len(counts) - len(frequent)
             lines.append(f"{what}: {', '.join(frequent)}" + (f" and {more:,} others" if more else ""))
-        if len(self.sizes) > 1:
-            lines.append("  images of several sizes need an option: --data.size")
+        if self.extreme:
+            lines.append(
+                f"{count_of(self.extreme)} of a side below {_THIN} pixels, or {_THIN} times as long as wide: "
+                f"{some(self.extreme)}"
+            )
         if self.moving:
             lines.append(f"{count_of(self.moving)} of several frames, the first of which counts: {some(self.moving)}")
         if self.turned:
@@ -149,6 +157,7 @@ def check_folder(root: str | Path) -> FolderReport:
         formats=_ranked([look.format for look in whole.values()]),
         modes=_ranked([look.mode for look in whole.values()]),
         sizes=_ranked([look.size for look in whole.values()]),
+        extreme=tuple(f"{file.name} ({look.size})" for file, look in whole.items() if _is_extreme(look)),
         moving=tuple(file.name for file, look in whole.items() if look.frames > 1),
         turned=sum(look.turned for look in whole.values()),
         broken={file.name: look.broken for file, look in looks.items() if look.broken},
@@ -157,7 +166,7 @@ def check_folder(root: str | Path) -> FolderReport:
         near_copies=tuple(_near_copies(whole)),
         folders=tuple(listing.refused),
         contradictions=tuple(copies_lines(manifest)),
-        notes=(*listing.notes, *_too_few(counts), *_untested(counts)),
+        notes=(*listing.notes, *_too_few(counts), *_untested(counts), *_uneven(counts)),
     )
 
 
@@ -185,6 +194,25 @@ def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
     shared = counts.get("all") or counts["train"]
     few = [f"{name} ({count})" for name, count in shared.items() if 0 < count <= len(aside)]
     return [f"too few images of a class to put some aside for {' and '.join(aside)}: {some(few)}"] if few else []
+
+
+def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
+    """For people: classes with few images to learn from, or far fewer than another."""
+    shared = {name: count for name, count in (counts.get("all") or counts["train"]).items() if count}
+    few = [f"{name} ({count})" for name, count in shared.items() if count < _FEW]
+    lines = [f"classes of fewer than {_FEW} images, hardly enough to learn from: {some(few)}"] if few else []
+    if shared and max(shared.values()) >= _UNEVEN * min(shared.values()):
+        most, least = (pick(shared, key=shared.__getitem__) for pick in (max, min))
+        lines.append(
+            f"{readable(most)} has {shared[most]:,} images and {readable(least)} {shared[least]:,}: "
+            "--sampler balanced draws them equally often, --class_weights balanced weighs rare ones more"
+        )
+    return lines
+
+
+def _is_extreme(look: _Look) -> bool:
+    short, long = sorted(map(int, look.size.split(" x ")))
+    return short < _THIN or long >= _THIN * short
 
 
 def _untested(counts: dict[str, dict[str, int]]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from torchcaps_lab.data.listed import PART_NAMES, Listed, part_called, validation_is_test
 from torchcaps_lab.data.manifest import some
-from torchcaps_lab.data.picture import image_suffixes
+from torchcaps_lab.data.picture import BY_PLUGIN, image_suffixes
 
 _JUNK = ("thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found")
 """Files that operating systems leave in folders, besides hidden ones."""
@@ -97,7 +97,9 @@ class Listing(Listed):
                 yield path
 
     def _not_opened(self, suffix: str) -> str:
-        return f"{suffix or 'no suffix'} is not a kind of image that is read"
+        needs = BY_PLUGIN.get(suffix.lower())
+        hint = f"; it is with a plug-in: pip install {needs}" if needs else ""
+        return f"{suffix or 'no suffix'} is not a kind of image that is read{hint}"
 
     def _entries(self, folder: Path) -> list[Path]:
         try:

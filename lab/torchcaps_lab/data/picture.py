@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     """A file, its bytes, or a PIL image."""
 
 
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""What is read. Pillow knows more: it decodes icons to learn their size, and has Ghostscript run PostScript."""
+FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What is read, HEIF where its plug-in is installed. Pillow knows more: it decodes icons to learn their size, and has
+Ghostscript run PostScript."""
+
+BY_PLUGIN = dict.fromkeys((".heic", ".heif", ".hif"), "pillow-heif")
+"""What to install to read files of other suffixes."""
 
 
 class BrokenImage(ValueError):
@@ -88,8 +92,20 @@ def image_suffixes() -> set[str]:
     """The endings of the files that are read, in lower case."""
     from PIL import Image
 
-    known = Image.registered_extensions().items()
-    return {suffix for suffix, kind in known if kind in FORMATS and kind in Image.OPEN}
+    kinds = _opens(FORMATS)
+    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in kinds}
+
+
+def _opens(formats: Sequence[str]) -> list[str]:
+    """Those of the formats that Pillow and its plug-ins open here."""
+    from PIL import Image
+
+    with suppress(ImportError):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
+    Image.init()
+    return [kind for kind in formats if kind in Image.OPEN]
 
 
 @contextmanager
@@ -111,15 +127,14 @@ def opened(
     """
     from PIL import Image, UnidentifiedImageError
 
-    name = name or str(source)
-    Image.init()
+    name, formats = name or str(source), _opens(formats)
     if most_pixels is None:
         most_pixels = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
     try:
         if isinstance(source, Image.Image):
             yield source
             return
-        with Image.open(source, formats=[kind for kind in formats if kind in Image.OPEN]) as image:
+        with Image.open(source, formats=formats) as image:
             _check_pixels(image, most_pixels)
             yield image
     except (FileNotFoundError, IsADirectoryError, PermissionError):
