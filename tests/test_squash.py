@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchcaps import Squash, length, squash
-from torchcaps.squashing import SQUASHES, Dims, _length, _squash
+from torchcaps.squashing import SQUASHES, Dims, LearnedSquash, _length, _squash
 
 FORMULAS: dict[str, Callable[[float], float]] = {
     "sabour": lambda n: n**2 / (1 + n**2),
@@ -283,3 +283,29 @@ def test_complex_poses_are_refused() -> None:
             function(torch.ones(2, 3, dtype=torch.complex64))
     with pytest.raises(TypeError, match="pose must be a tensor, got list"):
         length([3.0, 4.0])
+
+
+class TestLearnedConstant:
+    @pytest.mark.parametrize("constant", [0.01, 0.5, 1.0, 7.0])
+    def test_formula(self, constant: float) -> None:
+        pose = poses(5, 4)
+        expected = pose * length(pose)[:, None] / (constant + pose.square().sum(-1, keepdim=True))
+        torch.testing.assert_close(LearnedSquash(constant).double()(pose), expected, rtol=1e-6, atol=0)
+
+    def test_gradients(self) -> None:
+        layer, pose = LearnedSquash(0.7).double(), poses(3, 4).requires_grad_()
+        assert torch.autograd.gradcheck(lambda pose, theta: layer(pose), (pose, layer.log_constant))
+
+    def test_it_learns_the_constant_of_others(self) -> None:
+        layer, pose = LearnedSquash(), poses(64, 4).float()
+        optimizer = torch.optim.Adam(layer.parameters(), 0.05)
+        for _ in range(200):
+            optimizer.zero_grad()
+            (layer(pose) - squash(pose, "half")).square().sum().backward()
+            optimizer.step()
+        assert layer.constant.item() == pytest.approx(0.5, rel=1e-3)
+
+    @pytest.mark.parametrize("start", [0.0, -1.0, math.inf])
+    def test_bounds(self, start: float) -> None:
+        with pytest.raises(ValueError, match="start must be"):
+            LearnedSquash(start)

@@ -1,5 +1,6 @@
 """Capsule networks for PyTorch."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from torchcaps.models import CapsNet, MatrixCapsNet, SharedCapsNet, create_model, list_models, load_pretrained
     from torchcaps.ops import Votes, choose_backend, use_backend
     from torchcaps.routing import create_routing, list_routings
-    from torchcaps.squashing import Squash, length, squash
+    from torchcaps.squashing import LearnedSquash, Squash, length, squash
     from torchcaps_lab.classifier import Classifier
     from torchcaps_lab.training.simple import train
 
@@ -53,6 +54,7 @@ __all__ = [
     "ClassCaps",
     "Classifier",
     "FullyConnectedDecoder",
+    "LearnedSquash",
     "LengthCrossEntropy",
     "MarginLoss",
     "MatrixCapsNet",
@@ -118,3 +120,7 @@ def __getattr__(name: str) -> Any:
         found = next(getattr(home, name) for home in homes if hasattr(home, name))
     globals()[name] = found
     return found
+
+
+if "torch" in sys.modules:  # nothing is won by waiting, and programs that were saved name our operators and results
+    import_module(f"{__name__}.models")

@@ -1,12 +1,13 @@
 """The length of a pose, and the squash functions that make it a probability that the entity is present."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import cast, compute_dtype, only_formulas, real_dtype
+from torchcaps.numerics import Positive, cast, compute_dtype, only_formulas, real_dtype
 from torchcaps.spec import settings
 
 Dims = int | tuple[int, ...]
@@ -235,3 +236,45 @@ class Squash(nn.Module):
     def extra_repr(self) -> str:
         """Kind and axis."""
         return f"kind={self.kind!r}, dim={self.dim}"
+
+
+@settings
+class LearnedSquash(nn.Module):
+    r"""The squash with a constant that is learned: :math:`f(n) = n^2 / (c + n^2)`, with :math:`c = e^\theta`.
+
+    It is the squash of Sabour et al. 2017 for a pose :math:`\sqrt c` times shorter: behind a layer whose own scale is
+    free, such as :class:`~torchcaps.CapsLinear`, c adds nothing that the transforms could not learn, only another rate.
+
+    Args:
+        start: c before training.
+        dim: the axis, or axes for matrix capsules, that one pose spans.
+
+    Raises:
+        ValueError: if ``start`` is not above 0.
+
+    Source: Su 2018, "A Feast of Capsules", where c is 1 or 0.5, and the comments of its readers.
+
+    Example:
+        >>> squash = tc.LearnedSquash(start=0.5)
+        >>> torch.allclose(squash(torch.ones(2, 8)), tc.squash(torch.ones(2, 8), "half"))
+        True
+    """
+
+    start: Positive = 1.0
+    dim: Dims = -1
+
+    def __post_init__(self) -> None:
+        self.log_constant = nn.Parameter(torch.tensor(math.log(self.start)))
+
+    @property
+    def constant(self) -> Tensor:
+        """c."""
+        return self.log_constant.exp()
+
+    def forward(self, pose: Tensor) -> Tensor:
+        """Applies the squash, shape unchanged."""
+        return squash(pose * self.constant.rsqrt(), dim=self.dim)
+
+    def extra_repr(self) -> str:
+        """The constant of now, and the axis."""
+        return f"constant={self.constant.item():.4g}, dim={self.dim}"

@@ -28,7 +28,10 @@ B, J, P, D = 4, 10, 8, 16
 BACKENDS = [
     "chunked",
     pytest.param("native", marks=pytest.mark.skipif(bool(why_not("native")), reason="no C++ kernels here")),
-    pytest.param("triton", marks=pytest.mark.skipif(bool(why_not("triton")), reason="no Triton here")),
+    pytest.param(
+        "triton",
+        marks=[pytest.mark.thorough, pytest.mark.skipif(bool(why_not("triton")), reason="no Triton here")],
+    ),
 ]
 ROUTINGS: dict[str, Callable[[], Routing]] = {
     "em": lambda: EMRouting(inverse_temperature=1.0),
