@@ -180,6 +180,7 @@ def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring(tmp_path: Pat
 
 IMPORT = (
     "import json, sys, torch; before = set(sys.modules); import torchcaps; "
+    "assert 'torchcaps.ops.fused.operators' in sys.modules, 'saved programs name operators'; "
     "[getattr(torchcaps, name) for name in set(torchcaps.__all__) - set(torchcaps._OF_THE_LAB)]; "
     "print(json.dumps(sorted(set(sys.modules) - before)))"
 )
