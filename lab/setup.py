@@ -21,7 +21,6 @@ setup(
         "pillow>=10",
         "pooch>=1.8,<2",
         "pyyaml>=6,<7",
-        "rich>=13",
         "scikit-learn>=1.4,<2",
         "scipy>=1.11,<2",
         "tensorboard>=2.16,<3",

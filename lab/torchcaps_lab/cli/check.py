@@ -6,7 +6,7 @@ from json import dumps
 from torchcaps_lab.cli.places import Existing
 from torchcaps_lab.data.check import FolderReport, check_folder
 from torchcaps_lab.data.manifest import count_of
-from torchcaps_lab.training.guess import size_for
+from torchcaps_lab.training.guess import guess
 
 
 def command(folder: Existing, *, json: bool = False) -> None:
@@ -29,8 +29,7 @@ def _next(folder: str, found: FolderReport) -> list[str]:
     """The command that trains on the folder as it is; none while its folders forbid that."""
     if found.folders or not found.sizes:
         return []
-    sizes = {(int(height), int(width)) for height, width in (size.split(" x ") for size in found.sizes)}
-    size = size_for(sizes)
+    size = guess(folder).options["data"].get("size")
     given = {"--data.size": size and str(size), "--data.skip_broken": "true" if found.broken else None}
     options = [word for name, value in given.items() if value for word in (name, value)]
     return [f"train on it: {shlex.join(['torchcaps', 'train', folder, *options])}"]

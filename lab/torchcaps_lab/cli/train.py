@@ -58,13 +58,15 @@ def command(arguments: list[str]) -> None:
     for line in guessed if training.is_first_process() else ():
         say(line)
     with importing():
+        from torchcaps_lab.training.progress import can_rewrite
+
         training.quiet_lightning()
     try:
         summary = training.train_with(
             folder,
             chosen,
             command=command_line,
-            progress_bar=sys.stdout.isatty(),
+            progress_bar=can_rewrite(),
             allow_changes=allow_changes,
             show=say,
             header=True,

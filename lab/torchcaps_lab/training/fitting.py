@@ -14,7 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from torchcaps_lab.data import ImageSet
@@ -32,6 +32,7 @@ from torchcaps_lab.training.head import check_backbone, train_head
 from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import Loaders, train_loader
 from torchcaps_lab.training.options import Caller, Schedule, TrainerOptions
+from torchcaps_lab.training.progress import Progress
 
 OLD_WEIGHTS = 0.01
 """Share of the first weights in averaged ones above which a note says so."""
@@ -57,7 +58,7 @@ def fit(
         folder: of the run.
         schedule: epochs and batches; its seed determines the order of the images.
         options: where and how to train.
-        caller: whether to show a progress bar, or a line of text for each epoch.
+        caller: what to show.
 
     Returns:
         The trainer, and the metrics of each epoch.
@@ -100,8 +101,8 @@ class Fitting:
         preprocess = learner.preprocess.config()
         known = {"seed": schedule.seed, "batch_size": schedule.batch_size, "preprocess": preprocess}
         self.fingerprint = Fingerprint({**known, **self.caller.options}, train, validation)
-        show = None if self.caller.progress_bar else self.caller.show
-        self.history = History(folder / "metrics.csv", show, main.name)
+        self.history = History(folder / "metrics.csv", self.caller.show, main.name)
+        progress = Progress(self.caller.show if self.caller.header else None, self.caller.progress_bar)
         ends: list[Callback] = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, self.history, main)]
         ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
         self.best = KeepBest(self.checkpoints / "best", main) if schedule.keep == "best" else None
@@ -109,7 +110,7 @@ class Fitting:
         last = ModelCheckpoint(self.checkpoints, **ONE_AN_EPOCH)
         kept = [last] if self.best is None else [self.best, last]
         # The last one saves the state of all others.
-        watching = [*self.caller.callbacks, health, self.history, self.fingerprint, *ends, *kept]
+        watching = [*self.caller.callbacks, progress, health, self.history, self.fingerprint, *ends, *kept]
         self.trainer = self._trainer(self.options, schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
@@ -123,15 +124,14 @@ class Fitting:
     def _trainer(
         self, options: TrainerOptions, schedule: Schedule, watching: list[Callback], folder: Path, validate: bool
     ) -> L.Trainer:
-        bar: list[Callback] = [RichProgressBar(leave=True)] if self.caller.progress_bar else []
         try:
             return L.Trainer(
                 **options.arguments(),
                 max_epochs=schedule.epochs,
-                callbacks=[*options.callbacks(), *watching, *bar],
+                callbacks=[*options.callbacks(), *watching],
                 logger=TensorBoardLogger(folder, name="", version="tensorboard"),
                 plugins=[SealedCheckpoints()],
-                enable_progress_bar=self.caller.progress_bar,
+                enable_progress_bar=False,
                 enable_model_summary=False,
                 num_sanity_val_steps=0,
                 inference_mode=False,  # its tensors do not count writes to them: kernels could cache nothing

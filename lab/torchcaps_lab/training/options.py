@@ -359,9 +359,9 @@ class Caller:
     Attributes:
         options: of the training by name, as plain values: kept in a new folder, and in checkpoints.
         command: how this was started, for the summary.
-        progress_bar: whether to show one.
+        progress_bar: whether a line, rewritten in place, says how far it is: for terminals and notebooks.
         show: takes lines of text; None for silence.
-        header: whether it is told what is trained, before the first epoch.
+        header: whether it is told what is trained, before the first epoch, and how long that will take.
         allow_changes: whether a run may be resumed with other options or images than it was started with.
         callbacks: of Lightning, besides those of the training.
 

@@ -14,6 +14,7 @@ import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.whole import write_whole
 from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.report.verdict import judge
 from torchcaps_lab.tasks import Examination, Task
 from torchcaps_lab.training.checkpoints import newest_checkpoint
@@ -24,6 +25,9 @@ from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.options import Caller, Optimisation, Running, Schedule, Subject
 from torchcaps_lab.training.reading import as_yaml
 from torchcaps_lab.training.record import follow_record, write_record
+
+MOST_NAMED = 8
+"""Classes that the header counts one by one."""
 
 
 def train(
@@ -108,7 +112,7 @@ def _header(subject: Subject, network: ImageClassifier, fitting: Fitting) -> lis
     shape = f" of {' x '.join(map(str, data.image_shape))} (C x H x W)" if data.gives == "images" else ""
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return [
-        f"{type(data).__name__}: {sizes} {data.train.what}{shape}, {len(data.classes)} classes",
+        f"{type(data).__name__}: {sizes} {data.train.what}{shape}, {len(data.classes)} classes{_by_class(data.train)}",
         f"{subject.architecture}: {parameters:,} parameters, on {device}; "
         f"{fitting.steps:,} steps in at most {fitting.trainer.max_epochs} epochs",
     ]
@@ -134,6 +138,16 @@ def _per_class(images: ImageSet) -> dict[str, dict[str, int]]:
         return {}
     counts = torch.bincount(images.labels, minlength=len(images.classes)).tolist()
     return {"train_per_class": dict(zip(images.classes, counts, strict=True))}
+
+
+def _by_class(images: ImageSet) -> str:
+    """The same for people, in short."""
+    counts = _per_class(images).get("train_per_class", {})
+    if not counts:
+        return ""
+    if len(counts) <= MOST_NAMED:
+        return f" ({', '.join(f'{readable(name)} {count:,}' for name, count in counts.items())})"
+    return f" of {min(counts.values()):,} to {max(counts.values()):,} each"
 
 
 def _findings(found: Examination) -> dict[str, Any]:

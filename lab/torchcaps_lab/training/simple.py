@@ -10,6 +10,8 @@ from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.training.command_line import option_arguments, training_options
 from torchcaps_lab.training.fitting import quiet_lightning
 from torchcaps_lab.training.folder import RunFolder
+from torchcaps_lab.training.guess import guess
+from torchcaps_lab.training.progress import can_rewrite
 from torchcaps_lab.training.reading import merged, read_options
 from torchcaps_lab.training.run import train_with
 
@@ -28,13 +30,15 @@ def train(
         classifier("new.jpg").classes, classifier.summary["test_accuracy"], classifier.run
 
     Args:
-        data: a folder with one sub-folder of images for each class; the name of a data set, such as "Digits"; or pairs
-            of an image and a label: a list, a data set of torchvision, any ``Dataset``, which is read as
-            :class:`~torchcaps_lab.data.MapStyle` reads it. No file of options can hold these: everything else is saved
-            with the run, and to go on with it they are given again.
-        run: folder to write, new or empty; default: ``runs`` and the name of the data.
+        data: what the command takes first, which guesses the other options from it: a folder with one sub-folder of
+            images for each class, a table of texts, or the name of a data set, such as "Digits"; or pairs of an image
+            and a label, from which nothing is guessed: a list, a data set of torchvision, any ``Dataset``, which is
+            read as :class:`~torchcaps_lab.data.MapStyle` reads it. No file of options can hold these: everything else
+            is saved with the run, and to go on with it they are given again.
+        run: folder to write, new or empty; default: ``runs`` and the name of the data, with a number if it is taken.
         resume: go on with the run in that folder, with its options and those given here.
-        show: takes a line of text for each epoch; ``print`` is told first what is trained. None for silence.
+        show: takes a line of text for each epoch; ``print`` is told first what was guessed, what is trained and how
+            long it will take, and in a terminal or a notebook another line says how far it is. None for silence.
         options: of ``torchcaps train``, by name, nested ones as a dict: ``preprocess={"flip": True}``; a class by its
             name, or with arguments as ``{"name": "Adam", "lr": 0.01}``; a routing, a task or a loss also as an object.
             All others are arguments of the data set: ``size``, ``channels``, ``resize``, ...
@@ -44,39 +48,52 @@ def train(
 
     Raises:
         FileExistsError: if there is something in the folder of the run.
-        FileNotFoundError: if there is no run to resume.
-        ValueError: if there is no such data set, or it has no length or no items; if options are unknown, do not fit,
+        FileNotFoundError: if there is no run to resume, no such folder and no such data set.
+        ValueError: if the data has no length or no items; if options are unknown, do not fit,
             or are objects that a file of options cannot hold; the run saves its options in such a file, to be resumed
             from it.
     """
     named = str(data) if isinstance(data, str | Path) else type(data).__name__
-    folder = RunFolder(Path(run) if run is not None else Path("runs") / Path(named).name, "run")
-    folder = folder.existing() if resume else folder.unused()
     known = option_arguments().keys() - {"data"}
-    own = {name: plain(value, name) for name, value in options.items() if name in known}
+    given = {name: plain(value, name) for name, value in options.items() if name in known}
     rest = {name: _given(name, value) for name, value in options.items() if name not in known}
+    if run is not None or resume:
+        given["run"] = str(run or Path("runs") / Path(named).name.lower())
+    chosen, guessed = _over_guesses(data, {**given, "data": rest}, resume)
+    kind = DATASETS.find(chosen["data"]["name"])
+    if why := refused(kind.__name__, kind, list(rest)):
+        raise ValueError(f"unknown option: a training takes {', '.join(option_arguments())}, and {why}")
+    folder = RunFolder(Path(chosen["run"]), "run")
+    folder = folder.existing() if resume else folder.unused()
     before = read_options(folder.config) if resume else {}
-    chosen = training_options(merged(before, {"data": _data(data, rest), "run": str(folder.path), **own}))
+    checked = training_options(merged(before, chosen))
     quiet_lightning()
-    train_with(folder, chosen, command=_call(named, run, options), show=show, header=show is print)
+    how = {"header": show is print, "progress_bar": show is print and can_rewrite()}
+    if show is not None and how["header"]:
+        for line in guessed:
+            show(line)
+    train_with(folder, checked, command=_call(named, run, options), show=show, **how)
     return Classifier.open(folder.path)
+
+
+def _over_guesses(data: Any, given: dict[str, Any], resume: bool) -> tuple[dict[str, Any], list[str]]:
+    """The options over those that the data suggest, and what was guessed; a run that goes on has its own."""
+    if not isinstance(data, str | Path):
+        own = {
+            "run": str(Path("runs") / type(data).__name__.lower()),
+            "data": {"name": "MapStyle", "data": Given(data)},
+        }
+        return merged(own, given), []
+    found = guess(data, given)
+    if not resume:
+        return found.over(given)
+    source = {name: value for name, value in found.options["data"].items() if name in ("name", "root")}
+    return merged({"data": source}, given), []
 
 
 def _given(name: str, value: Any) -> Any:
     """An argument of the data set for the options."""
     return Given(value) if name in ("test_data", "validation_data") else plain(value, name)
-
-
-def _data(data: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The option ``data``."""
-    in_python = not isinstance(data, str | Path)
-    folder = not in_python and Path(data).is_dir()
-    name = "MapStyle" if in_python else "ImageFolder" if folder else str(data)
-    kind = DATASETS.find(name, "data, where it is no folder,")
-    if why := refused(kind.__name__, kind, list(arguments)):
-        raise ValueError(f"unknown option: a training takes {', '.join(option_arguments())}, and {why}")
-    where = {"data": Given(data)} if in_python else {"root": str(data)} if folder else {}
-    return {"name": DATASETS.name_of(kind), **where, **arguments}
 
 
 def _call(data: str, run: str | Path | None, options: dict[str, Any]) -> str:
