@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.spec import Typed
 from torchcaps_lab import training
@@ -14,19 +14,19 @@ from torchcaps_lab.cli.plugins import add_import, importing, named_imports
 from torchcaps_lab.training.guess import guess
 from torchcaps_lab.training.reading import as_yaml, merged, read_options
 
+if TYPE_CHECKING:
+    from torchcaps_lab.training import RunFolder, TrainingOptions
+
 _OF_THE_COMMAND = "allow_changes", "print_config"
 
 
 def command(arguments: list[str]) -> None:
     """Trains as the options say, or goes on with a run."""
-    command_line = again = shlex.join(["torchcaps", "train", *arguments])
-    parser = train_parser()
+    parser, imports = train_parser(), named_imports(arguments)
     what = arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
     tree = parser.tree(arguments if what is None else arguments[1:])
     parser.check_simple(tree)
-    imports = named_imports(arguments)
-    allow_changes, resume = "allow_changes" in tree, tree.pop("resume", None)
-    files = [Path(file) for file in tree.pop("config", [])]
+    resume, files = tree.pop("resume", None), [Path(file) for file in tree.pop("config", [])]
     options = {name: value for name, value in tree.items() if name not in (*_OF_THE_COMMAND, "import")}
     if resume is not None:
         if "run" in options:
@@ -53,27 +53,25 @@ def command(arguments: list[str]) -> None:
         folder = training.RunFolder(Path(chosen.run))
         if training.is_first_process():
             folder.unused()
-        named = [part for module in imports for part in ("--import", module)]
-        again = shlex.join(["torchcaps", "train", "--resume", str(folder.path), *named])
     for line in guessed if training.is_first_process() else ():
         say(line)
+    _train(folder, chosen, shlex.join(["torchcaps", "train", *arguments]), resume is not None, "allow_changes" in tree)
+
+
+def _train(folder: "RunFolder", chosen: "TrainingOptions", typed: str, resumed: bool, allow_changes: bool) -> None:
+    """Trains, and prints what came of it; or after an interruption how to go on."""
     with importing():
         from torchcaps_lab.training.progress import can_rewrite
 
         training.quiet_lightning()
+    how: dict[str, Any] = {"progress_bar": can_rewrite(), "allow_changes": allow_changes}
     try:
-        summary = training.train_with(
-            folder,
-            chosen,
-            command=command_line,
-            progress_bar=can_rewrite(),
-            allow_changes=allow_changes,
-            show=say,
-            header=True,
-        )
+        summary = training.train_with(folder, chosen, command=typed, show=say, header=True, **how)
     except (SystemExit, KeyboardInterrupt):
         if folder.config.exists():
-            print(f"stopped; continue with: {again}", file=sys.stderr)
+            named = [part for module in chosen.imported for part in ("--import", module)]
+            again = shlex.join(["torchcaps", "train", "--resume", str(folder.path), *named])
+            print(f"stopped; continue with: {typed if resumed else again}", file=sys.stderr)
         raise
     if summary is not None:
         _print_summary(summary)
