@@ -90,8 +90,7 @@ class ConvNet(ImageClassifier):
         if self.hidden:
             self.features.append(convolution(self.widths[-1], self.hidden))
         self.pool = nn.Identity() if self.hidden else nn.AdaptiveAvgPool2d(1)
-        places = self.hidden * math.prod(grid) if self.hidden else self.widths[-1]
-        self.head = nn.Linear(places, self.classes)
+        self.head = nn.Linear(self.hidden * math.prod(grid) or self.widths[-1], self.classes)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class."""

@@ -180,9 +180,6 @@ class Perturb(Recipe[PerturbSettings]):
             ERROR: reconstruction_error(network, at_random(test, settings.tested)),
         }
 
-    def finish(self, study: Study, given: Any) -> None:
-        """Nothing more: each row has its own picture."""
-
 
 def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
     """The figures of the sweeps of all classes, by measure; ``idle`` is that of the settings."""

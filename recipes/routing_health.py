@@ -13,9 +13,9 @@ from recipes.kit.lab import Trained, at_random, data_of
 from recipes.kit.options import TrainingOptions
 from recipes.two_digits import DYNAMIC, KMEANS, VARIANT
 from torchcaps_lab.data import ImageSet
-from torchcaps_lab.report import Layer, examine, layer_entropy, new_figure, routing_steps
+from torchcaps_lab.report import examine, layer_entropy, new_figure, routing_steps
 from torchcaps_lab.report.health import observed_health
-from torchcaps_lab.report.layers import dead_capsules, mean_of_children, mean_of_groups, ratio
+from torchcaps_lab.report.layers import dead_capsules
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,12 +27,10 @@ class Health:
 
     Args:
         entropy: of its assignment, from 0 (hard) to 1 (uniform); None for a layer that does not route.
-        polarisation: from 0 (uniform) to 1 (hard); None for a layer that does not route.
         dead: share of its types that no image switches on.
     """
 
     entropy: float | None
-    polarisation: float | None
     dead: float
 
 
@@ -44,92 +42,14 @@ def layer_health(network: nn.Module, images: Tensor, threshold: float = 0.01) ->
         images: (B, C, H, W), prepared for the network.
         threshold: a type of capsule whose activation is nowhere above it, in none of the images, counts as dead.
     """
-    peaks, (entropies, polarisations) = observed_health(network, images, layer_entropy, layer_polarisation)
+    peaks, (entropies,) = observed_health(network, images, layer_entropy)
     return {
         name: Health(
-            _mean(entropies.get(name)), _mean(polarisations.get(name)), dead_capsules(torch.cat(parts), threshold)
+            torch.cat(entropies[name]).mean().item() if name in entropies else None,
+            dead_capsules(torch.cat(parts), threshold),
         )
         for name, parts in peaks.items()
     }
-
-
-def _mean(parts: list[Tensor] | None) -> float | None:
-    return torch.cat(parts).mean().item() if parts else None
-
-
-def polarisation(assignment: Tensor) -> Tensor:
-    r"""How close assignment probabilities are to choosing one parent for each child.
-
-    .. math::
-        \frac{1}{I} \sum_i \frac{\max_j r_{ij} - 1/J}{1 - 1/J}, \quad r_{ij} = \frac{R_{ij}}{\sum_{j'} R_{ij'}}
-
-    From 0 (all parents get the same) to 1 (one parent gets all). A child that goes to no parent at all counts as
-    undecided, and with one parent there is nothing to choose: 0.
-
-    Args:
-        assignment: R, (B, I, J).
-
-    Returns:
-        (B,), no units.
-
-    Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing Algorithm", found that routing polarises the
-    strengths of the links, to the extreme if it goes on; the measure is our own.
-    """
-    J = assignment.shape[-1]
-    if J == 1:
-        return assignment.new_zeros(len(assignment))
-    peak = ratio(assignment.amax(-1), assignment.sum(-1), 1 / J)
-    return ((peak - 1 / J) / (1 - 1 / J)).clamp(0, 1).mean(-1)  # rounding may lead out of [0, 1]
-
-
-def layer_polarisation(layer: Layer) -> Tensor:
-    """:func:`polarisation` of a layer, over the same parents as :func:`~torchcaps_lab.report.layer_entropy`.
-
-    In a convolution whose parents compete over the whole image, these are the parents of all windows that see the
-    child, fewer at the border; where types do not compete, only those of one type, and the mean is also over the
-    types. Where each window routes for itself, they are those of one window, and the mean is also over the windows.
-    Padding and children that no window sees are left out; groups are averaged.
-
-    Args:
-        layer: one that routes, of :func:`~torchcaps_lab.report.observe_layers`.
-
-    Returns:
-        (B,), no units.
-
-    Raises:
-        ValueError: if the layer does not route.
-    """
-    return mean_of_groups(layer, _group_polarisation)
-
-
-def _group_polarisation(layer: Layer, group: int) -> Tensor:
-    R = layer.assignment(group)  # [B, windows, I, J]
-    R = R.to(torch.promote_types(R.dtype, torch.float32))
-    if layer.windows is None:
-        return polarisation(R.squeeze(1))
-    seen = layer.scatter(torch.ones_like(R[..., 0]))  # [B, children] windows that see the child
-    if layer.competition == "window":
-        own = polarisation(R.flatten(0, 2).unsqueeze(1)).view(R.shape[:3])
-        value = layer.scatter(own) / seen.clamp(min=1)
-    else:
-        total, peak, parents = layer.scatter(R), _highest(layer, R), seen.unsqueeze(-1)  # [B, children, J or 1]
-        if layer.competition != "position":  # types compete, too
-            total, peak, parents = total.sum(-1, keepdim=True), peak.amax(-1, keepdim=True), parents * R.shape[-1]
-        even = 1 / parents.clamp(min=2)
-        share = ratio(peak, total, even)
-        value = (((share - even) / (1 - even)).clamp(0, 1) * (parents > 1)).mean(-1)
-    return mean_of_children(layer, value, seen)
-
-
-def _highest(layer: Layer, R: Tensor) -> Tensor:
-    """The most that each parent type of any window gets of each child: (B, windows, I, J) to (B, children, J)."""
-    assert layer.windows is not None
-    sites = layer.windows.sites(R.device)  # [windows, places]
-    R = R.unflatten(2, (sites.shape[1], -1))  # [B, windows, places, types, J]
-    highest = R.new_zeros(len(R), layer.windows.padded, *R.shape[3:])
-    for place, at in enumerate(sites.unbind(1)):  # at one place in the window, each window sees another child
-        highest[:, at] = torch.maximum(highest[:, at], R[:, :, place])
-    return highest.flatten(1, 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,12 +142,10 @@ MEASURES: dict[str, Measure] = {
     "test images whose class the routing changes": (lambda own, uniform, many: _changed(own, uniform), "%", None),
     "test accuracy, 10 steps at test time": (lambda own, uniform, many: many.accuracy, "%", True),
     "entropy of the assignment, class capsules": (lambda own, uniform, many: own.classes.entropy, "", None),
-    "polarisation, class capsules": (lambda own, uniform, many: own.classes.polarisation, "", None),
-    "polarisation with 10 steps, class capsules": (lambda own, uniform, many: many.classes.polarisation, "", None),
     "dead class capsules": (lambda own, uniform, many: 100 * own.classes.dead, "%", False),
     "dead types of the lowest capsules": (lambda own, uniform, many: 100 * own.first.dead, "%", False),
 }
-TRAINED, UNIFORM, CHANGED, MANY, ENTROPY, POLARISATION, EXTREME, DEAD_CLASSES, DEAD_FIRST = MEASURES
+TRAINED, UNIFORM, CHANGED, MANY, ENTROPY, DEAD_CLASSES, DEAD_FIRST = MEASURES
 WORTH = "test accuracy, difference"
 
 
@@ -254,7 +172,7 @@ class RoutingHealthSettings(TrainingOptions):
 
     Attributes:
         images: how many test images the accuracy is measured on.
-        observed: how many of them the entropy, the polarisation and dead capsules are measured on.
+        observed: how many of them the entropy and dead capsules are measured on.
         steps: of routing at test time, 1 and 10 among them; the number that a network was trained with is added.
     """
 
@@ -336,35 +254,33 @@ def _caption(label: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
     below = " Broken lines: the layers below the class capsules, dotted the lowest." if several else ""
     return (
         f"Networks of {label}, tested with other numbers of routing steps than they were trained with (dots): the "
-        f"test accuracy, and entropy and polarisation of the assignment to the class capsules; 1 step is uniform "
+        f"test accuracy, and the entropy of the assignment to the class capsules; 1 step is uniform "
         f"assignment.{below}"
     )
 
 
 def steps_figure(title: str, rows: Mapping[str, Mapping[str, Any]]) -> "Figure":
-    """Accuracy, entropy and polarisation over the number of steps at test time, a line for each network."""
-    figure = new_figure(11.0, 3.7 + 0.2 * len(rows), "constrained")
-    panels = figure.subplots(1, 3)
+    """Accuracy and entropy over the number of steps at test time, a line for each network."""
+    figure = new_figure(8.0, 3.7 + 0.2 * len(rows), "constrained")
+    panels = figure.subplots(1, 2)
     for rank, (row, curves) in enumerate(rows.items()):
         steps, trained = curves["steps"], curves["steps"].index(curves["trained"])
         routed = [health for health in curves["layers"].values() if health["entropy"][0] is not None]
         lines = [(panels[0], curves["accuracy"], "-")]
         for place, health in enumerate(reversed(routed)):
             style = ("-", "--", ":")[min(place, 2)]
-            lines += [(panels[1], health["entropy"], style), (panels[2], health["polarisation"], style)]
+            lines.append((panels[1], health["entropy"], style))
         wide = 1.2 + 0.5 * (len(rows) - 1 - rank)  # so that curves that lie on each other can all be seen
         for axes, values, style in lines:
             width, named = (wide, row) if style == "-" else (1.0, "")
             axes.plot(steps, values, style, color=f"C{rank}", linewidth=width, label=named)
             axes.plot(steps[trained], values[trained], "o", color=f"C{rank}", markersize=width + 3.5)
-    measures = (("test accuracy", "% of images"), ("entropy of the assignment", "0 hard, 1 uniform"),
-                ("polarisation", "0 uniform, 1 hard"))  # fmt: skip
+    measures = ("test accuracy", "% of images"), ("entropy of the assignment", "0 hard, 1 uniform")
     for axes, (measure, unit) in zip(panels, measures, strict=True):
         axes.set(title=measure, ylabel=unit, xlabel="steps of routing at test time")
         axes.set_xticks(sorted({step for curves in rows.values() for step in curves["steps"]}))
         axes.grid(alpha=0.3)
-    for axes in panels[1:]:
-        axes.set_ylim(-0.04, 1.04)
+    panels[1].set_ylim(-0.04, 1.04)
     figure.suptitle(title, fontsize=11)
     figure.set_layout_engine("constrained", w_pad=0.12)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", fontsize=8, frameon=False)

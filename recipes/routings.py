@@ -1,6 +1,5 @@
 """Which routing should I take? One small network with every routing: same data, budget, schedule and loss."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
@@ -9,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.measure import interleaved
 from recipes.kit.base import TEST_ERROR, Line, Picture, Recipe, Study, register_recipe
 from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
@@ -88,19 +88,6 @@ def kept_an_image(network: CapsuleClassifier, images: Tensor) -> float:
     return more / (len(images) - half)
 
 
-def fastest(calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, float]:
-    """Seconds of the fastest of ``rounds`` calls of each, taken in turn after one call to warm up."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if device.type != "cpu":
-                torch.accelerator.synchronize()
-            found[name].append(time.perf_counter() - start)
-    return {name: min(times[1:]) for name, times in found.items()}
-
-
 class Tested(NamedTuple):
     """The test of all networks: images, and the same images under random transforms."""
 
@@ -175,11 +162,13 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
         networks = {row: one.network for row, one in study.trained.items() if row not in IN_PLACE_OF}
         some = data_of(settings.data).train.__getitems__(list(range(settings.batch_size)))
         images, labels = some.images.to(device), some.labels.to(device)
-        steps = {row: _step(network.train(), images, labels) for row, network in networks.items()}
-        for row, seconds in fastest(steps, settings.rounds, device).items():
+        steps: dict[str, Callable[[], object]] = {
+            row: _step(network.train(), images, labels) for row, network in networks.items()
+        }
+        for row, seconds in interleaved(steps, settings.rounds, device.type).items():
             network = networks[row]
             assert isinstance(network, CapsuleClassifier)
-            study.note(row, {STEP: 1000 * seconds, KEPT: kept_an_image(network, images) / 1024})
+            study.note(row, {STEP: 1000 * min(seconds), KEPT: kept_an_image(network, images) / 1024})
 
     def pictures(self, outcomes: Sequence[Study]) -> dict[str, Picture]:
         """All measures of all routings over all seeds, the best under affine transforms first."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import recipes.convnet  # noqa: F401  its networks
-from recipes.kit.base import Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.base import Line, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
@@ -22,24 +22,14 @@ from torchcaps_lab.report import ask
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 2, recalled"
 VIEWPOINTS = ("azimuth", "elevation")
-HEADS: dict[str, dict[str, Any]] = facts_of("smallnorb-viewpoints")["heads"]
+FACTS = facts_of("smallnorb-viewpoints")
+HEADS: dict[str, dict[str, Any]] = FACTS["heads"]
 
 FAMILIAR, NOVEL = "familiar views of other toys", "novel views of other toys"
 SAME = "novel views of the same toys"
 ENTROPY = "entropy of the couplings"
 TESTS = {FAMILIAR: "familiar", NOVEL: "novel", SAME: "novel_of_same_toys"}
 """The measures, errors in percent, with the ``test_viewpoints`` of their images."""
-
-PUBLISHED: dict[tuple[str, str], float] = {
-    ("azimuth, EM capsules", FAMILIAR): 3.7,
-    ("azimuth, EM capsules", NOVEL): 13.5,
-    ("azimuth, convolutional", FAMILIAR): 3.7,
-    ("azimuth, convolutional", NOVEL): 20.0,
-    ("elevation, EM capsules", FAMILIAR): 4.3,
-    ("elevation, EM capsules", NOVEL): 12.3,
-    ("elevation, convolutional", FAMILIAR): 4.3,
-    ("elevation, convolutional", NOVEL): 17.8,
-}
 
 
 class Views(NamedTuple):
@@ -80,8 +70,8 @@ class Curve(L.Callback):
         """Tests, and adds the epoch to the file, which a resumed training continues."""
         network: Any = pl_module.model
         known = json.loads(self.path.read_text()) if self.path.is_file() else {}
-        wrong = {name: sum(one.answer(network)[0]) / len(one.toys) for name, one in self.tests.items()}
-        known[str(trainer.current_epoch)] = {name: 100 * share for name, share in wrong.items()}
+        errors = {name: 100 * sum(one.answer(network)[0]) / len(one.toys) for name, one in self.tests.items()}
+        known[str(trainer.current_epoch)] = errors
         write_whole(self.path, json.dumps(known))
 
 
@@ -95,13 +85,12 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
     }
     lines: ClassVar = (
         *lines_of(product(rows, TESTS), {}),
-        *lines_of(
-            ((row, ENTROPY) for row in rows if "routing" in HEADS[row.partition(", ")[2]]),
-            {},
-            unit="",
-            higher_is_better=None,
+        *(Line(row, ENTROPY, unit="", higher_is_better=None) for row, own in rows.items() if "routing" in own),
+        *(
+            Line(row, measure, error, HINTON, elsewhere=True)
+            for row, errors in FACTS["published"].items()
+            for measure, error in zip((FAMILIAR, NOVEL), errors, strict=True)
         ),
-        *lines_of(PUBLISHED, PUBLISHED, HINTON, elsewhere=True),
     )
     grows: ClassVar = True
 
@@ -131,6 +120,3 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
         entropy = answers[NOVEL][1]
         found = {name: 100 * sum(wrong) / len(tests[name].toys) for name, (wrong, _) in answers.items()}
         return found if entropy is None else {**found, ENTROPY: entropy}
-
-    def finish(self, study: Study, given: Any) -> None:
-        """Nothing: :meth:`pictures` shows all seeds."""

@@ -152,12 +152,9 @@ class Transfer(Recipe[TransferSettings]):
             readout = read_out(network, at_random(trained.data.train, study.settings.fitted), trained)
             study.curves["read-out"] = dict(zip(MOVED, readout.explained.tolist(), strict=True))
         if row == BOTH:
-            study.note(AGAIN, given.judged(again(network, content), content.labels))
+            study.note(AGAIN, given.judged(restyled(network, content, content, given.wanted, None), content.labels))
         study.pictures[TOLD[row].replace("_", "-")] = _picture(network, test, row, readout)
         return given.judged(restyled(network, content, style, given.wanted, readout), content.labels)
-
-    def finish(self, study: Study, given: "Given") -> None:
-        """Nothing more: each row has its own picture."""
 
 
 class Given(NamedTuple):
@@ -200,12 +197,6 @@ def restyled(
         return draw_poses(network, poses.to(device), content.seen.to(device)).cpu()
     classes, others = (Capsules(*(part.to(device) for part in one.capsules)) for one in (content, style))
     return transfer(network, classes, others, content.seen.to(device), style.seen.to(device))[:, -1].cpu()
-
-
-def again(network: CapsuleClassifier, content: Posed) -> Tensor:
-    """The contents with their own poses."""
-    device = next(network.parameters()).device
-    return draw_poses(network, content.poses.to(device), content.seen.to(device)).cpu()
 
 
 def _picture(network: CapsuleClassifier, test: Posed, row: str, readout: Readout | None) -> Picture:

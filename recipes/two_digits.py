@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from recipes.kit.base import Picture, Recipe, Study, lines_of, register_recipe
+from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.charts import bars_under_images
 from recipes.kit.lab import data_of
-from recipes.kit.options import TrainingOptions, option
+from recipes.kit.options import TrainingOptions
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.made import LAYOUTS, Scenes, arrange
 
@@ -32,32 +32,10 @@ def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> flo
     return 100 * right.double().mean().item()
 
 
-def _dynamic(**arguments: Any) -> dict[str, Any]:
-    return option("DynamicRouting", steps=3, **arguments)
-
-
-def _kmeans(steps: int = 3, squash: str = "half") -> dict[str, Any]:
-    return option("InnerProductKMeansRouting", steps=steps, squash=squash)
-
-
 TWIN, DYNAMIC = "convolutional twin, pooled", "dynamic, accumulating, 3 steps"
 KMEANS, VARIANT = "inner-product K-Means, 3 steps", "variant of K-Means"
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    f"{VARIANT}: none (3 steps, squash half)": _kmeans(),
-    f"{VARIANT}: squashed in between, too": _dynamic(accumulate=False, squash="half"),
-    **{f"{VARIANT}: squash {kind}": _kmeans(squash=kind) for kind in ("sabour", "tanh", "exponential", "rational")},
-    f"{VARIANT}: 1 step": _kmeans(steps=1),
-    **{f"{VARIANT}: {steps} steps": _kmeans(steps=steps) for steps in (2, 4, 5)},
-}
-ROUTINGS: dict[str, dict[str, Any] | None] = {
-    TWIN: None,
-    DYNAMIC: _dynamic(),
-    "dynamic, not accumulating, 3 steps": _dynamic(accumulate=False),
-    KMEANS: _kmeans(),
-    **VARIANTS,
-}
-"""The routing of each row; None for the network without capsules."""
+ROWS: dict[str, dict[str, Any]] = facts_of("two-digits")["rows"]
 
 SINGLE, MOST_ACTIVE, ALSO_SURE = "single digit, accuracy", "{}, the most active", "{}, and above 0.5"
 """Measures; the last two, for each layout: the most active classes are the digits, and all of these are above 0.5."""
@@ -69,7 +47,7 @@ PUBLISHED: dict[tuple[str, str], tuple[float, str]] = {
     (DYNAMIC, MOST_ACTIVE.format(ABOVE)): (91, f"about, {SU_B}"),
     (KMEANS, MOST_ACTIVE.format(ABOVE)): (95, f"over, {SU_B}"),
 }
-TESTED = {row: tuple(LAYOUTS if row in (TWIN, DYNAMIC, KMEANS) else PAIRS) for row in ROUTINGS}
+TESTED = {row: tuple(LAYOUTS if row in (TWIN, DYNAMIC, KMEANS) else PAIRS) for row in ROWS}
 """The layouts that each row is tested on: all for the networks that the source compares."""
 
 
@@ -84,14 +62,9 @@ class TwoDigitsSettings(TrainingOptions):
     """One preset: how every network is trained, and on what it is tested.
 
     Attributes:
-        twin_epochs: of the convolutional twin; None for ``epochs``.
-        channels: of the four convolutions; for the variants of K-Means routing ``variant_channels``.
         pairs: how many images of two digits; ``scenes`` of each other layout.
     """
 
-    twin_epochs: int | None = None
-    channels: tuple[int, ...] = (64, 64, 128, 128)
-    variant_channels: tuple[int, ...] = (64, 64, 128, 128)
     pairs: int = 10000
     scenes: int = 2000
 
@@ -101,22 +74,12 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
     """Trains on single digits, tests on several: does the length of a capsule show that a class is present?"""
 
     name: ClassVar = "two-digits"
-    rows: ClassVar = ROUTINGS
     lines: ClassVar = lines_of(
-        ((row, what) for row in ROUTINGS for what in (SINGLE, *chain.from_iterable(map(measures, TESTED[row])))),
+        ((row, what) for row in ROWS for what in (SINGLE, *chain.from_iterable(map(measures, TESTED[row])))),
         PUBLISHED,
         higher_is_better=True,
     )
     settings: ClassVar = TwoDigitsSettings
-
-    def options(self, settings: TwoDigitsSettings, row: str) -> dict[str, Any]:
-        """The capsule network, whose transforms all places share, with the routing of the row; or its twin."""
-        channels = settings.variant_channels if row in VARIANTS else settings.channels
-        network: dict[str, Any] = {"model_args": {"channels": channels}, "loss": option("MarginLoss", down_weight=0.25)}
-        if row == TWIN:
-            epochs = settings.twin_epochs or settings.epochs
-            return settings.options(model="sharedcapsnet_cnn", epochs=epochs, **network)
-        return settings.options(model="sharedcapsnet", routing=ROUTINGS[row], **network)
 
     def begin(self, study: Study) -> Mapping[str, Scenes]:
         """Test digits in every layout, the same for all networks."""

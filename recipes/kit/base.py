@@ -196,9 +196,10 @@ class Recipe(Generic[Settings]):
         return {TEST_ERROR: study.trained[row].test_error}
 
     def finish(self, study: Study, given: Any) -> None:
-        """Adds results of all rows together: by default bars of the test errors."""
-        title = self.heading or self.title
-        study.pictures["errors"] = error_bars(self.lines, study.figures, title, self.caption)
+        """Adds results of all rows together: by default bars of the test errors, if they are measured."""
+        if any(measure == TEST_ERROR for _, measure in study.figures):
+            title = self.heading or self.title
+            study.pictures["errors"] = error_bars(self.lines, study.figures, title, self.caption)
 
     def present(self, settings: Settings) -> Sequence[str]:
         """The rows of a preset."""

@@ -144,17 +144,6 @@ def bars_under_images(images: Mapping[str, Tensor], series: Mapping[str, Sequenc
     return figure
 
 
-def bar_panels(panels: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str], what: str) -> "Figure":
-    """Panels of groups of bars beside each other, all with the same groups and series; the first series is grey."""
-    figure = new_figure(9.0, 4.0)
-    for place, (title, series) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(1, len(panels), place)
-        bars_upwards(axes, labels, series, 1, **{next(iter(series)): "0.7"})
-        axes.set(title=title, ylabel=what)
-    figure.legend(*axes.get_legend_handles_labels(), fontsize=9, ncols=2, loc="outside lower center", frameon=False)
-    return figure
-
-
 class Dots(NamedTuple):
     """One measure of some rows, a panel of :func:`dot_panels`.
 

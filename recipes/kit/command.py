@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from recipes.kit.lab import Lab, PresetName
 from recipes.kit.results import read_results, result_path, write_table
 from torchcaps.numerics import jsonable
 from torchcaps.whole import write_whole
-from torchcaps_lab.training import TrainerOptions
 
 ROOT = Path(__file__).parents[2]
 RUNS = Path("runs/recipes")
@@ -74,9 +73,6 @@ def run_recipe(
         raise ValueError(f"preset must be one of {', '.join(recipe.presets)}, got {preset!r}")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different numbers, at least one, got {list(seeds)}")
-    known = [one.name for one in fields(TrainerOptions)]
-    if unknown := sorted(set(trainer or {}) - set(known)):
-        raise ValueError(f"trainer takes {', '.join(known)}, got {', '.join(unknown)}")
     if results is not None:
         read_results(results)  # they are needed for the table at the end
     settings = recipe.presets[preset]

@@ -10,20 +10,6 @@ def option(kind: str | type, **arguments: Any) -> dict[str, Any]:
     return {"name": kind if isinstance(kind, str) else kind.__name__, **arguments}
 
 
-def adam(rate: float, **arguments: Any) -> dict[str, Any]:
-    """The option ``optimizer``: Adam with this learning rate."""
-    return option("torch.optim.Adam", lr=rate, **arguments)
-
-
-def pace(
-    epochs: int, rate: float, batch_size: int = 128, decay: float | None = None, each: str = "epoch"
-) -> dict[str, Any]:
-    """Options of :class:`TrainingOptions`: Adam with a rate that falls by the factor ``decay`` each epoch or step."""
-    scheduler = None if decay is None else option("torch.optim.lr_scheduler.ExponentialLR", gamma=decay)
-    options = {"epochs": epochs, "optimizer": adam(rate), "batch_size": batch_size, "scheduler": scheduler}
-    return {**options, "scheduler_interval": each}
-
-
 MARGIN, ENTROPY = option("MarginLoss"), option("NegativeLogLikelihood")
 
 

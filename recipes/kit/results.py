@@ -171,14 +171,10 @@ def _all_figures(recipe: Recipe[Any], result: Mapping[str, Any]) -> list[str]:
 
 def _how(result: Mapping[str, Any]) -> str:
     """How a result was made: command, seeds, time, hardware, code."""
-    seeds, was = ", ".join(map(str, result["seeds"])), result.get("code", {})
-    commit = f" (commit {was['commit']})" if "commit" in was else ""
-    made_by = result.get("made by") or f"{was['version']} {was['digest']}{commit}"
-    count = len(result.get("older_networks", ()))
-    older = f" ({count} of its networks trained, at least in part, by older code)" if count else ""
+    seeds = ", ".join(map(str, result["seeds"]))
     return (
         f"`{result['command']}`, seed{'s' if len(result['seeds']) > 1 else ''} {seeds}, "
         f"{result['training_seconds'] / 60:.0f} min of training on {' and '.join(result['hardware'])}, "
-        f"{result['finished']}, code {made_by}{older}; "
+        f"{result['finished']}, code {result['made by']}; "
         f"[settings and all numbers]({result['recipe']}-{result['preset']}.json)"
     )

@@ -75,11 +75,11 @@ def test_a_panel_without_any_dot_keeps_its_place() -> None:
 
 
 def test_a_figure_of_steps_says_of_what() -> None:
-    layer = {"entropy": [1.0, 0.8], "polarisation": [0.0, 0.3], "dead": [0.0, 0.0]}
+    layer = {"entropy": [1.0, 0.8], "dead": [0.0, 0.0]}
     curves = {"trained": 1, "steps": [1, 2], "accuracy": [90.0, 91.0], "layers": {"class_caps": layer}}
     figure = steps_figure("digits", {"1 step": curves})
     assert figure.get_suptitle() == "digits"
-    assert [axes.get_title() for axes in figure.axes] == ["test accuracy", "entropy of the assignment", "polarisation"]
+    assert [axes.get_title() for axes in figure.axes] == ["test accuracy", "entropy of the assignment"]
 
 
 class TestErrorBars:

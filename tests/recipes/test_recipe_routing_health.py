@@ -1,4 +1,4 @@
-"""The recipe routing-health: steps at test time, polarisation, and what the table says of networks."""
+"""The recipe routing-health: steps at test time, and what the table says of networks."""
 
 from types import SimpleNamespace
 
@@ -32,19 +32,17 @@ class TestMeasurements:
         assert len(at_random(test, 10**6)) == len(test)
 
     def test_lines_of_a_network(self) -> None:
-        def point(accuracy: float, prediction: list[int], polarised: float) -> AtSteps:
-            layers = {"primary": Health(None, None, 0.25), "class_caps": Health(1 - polarised, polarised, 0.1)}
+        def point(accuracy: float, prediction: list[int], entropy: float) -> AtSteps:
+            layers = {"primary": Health(None, 0.25), "class_caps": Health(entropy, 0.1)}
             return AtSteps(accuracy, torch.tensor(prediction), layers)
 
-        points = {1: point(50, [0, 1, 2, 3], 0), 3: point(75, [0, 1, 2, 2], 0.5), 10: point(25, [0] * 4, 0.875)}
+        points = {1: point(50, [0, 1, 2, 3], 1), 3: point(75, [0, 1, 2, 2], 0.5), 10: point(25, [0] * 4, 0.125)}
         assert findings(points, 3) == {
             recipe.TRAINED: 75,
             recipe.UNIFORM: 50,
             recipe.CHANGED: 25,
             recipe.MANY: 25,
             recipe.ENTROPY: 0.5,
-            recipe.POLARISATION: 0.5,
-            recipe.EXTREME: 0.875,
             recipe.DEAD_CLASSES: pytest.approx(10),
             recipe.DEAD_FIRST: 25,
         }

@@ -1,0 +1,198 @@
+"""The page of the viewpoint study: ``python -m docs.where_routing_pays`` writes its tables and its picture anew.
+
+Everything comes from ``docs/results/recipes/smallnorb-viewpoints-quick.json``. Heads are compared in pairs, on the same
+toys and with the same seeds: an interval is of the difference, by drawing seeds and toys anew, both with replacement
+(the pigeonhole bootstrap: Owen 2007, "The pigeonhole bootstrap", which makes intervals rather too wide than too
+narrow).
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from recipes.smallnorb_viewpoints import ENTROPY, FAMILIAR, HEADS, NOVEL, SAME, VIEWPOINTS
+from torchcaps_lab.report import new_figure
+
+ROOT = Path(__file__).parent
+RESULT = ROOT / "results/recipes/smallnorb-viewpoints-quick.json"
+PAGE = ROOT / "where-routing-pays.md"
+PICTURE = ROOT / "pictures/where-routing-pays.png"
+UNIFORM, POOLED = "dynamic, 1 step", "average pooling"
+MARKS = "<!-- from the result -->", "<!-- until here -->"
+
+
+class Run(NamedTuple):
+    """A head, trained with one seed.
+
+    Args:
+        facts: parameters, figures by measure.
+        shares: of the images of each toy that were wrong, in percent, by measure, (toys,).
+        epochs: errors after each epoch, by measure.
+    """
+
+    facts: Mapping[str, Any]
+    shares: Mapping[str, np.ndarray]
+    epochs: Mapping[str, list[float]]
+
+    def novel_at(self, level: float) -> float:
+        """The novel error where the familiar one last came down to a level, between the ends of two epochs."""
+        familiar, novel = (np.array(self.epochs[name]) for name in (FAMILIAR, NOVEL))
+        above = np.flatnonzero(familiar[:-1] >= level)
+        if not len(above) or familiar[-1] >= level:
+            return float(novel[-1])
+        first = above[-1]
+        return float(np.interp(level, familiar[[first + 1, first]], novel[[first + 1, first]]))
+
+
+Runs = Mapping[str, Mapping[int, Run]]
+"""By head and seed."""
+
+
+def read(view: str, path: Path = RESULT) -> dict[str, dict[int, Run]]:
+    """The runs of one angle, of the heads that have any, in their order."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, dict[int, Run]] = {}
+    for head in HEADS:
+        for seed, facts, curves in zip(result["seeds"], result["facts"], result["curves"], strict=True):
+            if (row := f"{view}, {head}") in facts:
+                wrong, images = curves[row]["wrong"], curves[row]["images"]
+                shares = {name: 100 * np.array(wrong[name]) / np.array(images[name]) for name in wrong}
+                found.setdefault(head, {})[seed] = Run(facts[row], shares, curves[row]["epochs"])
+    return found
+
+
+class Difference(NamedTuple):
+    """A head less another, in points: the mean, the ends of its interval of 95 %, and the number of seeds.
+
+    Args:
+        matched: the same of the novel errors at equal familiar error, without an interval.
+    """
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    matched: float
+
+    @property
+    def verdict(self) -> str:
+        """Which of them is better, as far as the interval says so."""
+        return "fewer" if self.high < 0 else "more" if self.low > 0 else "open"
+
+
+def interval(differences: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
+    """Ends of the 95 % interval of the mean of differences (seeds, toys), which are drawn anew along both axes."""
+    random, (seeds, toys) = np.random.default_rng(0), differences.shape
+    chosen = random.integers(seeds, size=(draws, seeds)), random.integers(toys, size=(draws, toys))
+    means = differences[chosen[0][:, :, None], chosen[1][:, None, :]].mean((1, 2))
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def difference(runs: Runs, head: str, other: str, measure: str = NOVEL) -> Difference:
+    """How many more errors a head makes than another, over the seeds that both have."""
+    seeds = sorted(runs[head].keys() & runs[other].keys())
+    pairs = [(runs[head][seed], runs[other][seed]) for seed in seeds]
+    apart = np.array([one.shares[measure] - two.shares[measure] for one, two in pairs])
+    levels = [max(one.epochs[FAMILIAR][-1], two.epochs[FAMILIAR][-1]) for one, two in pairs]
+    matched = [one.novel_at(level) - two.novel_at(level) for (one, two), level in zip(pairs, levels, strict=True)]
+    return Difference(float(apart.mean()), *interval(apart), len(seeds), float(np.mean(matched)))
+
+
+def mean(runs: Mapping[int, Run], measure: str) -> float | None:
+    """A figure of a head over its seeds; None if it has none."""
+    values = [one.facts["figures"][measure] for one in runs.values() if measure in one.facts["figures"]]
+    return float(np.mean(values)) if values else None
+
+
+def table(runs: Runs) -> Iterator[str]:
+    """A row for each head."""
+    yield (
+        "| head | parameters | seeds | entropy | familiar views | novel views | of the same toys "
+        f"| novel, less {UNIFORM} | at equal familiar error |"
+    )
+    yield "|" + "---|" * 9
+    for head, of_seeds in runs.items():
+        entropy, *errors = (mean(of_seeds, one) for one in (ENTROPY, FAMILIAR, NOVEL, SAME))
+        cells = [head, f"{next(iter(of_seeds.values())).facts['parameters']:,}", str(len(of_seeds))]
+        cells += ["" if entropy is None else f"{entropy:.2f}", *(f"{one:.1f} %" for one in errors)]
+        if head != UNIFORM and runs.get(UNIFORM, {}).keys() & of_seeds.keys():
+            one = difference(runs, head, UNIFORM)
+            cells += [f"{one.mean:+.1f} [{one.low:+.1f}, {one.high:+.1f}]", f"{one.matched:+.1f}"]
+        yield f"| {' | '.join(cells + [''] * (9 - len(cells)))} |"
+
+
+def sentences(view: str, runs: Runs) -> Iterator[str]:
+    """What the intervals say of the heads that have at least two seeds."""
+    told: dict[str, list[str]] = {}
+    for head, of_seeds in runs.items():
+        common = runs.get(UNIFORM, {}).keys() & of_seeds.keys()
+        if head != UNIFORM and len(common) > 1:
+            one = difference(runs, head, UNIFORM)
+            told.setdefault(one.verdict, []).append(f"{head} ({one.mean:+.1f} points, {one.seeds} seeds)")
+    for verdict, words in (
+        ("fewer", "make fewer errors than one step, which is no routing"),
+        ("more", "make more errors than it"),
+        ("open", "cannot be told from it: the interval holds 0"),
+    ):
+        if verdict in told:
+            yield f"- Novel {view}s: {', '.join(told[verdict])} {words}."
+
+
+def section() -> str:
+    """All that the page says in figures."""
+    parts = []
+    for view in VIEWPOINTS:
+        if runs := read(view):
+            parts += [f"### Novel {view}s", "", *table(runs), "", *sentences(view, runs), ""]
+    return "\n".join(parts).strip()
+
+
+def draw() -> Any:
+    """Above, novel against familiar error, a dot for each seed; below, the differences with their intervals."""
+    views = [view for view in VIEWPOINTS if read(view)]
+    figure = new_figure(5.5 * len(views) + 0.5, 8.0, "constrained")
+    panels = figure.subplots(2, len(views), squeeze=False, sharex="row")
+    colours = {head: f"C{place}" for place, head in enumerate(HEADS)}
+    for (above, below), view in zip(panels.T, views, strict=True):
+        runs = read(view)
+        for head, of_seeds in runs.items():
+            errors = [[one.facts["figures"][name] for one in of_seeds.values()] for name in (FAMILIAR, NOVEL)]
+            above.plot(*errors, "o", color=colours[head], markersize=4, alpha=0.5)
+            above.plot(*map(np.mean, errors), "o", color=colours[head], markersize=9, label=head)
+        above.set(title=f"novel {view}s", xlabel="error on familiar views of other toys, %")
+        above.set_ylabel("error on novel views of other toys, %")
+        others = [head for head in runs if head != UNIFORM and runs[head].keys() & runs.get(UNIFORM, {}).keys()]
+        for place, head in enumerate(others):
+            one = difference(runs, head, UNIFORM)
+            below.plot([one.low, one.high], [place, place], color=colours[head], linewidth=2)
+            below.plot(one.mean, place, "o", color=colours[head])
+            below.annotate(
+                f"{one.seeds}", (one.high, place), (4, 0), textcoords="offset points", va="center", fontsize=8
+            )
+        below.set_yticks(range(len(others)), others, fontsize=9)
+        below.invert_yaxis()
+        below.axvline(0, color="0.5", linewidth=1)
+        below.set_xlabel(f"novel error less that of {UNIFORM}, points; 95 % interval, number of seeds")
+        for axes in (above, below):
+            axes.grid(alpha=0.3)
+    handles = {
+        label: handle for axes in panels[0] for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=5, fontsize=8, frameon=False)
+    return figure
+
+
+def written(page: str) -> str:
+    """The page with today's figures between its marks."""
+    begin, end = map(re.escape, MARKS)
+    return re.sub(f"{begin}.*{end}", lambda _: f"{MARKS[0]}\n\n{section()}\n\n{MARKS[1]}", page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    draw().savefig(PICTURE)
