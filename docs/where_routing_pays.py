@@ -21,7 +21,12 @@ ROOT = Path(__file__).parent
 RESULT = ROOT / "results/recipes/smallnorb-viewpoints-quick.json"
 PAGE = ROOT / "where-routing-pays.md"
 PICTURE = ROOT / "pictures/where-routing-pays.png"
-UNIFORM, POOLED = "dynamic, 1 step", "average pooling"
+UNIFORM = "dynamic, 1 step"
+"""No routing: what the others are compared with."""
+
+CLAIMED = ("dynamic, 3 steps", "variational Bayes")
+"""Of these the README speaks."""
+
 MARKS = "<!-- from the result -->", "<!-- until here -->"
 
 
@@ -79,6 +84,11 @@ class Difference(NamedTuple):
     matched: float
 
     @property
+    def told(self) -> str:
+        """In figures."""
+        return f"{self.mean:+.1f} points [{self.low:+.1f}, {self.high:+.1f}]"
+
+    @property
     def verdict(self) -> str:
         """Which of them is better, as far as the interval says so."""
         return "fewer" if self.high < 0 else "more" if self.low > 0 else "open"
@@ -111,6 +121,7 @@ def mean(runs: Mapping[int, Run], measure: str) -> float | None:
 
 def table(runs: Runs) -> Iterator[str]:
     """A row for each head."""
+    found = compared(runs, 1)
     yield (
         "| head | parameters | seeds | entropy | familiar views | novel views | of the same toys "
         f"| novel, less {UNIFORM} | at equal familiar error |"
@@ -120,27 +131,31 @@ def table(runs: Runs) -> Iterator[str]:
         entropy, *errors = (mean(of_seeds, one) for one in (ENTROPY, FAMILIAR, NOVEL, SAME))
         cells = [head, f"{next(iter(of_seeds.values())).facts['parameters']:,}", str(len(of_seeds))]
         cells += ["" if entropy is None else f"{entropy:.2f}", *(f"{one:.1f} %" for one in errors)]
-        if head != UNIFORM and runs.get(UNIFORM, {}).keys() & of_seeds.keys():
-            one = difference(runs, head, UNIFORM)
-            cells += [f"{one.mean:+.1f} [{one.low:+.1f}, {one.high:+.1f}]", f"{one.matched:+.1f}"]
+        if head in found:
+            cells += [found[head].told, f"{found[head].matched:+.1f}"]
         yield f"| {' | '.join(cells + [''] * (9 - len(cells)))} |"
 
 
+WORDS = {
+    "fewer": "fewer errors than without routing, and the interval leaves out 0",
+    "more": "more errors than without routing, and the interval leaves out 0",
+    "open": "not told from no routing: the interval holds 0",
+}
+
+
+def compared(runs: Runs, least: int = 2) -> dict[str, Difference]:
+    """The heads that have so many seeds in common with one step, each less that."""
+    known = runs.get(UNIFORM, {}).keys()
+    heads = [head for head in runs if head != UNIFORM and len(known & runs[head].keys()) >= least]
+    return {head: difference(runs, head, UNIFORM) for head in heads}
+
+
 def sentences(view: str, runs: Runs) -> Iterator[str]:
-    """What the intervals say of the heads that have at least two seeds."""
-    told: dict[str, list[str]] = {}
-    for head, of_seeds in runs.items():
-        common = runs.get(UNIFORM, {}).keys() & of_seeds.keys()
-        if head != UNIFORM and len(common) > 1:
-            one = difference(runs, head, UNIFORM)
-            told.setdefault(one.verdict, []).append(f"{head} ({one.mean:+.1f} points, {one.seeds} seeds)")
-    for verdict, words in (
-        ("fewer", "make fewer errors than one step, which is no routing"),
-        ("more", "make more errors than it"),
-        ("open", "cannot be told from it: the interval holds 0"),
-    ):
-        if verdict in told:
-            yield f"- Novel {view}s: {', '.join(told[verdict])} {words}."
+    """What the intervals say, where there are two seeds or more."""
+    found = compared(runs)
+    for verdict, words in WORDS.items():
+        if told := [f"{head} ({one.told}, {one.seeds} seeds)" for head, one in found.items() if one.verdict == verdict]:
+            yield f"- Novel {view}s, {words}: {'; '.join(told)}."
 
 
 def section() -> str:
@@ -150,6 +165,13 @@ def section() -> str:
         if runs := read(view):
             parts += [f"### Novel {view}s", "", *table(runs), "", *sentences(view, runs), ""]
     return "\n".join(parts).strip()
+
+
+def claim(view: str = VIEWPOINTS[0]) -> str:
+    """For those who do not open the page: what routing changes, and how sure that is."""
+    found = compared(read(view), 1)
+    told = [f"{head} {found[head].told}, {found[head].seeds} seeds" for head in CLAIMED if head in found]
+    return f"novel {view}s, error less that without routing: {'; '.join(told)}"
 
 
 def draw() -> Any:
@@ -166,24 +188,20 @@ def draw() -> Any:
             above.plot(*map(np.mean, errors), "o", color=colours[head], markersize=9, label=head)
         above.set(title=f"novel {view}s", xlabel="error on familiar views of other toys, %")
         above.set_ylabel("error on novel views of other toys, %")
-        others = [head for head in runs if head != UNIFORM and runs[head].keys() & runs.get(UNIFORM, {}).keys()]
-        for place, head in enumerate(others):
-            one = difference(runs, head, UNIFORM)
+        others = compared(runs, 1)
+        for place, (head, one) in enumerate(others.items()):
             below.plot([one.low, one.high], [place, place], color=colours[head], linewidth=2)
             below.plot(one.mean, place, "o", color=colours[head])
-            below.annotate(
-                f"{one.seeds}", (one.high, place), (4, 0), textcoords="offset points", va="center", fontsize=8
-            )
-        below.set_yticks(range(len(others)), others, fontsize=9)
+            below.annotate(str(one.seeds), (one.high, place), (4, -3), textcoords="offset points", fontsize=8)
+        below.set_yticks(range(len(others)), list(others), fontsize=9)
         below.invert_yaxis()
         below.axvline(0, color="0.5", linewidth=1)
-        below.set_xlabel(f"novel error less that of {UNIFORM}, points; 95 % interval, number of seeds")
+        below.set_title("95 % intervals, and the number of seeds", fontsize=9)
+        below.set_xlabel(f"novel error less that of {UNIFORM}, points")
         for axes in (above, below):
             axes.grid(alpha=0.3)
-    handles = {
-        label: handle for axes in panels[0] for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles, loc="outside upper center", ncols=5, fontsize=8, frameon=False)
+    handles, labels = max((axes.get_legend_handles_labels() for axes in panels[0]), key=lambda one: len(one[0]))
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Viewpoints not seen in training: ten heads on one backbone, of which some route (Hinton, Sabour & Frosst 2018)."""
+"""Viewpoints not seen in training: heads on one backbone, of which some route (Hinton, Sabour & Frosst 2018)."""
 
 import json
 from collections.abc import Mapping
