@@ -8,7 +8,7 @@ narrow).
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from torchcaps_lab.report import new_figure
 
 ROOT = Path(__file__).parent
 RESULT = ROOT / "results/recipes/smallnorb-viewpoints-quick.json"
-PAGE = ROOT / "where-routing-pays.md"
+PAGE, README = ROOT / "where-routing-pays.md", ROOT.parent / "README.md"
 PICTURE = ROOT / "pictures/where-routing-pays.png"
 UNIFORM = "dynamic, 1 step"
 """No routing: what the others are compared with."""
@@ -43,15 +43,6 @@ class Run(NamedTuple):
     shares: Mapping[str, np.ndarray]
     epochs: Mapping[str, list[float]]
 
-    def novel_at(self, level: float) -> float:
-        """The novel error where the familiar one last came down to a level, between the ends of two epochs."""
-        familiar, novel = (np.array(self.epochs[name]) for name in (FAMILIAR, NOVEL))
-        above = np.flatnonzero(familiar[:-1] >= level)
-        if not len(above) or familiar[-1] >= level:
-            return float(novel[-1])
-        first = above[-1]
-        return float(np.interp(level, familiar[[first + 1, first]], novel[[first + 1, first]]))
-
 
 Runs = Mapping[str, Mapping[int, Run]]
 """By head and seed."""
@@ -71,17 +62,12 @@ def read(view: str, path: Path = RESULT) -> dict[str, dict[int, Run]]:
 
 
 class Difference(NamedTuple):
-    """A head less another, in points: the mean, the ends of its interval of 95 %, and the number of seeds.
-
-    Args:
-        matched: the same of the novel errors at equal familiar error, without an interval.
-    """
+    """A head less another, in points: the mean, the ends of its interval of 95 %, and the number of seeds."""
 
     mean: float
     low: float
     high: float
     seeds: int
-    matched: float
 
     @property
     def told(self) -> str:
@@ -103,14 +89,31 @@ def interval(differences: np.ndarray, draws: int = 10_000) -> tuple[float, float
     return float(low), float(high)
 
 
-def difference(runs: Runs, head: str, other: str, measure: str = NOVEL) -> Difference:
-    """How many more errors a head makes than another, over the seeds that both have."""
-    seeds = sorted(runs[head].keys() & runs[other].keys())
-    pairs = [(runs[head][seed], runs[other][seed]) for seed in seeds]
-    apart = np.array([one.shares[measure] - two.shares[measure] for one, two in pairs])
-    levels = [max(one.epochs[FAMILIAR][-1], two.epochs[FAMILIAR][-1]) for one, two in pairs]
-    matched = [one.novel_at(level) - two.novel_at(level) for (one, two), level in zip(pairs, levels, strict=True)]
-    return Difference(float(apart.mean()), *interval(apart), len(seeds), float(np.mean(matched)))
+def slope(runs: Sequence[Run]) -> float:
+    """By how many points the novel error falls in a training while the familiar one falls by one: least squares."""
+    familiar, novel = (
+        np.concatenate([np.array(one.epochs[name]) - np.mean(one.epochs[name]) for one in runs])
+        for name in (FAMILIAR, NOVEL)
+    )
+    return float(familiar @ novel / (familiar @ familiar))
+
+
+def difference(runs: Runs, head: str, other: str, matched: bool = False) -> Difference:
+    """How many more novel views a head gets wrong than another, over the seeds that both have.
+
+    Args:
+        runs: of all heads.
+        head: this one.
+        other: and that.
+        matched: less what their familiar errors let expect: the difference of these times the :func:`slope` of both.
+    """
+    pairs = [(runs[head][seed], runs[other][seed]) for seed in sorted(runs[head].keys() & runs[other].keys())]
+    novel, familiar = (
+        np.array([one.shares[name] - two.shares[name] for one, two in pairs]) for name in (NOVEL, FAMILIAR)
+    )
+    if matched:
+        novel = novel - slope([one for pair in pairs for one in pair]) * familiar
+    return Difference(float(novel.mean()), *interval(novel), len(pairs))
 
 
 def mean(runs: Mapping[int, Run], measure: str) -> float | None:
@@ -121,7 +124,7 @@ def mean(runs: Mapping[int, Run], measure: str) -> float | None:
 
 def table(runs: Runs) -> Iterator[str]:
     """A row for each head."""
-    found = compared(runs, 1)
+    found, matched = compared(runs, 1), compared(runs, 1, matched=True)
     yield (
         "| head | parameters | seeds | entropy | familiar views | novel views | of the same toys "
         f"| novel, less {UNIFORM} | at equal familiar error |"
@@ -132,7 +135,7 @@ def table(runs: Runs) -> Iterator[str]:
         cells = [head, f"{next(iter(of_seeds.values())).facts['parameters']:,}", str(len(of_seeds))]
         cells += ["" if entropy is None else f"{entropy:.2f}", *(f"{one:.1f} %" for one in errors)]
         if head in found:
-            cells += [found[head].told, f"{found[head].matched:+.1f}"]
+            cells += [found[head].told, matched[head].told]
         yield f"| {' | '.join(cells + [''] * (9 - len(cells)))} |"
 
 
@@ -143,11 +146,11 @@ WORDS = {
 }
 
 
-def compared(runs: Runs, least: int = 2) -> dict[str, Difference]:
-    """The heads that have so many seeds in common with one step, each less that."""
+def compared(runs: Runs, least: int = 2, matched: bool = False) -> dict[str, Difference]:
+    """The heads that have so many seeds in common with one step, each less that; see :func:`difference`."""
     known = runs.get(UNIFORM, {}).keys()
     heads = [head for head in runs if head != UNIFORM and len(known & runs[head].keys()) >= least]
-    return {head: difference(runs, head, UNIFORM) for head in heads}
+    return {head: difference(runs, head, UNIFORM, matched) for head in heads}
 
 
 def sentences(view: str, runs: Runs) -> Iterator[str]:
@@ -170,8 +173,9 @@ def section() -> str:
 def claim(view: str = VIEWPOINTS[0]) -> str:
     """For those who do not open the page: what routing changes, and how sure that is."""
     found = compared(read(view), 1)
-    told = [f"{head} {found[head].told}, {found[head].seeds} seeds" for head in CLAIMED if head in found]
-    return f"novel {view}s, error less that without routing: {'; '.join(told)}"
+    seeds = {head: "1 seed" if one.seeds == 1 else f"{one.seeds} seeds" for head, one in found.items()}
+    told = [f"{head} {found[head].told}, {seeds[head]}" for head in CLAIMED if head in found]
+    return f"novel {view}s, error less that of the same network without routing: {'; '.join(told)}"
 
 
 def draw() -> Any:
@@ -205,12 +209,18 @@ def draw() -> Any:
     return figure
 
 
-def written(page: str) -> str:
-    """The page with today's figures between its marks."""
+def filled(page: str, figures: str) -> str:
+    """A page with figures between its marks."""
     begin, end = map(re.escape, MARKS)
-    return re.sub(f"{begin}.*{end}", lambda _: f"{MARKS[0]}\n\n{section()}\n\n{MARKS[1]}", page, flags=re.DOTALL)
+    return re.sub(f"{begin}.*{end}", lambda _: f"{MARKS[0]}{figures}{MARKS[1]}", page, flags=re.DOTALL)
+
+
+def pages() -> dict[Path, str]:
+    """What stands between the marks of each document."""
+    return {PAGE: f"\n\n{section()}\n\n", README: claim()}
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, figures in pages().items():
+        path.write_text(filled(path.read_text(encoding="utf-8"), figures), encoding="utf-8")
     draw().savefig(PICTURE)

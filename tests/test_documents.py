@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -230,6 +231,27 @@ def test_figures_of_recipes_are_those_of_their_results() -> None:
             names = re.findall(r"`([a-z0-9-]+)`", cells[0]) or names
             values = [mean(row["ours"]) for one in names for row in _result(one)["rows"] if row["ours"]]
             assert not _strange(cells[3], values), line
+
+
+SAID = {"Affine transforms": "affine", "Adversarial images": "adversarial", "Two digits from one": "two-digits"}
+"""What the documents say about in words, with its recipe."""
+
+
+@pytest.mark.parametrize(("subject", "name"), SAID.items())
+def test_figures_in_words_are_results_or_their_differences(subject: str, name: str) -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (said,) = re.findall(rf"\n- \*\*{subject}\*\*(.*?)\n(?:- |\n)", text, flags=re.DOTALL)
+    if subject == "Affine transforms":
+        said += (ROOT / "README.md").read_text(encoding="utf-8").partition("## Reproduce")[2].partition("affine")[0]
+    measures: dict[str, list[float]] = {}
+    for row in _result(name)["rows"]:
+        measures.setdefault(row["measure"], []).extend([mean(row["ours"])] if row["ours"] else [])
+    values = [one for found in measures.values() for one in found]
+    apart = [abs(one - two) for found in measures.values() for one, two in combinations(found, 2)]
+    settings = [float(one) for measure in measures for one in re.findall(r"\d+\.\d+", measure)]
+    parameters = [facts["parameters"] / 1e6 for facts in _result(name)["facts"][0].values()]
+    assert re.search(r"\d\.\d", said)
+    assert not _strange(said, values + apart + settings + parameters)
 
 
 def _result(name: str) -> Any:

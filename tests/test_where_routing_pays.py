@@ -11,14 +11,15 @@ from docs.where_routing_pays import Run
 from recipes.smallnorb_viewpoints import FAMILIAR, NOVEL
 
 
-def run(shares: list[float], familiar: list[float], novel: list[float]) -> Run:
-    return Run({}, {NOVEL: np.array(shares)}, {FAMILIAR: familiar, NOVEL: novel})
+def run(shares: list[float], curve: list[float], novel: list[float], familiar: tuple[float, float] = (0.0, 0.0)) -> Run:
+    return Run({}, {NOVEL: np.array(shares), FAMILIAR: np.array(familiar)}, {FAMILIAR: curve, NOVEL: novel})
 
 
-def test_the_page_has_the_figures_of_the_result() -> None:
-    text = page.PAGE.read_text(encoding="utf-8")
-    assert page.written(text) == text
-    assert page.claim() in " ".join((page.ROOT.parent / "README.md").read_text(encoding="utf-8").split())
+@pytest.mark.parametrize("path", page.pages(), ids=lambda path: path.name)
+def test_documents_have_the_figures_of_the_result(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count(page.MARKS[0]) == 1
+    assert page.filled(text, page.pages()[path]) == text
 
 
 def test_the_result_has_all_that_it_says(tmp_path: Path) -> None:
@@ -42,14 +43,13 @@ def test_intervals() -> None:
 def test_differences_are_of_common_seeds_and_the_same_toys() -> None:
     one = {seed: run([10.0 + seed, 30.0 + seed], [20, 10], [40, 30]) for seed in (0, 1, 2)}
     other = {seed: run([12.0 + seed, 32.0 + seed], [30, 14], [50, 33]) for seed in (1, 2, 3)}
-    found = page.difference({"a": one, "b": other}, "a", "b")
-    assert found[:4] == (-2, -2, -2, 2)
-    assert found.matched == pytest.approx(34 - 33)  # at 14 %, 0.4 of the way from (10, 30) to (20, 40)
-    assert found.verdict == "fewer"
+    assert page.difference({"a": one, "b": other}, "a", "b") == (-2, -2, -2, 2)
+    assert page.difference({"a": one, "b": other}, "b", "a").verdict == "more"
 
 
-def test_novel_errors_at_a_familiar_error() -> None:
-    one = run([0.0], [50, 20, 30, 10], [60, 40, 44, 30])
-    assert one.novel_at(10) == 30
-    assert one.novel_at(20) == pytest.approx(37)  # the last time that it came down to it
-    assert one.novel_at(5) == 30  # never: the end
+def test_what_the_familiar_error_lets_expect_is_taken_off() -> None:
+    better = run([20.0, 40.0], [30, 10], [45, 30], familiar=(8.0, 12.0))
+    worse = run([23.0, 46.0], [40, 20], [61, 46], familiar=(14.0, 18.0))  # 4.5 more, 6 more of the familiar ones
+    assert page.slope([better, worse]) == pytest.approx(0.75)
+    found = page.difference({"a": {0: worse}, "b": {0: better}}, "a", "b", matched=True)
+    assert found.mean == pytest.approx(4.5 - 6 * 0.75)

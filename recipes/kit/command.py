@@ -144,7 +144,7 @@ def _result(
         "pictures": [{"file": file, "caption": picture.caption} for file, picture in files.items()],
         "notes": list(recipe.notes),
         **_circumstances(studies),
-        "command": lab.command,
+        "command": f"python -m recipes run {recipe.name} --preset {lab.preset}" if recipe.grows else lab.command,
     }
 
 
@@ -170,7 +170,7 @@ def _circumstances(studies: Mapping[int, Study]) -> dict[str, Any]:
         "hardware": sorted({one["hardware"] for one in networks.values()}),
         "finished": time.strftime("%Y-%m-%d"),
         "versions": next((one["versions"] for one in networks.values()), {}),
-        "made by": made_by(),
+        "made by": "; ".join(sorted({one["made by"] for one in networks.values() if "made by" in one})) or made_by(),
     }
 
 

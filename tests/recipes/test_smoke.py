@@ -196,6 +196,7 @@ def test_a_result_grows_without_the_networks(smoke, tmp_path):
     whole, (row, other, *_) = smoke(name), RECIPES["smallnorb-viewpoints"].rows
     result = run_recipe(name, "smoke", rows=[row], runs=tmp_path / "a", results=results, trainer=CPU)
     assert (list(result["facts"][0]), result["seeds"]) == ([row], [0])
+    assert result["command"] == f"python -m recipes run {name} --preset smoke"
     grown = run_recipe(name, "smoke", [0, 1], rows=[row, other], runs=tmp_path / "b", results=results, trainer=CPU)
     trained = {path.parent.name for path in (tmp_path / "b").glob("*/*/summary.json")}
     runs = {facts["run"] for seed in grown["facts"] for facts in seed.values()}
