@@ -141,10 +141,21 @@ class TestColours:
         shares = word_shares(model, words)
         assert shares.shape == (*words.shape, 4)
         assert (shares[words == 0] == 0).all()
-        torch.testing.assert_close(shares.amax(1), model(words).activation)
+        assert (shares <= model(words).activation[:, None]).all()
         padded = torch.nn.functional.pad(words, (0, 5))
         torch.testing.assert_close(word_shares(model, padded)[:, : words.shape[1]], shares)
         torch.testing.assert_close(word_shares(model.bfloat16(), words), shares, atol=0.05, rtol=0.05)
+
+    @pytest.mark.parametrize("name", ["text_encoder", "text_capsnet"])
+    def test_words_that_all_say_the_same_have_half_the_colour(self, name: str) -> None:
+        """They were as strong as the one that alone speaks for a class: colours that tell nothing."""
+        model = self.network(name)
+        with torch.no_grad():
+            model.embedding.weight[:] = 0.5
+        words = torch.tensor([[3] * 40])
+        shares, activation = word_shares(model, words)[0], model(words).activation[0]
+        middle = shares[10:30]  # those at the ends are seen by fewer windows
+        torch.testing.assert_close(middle, activation.expand_as(middle) / 2, rtol=0.1, atol=0)
 
     def test_a_word_that_speaks_for_a_class_has_its_colour(self) -> None:
         """All words but one say nothing: their vectors are 0, and so are biases behind them."""

@@ -10,10 +10,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from torchcaps_lab.report import Exhibit, Extent
+from torchcaps_lab.report.boxes import Boxed, boxed_image
 from torchcaps_lab.report.pictures.assignments import Assignments, ShareMaps
 from torchcaps_lab.report.pictures.confusion import Confusion
 from torchcaps_lab.report.pictures.layer_activations import ActivationMaps, LayerActivations
@@ -45,7 +47,8 @@ def curves(metrics: list[dict[str, float]]) -> Figure:
 def activations(images: Tensor, maps: dict[str, Tensor], classes: Tensor, extent: Extent | None = None) -> Figure:
     layers = tuple(ActivationMaps(name, None, part, extent) for name, part in maps.items())
     titles = ("a",) * len(images)
-    return drawn(LayerActivations(title="", text="", pictures=images, titles=titles, layers=layers, classes=classes))
+    told = {"names": tuple(f"class {label}" for label in range(classes.shape[1])), "layers": layers, "classes": classes}
+    return drawn(LayerActivations(title="", text="", pictures=images, titles=titles, **told))
 
 
 def shares(images: Tensor, *layers: ShareMaps, even: float = 0.5) -> Figure:
@@ -97,6 +100,39 @@ def test_no_text_lies_on_curves_or_beside_its_row() -> None:
     wide.draw_without_rendering()
     above, row = (wide.axes[place].yaxis.label.get_window_extent() for place in (0, 3))
     assert row.y1 < wide.axes[0].get_window_extent().y0 < above.y0
+
+
+@pytest.mark.parametrize(("count", "named"), [(3, 3), (14, 14), (40, 1)])
+def test_bars_of_classes_have_their_names(count: int, named: int) -> None:
+    """Only the strongest one had a number."""
+    classes = torch.rand(2, count)
+    figure = activations(torch.rand(2, 1, 8, 9), {"low": torch.rand(2, 3, 3)}, classes)
+    assert figure.axes[0].yaxis.label.get_text() == "image\n9 x 8"
+    bars = [axes for axes in figure.axes if axes.get_xticklabels() and axes.get_ylim()[0] == 0][:2]
+    for axes, row in zip(bars, classes, strict=True):
+        shown = [label.get_text() for label in axes.get_xticklabels()]
+        assert shown == ([f"class {label}" for label in range(count)] if named > 1 else [f"class {row.argmax()}"])
+
+
+@pytest.mark.parametrize("top", [0.0, 20.0])
+def test_names_of_boxes_are_read_wherever_they_are(top: float) -> None:
+    """White ones stood on yellow, and those at the upper edge were cut off."""
+    names = [str(label) for label in range(10)]
+    figure = boxed_image(
+        Boxed(torch.zeros(1, 48, 96), [(name, (9.0 * int(name), top, 95, 40)) for name in names]), names
+    )
+    assert [side * figure.dpi for side in figure.get_size_inches()] == [480, 240]  # five pixels for each of the image's
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    for text in axes.texts:
+        assert text.get_window_extent().y1 <= figure.bbox.y1
+        ink, paper = (_luminance(colour) for colour in (text.get_color(), text.get_bbox_patch().get_facecolor()))
+        assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > 3.5
+
+
+def _luminance(colour: str) -> float:
+    linear = [one / 12.92 if one <= 0.03928 else ((one + 0.055) / 1.055) ** 2.4 for one in to_rgb(colour)]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_labels_of_rows_of_very_wide_images_stay_apart() -> None:

@@ -130,6 +130,12 @@ def test_misfits_write_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_options_to_type_are_not_broken() -> None:
+    """Browsers break lines behind hyphens."""
+    page = _table(Table([["--model_args.weights imagenet <b>", "two--hyphens"]]))
+    assert "<td><code>--model_args.weights</code> imagenet &lt;b&gt;</td><td>two--hyphens</td>" in page
+
+
 def test_tables_break_no_words_but_long_ones() -> None:
     """A wide neighbour, or a narrow window, broke words and figures anywhere."""
     page = _table(Table([["test_balanced_accuracy", "95.8%", "a few words of some length", 25 * "x"]]))

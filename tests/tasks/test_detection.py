@@ -1,6 +1,8 @@
 """The task detection: overlaps, losses, average precision, and that boxes are learned."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,3 +183,15 @@ def test_how_many_of_a_class_there_are_is_measured() -> None:
     assert "images with several of one" in found.lines[1]
     single = Classifier.open("scenes/scene_capsnet").examine(replace(images, composition=Scenery(digits)))
     assert "count_accuracy" not in single.figures
+
+
+def test_a_report_of_scenes_draws_what_is_where(tmp_path: Path) -> None:
+    digits = digit_samples((1, 28, 28))
+    images = replace(digits, composition=Scenery(digits, repeats=True)).subset(torch.arange(6))
+    classifier = Classifier.open("scenes/scene_capsnet")
+    page = classifier.task.report(tmp_path, classifier.network, classifier.prepared(images), {}, [])
+    shown = {one["kind"]: one for one in json.loads((page.parent / "exhibits.json").read_text())["exhibits"]}
+    boxes = shown["class_boxes"]
+    assert len(boxes["pictures"]) == len(boxes["things"]) == len({*boxes["pictures"]}) == 6  # each image once
+    assert (page.parent / "boxes.png").is_file()
+    assert boxes["names"] == [str(digit) for digit in range(10)]

@@ -89,7 +89,12 @@ class TestCommandLine:
         exhibits = json.loads((run / "report" / "exhibits.json").read_text())["exhibits"]
         kinds = {exhibit["kind"]: exhibit for exhibit in exhibits}
         assert {"summary", "learning_curves", "assignments"} <= kinds.keys()
-        assert ("reconstructions" in kinds) is ("The decoder learned nothing" not in kinds["summary"]["text"])
+        first, last = exhibits[0], exhibits[-1]
+        assert (first["kind"], last["kind"]) == ("present_classes", "summary")  # what was found first, settings last
+        assert first["text"].startswith(f"{summary(run)['test_accuracy']:.2%} of 50 images right in all their classes.")
+        lowest = min(row["recall"] for row in first["figures"].values() if row["recall"] is not None)
+        assert f"found in {lowest:.1%} of its" in first["text"]
+        assert ("reconstructions" in kinds) is ("The decoder learned nothing" not in first["text"])
         measured = {row["name"]: row["value"] for row in kinds["summary"]["measured"]}
         assert measured["exactly right"] == summary(run)["test_accuracy"]
         first, second = kinds["layer_activations"]["titles"][:2]

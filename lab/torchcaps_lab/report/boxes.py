@@ -66,6 +66,7 @@ def boxed_image(one: Boxed, classes: Sequence[str], least: int = 400) -> "Figure
 
 
 def _draw(axes: "Axes", one: Boxed, classes: Sequence[str]) -> None:
+    from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
     show(axes, one.image, cmap="gray", vmin=0, vmax=1)
@@ -75,5 +76,8 @@ def _draw(axes: "Axes", one: Boxed, classes: Sequence[str]) -> None:
     for name, (left, top, right, bottom) in one.boxes:
         colour = f"C{list(classes).index(name) % 10}"
         axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, linewidth=1.4))
-        said: dict[str, Any] = {"fontsize": 8, "color": "white", "clip_on": True, "parse_math": False}
-        axes.text(left, top, shorten(name), va="bottom", bbox={"color": colour, "pad": 0.6}, **said)
+        pale = sum(share * part for share, part in zip((0.3, 0.59, 0.11), to_rgb(colour), strict=True)) > 0.42
+        ink = "black" if pale else "white"
+        said: dict[str, Any] = {"fontsize": 8, "color": ink, "clip_on": True, "parse_math": False}
+        place = "bottom" if top > 0.08 * one.image.shape[-2] else "top"  # above the box, or in it at the upper edge
+        axes.text(max(left, 0), max(top, 0), shorten(name), va=place, bbox={"color": colour, "pad": 0.6}, **said)

@@ -67,6 +67,11 @@ def show(axes: "Axes", image: Tensor, **options: Any) -> None:
     lay(axes, pixels(image).numpy(), image, None, **options)
 
 
+def sized(image: Tensor) -> str:
+    """The label of a row of images (..., H, W): how large they are."""
+    return f"image\n{image.shape[-1]} x {image.shape[-2]}"
+
+
 def set_title(axes: "Axes", text: str, fontsize: float = 9) -> None:
     """A title as it is written, whatever it means to TeX, on top of the axes: nothing else is there to avoid."""
     axes.set_title(text, y=1.0, fontsize=fontsize, parse_math=False)

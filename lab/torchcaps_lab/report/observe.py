@@ -41,6 +41,7 @@ class Selection:
         example: the position of the image to show where there is room for one.
         about: what the target is, to be read behind "the capsule of".
         note: a sentence or two about these images and their titles.
+        classes: the names of the classes; () for their numbers.
 
     Raises:
         ValueError: if there are no images, or shapes or numbers do not fit.
@@ -61,6 +62,7 @@ class Selection:
     example: int = 0
     about: str = "the class in question"
     note: str = ""
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.images)
@@ -86,6 +88,10 @@ class Selection:
     def title(self, place: int) -> str:
         """The title of one image."""
         return self.titles[place] if self.titles else ""
+
+    def name(self, label: int) -> str:
+        """The name of a class, or its number."""
+        return one_line(self.classes[label]) if self.classes else str(label)
 
     def titles_at(self, chosen: Tensor | None = None) -> tuple[str, ...]:
         """The titles of the images at these positions; of all by default."""
@@ -117,6 +123,7 @@ def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
         about="the class that was said",
         note="These are the first images of each class; an arrow marks one that was taken for another class, and is "
         "drawn as one of that.",
+        classes=tuple(image_set.classes),
     )
 
 
@@ -143,6 +150,7 @@ def select_examples(findings: Findings, image_set: ImageSet, most: int = 20) -> 
         "surest."
         if some
         else "These are the clearest images of each class.",
+        classes=tuple(image_set.classes),
     )
 
 

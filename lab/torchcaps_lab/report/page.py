@@ -1,6 +1,7 @@
 """A web page about a trained network: what it gets right and wrong, and what its capsules learned."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -14,13 +15,16 @@ from torchcaps_lab.report.findings import Findings, examine
 from torchcaps_lab.report.observe import Metrics, Observation, Tested
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
-h1, h2 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid #ddd; }
-p { max-width: 46em; } img { max-width: 100%; height: auto; }
+:root { color-scheme: light dark; --ink: #222; --paper: #fff; --line: #ddd; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --paper: #14181d; --line: #39424d; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
+body { max-width: 1100px; margin: 2em auto; padding: 0 1em; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid var(--line); }
+p { max-width: 46em; } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 table { border-collapse: collapse; } td, th { padding: .2em 1em .2em 0; text-align: left; vertical-align: top; }
-tr { border-bottom: 1px solid #eee; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
+tr { border-bottom: 1px solid var(--line); } td.number { text-align: right; font-variant-numeric: tabular-nums; }
 summary { margin-top: 2em; cursor: pointer; } summary h2 { display: inline; border: 0; }
-td.long { overflow-wrap: anywhere; } .table { overflow-x: auto; }
+td code { white-space: nowrap; font: inherit; } td.long { overflow-wrap: anywhere; } .table { overflow-x: auto; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); gap: 1em; }
 """
 _DATA = "exhibits.json"
@@ -190,11 +194,16 @@ def _gallery(pictures: Sequence[_Drawn]) -> str:
 
 def _table(table: Table) -> str:
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}{_breaks(cell)}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{tag}{_breaks(cell)}>{_whole(escape(cell))}</{tag}>" for cell in cells) + "</tr>"
 
     head = [] if table.header is None else [line(table.header, "th")]
     rows = [line(row, "td") for row in table.rows]
     return "\n".join(['<div class="table"><table>', *head, *rows, "</table></div>"])
+
+
+def _whole(cell: str) -> str:
+    """A cell in which options to type are not broken behind their hyphens."""
+    return re.sub(r"(?<!\S)--\S+", r"<code>\g<0></code>", cell)
 
 
 def _breaks(cell: str) -> str:

@@ -32,9 +32,9 @@ def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
     With :math:`s_{ij}` the share of primary capsule i that routing handed on to class j
     (:func:`~torchcaps_lab.report.class_shares`) and :math:`a_i` its activation, a word has the sum of
     :math:`a_i s_{ij}` over the capsules that see it, each divided by how many words it sees; a capsule of features from
-    several places counts at each of them with the share of its squared length that comes from there. The word of a
-    text that spoke most for a class gets the activation of that class, and the others get as much less as they spoke
-    less for it.
+    several places counts at each of them with the share of its squared length that comes from there. A word with
+    twice an even share of what the class got from the text, or more, gets the activation of that class, and others
+    as much less as they spoke less for it: where all spoke alike, each gets half of the activation.
 
     Args:
         model: a network that takes words, left in the mode that it came in.
@@ -55,7 +55,8 @@ def shares_and_activation(model: nn.Module, words: Tensor) -> tuple[Tensor, Tens
         words = words.to(device)
         total = torch.stack([_of_words(mass, words != 0, *reach) for mass, reach in _given(model, words)]).sum(0)
         activation = model(words).activation
-    shares = total / total.amax(1, keepdim=True).clamp_min(1e-30) * activation[:, None]
+    even = total.sum(1, keepdim=True) / (words != 0).sum(1)[:, None, None]
+    shares = (total / even.clamp_min(1e-30) / 2).clamp_max(1) * activation[:, None]
     return kept(shares), kept(activation)
 
 

@@ -176,15 +176,14 @@ class SeveralLabels(Task):
     ) -> "Iterator[Exhibit]":
         from torchcaps_lab.report import Observation, exhibits_of, judge
         from torchcaps_lab.report.pictures.learning_curves import LearningCurves
+        from torchcaps_lab.report.pictures.present_classes import PresentClasses
         from torchcaps_lab.report.pictures.summary import Quantity, Summary
 
         found = self.examine(network, images)
         verdict = judge(network, images) if images.what == "images" else None
-        measured = [Quantity("exactly right", found.figures["accuracy"], percent=True)]
-        for name, row in found.details["per_class"].items():
-            shares = [(share, row[share]) for share in ("precision", "recall") if row[share] is not None]
-            measured += [Quantity(f"{share} of {name}", value, percent=True) for share, value in shares]
-        yield Summary.of(f"What this {type(network).__name__} learned", summary, measured, verdict)
+        lines = [line for line in found.lines if not line.startswith(" ")]  # those of classes are a table here
+        title, rows = f"What this {type(network).__name__} learned", found.details["per_class"]
+        yield PresentClasses.of(title, lines, rows, verdict)
         curves = LearningCurves.of(metrics)
         if curves is not None:
             yield curves
@@ -193,6 +192,8 @@ class SeveralLabels(Task):
             examples = _chosen(selection, _first_of_each(selection.target))
             shown, clearest = (Observation(network, one, verdict=verdict) for one in (selection, examples))
             yield from exhibits_of(shown, clearest)
+        measured = [Quantity("exactly right", found.figures["accuracy"], percent=True)]
+        yield Summary.of("Settings and measures", summary, measured)
 
 
 def _each_class(images: ImageSet, most: int = 20) -> "Selection | None":
@@ -211,7 +212,8 @@ def _each_class(images: ImageSet, most: int = 20) -> "Selection | None":
         f"{images.classes[index]}\nof {present[row]}"
         for row, index in zip(rows.tolist(), classes.tolist(), strict=True)
     )
-    return Selection(batch.images.cpu()[rows], batch.pictures.cpu()[rows], classes, titles)
+    names = tuple(images.classes)
+    return Selection(batch.images.cpu()[rows], batch.pictures.cpu()[rows], classes, titles, classes=names)
 
 
 def _chosen(selection: "Selection", places: list[int]) -> "Selection":

@@ -422,7 +422,7 @@ async function see(path, query, body) {
   state.activation = activations.activation;
   state.map = null;
   state.words = state.network.reads ? activations : null;
-  state.boxes = answer.boxes ?? null;
+  state.boxes = answer.boxes ? { ...answer.boxes, things: answer.boxes.things[0] } : null;
   tellTruth(answer.label);
   if (state.words) {
     if (path === "sample") $("text").value = answer.text;

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from torchcaps_lab.report.canvas import Fill, lay, shorten_lines, show, stacked
+from torchcaps_lab.report.canvas import Fill, lay, shorten_lines, show, sized, stacked
 from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, pixels, register_exhibit
 from torchcaps_lab.report.observe import COLUMNS, Observation
 from torchcaps_lab.report.places import Extent
@@ -98,14 +98,15 @@ class Assignments(OfImages):
         if not self.layers:
             return
         scale = ScalarMappable(Normalize(0, 2 * self.even), "RdBu_r")
-        rows: dict[str, Fill] = {"image": lambda axes, place: show(axes, self.pictures[place])}
+        rows: dict[str, Fill] = {sized(self.pictures): lambda axes, place: show(axes, self.pictures[place])}
         for one in self.layers:
             rows[one.layer if len(self.layers) > 1 else "share"] = partial(self._overlay, one, scale)
         figure = stacked(self.pictures, list(map(shorten_lines, self.titles)), rows)
         options: dict[str, Any] = {"fraction": 0.03, "aspect": 30, "pad": 0.01, "extend": "max"}
-        bar = figure.colorbar(scale, ax=figure.axes, label="share of the children", **options)
-        ticks = [part * self.even for part in (0, 0.5, 1, 1.5, 2)]
-        bar.set_ticks(ticks, labels=[f"{tick:.2g}{' even' if tick == self.even else ''}" for tick in ticks])
+        bar = figure.colorbar(scale, ax=figure.axes, label=f"share of the children; even: {self.even:.2g}", **options)
+        bar.set_ticks(
+            [part * self.even for part in (0, 0.5, 1, 1.5, 2)], labels=["none", "half", "even", "1½", "twice"]
+        )
         yield Picture("assignments.png", "Images and maps of the shares", figure)
 
     def _overlay(self, maps: ShareMaps, scale: "ScalarMappable", axes: "Axes", place: int) -> None:

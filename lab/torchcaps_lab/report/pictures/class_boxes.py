@@ -1,23 +1,25 @@
-"""Which classes are in one image, and where."""
+"""What is in images, and where."""
 
+from collections.abc import Iterator
 from dataclasses import field
 
 from torch import Tensor
 
 from torchcaps.models.base import in_precision_of
 from torchcaps.models.scene_capsnet import SceneCapsNet, Thing
-from torchcaps_lab.report.exhibit import PNG, Exhibit, register_exhibit
+from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
 from torchcaps_lab.report.findings import evaluating
 from torchcaps_lab.report.observe import Observation
 
 
-@register_exhibit("class_boxes")
+@register_exhibit("class_boxes", place=45, drawings="boxes.png")
 class ClassBoxes(Exhibit):
-    """One image, what is in it, and where.
+    """Images, what is in them, and where.
 
     Attributes:
-        picture: (C, H, W).
-        things: of the classes that are there, the most active first; boxes are in pixels.
+        pictures: (B, C, H, W).
+        things: of each image, those of the classes that are there, the most active first; boxes are in pixels.
+        names: of the classes, (E,).
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
@@ -25,30 +27,48 @@ class ClassBoxes(Exhibit):
         >>> image = torch.rand(1, 1, 32, 32)
         >>> network = tc.create_model("scene_capsnet", image_shape=(1, 32, 32), classes=3, channels=(3, 4))
         >>> ClassBoxes.of(Observation(network, Selection(image, image)), least=0.9).things
-        ()
+        ((),)
     """
 
-    picture: Tensor = field(metadata=PNG)
-    things: tuple[Thing, ...]
+    pictures: Tensor = field(metadata=PNG)
+    things: tuple[tuple[Thing, ...], ...]
+    names: tuple[str, ...]
 
     @classmethod
     def of(cls, observation: Observation, least: float = 0.5) -> "ClassBoxes | None":
-        """Of the example; None if the network says of no class where it is.
+        """Of all images, each once; None if the network says of no class where it is.
 
         Args:
-            observation: of the image.
+            observation: of the images.
             least: classes with a larger activation are there.
         """
-        model, place = observation.model, observation.selection.example
+        model, selection = observation.model, observation.selection
         if not isinstance(model, SceneCapsNet):
             return None
+        images = selection.images  # those of several classes follow each other
+        places = [place for place in range(len(images)) if not place or not images[place].equal(images[place - 1])]
         with evaluating(model) as device:
-            image = observation.selection.images[place : place + 1].to(device)
-            (things,) = model.things_of(in_precision_of(model, image), least)
+            things = model.things_of(in_precision_of(model, images[places].to(device)), least)
         return cls(
             title="What is where",
             text="Each connected part of a class's map is a thing with a capsule of its own, routed from its children "
             "alone. The pose says what it looks like and, with its last four numbers, where it is: a box around it.",
-            picture=observation.selection.pictures[place],
-            things=tuple(things),
+            pictures=selection.pictures[places],
+            things=tuple(map(tuple, things)),
+            names=tuple(map(selection.name, range(model.classes))),
         )
+
+    @classmethod
+    def of_images(cls, shown: Observation, examples: Observation) -> "ClassBoxes | None":
+        """Of the images to show."""
+        return cls.of(shown)
+
+    def draw(self) -> Iterator[Picture]:
+        """The images with a box around each thing."""
+        from torchcaps_lab.report.boxes import Boxed, boxes_figure
+
+        boxed = [
+            Boxed(picture, [(self.names[thing.label], thing.box.tolist()) for thing in things])
+            for picture, things in zip(self.pictures, self.things, strict=True)
+        ]
+        yield Picture("boxes.png", "Images with a box around each thing", boxes_figure(boxed, self.names))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BARS = 60
+_NAMED = 14  # classes whose names all fit below their bars
 
 
 class ActivationMaps(NamedTuple):
@@ -52,6 +53,7 @@ class LayerActivations(OfImages):
         titles: one an image.
         layers: from the lowest up, of the type that differs most between these images and places.
         classes: activations of the classes, (B, E).
+        names: of the classes, (E,).
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
@@ -66,6 +68,7 @@ class LayerActivations(OfImages):
     titles: tuple[str, ...]
     layers: tuple[ActivationMaps, ...]
     classes: Tensor
+    names: tuple[str, ...]
 
     @classmethod
     def of(cls, observation: Observation) -> "LayerActivations | None":
@@ -88,6 +91,7 @@ class LayerActivations(OfImages):
             titles=observation.selection.titles_at(chosen),
             layers=tuple(layers),
             classes=observation.activation[chosen],
+            names=tuple(map(observation.selection.name, range(observation.activation.shape[1]))),
         )
 
     def draw(self) -> Iterator[Picture]:
@@ -99,19 +103,21 @@ class LayerActivations(OfImages):
         above = 0.17 * canvas.line_count(titles)
         figure = canvas.new_figure(wide, high * rows + above + 0.3, "constrained")
         grid = figure.add_gridspec(rows, N)
-        for place, axes in enumerate(canvas.row_of(figure, grid, 0, range(N), "image", high)):
+        for place, axes in enumerate(canvas.row_of(figure, grid, 0, range(N), canvas.sized(self.pictures), high)):
             canvas.show(axes, self.pictures[place])
             canvas.set_title(axes, titles[place])
         for row, (label, one) in enumerate(zip(labels, self.layers, strict=True), 1):
             drawn = canvas.row_of(figure, grid, row, range(N), label, high)
             canvas.heat_maps(figure, drawn, one.activation, self.pictures, one.extent)
-        _draw_bars(canvas.row_of(figure, grid, rows - 1, range(N), "classes", high), self.classes, 0.7 * height)
+        drawn = canvas.row_of(figure, grid, rows - 1, range(N), "classes", high)
+        _draw_bars(drawn, self.classes, self.names, 0.7 * height)
         yield Picture("layer_activations.png", "Images and the activations of their capsules, layer by layer", figure)
 
 
-def _draw_bars(drawn: Sequence["Axes"], classes: Tensor, aspect: float) -> None:
-    """Of each image the activations of the classes, the strongest in red and numbered."""
-    top = max(classes.max().item(), 1e-6)
+def _draw_bars(drawn: Sequence["Axes"], classes: Tensor, names: Sequence[str], aspect: float) -> None:
+    """Of each image the activations of the classes, the strongest in red; all named, or of many the strongest."""
+    top, every = max(classes.max().item(), 1e-6), list(range(len(names)))
+    wide = max(map(len, names), default=0) > 2
     for axes, bars in zip(drawn, classes, strict=True):
         best = int(bars.argmax())
         colours = ["C3" if index == best else "0.6" for index in range(len(bars))]
@@ -119,7 +125,12 @@ def _draw_bars(drawn: Sequence["Axes"], classes: Tensor, aspect: float) -> None:
             axes.bar(range(len(bars)), bars.tolist(), color=colours)
         else:  # in one stroke: each bar is a thing of its own for matplotlib
             axes.vlines(range(len(bars)), 0, bars.tolist(), colors=colours, linewidth=0.8)
-        axes.set(xticks=[best], ylim=(0, 1.05 * top), box_aspect=aspect)
-        axes.tick_params(labelsize=8, length=2)
+        named = every if len(names) <= _NAMED else [best]
+        axes.set(ylim=(0, 1.05 * top), box_aspect=aspect)
+        upright = 90 if wide and len(named) > 1 else 0
+        axes.set_xticks(
+            named, [canvas.shorten(names[label], 12) for label in named], rotation=upright, parse_math=False
+        )
+        axes.tick_params(labelsize=7, length=2)
         if axes is not drawn[0]:
             axes.set_yticks([])

@@ -77,10 +77,11 @@ class Mistakes(Exhibit):
         """Of images of one class each."""
         chosen = findings.mistakes(_MISTAKES).tolist()
         wrong = int((findings.prediction != findings.labels).sum())
+        high, wide = image_set.image_shape[1:]
         text = (
             f"The network is wrong about {wrong} of {len(image_set)} images; these are the clearest cases, the worst "
-            "first. In brackets: how sure it was of what it said, and how sure of the true class. Look for images that "
-            "you would get wrong too, and for wrong labels."
+            f"first, in the {wide} x {high} pixels that it sees. In brackets: how sure it was of what it said, and how "
+            "sure of the true class. Look for images that you would get wrong too, and for wrong labels."
         )
         return cls(
             title="The worst mistakes",

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, NamedTuple
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
-from torchcaps_lab.report.verdict import Verdict
 
 
 class Quantity(NamedTuple):
@@ -42,15 +41,10 @@ class Summary(Exhibit):
     measured: tuple[Quantity, ...]
 
     @classmethod
-    def of(
-        cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Quantity], verdict: Verdict | None = None
-    ) -> "Summary":
+    def of(cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Quantity]) -> "Summary":
         """Any task may bring measures of its own; those of classification are :func:`measures`."""
         text = "What the run says of itself, and below it what was measured for this report."
-        said = () if verdict is None else (verdict.of_routing, verdict.of_decoder)
-        return cls(
-            title=title, text=" ".join([text, *filter(None, said)]), recorded=dict(recorded), measured=tuple(measured)
-        )
+        return cls(title=title, text=text, recorded=dict(recorded), measured=tuple(measured))
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Summary]":

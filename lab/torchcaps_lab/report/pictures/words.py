@@ -22,7 +22,8 @@ COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#e
 
 MEANING = (
     "The colour of a word is that of the class for which it spoke most: to which routing gave the capsules that saw "
-    "it. It is strong where no word of the text spoke more for the class, and the class is there."
+    "it. Half as strong as in the legend is an even share of what the class got from the text, full strength twice "
+    "that or more, and all is paler where the class is hardly there."
 )
 """What the colours say."""
 
@@ -134,7 +135,7 @@ class ColouredTexts(Exhibit):
         if self.table() is not None:
             return None
         used = sorted({label for one in self.texts for label in one.labels})
-        legend = " ".join(_span(self.classes[label], label, 0.8) for label in used)
+        legend = " ".join(_span(self.classes[label], label, 1.0) for label in used)
         return "\n".join([f"<p>{legend}</p>", *(self._paragraph(one) for one in self.texts)])
 
     def _paragraph(self, text: ColouredText) -> str:
@@ -146,7 +147,7 @@ class ColouredTexts(Exhibit):
 def _span(text: str, label: int, strength: float, name: str = "") -> str:
     red, green, blue = (int(COLOURS[label % len(COLOURS)][place : place + 2], 16) for place in (1, 3, 5))
     title = f' title="{escape(name)} {strength:.2f}"' if name else ""
-    colour = f"rgba({red},{green},{blue},{0.75 * strength:.2f})"
+    colour = f"rgba({red},{green},{blue},{0.5 * strength:.2f})"
     blank = text[len(text.rstrip()) :]
     return f'<span style="background:{colour};padding:0 .15em"{title}>{escape(text.rstrip())}</span>{blank}'
 

@@ -1,0 +1,60 @@
+"""How well each class is found in images of several classes."""
+
+from collections.abc import Mapping, Sequence
+
+from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
+from torchcaps_lab.report.verdict import Verdict
+
+Figures = Mapping[str, float | int | None]
+"""``images``, ``precision``, ``recall`` and ``f1`` of a class; None where there are no images to go by."""
+
+
+@register_exhibit("present_classes")
+class PresentClasses(Exhibit):
+    """How well a network finds all classes of images, and each.
+
+    Attributes:
+        figures: of each class, by name.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures.present_classes import PresentClasses
+        >>> cat = {"images": 12, "precision": None, "recall": 0.0, "f1": 0.0}
+        >>> PresentClasses.of("Pets", ["0.00% of 12 images right in all their classes"], {"cat": cat}).table().rows
+        [['cat', '12', '-', '0.0%', '0.0%']]
+    """
+
+    figures: Mapping[str, Figures]
+
+    @classmethod
+    def of(
+        cls, title: str, lines: Sequence[str], figures: Mapping[str, Figures], verdict: Verdict | None = None
+    ) -> "PresentClasses":
+        """Of what was measured.
+
+        Args:
+            title: of the page.
+            lines: what was measured, the most important first.
+            figures: of each class, by name.
+            verdict: what routing and decoder do; None where that is not known.
+        """
+        recalls = {name: row["recall"] for name, row in figures.items() if row["recall"] is not None}
+        worst = min(recalls, key=lambda name: recalls[name] or 0.0, default=None)
+        said = [f"{line[0].upper()}{line[1:]}." for line in lines]
+        if worst is not None:
+            said.append(
+                f"The worst class is {worst!r}: found in {recalls[worst]:.1%} of its {figures[worst]['images']}."
+            )
+        said += [] if verdict is None else [verdict.of_routing, verdict.of_decoder]
+        return cls(title=title, text=" ".join(filter(None, said)), figures=figures)
+
+    def table(self) -> Table:
+        """A row for each class."""
+        rows = [
+            [
+                name,
+                f"{row['images']:,}",
+                *("-" if row[of] is None else f"{row[of]:.1%}" for of in ("precision", "recall", "f1")),
+            ]
+            for name, row in self.figures.items()
+        ]
+        return Table(rows, ["class", "images", "precision", "recall", "F1"])
