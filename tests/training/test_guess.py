@@ -66,6 +66,7 @@ ON_IMAGENET = {"backbone": "timm/efficientnet_lite0", "weights": "imagenet", "ke
         ({"model": "capsnet_on_backbone_cnn"}, True),
         ({"model": "capsnet_small"}, False),
         ({"model_args": {"backbone": "residual"}}, False),
+        ({"data": {"size": 24}}, False),  # weights of ImageNet want larger pictures
         ({"model_args": Typed("{weights: runs/mine}", {"weights": "runs/mine"})}, False),
     ],
 )
@@ -74,13 +75,20 @@ def test_photos_stand_on_a_pretrained_backbone_where_there_is_one(photos, pretra
     on = pretrained and free
     assert found.options.get("model_args") == (ON_IMAGENET if on else None)
     assert found.options["data"]["size"] == (144 if on else 24)
+    assert found.options["preprocess"].get("crop") == (128 if on else None)
     assert found.options["preprocess"]["flip"]
     assert ("frozen_epochs" in found.options) == on
     assert ("timm/efficientnet_lite0 with installed weights" in found.why["model"]) == on
 
 
+@pytest.mark.parametrize("pretrained", [True], indirect=True)
+def test_crops_follow_a_size_that_is_given(photos, pretrained):
+    options, _ = guess(photos, {"data": {"size": Typed("180", 180)}}).over({"data": {"size": 180}})
+    assert (options["data"]["size"], options["preprocess"]["crop"]) == (180, 160)
+
+
 def test_epochs_are_guessed_for_a_number_of_steps(photos):
-    """18 photos of 24 are trained on, two batches of 8 an epoch."""
+    """17 photos of 24 are trained on, two batches of 8 an epoch."""
     options = guess(photos).options
     assert (options["batch_size"], options["epochs"]) == (8, 120)
     for path in photos.rglob("*.png"):

@@ -39,14 +39,14 @@ SCRATCH: dict[str, Any] = {
 
 PRETRAINED: dict[str, Any] = {
     "data": {"size": 144},
-    "preprocess": {"crop": 128, "flip": True},
+    "preprocess": {"flip": True},
     "model_args": {"backbone": "timm/efficientnet_lite0", "weights": "imagenet", "keep_statistics": True},
     "frozen_epochs": 10,
     "optimizer": {"name": "AdamW", "lr": 3e-4, "weight_decay": 0.05},
     "scheduler": {"name": "OneCycleLR", "max_lr": 3e-4},
     "speed": {"channels_last": True},
 }
-"""How one learns that stands on a pretrained backbone."""
+"""How one learns that stands on a pretrained backbone, of crops of 8/9 of that size."""
 
 _TABLES = ".csv", ".tsv"
 
@@ -136,7 +136,8 @@ def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
 
     listing = list_folder(root)
     images = len(listing.items)
-    train = len(listing.parts["train"]) if "train" in listing.parts else images * 3 // 4
+    of_parts = listing.parts.get("train")
+    train = (images * 4 // 5 if of_parts is None else len(of_parts)) * 9 // 10  # others test and validate
     why = {"data": f"ImageFolder, {images:,} images of {len(listing.classes)} classes in {root}"}
     looked = _looked_at([file.path for part in listing.parts.values() for file in part if isinstance(file, ImageFile)])
     sizes, colour = {size for size, _ in looked}, any(colour for _, colour in looked)
@@ -173,16 +174,23 @@ def _of_drawings(side: int, train: int) -> dict[str, Any]:
 
 
 def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options for photos: a pretrained backbone where there is one, and the options given leave it be."""
+    """Options for photos: on a pretrained backbone where there is one, and what was given does not speak against it."""
     from torchcaps.models.installed import imagenet_installed
 
-    model, own = str(getattr(given.get("model"), "text", given.get("model"))), given.get("model_args")
-    own = getattr(own, "value", own) or {}
-    free = model in ("None", *ON_BACKBONE) and not {"backbone", "weights"} & set(own)
-    recipe, steps, least = (PRETRAINED, 200, 4) if free and imagenet_installed() else (SCRATCH, 1500, 6)
+    own, size = _as_read(given.get("model_args")), _as_read(given.get("data")).get("size", PRETRAINED["data"]["size"])
+    mine = given.get("model") is None or getattr(given["model"], "text", given["model"]) in ON_BACKBONE
+    free = mine and not {"backbone", "weights"} & own.keys() and isinstance(size, int) and size >= LARGEST_SIDE
+    recipe, steps, least = (PRETRAINED, 190, 4) if free and imagenet_installed() else (SCRATCH, 1500, 6)
+    if recipe is PRETRAINED:
+        recipe = merged(recipe, {"data": {"size": size}, "preprocess": {"crop": size * 8 // 9}})
     batch = min(batch_size_for(train * STEPS // 2), PHOTO_BATCH)  # half the images where there are few
     epochs = epochs_for(train // batch, steps, (least, 120))
     return {"model": ON_BACKBONE[0], **recipe, "batch_size": batch, "epochs": epochs}
+
+
+def _as_read(options: Any) -> dict[str, Any]:
+    """Options by name, none for None, as values; on a command line they are :class:`~torchcaps.spec.Typed`."""
+    return {name: getattr(one, "value", one) for name, one in (getattr(options, "value", options) or {}).items()}
 
 
 def epochs_for(steps: int, wanted: int, bounds: tuple[int, int]) -> int:
