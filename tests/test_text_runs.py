@@ -103,6 +103,11 @@ def test_evaluate_reads_other_texts_in_the_words_of_the_network(
 ) -> None:
     assert main(["evaluate", str(run), "--json"]) == 0
     own = json.loads(capsys.readouterr().out)
+    assert main(["evaluate", str(run), "--data", "Text", "--data.root", str(reviews), "--data.test", "0.5"]) == 0
+    told = capsys.readouterr()
+    assert " texts are in the test split of this data" in told.err
+    assert " test texts left out: the run was trained on them" in told.err
+    assert "image" not in told.err + told.out
     for path in reviews.rglob("*.txt"):  # the same texts, beside others: another vocabulary
         copy = tmp_path / path.relative_to(reviews)
         copy.parent.mkdir(exist_ok=True)

@@ -63,7 +63,10 @@ class TestForms:
         assert "left out 1 text: it has no words: all.csv, row 11" in told
         assert "left out 1 text: it has no label: all.csv, row 12" in told
         assert "left out 1 text: it has not as many cells as there are columns, 2: all.csv, row 13" in told
-        with pytest.raises(ValueError, match=r"text must be a column of .*all.csv, got 'text'; there are \['review'"):
+        with pytest.raises(
+            ValueError,
+            match=r"text must be a column of .*all.csv, got 'text'; there are \['review'.*: --data.text names it",
+        ):
             Text(str(tmp_path / "all.csv"))
 
     def test_tables_of_parts(self, tmp_path: Path) -> None:

@@ -165,7 +165,9 @@ def _table(path: Path, left_out: dict[str, str], columns: tuple[str, str]) -> li
     found, *rows = _cells(path) or [[]]
     for argument, column in zip(("text", "label"), columns, strict=True):
         if column not in found:
-            raise ValueError(f"{argument} must be a column of {path}, got {column!r}; there are {found}")
+            raise ValueError(
+                f"{argument} must be a column of {path}, got {column!r}; there are {found}: --data.{argument} names it"
+            )
     text, label = map(found.index, columns)
     items = []
     for number, row in enumerate(rows, 1):

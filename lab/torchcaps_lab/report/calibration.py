@@ -72,7 +72,7 @@ class Calibration:
             how = f"temperature scaling, T = {self.parameters[0]:.3g}"
         else:
             how = f"Platt scaling, slope {self.parameters[0]:.3g}, intercept {self.parameters[1]:.3g}"
-        return f"{how}, fitted on {self.images} validation images"
+        return f"{how}, fitted on {self.images} validation examples"
 
     def config(self) -> dict[str, Any]:
         """The same, ready for JSON."""

@@ -97,7 +97,7 @@ class Fitting:
         main = learner.task.main
         asked = {"stop_at": schedule.stop_at, "stop": schedule.stop, "keep": schedule.keep == "best" or None}
         if not len(validation) and (needing := [name for name, value in asked.items() if value is not None]):
-            raise ValueError(f"{needing[0]} needs validation images, and there are none")
+            raise ValueError(f"{needing[0]} needs validation {train.what}, and there are none")
         preprocess = learner.preprocess.config()
         known = {"seed": schedule.seed, "batch_size": schedule.batch_size, "preprocess": preprocess}
         self.fingerprint = Fingerprint({**known, **self.caller.options}, train, validation)
@@ -212,7 +212,7 @@ class Fitting:
             images, found = self.loaders.sets[1], ""
             if len(images):
                 figures = self.learner.task.examine(self.learner.model, images).figures
-                found = f", {main.name} of the validation images {main.text(figures[main.name])}"
+                found = f", {main.name} of the validation {images.what} {main.text(figures[main.name])}"
             epochs = self.loaders.schedule.frozen_epochs
             self.caller.show(
                 f"{epochs} epochs on the features of the backbone, as it is{found}; {duration(self.history.before)}"
@@ -228,7 +228,8 @@ class Fitting:
         best = read_checkpoint(Path(self.best.best_model_path), self.learner)
         self.learner.load_state_dict(best["state_dict"])
         value = rows[self.best.epoch][f"val_{main.name}"]
-        return {"epoch": self.best.epoch + 1, "by": f"the best {main.name} on validation images, {main.text(value)}"}
+        what = self.loaders.sets[1].what
+        return {"epoch": self.best.epoch + 1, "by": f"the best {main.name} on validation {what}, {main.text(value)}"}
 
 
 def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> None:

@@ -40,13 +40,11 @@ def images_apart(folder: RunFolder, data: ImageData, split: str) -> tuple[ImageS
     Raises:
         ValueError: if ``all`` are wanted of data that are not files.
     """
-    notes: tuple[str, ...] = ()
-    if split == "all":
+    if every := split == "all":
         data.test_on_all()
         split = "test"
-    else:
-        notes = _of_how_many(data, split)
     images: ImageSet = getattr(data, split)
+    notes = () if every else _of_how_many(data, split, images.what)
     manifest, path = data.manifest(), folder.record
     if split != "test" or manifest is None or not path.is_file():
         return images, notes
@@ -54,11 +52,11 @@ def images_apart(folder: RunFolder, data: ImageData, split: str) -> tuple[ImageS
     rows = [row for row, entry in enumerate(manifest.parts[split]) if entry.digest not in known]
     if len(rows) == len(images):
         return images, notes
-    line = f"{len(images) - len(rows):,} of {len(images):,} test images left out: the run was trained on them"
+    line = f"{len(images) - len(rows):,} of {len(images):,} test {images.what} left out: the run was trained on them"
     return images.subset(torch.tensor(rows, dtype=torch.int64)), (*notes, line)
 
 
-def _of_how_many(data: ImageData, split: str) -> tuple[str, ...]:
+def _of_how_many(data: ImageData, split: str, what: str) -> tuple[str, ...]:
     """A note, if the split is only a share of the files."""
     manifest = data.manifest()
     if manifest is None:
@@ -66,4 +64,4 @@ def _of_how_many(data: ImageData, split: str) -> tuple[str, ...]:
     part, every = len(manifest.parts[split]), sum(len(manifest.parts[part]) for part in PARTS)
     if part == every:
         return ()
-    return (f"{part:,} of {every:,} images are in the {split} split of this data; --split all takes every one",)
+    return (f"{part:,} of {every:,} {what} are in the {split} split of this data; --split all takes every one",)
