@@ -159,8 +159,8 @@ def _section(recipe: Recipe[Any], results: _Results) -> str:
 
 
 def _all_figures(recipe: Recipe[Any], result: Mapping[str, Any]) -> list[str]:
-    """A table with the rows of the recipe down and its measures across."""
-    lines = [line for line in recipe.lines if not line.elsewhere]
+    """A table with the rows of the recipe down and its measures across; of a result that grows, the rows so far."""
+    lines = [one for one in recipe.lines if not one.elsewhere and (values_of(result, one) or not recipe.grows)]
     cells = {(line.row, line.measure): in_words(values_of(result, line), line) for line in lines}
     rows, measures = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
     table = [f"| {result['preset']} preset | {' | '.join(measures)} |", "|---" * (len(measures) + 1) + "|"]

@@ -22,6 +22,7 @@ from recipes import (
     words,
 )
 from recipes.kit.lab import Trained
+from recipes.kit.results import _all_figures
 from recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SAME
 from torchcaps.models import load_pretrained
 from torchcaps_lab.data import Digits, ImageSet, Preprocess
@@ -197,6 +198,7 @@ def test_a_result_grows_without_the_networks(smoke, tmp_path):
     result = run_recipe(name, "smoke", rows=[row], runs=tmp_path / "a", results=results, trainer=CPU)
     assert (list(result["facts"][0]), result["seeds"]) == ([row], [0])
     assert result["command"] == f"python -m recipes run {name} --preset smoke"
+    assert [line.split(" | ")[0] for line in _all_figures(RECIPES[name], result)[2:]] == [f"| {row}"]
     grown = run_recipe(name, "smoke", [0, 1], rows=[row, other], runs=tmp_path / "b", results=results, trainer=CPU)
     trained = {path.parent.name for path in (tmp_path / "b").glob("*/*/summary.json")}
     runs = {facts["run"] for seed in grown["facts"] for facts in seed.values()}
