@@ -72,7 +72,7 @@ def test_every_exhibit_is_valid_json_and_holds_no_more_than_is_shown(
     if name == "capsnet_digits":
         kinds += ["reconstructions", "perturbations"]
     if name != "sharedcapsnet_cnn":
-        kinds += ["layer_activations", "layer_types", "layer_poses", "assignments"]
+        kinds += ["layer_activations", "layer_poses", "assignments"]
     kinds.append("summary")
     assert [exhibit.kind for exhibit in exhibits] == kinds
     for exhibit in exhibits:

@@ -20,7 +20,6 @@ from torchcaps_lab.report.pictures.assignments import Assignments, ShareMaps
 from torchcaps_lab.report.pictures.confusion import Confusion
 from torchcaps_lab.report.pictures.layer_activations import ActivationMaps, LayerActivations
 from torchcaps_lab.report.pictures.layer_poses import LayerPoses, PoseMaps
-from torchcaps_lab.report.pictures.layer_types import LayerTypes, TypeMaps
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.mistakes import Mistake, Mistakes
 from torchcaps_lab.report.pictures.perturbations import Perturbations
@@ -218,18 +217,6 @@ def test_activations_layer_by_layer() -> None:
     bars = figure.axes[by_label["classes"]].patches
     assert [bar.get_height() for bar in bars] == pytest.approx([0.1, 0.9])
     assert bars[1].get_facecolor() != bars[0].get_facecolor()
-
-
-def test_the_most_active_types_come_first() -> None:
-    activation = torch.zeros(2, 2, 10)
-    activation[0, 1, :5] = torch.tensor([0.1, 0.9, 0.3, 0.2, 0.5])
-    layers = (TypeMaps.of("caps", activation, None),)
-    figure = drawn(LayerTypes(title="", text="", picture=torch.rand(1, 4, 4), image_title="8", layers=layers))
-    render(figure)
-    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-    assert titles[:4] == ["8", "type 1", "type 4", "type 2"]
-    assert len(titles) == 9  # eight types of ten
-    np.testing.assert_allclose(shown(figure.axes[2]), activation[..., 4])
 
 
 @pytest.mark.parametrize(("shape", "maps"), [((2, 3), 6), ((6,), 6), ((3,), 3)])

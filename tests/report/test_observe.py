@@ -65,7 +65,7 @@ def test_nothing_runs_before_it_is_asked_for_and_then_once() -> None:
     seen = look(model, images_for(model))
     assert runs == []
     exhibits = list(exhibits_of(seen))
-    assert len(exhibits) == 6
+    assert len(exhibits) == 5
     assert runs == [16, 4, 4]  # the images in two parts, and noise that finds the places
     list(exhibits_of(seen))
     assert len(runs) == 3
@@ -109,7 +109,7 @@ def test_without_labels_the_most_active_class_is_asked_about() -> None:
     seen = look(model, images_for(model, 4))
     assert torch.equal(seen.target, seen.activation.argmax(1))
     kinds = [exhibit.kind for exhibit in exhibits_of(seen)]
-    expected = ["reconstructions", "perturbations", "layer_activations", "layer_types", "layer_poses", "assignments"]
+    expected = ["reconstructions", "perturbations", "layer_activations", "layer_poses", "assignments"]
     assert kinds == expected
 
 

@@ -72,7 +72,6 @@ def test_a_network_with_everything(tmp_path: Path) -> None:
         "perturbation_000.png",
         "perturbation_001.png",
         "layer_activations.png",
-        "layer_types.png",
         "layer_poses.png",
         "assignments.png",
     }
@@ -105,7 +104,7 @@ def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
         ("sharedcapsnet_cnn", ALWAYS),
         pytest.param(
             "matrixcapsnet",
-            {*ALWAYS, "assignments.png", "layer_activations.png", "layer_types.png", "layer_poses.png"},
+            {*ALWAYS, "assignments.png", "layer_activations.png", "layer_poses.png"},
             marks=pytest.mark.slow,
         ),
     ],
