@@ -121,6 +121,9 @@ known = tc.load_pretrained("mnist/efficient_capsnet").primary_caps.state_dict()
 assert all(torch.equal(known[name], weight) for name, weight in fine.primary_caps.state_dict().items())
 assert fine.config() == {"image_shape": [1, 28, 28], "classes": 4, "start": None, "frozen": True}
 assert examination.figures["accuracy"] <= examination.figures["top_accuracy"] < 0.9
+assert 0.3 < float(trainer.callback_metrics["val_accuracy"]) <= 1 and trainer.global_step == 20
+assert isinstance(trainer.optimizers[0], torch.optim.SGD)
+assert tc.Classifier.open("mine").classes == Digits().classes
 assert (page.parent / "lengths.png").stat().st_size > 1000
 assert '"kind": "lengths"' in (page.parent / "exhibits.json").read_text()
 """

@@ -103,19 +103,19 @@ class Loaders(L.LightningDataModule):
 
     Example:
         >>> from torchcaps_lab.data import Digits
-        >>> from torchcaps_lab.training import Loaders, Schedule, Speed
+        >>> from torchcaps_lab.training import Loaders, Schedule
         >>> digits = Digits()
-        >>> loaders = Loaders(digits.train, digits.validation, Schedule(batch_size=64), Speed())
+        >>> loaders = Loaders(digits.train, digits.validation, Schedule(batch_size=64))
         >>> loaders.schedule.batch_size  # trainer.fit(learner, loaders)
         64
     """
 
-    def __init__(self, train: ImageSet, validation: ImageSet, schedule: Schedule, speed: Speed) -> None:
+    def __init__(self, train: ImageSet, validation: ImageSet, schedule: Schedule, speed: Speed | None = None) -> None:
         super().__init__()
         self.composition = train.composition
         self.sets = replace(train, composition=None), validation
         self.schedule = schedule
-        self.speed = speed
+        self.speed = speed or Speed()
 
     def train_dataloader(self) -> DataLoader:
         """This process's shard of the training images."""
