@@ -250,19 +250,6 @@ class Classifier:
 
     # An array or a tensor is one image or several, by its axes.
     @overload
-    def __call__(self, images: "str | Path | PILImage", resize: Fit | None = None) -> Answer: ...
-
-    @overload
-    def __call__(self, images: list[Any] | tuple[Any, ...], resize: Fit | None = None) -> list[Answer]: ...
-
-    @overload
-    def __call__(self, images: "Image | Sequence[Image]", resize: Fit | None = None) -> Answer | list[Answer]: ...
-
-    def __call__(self, images: "Image | Sequence[Image]", resize: Fit | None = None) -> Answer | list[Answer]:
-        """Classifies one image, or several: see :meth:`predict`."""
-        return self.predict(images, resize)
-
-    @overload
     def predict(self, images: "str | Path | PILImage", resize: Fit | None = None, batch_size: int = 64) -> Answer: ...
 
     @overload
@@ -304,6 +291,8 @@ class Classifier:
         each: Iterable[Any] = cast(Iterable[Any], images) if several else [images]
         answers = [answer for _, answer in self.stream(each, resize, batch_size)]
         return answers if several else answers[0]
+
+    __call__ = predict
 
     def stream(
         self,

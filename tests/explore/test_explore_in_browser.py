@@ -469,6 +469,9 @@ def test_another_network_is_waited_for_on_an_empty_page(page: Any) -> None:
     page.evaluate("answer()")
     settle(page)
     expect(page.locator("#opening")).to_have_text("")
+    choose(page, "trained")
+    expect(page.locator("#verdict")).to_contain_text("Routing decided something.")  # once, over all panels
+    choose(page, "steps")
     expect(page.locator("#about")).to_contain_text("DynamicRouting")
 
 
@@ -528,6 +531,20 @@ def test_all_texts_can_be_read_by_day_and_by_night(page: Any, scheme: str, netwo
         assert ratio >= 4.5, text
     finally:
         page.emulate_media(color_scheme="light")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_reports_can_be_read_by_day_and_by_night(page: Any, tmp_path: Path, scheme: str) -> None:
+    classifier = Classifier.open(QUESTIONS)
+    index = classifier.task.report(tmp_path, classifier.network, local_samples(QUESTIONS, classifier), {}, [])
+    other = page.context.browser.new_page(color_scheme=scheme)
+    other.goto(index.as_uri())
+    brightness = other.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0]")
+    assert (int(brightness) < 60) == (scheme == "dark")
+    assert other.locator("p span").count() > 20  # words in colours
+    ratio, text = other.evaluate(CONTRASTS)
+    assert ratio >= 4.5, text
+    other.close()
 
 
 def test_the_page_is_used_without_a_mouse(page: Any) -> None:

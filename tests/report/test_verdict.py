@@ -114,4 +114,3 @@ def test_the_explorer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = explorer.assignments(look, 0)
     assert maps is not None
     assert (maps["layers"], maps["text"]) == ([], NOTHING.of_routing)
-    assert NOTHING.of_routing in explorer.routing(look)["text"]

@@ -177,7 +177,7 @@ class SeveralLabels(Task):
         from torchcaps_lab.report import Observation, exhibits_of, judge
         from torchcaps_lab.report.pictures.learning_curves import LearningCurves
         from torchcaps_lab.report.pictures.present_classes import PresentClasses
-        from torchcaps_lab.report.pictures.summary import Quantity, Summary
+        from torchcaps_lab.report.pictures.summary import Summary
 
         found = self.examine(network, images)
         verdict = judge(network, images) if images.what == "images" else None
@@ -192,8 +192,7 @@ class SeveralLabels(Task):
             examples = _chosen(selection, _first_of_each(selection.target))
             shown, clearest = (Observation(network, one, verdict=verdict) for one in (selection, examples))
             yield from exhibits_of(shown, clearest)
-        measured = [Quantity("exactly right", found.figures["accuracy"], percent=True)]
-        yield Summary.of("Settings and measures", summary, measured)
+        yield Summary.of("Settings", summary, [])
 
 
 def _each_class(images: ImageSet, most: int = 20) -> "Selection | None":

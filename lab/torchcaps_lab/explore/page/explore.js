@@ -4,6 +4,7 @@ const $ = (id) => document.getElementById(id);
 const MAP = 168; // pixels of a picture with a map over it
 const SHEET = 280; // pixels of the longer side of the drawing, about
 const AT_ONCE = 20; // classes up to which a pose is drawn in all of them
+const FULL = 128; // of 255: how strong the colour of a word is at most, so that it is read by day and by night
 const KEEP = "Keep an image, then draw another one.";
 
 const state = {
@@ -464,6 +465,8 @@ function showClasses() {
   drawOver();
 }
 
+const shaded = (hex, strength) => hex + Math.round(FULL * strength).toString(16).padStart(2, "0");
+
 function showWords() {
   const { pieces, known, shares, colours } = state.words;
   const asked = state.pointed ?? state.fixed;
@@ -471,15 +474,14 @@ function showWords() {
   $("coloured").replaceChildren(...pieces.flatMap((piece, place) => {
     const label = asked ?? strongest(shares[place]);
     const strength = Math.max(0, Math.min(1, shares[place][label]));
-    const shade = Math.round(128 * strength).toString(16).padStart(2, "0"); // so pale that the words are read, on dark too
     const word = element("span", { textContent: piece.trimEnd(), title: `${name(label)} ${strength.toFixed(2)}`,
       className: known[place] ? "" : "unknown" });
-    word.style.backgroundColor = colours[label] + shade;
+    word.style.backgroundColor = shaded(colours[label], strength);
     return [word, piece.slice(piece.trimEnd().length)];
   }));
   $("legend").replaceChildren(...colours.map((one, label) => {
     const patch = element("i");
-    patch.style.backgroundColor = one;
+    patch.style.backgroundColor = shaded(one, 1);
     return element("span", {}, patch, name(label), element("small", { textContent: state.network.meanings[name(label)] ?? "" }));
   }));
 }

@@ -74,11 +74,10 @@ class Assignments(OfImages):
         chosen = observation.selection.first(max(COLUMNS, classes))
         targets, even = observation.target[chosen], observation.even
         verdict = observation.verdict
-        nothing = verdict is not None and verdict.even
-        texts = ("" if verdict is None else verdict.of_routing, "" if nothing else _meaning(observation))
+        nothing = verdict.of_routing if verdict is not None and verdict.even else ""
         return cls(
             title="Where each part of the image went",
-            text=" ".join(text for text in texts if text),
+            text=nothing or _meaning(observation),
             pictures=observation.selection.pictures[chosen],
             titles=observation.selection.titles_at(chosen),
             targets=targets,

@@ -94,8 +94,7 @@ class RoutingSteps(Exhibit):
         return cls(
             title="Routing, step by step",
             text="Each row is a child capsule, each column a class: a step assigns each child to the classes that its "
-            "vote agrees with, and makes the classes anew from the votes of their children."
-            + ("" if observation.verdict is None else f" {observation.verdict.of_routing}"),
+            "vote agrees with, and makes the classes anew from the votes of their children.",
             picture=observation.selection.pictures[place],
             routing=type(model.routing).__name__,
             steps=tuple(_routing_step(step, activation, order) for step in steps),

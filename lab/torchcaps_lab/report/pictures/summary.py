@@ -72,10 +72,7 @@ def _words(value: Any) -> str:
 def measures(findings: Findings) -> list[Quantity]:
     """What a classifier's answers come to."""
     found = [
-        Quantity("images in this report", len(findings.labels)),
-        Quantity("accuracy on them", findings.accuracy, percent=True),
-        Quantity("error on them", findings.error, percent=True),
-        Quantity("balanced accuracy on them: mean recall of the classes", findings.balanced_accuracy, percent=True),
+        Quantity("balanced accuracy: mean recall of the classes", findings.balanced_accuracy, percent=True),
         Quantity("mean activation of the true class", findings.true_activation),
         Quantity("images with no class above 0.5", findings.undecided, percent=True),
     ]
