@@ -212,5 +212,5 @@ def _metavar(hint: Any) -> str:
     parts = [part for part, _ in alternatives(hint)]
     choices = [str(one) for part in parts if get_origin(part) is Literal for one in get_args(part)]
     words = {int: "N", float: "X", bool: "true|false", str: "", type(None): ""}
-    named = (words.get(part, part.__name__) for part in parts if inspect.isclass(part))
-    return "|".join(choices) or next(filter(None, named), "VALUE")
+    named = [words.get(part, part.__name__) for part in parts if inspect.isclass(part)]
+    return "|".join([*[*filter(None, named)][:1], *choices]) or "VALUE"

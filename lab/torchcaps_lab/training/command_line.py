@@ -1,7 +1,7 @@
 """The options of a training as plain values, as they stand in YAML. Reading them does not need Lightning."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from torchcaps.spec import Argument, Declared, Spec, complete, declared, meant
@@ -45,6 +45,12 @@ class TrainingOptions:
             ValueError: if they do not fit together.
         """
         return cast(Any, tuple(group.make() for group in self.groups))
+
+    def with_rate(self, lr: float) -> "TrainingOptions":
+        """The same with that learning rate."""
+        groups = [replace(one, arguments={**one.arguments, **({"lr": lr} if one.cls is Optimisation else {})})
+                  for one in self.groups]  # fmt: skip
+        return replace(self, groups=tuple(groups))
 
     def plain(self) -> dict[str, Any]:
         """All options by name, ready for JSON and YAML."""

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -16,7 +17,7 @@ from torchcaps.models import ImageClassifier, create_model, list_models
 from torchcaps.models.registry import MODELS
 from torchcaps.numerics import check_finite, check_size, given
 from torchcaps.routing import Routing
-from torchcaps.spec import Registry
+from torchcaps.spec import Registry, Within
 from torchcaps_lab.data import ImageData, ImageSet, Preprocess
 from torchcaps_lab.tasks import Task, as_task
 from torchcaps_lab.training.speed import Speed
@@ -123,6 +124,9 @@ class Optimisation:
         loss: on the activations of the class capsules.
         reconstruction: weight of the sum of squared errors of the reconstruction.
         optimizer: its class, such as Adam, and its arguments.
+        lr: the learning rate, of the optimizer and where a scheduler begins or peaks; "find" takes a tenth of the one
+            with which the loss falls lowest in 100 steps of a network that is then thrown away, and keeps it as an
+            option of the run; default: that of the optimizer.
         scheduler: of the learning rate; one that takes ``total_steps`` and was not given any, such as OneCycleLR with
             only ``max_lr``, spans all steps of the training.
         scheduler_interval: whether the scheduler steps each epoch or each step; ReduceLROnPlateau monitors the loss on
@@ -133,7 +137,7 @@ class Optimisation:
             (ZeRO, stage 1: Rajbhandari et al. 2020).
 
     Raises:
-        ValueError: if ``reconstruction`` is negative or not finite.
+        ValueError: if ``reconstruction`` is negative or not finite, or ``lr`` is not above 0.
 
     Example:
         >>> from torchcaps_lab.training import Optimisation
@@ -144,6 +148,7 @@ class Optimisation:
     loss: ActivationLoss = field(default_factory=MarginLoss)
     reconstruction: float = 0.0005
     optimizer: OptimizerFactory
+    lr: float | Literal["find"] | None = None
     scheduler: SchedulerFactory | None = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
     class_weights: Literal["balanced"] | None = None
@@ -151,6 +156,12 @@ class Optimisation:
 
     def __post_init__(self) -> None:
         check_finite(0, reconstruction=self.reconstruction)
+        if self.lr in (None, "find"):
+            return
+        Within(0, open=True).check("lr", self.lr)
+        self.optimizer = partial(cast(Any, self.optimizer), lr=self.lr)
+        if "max_lr" in getattr(self.scheduler, "keywords", {}):
+            self.scheduler = partial(cast(Any, self.scheduler), max_lr=self.lr)
 
     def weigh(self, images: ImageSet) -> None:
         """Gives the loss the weights of the classes in the training images, if ``class_weights`` is set.

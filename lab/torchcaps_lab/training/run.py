@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from torchcaps_lab.training.fitting import Fitting, rehearse
 from torchcaps_lab.training.folder import RunFolder, is_first_process
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.options import Caller, Optimisation, Running, Schedule, Subject
+from torchcaps_lab.training.rate import find_rate
 from torchcaps_lab.training.reading import as_yaml
 from torchcaps_lab.training.record import follow_record, write_record
 
@@ -201,7 +202,13 @@ def train_with(folder: RunFolder, options: TrainingOptions, **how: Any) -> dict[
         if not folder.config.is_file():
             raise
         raise FileNotFoundError(f"{error}; if the images have moved, --data.root says where they are now") from error
-    return train(folder, *groups, Caller(options=options.plain(), **how))
+    caller = Caller(options=options.plain(), **how)
+    if groups[1].lr == "find":
+        options = options.with_rate(find_rate(*groups))
+        groups, caller = (groups[0], options.groups[1].make(), *groups[2:]), replace(caller, options=options.plain())
+        if caller.show is not None and is_first_process():
+            caller.show(f"lr {options.plain()['lr']} was found")
+    return train(folder, *groups, caller)
 
 
 def circumstances(trainer: Trainer, metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
