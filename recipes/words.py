@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recipes.kit.base import Picture, Recipe, Study, lines_of, register_recipe
-from recipes.kit.charts import bars_upwards
+from recipes.kit.base import Key, Picture, Recipe, Study, lines_of, register_recipe
+from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option
 from torchcaps.models import TextClassifier
@@ -109,13 +110,14 @@ class WordsRecipe(Recipe[WordsSettings]):
             found |= {name: 100 * one.figures["accuracy"] for name, one in told.items()}
         return found
 
+    def pictures(self, outcomes: Sequence[Study]) -> dict[str, Picture]:
+        """The joined questions over all seeds, and those in colour of the first."""
+        return {"pairs": Picture(pairs([one.figures for one in outcomes]), self.caption), **outcomes[0].pictures}
+
     def finish(self, study: Study, given: TextSet) -> None:
-        """Bars for the joined questions, and some of these in colour."""
-        rows = [row for row in study.trained if ROWS[row][0] == TREC]
-        told = {name: [study.figures[row, name] for row in rows] for name in TOLD}
-        study.pictures["pairs"] = Picture(pairs_figure([ROWS[row][1] for row in rows], told), self.caption)
-        for row in rows:
-            if ROWS[row][1] in (CAPSULES, ENCODER, POOLED):
+        """Some of the joined questions in colour."""
+        for row in study.trained:
+            if ROWS[row][0] == TREC and ROWS[row][1] in (CAPSULES, ENCODER, POOLED):
                 caption = (
                     f"Joined test questions ({ROWS[row][1]}): each word has the colour of the class to which routing "
                     "assigned the capsules that saw it, the stronger the more they contributed."
@@ -124,16 +126,16 @@ class WordsRecipe(Recipe[WordsSettings]):
                 study.pictures[name] = Picture(_coloured(study.trained[row], given), caption)
 
 
-def pairs_figure(networks: Sequence[str], told: Mapping[str, Sequence[float]]) -> "Figure":
-    """Bars of the joined questions that each network classified correctly, in percent, with and without the count."""
-    figure = new_figure(7.5, 3.6)
-    axes = figure.add_subplot()
-    bars_upwards(axes, networks, told, digits=1)
-    axes.set_ylabel("both classes correct, %")
-    axes.set_title("Two questions in one text", fontsize=11)
-    axes.legend(fontsize=8, frameon=False)
-    axes.margins(y=0.3)
-    return figure
+def pairs(figures: Sequence[Mapping[Key, float]]) -> "Figure":
+    """Joined questions that each network classified correctly, with and without the count: mean and deviation."""
+    rows = [row for row in ROWS if (row, MOST_ACTIVE) in figures[0]]
+    panels = []
+    for name in TOLD:
+        found = [[one[row, name] for one in figures] for row in rows]
+        panels.append(
+            Dots(f"{name}, % of pairs", [mean(one) for one in found], [stdev(one) if one[1:] else 0.0 for one in found])
+        )
+    return dot_panels([ROWS[row][1] for row in rows], panels)
 
 
 def _coloured(trained: Trained, pairs: TextSet, count: int = 8) -> "Figure":

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from recipes import words
 from recipes.kit.base import TEST_ERROR, Line, error_bars
 from recipes.kit.charts import (
     Cell,
@@ -80,6 +81,15 @@ def test_a_figure_of_steps_says_of_what() -> None:
     figure = steps_figure("digits", {"1 step": curves})
     assert figure.get_suptitle() == "digits"
     assert [axes.get_title() for axes in figure.axes] == ["test accuracy", "entropy of the assignment"]
+
+
+def test_joined_questions_of_all_seeds() -> None:
+    row = f"{words.TREC}: {words.CNN}"
+    seeds = [{(row, words.MOST_ACTIVE): one, (row, words.ABOVE): 10.0} for one in (60.0, 64.0)]
+    first, second = words.pairs(seeds).axes
+    assert [list(axes.lines[0].get_xdata()) for axes in (first, second)] == [[62], [10]]
+    (spread,) = first.collections[0].get_segments()
+    assert (spread[1] - spread[0])[0] == pytest.approx(2 * 8**0.5)  # the sample's deviation, to both sides
 
 
 class TestErrorBars:
