@@ -826,7 +826,7 @@ const choose = latest(async (network) => {
   const { model, parameters, image_shape, classes, routing, steps, samples, draws, reads, scenes, verdict } = state.network;
   const route = `${routing} in ${steps === null ? "one pass" : counted(steps)}`;
   const takes = reads ? "texts" : `images of ${image_shape.slice(1).join(" x ")}`;
-  $("about").textContent = `${model}: ${parameters.toLocaleString("en")} parameters, ${takes}, ${route}`;
+  $("about").textContent = `${model}: ${parameters.toLocaleString("en")} parameters, ${takes}, ${route}.`;
   $("verdict").textContent = verdict === null ? "" : `${verdict.routing} ${verdict.decoder}`;
   $("draw").querySelector(".says").textContent = reads ? "Type a question or a sentence; the network answers while you type."
     : !draws ? "This network takes other pictures than can be drawn: choose a test image."
