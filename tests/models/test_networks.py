@@ -319,6 +319,12 @@ print(NETWORKS["Cell"] is Cell, Cell is first)
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert result.stdout.split() == ["True", "False"], result.stderr
 
+    def test_all_weights_of_described_networks_are_counted_though_none_is_drawn(self) -> None:
+        names = ["byerly", "capsnet_small", "efficient_capsnet_smallnorb", "matrixcapsnet_small", "text_encoder"]
+        rows = describe_models(names)
+        made = [create_model(name) for name in names]
+        assert [row["parameters"] for row in rows] == [sum(one.numel() for one in net.parameters()) for net in made]
+
     def test_models_of_other_networks(self, stranger: Any) -> None:
         assert create_model("stranger", width=5).layer.out_features == 5
         (row,) = describe_models(["stranger"])

@@ -113,10 +113,10 @@ def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Draws no initial weights, which takes most of the time of making a network."""
+    """Draws hardly any initial weights, which takes most of the time of making a network."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
         named = named or {}
-        if function.__name__ in ("normal_", "uniform_", "trunc_normal_"):
+        if function.__name__ in ("normal_", "uniform_") or getattr(function, "__module__", "") == "torch.nn.init":
             return (args[0] if args else named["tensor"]).detach().zero_()
         return function(*args, **named)
