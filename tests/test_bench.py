@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from benchmarks import compare, measure, report, suite
+from benchmarks import compare, first_minutes, measure, report, suite
 from benchmarks.__main__ import PARTS, main
 from benchmarks.cases import CASES, LayerCase, NetworkCase, call_of, with_batch
 from benchmarks.measure import Spread
@@ -180,6 +180,32 @@ class TestOptions:
             main([name, "--help"])
         assert end.value.code == 0
         assert f"usage: python -m benchmarks {name} " in capsys.readouterr().out
+
+
+class TestFirstMinutes:
+    @pytest.mark.skipif(os.name != "posix", reason="processor seconds of a child are told by wait4")
+    def test_waits_are_measured_up_to_a_line_or_the_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        few = {name: first_minutes.WAITS[name] for name in ("`torchcaps --help`", "training: the first line")}
+        monkeypatch.setattr(first_minutes, "WAITS", few)
+        out = tmp_path / "found.json"
+        assert main(["first-minutes", "--runs", "1", "--against", str(ROOT), "--out", str(out)]) == 0
+        found = json.loads(out.read_text())["processor_seconds"]
+        (helped, again), (line, other) = found.values()
+        assert 0 < max(helped, again) < min(line, other)  # which waits for torch
+        assert f"| `torchcaps --help` | {helped:.2f} | {again:.2f} |" in capsys.readouterr().out
+        monkeypatch.setattr(first_minutes, "WAITS", {"never": first_minutes.Wait(("train", "nowhere"), "epoch 1/")})
+        assert main(["first-minutes", "--runs", "1"]) == 1
+        assert "train nowhere did not say 'epoch 1/': torchcaps train: error: there is no" in capsys.readouterr().err
+
+    def test_the_page_about_speed_has_the_figures_of_its_file(self) -> None:
+        kept = json.loads((ROOT / "docs" / "results" / "first-minutes.json").read_text())
+        page = (ROOT / "docs" / "speed.md").read_text()
+        for what, (before, now) in kept["processor_seconds"].items():
+            assert f"| {what} | {before:.2f} | {now:.2f} |" in page
+        assert [*kept["processor_seconds"]] == [*first_minutes.WAITS]
+        assert kept["command"].split(" --against")[0] in page
 
 
 def test_the_page_about_the_algorithm_has_the_figures_of_its_script(

@@ -37,10 +37,9 @@ def command(
 
 
 def _read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of the epochs, counted from one; earlier versions counted from zero."""
+    """The rows of the epochs."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+            return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     except (ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    return [{**row, "epoch": place} for place, row in enumerate(rows, 1)]

@@ -85,8 +85,8 @@ class History(Callback):
         return {"rows": self.rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from these rows; earlier versions counted the epochs from zero."""
-        self.rows = [{**row, "epoch": place} for place, row in enumerate(state_dict["rows"], 1)]
+        """Continues from these rows."""
+        self.rows = [*state_dict["rows"]]
 
 
 def duration(seconds: float) -> str:

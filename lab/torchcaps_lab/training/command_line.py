@@ -11,9 +11,6 @@ from torchcaps_lab.training.reading import merged
 GROUPS = (Subject, Optimisation, Schedule, Running)
 """The groups of options of a training, which are on one level on the command line and in YAML."""
 
-_GONE = ("auto", "keep_memory")
-"""Options of ``speed`` that runs of earlier versions have; what they chose makes no other network."""
-
 DEFAULTS: dict[str, Any] = {"optimizer": {"name": "Adam", "lr": 1e-3}}
 """The options that have a default here, and none in Python."""
 
@@ -79,8 +76,6 @@ def training_options(values: Mapping[str, Any], imported: tuple[str, ...] = ()) 
     if unknown := [name for name in values if name not in known]:
         raise ValueError(f"there is no option {unknown[0]}{meant(unknown[0], known)}")
     check_trainer(values.get("trainer"))
-    if isinstance(speed := values.get("speed"), Mapping):
-        values["speed"] = {name: value for name, value in speed.items() if name not in _GONE}
     values = {**values, **{name: merged(default, values.get(name, {})) for name, default in DEFAULTS.items()}}
     groups = []
     for group in GROUPS:
