@@ -263,7 +263,12 @@ def _result(name: str) -> Any:
 
 @pytest.mark.parametrize(
     ("data", "results"),
-    [("Digits", "digits"), ("MNIST", "mnist"), ("5 classes", "photos5"), ("smallNORB", "smallnorb")],
+    [
+        ("Digits", "digits"),
+        ("MNIST", "mnist"),
+        ("500 photos", "photos500"),
+        ("smallNORB", "smallnorb"),
+    ],
 )
 def test_accuracies_of_the_readme_are_those_of_their_results(data: str, results: str) -> None:
     files = [json.loads(path.read_text()) for path in (ROOT / "docs" / "results").glob(f"{results}-*.json")]

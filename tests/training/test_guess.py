@@ -78,7 +78,14 @@ def test_photos_stand_on_a_pretrained_backbone_where_there_is_one(photos, pretra
     assert found.options["preprocess"].get("crop") == (128 if on else None)
     assert found.options["preprocess"]["flip"]
     assert ("frozen_epochs" in found.options) == on
-    assert ("timm/efficientnet_lite0 with installed weights" in found.why["model"]) == on
+    assert ("on timm/efficientnet_lite0 with weights imagenet" in found.why["model"]) == on
+
+
+def test_another_backbone_of_timm_is_trained_in_the_same_way(photos):
+    found = guess(photos, {"model_args": {"backbone": "timm/resnet18", "weights": "hub"}})
+    assert found.options["model_args"] == {**ON_IMAGENET, "backbone": "timm/resnet18", "weights": "hub"}
+    assert "standardise" not in found.options["preprocess"]  # the backbone normalises
+    assert "on timm/resnet18 with weights hub" in found.why["model"]
 
 
 @pytest.mark.parametrize("pretrained", [True], indirect=True)
@@ -90,7 +97,7 @@ def test_crops_follow_a_size_that_is_given(photos, pretrained):
 def test_epochs_are_guessed_for_a_number_of_steps(photos):
     """17 photos of 24 are trained on, two batches of 8 an epoch."""
     options = guess(photos).options
-    assert (options["batch_size"], options["epochs"]) == (8, 120)
+    assert (options["batch_size"], options["epochs"]) == (8, 150)
     for path in photos.rglob("*.png"):
         with Image.open(path) as image:
             image.convert("L").save(path)

@@ -1,4 +1,4 @@
-"""Stronger random changes of training images, by kornia, on the device of the images.
+"""Stronger random changes of training images, most by kornia, on the device of the images.
 
 What happens to an image depends only on the seed, the epoch and its index, as in :mod:`torchcaps_lab.data.preprocess`.
 """
@@ -29,7 +29,7 @@ def _kornia() -> ModuleType:
         import kornia
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "rotate, randaugment and erase need kornia, which is not installed: pip install 'torchcaps-lab[augment]'",
+            "rotate and randaugment need kornia, which is not installed: pip install 'torchcaps-lab[augment]'",
             name="kornia",
         ) from error
     return kornia
@@ -104,9 +104,14 @@ class RandomErasing:
         height = (area * ratio).sqrt().round().clamp(1, H)
         width = (area / ratio).sqrt().round().clamp(1, W)
         left, top = (left * (W - width + 1)).floor(), (top * (H - height + 1)).floor()
-        bbox = _kornia().geometry.bbox
-        mask = bbox.bbox_to_mask(bbox.bbox_generator(left, top, width, height), W, H).bool()[:, None]
+        mask = _within(top, height, H)[:, None, :, None] & _within(left, width, W)[:, None, None]
         return images.masked_fill(mask & (chosen < self.probability)[:, None, None, None], 0)
+
+
+def _within(first: Tensor, count: Tensor, size: int) -> Tensor:
+    """Which of so many places lie among the ``count`` from the first one on, both (B,): (B, size)."""
+    places = torch.arange(size, device=first.device)
+    return (places >= first[:, None]) & (places < (first + count)[:, None])
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,7 @@ class Preprocess:
 
     Training images are rescaled, shifted, turned, cropped, flipped, augmented, changed in brightness and in contrast,
     erased in part and standardised or normalised, in this order; each step is left out unless asked for. All others are
-    rescaled, cropped in the centre and standardised or normalised. `rotate`, `randaugment` and `erase` need the extra
-    `augment`.
+    rescaled, cropped in the centre and standardised or normalised. `rotate` and `randaugment` need the extra `augment`.
 
     With `crop=32, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True` this is the way of G. Hinton,
     S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, on smallNORB of 48 x 48 pixels, except that the

@@ -30,10 +30,11 @@ ON_BACKBONE = "capsnet_on_backbone", "capsnet_on_backbone_cnn"
 PHOTO_BATCH = 32
 
 SCRATCH: dict[str, Any] = {
-    "preprocess": {"flip": True, "shift": 4, "standardise": True},
+    "preprocess": {"flip": True, "shift": 4, "erase": 0.25, "standardise": True},
     "optimizer": {"name": "AdamW", "lr": 3e-3, "weight_decay": 0.05},
     "scheduler": {"name": "OneCycleLR", "max_lr": 3e-3},
     "speed": {"channels_last": True},
+    "trainer": {"average": 0.98},
 }
 """How a network learns photos from nothing. Chosen on photos that were neither trained nor tested on, as the next."""
 
@@ -152,8 +153,8 @@ def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
     if colour:
         data["channels"] = 3
         why["data.channels"] = "3, colour"
-    steps, on = train // options["batch_size"], options.get("model_args", {}).get("backbone")
-    kind = f"on {on} with installed weights of ImageNet" if on else f"for images of {side} pixels"
+    steps, on = train // options["batch_size"], options.get("model_args")
+    kind = f"on {on['backbone']} with weights {on['weights']}" if on else f"for images of {side} pixels"
     why |= {
         "model": f"{options['model']}, {kind}",
         "batch_size": f"{options['batch_size']}, for {steps} steps an epoch",
@@ -179,12 +180,15 @@ def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
 
     own, size = _as_read(given.get("model_args")), _as_read(given.get("data")).get("size", PRETRAINED["data"]["size"])
     mine = given.get("model") is None or getattr(given["model"], "text", given["model"]) in ON_BACKBONE
-    free = mine and not {"backbone", "weights"} & own.keys() and isinstance(size, int) and size >= LARGEST_SIDE
-    recipe, steps, least = (PRETRAINED, 190, 4) if free and imagenet_installed() else (SCRATCH, 1500, 6)
-    if recipe is PRETRAINED:
-        recipe = merged(recipe, {"data": {"size": size}, "preprocess": {"crop": size * 8 // 9}})
+    fits = mine and isinstance(size, int) and size >= LARGEST_SIDE
+    chosen = str(own.get("backbone")).startswith("timm/") and "weights" in own
+    if fits and (chosen or (not {"backbone", "weights"} & own.keys() and imagenet_installed())):
+        more = {"data": {"size": size}, "preprocess": {"crop": size * 8 // 9}, "model_args": own}
+        recipe, steps, least = merged(PRETRAINED, more), 190, 4
+    else:
+        recipe, steps, least = SCRATCH, 2100, 6
     batch = min(batch_size_for(train * STEPS // 2), PHOTO_BATCH)  # half the images where there are few
-    epochs = epochs_for(train // batch, steps, (least, 120))
+    epochs = epochs_for(train // batch, steps, (least, 150))
     return {"model": ON_BACKBONE[0], **recipe, "batch_size": batch, "epochs": epochs}
 
 
@@ -198,8 +202,8 @@ def epochs_for(steps: int, wanted: int, bounds: tuple[int, int]) -> int:
 
     Example:
         >>> from torchcaps_lab.training.guess import epochs_for
-        >>> epochs_for(14, 1500, (6, 120)), epochs_for(700, 1500, (6, 120)), epochs_for(0, 1500, (6, 120))
-        (108, 6, 120)
+        >>> epochs_for(14, 2100, (6, 150)), epochs_for(700, 2100, (6, 150)), epochs_for(0, 2100, (6, 150))
+        (150, 6, 150)
     """
     return min(max(-(-wanted // max(steps, 1)), bounds[0]), bounds[1])
 
