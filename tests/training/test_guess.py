@@ -135,3 +135,12 @@ def test_what_is_not_there_is_one_clear_error(photos, capsys, words, said):
     assert status("train", *words) != 0
     assert said in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_all_that_is_in_the_way_is_said_at_once(photos, capsys):
+    for name in ("birds", "fish"):
+        (photos / name).mkdir()
+    assert status("train", "photos") != 0
+    said = capsys.readouterr().err
+    assert "class folder photos/birds holds no images; class folder photos/fish holds no images" in said
+    assert not Path("runs").exists()

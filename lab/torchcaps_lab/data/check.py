@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchcaps_lab.data.alike import first_alike, look_of, pixels_digest
-from torchcaps_lab.data.files import ImageFile, Listing, list_folder
+from torchcaps_lab.data.files import ImageFile, looked_through
 from torchcaps_lab.data.handwriting import is_turned
 from torchcaps_lab.data.manifest import (
     PARTS,
@@ -105,16 +105,6 @@ class FolderReport:
         return lines + [f"PROBLEM: {problem}" for problem in self.problems]
 
 
-@dataclass
-class _Lenient(Listing):
-    """A listing that keeps problems that forbid training, instead of raising an error."""
-
-    refused: list[str] = field(default_factory=list)
-
-    def refuse(self, why: str) -> None:
-        self.refused.append(why)
-
-
 class _Look(NamedTuple):
     """What was found in a file that was read in full."""
 
@@ -139,8 +129,7 @@ def check_folder(root: str | Path) -> FolderReport:
         NotADirectoryError: `root` is not a folder.
         ValueError: it is unclear which folders are classes, or there are no images in them.
     """
-    listing = list_folder(Path(root).expanduser(), _Lenient)
-    assert isinstance(listing, _Lenient)
+    listing = looked_through(Path(root).expanduser())
     if not listing.items:
         raise ValueError("; ".join(listing.refused))
     files = [file for part in listing.parts.values() for file in part]

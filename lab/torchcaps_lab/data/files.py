@@ -1,7 +1,7 @@
 """Finds the image files of a folder, their classes, and their splits if it has folders for these."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -43,9 +43,11 @@ class Listing(Listed):
 
     Attributes:
         root: the folder; names are relative to it.
+        refused: why it cannot be trained on, for people.
     """
 
     root: Path = Path()
+    refused: list[str] = field(default_factory=list)
     what: ClassVar[str] = "images"
 
     @cached_property
@@ -55,29 +57,24 @@ class Listing(Listed):
     def add(self, part: str, folder: Path) -> None:
         """Lists the class folders in ``folder`` as a split.
 
-        Raises:
-            ValueError: there are fewer than two, they differ from those of earlier splits, or one of them holds no
-                images.
+        It is refused if there are fewer than two, they differ from those of earlier splits, or one of them holds no
+        images.
         """
         found = _folders(folder)
         classes = tuple(path.name for path in found)
         if self.parts and classes != self.classes:
-            self.refuse(f"{folder} must hold the class folders of train, {self.classes}, got {classes}")
+            self.refused.append(f"{folder} must hold the class folders of train, {self.classes}, got {classes}")
         if len(classes) < 2:
-            self.refuse(f"{folder} must hold a folder for each of two or more classes, got {classes}")
+            self.refused.append(f"{folder} must hold a folder for each of two or more classes, got {classes}")
         self.classes += tuple(name for name in classes if name not in self.classes)
         files = self.parts.setdefault(part, [])
         seen: set[Path] = {folder.resolve()}
         for path in found:
             images = sorted(self._images(path, seen))
             if not images:
-                self.refuse(f"class folder {path} holds no {self.what}{self._reasons(path)}")
+                self.refused.append(f"class folder {path} holds no {self.what}{self._reasons(path)}")
             files += [ImageFile(self._name(image), path.name, image) for image in images]
         self._leave_out_loose(folder)
-
-    def refuse(self, why: str) -> None:
-        """Raises a `ValueError`: data that cannot be trained on are refused at once."""
-        raise ValueError(why)
 
     def _images(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
         """The image files in a folder, however deep; links are followed, each folder is read once."""
@@ -133,9 +130,21 @@ def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:
     """Lists the images, or files of another ``kind``, of a folder of classes, or of folders of splits that hold these.
 
     Raises:
+        ValueError: it cannot be trained on; says all that is in the way. And what :func:`looked_through` raises.
+    """
+    listing = looked_through(root, kind)
+    if listing.refused:
+        raise ValueError("; ".join(listing.refused))
+    return listing
+
+
+def looked_through(root: Path, kind: type[Listing] = Listing) -> Listing:
+    """The same, also of a folder that cannot be trained on.
+
+    Raises:
         FileNotFoundError: there is no `root`.
         NotADirectoryError: `root` is not a folder.
-        ValueError: it is unclear which folders are splits and which are classes; see also :meth:`Listing.add`.
+        ValueError: it is unclear which folders are splits and which are classes.
     """
     if not root.exists():
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
