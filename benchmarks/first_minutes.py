@@ -30,9 +30,9 @@ class Wait(NamedTuple):
 WAITS = {
     "`torchcaps --help`": Wait(("--help",)),
     "`torchcaps train --help`": Wait(("train", "--help")),
-    "a misspelt option: `torchcaps train --epoch 3`": Wait(("train", "--epoch", "3")),
-    "a missing folder: `torchcaps train nowhere`": Wait(("train", "nowhere")),
-    "a missing run: `torchcaps evaluate nowhere`": Wait(("evaluate", "nowhere")),
+    "a misspelt option: `train --epoch 3`": Wait(("train", "--epoch", "3")),
+    "a missing folder: `train nowhere`": Wait(("train", "nowhere")),
+    "a missing run: `evaluate nowhere`": Wait(("evaluate", "nowhere")),
     "`torchcaps models`": Wait(("models",)),
     "`torchcaps check photos`, 280 images": Wait(("check", "photos")),
     "`torchcaps predict`, 28 files": Wait(("predict", "mnist/efficient_capsnet", "photos/0")),

@@ -10,6 +10,7 @@ import pytest
 from recipes.__main__ import main as recipes_main
 from torchcaps_lab.cli import COMMANDS
 from torchcaps_lab.cli.parser import OptionParser
+from torchcaps_lab.training.guess import Guess
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted(
@@ -60,6 +61,9 @@ def test_options_are_there(document: str, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(OptionParser, "parse_args", parsed)
     monkeypatch.setattr("torchcaps_lab.training.train_with", begun, raising=False)
     monkeypatch.setattr("torchcaps_lab.training.RunFolder.unused", lambda folder: folder)
+    monkeypatch.setattr("torchcaps_lab.cli.places.There.check", lambda *_: None)
+    guessed = Guess({"data": {"name": "Digits"}, "run": "runs/photos"}, {})
+    monkeypatch.setattr("torchcaps_lab.cli.train.guess", lambda *_: guessed)
     monkeypatch.chdir(ROOT)
     for name, *arguments in commands((ROOT / document).read_text(encoding="utf-8")):
         try:
