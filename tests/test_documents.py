@@ -236,7 +236,12 @@ def test_figures_of_recipes_are_those_of_their_results() -> None:
             assert not _strange(cells[3], values), line
 
 
-SAID = {"Affine transforms": "affine", "Adversarial images": "adversarial", "Two digits from one": "two-digits"}
+SAID = {
+    "Affine transforms": "affine",
+    "Adversarial images": "adversarial",
+    "Two digits from one": "two-digits",
+    "Squash and steps": "two-digits",
+}
 """What the documents say about in words, with its recipe."""
 
 
