@@ -196,6 +196,8 @@ def draw() -> Any:
             errors = [[one.facts["figures"][name] for one in of_seeds.values()] for name in (FAMILIAR, NOVEL)]
             above.plot(*errors, "o", color=colours[head], markersize=4, alpha=0.5)
             above.plot(*map(np.mean, errors), "o", color=colours[head], markersize=9, label=head)
+        if above is not panels[0, 0]:
+            above.sharey(panels[0, 0])
         above.set(title=f"novel {view}s", xlabel="error on familiar views of other toys, %")
         above.set_ylabel("error on novel views of other toys, %")
         others = compared(runs, 1)
