@@ -67,7 +67,7 @@ class ConvNetCapsules(CapsuleClassifier):
         return self.primary_caps(self.features(images))
 
 
-@register_model("convnet_pooled", f"{HAHN}, average pooling and a linear layer", hidden=0)
+@register_model("convnet_pooled", f"{HAHN}, average pooling and a linear layer", hidden=None)
 @register_model("convnet_linear", f"{HAHN}, a seventh, and a linear layer of all its positions")
 @settings
 class ConvNet(ImageClassifier):
@@ -77,20 +77,21 @@ class ConvNet(ImageClassifier):
         image_shape: (C, H, W) of the images.
         classes: number of classes.
         widths: as in :class:`ConvNetCapsules`.
-        hidden: channels of the seventh; 0 for average pooling.
+        hidden: channels of the seventh; None for average pooling.
     """
 
     image_shape: tuple[int, int, int] = (1, 32, 32)
     classes: int = 5
     widths: Sizes = (16, 32, 32, 64, 64, 128)
-    hidden: int = 512
+    hidden: Size | None = 512
 
     def __post_init__(self) -> None:
         self.features, grid = backbone(self.image_shape, self.widths)
         if self.hidden:
             self.features.append(convolution(self.widths[-1], self.hidden))
         self.pool = nn.Identity() if self.hidden else nn.AdaptiveAvgPool2d(1)
-        self.head = nn.Linear(self.hidden * math.prod(grid) or self.widths[-1], self.classes)
+        features = self.hidden * math.prod(grid) if self.hidden else self.widths[-1]
+        self.head = nn.Linear(features, self.classes)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageChops, ImageDraw
 
 from torchcaps.models import EfficientCapsNet, create_model, load_pretrained, pretrained
 from torchcaps.models.pretrained import describe_pretrained, list_pretrained, pretrained_folder
@@ -97,16 +97,16 @@ class TestNames:
     def test_the_command_line_finds_what_is_in_a_scene(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        scene = Image.new("L", (150, 110))
-        pen = ImageDraw.Draw(scene)
-        pen.line([(20, 20), (38, 20), (26, 46)], fill=255, width=4)
-        pen.ellipse([96, 60, 116, 92], outline=255, width=4)
-        scene.save(tmp_path / "scene.png")
+        seven, zero = Image.new("L", (150, 110)), Image.new("L", (150, 110))
+        ImageDraw.Draw(seven).line([(20, 20), (38, 20), (26, 46)], fill=255, width=4)
+        ImageDraw.Draw(zero).ellipse([96, 60, 116, 92], outline=255, width=4)
+        ImageChops.add(seven, zero).save(tmp_path / "scene.png")
         assert main(["predict", "scenes/scene_capsnet", str(tmp_path / "scene.png"), "--json"]) == 0
         row = json.loads(capsys.readouterr().out)
         assert sorted(row["classes"]) == ["0", "7"]
-        assert row["boxes"]["0"] == pytest.approx([96, 60, 117, 93], abs=4)
-        assert row["boxes"]["7"] == pytest.approx([18, 18, 40, 48], abs=4)
+        for name, drawn in (("7", seven), ("0", zero)):
+            (thing,) = row["things"][name]
+            assert thing["box"] == pytest.approx(drawn.getbbox(), abs=4)
 
     def test_the_command_line_shows_them(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["models", "--pretrained", "efficient*"]) == 0
