@@ -1,0 +1,145 @@
+"""Heads on one backbone, trained on single digits: where does routing pay?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recipes.attacks import Attacker, Sample, Scores, draw_sample
+from recipes.kit.base import Line, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.lab import data_of
+from recipes.kit.options import TrainingOptions
+from torchcaps.models import ImageClassifier
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.data import ImageSet, Overlay, fixed_pairs
+from torchcaps_lab.data.made import AFFNIST, LAYOUTS, apply_affine, arrange
+from torchcaps_lab.data.made.padded import on_canvas
+from torchcaps_lab.report import ask
+
+HEADS: dict[str, dict[str, Any]] = facts_of("digit-heads")["heads"]
+
+SINGLE, ABOVE, BESIDE = "single digits", "two, one above the other", "two, side by side"
+OVERLAPPING, AFFINE, HIDDEN = "two that overlap", "affine transforms", "a square hidden"
+ATTACKED, NOISY = "FGSM 0.1, white box", "random signs 0.1"
+TESTS = (SINGLE, ABOVE, BESIDE, OVERLAPPING, AFFINE, HIDDEN, ATTACKED, NOISY)
+"""The measures, errors in percent: of the single digits, the most active class; of two, the two most active ones."""
+
+ENTROPY = "entropy of the couplings"
+GROUPS = 50
+"""Of consecutive test images, for intervals: few people wrote the digits of one."""
+
+
+class Shown(NamedTuple):
+    """Images to test on.
+
+    Args:
+        images: uint8 (N, C, H, W).
+        present: the classes in each, bool (N, E).
+    """
+
+    images: Tensor
+    present: Tensor
+
+    def wrong(self, network: ImageClassifier) -> Tensor:
+        """Whether the most active classes, as many as there are, are others than those present: (N,)."""
+        channels, height, width = self.images.shape[1:]
+        activation = Classifier(network, image_shape=(channels, height, width)).activations(self.images)
+        ranks = activation.argsort(1, descending=True).argsort(1)
+        return ((ranks < self.present.sum(1, keepdim=True)) != self.present).any(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitHeadsSettings(TrainingOptions):
+    """One preset.
+
+    Attributes:
+        pairs: how many images of two digits, of each kind.
+        attacked: how many test images are attacked.
+        pad: border of the canvas of affine transforms, in pixels.
+        overlap: height and width of images of digits that overlap, ``shift`` the largest shift of each, in pixels.
+        hidden: side of the square that is hidden, in pixels.
+    """
+
+    pairs: int = 5000
+    attacked: int = 2000
+    pad: int = 6
+    overlap: int = 36
+    shift: int = 4
+    hidden: int = 10
+
+
+class Given(NamedTuple):
+    """What all rows are tested on."""
+
+    shown: Mapping[str, Shown]
+    sample: Sample
+    test: ImageSet
+
+
+def hide(images: Tensor, side: int, seed: int = 0) -> Tensor:
+    """Images (N, C, H, W) with a black square in each, anywhere within the image."""
+    generator = torch.Generator().manual_seed(seed)
+    height, width = images.shape[-2:]
+    top, left = (torch.randint(extent - side + 1, (len(images), 1), generator=generator) for extent in (height, width))
+    rows, columns = torch.arange(height), torch.arange(width)
+    inside = ((rows >= top) & (rows < top + side))[:, :, None] & ((columns >= left) & (columns < left + side))[:, None]
+    return images.masked_fill(inside[:, None], 0)
+
+
+@register_recipe
+class DigitHeads(Recipe[DigitHeadsSettings]):
+    """Heads trained alike on single digits: what do they know of others?"""
+
+    name: ClassVar = "digit-heads"
+    rows: ClassVar = HEADS
+    lines: ClassVar = (
+        *lines_of(((head, test) for head in HEADS for test in TESTS), {}),
+        *(Line(head, ENTROPY, unit="", higher_is_better=None) for head, own in HEADS.items() if "routing" in own),
+    )
+    settings: ClassVar = DigitHeadsSettings
+    grows: ClassVar = True
+
+    def begin(self, study: Study) -> Given:
+        """Test digits: alone, two of them, transformed, hidden in part. The same for all heads and seeds."""
+        settings, test = study.settings, data_of(study.settings.data).test
+        one = F.one_hot(test.labels, len(test.classes)).bool()
+        pairs = fixed_pairs(Overlay(test, settings.overlap, settings.shift), settings.pairs, seed=0)
+        canvas = on_canvas(test, settings.pad).images
+        layouts = {ABOVE: LAYOUTS["one above the other"], BESIDE: LAYOUTS["side by side"]}
+        shown = {
+            SINGLE: Shown(test.images, one),
+            **{name: Shown(*arrange(test, layout, settings.pairs)) for name, layout in layouts.items()},
+            OVERLAPPING: Shown(pairs.images, F.one_hot(pairs.labels, len(test.classes)).sum(1).bool()),
+            AFFINE: Shown(apply_affine(canvas, AFFNIST.draw(canvas)), one),
+            HIDDEN: Shown(hide(test.images, settings.hidden), one),
+        }
+        return Given(shown, draw_sample(test, test.preprocess, settings.attacked), test)
+
+    def measure(self, study: Study, row: str, given: Given) -> dict[str, float]:
+        """The errors, and how many images of each group were wrong, for intervals."""
+        network = study.trained[row].network
+        wrong = {name: shown.wrong(network) for name, shown in given.shown.items()}
+        wrong |= _attacked(study.trained[row].classifier, given.sample)
+        groups = {name: torch.arange(len(one)) * GROUPS // len(one) for name, one in wrong.items()}
+        study.curves[row] = {
+            "wrong": {
+                name: torch.bincount(groups[name][one], minlength=GROUPS).tolist() for name, one in wrong.items()
+            },
+            "images": {name: torch.bincount(one, minlength=GROUPS).tolist() for name, one in groups.items()},
+        }
+        found = {name: 100 * one.double().mean().item() for name, one in wrong.items()}
+        entropy = ask(network, replace(given.test, preprocess=study.trained[row].classifier.preprocess)).entropy
+        return found if entropy is None else {**found, ENTROPY: entropy}
+
+
+def _attacked(classifier: Classifier, sample: Sample) -> dict[str, Tensor]:
+    """Which images are wrong where each pixel went up or down by 0.1: against the network, and at random."""
+    network = classifier.network
+    attacker = Attacker(Scores(network, classifier.preprocess), tuple(sample.pixels.shape[1:]), network.classes)
+    attacked = attacker.attacked("FGSM", 0.1, sample.pixels, sample.labels, targeted=False)
+    signs = torch.randint(2, sample.pixels.shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1
+    noisy = (sample.pixels + 0.1 * signs).clamp(0, 1)
+    return {name: attacker.answers(x) != sample.labels for name, x in ((ATTACKED, attacked), (NOISY, noisy))}
