@@ -1,27 +1,33 @@
-"""The page of the viewpoint study: ``python -m docs.where_routing_pays`` writes its tables and its picture anew.
+"""The page of the studies of heads: ``python -m docs.where_routing_pays`` writes its tables and pictures anew.
 
-Everything comes from ``docs/results/recipes/smallnorb-viewpoints-quick.json``. Heads are compared in pairs, on the same
-toys and with the same seeds: an interval is of the difference, by drawing seeds and toys anew, both with replacement
-(Owen 2007, "The pigeonhole bootstrap"). Of few seeds such intervals are too narrow: there is no verdict below five.
+Everything comes from two results in ``docs/results/recipes``, of ``smallnorb-viewpoints`` and of ``digit-heads``.
+Heads are compared in pairs, on the same toys, or groups of digits, and with the same seeds: an interval is of the
+difference, by drawing seeds and toys anew, both with replacement (Owen 2007, "The pigeonhole bootstrap"). Of few seeds
+such intervals are too narrow: there is no verdict below five.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from recipes import digit_heads
 from recipes.smallnorb_viewpoints import ENTROPY, FAMILIAR, HEADS, NOVEL, SAME, VIEWPOINTS
 from torchcaps_lab.report import new_figure
 
 ROOT = Path(__file__).parent
-RESULT = ROOT / "results/recipes/smallnorb-viewpoints-quick.json"
+RESULTS = ROOT / "results/recipes"
+RESULT, DIGITS = RESULTS / "smallnorb-viewpoints-quick.json", RESULTS / "digit-heads-quick.json"
 PAGE, README = ROOT / "where-routing-pays.md", ROOT.parent / "README.md"
-PICTURE = ROOT / "pictures/where-routing-pays.png"
+PICTURES = ROOT / "pictures"
 UNIFORM = "dynamic, 1 step"
-"""No routing: what the others are compared with."""
+"""No routing: what the others are compared with on viewpoints."""
+
+WITHOUT = {"dynamic, 3 steps": UNIFORM, "K-Means, 3 steps": "K-Means, 1 step", "EM, 2 steps": "EM, 1 step"}
+"""Heads of digits that route, and the same without routing."""
 
 ENOUGH = 5
 """Seeds for a verdict."""
@@ -37,8 +43,8 @@ class Run(NamedTuple):
 
     Args:
         facts: parameters, figures by measure.
-        shares: of the images of each toy that were wrong, in percent, by measure, (toys,).
-        epochs: errors after each epoch, by measure.
+        shares: of the images of each toy, or group, that were wrong, in percent, by measure, (toys,).
+        epochs: errors after each epoch, by measure, if they are known.
     """
 
     facts: Mapping[str, Any]
@@ -50,17 +56,29 @@ Runs = Mapping[str, Mapping[int, Run]]
 """By head and seed."""
 
 
-def read(view: str, path: Path = RESULT) -> dict[str, dict[int, Run]]:
-    """The runs of one angle, of the heads that have any, in their order."""
+def read(path: Path = RESULT, prefix: str = "", heads: Iterable[str] = HEADS) -> dict[str, dict[int, Run]]:
+    """The runs of the heads that have any, in their order; ``prefix`` is what their rows begin with."""
+    if not path.is_file():
+        return {}
     result = json.loads(path.read_text(encoding="utf-8"))
     found: dict[str, dict[int, Run]] = {}
-    for head in HEADS:
+    for head in heads:
         for seed, facts, curves in zip(result["seeds"], result["facts"], result["curves"], strict=True):
-            if (row := f"{view}, {head}") in facts:
+            if (row := f"{prefix}{head}") in facts:
                 wrong, images = curves[row]["wrong"], curves[row]["images"]
                 shares = {name: 100 * np.array(wrong[name]) / np.array(images[name]) for name in wrong}
-                found.setdefault(head, {})[seed] = Run(facts[row], shares, curves[row]["epochs"])
+                found.setdefault(head, {})[seed] = Run(facts[row], shares, curves[row].get("epochs", {}))
     return found
+
+
+def of_views(view: str) -> dict[str, dict[int, Run]]:
+    """The runs of one angle."""
+    return read(RESULT, f"{view}, ")
+
+
+def of_digits() -> dict[str, dict[int, Run]]:
+    """The runs of heads trained on single digits."""
+    return read(DIGITS, heads=digit_heads.HEADS)
 
 
 class Difference(NamedTuple):
@@ -101,22 +119,26 @@ def slope(runs: Sequence[Run]) -> float:
     return float(familiar @ novel / (familiar @ familiar))
 
 
-def difference(runs: Runs, head: str, other: str, matched: bool = False) -> Difference:
-    """How many more novel views a head gets wrong than another, over the seeds that both have.
+def difference(runs: Runs, head: str, other: str, measure: str = NOVEL, matched: str = "") -> Difference:
+    """How many more images a head gets wrong than another, over the seeds that both have.
 
     Args:
         runs: of all heads.
         head: this one.
         other: and that.
-        matched: less what their familiar errors let expect: the difference of these times the :func:`slope` of both.
+        measure: of which images.
+        matched: less what the errors of this other measure let expect: their difference times the :func:`slope` of
+            both heads.
     """
     pairs = [(runs[head][seed], runs[other][seed]) for seed in sorted(runs[head].keys() & runs[other].keys())]
-    novel, familiar = (
-        np.array([one.shares[name] - two.shares[name] for one, two in pairs]) for name in (NOVEL, FAMILIAR)
-    )
+
+    def less(name: str) -> np.ndarray:
+        return np.array([one.shares[name] - two.shares[name] for one, two in pairs])
+
+    found = less(measure)
     if matched:
-        novel = novel - slope([one for pair in pairs for one in pair]) * familiar
-    return Difference(float(novel.mean()), *interval(novel), len(pairs))
+        found = found - slope([one for pair in pairs for one in pair]) * less(matched)
+    return Difference(float(found.mean()), *interval(found), len(pairs))
 
 
 def mean(runs: Mapping[int, Run], measure: str) -> float | None:
@@ -126,8 +148,8 @@ def mean(runs: Mapping[int, Run], measure: str) -> float | None:
 
 
 def table(runs: Runs) -> Iterator[str]:
-    """A row for each head."""
-    found, matched = compared(runs, 1), compared(runs, 1, matched=True)
+    """A row for each head, tested on viewpoints."""
+    found, matched = compared(runs, 1), compared(runs, 1, matched=FAMILIAR)
     yield (
         "| head | parameters | seeds | entropy | familiar views | novel views | of the same toys "
         f"| novel, less {UNIFORM} | at equal familiar error |"
@@ -142,6 +164,35 @@ def table(runs: Runs) -> Iterator[str]:
         yield f"| {' | '.join(cells + [''] * (9 - len(cells)))} |"
 
 
+def digit_table(runs: Runs) -> Iterator[str]:
+    """A row for each test of digits, a column for each head."""
+    yield f"| error | {' | '.join(runs)} |"
+    yield "|---|" + "---|" * len(runs)
+    for test in digit_heads.TESTS:
+        yield f"| {test} | {' | '.join(f'{mean(of_seeds, test):.1f} %' for of_seeds in runs.values())} |"
+    entropies = (mean(of_seeds, digit_heads.ENTROPY) for of_seeds in runs.values())
+    yield f"| entropy | {' | '.join('' if one is None else f'{one:.2f}' for one in entropies)} |"
+    sizes = (next(iter(of_seeds.values())).facts["parameters"] for of_seeds in runs.values())
+    yield f"| parameters | {' | '.join(f'{one:,}' for one in sizes)} |"
+    yield f"| seeds | {' | '.join(str(len(of_seeds)) for of_seeds in runs.values())} |"
+
+
+def steps_table(runs: Runs) -> Iterator[str]:
+    """What routing changes in each test of digits: each head that routes less the same without routing."""
+    heads = routed(runs)
+    yield f"| error | {' | '.join(f'{head}, less {WITHOUT[head]}' for head in heads)} |"
+    yield "|---|" + "---|" * len(heads)
+    for test in digit_heads.TESTS:
+        yield f"| {test} | {' | '.join(difference(runs, head, WITHOUT[head], test).told for head in heads)} |"
+
+
+def routed(runs: Runs, least: int = 1) -> list[str]:
+    """The heads of digits that route and have so many seeds in common with the same without routing."""
+    return [
+        head for head, other in WITHOUT.items() if len(runs.get(head, {}).keys() & runs.get(other, {}).keys()) >= least
+    ]
+
+
 WORDS = {
     "fewer": "fewer errors than without routing, and the interval leaves out 0",
     "more": "more errors than without routing, and the interval leaves out 0",
@@ -149,49 +200,60 @@ WORDS = {
 }
 
 
-def compared(runs: Runs, least: int = ENOUGH, matched: bool = False) -> dict[str, Difference]:
+def compared(runs: Runs, least: int = ENOUGH, matched: str = "") -> dict[str, Difference]:
     """The heads that have so many seeds in common with one step, each less that; see :func:`difference`."""
     known = runs.get(UNIFORM, {}).keys()
     heads = [head for head in runs if head != UNIFORM and len(known & runs[head].keys()) >= least]
-    return {head: difference(runs, head, UNIFORM, matched) for head in heads}
+    return {head: difference(runs, head, UNIFORM, matched=matched) for head in heads}
 
 
-def sentences(view: str, runs: Runs) -> Iterator[str]:
+def sentences(what: str, found: Mapping[str, Difference]) -> Iterator[str]:
     """What the intervals say, where there are seeds enough."""
-    found = compared(runs)
     for verdict, words in WORDS.items():
-        if told := [f"{head} ({one.told}, {one.seeds} seeds)" for head, one in found.items() if one.verdict == verdict]:
-            yield f"- Novel {view}s, {words}: {'; '.join(told)}."
+        if told := [f"{name} ({one.told}, {one.seeds} seeds)" for name, one in found.items() if one.verdict == verdict]:
+            yield f"- {what}, {words}: {'; '.join(told)}."
+
+
+def digit_sentences(runs: Runs) -> Iterator[str]:
+    """The same of digits, head by head."""
+    for head in routed(runs, ENOUGH):
+        found = {test: difference(runs, head, WITHOUT[head], test) for test in digit_heads.TESTS}
+        yield from sentences(head, found)
 
 
 def section() -> str:
     """All that the page says in figures."""
     parts = []
+    if runs := of_digits():
+        parts += ["### Digits", "", *digit_table(runs), "", *steps_table(runs), "", *digit_sentences(runs), ""]
     for view in VIEWPOINTS:
-        if runs := read(view):
-            parts += [f"### Novel {view}s", "", *table(runs), "", *sentences(view, runs), ""]
+        if runs := of_views(view):
+            said = sentences(f"Novel {view}s", compared(runs))
+            parts += [f"### Novel {view}s", "", *table(runs), "", *said, ""]
     return "\n".join(parts).strip()
+
+
+SURE = {"fewer": "fewer", "more": "more", "open": "no sure difference"}
 
 
 def claim(view: str = VIEWPOINTS[0]) -> str:
     """For those who do not open the page: what routing changes, and how sure that is."""
-    found = compared(read(view))
-    sure = {"fewer": "fewer", "more": "more", "open": "no sure difference"}
-    told = [f"{head} {found[head].told}: {sure[found[head].verdict]}" for head in CLAIMED if head in found]
-    return (
-        f"errors on novel {view}s less those of the same network without routing, {ENOUGH} seeds or more: "
-        f"{'; '.join(told)}"
-    )
+    found, runs = compared(of_views(view)), of_digits()
+    told = [f"{head} {found[head].told}: {SURE[found[head].verdict]}" for head in CLAIMED if head in found]
+    views = f"on novel {view}s, {'; '.join(told)}"
+    pairs = {head: difference(runs, head, WITHOUT[head], digit_heads.ABOVE) for head in routed(runs, ENOUGH)}
+    told = [f"{head} {one.told}: {SURE[one.verdict]}" for head, one in pairs.items()]
+    digits = f"on two digits, learned from one, {'; '.join(told)}; " if told else ""
+    return f"errors less those of the same network without routing, {ENOUGH} seeds or more: {digits}{views}"
 
 
 def draw() -> Any:
     """Above, novel against familiar error, a dot for each seed; below, the differences with their intervals."""
-    views = [view for view in VIEWPOINTS if read(view)]
+    views = {view: runs for view in VIEWPOINTS if (runs := of_views(view))}
     figure = new_figure(5.5 * len(views) + 0.5, 8.0, "constrained")
     panels = figure.subplots(2, len(views), squeeze=False, sharex="row")
     colours = {head: f"C{place}" for place, head in enumerate(HEADS)}
-    for (above, below), view in zip(panels.T, views, strict=True):
-        runs = read(view)
+    for (above, below), (view, runs) in zip(panels.T, views.items(), strict=True):
         for head, of_seeds in runs.items():
             errors = [[one.facts["figures"][name] for one in of_seeds.values()] for name in (FAMILIAR, NOVEL)]
             above.plot(*errors, "o", color=colours[head], markersize=4, alpha=0.5)
@@ -200,21 +262,39 @@ def draw() -> Any:
             above.sharey(panels[0, 0])
         above.set(title=f"novel {view}s", xlabel="error on familiar views of other toys, %")
         above.set_ylabel("error on novel views of other toys, %")
-        others = compared(runs, 1)
-        for place, (head, one) in enumerate(others.items()):
-            below.plot([one.low, one.high], [place, place], color=colours[head], linewidth=2)
-            below.plot(one.mean, place, "o", color=colours[head])
-            below.annotate(str(one.seeds), (one.high, place), (4, -3), textcoords="offset points", fontsize=8)
-        below.set_yticks(range(len(others)), list(others), fontsize=9)
-        below.invert_yaxis()
-        below.axvline(0, color="0.5", linewidth=1)
-        below.set_title("95 % intervals, and the number of seeds", fontsize=9)
+        intervals(below, compared(runs, 1), colours)
         below.set_xlabel(f"novel error less that of {UNIFORM}, points")
-        for axes in (above, below):
-            axes.grid(alpha=0.3)
+        above.grid(alpha=0.3)
     handles, labels = max((axes.get_legend_handles_labels() for axes in panels[0]), key=lambda one: len(one[0]))
     figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
     return figure
+
+
+def draw_digits() -> Any:
+    """What routing changes in each test of digits, with intervals."""
+    runs = of_digits()
+    heads = routed(runs)
+    figure = new_figure(4.0 * len(heads) + 1.5, 4.2, "constrained")
+    for axes, head in zip(
+        figure.subplots(1, len(heads), squeeze=False, sharex=True, sharey=True)[0], heads, strict=True
+    ):
+        found = {test: difference(runs, head, WITHOUT[head], test) for test in digit_heads.TESTS}
+        intervals(axes, found, dict.fromkeys(found, "C0"))
+        axes.set(title=head, xlabel=f"error less that of {WITHOUT[head]}, points")
+    return figure
+
+
+def intervals(axes: Any, found: Mapping[str, Difference], colours: Mapping[str, str]) -> None:
+    """Differences from top to bottom, each with its interval and the number of seeds."""
+    for place, (name, one) in enumerate(found.items()):
+        axes.plot([one.low, one.high], [place, place], color=colours[name], linewidth=2)
+        axes.plot(one.mean, place, "o", color=colours[name])
+        axes.annotate(str(one.seeds), (one.high, place), (4, -3), textcoords="offset points", fontsize=8)
+    axes.set_yticks(range(len(found)), list(found), fontsize=9)
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.axvline(0, color="0.5", linewidth=1)
+    axes.set_title("95 % intervals, and the number of seeds", fontsize=9)
+    axes.grid(alpha=0.3)
 
 
 def filled(page: str, figures: str) -> str:
@@ -231,4 +311,6 @@ def pages() -> dict[Path, str]:
 if __name__ == "__main__":
     for path, figures in pages().items():
         path.write_text(filled(path.read_text(encoding="utf-8"), figures), encoding="utf-8")
-    draw().savefig(PICTURE)
+    draw().savefig(PICTURES / "where-routing-pays.png")
+    if of_digits():
+        draw_digits().savefig(PICTURES / "where-routing-pays-digits.png")

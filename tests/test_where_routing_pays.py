@@ -25,7 +25,7 @@ def test_documents_have_the_figures_of_the_result(path: Path) -> None:
 def test_the_result_has_all_that_it_says(tmp_path: Path) -> None:
     result = json.loads(page.RESULT.read_text(encoding="utf-8"))
     for row in (row for row in result["rows"] if row["row"].startswith("azimuth, dynamic, 1")):
-        runs = page.read("azimuth")["dynamic, 1 step"]
+        runs = page.of_views("azimuth")["dynamic, 1 step"]
         assert [one.facts["figures"][row["measure"]] for one in runs.values()] == row["ours"]
         if row["unit"] == "%":
             assert [one.shares[row["measure"]].mean() for one in runs.values()] == pytest.approx(row["ours"])
@@ -51,5 +51,5 @@ def test_what_the_familiar_error_lets_expect_is_taken_off() -> None:
     better = run([20.0, 40.0], [30, 10], [45, 30], familiar=(8.0, 12.0))
     worse = run([23.0, 46.0], [40, 20], [61, 46], familiar=(14.0, 18.0))  # 4.5 more, 6 more of the familiar ones
     assert page.slope([better, worse]) == pytest.approx(0.75)
-    found = page.difference({"a": {0: worse}, "b": {0: better}}, "a", "b", matched=True)
+    found = page.difference({"a": {0: worse}, "b": {0: better}}, "a", "b", matched=FAMILIAR)
     assert found.mean == pytest.approx(4.5 - 6 * 0.75)
