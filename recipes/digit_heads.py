@@ -16,7 +16,6 @@ from torchcaps.models import ImageClassifier
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import ImageSet, Overlay, fixed_pairs
 from torchcaps_lab.data.made import AFFNIST, LAYOUTS, apply_affine, arrange
-from torchcaps_lab.data.made.padded import on_canvas
 from torchcaps_lab.report import ask
 
 HEADS: dict[str, dict[str, Any]] = facts_of("digit-heads")["heads"]
@@ -58,16 +57,14 @@ class DigitHeadsSettings(TrainingOptions):
     Attributes:
         pairs: how many images of two digits, of each kind.
         attacked: how many test images are attacked.
-        pad: border of the canvas of affine transforms, in pixels.
         overlap: height and width of images of digits that overlap, ``shift`` the largest shift of each, in pixels.
         hidden: side of the square that is hidden, in pixels.
     """
 
     pairs: int = 5000
     attacked: int = 2000
-    pad: int = 6
-    overlap: int = 36
-    shift: int = 4
+    overlap: int = 32
+    shift: int = 2
     hidden: int = 10
 
 
@@ -107,13 +104,12 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         settings, test = study.settings, data_of(study.settings.data).test
         one = F.one_hot(test.labels, len(test.classes)).bool()
         pairs = fixed_pairs(Overlay(test, settings.overlap, settings.shift), settings.pairs, seed=0)
-        canvas = on_canvas(test, settings.pad).images
         layouts = {ABOVE: LAYOUTS["one above the other"], BESIDE: LAYOUTS["side by side"]}
         shown = {
             SINGLE: Shown(test.images, one),
             **{name: Shown(*arrange(test, layout, settings.pairs)) for name, layout in layouts.items()},
             OVERLAPPING: Shown(pairs.images, F.one_hot(pairs.labels, len(test.classes)).sum(1).bool()),
-            AFFINE: Shown(apply_affine(canvas, AFFNIST.draw(canvas)), one),
+            AFFINE: Shown(apply_affine(test.images, AFFNIST.draw(test.images)), one),
             HIDDEN: Shown(hide(test.images, settings.hidden), one),
         }
         return Given(shown, draw_sample(test, test.preprocess, settings.attacked), test)
