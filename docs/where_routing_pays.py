@@ -239,12 +239,16 @@ SURE = {"fewer": "fewer", "more": "more", "open": "no sure difference"}
 def claim(view: str = VIEWPOINTS[0]) -> str:
     """For those who do not open the page: what routing changes, and how sure that is."""
     found, runs = compared(of_views(view)), of_digits()
-    told = [f"{head} {found[head].told}: {SURE[found[head].verdict]}" for head in CLAIMED if head in found]
-    views = f"on novel {view}s, {'; '.join(told)}"
-    pairs = {head: difference(runs, head, WITHOUT[head], digit_heads.ABOVE) for head in routed(runs, ENOUGH)}
-    told = [f"{head} {one.told}: {SURE[one.verdict]}" for head, one in pairs.items()]
-    digits = f"on two digits, learned from one, {'; '.join(told)}; " if told else ""
-    return f"errors less those of the same network without routing, {ENOUGH} seeds or more: {digits}{views}"
+    digits = {head: difference(runs, head, WITHOUT[head], digit_heads.ABOVE) for head in routed(runs, ENOUGH)}
+    asked = {
+        "two digits, learned from single ones": digits,
+        f"novel {view}s": {head: found[head] for head in CLAIMED if head in found},
+    }
+    told = {
+        what: ", ".join(f"{head} {one.told} ({SURE[one.verdict]})" for head, one in those.items())
+        for what, those in asked.items()
+    }
+    return "; ".join(f"{what}: {those}" for what, those in told.items() if those)
 
 
 def draw() -> Any:
