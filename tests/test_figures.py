@@ -15,9 +15,8 @@ from docs.where_routing_pays import MARKS
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 FIGURE = r"[+-]?\d[\d,]*(?:\.\d+)?"
-CLAIM = re.compile(
-    rf"(?<![\w.,-])(?:{FIGURE}(?=(?:(?:,| to| and| or| against) {FIGURE})* ?(?:%|points|parameters|million))|\d+(?:[.,]\d+)+)"
-)
+UNIT = rf"(?=(?:(?:,| to| and| or| against) {FIGURE})* ?(?:%|points|parameters|million))"
+CLAIM = re.compile(rf"(?<![\w.,-])(?:{FIGURE}{UNIT}|\d+(?:[.,]\d+)+)")
 """Numbers that are likely results: shares, points, parameters, and all with a comma or decimals."""
 
 
@@ -98,6 +97,12 @@ CAPS, CNN = "matrix capsules", "convolutional network"
 EM = ("1 step", "2 steps", "matrix pose, 3 steps, spread loss, coordinates", "5 steps")
 PLACED = "clean test accuracy (placed at random)"
 EXACT = "two questions in one, exactly those above 0.5"
+STYLE = ("slant", "thickness")
+OTHERS = {
+    "mnist-em": "MatrixCapsNet, EM routing",
+    "fashion": "CapsNet, dynamic routing, 3 steps",
+    "cifar10": "CapsNet, dynamic routing, 3 steps",
+}
 PAPER, PAIR = "reconstruction weighted as in the paper", ("CapsNet", "CNN")
 STEPS = (
     [VARIANT.format(name) for name in ("1 step", "2 steps")] + [PLAIN] + [VARIANT.format(f"{n} steps") for n in (4, 5)]
@@ -149,18 +154,20 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ("`efficient_capsnet` ({} parameters, and its decoder) | {} % | {} min", [
             alone("efficient_capsnet"), *trained("mnist-efficient_capsnet")[1:],
         ]),
-        ("`matrixcapsnet_small` ({} parameters), 2 steps of EM | {} % | {} min", trained("mnist-matrixcapsnet_small-soft")),
+        ("({} parameters), 2 steps of EM | {} % | {} min", trained("mnist-matrixcapsnet_small-soft")),
         ("| 500 photos of 5 classes, {} to test", [read(PHOTOS[0])["images"]["test"]]),
         ("three seeds; its CNN | {}, {}, {} %; {}, {}, {} % | {} min", [
-            *accuracy(*PHOTOS, *PHOTOS_CNN), max(read(name)["training_seconds"] for name in (*PHOTOS, *PHOTOS_CNN)) / 60,
+            *accuracy(*PHOTOS, *PHOTOS_CNN),
+            max(read(name)["training_seconds"] for name in (*PHOTOS, *PHOTOS_CNN)) / 60,
         ]),
-        ("`efficient_capsnet_smallnorb` ({} parameters) | {} % | {} min", trained("smallnorb-efficient_capsnet_smallnorb")),
-        ("`matrixcapsnet_small` ({} parameters), 1 step of EM: no routing | {} % | {} min", trained("smallnorb-matrixcapsnet_small-soft")),
+        ("_smallnorb` ({} parameters) | {} % | {} min", trained("smallnorb-efficient_capsnet_smallnorb")),
+        ("({} parameters), 1 step of EM: no routing | {} % | {} min", trained("smallnorb-matrixcapsnet_small-soft")),
         ("its CNN baseline ({} parameters) | {} % | {} min", trained("smallnorb-matrixcapsnet_cnn")),
         ("10 x 16, dynamic | {} ms, {} MiB | {} ms, {} MiB | 1/{} | {} |", both("DigitCaps")),
         ("batch 8, 28x28 | {} ms, {} MiB | {} ms, {} MiB | 1/{} | {} |", both("matrixcapsnet")),
         ("with decoder | {} ms | {} ms; its convolutions with a linear head: {} ms | | {} |", [
-            *(step(*one)[0] for one in (("capsnet", "naive"), ("capsnet", "native"), ("yardstick", "cnn"))), limit("capsnet"),
+            *(step(*one)[0] for one in (("capsnet", "naive"), ("capsnet", "native"), ("yardstick", "cnn"))),
+            limit("capsnet"),
         ]),
     ],
     "docs/recipes.md": [
@@ -183,7 +190,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ]) for name in PAIR),
         ("told pose and class | none | {} %, its slant follows with r = {}, thickness {} |", [
             mean(rows("transfer")["decoder told pose and class", measure]["ours"])
-            for measure in ("content's class seen", *(f"correlation with the style's {one}" for one in ("slant", "thickness")))
+            for measure in ("content's class seen", *(f"correlation with the style's {one}" for one in STYLE))
         ]),
         ("2, 3 and 5 steps | {}, {}, {} and {} % | {}, {}, {} and {} % |", [
             *published("smallnorb-em", "test error", *EM), *ours("smallnorb-em", "test error", *EM),
@@ -193,7 +200,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ]),
         ("EM, dynamic, dynamic routing | {}, {}, {} % | {}, {}, {} % |", [
             value for of in (published, ours)
-            for recipe, row in zip(("mnist-em", "fashion", "cifar10"), ("MatrixCapsNet, EM routing", *["CapsNet, dynamic routing, 3 steps"] * 2), strict=True)
+            for recipe, row in OTHERS.items()
             for value in of(recipe, "test error", row)
         ]),
         ("FGSM, epsilon {}, white box (without attack {} and {} %) | EM routing, CNN | curves | {}, {} % |", [
@@ -224,7 +231,8 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ("FGSM at {} ({} and {} %)", [0.01, *attack("FGSM 0.01, untargeted, white box", CAPS, CNN)]),
         ("BIM at {} ({} and {} %)", [0.01, *attack("BIM 0.01, untargeted, white box", CAPS, CNN)]),
         ("from one**, {} against {} parameters: {} to {} points more", [
-            *parameters("two-digits", DYNAMIC, TWIN), *(more("two-digits", ABOVE, one, TWIN) for one in (DYNAMIC, KMEANS)),
+            *parameters("two-digits", DYNAMIC, TWIN),
+            *(more("two-digits", ABOVE, one, TWIN) for one in (DYNAMIC, KMEANS)),
         ]),
         ("of K-Means ({} parameters), one step, which is no routing, finds {} %, and three find {} %", [
             *parameters("two-digits", PLAIN), *found(STEPS[0], PLAIN),
@@ -244,10 +252,12 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ("nearly uniform (entropy {} to {})", ends(of_routings("entropy of the assignment", *BEST))),
         ("decide (entropy {} to {})", ends(of_routings("entropy of the assignment", "em", "heinsen_2019"))),
         ("loses {} to {} points of accuracy", ends(swapped())),
-        ("goes from {} % (`homogeneous`) to {} % (`spectral`)", of_routings("expected calibration error", "homogeneous", "spectral")),
-        ("nearly all of them to {} to {} %", ends(of_routings(
-            "the same, temperature fitted", *(name for name in read("recipes/routings-quick")["facts"][0] if name != "self_routing")
-        ))),
+        ("goes from {} % (`homogeneous`) to {} % (`spectral`)", of_routings(
+            "expected calibration error", "homogeneous", "spectral"
+        )),
+        ("nearly all of them to {} to {} %", ends([mean(row["ours"]) for row in rows("routings").values() if (
+            row["measure"] == "the same, temperature fitted" and row["row"] != "self_routing"
+        )])),
     ],
 }  # fmt: skip
 """Words around figures, which stand as ``{}``, and what these are."""
