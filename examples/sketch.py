@@ -44,7 +44,7 @@ def binary(digits: ImageSet) -> Tensor:
 
 
 def main(epochs: int = 30, batch: int = 64) -> float:
-    """Trains on the embedded digits with the cross-entropy of the lengths, and gives the accuracy on the test images."""
+    """Trains on the embedded digits with the cross-entropy of the lengths, and gives the accuracy on test images."""
     torch.manual_seed(0)
     digits = Digits(validation=0)
     images, labels = binary(digits.train), digits.train.labels
