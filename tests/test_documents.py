@@ -1,14 +1,11 @@
 """What the documents show works."""
 
 import ast
-import json
 import os
 import re
 import subprocess
 import sys
-from itertools import combinations
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import pytest
@@ -218,66 +215,3 @@ def test_every_document_is_reached_from_the_readme() -> None:
             links = re.findall(r"\]\((?!https?:)([^)#\s]+)", document.read_text(encoding="utf-8"))
             todo += [document.parent / link for link in links]
     assert {path.relative_to(ROOT.resolve()).as_posix() for path in reached} == set(DOCUMENTS)
-
-
-def _strange(text: str, values: list[float]) -> list[str]:
-    """The decimal numbers in a text that are none of the values, rounded alike."""
-    numbers = re.findall(r"[+-]?\d+\.\d+", text)
-    return [one for one in numbers if float(one) not in {round(v, len(one.partition(".")[2])) for v in values}]
-
-
-def test_figures_of_recipes_are_those_of_their_results() -> None:
-    names: list[str] = []
-    for line in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) == 4 and "---" not in cells[0] and cells[3] != "ours":
-            names = re.findall(r"`([a-z0-9-]+)`", cells[0]) or names
-            values = [mean(row["ours"]) for one in names for row in _result(one)["rows"] if row["ours"]]
-            assert not _strange(cells[3], values), line
-
-
-SAID = {
-    "Affine transforms": "affine",
-    "Adversarial images": "adversarial",
-    "Two digits from one": "two-digits",
-    "Squash and steps": "two-digits",
-}
-"""What the documents say about in words, with its recipe."""
-
-
-@pytest.mark.parametrize(("subject", "name"), SAID.items())
-def test_figures_in_words_are_results_or_their_differences(subject: str, name: str) -> None:
-    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    (said,) = re.findall(rf"\n- \*\*{subject}\*\*(.*?)\n(?:- |\n)", text, flags=re.DOTALL)
-    if subject == "Affine transforms":
-        said += (ROOT / "README.md").read_text(encoding="utf-8").partition("## Reproduce")[2].partition("affine")[0]
-    measures: dict[str, list[float]] = {}
-    for row in _result(name)["rows"]:
-        measures.setdefault(row["measure"], []).extend([mean(row["ours"])] if row["ours"] else [])
-    values = [one for found in measures.values() for one in found]
-    apart = [abs(one - two) for found in measures.values() for one, two in combinations(found, 2)]
-    settings = [float(one) for measure in measures for one in re.findall(r"\d+\.\d+", measure)]
-    parameters = [facts["parameters"] / 1e6 for facts in _result(name)["facts"][0].values()]
-    assert re.search(r"\d\.\d", said)
-    assert not _strange(said, values + apart + settings + parameters)
-
-
-def _result(name: str) -> Any:
-    return json.loads((ROOT / "docs" / "results" / "recipes" / f"{name}-quick.json").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize(
-    ("data", "results"),
-    [
-        ("Digits", "digits"),
-        ("MNIST", "mnist"),
-        ("500 photos", "photos500"),
-        ("smallNORB", "smallnorb"),
-    ],
-)
-def test_accuracies_of_the_readme_are_those_of_their_results(data: str, results: str) -> None:
-    files = [json.loads(path.read_text()) for path in (ROOT / "docs" / "results").glob(f"{results}-*.json")]
-    accuracies = [100 * file["test_accuracy"] for file in files if "test_accuracy" in file]
-    rows = re.findall(rf"^\| {data}.*\|.*\| (\d.*%) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows
-    assert not [wrong for row in rows for wrong in _strange(row, accuracies)]

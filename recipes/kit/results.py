@@ -122,15 +122,15 @@ between rows is what counts."""
 
 
 def _overview(results: Mapping[str, _Results]) -> str:
-    """One table of all lines with a published figure."""
+    """One table of all lines with a published figure that were run, or are of other implementations."""
     table = ["| recipe | row | measure | published | paper preset | quick preset | gap | seeds |", "|" + "---|" * 8]
     for recipe in RECIPES.values():
         presets = [results[recipe.name].get(preset) for preset in _SHOWN]
         latest = presets[0] or presets[1]
         seeds = ", ".join(map(str, latest["seeds"])) if latest else ""
         for line in recipe.lines:
-            if line.published is not None:
-                ours = [values_of(result, line) for result in presets]
+            ours = [values_of(result, line) for result in presets]
+            if line.published is not None and (line.elsewhere or any(ours)):
                 cells = [line.row, line.measure, f"{published_in_words(line)} ({line.source})"]
                 cells += [*(in_words(one, line) for one in ours), gap_in_words(ours[0] or ours[1], line)]
                 cells.append("" if line.elsewhere else seeds)
@@ -159,8 +159,8 @@ def _section(recipe: Recipe[Any], results: _Results) -> str:
 
 
 def _all_figures(recipe: Recipe[Any], result: Mapping[str, Any]) -> list[str]:
-    """A table with the rows of the recipe down and its measures across; of a result that grows, the rows so far."""
-    lines = [one for one in recipe.lines if not one.elsewhere and (values_of(result, one) or not recipe.grows)]
+    """A table with the rows of the recipe that were run down and its measures across."""
+    lines = [one for one in recipe.lines if values_of(result, one)]
     cells = {(line.row, line.measure): in_words(values_of(result, line), line) for line in lines}
     rows, measures = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
     table = [f"| {result['preset']} preset | {' | '.join(measures)} |", "|---" * (len(measures) + 1) + "|"]

@@ -1,4 +1,4 @@
-"""The examples over volumes and sequences run, and learn."""
+"""The examples over volumes and sequences, and that of a sketch, run, and learn."""
 
 import runpy
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+
+import torchcaps as tc
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -47,3 +49,15 @@ def test_what_lies_behind_a_signal_does_not_matter(example: dict[str, Any]) -> N
 @pytest.mark.parametrize("example", ["sequences"], indirect=True)
 def test_sequences_are_learned(example: dict[str, Any]) -> None:
     assert example["main"](steps=40, batch=32) > 0.6
+
+
+@pytest.mark.parametrize("example", ["sketch"], indirect=True)
+def test_the_sketch_routes_by_distance_and_is_learned(example: dict[str, Any]) -> None:
+    model = example["Sketch"]()
+    images = torch.rand(2, 1, 8, 8).round()
+    children = model.primary(images)
+    routed = model.classes.route(children)
+    earlier = tc.create_routing("euclidean", steps=2).bind(10, 16)(routed.votes, tc.length(children))
+    distance = (routed.votes.dense() - earlier.pose[:, None]).square().sum(-1)
+    torch.testing.assert_close(routed.assignment, (-distance).softmax(-1))
+    assert example["main"](epochs=3) > 0.6

@@ -204,8 +204,8 @@ class TestResults:
         assert (
             f"{start} | accuracy | 90 % (somebody 1999) | not run | 95.00 ± 0.00 % | +5.00 (better) | 0, 2 |" in table
         )
-        assert "| quick preset | error | accuracy | entropy |\n|---|---|---|---|\n" in table
-        assert "| a | 4.00 ± 1.41 % | 95.00 ± 0.00 % |  |\n| b |  |  | not run |" in table
+        assert "| quick preset | error | accuracy |\n|---|---|---|\n| a | 4.00 ± 1.41 % | 95.00 ± 0.00 % |\n" in table
+        assert "| b |" not in table
         assert "- paper preset: not run" in table
         assert "`python -m recipes run x`, seeds 0, 2" in table
 

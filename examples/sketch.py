@@ -1,0 +1,64 @@
+"""A sketch of capsules, as overviews draw it: Flatten and Linear, tanh units, routing by exp(-distance), binary digits.
+
+    python examples/sketch.py
+
+What it can mean: routing weights exp(-distance), normalised over the parents, are soft K-Means, here `euclidean`; tanh
+units are poses between -1 and 1 whose length says how sure they are. What it cannot: a squash that gives back its input
+times its length bounds nothing; weights that add outputs of earlier steps to their own softmax are no routing; and once
+all pixels are flattened no capsule has a place. A few seconds on a CPU.
+"""
+
+import torch
+from torch import Tensor, nn
+
+import torchcaps as tc
+from torchcaps_lab.data import Digits, ImageSet
+
+
+class Sketch(nn.Module):
+    """Primary capsules from all pixels at once, class capsules by soft K-Means of their votes.
+
+    Args:
+        pixels: in an image.
+        parts: how many primary capsules.
+        dim: of their poses.
+        classes: how many class capsules.
+    """
+
+    def __init__(self, pixels: int = 64, parts: int = 32, dim: int = 8, classes: int = 10) -> None:
+        super().__init__()
+        self.primary = nn.Sequential(
+            nn.Flatten(), nn.Linear(pixels, parts * dim), nn.Unflatten(1, (parts, dim)), nn.Tanh()
+        )
+        routing = tc.create_routing("euclidean", steps=3, sharpness=1.0)
+        self.classes = tc.CapsLinear(parts, classes, dim, 16, routing=routing)
+
+    def forward(self, images: Tensor) -> tc.Capsules:
+        """From binary images (B, 1, H, W) to the poses (B, J, 16) of the classes, and their lengths (B, J)."""
+        return self.classes(self.primary(images))
+
+
+def binary(digits: ImageSet) -> Tensor:
+    """Pixels above half are 1, the others 0."""
+    return (digits.images > 127).float()
+
+
+def main(epochs: int = 30, batch: int = 64) -> float:
+    """Trains on the embedded digits with the cross-entropy of the lengths, and gives the accuracy on test images."""
+    torch.manual_seed(0)
+    digits = Digits(validation=0)
+    images, labels = binary(digits.train), digits.train.labels
+    model = Sketch()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(images)).split(batch):
+            loss = nn.functional.cross_entropy(model(images[chosen]).activation, labels[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    with torch.no_grad():
+        return (model(binary(digits.test)).activation.argmax(1) == digits.test.labels).double().mean().item()
+
+
+if __name__ == "__main__":
+    print(f"{main():.1%} of the test digits classified correctly")

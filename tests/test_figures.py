@@ -1,0 +1,333 @@
+"""Each figure of the README and of what the recipes say is that of a result, or stands among those that are none."""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+import torchcaps as tc
+from docs.where_routing_pays import MARKS
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+FIGURE = r"[+-]?\d[\d,]*(?:\.\d+)?"
+UNIT = rf"(?=(?:(?:,| to| and| or| against) {FIGURE})* ?(?:%|points|parameters|million))"
+CLAIM = re.compile(rf"(?<![\w.,-])(?:{FIGURE}{UNIT}|\d+(?:[.,]\d+)+)")
+"""Numbers that are likely results: shares, points, parameters, and all with a comma or decimals."""
+
+
+@cache
+def read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def rows(recipe: str) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["row"], row["measure"]): row for row in read(f"recipes/{recipe}-quick")["rows"]}
+
+
+def ours(recipe: str, measure: str, *of: str) -> list[float]:
+    """The means over the seeds, of rows of a recipe."""
+    return [mean(rows(recipe)[row, measure]["ours"]) for row in of]
+
+
+def published(recipe: str, measure: str, *of: str) -> list[float]:
+    return [rows(recipe)[row, measure]["published"] for row in of]
+
+
+def parameters(recipe: str, *of: str) -> list[float]:
+    return [read(f"recipes/{recipe}-quick")["facts"][0][row]["parameters"] for row in of]
+
+
+def of_routings(measure: str, *names: str) -> list[float]:
+    return ours("routings", measure, *names)
+
+
+def ends(values: list[float]) -> list[float]:
+    return [min(values), max(values)]
+
+
+def accuracy(*names: str) -> list[float]:
+    return [100 * read(name)["test_accuracy"] for name in names]
+
+
+def trained(name: str, unit: float = 60) -> list[float]:
+    """Parameters, accuracy, and the time of the training in minutes."""
+    result = read(name)
+    return [result["parameters"], *accuracy(name), result["training_seconds"] / unit]
+
+
+def timed(case: str, backend: str) -> dict[str, Any]:
+    """A training step."""
+    taken = [row for row in read("bench-cpu")["rows"] if (row["case"], row["backend"]) == (case, backend)]
+    return next(row for row in taken if row["training"])
+
+
+def step(case: str, backend: str) -> tuple[float, float]:
+    """Milliseconds and MiB of a training step."""
+    row = timed(case, backend)
+    return 1000 * row["median_seconds"], row["peak"] / 2**20
+
+
+def limit(case: str) -> float:
+    """The time of ``native`` by that of its arithmetic."""
+    return float(timed(case, "native")["times_limit"]["median"])
+
+
+def both(case: str) -> list[float]:
+    """A row of the table of speed."""
+    (slow, much), (fast, little) = step(case, "naive"), step(case, "native")
+    return [slow, much, fast, little, much / little, limit(case)]
+
+
+def alone(name: str) -> int:
+    """Parameters without the decoder."""
+    network = tc.create_model(name)
+    return sum(p.numel() for key, p in network.named_parameters() if not key.startswith("decoder"))
+
+
+ABOVE, CLEAN = "one above the other, the most active", "single digit, accuracy"
+TWIN, DYNAMIC, KMEANS = "convolutional twin, pooled", "dynamic, accumulating, 3 steps", "inner-product K-Means, 3 steps"
+VARIANT = "variant of K-Means: {}"
+PLAIN = VARIANT.format("none (3 steps, squash half)")
+CAPS, CNN = "matrix capsules", "convolutional network"
+EM = ("1 step", "2 steps", "matrix pose, 3 steps, spread loss, coordinates", "5 steps")
+PLACED = "clean test accuracy (placed at random)"
+EXACT = "two questions in one, exactly those above 0.5"
+STYLE = ("slant", "thickness")
+OTHERS = {
+    "mnist-em": "MatrixCapsNet, EM routing",
+    "fashion": "CapsNet, dynamic routing, 3 steps",
+    "cifar10": "CapsNet, dynamic routing, 3 steps",
+}
+PAPER, PAIR = "reconstruction weighted as in the paper", ("CapsNet", "CNN")
+STEPS = (
+    [VARIANT.format(name) for name in ("1 step", "2 steps")] + [PLAIN] + [VARIANT.format(f"{n} steps") for n in (4, 5)]
+)
+BEST = ("variational_bayes", "dynamic", "self_attention", "kmeans", "sparse_attention")
+PHOTOS, PHOTOS_CNN = (
+    [f"photos500-capsnet_on_backbone{kind}-seed{seed}" for seed in (0, 1, 2)] for kind in ("", "_cnn")
+)
+
+
+def attack(name: str, *of: str) -> list[float]:
+    return ours("adversarial", f"accuracy, {name}", *of)
+
+
+def found(*of: str) -> list[float]:
+    return ours("two-digits", ABOVE, *of)
+
+
+def more(recipe: str, measure: str, one: str, other: str) -> float:
+    first, second = ours(recipe, measure, one, other)
+    return first - second
+
+
+def gained(data: str) -> list[float]:
+    """What the networks of ``routing-health`` gain over their twins of one step."""
+    differences = {row: one for (row, measure), one in rows("routing-health").items() if "difference" in measure}
+    return [mean(one["ours"]) for row, one in differences.items() if row.startswith(f"{data}: ")]
+
+
+def swapped() -> list[float]:
+    """The points that ``hard_kmeans`` loses, by seeds."""
+    hard, soft = (rows("routings")[name, "test error"]["ours"] for name in ("hard_kmeans", "euclidean"))
+    return [one - other for one, other in zip(hard, soft, strict=True)]
+
+
+SAID: dict[str, list[tuple[str, list[float]]]] = {
+    "README.md": [
+        ("as good ({} against {} %) and", [mean(accuracy(*PHOTOS_CNN)), mean(accuracy(*PHOTOS))]),
+        ("convolutions {} %, dynamic routing {} %, K-Means {} %;", found(TWIN, DYNAMIC, KMEANS)),
+        (
+            "{} (blue) and {} parameters (others), {} to {} % on single digits",
+            [*parameters("two-digits", TWIN, DYNAMIC), *ends(ours("two-digits", CLEAN, TWIN, DYNAMIC, KMEANS))],
+        ),
+        ("With equal parameters ({} million), capsules lose {} points under affine", [
+            parameters("affine", "CapsNet")[0] / 1e6, more("affine", "affine test accuracy", "CNN", "CapsNet"),
+        ]),
+        ("| Digits ({} test images)", [read("digits-capsnet_digits")["images"]["test"]]),
+        ("`capsnet_digits` | {} % | {} s", trained("digits-capsnet_digits", 1)[1:]),
+        ("`efficient_capsnet` ({} parameters, and its decoder) | {} % | {} min", [
+            alone("efficient_capsnet"), *trained("mnist-efficient_capsnet")[1:],
+        ]),
+        ("({} parameters), 2 steps of EM | {} % | {} min", trained("mnist-matrixcapsnet_small-soft")),
+        ("| 500 photos of 5 classes, {} to test", [read(PHOTOS[0])["images"]["test"]]),
+        ("three seeds; its CNN | {}, {}, {} %; {}, {}, {} % | {} min", [
+            *accuracy(*PHOTOS, *PHOTOS_CNN),
+            max(read(name)["training_seconds"] for name in (*PHOTOS, *PHOTOS_CNN)) / 60,
+        ]),
+        ("_smallnorb` ({} parameters) | {} % | {} min", trained("smallnorb-efficient_capsnet_smallnorb")),
+        ("({} parameters), 1 step of EM: no routing | {} % | {} min", trained("smallnorb-matrixcapsnet_small-soft")),
+        ("its CNN baseline ({} parameters) | {} % | {} min", trained("smallnorb-matrixcapsnet_cnn")),
+        ("10 x 16, dynamic | {} ms, {} MiB | {} ms, {} MiB | 1/{} | {} |", both("DigitCaps")),
+        ("batch 8, 28x28 | {} ms, {} MiB | {} ms, {} MiB | 1/{} | {} |", both("matrixcapsnet")),
+        ("with decoder | {} ms | {} ms; its convolutions with a linear head: {} ms | | {} |", [
+            *(step(*one)[0] for one in (("capsnet", "naive"), ("capsnet", "native"), ("yardstick", "cnn"))),
+            limit("capsnet"),
+        ]),
+    ],
+    "docs/recipes.md": [
+        ("with reconstruction | {} and {} % | {} and {} % |", [
+            value for of in (published, ours)
+            for value in of("mnist-dynamic", "test error", f"1 step, {PAPER}", f"3 steps, {PAPER}")
+        ]),
+        ("convolutions, pooled | about {} % | {} % |", published("two-digits", ABOVE, TWIN) + found(TWIN)),
+        ("| dynamic routing | about {} % | {} % |", published("two-digits", ABOVE, DYNAMIC) + found(DYNAMIC)),
+        ("inner-product K-Means | over {} % | {} % |", published("two-digits", ABOVE, KMEANS) + found(KMEANS)),
+        ("not both found | CapsNet | {} % | {} % |", [
+            *published("multimnist", "exact-pair test error", "CapsNet, 3 steps"),
+            *ours("multimnist", "exact-pair test error", "CapsNet, 3 steps"),
+        ]),
+        ("digits under affine transforms ({} and {} %)", ours(
+            "affine", "validation accuracy at the end of training (placed at random)", *PAIR
+        )),
+        *((f"| {name} | {{}} % (affNIST) | {{}} % (", [
+            *published("affine", "affine test accuracy", name), *ours("affine", "affine test accuracy", name),
+        ]) for name in PAIR),
+        ("told pose and class | none | {} %, its slant follows with r = {}, thickness {} |", [
+            mean(rows("transfer")["decoder told pose and class", measure]["ours"])
+            for measure in ("content's class seen", *(f"correlation with the style's {one}" for one in STYLE))
+        ]),
+        ("2, 3 and 5 steps | {}, {}, {} and {} % | {}, {}, {} and {} % |", [
+            *published("smallnorb-em", "test error", *EM), *ours("smallnorb-em", "test error", *EM),
+        ]),
+        ("| | CNN | {} % | {} % | | `mnist-em`", [
+            *published("smallnorb-em", "test error", CNN), *ours("smallnorb-em", "test error", CNN),
+        ]),
+        ("EM, dynamic, dynamic routing | {}, {}, {} % | {}, {}, {} % |", [
+            value for of in (published, ours)
+            for recipe, row in OTHERS.items()
+            for value in of(recipe, "test error", row)
+        ]),
+        ("FGSM, epsilon {}, white box (without attack {} and {} %) | EM routing, CNN | curves | {}, {} % |", [
+            0.01, *attack("no attack", CAPS, CNN), *attack("FGSM 0.01, untargeted, white box", CAPS, CNN),
+        ]),
+        *((f"{start} {{}}; {{}} % |", [
+            *ours("words", "test accuracy", f"TREC: {row}"), *ours("words", EXACT, f"TREC: {row}"),
+        ]) for start, row in (
+            ("capsules of maxima | none |", "capsules of maxima"),
+            ("(form B, trained word vectors) |", "capsules, form A"),
+            ("(softmax) |", "CNN, a sigmoid for each class"),
+        )),
+        ("| capsules, form A | {} % (form B", published("words", "test accuracy", "TREC: capsules, form B")),
+        ("| CNN | {} % (softmax)", published("words", "test accuracy", "TREC: CNN, softmax")),
+        ("3 steps | | {} to {} points |", ends(gained("MNIST"))),
+        ("2, 3 and 5 steps | | {}, {}, {} points |", gained("smallNORB")),
+        ("most stay (claimed) | {}, {}, {} % |", ours(
+            "routing-health", "test images whose class the routing changes", *(f"smallNORB: {row}" for row in EM[1:])
+        )),
+        ("{} parameters against the CNN's {}, equal accuracy without transforms: {} points less", [
+            *parameters("affine", *PAIR), more("affine", "affine test accuracy", "CNN", "CapsNet"),
+        ]),
+        ("images**, {} against {} parameters", parameters("adversarial", CAPS, CNN)),
+        ("FGSM at {} in the white box leaves the capsules {} % and the CNN {} %,", [
+            0.1, *attack("FGSM 0.1, untargeted, white box", CAPS, CNN),
+        ]),
+        ("random signs of {} leave {} and {} %.", [0.1, *attack("random signs 0.1", CAPS, CNN)]),
+        ("FGSM at {} ({} and {} %)", [0.01, *attack("FGSM 0.01, untargeted, white box", CAPS, CNN)]),
+        ("BIM at {} ({} and {} %)", [0.01, *attack("BIM 0.01, untargeted, white box", CAPS, CNN)]),
+        ("from one**, {} against {} parameters: {} to {} points more", [
+            *parameters("two-digits", DYNAMIC, TWIN),
+            *(more("two-digits", ABOVE, one, TWIN) for one in (DYNAMIC, KMEANS)),
+        ]),
+        ("of K-Means ({} parameters), one step, which is no routing, finds {} %, and three find {} %", [
+            *parameters("two-digits", PLAIN), *found(STEPS[0], PLAIN),
+        ]),
+        ("(1 to 5 steps: {}, {}, {}, {}, {} %)", found(*STEPS)),
+        ("({} finds {} %, 1 finds {} %)", [0.5, *found(PLAIN, VARIANT.format("squash sabour"))]),
+        ("1 - exp(-n) find {} %", found(VARIANT.format("squash tanh"))),
+        ("1 - exp(-n) find {} %", found(VARIANT.format("squash exponential"))),
+        ("n / (1 + n) {} %", found(VARIANT.format("squash rational"))),
+        ("of length 1, find {} %", found(VARIANT.format("squashed in between, too"))),
+        ("with {} to {} % test error, and {} to {} % under affine", [
+            *ends(of_routings("test error", *BEST)), *ends(of_routings("error under affine transforms", *BEST)),
+        ]),
+        ("no routing at all, has {} and {} %", [
+            *of_routings("test error", "mean"), *of_routings("error under affine transforms", "mean"),
+        ]),
+        ("nearly uniform (entropy {} to {})", ends(of_routings("entropy of the assignment", *BEST))),
+        ("decide (entropy {} to {})", ends(of_routings("entropy of the assignment", "em", "heinsen_2019"))),
+        ("loses {} to {} points of accuracy", ends(swapped())),
+        ("goes from {} % (`homogeneous`) to {} % (`spectral`)", of_routings(
+            "expected calibration error", "homogeneous", "spectral"
+        )),
+        ("nearly all of them to {} to {} %", ends([mean(row["ours"]) for row in rows("routings").values() if (
+            row["measure"] == "the same, temperature fitted" and row["row"] != "self_routing"
+        )])),
+    ],
+}  # fmt: skip
+"""Words around figures, which stand as ``{}``, and what these are."""
+
+NONE = {
+    "README.md": [
+        "1,797 embedded digits",
+        "Published, after far longer training: MNIST 99.74 % (Efficient-CapsNet), 99.56 % (EM); "
+        "smallNORB 98.2 % (EM), 94.8 % (CNN).",
+        "torch==2.10.*",
+        "Python 3.10 or newer",
+        "Apache-2.0",
+    ],
+    "docs/recipes.md": ["5,000 digits of MNIST"],
+}
+"""Figures that are no results: of others, of data, of settings."""
+
+
+def text_of(document: str) -> str:
+    """Without code, paths and what another test compares, in one line."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    begin, end = map(re.escape, MARKS)
+    for left_out in (f"{begin}.*?{end}", "```.*?```", r"\]\([^)]*\)", r'src="[^"]*"'):
+        text = re.sub(left_out, " ", text, flags=re.DOTALL)
+    return " ".join(text.split())
+
+
+def pattern(words: str) -> str:
+    return re.escape(words).replace(re.escape("{}"), rf"({FIGURE})")
+
+
+def is_rounded(figure: str, value: float) -> bool:
+    decimals = len(figure.partition(".")[2])
+    return abs(float(figure.replace(",", "")) - value) <= 0.5 * 10**-decimals + 1e-9
+
+
+def complaints(text: str, document: str) -> list[str]:
+    """Figures that are not those of their results, words that are not found, and figures that nobody vouches for."""
+    found, told = [], text
+    for words, values in SAID[document]:
+        places = list(re.finditer(pattern(words), text))
+        if len(places) != 1 or len(values) != places[0].re.groups:
+            found.append(f"{len(places)} times, of {len(values)} figures: {words}")
+            continue
+        for group, value in enumerate(values, start=1):
+            found += [] if is_rounded(places[0][group], value) else [f"{places[0][group]} is {value}: {words}"]
+            start, end = places[0].span(group)
+            told = f"{told[:start]}{'_' * (end - start)}{told[end:]}"
+    for words in NONE[document]:
+        found += [] if words in told else [f"not found: {words}"]
+        told = told.replace(words, " ")
+    return found + [f"of no result: {told[place.start() - 40 : place.end() + 30]}" for place in CLAIM.finditer(told)]
+
+
+@pytest.mark.parametrize("document", SAID)
+def test_figures_are_those_of_results(document: str) -> None:
+    assert not complaints(text_of(document), document)
+
+
+@pytest.mark.parametrize("document", SAID)
+def test_no_digit_can_be_another(document: str) -> None:
+    text = text_of(document)
+    for words, _ in SAID[document]:
+        (place,) = re.finditer(pattern(words), text)
+        for group in range(1, place.re.groups + 1):
+            last = place.end(group) - 1
+            assert complaints(f"{text[:last]}{(int(text[last]) + 1) % 10}{text[last + 1 :]}", document), place[0]
+
+
+def test_a_new_figure_needs_a_result() -> None:
+    text = text_of("README.md")
+    for claim in ("Capsules find 97 %.", "0.5 points more", "of 1,234,567", "3 million"):
+        assert complaints(f"{text} {claim}", "README.md"), claim
