@@ -98,7 +98,7 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
 
 
 def _by_name(name: str) -> Guess:
-    sets, classes = _in_source()
+    sets, classes = in_source(Path(torchcaps_lab.__file__).parent / "data", "dataset")
     if "torchcaps_lab.data" in sys.modules or name in {*sets, *classes}:
         from torchcaps_lab.data.base import DATASETS
 
@@ -115,13 +115,16 @@ def _by_name(name: str) -> Guess:
     raise FileNotFoundError(f"there is no folder {name}{place}, and no data set of that name{near}")
 
 
-def _in_source() -> tuple[dict[str, str], list[str]]:
-    """Data sets of this package by the names that they are registered under, and all its classes: importing torch to
+def in_source(room: Path, kind: str) -> tuple[dict[str, str], list[str]]:
+    """What the files of a room register of a kind, names and their classes, and all classes there: importing torch to
     say that there is none of a name would take seconds."""
-    folder = Path(torchcaps_lab.__file__).parent / "data"
-    text = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
-    sets = re.findall(r'^@register_dataset\("(\w+)"\)\n(?:@.*\n)*class (\w+)', text, re.MULTILINE)
-    return dict(sets), re.findall(r"^class (\w+)", text, re.MULTILINE)
+    text = "\n".join(path.read_text(encoding="utf-8") for path in room.rglob("*.py"))
+    starts = [*re.finditer(rf'^@register_{kind}\(\s*"(\w+)"|^class (\w+)', text, re.MULTILINE)]
+    classes = [start[2] for start in starts if start[2]]
+    names = {
+        start[1]: next(one[2] for one in starts[place:] if one[2]) for place, start in enumerate(starts) if start[1]
+    }
+    return names, classes
 
 
 def _holds_texts(folder: Path) -> bool:
