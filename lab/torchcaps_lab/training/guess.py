@@ -38,6 +38,9 @@ SCRATCH: dict[str, Any] = {
 }
 """How a network learns photos from nothing. Chosen on photos that were neither trained nor tested on, as the next."""
 
+LEAST_AVERAGED = 200
+"""Steps of a training with an average of the weights: after fewer, initial ones count more than 2 % in it."""
+
 PRETRAINED: dict[str, Any] = {
     "data": {"size": 144},
     "preprocess": {"flip": True},
@@ -88,7 +91,7 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
     if path.is_file() and path.suffix.lower() not in _TABLES:
         raise ValueError(f"{path} must be a folder, or a table of texts ({' or '.join(_TABLES)}); it is another file")
     if path.is_file() or (path.is_dir() and _holds_texts(path)):
-        found = Guess({"data": {"name": "Text", "root": str(path)}}, {"data": f"Text, the texts in {path}"})
+        found = _of_texts(path)
     elif path.is_dir():
         found = _of_images(path, given or {})
     else:
@@ -133,6 +136,18 @@ def _holds_texts(folder: Path) -> bool:
 
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
     return bool(suffixes & {".txt", ".label", ".pos", *_TABLES}) and not suffixes & image_suffixes()
+
+
+def _of_texts(path: Path) -> Guess:
+    """Options for texts; of a table its lines are counted, since few texts have few steps in large batches."""
+    options: dict[str, Any] = {"data": {"name": "Text", "root": str(path)}}
+    why = {"data": f"Text, the texts in {path}"}
+    if path.is_file():
+        with path.open("rb") as lines:
+            train = sum(1 for _ in lines) * 4 // 5 * 9 // 10  # others test and validate
+        options["batch_size"] = batch_size_for(train)
+        why["batch_size"] = f"{options['batch_size']}, for about {train // options['batch_size']} steps an epoch"
+    return Guess(options, why)
 
 
 def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
@@ -191,6 +206,9 @@ def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
     else:
         recipe, steps, least = SCRATCH, 2100, 6
     batch = min(batch_size_for(train * STEPS // 2), PHOTO_BATCH)  # half the images where there are few
+    asked = _as_read({"epochs": given.get("epochs")})["epochs"]
+    if isinstance(asked, int) and train // batch * asked < LEAST_AVERAGED:  # it would hold the initial weights
+        recipe = {name: value for name, value in recipe.items() if name != "trainer"}
     epochs = epochs_for(train // batch, steps, (least, 150))
     return {"model": ON_BACKBONE[0], **recipe, "batch_size": batch, "epochs": epochs}
 
