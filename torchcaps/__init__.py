@@ -110,7 +110,9 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(  # with both, Python suggests a name that is near
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
     if name in _OF_THE_LAB:
         what, home = _OF_THE_LAB[name]
         with needing(what, "torchcaps-lab"):

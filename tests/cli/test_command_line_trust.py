@@ -393,6 +393,7 @@ class TestTrainInPython:
                 {"sise": 8},
                 "unknown option: a training takes .*epochs.* and Digits takes no argument 'sise'; did you mean size",
             ),
+            ("Digits", {"epoch": 8}, "unknown option; did you mean epochs.: a training takes"),
             ("Digits", {"epochs": "many"}, "epochs"),
             (
                 "Digits",

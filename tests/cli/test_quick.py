@@ -4,13 +4,16 @@ import inspect
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+from torchcaps import list_models, list_routings, models, routing
 from torchcaps.spec import MISSING, declared
 from torchcaps_lab import cli
 from torchcaps_lab.cli.source import documented, sketches
 from torchcaps_lab.training.command_line import GROUPS
+from torchcaps_lab.training.guess import in_source
 
 WITHOUT_TORCH = (
     "import sys\nfrom torchcaps_lab.cli import main\ntry:\n    status = main(sys.argv[1:])\n"
@@ -26,6 +29,9 @@ OWNERS += [(group.__module__, group.__name__) for group in GROUPS]
     [
         *[((name, "--help"), 0, "show this help") for name in cli.COMMANDS],
         (("train", "nowhere"), 1, "there is no folder nowhere"),
+        (("train",), 2, "what to train on is missing: 'torchcaps train FOLDER'"),
+        (("train", "Digits", "--model", "capsnet_smal"), 2, "got 'capsnet_smal'; did you mean capsnet_small?"),
+        (("train", "Digits", "--routing", "dynamik", "--routing.steps", "2"), 2, "did you mean dynamic?"),
         (("train", "Digit"), 1, "did you mean Digits?"),
         (("train", "--resume", "nowhere"), 1, "nowhere is not the folder of a run"),
         (("train", "--config", "nowhere.yaml"), 1, "there is no file nowhere.yaml"),
@@ -64,6 +70,15 @@ def test_the_source_is_read_as_python_reads_it(module: str, name: str):
     if inspect.isfunction(owner):
         kinds = {one.name: one.kind is one.KEYWORD_ONLY for one in inspect.signature(owner).parameters.values()}
         assert {one.name: one.by_name for one in found.values()} == kinds
+
+
+@pytest.mark.parametrize(
+    ("room", "kind", "known"), [(models, "model", list_models()), (routing, "routing", list_routings())], ids=str
+)
+def test_names_are_found_in_the_source(room, kind: str, known: list[str]):
+    names, classes = in_source(Path(room.__file__).parent, kind)
+    assert {*known} == {*names}
+    assert {*names.values()} <= {*classes}
 
 
 def test_importing_the_package_imports_nothing_else():

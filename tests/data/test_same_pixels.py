@@ -128,9 +128,9 @@ def make_near(root: Path) -> Path:
 
 
 def test_near_copies_are_named_by_check_and_counted_in_training(tmp_path, capsys):
-    root = make_near(tmp_path)
+    root = make_near(tmp_path / "my photos")
     notes = ImageFolder(str(root), size=48, validation=0).notes()
-    assert notes == (f"2 test images nearly the same as a training image; torchcaps check {root} names them",)
+    assert notes == (f"2 test images nearly the same as a training image; torchcaps check '{root}' names them",)
     assert main(["check", str(root)]) == 0
     told = capsys.readouterr().out
     assert "2 images nearly the same as another one: " in told

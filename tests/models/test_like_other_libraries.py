@@ -45,8 +45,18 @@ def test_features_are_the_children() -> None:
 def test_the_one_that_was_trained() -> None:
     network = tc.create_model("efficient_capsnet", pretrained=True)
     assert not network.training
-    with pytest.raises(ValueError, match="pretrained must be one of"):
+    with pytest.raises(
+        ValueError, match="pretrained must be None for byerly, which was not trained, got True; all are"
+    ):
         tc.create_model("byerly", pretrained=True)
+
+
+def test_the_arguments_of_timm() -> None:
+    assert tc.create_model("capsnet_digits", num_classes=3).num_classes == 3
+    network, trained = (tc.create_model("capsnet_digits", pretrained=True, **how) for how in ({"num_classes": 3}, {}))
+    assert not network.training
+    assert network(network.examples(2)).activation.shape == (2, 3)
+    assert torch.equal(network.conv.weight, trained.conv.weight)
 
 
 def test_misspelt_names() -> None:
@@ -54,3 +64,6 @@ def test_misspelt_names() -> None:
         tc.create_model("capsnet_smal")
     with pytest.raises(ValueError, match="did you mean dynamic"):
         tc.create_routing("dynamik")
+    with pytest.raises(AttributeError) as caught:
+        tc.Classifer  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("Classifer", tc)  # Python suggests Classifier then

@@ -49,7 +49,9 @@ def test_the_head_learns_and_the_backbone_is_asked_once_for_each_view() -> None:
     before = {name: value.clone() for name, value in network.state_dict().items()}
     learner = Learner(network, Optimisation(optimizer=partial(torch.optim.Adam, lr=0.01)), None, Preprocess(shift=1))
     schedule = Schedule(batch_size=32, frozen_epochs=3 * VIEWS)
-    train_head(learner, Loaders(FEW, FEW, schedule, Speed()), torch.device("cpu"))
+    steps: list[tuple[int, int]] = []
+    train_head(learner, Loaders(FEW, FEW, schedule, Speed()), torch.device("cpu"), lambda *told: steps.append(told))
+    assert [done for done, _ in steps] == [*range(1, 3 * steps[0][1] + 1)]  # a third of them compute features
     assert counted.asked == VIEWS * len(FEW)
     assert network.features is counted
     for name, value in network.state_dict().items():
@@ -64,7 +66,9 @@ def test_it_comes_before_the_first_epoch_and_not_again_when_resumed(tmp_path: Pa
         "5 epochs on the features of the backbone",
     )
     assert status(*TRAIN, "--epochs", "2", "--frozen_epochs", "5", "--run", str(run)) == 0
-    assert capsys.readouterr().out.count(first) == 1
+    said = capsys.readouterr().out
+    assert said.count(first) == 1
+    assert said.index("features of the backbone are computed first, once: about ") < said.index(first)
     other = tmp_path / "other"
     assert status(*TRAIN, "--epochs", "1", "--frozen_epochs", "5", "--run", str(other)) == 0
     capsys.readouterr()

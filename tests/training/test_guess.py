@@ -120,7 +120,20 @@ def test_a_data_set_goes_by_its_name(photos):
 
 def test_a_table_of_texts_is_data_too(photos):
     Path("reviews.csv").write_text("text,label\ngood,yes\nbad,no\n")
-    assert guess("reviews.csv").options == {"data": {"name": "Text", "root": "reviews.csv"}, "run": "runs/reviews"}
+    data = {"name": "Text", "root": "reviews.csv"}
+    assert guess("reviews.csv").options == {"data": data, "batch_size": 4, "run": "runs/reviews"}
+
+
+def test_few_texts_make_many_steps_too(photos):
+    for texts, batch in ((150, 4), (1_500, 32), (15_000, 128)):
+        Path("reviews.csv").write_text("text,label\n" + "good,yes\n" * texts)
+        assert guess("reviews.csv").options["batch_size"] == batch
+
+
+def test_few_steps_are_not_averaged(photos):
+    """Two steps an epoch: those of 100 epochs are just enough."""
+    assert "trainer" not in guess(photos, {"epochs": Typed("99", 99)}).options
+    assert guess(photos, {"epochs": 100}).options["trainer"] == {"average": 0.98}
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ def create_model(name: str, pretrained: str | bool | None = None, **arguments: A
         name: one of :func:`list_models`.
         pretrained: the data that it was trained on, ``mnist``: the network of that name that comes with the package,
             in evaluation mode; True if it was trained on one only; None makes one with random weights.
-        arguments: override those of the configuration: ``image_shape``, ``classes``, ``routing``, ...
+        arguments: override those of the configuration: ``image_shape``, ``classes`` (or ``num_classes``, as timm calls
+            it), ``routing``, ... With ``pretrained``, ``classes`` alone: see :meth:`ImageClassifier.reset_classifier`.
 
     Raises:
         ValueError: if there is no such model, or it does not take an argument; or if none was trained on such data, or
@@ -73,6 +74,8 @@ def create_model(name: str, pretrained: str | bool | None = None, **arguments: A
     """
     if name not in MODELS:
         raise ValueError(f"model must be one of {list_models()}, got {name!r}{meant(str(name), list_models())}")
+    if "num_classes" in arguments:
+        arguments["classes"] = arguments.pop("num_classes")
     if pretrained is not None and pretrained is not False:
         return _trained(name, pretrained, arguments)
     configuration = MODELS[name]
@@ -83,14 +86,19 @@ def create_model(name: str, pretrained: str | bool | None = None, **arguments: A
 
 def _trained(name: str, data: str | bool, arguments: dict[str, Any]) -> Any:
     """The network of that name that was trained on that data."""
+    classes = arguments.pop("classes", None)
     if arguments:
         raise ValueError(f"a trained network has its arguments already, got {', '.join(arguments)} besides pretrained")
     known = [one.partition("/")[0] for one in list_pretrained(f"*/{name}")]
     if data is True and len(known) == 1:
         (data,) = known
     if data not in known:
-        raise ValueError(f"pretrained must be one of {known} for {name}, got {data!r}; all are {list_pretrained()}")
-    return load_pretrained(pretrained_folder(f"{data}/{name}"))
+        asked = f"must be one of {known} for {name}" if known else f"must be None for {name}, which was not trained"
+        raise ValueError(f"pretrained {asked}, got {data!r}; all are {list_pretrained()}")
+    network = load_pretrained(pretrained_folder(f"{data}/{name}"))
+    if classes is not None:
+        network.reset_classifier(classes)
+    return network
 
 
 def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.spec import Typed
+import torchcaps
+from torchcaps.spec import Typed, meant
 from torchcaps_lab import training
 from torchcaps_lab.cli.output import say
 from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.plugins import add_import, importing, named_imports
-from torchcaps_lab.training.guess import guess
+from torchcaps_lab.training.guess import guess, in_source
 from torchcaps_lab.training.reading import as_yaml, merged, read_options
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ def command(arguments: list[str]) -> None:
     what = arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
     tree = parser.tree(arguments if what is None else arguments[1:])
     parser.check_simple(tree)
+    if what is None and not tree.keys() & {"data", "config", "resume"}:
+        parser.error("what to train on is missing: 'torchcaps train FOLDER', or the name of a data set")
+    _check_names(parser, tree)
     resume, files = tree.pop("resume", None), [Path(file) for file in tree.pop("config", [])]
     options = {name: value for name, value in tree.items() if name not in (*_OF_THE_COMMAND, "import")}
     if resume is not None:
@@ -56,6 +60,21 @@ def command(arguments: list[str]) -> None:
     for line in guessed if training.is_first_process() else ():
         say(line)
     _train(folder, chosen, shlex.join(["torchcaps", "train", *arguments]), resume is not None, "allow_changes" in tree)
+
+
+def _check_names(parser: OptionParser, tree: Mapping[str, Any]) -> None:
+    """Names of networks and routings; where a module of one's own was imported, the registries know, and come later."""
+    for option, room in ("model", "models"), ("routing", "routing"):
+        value = tree.get(option)
+        name = getattr(value.get("name") if isinstance(value, Mapping) else value, "value", None)
+        if not isinstance(name, str) or "." in name or f"torchcaps.{room}" in sys.modules:
+            continue
+        known, classes = in_source(Path(torchcaps.__file__).parent / room, option)
+        if name not in {*known, *classes}:
+            parser.error(
+                f"{option} must be one of {sorted(known)}, got {name!r}{meant(name, [*known, *known.values()])}\n"
+                "  One of your own is known once its module is imported: --import my_module"
+            )
 
 
 def _train(folder: "RunFolder", chosen: "TrainingOptions", typed: str, resumed: bool, allow_changes: bool) -> None:

@@ -1,5 +1,6 @@
 """A folder of the user's own images."""
 
+import shlex
 from pathlib import Path
 
 from torchcaps.spec import settings
@@ -60,7 +61,7 @@ class ImageFolder(ListedImages):
         super().__post_init__()
         self.root = Path(self.root).expanduser()
         self.advice = f"torchcaps check {self.root} lists all"
-        self.names_alike = f"torchcaps check {self.root} names them"
+        self.names_alike = f"{shlex.join(['torchcaps', 'check', str(self.root)])} names them"
         _ = self.listed  # problems of the folders are reported at once
 
     def list_images(self) -> Listing:

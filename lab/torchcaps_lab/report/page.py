@@ -19,7 +19,7 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --paper: #14181d; --line: #39424d; } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
 body { max-width: 1100px; margin: 2em auto; padding: 0 1em; }
-h1, h2 { line-height: 1.2; } h2 { margin-top: 2em; border-bottom: 1px solid var(--line); }
+h1, h2 { line-height: 1.2; overflow-wrap: anywhere; } h2 { margin-top: 2em; border-bottom: 1px solid var(--line); }
 p { max-width: 46em; } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 table { border-collapse: collapse; } td, th { padding: .2em 1em .2em 0; text-align: left; vertical-align: top; }
 tr { border-bottom: 1px solid var(--line); } td.number { text-align: right; font-variant-numeric: tabular-nums; }

@@ -102,7 +102,7 @@ class Fitting:
         known = {"seed": schedule.seed, "batch_size": schedule.batch_size, "preprocess": preprocess}
         self.fingerprint = Fingerprint({**known, **self.caller.options}, train, validation)
         self.history = History(folder / "metrics.csv", self.caller.show, main.name)
-        progress = Progress(self.caller.show if self.caller.header else None, self.caller.progress_bar)
+        self.progress = Progress(self.caller.show if self.caller.header else None, self.caller.progress_bar)
         ends: list[Callback] = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, self.history, main)]
         ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
         self.best = KeepBest(self.checkpoints / "best", main) if schedule.keep == "best" else None
@@ -110,7 +110,7 @@ class Fitting:
         last = ModelCheckpoint(self.checkpoints, **ONE_AN_EPOCH)
         kept = [last] if self.best is None else [self.best, last]
         # The last one saves the state of all others.
-        watching = [*self.caller.callbacks, progress, health, self.history, self.fingerprint, *ends, *kept]
+        watching = [*self.caller.callbacks, self.progress, health, self.history, self.fingerprint, *ends, *kept]
         self.trainer = self._trainer(self.options, schedule, watching, folder, bool(len(validation)))
         self.loaders = Loaders(train, validation, schedule, learner.speed)
         batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
@@ -206,7 +206,8 @@ class Fitting:
     def _train_head(self) -> None:
         """The first stage, if there is one; its seconds count to the first epoch."""
         begun, main = time.perf_counter(), self.learner.task.main
-        train_head(self.learner, self.loaders, self.trainer.strategy.root_device)
+        told = {"told": self.progress.on_feature_step} if is_first_process() else {}
+        train_head(self.learner, self.loaders, self.trainer.strategy.root_device, **told)
         self.history.before = time.perf_counter() - begun
         if self.caller.show is not None and is_first_process():
             images, found = self.loaders.sets[1], ""

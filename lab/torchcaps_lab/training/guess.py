@@ -38,6 +38,9 @@ SCRATCH: dict[str, Any] = {
 }
 """How a network learns photos from nothing. Chosen on photos that were neither trained nor tested on, as the next."""
 
+LEAST_AVERAGED = 200
+"""Steps of a training with an average of the weights: after fewer, initial ones count more than 2 % in it."""
+
 PRETRAINED: dict[str, Any] = {
     "data": {"size": 144},
     "preprocess": {"flip": True},
@@ -88,7 +91,7 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
     if path.is_file() and path.suffix.lower() not in _TABLES:
         raise ValueError(f"{path} must be a folder, or a table of texts ({' or '.join(_TABLES)}); it is another file")
     if path.is_file() or (path.is_dir() and _holds_texts(path)):
-        found = Guess({"data": {"name": "Text", "root": str(path)}}, {"data": f"Text, the texts in {path}"})
+        found = _of_texts(path)
     elif path.is_dir():
         found = _of_images(path, given or {})
     else:
@@ -98,7 +101,7 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
 
 
 def _by_name(name: str) -> Guess:
-    sets, classes = _in_source()
+    sets, classes = in_source(Path(torchcaps_lab.__file__).parent / "data", "dataset")
     if "torchcaps_lab.data" in sys.modules or name in {*sets, *classes}:
         from torchcaps_lab.data.base import DATASETS
 
@@ -115,13 +118,16 @@ def _by_name(name: str) -> Guess:
     raise FileNotFoundError(f"there is no folder {name}{place}, and no data set of that name{near}")
 
 
-def _in_source() -> tuple[dict[str, str], list[str]]:
-    """Data sets of this package by the names that they are registered under, and all its classes: importing torch to
+def in_source(room: Path, kind: str) -> tuple[dict[str, str], list[str]]:
+    """What the files of a room register of a kind, names and their classes, and all classes there: importing torch to
     say that there is none of a name would take seconds."""
-    folder = Path(torchcaps_lab.__file__).parent / "data"
-    text = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
-    sets = re.findall(r'^@register_dataset\("(\w+)"\)\n(?:@.*\n)*class (\w+)', text, re.MULTILINE)
-    return dict(sets), re.findall(r"^class (\w+)", text, re.MULTILINE)
+    text = "\n".join(path.read_text(encoding="utf-8") for path in room.rglob("*.py"))
+    starts = [*re.finditer(rf'^@register_{kind}\(\s*"(\w+)"|^class (\w+)', text, re.MULTILINE)]
+    classes = [start[2] for start in starts if start[2]]
+    names = {
+        start[1]: next(one[2] for one in starts[place:] if one[2]) for place, start in enumerate(starts) if start[1]
+    }
+    return names, classes
 
 
 def _holds_texts(folder: Path) -> bool:
@@ -130,6 +136,18 @@ def _holds_texts(folder: Path) -> bool:
 
     suffixes = {path.suffix.lower() for path in folder.rglob("*")}
     return bool(suffixes & {".txt", ".label", ".pos", *_TABLES}) and not suffixes & image_suffixes()
+
+
+def _of_texts(path: Path) -> Guess:
+    """Options for texts; of a table its lines are counted, since few texts have few steps in large batches."""
+    options: dict[str, Any] = {"data": {"name": "Text", "root": str(path)}}
+    why = {"data": f"Text, the texts in {path}"}
+    if path.is_file():
+        with path.open("rb") as lines:
+            train = sum(1 for _ in lines) * 4 // 5 * 9 // 10  # others test and validate
+        options["batch_size"] = batch_size_for(train)
+        why["batch_size"] = f"{options['batch_size']}, for about {train // options['batch_size']} steps an epoch"
+    return Guess(options, why)
 
 
 def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
@@ -188,6 +206,9 @@ def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
     else:
         recipe, steps, least = SCRATCH, 2100, 6
     batch = min(batch_size_for(train * STEPS // 2), PHOTO_BATCH)  # half the images where there are few
+    asked = _as_read({"epochs": given.get("epochs")})["epochs"]
+    if isinstance(asked, int) and train // batch * asked < LEAST_AVERAGED:  # it would hold the initial weights
+        recipe = {name: value for name, value in recipe.items() if name != "trainer"}
     epochs = epochs_for(train // batch, steps, (least, 150))
     return {"model": ON_BACKBONE[0], **recipe, "batch_size": batch, "epochs": epochs}
 

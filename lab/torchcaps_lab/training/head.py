@@ -1,5 +1,6 @@
 """The first stage of fine-tuning: what stands on a backbone learns alone, on features that are computed once."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import cast
 
@@ -46,7 +47,9 @@ def check_backbone(network: nn.Module) -> None:
         )
 
 
-def train_head(learner: Learner, loaders: Loaders, device: torch.device) -> None:
+def train_head(
+    learner: Learner, loaders: Loaders, device: torch.device, told: Callable[[int, int], None] = lambda *_: None
+) -> None:
     """Trains all of a network but its backbone for ``frozen_epochs``, with the loss and the optimizer of its training.
 
     The learning rate falls from the optimizer's own to 0, along half a cosine. The features of :data:`VIEWS` views of
@@ -56,6 +59,8 @@ def train_head(learner: Learner, loaders: Loaders, device: torch.device) -> None
         learner: whose network stands on a backbone.
         loaders: of the training.
         device: where to train.
+        told: called after each step with the number of steps so far, and of those that take all the time: they
+            compute the features.
     """
     network, how = learner.model.to(device), loaders.schedule
     head = [weight for name, weight in network.named_parameters() if not name.startswith("features.")]
@@ -68,6 +73,7 @@ def train_head(learner: Learner, loaders: Loaders, device: torch.device) -> None
     network.features = kept = Kept(backbone)
     network.train()
     kept.eval()
+    done = 0
     try:
         for epoch in range(how.frozen_epochs):
             view = epoch % VIEWS
@@ -78,6 +84,7 @@ def train_head(learner: Learner, loaders: Loaders, device: torch.device) -> None
                 kept.keys = [(view, place) for place in batch.indices.tolist()]
                 optimizer.step(partial(with_gradients, learner.task, network, criteria, learner.seen(batch, view)))
                 falling.step()
+                told(done := done + 1, min(VIEWS, how.frozen_epochs) * len(loader))
     finally:
         network.features = backbone
         network.train()

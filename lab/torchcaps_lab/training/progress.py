@@ -39,6 +39,21 @@ class Progress(Callback):
         self._steps = self._done = 0
         self._began = self._told = 0.0
 
+    def on_feature_step(self, done: int, steps: int) -> None:
+        """Tells, in the first stage, how long its features take, and how far they are."""
+        now = time.perf_counter()
+        if done == 1:
+            self._began = now
+        elif done <= steps:
+            left = duration((now - self._began) / (done - 1) * (steps - done))
+            if done == 2 and self.show is not None:
+                self.show(f"features of the backbone are computed first, once: about {left}")
+            if self.in_place and now - self._told > OFTEN:
+                self._told = now
+                self._write(f"features, batch {done} of {steps}, {left} left")
+        if done == steps:
+            self._write("")
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Counts the steps to come, and watches the first."""
         epochs = (trainer.max_epochs or 1) - trainer.current_epoch

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchcaps.spec import Given, plain, refused
+from torchcaps.spec import Given, meant, plain, refused
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.training.command_line import option_arguments, training_options
@@ -62,7 +62,11 @@ def train(
     chosen, guessed = _over_guesses(data, {**given, "data": rest}, resume)
     kind = DATASETS.find(chosen["data"]["name"])
     if why := refused(kind.__name__, kind, list(rest)):
-        raise ValueError(f"unknown option: a training takes {', '.join(option_arguments())}, and {why}")
+        wrong = next(name for name in rest if refused(kind.__name__, kind, [name]))
+        raise ValueError(
+            f"unknown option{meant(wrong, option_arguments())}: a training takes "
+            f"{', '.join(option_arguments())}, and {why}"
+        )
     folder = RunFolder(Path(chosen["run"]), "run")
     folder = folder.existing() if resume else folder.unused()
     before = read_options(folder.config) if resume else {}
