@@ -134,7 +134,8 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
 def _attacked(classifier: Classifier, sample: Sample) -> dict[str, Tensor]:
     """Which images are wrong where each pixel went up or down by 0.1: against the network, and at random."""
     network = classifier.network
-    attacker = Attacker(Scores(network, classifier.preprocess), tuple(sample.pixels.shape[1:]), network.classes)
+    channels, height, width = sample.pixels.shape[1:]
+    attacker = Attacker(Scores(network, classifier.preprocess), (channels, height, width), network.classes)
     attacked = attacker.attacked("FGSM", 0.1, sample.pixels, sample.labels, targeted=False)
     signs = torch.randint(2, sample.pixels.shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1
     noisy = (sample.pixels + 0.1 * signs).clamp(0, 1)
