@@ -17,6 +17,7 @@ from torchcaps.routing.em import EM_PRESETS, EMRouting, EMSettings, em_routing
 from torchcaps.routing.heinsen_2019 import Heinsen2019Routing, heinsen_2019_routing
 from torchcaps.routing.heinsen_2022 import Heinsen2022Routing, VectorWeights, heinsen_2022_routing
 from torchcaps.routing.homogeneous import HomogeneousRouting, homogeneous_routing
+from torchcaps.routing.interests import InterestRouting, interest_routing, interests_of, label_aware
 from torchcaps.routing.kernel_density import (
     FastKernelDensityRouting,
     KernelDensityRouting,
@@ -55,6 +56,7 @@ __all__ = [
     "Heinsen2022Routing",
     "HomogeneousRouting",
     "InnerProductKMeansRouting",
+    "InterestRouting",
     "KernelDensityRouting",
     "LayerShape",
     "MaxMin",
@@ -83,7 +85,10 @@ __all__ = [
     "heinsen_2022_routing",
     "homogeneous_routing",
     "inner_product_kmeans_routing",
+    "interest_routing",
+    "interests_of",
     "kernel_density_routing",
+    "label_aware",
     "list_routings",
     "max_min_routing",
     "mean_routing",

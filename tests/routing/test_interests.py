@@ -1,0 +1,88 @@
+"""Routing of interests against the equations of the papers, step by step, and of code that is in use."""
+
+import pytest
+import torch
+from by_the_book import normal
+
+from torchcaps import Capsules, CapsLinear
+from torchcaps.ops import Votes
+from torchcaps.routing import InterestRouting, interest_routing, interests_of, label_aware
+
+B, I, J, D = 3, 7, 4, 5
+ITEMS, W, START = normal(B, I, D), normal(1, 1, D, D, seed=1), normal(B, I, J, seed=2)
+THERE = torch.arange(I) < torch.tensor([[7], [4], [1]])  # lengths of histories
+PAIRS = THERE[..., None] & interests_of(THERE.sum(1), J)[:, None]
+
+
+def votes() -> Votes:
+    return Votes(ITEMS[:, :, None], W.expand(-1, J, -1, -1), mask=THERE)
+
+
+def squashed(s: torch.Tensor) -> torch.Tensor:
+    n = s.norm(dim=-1, keepdim=True)
+    return s * n / (1 + n**2)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_the_papers_algorithm(steps: int) -> None:
+    hat, b = ITEMS @ W[0, 0], START.clone()
+    for _ in range(steps):
+        w = b.masked_fill(~PAIRS, -1e30).softmax(2) * THERE[..., None]
+        u = squashed(torch.einsum("bij,bid->bjd", w, hat))
+        b = b + torch.einsum("bjd,bid->bij", u, hat)
+    routed = interest_routing(votes(), None, START, steps=steps, pairs=PAIRS)
+    torch.testing.assert_close(routed.pose, u, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_the_form_in_use(steps: int) -> None:
+    def unit(x: torch.Tensor) -> torch.Tensor:
+        return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+
+    hat, logits = unit(ITEMS @ W[0, 0]), START.clone()
+    for _ in range(steps):
+        logits = logits.masked_fill(~PAIRS, -1e30).softmax(2) * THERE[..., None]
+        u = unit(squashed(torch.einsum("bij,bid->bjd", logits, hat)))
+        logits = logits + 0.5 * torch.einsum("bjd,bid->bij", u, hat)
+    routed = interest_routing(votes(), None, START, steps=steps, sharpness=0.5, form="released", pairs=PAIRS)
+    torch.testing.assert_close(routed.pose, u, rtol=0, atol=1e-12)
+
+
+def test_uniform_logits_keep_all_parents_equal() -> None:
+    pose = interest_routing(votes(), None, torch.zeros(I, J), steps=4).pose
+    torch.testing.assert_close(pose, pose[:, :1].expand_as(pose))
+    pose = interest_routing(votes(), None, START, steps=4).pose
+    assert (pose[0, 0] - pose[0, 1]).norm() > 0.01
+
+
+def test_a_layer_with_padding_and_fewer_interests() -> None:
+    layer = CapsLinear(None, J, D, D, transforms="subspace", routing=InterestRouting()).double()
+    found = layer(Capsules(ITEMS, torch.ones(B, I).double()), PAIRS)
+    assert (found.activation > 0).tolist() == interests_of(THERE.sum(1), J).tolist()
+    padded = torch.cat([ITEMS, torch.full((B, 2, D), torch.nan)], 1)
+    more = torch.cat([PAIRS, torch.zeros(B, 2, J).bool()], 1)
+    torch.testing.assert_close(layer(Capsules(padded, torch.ones(B, I + 2).double()), more).pose, found.pose)
+    found.pose.sum().backward()
+    assert isinstance(layer.routing, InterestRouting)
+    assert layer.routing.start.grad.isfinite().all()
+    assert layer.routing.start.grad.any()
+
+
+def test_how_many_interests() -> None:
+    counts = interests_of(torch.tensor([0, 1, 2, 3, 4, 5, 100]), 4).sum(1)
+    assert counts.tolist() == [1, 1, 1, 2, 2, 3, 4]
+
+
+def test_what_interests_say_of_one_thing() -> None:
+    interests, label = normal(B, J, D), normal(B, D, seed=5)
+    torch.testing.assert_close(label_aware(interests, label, 0.0), interests.mean(1))
+    best = (interests @ label[..., None])[..., 0].argmax(1)
+    torch.testing.assert_close(label_aware(interests, label, torch.inf), interests[range(B), best])
+    torch.testing.assert_close(label_aware(interests, label, 1e4), interests[range(B), best])
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"form must be .*got 'other'"):
+        InterestRouting(form="other")
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        interest_routing(votes(), None, START, steps=0)
