@@ -1,6 +1,5 @@
 """None of these: strangers told by what the decoder of the winning class draws (Frosst et al. 2018; Qin et al. 2020)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -258,8 +257,7 @@ def rank_correlation(one: Tensor, other: Tensor) -> float:
     """Spearman's."""
     from scipy.stats import spearmanr
 
-    found = float(spearmanr(one.numpy(), other.numpy()).statistic)
-    return 0.0 if math.isnan(found) else found
+    return float(spearmanr(one.numpy(), other.numpy()).statistic)
 
 
 def _images(row: str, classifier: Classifier, kinds: Mapping[str, Tensor], limit: float) -> Picture:

@@ -356,9 +356,11 @@ class Classifier:
             answers = [replace(answer, calibrated=row) for answer, row in zip(answers, named, strict=True)]
         if self.strangers is not None and prediction.reconstruction is not None:
             error = reconstruction_error(self.preprocess.evaluate(together).pictures, prediction.reconstruction)
-            found = zip(self.strangers.known(error).tolist(), self.strangers.strangeness(error).tolist(), strict=True)
-            told = zip(answers, found, strict=True)
-            answers = [replace(answer, known=known, strangeness=share) for answer, (known, share) in told]
+            parts = {"known": self.strangers.known(error), "strangeness": self.strangers.strangeness(error), "error": error}
+            told = zip(*(one.tolist() for one in parts.values()), strict=True)
+            answers = [
+                replace(answer, **dict(zip(parts, row, strict=True))) for answer, row in zip(answers, told, strict=True)
+            ]
         yield from zip((image for image, _ in batch), answers, strict=True)
 
     def _with_things(self, answers: list[Answer], pixels: Tensor) -> list[Answer]:

@@ -57,12 +57,12 @@ def examine_strange(classifier: Classifier, known: ImageSet, strange: str, batch
     if classifier.strangers is None:
         raise ValueError(f"--strange: nothing was fitted that an image of no class {NOTHING}; try --false_alarms 0.05")
     if Path(strange).exists() or any(sign in strange for sign in "*?["):
-        others = _strangeness(classifier, list(classifier.reader.named([strange])), None, batch_size)
+        others = _errors(classifier, list(classifier.reader.named([strange])), None, batch_size)
     else:
         spec: Spec = fit(ImageData, strange, "--strange")
-        others = _strangeness(classifier, _each(spec.make().test), "pad", batch_size)
-    own = _strangeness(classifier, _each(known), "pad", batch_size)
-    found = told_apart(own, others, 1 - classifier.strangers.false_alarms)
+        others = _errors(classifier, _each(spec.make().test), "pad", batch_size)
+    own = _errors(classifier, _each(known), "pad", batch_size)
+    found = told_apart(own, others, classifier.strangers.threshold)
     return {"known_images": len(own), "strange_images": len(others), **found._asdict()}
 
 
@@ -70,7 +70,7 @@ def _each(images: ImageSet) -> Iterable[Tensor]:
     return (one for batch in images.batches(128) for one in batch.images)
 
 
-def _strangeness(classifier: Classifier, images: Iterable[Any], resize: Any, batch_size: int) -> Tensor:
+def _errors(classifier: Classifier, images: Iterable[Any], resize: Any, batch_size: int) -> Tensor:
     """Of each image, (N,)."""
     answers = (answer for _, answer in classifier.stream(images, resize, batch_size))
-    return torch.tensor([answer.strangeness for answer in answers], dtype=torch.float64)
+    return torch.tensor([answer.error for answer in answers], dtype=torch.float32)

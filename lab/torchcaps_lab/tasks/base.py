@@ -122,6 +122,7 @@ class Answer:
         known: whether the image is of one of the classes at all, see :class:`~torchcaps_lab.report.Strangers`; None if
             nothing was fitted.
         strangeness: the share of the validation images that are less strange, from 0 to 1; None as before.
+        error: of the reconstruction, :func:`~torchcaps_lab.report.reconstruction_error`; None as before.
 
     A notebook shows the picture, and a bar for each of the likeliest classes.
 
@@ -144,6 +145,7 @@ class Answer:
     picture: Tensor | None = None
     known: bool | None = None
     strangeness: float | None = None
+    error: float | None = None
 
     def top(self, count: int) -> tuple[str, ...]:
         """The names of the ``count`` most active classes, the most active first."""
@@ -160,7 +162,7 @@ class Answer:
         if self.calibrated is not None:
             row["calibrated"] = dict(self.calibrated)
         if self.known is not None:
-            row |= {"known": self.known, "strangeness": self.strangeness}
+            row |= {"known": self.known, "strangeness": self.strangeness, "error": self.error}
         if self.seen:
             row["seen"] = self.seen
         if self.poses is not None:
