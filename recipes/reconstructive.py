@@ -18,7 +18,7 @@ def reconstructive(
         x \leftarrow x + \frac{2 \epsilon}{\text{steps}}\,\mathrm{sign}\,\nabla_x \begin{cases}
         -\log p_t(x) & \text{while } x \text{ is taken for the true class } t \\ -e(x) & \text{else} \end{cases}
 
-    p is the share of the true class in the activations, and e the error of the reconstruction by the winning class. Each
+    p is the activation of the true class as a share, and e the error of the reconstruction by the winning class. A
     step stays within epsilon of the image and in [0, 1]. Of all that came up, the image with the least error that is
     taken for a wrong class is returned, or else the last.
 

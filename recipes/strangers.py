@@ -1,6 +1,6 @@
-"""None of these: strangers told by what the decoder of the winning class draws (Frosst et al. 2018; Qin et al. 2020)."""
+"""None of these: strangers told by what the winning class draws (Frosst et al. 2018; Qin et al. 2020)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -101,7 +101,7 @@ def see(classifier: Classifier, pixels: Tensor) -> tuple[Seen, Tensor]:
 
 
 def letters(image_shape: tuple[int, int, int]) -> Tensor:
-    """Capitals that look like no digit, in the fonts of Matplotlib, turned by -10, 0 and 10 degrees, uint8 (N, C, H, W).
+    """Capitals that look like no digit, in the fonts of Matplotlib, turned by up to 10 degrees, uint8 (N, C, H, W).
 
     They are brought to size as MNIST was made, :func:`~torchcaps_lab.data.handwriting.read_handwriting`.
     """
@@ -138,15 +138,13 @@ def strangers_of(test: ImageSet, settings: StrangersSettings) -> dict[str, Tenso
 
 
 def interval(known: Tensor, strange: Tensor, false_alarms: float, resamples: int) -> list[float]:
-    """95 % of the shares of undetected strangers, in percent, over bootstrap samples of validation images and strangers."""
+    """95 % of the shares of undetected strangers, in percent, over bootstrap samples of both kinds of images."""
     generator = torch.Generator().manual_seed(0)
 
     def again(scores: Tensor) -> Tensor:
         return scores[torch.randint(len(scores), scores.shape, generator=generator)]
 
-    shares = [
-        percent(again(strange) <= again(known).quantile(1 - false_alarms)) for _ in range(resamples)
-    ]
+    shares = [percent(again(strange) <= again(known).quantile(1 - false_alarms)) for _ in range(resamples)]
     return torch.tensor(shares).quantile(torch.tensor([0.025, 0.975])).tolist()
 
 
@@ -172,11 +170,11 @@ class Strangers(Recipe[StrangersSettings]):
         name, _ = PACKED[row]
         network = load_pretrained(name).to(study.lab.device)
         facts = {"model": type(network).__name__, "parameters": sum(one.numel() for one in network.parameters())}
-        none = {"epochs": 0, "training_seconds": 0.0, "hardware": "none, of the package", "versions": {}}
+        none = {"epochs": 0, "training_seconds": 0.0, "hardware": "none, of the package", "versions": {"torch": torch.__version__}}
         return Trained(network, {**facts, **none}, Path(name))
 
     def begin(self, study: Study) -> tuple[ImageSet, dict[str, Tensor]]:
-        """Known test images, and strangers; raises an error before any training if the library of attacks is missing."""
+        """Known test images, and strangers; an error before any training if the library of attacks is missing."""
         import art.attacks.evasion  # noqa: F401
 
         test = data_of(study.settings.data).test

@@ -356,7 +356,11 @@ class Classifier:
             answers = [replace(answer, calibrated=row) for answer, row in zip(answers, named, strict=True)]
         if self.strangers is not None and prediction.reconstruction is not None:
             error = reconstruction_error(self.preprocess.evaluate(together).pictures, prediction.reconstruction)
-            parts = {"known": self.strangers.known(error), "strangeness": self.strangers.strangeness(error), "error": error}
+            parts = {
+                "known": self.strangers.known(error),
+                "strangeness": self.strangers.strangeness(error),
+                "error": error,
+            }
             told = zip(*(one.tolist() for one in parts.values()), strict=True)
             answers = [
                 replace(answer, **dict(zip(parts, row, strict=True))) for answer, row in zip(answers, told, strict=True)

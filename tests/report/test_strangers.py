@@ -192,7 +192,7 @@ class TestCommands:
             (["own", "--strange", "Nothing"], "Nothing"),
             (["own", "--false_alarms", "1"], "false_alarms must be a share between 0 and 1, got 1"),
             (["bare", "--strange", "noise"], "--strange: nothing was fitted that an image of no class is told by"),
-            (["bare", "--false_alarms", "0.1"], "--false_alarms: there is nothing that an image of no class is told by"),
+            (["bare", "--false_alarms", "0.1"], "--false_alarms: there is nothing that an image of no class"),
         ],
     )  # fmt: skip
     def test_what_cannot_be(

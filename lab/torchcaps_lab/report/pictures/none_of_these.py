@@ -94,6 +94,7 @@ class NoneOfThese(Exhibit):
         titles = [f"no {shorten(name, 10)}\n{share:.1%}" for name, share in told]
         yield Picture("none_of_these.png", "Images of no class, and why", stacked(self.pictures, titles, rows))
 
+
 def _strangest(model: ImageClassifier, tested: Tested, strangers: Strangers) -> NoneOfThese | None:
     images = tested.images
     places = torch.linspace(0, len(images) - 1, min(_TRIED, len(images))).long()
