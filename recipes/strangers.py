@@ -274,4 +274,4 @@ def _images(row: str, classifier: Classifier, kinds: Mapping[str, Tensor], limit
         f"The first image of each kind, what the {row} draws of its most active class, and how far the two are apart: "
         f"the error relative to the energy of the image, none of these above {limit:.2f}."
     )
-    return Picture(image_grid(cells, 1.6), caption)
+    return Picture(image_grid(cells, 1.3), caption)
