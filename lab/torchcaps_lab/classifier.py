@@ -27,6 +27,7 @@ from torchcaps_lab.data.reader import ImageReader, Reader, TextReader
 from torchcaps_lab.data.words import Reading, Words
 from torchcaps_lab.report.calibration import Calibration
 from torchcaps_lab.report.cards import facts_card
+from torchcaps_lab.report.strangers import Strangers, reconstruction_error
 from torchcaps_lab.tasks import Answer, Examination, Task, as_task
 from torchcaps_lab.tasks.labels import finite_warning
 
@@ -98,6 +99,7 @@ class Classifier:
         fit = saved.get("resize", "pad")  # of the data that it was trained on, of any size or not
         self.resize: Fit = resize or ("pad" if fit == "keep" and not network.any_size else fit)
         self.calibration = Calibration.from_config(saved.get("calibration"))
+        self.strangers = Strangers.from_config(saved.get("strangers"))
         self.words = Words.from_config(saved.get("words"))
         self.run: Path | None = None
         self._named = bool(classes or saved.get("classes"))
@@ -212,7 +214,8 @@ class Classifier:
 
     def _extra(self) -> dict[str, Any]:
         """What is saved with the network, so that it is opened as this classifier."""
-        parts = {"preprocess": self.preprocess, "calibration": self.calibration, "words": self.words}
+        parts = {"preprocess": self.preprocess, "calibration": self.calibration}
+        parts |= {"strangers": self.strangers, "words": self.words}
         return {
             **self.network.extra,
             **{name: part.config() for name, part in parts.items() if part is not None},
@@ -351,6 +354,17 @@ class Classifier:
             shares = self.calibration(prediction.activation).tolist()
             named = [dict(zip(self.classes, row, strict=True)) for row in shares]
             answers = [replace(answer, calibrated=row) for answer, row in zip(answers, named, strict=True)]
+        if self.strangers is not None and prediction.reconstruction is not None:
+            error = reconstruction_error(self.preprocess.evaluate(together).pictures, prediction.reconstruction)
+            parts = {
+                "known": self.strangers.known(error),
+                "strangeness": self.strangers.strangeness(error),
+                "error": error,
+            }
+            told = zip(*(one.tolist() for one in parts.values()), strict=True)
+            answers = [
+                replace(answer, **dict(zip(parts, row, strict=True))) for answer, row in zip(answers, told, strict=True)
+            ]
         yield from zip((image for image, _ in batch), answers, strict=True)
 
     def _with_things(self, answers: list[Answer], pixels: Tensor) -> list[Answer]:
@@ -455,7 +469,7 @@ class Classifier:
 
     @torch.no_grad()
     def _predict(self, pixels: Tensor) -> Prediction:
-        """The prediction, with activations averaged over the crops of each image, poses and boxes of the centre.
+        """The prediction, with activations averaged over the crops of each image, everything else of the centre.
 
         The network computes in its own precision; what it predicts is float32, on the CPU.
         """
@@ -465,8 +479,9 @@ class Classifier:
         capsules = prediction.capsules
         if capsules is not None:
             capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].float().cpu(), activation=activation)
-        boxes = None if prediction.boxes is None else prediction.boxes[:: crops.shape[1]].float().cpu()
-        return Prediction(activation, capsules, None, boxes)
+        others = (prediction.reconstruction, prediction.boxes)
+        others = (None if one is None else one[:: crops.shape[1]].float().cpu() for one in others)
+        return Prediction(activation, capsules, *others)
 
 
 def _is_several(images: Any) -> bool:

@@ -67,6 +67,14 @@ class TestExplorer:
         assert explorer.assignments(look, 3)["targets"] == [3]
         assert len(explorer.routing(look)["steps"]) == 3
 
+    def test_none_of_these_and_why(self, explorer: Explorer, drawing: bytes) -> None:
+        assert explorer.answer(explorer.look("a", drawing))["none"] is None  # without a threshold nothing is said
+        told = Explorer({"digits": Classifier.open("digits/capsnet_digits")})
+        none = told.answer(told.look("digits", drawing))["none"]
+        assert none["known"] == [False]
+        assert 0.95 < none["strangeness"][0] <= 1
+        assert all(none[part][0].startswith("data:image/png") for part in ("pictures", "reconstructions", "differences"))
+
     def test_nothing_is_computed_twice(self, explorer: Explorer, drawing: bytes) -> None:
         look = explorer.look("a", drawing)
         network = explorer._networks["a"].network

@@ -6,6 +6,7 @@ from typing import Literal
 from torchcaps.numerics import jsonable
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import Split, open_run
+from torchcaps_lab.cli.strange import examine_strange, fit_again
 from torchcaps_lab.data import ImageData
 
 
@@ -17,6 +18,8 @@ def command(
     batch_size: int = 128,
     crops: Literal[1, 13] | None = None,
     json: bool = False,
+    strange: str | None = None,
+    false_alarms: float | None = None,
     imported: list[str],
 ) -> None:
     """Test the network of a run.
@@ -28,8 +31,13 @@ def command(
         batch_size: images at a time
         crops: crops of each image to average; default: as trained
         json: print JSON
+        strange: images of none of the classes, a folder or a data set: how many does the network take for known?
+        false_alarms: share of the validation images to take for strangers, above 0 and below 1: fits the threshold
+            again, and saves it with the network
     """
     classifier, images = open_run(run, data, split, imported)
+    said = [] if false_alarms is None else [fit_again(classifier, run, data, false_alarms, imported)]
+    apart = {} if strange is None else examine_strange(classifier, images, strange, batch_size)
     found = classifier.examine(images, batch_size, crops)
     if json:
         result = {
@@ -38,11 +46,17 @@ def command(
             "crops": crops or classifier.preprocess.crops,
             **found.figures,
             **found.details,
+            **({"strangers": apart} if apart else {}),
             "classes": list(images.classes),
             "warnings": list(found.warnings),
         }
         print(dumps(jsonable(result)))
         return
-    print("\n".join([f"{split}: {found.lines[0]}", *found.lines[1:]]))
+    print("\n".join([f"{split}: {found.lines[0]}", *found.lines[1:], *said]))
+    if apart:
+        print(
+            f"{strange}: {apart['undetected']:.2%} of {apart['strange_images']:,} images are taken for known, AUC "
+            f"{apart['auc']:.4f}; false alarms: {apart['false_alarms']:.2%} of {apart['known_images']:,} {split} images"
+        )
     for line in found.warnings:
         print(f"warning: {line}")

@@ -162,13 +162,14 @@ def _examples(classifier: Classifier) -> Tensor:
 
 def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
     """Information for users of the file."""
-    calibration = classifier.calibration
+    calibration, strangers = classifier.calibration, classifier.strangers
     return {
         "classes": list(classifier.classes),
         **classifier.reader.notes(),
         "prepared_inside": classifier.preprocess.config(),
         "outputs": outputs,
         "calibration": None if calibration is None else calibration.config(),
+        "strangers": None if strangers is None else strangers.config(),
     }
 
 

@@ -166,6 +166,8 @@ def _short(name: str) -> str:
 def _text(classifier: Classifier, top: int | None) -> Show:
     print(f"# %: probability of the class: {_probability(classifier)}")
     print("# length: of its capsule, from 0 to 1: whether the class is there, each class for itself; not a probability")
+    if classifier.strangers is not None:
+        print(f"# none of these: {classifier.strangers}")
 
     def show(file: str, answer: Answer) -> None:
         shares = _probabilities(answer)
@@ -173,8 +175,10 @@ def _text(classifier: Classifier, top: int | None) -> Show:
             f"{answer.counted(name)} ({shares[name]:.1%}, length {answer.lengths[name]:.3f})"
             for name in _said(answer, top)
         ]
-        line = readable(f"{_short(file)}: {', '.join(said) or 'nothing'}")
-        print(line + (f"  # {answer.seen}" if answer.seen else ""))
+        line = readable(f"{_short(file)}: {answer.doubted(', '.join(said) or 'nothing')}")
+        strange = f"stranger than {answer.strangeness:.1%} of the validation images" if answer.known is False else ""
+        notes = "; ".join(filter(None, [strange, answer.seen]))
+        print(line + (f"  # {notes}" if notes else ""))
 
     return show
 
@@ -183,11 +187,14 @@ def _csv(classifier: Classifier, top: int | None) -> Show:
     probability = "probability" if classifier.calibration is None else "calibrated_probability"
     table = writer(sys.stdout, lineterminator="\n")
     texts = classifier.reader.items == "texts"
-    table.writerow(["file", "rank", "class", "said", probability, "length", *(["place"] if texts else [])])
+    more = ["known", "strangeness"] if classifier.strangers is not None else []
+    table.writerow(["file", "rank", "class", "said", probability, "length", *(["place"] if texts else more)])
 
     def show(file: str, answer: Answer) -> None:
         shares, names = _probabilities(answer), _said(answer, top)
         what, place = (" ".join(file.split()), [_place(file)]) if texts else (file, [])
+        if more and answer.known is not None:
+            place = [str(int(answer.known)), f"{answer.strangeness:.6g}"]
         for rank, name in enumerate(names, 1):
             said = int(name in answer.classes)
             table.writerow([what, rank, name, said, f"{shares[name]:.6g}", f"{answer.lengths[name]:.6g}", *place])

@@ -35,6 +35,7 @@ from torchcaps_lab.report.pictures.class_activations import ClassActivations
 from torchcaps_lab.report.pictures.class_boxes import ClassBoxes
 from torchcaps_lab.report.pictures.class_pose import ClassPose
 from torchcaps_lab.report.pictures.class_words import ClassWords
+from torchcaps_lab.report.pictures.none_of_these import NoneOfThese
 from torchcaps_lab.report.pictures.pose_swap import PoseSwap
 from torchcaps_lab.report.pictures.routing_steps import RoutingSteps
 from torchcaps_lab.report.verdict import Verdict, judge
@@ -284,7 +285,8 @@ class Explorer:
     def answer(self, look: str) -> dict[str, Any]:
         """The first results of a look: network, label, activations, and which classes are predicted.
 
-        For an image also boxes, if the network predicts them; for a text, how its words support the classes.
+        For an image also boxes, if the network predicts them, and whether it is of any class, if that is known; for a
+        text, how its words support the classes.
 
         Raises:
             ValueError: if there is no such look, or its activations or poses are not finite.
@@ -302,7 +304,9 @@ class Explorer:
         shown = self._exhibit(look, "activations", None, ClassActivations.of)
         least = getattr(self._networks[taken.network].classifier.task, "threshold", 0.5)
         boxes = self._exhibit(look, "boxes", None, lambda seen: ClassBoxes.of(seen, least))
-        return {**told, "there": _labels(there), "activations": shown, "boxes": boxes}
+        strangers = self._networks[taken.network].classifier.strangers
+        none = strangers and self._exhibit(look, "none", None, lambda seen: NoneOfThese.of(seen, strangers))
+        return {**told, "there": _labels(there), "activations": shown, "boxes": boxes, "none": none}
 
     def pose(self, look: str, target: int) -> dict[str, Any] | None:
         """:class:`~torchcaps_lab.report.pictures.ClassPose`; None without a decoder."""

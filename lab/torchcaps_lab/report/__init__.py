@@ -23,6 +23,14 @@ from torchcaps_lab.report.page import exhibits_of, exhibits_of_classifier, write
 from torchcaps_lab.report.places import Extent, layer_extents
 from torchcaps_lab.report.poses import carried, default_sweep, draw_poses, perturb, poses_of, transfer
 from torchcaps_lab.report.steps import Step, exchangeable_routings, observe_steps, other_routing, routing_steps
+from torchcaps_lab.report.strangers import (
+    Apart,
+    Strangers,
+    fit_strangers,
+    reconstruction_error,
+    reconstruction_errors,
+    told_apart,
+)
 from torchcaps_lab.report.verdict import Verdict, judge
 from torchcaps_lab.report.words import word_shares
 
@@ -31,6 +39,7 @@ from torchcaps_lab.report import pictures  # isort: skip  # which registers them
 __all__ = [
     "ATTRIBUTES",
     "Answers",
+    "Apart",
     "Calibration",
     "ClassFigures",
     "Exhibit",
@@ -42,6 +51,7 @@ __all__ = [
     "Readout",
     "Selection",
     "Step",
+    "Strangers",
     "Table",
     "Tested",
     "Verdict",
@@ -61,6 +71,7 @@ __all__ = [
     "exhibits_of_classifier",
     "fit_platt",
     "fit_readout",
+    "fit_strangers",
     "fit_temperature",
     "judge",
     "layer_entropy",
@@ -75,6 +86,8 @@ __all__ = [
     "pictures",
     "pose_tells",
     "poses_of",
+    "reconstruction_error",
+    "reconstruction_errors",
     "register_exhibit",
     "routing_health",
     "routing_steps",
@@ -82,6 +95,7 @@ __all__ = [
     "select_samples",
     "shape_moments",
     "shorten",
+    "told_apart",
     "transfer",
     "word_shares",
     "write_page",

@@ -15,6 +15,7 @@ from torchcaps.spec import Registry, package_of, plain
 from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.report.calibration import Calibration
 from torchcaps_lab.report.cards import answer_card
+from torchcaps_lab.report.strangers import FALSE_ALARMS, Strangers
 
 Forward = Callable[[Tensor, Tensor], Prediction]
 """A network in a training step: takes images and the classes to reconstruct, labels (B,) or a mask (B, E)."""
@@ -118,6 +119,10 @@ class Answer:
             from networks with a capsule for each; boxes are left, top, right, bottom in pixels of the image as the
             network saw it. None if the network predicts no boxes.
         picture: the image as the network takes it, (C, H, W) in [0, 1]; None for a text.
+        known: whether the image is of one of the classes at all, see :class:`~torchcaps_lab.report.Strangers`; None if
+            nothing was fitted.
+        strangeness: the share of the validation images that are less strange, from 0 to 1; None as before.
+        error: of the reconstruction, :func:`~torchcaps_lab.report.reconstruction_error`; None as before.
 
     A notebook shows the picture, and a bar for each of the likeliest classes.
 
@@ -138,6 +143,9 @@ class Answer:
     seen: str = ""
     things: Mapping[str, Sequence[Thing]] | None = None
     picture: Tensor | None = None
+    known: bool | None = None
+    strangeness: float | None = None
+    error: float | None = None
 
     def top(self, count: int) -> tuple[str, ...]:
         """The names of the ``count`` most active classes, the most active first."""
@@ -153,6 +161,8 @@ class Answer:
         row["probabilities"] = dict(self.probabilities)
         if self.calibrated is not None:
             row["calibrated"] = dict(self.calibrated)
+        if self.known is not None:
+            row |= {"known": self.known, "strangeness": self.strangeness, "error": self.error}
         if self.seen:
             row["seen"] = self.seen
         if self.poses is not None:
@@ -168,7 +178,11 @@ class Answer:
 
     def __str__(self) -> str:
         said = [f"{self.counted(name)} ({self.lengths[name]:.3f})" for name in self.classes]
-        return ", ".join(said) or "nothing"
+        return self.doubted(", ".join(said) or "nothing")
+
+    def doubted(self, said: str) -> str:
+        """What is said of an image; of one that is not known, that it is none of these."""
+        return f"none of these, at best {said}" if self.known is False else said
 
     def __repr__(self) -> str:
         return f"<Answer: {self}>"
@@ -266,6 +280,15 @@ class Task(ABC):
 
         It is saved with the network; predictions and the report use it. None, as here, if the task has no calibration,
         or there are too few images.
+        """
+        return None
+
+    def fit_strangers(
+        self, network: ImageClassifier, images: ImageSet, false_alarms: float = FALSE_ALARMS, batch_size: int = 128
+    ) -> Strangers | None:
+        """What tells images of none of the classes, fitted on images that the network was not trained on.
+
+        It is saved with the network, as the calibration is. None, as here, if the task has nothing of the kind.
         """
         return None
 

@@ -12,6 +12,7 @@ from torchcaps.numerics import compute_dtype
 from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.report.calibration import Calibration, fit_temperature
+from torchcaps_lab.report.strangers import FALSE_ALARMS, Strangers, fit_strangers
 from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
 
@@ -99,6 +100,12 @@ class Classification(Task):
         from torchcaps_lab.report import ask
 
         return fit_temperature(ask(network, images, batch_size).activation, images.labels) if len(images) else None
+
+    def fit_strangers(
+        self, network: ImageClassifier, images: ImageSet, false_alarms: float = FALSE_ALARMS, batch_size: int = 128
+    ) -> Strangers | None:
+        """By the reconstruction of the most active class: :func:`~torchcaps_lab.report.fit_strangers`."""
+        return fit_strangers(network, images, false_alarms, batch_size)
 
     def report(
         self,

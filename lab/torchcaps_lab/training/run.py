@@ -172,9 +172,11 @@ def _verdict(network: ImageClassifier, test: ImageSet) -> dict[str, Any]:
 def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task) -> None:
     """Saves a network with everything needed to use it: the names of the classes, the preprocessing, the task.
 
-    It also gets a calibration of its probabilities on the validation images, if there are enough of these.
+    It also gets a calibration of its probabilities on the validation images, and a threshold for images of no class, if
+    there are enough of these.
     """
-    calibration = task.calibrate(network, subject.data.validation.prepared(subject.preprocess))
+    validation = subject.data.validation.prepared(subject.preprocess)
+    calibration, strangers = task.calibrate(network, validation), task.fit_strangers(network, validation)
     network.save_pretrained(
         folder.model,
         classes=list(subject.data.classes),
@@ -182,6 +184,7 @@ def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Ta
         **subject.data.kept(),
         task=task.saved(),
         calibration=None if calibration is None else calibration.config(),
+        strangers=None if strangers is None else strangers.config(),
     )
 
 

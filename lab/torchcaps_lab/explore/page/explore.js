@@ -269,6 +269,7 @@ function wipe() {
   [byHand, cursor] = [false, null];
   $("sheet").dataset.holds = "nothing";
   $("truth").textContent = $("answer").textContent = "";
+  $("none").hidden = true;
   state.labels = [];
 }
 
@@ -425,6 +426,7 @@ async function see(path, query, body) {
   state.words = state.network.reads ? activations : null;
   state.boxes = answer.boxes ? { ...answer.boxes, things: answer.boxes.things[0] } : null;
   tellTruth(answer.label);
+  tellStrange(answer.none);
   if (state.words) {
     if (path === "sample") $("text").value = answer.text;
     says("words", activations);
@@ -454,6 +456,18 @@ function tellTruth(label) {
   const said = state.there.map((label) => (count(label) > 1 ? `${count(label)} x ` : "") + name(label)).join(", ") || "nothing";
   $("answer").textContent = `answer: ${said}${state.labels.length ? (right ? ", right" : ", wrong") : ""}`;
   $("answer").className = state.labels.length && !right ? "wrong" : "";
+}
+
+// Whether the image is of any class at all, and why not: a line that opens.
+function tellStrange(none) {
+  $("none").hidden = !none;
+  if (!none) return;
+  const share = `stranger than ${(100 * none.strangeness[0]).toFixed(1)} % of the validation images`;
+  $("none").className = none.known[0] ? "" : "wrong";
+  $("none").querySelector("summary").textContent = none.known[0] ? `known: ${share}` : `none of these classes: ${share}. Why?`;
+  says("none", none);
+  $("none").querySelector(".pictures").replaceChildren(
+    picture(none.pictures[0], "image"), picture(none.reconstructions[0], `drawn as ${none.said[0]}`), picture(none.differences[0], "difference"));
 }
 
 // The bars, and what else says which classes are there.

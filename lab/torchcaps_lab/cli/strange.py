@@ -1,0 +1,76 @@
+"""Images of no class: the threshold of a network, fitted again, and what it tells of strangers."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.models.network import CONFIG_FILE, network_folder
+from torchcaps.spec import Spec, fit
+from torchcaps.whole import write_whole
+from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.cli.runs import open_run
+from torchcaps_lab.data import ImageData, ImageSet
+from torchcaps_lab.report.strangers import check_false_alarms, told_apart
+
+NOTHING = (
+    "is told by: that takes a classification, a decoder that learned to reconstruct, and 20 validation images or more"
+)
+
+
+def fit_again(classifier: Classifier, run: str, data: Any, false_alarms: float, imported: Sequence[str]) -> str:
+    """Fits the threshold on validation images, and keeps it with the network; says where.
+
+    Raises:
+        ValueError: if ``false_alarms`` is out of range, or there is nothing to tell strangers by.
+    """
+    check_false_alarms(false_alarms)
+    _, images = open_run(run, data, "validation", imported)
+    found = classifier.task.fit_strangers(classifier.network, classifier.prepared(images), false_alarms)
+    if found is None:
+        raise ValueError(f"--false_alarms: there is nothing that an image of no class {NOTHING}")
+    classifier.strangers = found
+    file = network_folder(Path(run)) / CONFIG_FILE
+    if not file.is_file():
+        return f"{found}; not saved: {run} comes with the package"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["extra"]["strangers"] = found.config()
+    write_whole(file, json.dumps(config, indent=2) + "\n")
+    return f"{found}; saved in {file}"
+
+
+def examine_strange(classifier: Classifier, known: ImageSet, strange: str, batch_size: int) -> dict[str, float]:
+    """How well the network tells strangers from its own images.
+
+    Args:
+        classifier: with a threshold.
+        known: unprepared images of its classes.
+        strange: a folder, with all its sub-folders, a file, a pattern or a data set, of which the test images.
+        batch_size: images at a time.
+
+    Raises:
+        ValueError: if there is no threshold, or there are no such images.
+    """
+    if classifier.strangers is None:
+        raise ValueError(f"--strange: nothing was fitted that an image of no class {NOTHING}; try --false_alarms 0.05")
+    if Path(strange).exists() or any(sign in strange for sign in "*?["):
+        others = _errors(classifier, list(classifier.reader.named([strange])), None, batch_size)
+    else:
+        spec: Spec = fit(ImageData, strange, "--strange")
+        others = _errors(classifier, _each(spec.make().test), "pad", batch_size)
+    own = _errors(classifier, _each(known), "pad", batch_size)
+    found = told_apart(own, others, classifier.strangers.threshold)
+    return {"known_images": len(own), "strange_images": len(others), **found._asdict()}
+
+
+def _each(images: ImageSet) -> Iterable[Tensor]:
+    return (one for batch in images.batches(128) for one in batch.images)
+
+
+def _errors(classifier: Classifier, images: Iterable[Any], resize: Any, batch_size: int) -> Tensor:
+    """Of each image, (N,)."""
+    answers = (answer for _, answer in classifier.stream(images, resize, batch_size))
+    return torch.tensor([answer.error for answer in answers], dtype=torch.float32)

@@ -1,0 +1,195 @@
+"""None of these: images of no class that a network knows, told by what the decoder makes of the winning class."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.models.base import ImageClassifier, in_precision_of
+from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.report.calibration import LEAST_IMAGES
+from torchcaps_lab.report.findings import evaluating, kept
+from torchcaps_lab.report.verdict import judge
+
+FALSE_ALARMS = 0.05
+"""The share of known images that may be taken for strangers, unless another is asked for."""
+
+_LEVELS = 200
+"""Quantiles of the errors that are kept, less one: they tell how strange an image is to half a percent."""
+_LEAST_ENERGY = 1e-6
+"""Of an image: a black one that is drawn as anything else is as strange as can be."""
+
+
+def reconstruction_error(pictures: Tensor, reconstructions: Tensor) -> Tensor:
+    r"""How far reconstructions are from images, relative to the energy of these, (B,).
+
+    .. math:: e = \frac{\sum_p (x_p - y_p)^2}{\sum_p x_p^2}
+
+    Args:
+        pictures: x, (B, C, H, W) in [0, 1].
+        reconstructions: y, what the capsules of the most active classes alone describe, (B, C, H, W).
+
+    Source: Frosst, Sabour & Hinton 2018, "DARCCC: Detecting Adversaries by Reconstruction from Class Conditional
+    Capsules", and Qin, Frosst, Sabour, Raffel, Cottrell & Hinton 2020, "Detecting and Diagnosing Adversarial Images
+    with Class-Conditional Capsule Reconstructions", which take the distance as it is. Divided by the energy it does not
+    grow with the ink in an image, see ``python -m recipes strangers``.
+    """
+    energy = pictures.flatten(1).square().sum(1).clamp_min(_LEAST_ENERGY)
+    return (pictures - reconstructions).flatten(1).square().sum(1) / energy
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """Which images are of none of the classes, by their :func:`reconstruction_error`.
+
+    Args:
+        threshold: of the error; an image with a larger one is a stranger.
+        false_alarms: the share of the validation images that lie above it.
+        quantiles: of the errors of the validation images, from the smallest to the largest, evenly spaced.
+        images: how many validation images there were.
+
+    Raises:
+        ValueError: if ``false_alarms`` is not between 0 and 1, or numbers are not finite or not in order.
+
+    Example:
+        >>> from torchcaps_lab.report import Strangers
+        >>> strangers = Strangers(threshold=0.3, false_alarms=0.25, quantiles=(0.1, 0.2, 0.4), images=500)
+        >>> error = torch.tensor([0.15, 0.9])
+        >>> strangers.known(error).tolist(), strangers.strangeness(error).tolist()
+        ([True, False], [0.25, 1.0])
+    """
+
+    threshold: float
+    false_alarms: float
+    quantiles: tuple[float, ...]
+    images: int
+
+    def __post_init__(self) -> None:
+        check_false_alarms(self.false_alarms)
+        numbers = torch.tensor([self.threshold, *self.quantiles])
+        if len(self.quantiles) < 2 or not numbers.isfinite().all() or (numbers[1:].diff() < 0).any():
+            raise ValueError(
+                f"threshold and quantiles must be finite, and quantiles two or more in order, got {self.threshold} and "
+                f"{self.quantiles}"
+            )
+
+    def known(self, error: Tensor) -> Tensor:
+        """Whether images with these errors (B,) are of the classes, bool (B,)."""
+        return error <= self.threshold
+
+    def strangeness(self, error: Tensor) -> Tensor:
+        """The share of the validation images that are less strange, (B,): from 0 to 1."""
+        import numpy as np
+
+        # With the threshold among them, what is known is exactly what is at most 1 - false_alarms strange.
+        errors = np.sort([*self.quantiles, self.threshold])
+        levels = np.sort([*np.linspace(0, 1, len(self.quantiles)), 1 - self.false_alarms])
+        return torch.from_numpy(np.interp(error.double().numpy(), errors, levels))
+
+    def __str__(self) -> str:
+        return (
+            f"an image is none of these if the reconstruction is off by more than {self.threshold:.3g} of its energy, "
+            f"as for {self.false_alarms:.3g} of {self.images:,} validation images"
+        )
+
+    def config(self) -> dict[str, Any]:
+        """The same, ready for JSON."""
+        return {**asdict(self), "quantiles": list(self.quantiles)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> "Strangers | None":
+        """What :meth:`config` was made of; None of None."""
+        return None if config is None else cls(**{**config, "quantiles": tuple(config["quantiles"])})
+
+
+def check_false_alarms(false_alarms: float) -> None:
+    """Raises a `ValueError` unless it is a share above 0 and below 1."""
+    if not isinstance(false_alarms, int | float) or not 0 < false_alarms < 1:
+        raise ValueError(f"false_alarms must be a share between 0 and 1, got {false_alarms!r}")
+
+
+def reconstruction_errors(model: ImageClassifier, image_set: ImageSet, batch_size: int = 128) -> Tensor | None:
+    """The :func:`reconstruction_error` of each image by its most active class, (N,); None if nothing is reconstructed.
+
+    Args:
+        model: any network; it is left in the mode it came in.
+        image_set: at least one image, prepared for it.
+        batch_size: how many at a time.
+    """
+    if image_set.what != "images":
+        return None
+    found = []
+    with evaluating(model) as device:
+        for batch in image_set.batches(batch_size):
+            drawn = model(in_precision_of(model, batch.images.to(device))).reconstruction
+            if drawn is None or drawn.shape != batch.pictures.shape:
+                return None
+            found.append(reconstruction_error(batch.pictures.cpu(), kept(drawn)))
+    return torch.cat(found)
+
+
+class Apart(NamedTuple):
+    """How well strangers are told from images of the classes.
+
+    Args:
+        auc: the area under the receiver operating characteristic: how often a stranger is the stranger of two images,
+            one of each kind.
+        undetected: the share of the strangers that are taken for known.
+        false_alarms: the share of the known images that are taken for strangers.
+
+    Example:
+        >>> from torchcaps_lab.report import told_apart
+        >>> told_apart(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]), threshold=0.5)
+        Apart(auc=0.75, undetected=0.5, false_alarms=0.0)
+    """
+
+    auc: float
+    undetected: float
+    false_alarms: float
+
+
+def told_apart(known: Tensor, strange: Tensor, threshold: float) -> Apart:
+    """Of scores (N,) of images of the classes, and (M,) of strangers; what lies above the threshold is told as strange.
+
+    Raises:
+        ValueError: if there are none of either.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    if not len(known) or not len(strange):
+        raise ValueError(f"there must be known and strange images, got {len(known)} and {len(strange)}")
+    auc = roc_auc_score([0] * len(known) + [1] * len(strange), torch.cat([known, strange]).numpy())
+    above = [(one > threshold).double().mean().item() for one in (known, strange)]
+    return Apart(float(auc), 1 - above[1], above[0])
+
+
+def fit_strangers(
+    model: ImageClassifier, image_set: ImageSet, false_alarms: float = FALSE_ALARMS, batch_size: int = 128
+) -> Strangers | None:
+    """The threshold above which lies the share ``false_alarms`` of the errors of images that a network knows.
+
+    Args:
+        model: any network.
+        image_set: of its classes, images that it was not trained on, prepared for it.
+        false_alarms: above 0 and below 1.
+        batch_size: how many at a time.
+
+    Returns:
+        None without a decoder or with one that learned nothing, see :func:`~torchcaps_lab.report.judge`; for fewer than
+        20 images; and for errors that are not finite.
+
+    Raises:
+        ValueError: if ``false_alarms`` is out of range.
+    """
+    check_false_alarms(false_alarms)
+    if len(image_set) < LEAST_IMAGES:
+        return None
+    errors = reconstruction_errors(model, image_set, batch_size)
+    if errors is None or not errors.isfinite().all() or judge(model, image_set).blind:
+        return None
+    errors = errors.double()
+    quantiles = errors.quantile(torch.linspace(0, 1, _LEVELS + 1, dtype=errors.dtype)).tolist()
+    rounded = tuple(float(f"{one:.4g}") for one in quantiles)
+    return Strangers(errors.quantile(1 - false_alarms).item(), false_alarms, rounded, len(errors))
