@@ -166,7 +166,8 @@ def rocket(data: Mapping[str, Any], seed: int) -> float:
 
     source = data_of(data)
     rows = {part: [one.scale(one.row(index)) for index in range(len(one))]
-            for part, one in (("train", source.train), ("test", source.test)) if isinstance(one, SeriesSet)}  # fmt: skip
+            for part, one in (("train", source.train), ("test", source.test))
+            if isinstance(one, SeriesSet)}  # fmt: skip
     longest = max(row.shape[1] for part in rows.values() for row in part)
     train, test = (
         torch.stack([torch.nn.functional.pad(row, (0, longest - row.shape[1])) for row in part]).double().numpy()

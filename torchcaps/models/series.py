@@ -17,7 +17,7 @@ from torchcaps.spec import settings
 
 
 class MomentNorm(nn.BatchNorm1d):
-    """Batch normalisation of features (B, C, L) over the moments that are there, bool (B, L); 0 where there are none."""
+    """Batch normalisation of features (B, C, L) over the moments that are there, bool (B, L); elsewhere 0."""
 
     def forward(self, features: Tensor, there: Tensor) -> Tensor:
         """The normalised features: padding neither counts among the statistics nor is anything after it."""

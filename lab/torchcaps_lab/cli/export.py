@@ -41,7 +41,7 @@ class Exported(nn.Module):
         self.free = ({place: torch.export.Dim(name) for place, name in classifier.reader.axes.items()},)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C, H, W), words (B, L), or series."""
+        """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C, H, W), words or series."""
         return tuple(self._found(images).values())
 
     def names(self, images: Tensor) -> list[str]:

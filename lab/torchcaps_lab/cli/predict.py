@@ -1,4 +1,4 @@
-"""Classify files of images or series, folders or texts: class, probability, length of its capsule; as text, CSV or JSON."""
+"""Classify images, series or texts: class, probability, length of its capsule; as text, CSV or JSON."""
 
 import sys
 import warnings

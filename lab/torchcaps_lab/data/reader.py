@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -105,7 +106,7 @@ class ImageReader(Reader):
     kind = ImageSet
     takes = "images"
     items = "files"
-    axes = {0: "batch"}
+    axes = MappingProxyType({0: "batch"})
 
     def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
         """Float32 in [0, 1], of ``image_shape``, or with ``keep`` of its own height and width."""
@@ -192,7 +193,7 @@ class TextReader(Reader):
     kind = TextSet
     takes = "words"
     items = "texts"
-    axes = {0: "batch", 1: "length"}
+    axes = MappingProxyType({0: "batch", 1: "length"})
 
     def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
         """The numbers of the words of a text, int64 (L,)."""
@@ -253,7 +254,7 @@ class SeriesReader(Reader):
     kind = SeriesSet
     takes = "series"
     items = "series"
-    axes = {0: "batch", 2: "length"}
+    axes = MappingProxyType({0: "batch", 2: "length"})
 
     def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
         """A series (C, L), float32: of a tensor or an array (C, L), an item of a file, or the file of a sound."""
@@ -283,7 +284,7 @@ class SeriesReader(Reader):
         for name in names:
             path = Path(name)
             if path.suffix.lower() in TABLES:
-                yield from table(path, Columns())
+                yield from table(path, Columns(*self.scale.columns))
             elif path.is_dir():
                 yield from (one for one in sorted(path.rglob("*")) if one.suffix.lower() in SOUNDS)
             else:

@@ -95,6 +95,11 @@ class Series(ListedData):
         return Sound(self.bands, self.highest)
 
     @property
+    def columns(self) -> Columns:
+        """The columns of tables that are no channels."""
+        return Columns(self.series, self.label, self.group)
+
+    @property
     def scale(self) -> Scale:
         """That of the training series."""
         train = self.train
@@ -132,7 +137,7 @@ class Series(ListedData):
 
     def list_series(self) -> Listed:
         """All series, in any order of the classes."""
-        return list_series(Path(self.root), Columns(self.series, self.label, self.group), self.sound)
+        return list_series(Path(self.root), self.columns, self.sound)
 
     def _divide(self, parts: dict[str, list[SeriesItem]]) -> None:
         """Makes whole groups the test and the validation series, of a source without such splits."""
@@ -170,7 +175,8 @@ class Series(ListedData):
         known = [item.values for item in items["train"] or items["test"]]  # some are tested on only
         if not known:
             raise ValueError("none of the series that the run was trained and tested on is there any more")
-        scale = Scale.of(known, self.sound) if self.standardise == "data" else Scale(sound=self.sound)
+        read: Any = {"sound": self.sound, "columns": self.columns}
+        scale = Scale.of(known, **read) if self.standardise == "data" else Scale(**read)
         sets: dict[str, ImageSet] = {}
         for part, found in items.items():
             labels = torch.tensor([manifest.classes.index(one.category) for one in found], dtype=torch.int64)

@@ -95,11 +95,11 @@ def table(path: Path, columns: Columns) -> Iterator[SeriesItem]:
     if path.suffix.lower() not in TABLES:
         raise ValueError(f"{path} must be a {', '.join(TABLES)} file, or a folder of sounds ({', '.join(SOUNDS)})")
     read = _long_table(path, columns) if path.suffix.lower() == ".csv" else _archive(path)
-    number = 0
-    for number, (name, label, group, values) in enumerate(read, 1):
-        title = f"{path}:{name}"
+    some = False
+    for name, label, group, values in read:
+        some, title = True, f"{path}:{name}"
         yield SeriesItem(f"{path.name}:{name}", label, _checked(values, title), title, group)
-    if not number:
+    if not some:
         raise ValueError(f"{path} holds no series")
 
 

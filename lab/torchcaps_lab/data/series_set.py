@@ -12,18 +12,21 @@ from torchcaps_lab.data.image_set import Batch, ImageSet
 from torchcaps_lab.data.sound import Sound
 from torchcaps_lab.data.view import Preprocess
 
+_FRAMES = Sound()
+
 _FLAT = 1e-5
 """Channels that vary less are taken to be constant: they become 0 instead of noise."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    r"""How the numbers of a series are brought to a scale, :math:`(x_{cl} - m_c) / d_c`.
+    r"""How series are read, and their numbers brought to a scale, :math:`(x_{cl} - m_c) / d_c`.
 
     Args:
         mean: of each channel in the training series; None takes that of each series itself.
         deviation: likewise.
         sound: how sounds become series.
+        columns: of tables: which series a row belongs to, its label, and its group, if there is one.
 
     Example:
         >>> from torchcaps_lab.data import Scale
@@ -33,14 +36,15 @@ class Scale:
 
     mean: tuple[float, ...] | None = None
     deviation: tuple[float, ...] | None = None
-    sound: Sound = Sound()
+    sound: Sound = _FRAMES
+    columns: tuple[str, str, str | None] = ("series", "label", None)
 
     @classmethod
-    def of(cls, rows: Sequence[Tensor], sound: Sound) -> "Scale":
-        """Mean and deviation of all moments of series (C, L)."""
+    def of(cls, rows: Sequence[Tensor], **more: Any) -> "Scale":
+        """Mean and deviation of all moments of series (C, L); ``more``: how they are read."""
         every = torch.cat(list(rows), 1).double()
         deviation = every.std(1, correction=0)
-        return cls(tuple(every.mean(1).tolist()), tuple(deviation.tolist()), sound)
+        return cls(tuple(every.mean(1).tolist()), tuple(deviation.tolist()), **more)
 
     def __call__(self, series: Tensor) -> Tensor:
         """A series (C, L), or several of one length (B, C, L), in this scale."""
@@ -52,7 +56,7 @@ class Scale:
 
     def config(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
-        return {"mean": self.mean, "deviation": self.deviation, "sound": asdict(self.sound)}
+        return asdict(self)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "Scale | None":
@@ -61,8 +65,9 @@ class Scale:
             return None
         try:
             rows = [None if config[name] is None else tuple(map(float, config[name])) for name in ("mean", "deviation")]
-            return cls(rows[0], rows[1], Sound(**config["sound"]))
-        except (KeyError, TypeError) as error:
+            series, label, group = config["columns"]
+            return cls(*rows, Sound(**config["sound"]), (series, label, group))
+        except (LookupError, TypeError) as error:
             raise ValueError(f"the scale that was saved with the network is damaged: {error!r}") from error
 
 
