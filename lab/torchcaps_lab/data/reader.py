@@ -258,8 +258,10 @@ class SeriesReader(Reader):
 
     def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
         """A series (C, L), float32: of a tensor or an array (C, L), an item of a file, or the file of a sound."""
-        values = read_sound(Path(given), self.scale.sound) if isinstance(given, str | Path) else given
-        values = torch.as_tensor(getattr(values, "values", values), dtype=torch.float32)
+        values = given.values if isinstance(given, SeriesItem) else given
+        if isinstance(given, str | Path):
+            values = read_sound(Path(given), self.scale.sound)
+        values = torch.as_tensor(values, dtype=torch.float32)
         if values.ndim != 2 or len(values) != self.channels or not values.shape[1] or not values.isfinite().all():
             raise ValueError(
                 f"a series must be finite numbers ({self.channels}, L), {self.channels} channels of L moments, got "
