@@ -22,6 +22,7 @@ from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.series_files import Columns, SeriesItem, list_series
 from torchcaps_lab.data.sound import Sound
+from torchcaps_lab.report.pictures.series import ShownSeries, moment_shares, series_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +44,10 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 ROWS = {f"{data}: {network}": (data, network) for data in DATA for network in NETWORKS}
 KEYS = [(f"{data}: {network}", ACCURACY) for data in DATA for network in (*NETWORKS, ROCKET)]
+_MOMENTS = (
+    "Test series of the spoken digits as log-mel frames, and below each the colour of the class for which a "
+    "moment spoke most: whose pose its votes made longer, the stronger the more."
+)
 PAIRS = [(f"{data}: {CAPSULES}", DIFFERENCE) for data in DATA]
 
 
@@ -144,10 +149,12 @@ class SeriesRecipe(Recipe[SeriesSettings]):
             if study.settings.rocket:
                 data = divided(option(DATA[name]), name, study.lab.seed)
                 study.note(f"{name}: {ROCKET}", {ACCURACY: rocket(data, study.lab.seed)})
+        trained = study.trained[f"{DIGITS}: {CAPSULES}"]
+        study.pictures["moments"] = Picture(moments(trained), _MOMENTS)
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
-        """The accuracies over all seeds."""
-        return {"accuracy": Picture(accuracies([one.figures for one in studies]), self.caption)}
+        """The accuracies over all seeds, and series of the first."""
+        return {"accuracy": Picture(accuracies([one.figures for one in studies]), self.caption), **studies[0].pictures}
 
 
 def divided(data: Mapping[str, Any], name: str, seed: int) -> dict[str, Any]:
@@ -175,6 +182,22 @@ def rocket(data: Mapping[str, Any], seed: int) -> float:
     )
     classifier = MiniRocketClassifier(random_state=seed).fit(train, source.train.labels.numpy())
     return 100 * float((classifier.predict(test) == source.test.labels.numpy()).mean())
+
+
+def moments(trained: Trained, count: int = 4) -> "Figure":
+    """Test series of the first classes, and which class each of their moments spoke for."""
+    series = trained.classifier.prepared(trained.data.test)
+    assert isinstance(series, SeriesSet)
+    shown = []
+    for label in range(min(count, len(series.classes))):
+        index = int((series.labels == label).nonzero()[0])
+        values = series.scale(series.row(index))
+        shares = moment_shares(trained.network, values[None])
+        (answer,) = trained.network(values[None]).activation.detach()
+        assert shares is not None
+        title = f"{series.classes[label]}: said {series.classes[int(answer.argmax())]} ({float(answer.max()):.2f})"
+        shown.append(ShownSeries(title, values, shares[0], ""))
+    return series_figure(tuple(shown), series.classes)
 
 
 def interval(values: Sequence[float]) -> float:

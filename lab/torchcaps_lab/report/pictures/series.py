@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from torchcaps.models import SeriesCapsNet
 from torchcaps_lab.data.series_files import SOUNDS
@@ -15,7 +16,6 @@ from torchcaps_lab.data.series_set import SeriesSet
 from torchcaps_lab.report.canvas import new_figure, set_title
 from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
 from torchcaps_lab.report.findings import evaluating, kept
-from torchcaps_lab.report.flow import class_shares
 from torchcaps_lab.report.layers import observe_layers
 from torchcaps_lab.report.observe import Tested
 from torchcaps_lab.report.pictures.words import COLOURS
@@ -70,8 +70,8 @@ class SeriesOverTime(Exhibit):
         if not isinstance(series, SeriesSet):
             return
         said = (
-            "The strip below each series has, moment by moment, the colour of the class to which routing gave most of "
-            "the capsules there, the stronger the more."
+            "The strip below each series has, moment by moment, the colour of the class for which it spoke most: whose "
+            "pose its votes made longer, the stronger the more."
             if isinstance(tested.model, SeriesCapsNet)
             else "This network has no capsules: which moment spoke for which class is not known."
         )
@@ -95,24 +95,33 @@ class SeriesOverTime(Exhibit):
 
 
 def moment_shares(model: nn.Module, series: Tensor) -> Tensor | None:
-    r"""How much each moment spoke for each class, :math:`\sum_t a_{lt} R_{ltj}`, over the most of any moment.
+    r"""How much each moment spoke for each class: what its votes add along the pose of the class,
+
+    .. math:: g_{lj} = \sum_t a_{lt} R_{ltj} \max(0, \langle V_{ltj}, v_j / |v_j| \rangle), \quad
+        s_{lj} = a_j \, g_{lj} \Big/ \sum_l g_{lj},
+
+    over the most of any. An assignment alone does not tell: capsules that agree on nothing may be many.
 
     Args:
         model: a network that takes series.
         series: (B, C, L) or with the channel that says which moments are there.
 
     Returns:
-        (B, L, E) in [0, 1]; a moment has what the nearest capsules before it gave. None for a network without capsules.
+        (B, L, E) in [0, 1]; a moment has what the nearest capsules before it gave. None for a network without capsules,
+        or with a routing that has transforms of its own.
     """
-    if not isinstance(model, SeriesCapsNet):
+    if not isinstance(model, SeriesCapsNet) or not isinstance(model.class_caps.weight, nn.Parameter):
         return None
     with evaluating(model) as device:
-        layers = observe_layers(model, series.to(device))
-        name, shares = list(class_shares(layers).items())[-1]
-        children = layers[name].children
-        assert children is not None
-        given = (shares * children.activation[..., None]).sum(2)
-    most = given.amax((1, 2), keepdim=True).clamp_min(torch.finfo(given.dtype).tiny)
+        layer = list(observe_layers(model, series.to(device)).values())[-1]
+        assert layer.children is not None
+        votes = torch.einsum("bltp,tjpd->bltjd", layer.children.pose, model.class_caps.weight)
+        along = (votes * normalize(layer.capsules.pose, dim=-1)[:, None, None]).sum(-1).clamp_min(0)
+        R = layer.assignment().unflatten(2, along.shape[1:3])[:, 0]  # [B, L', types, E]
+        given = (layer.children.activation[..., None] * R * along).sum(2)
+        least = torch.finfo(given.dtype).tiny
+        given = given / given.sum(1, keepdim=True).clamp_min(least) * layer.capsules.activation[:, None]
+    most = given.amax((1, 2), keepdim=True).clamp_min(least)
     return kept((given / most).repeat_interleave(model.stride, 1)[:, : series.shape[-1]])
 
 
