@@ -23,7 +23,8 @@ from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.folder import check_resize
 from torchcaps_lab.data.handwriting import Handwriting
 from torchcaps_lab.data.picture import as_numbers
-from torchcaps_lab.data.reader import ImageReader, Reader, TextReader
+from torchcaps_lab.data.reader import ImageReader, Reader, SeriesReader, TextReader
+from torchcaps_lab.data.series_set import Scale
 from torchcaps_lab.data.words import Reading, Words
 from torchcaps_lab.report.calibration import Calibration
 from torchcaps_lab.report.cards import facts_card
@@ -101,6 +102,7 @@ class Classifier:
         self.calibration = Calibration.from_config(saved.get("calibration"))
         self.strangers = Strangers.from_config(saved.get("strangers"))
         self.words = Words.from_config(saved.get("words"))
+        self.scale = Scale.from_config(saved.get("scale"))
         self.run: Path | None = None
         self._named = bool(classes or saved.get("classes"))
         if self.resize != "keep":
@@ -108,6 +110,8 @@ class Classifier:
         self._check_fit(self.resize)
         if network.takes == "words" and self.words is None:
             raise ValueError("the network takes words, and no vocabulary was saved with it: save it with words=...")
+        if network.takes == "series" and self.scale is None:
+            raise ValueError("the network takes series, and no scale was saved with it: save it with scale=...")
         known = getattr(network, "vocabulary", None)
         if self.words is not None and known is not None and len(self.words) > known:
             raise ValueError(f"the network knows {known} words, and the vocabulary saved with it has {len(self.words)}")
@@ -214,8 +218,8 @@ class Classifier:
 
     def _extra(self) -> dict[str, Any]:
         """What is saved with the network, so that it is opened as this classifier."""
-        parts = {"preprocess": self.preprocess, "calibration": self.calibration}
-        parts |= {"strangers": self.strangers, "words": self.words}
+        parts = {"preprocess": self.preprocess, "calibration": self.calibration, "strangers": self.strangers}
+        parts |= {"words": self.words, "scale": self.scale}
         return {
             **self.network.extra,
             **{name: part.config() for name, part in parts.items() if part is not None},
@@ -275,7 +279,8 @@ class Classifier:
                 image is the path of a file, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers
                 are bytes, 0..255, or floating point in [0, 1]. Grey images become colour for a network that
                 takes three channels, colour ones grey for one that takes one, and transparent parts black.
-                For a network that takes words, an image is a text.
+                For a network that takes words, an image is a text; for one that takes series, the file of a sound,
+                or an array or tensor (C, L).
             resize: how images of another size get to that of the network: ``pad``, ``crop``, ``stretch`` or
                 ``handwriting``, or ``keep`` for a network of any size; default: as this classifier does, which is as it
                 was trained.
@@ -347,7 +352,7 @@ class Classifier:
             warnings.warn(line, stacklevel=3)
         answers = self._with_things(self.task.answers(prediction, self.classes), together)
         seen = [looked for _, looked in batch]
-        pictures = [one.pixels if one.pixels.is_floating_point() else None for one in seen]  # a text has none
+        pictures = [one.pixels if one.pixels.ndim == 3 else None for one in seen]  # texts and series have none
         rows = zip(answers, seen, pictures, strict=True)
         answers = [replace(one, seen=looked.note, picture=picture) for one, looked, picture in rows]
         if self.calibration is not None:
@@ -401,12 +406,14 @@ class Classifier:
     def reading(self, text: str) -> Reading:
         """A text as this classifier reads it; raises what :meth:`predict` raises."""
         if not isinstance(self.reader, TextReader):
-            raise ValueError("this network takes images, not texts")
+            raise ValueError(f"this network takes {self.network.takes}, not texts")
         return self.reader.reading(text)
 
     @property
     def reader(self) -> Reader:
-        """How one image, or one text, is read."""
+        """How one image, one text or one series is read."""
+        if self.scale is not None:
+            return SeriesReader(self.scale, self.image_shape[0])
         return ImageReader(self.image_shape, self.resize) if self.words is None else TextReader(self.words)
 
     def _look(self, image: "Image", resize: Fit | None) -> Handwriting:

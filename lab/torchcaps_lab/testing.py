@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data import ImageData, ImageSet, TextSet
+from torchcaps_lab.data import ImageData, ImageSet, SeriesSet, TextSet
 from torchcaps_lab.data.words import PADDING, RESERVED
 
 __all__ = ["check_dataset"]
@@ -99,6 +99,8 @@ def _check_batches(split: str, images: ImageSet) -> None:
     labels = batch.labels
     if isinstance(images, TextSet):
         _check_words(split, images, batch.images)
+    elif isinstance(images, SeriesSet):
+        _check_series(split, images.image_shape[0], batch.images)
     else:
         _check_pixels(split, (count, *images.image_shape), batch.pictures)
     mask = labels.dtype == torch.bool and labels.shape == (count, classes)
@@ -133,6 +135,19 @@ def _check_words(split: str, texts: TextSet, words: Tensor) -> None:
     there = (words != PADDING).int()
     _require(bool((there.diff(dim=1) <= 0).all()), f"{split}: there are words after the end of a text")
     _require(bool(there[:, 0].all()), f"{split}: there are texts without words")
+
+
+def _check_series(split: str, channels: int, series: Tensor) -> None:
+    """Asserts that series are finite, and say where they are: from their beginning on, and 0 behind their end."""
+    _require(
+        series.dtype == torch.float32 and series.ndim == 3 and series.shape[1] == channels + 1,
+        f"{split}: a batch is {series.dtype} {tuple(series.shape)}, not float32 (B, {channels + 1}, L)",
+    )
+    there = series[:, -1]
+    _require(bool(series.isfinite().all()), f"{split}: series hold NaN or infinite numbers")
+    _require(bool(((there == 0) | (there == 1)).all()), f"{split}: the last channel is neither 0 nor 1")
+    _require(bool((there.diff(dim=1) <= 0).all() and there[:, 0].all()), f"{split}: series do not begin at once")
+    _require(not bool((series * (there == 0)[:, None]).any()), f"{split}: something is behind the end of a series")
 
 
 def _check_disjoint(sets: Mapping[str, ImageSet]) -> None:

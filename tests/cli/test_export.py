@@ -18,7 +18,7 @@ from torchcaps.models import ImageClassifier, Prediction, create_model, list_mod
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.cli.export import CLOSE, NOTES, _digamma, _without_own_noise, export
-from torchcaps_lab.data import Preprocess, Words
+from torchcaps_lab.data import Preprocess, Scale, Words
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
@@ -51,10 +51,14 @@ def test_every_network(name: str, form: str, tmp_path: Path, onnxruntime: object
             parameter *= LARGER.get(name, 1) if parameter.ndim > 1 else 1
     if network.takes == "words":
         network.extra["words"] = Words(tuple(f"w{number}" for number in range(network.vocabulary))).config()
+    if network.takes == "series":
+        network.extra["scale"] = Scale().config()
     classifier = Classifier(network)
     file = tmp_path / "file"
     assert export(classifier, file, form) <= CLOSE
-    images = network.examples(9)[3:, :5] if network.takes == "words" else torch.rand(3, *classifier.image_shape)
+    images = torch.rand(3, *classifier.image_shape)
+    if network.takes != "images":
+        images = network.examples(9)[3:, ..., :5]
     if form == "onnx":
         given = {network.takes: images.numpy()}
         found = torch.from_numpy(onnxruntime.InferenceSession(file).run(["activation"], given)[0])

@@ -14,6 +14,7 @@ from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
 from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, Thing, boxes_of_maps
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
+from torchcaps.models.series import SeriesCapsNet, SeriesClassifier, SeriesCNN
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 from torchcaps.models.text import TextClassifier
 from torchcaps.models.text_capsnet import TextCapsNet
@@ -41,6 +42,9 @@ __all__ = [
     "SceneCapsNet",
     "SceneTwin",
     "SelfRoutingResNet",
+    "SeriesCNN",
+    "SeriesCapsNet",
+    "SeriesClassifier",
     "SharedCapsNet",
     "SharedCapsNetTwin",
     "TextCNN",

@@ -129,7 +129,7 @@ class ImageClassifier(Network):
         if images.dtype == torch.float64 != (own := next(self.parameters(), images).dtype):  # autocast leaves it, too
             raise ValueError(f"images must be {own}, as the parameters are, got {images.dtype}")
         # Elsewhere the check would stall the device or break a compiled graph: there the loss tells.
-        if images.device.type == "cpu" and not torch.compiler.is_compiling() and not _all_finite(images):
+        if images.device.type == "cpu" and not torch.compiler.is_compiling() and not all_finite(images):
             raise ValueError("images hold NaN or infinite values")
 
 
@@ -139,7 +139,7 @@ def in_precision_of(network: nn.Module, inputs: Tensor) -> Tensor:
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
-def _all_finite(images: Tensor) -> bool:
+def all_finite(images: Tensor) -> bool:
     """Whether there is no NaN and no infinite number: then the sum is finite, too, unless it overflows."""
     return bool(images.detach().sum().isfinite()) or bool(images.isfinite().all())
 

@@ -28,7 +28,7 @@ NOTES = "torchcaps.json"
 
 
 class Exported(nn.Module):
-    """The module in a file: maps pixels of images, or numbers of words, to plain tensors.
+    """The module in a file: maps pixels of images, numbers of words, or series, to plain tensors.
 
     Args:
         classifier: its preprocessing, and the mean over crops, become part of the module.
@@ -38,10 +38,10 @@ class Exported(nn.Module):
         super().__init__()
         self.network = classifier.network
         self.preprocess = classifier.preprocess
-        self.free = (dict(enumerate(map(torch.export.Dim, classifier.reader.axes))),)
+        self.free = ({place: torch.export.Dim(name) for place, name in classifier.reader.axes.items()},)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C, H, W), or words (B, L)."""
+        """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C, H, W), words or series."""
         return tuple(self._found(images).values())
 
     def names(self, images: Tensor) -> list[str]:
@@ -155,7 +155,7 @@ def _off(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
 
 def _examples(classifier: Classifier) -> Tensor:
     """Five example inputs: two are used for tracing, all for comparison."""
-    if classifier.network.takes == "words":
+    if classifier.network.takes != "images":
         return classifier.network.examples(5)
     return torch.rand(5, *classifier.image_shape, generator=torch.Generator().manual_seed(0))
 

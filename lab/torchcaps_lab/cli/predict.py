@@ -1,4 +1,4 @@
-"""Classify image files, folders or texts: class, probability, length of its capsule; as text, CSV or JSON."""
+"""Classify images, series or texts: class, probability, length of its capsule; as text, CSV or JSON."""
 
 import sys
 import warnings
@@ -33,12 +33,12 @@ def command(
     json: bool = False,
     boxes: str | None = None,
 ) -> None:
-    """Classify image files, or texts, with the network of a run.
+    """Classify image files, texts or series with the network of a run.
 
     Args:
         run: folder of a run, or of a saved network, or name of a trained one in the package
         images: image files, folders (with all their sub-folders) or patterns; for a network that takes words: texts,
-            files with a text in each line, folders of .txt files
+            files with a text in each line, folders of .txt files; for one that takes series: .ts, .arff, .csv, sounds
         resize: how images are fitted to the network; keep: not at all, for networks of any size; default: as it was
             trained
         top: print this many classes, the most active first; default: the predicted ones
@@ -101,7 +101,9 @@ def _check_folder(path: Path) -> None:
 
 def _check_resize(classifier: Classifier, resize: str | None) -> None:
     if resize is not None and classifier.network.takes != "images":
-        raise ValueError(f"--resize is for images: a {type(classifier.network).__name__} takes words")
+        raise ValueError(
+            f"--resize is for images: a {type(classifier.network).__name__} takes {classifier.network.takes}"
+        )
     if resize == "keep" and not classifier.network.any_size:
         raise ValueError(f"--resize keep is for networks of any size, a {type(classifier.network).__name__} has one")
 

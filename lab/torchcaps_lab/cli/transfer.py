@@ -87,7 +87,7 @@ def _check(classifier: Classifier) -> None:
     """Raises a `ValueError` unless the network can transfer poses; prints a note if little is to be expected of it."""
     network = classifier.network
     if network.takes != "images":
-        raise ValueError(f"a {type(network).__name__} takes words and draws no images")
+        raise ValueError(f"a {type(network).__name__} takes {network.takes} and draws no images")
     told = network.told if isinstance(network, CapsuleClassifier) else None
     if told is None:
         takes = "decoder_hidden" in inspect.signature(type(network)).parameters

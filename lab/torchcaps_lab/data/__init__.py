@@ -47,6 +47,8 @@ from torchcaps_lab.data.preprocess import (
 )
 from torchcaps_lab.data.questions import MadeQuestions
 from torchcaps_lab.data.scenes import DigitScenes, Scenery, class_boxes, ink_boxes
+from torchcaps_lab.data.series import MadeSeries, Series
+from torchcaps_lab.data.series_set import Scale, SeriesSet
 from torchcaps_lab.data.smallnorb import SmallNORB, read_binary_matrix
 from torchcaps_lab.data.strong import RandAugment, RandomErasing, RandomRotation
 from torchcaps_lab.data.text import Text
@@ -72,6 +74,7 @@ __all__ = [
     "ImageFolder",
     "ImageSet",
     "MadeQuestions",
+    "MadeSeries",
     "Manifest",
     "MapStyle",
     "Overlaid",
@@ -89,8 +92,11 @@ __all__ = [
     "RandomRotation",
     "RandomShift",
     "Reading",
+    "Scale",
     "Scenery",
     "Scenes",
+    "Series",
+    "SeriesSet",
     "SmallNORB",
     "Text",
     "TextSet",

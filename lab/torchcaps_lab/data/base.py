@@ -54,7 +54,7 @@ class ImageData(ABC):
             name and arguments, such as `{"name": "several_labels", "count": 2}`.
         resize: how images of another size are brought to that of the data set; saved with a network.
         validation_share: the argument ``validation``; the attribute of that name are the images.
-        gives: what it consists of, `images` or `words`; networks must take that, see
+        gives: what it consists of, `images`, `words` or `series`; networks must take that, see
             :attr:`torchcaps.models.ImageClassifier.takes`.
         model: the default network, by its registered name.
 

@@ -3,9 +3,10 @@
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +27,8 @@ from torchcaps_lab.data.picture import (
     load_handwriting,
     open_image,
 )
+from torchcaps_lab.data.series_files import SOUNDS, TABLES, Columns, SeriesItem, read_sound, table
+from torchcaps_lab.data.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.data.text_files import named_texts
 from torchcaps_lab.data.text_set import TextSet
 from torchcaps_lab.data.words import PADDING, RESERVED, UNKNOWN, Reading, Words, together
@@ -46,8 +49,8 @@ class Reader(ABC):
     items: ClassVar[str]
     """What is named on a command line."""
 
-    axes: ClassVar[tuple[str, ...]]
-    """The axes of a batch that may have any length."""
+    axes: ClassVar[Mapping[int, str]]
+    """The axes of a batch that may have any length, by their places."""
 
     @abstractmethod
     def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
@@ -103,7 +106,7 @@ class ImageReader(Reader):
     kind = ImageSet
     takes = "images"
     items = "files"
-    axes = ("batch",)
+    axes = MappingProxyType({0: "batch"})
 
     def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
         """Float32 in [0, 1], of ``image_shape``, or with ``keep`` of its own height and width."""
@@ -190,7 +193,7 @@ class TextReader(Reader):
     kind = TextSet
     takes = "words"
     items = "texts"
-    axes = ("batch", "length")
+    axes = MappingProxyType({0: "batch", 1: "length"})
 
     def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
         """The numbers of the words of a text, int64 (L,)."""
@@ -234,6 +237,67 @@ class TextReader(Reader):
 
     def __str__(self) -> str:
         return "words (batch, length), int64: the numbers of its vocabulary, which lies in it"
+
+
+@dataclass(frozen=True)
+class SeriesReader(Reader):
+    """Series, as numbers in the scale of the network, and sounds.
+
+    Args:
+        scale: of the network.
+        channels: of its series.
+    """
+
+    scale: Scale
+    channels: int
+
+    kind = SeriesSet
+    takes = "series"
+    items = "series"
+    axes = MappingProxyType({0: "batch", 2: "length"})
+
+    def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
+        """A series (C, L), float32: of a tensor or an array (C, L), an item of a file, or the file of a sound."""
+        values = given.values if isinstance(given, SeriesItem) else given
+        if isinstance(given, str | Path):
+            values = read_sound(Path(given), self.scale.sound)
+        values = torch.as_tensor(values, dtype=torch.float32)
+        if values.ndim != 2 or len(values) != self.channels or not values.shape[1] or not values.isfinite().all():
+            raise ValueError(
+                f"a series must be finite numbers ({self.channels}, L), {self.channels} channels of L moments, got "
+                f"{(*values.shape,)}{f' of {given}' if isinstance(given, SeriesItem) else ''}"
+            )
+        return Handwriting(self.scale(values), "")
+
+    def together(self, rows: Sequence[Tensor]) -> Tensor:
+        """Series of any lengths, (B, C + 1, longest)."""
+        return padded(rows, self.channels)
+
+    def fitted(self, images: ImageSet) -> ImageSet:
+        """The series in the scale of the network; a `ValueError` if sounds were made into other series."""
+        super().fitted(images)
+        assert isinstance(images, SeriesSet)
+        if images.scale.sound != self.scale.sound:
+            raise ValueError(f"the network takes {self.scale.sound}, these are {images.scale.sound}")
+        return replace(images, scale=self.scale)
+
+    def named(self, names: Sequence[str]) -> Iterable[Any]:
+        """All series of files, and the sounds in folders."""
+        for name in names:
+            path = Path(name)
+            if path.suffix.lower() in TABLES:
+                yield from table(path, Columns(*self.scale.columns))
+            elif path.is_dir():
+                yield from (one for one in sorted(path.rglob("*")) if one.suffix.lower() in SOUNDS)
+            else:
+                yield path
+
+    def notes(self) -> dict[str, Any]:
+        """The scale, and how sounds become series."""
+        return {"channels": self.channels, "scale": self.scale.config()}
+
+    def __str__(self) -> str:
+        return f"series (batch, {self.channels + 1}, length), float32, in the scale that lies in it; the last is 1"
 
 
 def beginning(text: str, most: int) -> str:

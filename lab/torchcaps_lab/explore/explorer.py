@@ -105,7 +105,13 @@ class _Opened:
 
     def __init__(self, classifier: Classifier, samples: "Callable[[], ImageSet | None] | None") -> None:
         if not has_capsules(classifier):
-            what = "without capsules" if classifier.words is None else "whose words cannot be followed to the classes"
+            what = (
+                "of series: its report shows them"
+                if classifier.scale is not None
+                else "without capsules"
+                if classifier.words is None
+                else "whose words cannot be followed to the classes"
+            )
             raise ValueError(f"there is nothing to explore in a {type(classifier.network).__name__} {what}")
         self.classifier = classifier
         self.network: Any = classifier.network
@@ -157,7 +163,9 @@ class _Opened:
 
 
 def has_capsules(classifier: Classifier) -> bool:
-    """Whether there is something to explore in a network: capsules, which for texts must lead from words to classes."""
+    """Whether there is something to explore in a network: capsules over images, or which lead from words to classes."""
+    if classifier.scale is not None:
+        return False
     return isinstance(classifier.network, CapsuleClassifier if classifier.words is None else ROUTED)
 
 

@@ -53,6 +53,7 @@ PRETRAINED: dict[str, Any] = {
 """How one learns that stands on a pretrained backbone, of crops of 8/9 of that size."""
 
 _TABLES = ".csv", ".tsv"
+_SERIES = ".ts", ".arff", ".wav", ".flac", ".ogg"
 
 
 class Guess(NamedTuple):
@@ -77,7 +78,7 @@ class Guess(NamedTuple):
 
 
 def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
-    """Options for a folder of images or texts, a table of texts, or a data set by its name.
+    """Options for a folder of images, texts or series, a file of one of the latter, or a data set by its name.
 
     Args:
         named: the folder, the table or the data set.
@@ -85,12 +86,17 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
-        ValueError: if a file is no table of texts, or a folder is not one of two or more classes.
+        ValueError: if a file is none of texts or series, or a folder is not one of two or more classes.
     """
     path = Path(named).expanduser()
-    if path.is_file() and path.suffix.lower() not in _TABLES:
-        raise ValueError(f"{path} must be a folder, or a table of texts ({' or '.join(_TABLES)}); it is another file")
-    if path.is_file() or (path.is_dir() and _holds_texts(path)):
+    if path.is_file() and path.suffix.lower() not in (*_TABLES, *_SERIES[:2]):
+        raise ValueError(
+            f"{path} must be a folder, a table of texts ({' or '.join(_TABLES)}) or a file of series "
+            f"({' or '.join(_SERIES[:2])}); it is another file"
+        )
+    if _holds_series(path):
+        found = Guess({"data": {"name": "Series", "root": str(path)}}, {"data": f"Series, the series in {path}"})
+    elif path.is_file() or (path.is_dir() and _holds_texts(path)):
         found = _of_texts(path)
     elif path.is_dir():
         found = _of_images(path, given or {})
@@ -128,6 +134,14 @@ def in_source(room: Path, kind: str) -> tuple[dict[str, str], list[str]]:
         start[1]: next(one[2] for one in starts[place:] if one[2]) for place, start in enumerate(starts) if start[1]
     }
     return names, classes
+
+
+def _holds_series(path: Path) -> bool:
+    """Whether a path is a file of series, or a folder with series or sounds and no images."""
+    from torchcaps_lab.data.picture import image_suffixes
+
+    suffixes = {one.suffix.lower() for one in (path.rglob("*") if path.is_dir() else [path])}
+    return bool(suffixes & {*_SERIES}) and not suffixes & image_suffixes()
 
 
 def _holds_texts(folder: Path) -> bool:

@@ -23,7 +23,7 @@ _TOO_FEW = 10  # training images of a class
 _PHOTOS = 1000  # likewise: from scratch, 5,000 of each of five classes reach what 100 do on ImageNet's features
 _GOOD = 0.97
 _KORNIA = ("rotate", "randaugment", "erase")
-_FORGET = "--model_args.dropout 0.7 --model_args.hidden_words 0.1"
+_FORGET = {"texts": "--model_args.dropout 0.7 --model_args.hidden_words 0.1", "series": "--model_args.dropout 0.5"}
 _LOOKED_AT = 50  # files whose size is looked up
 
 
@@ -135,7 +135,7 @@ def _curves(findings: Findings, images: ImageSet, summary: Mapping[str, Any], me
             f"--epochs {max(20, 2 * len(validation))}",
         )
     elif gap > 0.1 or (gap > 0.04 and 1 - seen > 2 * (1 - train[-1])):
-        options = _augmentation(summary.get("preprocess", {})) if images.what == "images" else _FORGET
+        options = _augmentation(summary.get("preprocess", {})) if images.what == "images" else _FORGET[images.what]
         extra = any(f".{name} " in options for name in _KORNIA)
         yield Hint(
             f"{train[-1]:.1%} of the training {images.what} are right, {seen:.1%} of others",
@@ -181,6 +181,8 @@ def _larger(images: ImageSet, summary: Mapping[str, Any]) -> str:
     model = summary.get("model", "")
     if model.startswith("capsnet_on_backbone"):
         return "--model_args.widths [64,128,256]"
+    if images.what == "series":
+        return "--model_args.channels [128,128,128]"
     if model == "text_pooled":
         return "--model_args.types 30"
     return "--model " + ("capsnet_on_backbone" if images.what == "images" else "text_pooled")

@@ -1,0 +1,238 @@
+"""Readers of series in .ts, .arff and .csv files, and of sounds."""
+
+import csv
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps_lab.data.files import Listing, list_folder
+from torchcaps_lab.data.listed import Listed, part_called
+from torchcaps_lab.data.sound import Sound
+
+TABLES = (".ts", ".arff", ".csv")
+"""Suffixes of files with many series; of several with one name the first of these is read."""
+
+SOUNDS = {".wav": "audio/wav", ".flac": "audio/flac", ".ogg": "audio/ogg"}
+"""Suffixes of sounds, and their kinds for a browser."""
+
+
+class Columns(NamedTuple):
+    """The columns of a table that are no channels.
+
+    Args:
+        series: says which series a row belongs to.
+        label: the class of the series.
+        group: who or what it is of; None without one.
+    """
+
+    series: str = "series"
+    label: str = "label"
+    group: str | None = None
+
+
+class SeriesItem(NamedTuple):
+    """One series that is listed.
+
+    Args:
+        name: its file, or its file and number.
+        category: the name of its class; empty where it is not known.
+        values: (C, L).
+        title: where it is, for people.
+        group: who or what it is of; empty where that is not known.
+    """
+
+    name: str
+    category: str
+    values: Tensor
+    title: str
+    group: str = ""
+
+    def __str__(self) -> str:
+        return self.title
+
+    def source(self) -> BytesIO:
+        """Its content."""
+        return BytesIO(repr((*self.values.shape,)).encode() + self.values.numpy().tobytes())
+
+
+def list_series(root: Path, columns: Columns, sound: Sound) -> Listed:
+    """The series in a folder or a file, whatever its form."""
+    if root.is_file():
+        return Listed(parts={"all": list(table(root, columns))})
+    if not root.is_dir():
+        raise FileNotFoundError(f"root {root} does not exist")
+    parts = _tables(root)
+    if parts:
+        if not {"train", "test"} <= parts.keys():
+            held = ", ".join(path.name for path in parts.values())
+            raise ValueError(f"{root} must hold files for train and test, got {held}: give one file as root")
+        return Listed(parts={part: list(table(path, columns)) for part, path in parts.items()})
+    if any(path.suffix.lower() in SOUNDS for path in root.iterdir()):
+        return Listed(parts={"all": [_named(path, sound) for path in sorted(root.iterdir()) if _is_sound(path)]})
+    found = list_folder(root, _SoundFiles)
+    listed = {
+        part: [
+            SeriesItem(one.name, one.category, read_sound(one.path, sound), str(one.path), _folder_of(one.name, part))
+            for one in files
+        ]
+        for part, files in found.parts.items()
+    }
+    return Listed(parts=listed, left_out=found.left_out, notes=found.notes)
+
+
+def table(path: Path, columns: Columns) -> Iterator[SeriesItem]:
+    """The series of a .ts, .arff or .csv file.
+
+    Raises:
+        ValueError: it holds none, or one that cannot be used; names the file and the series.
+    """
+    if path.suffix.lower() not in TABLES:
+        raise ValueError(f"{path} must be a {', '.join(TABLES)} file, or a folder of sounds ({', '.join(SOUNDS)})")
+    read = _long_table(path, columns) if path.suffix.lower() == ".csv" else _archive(path)
+    some = False
+    for name, label, group, values in read:
+        some, title = True, f"{path}:{name}"
+        yield SeriesItem(f"{path.name}:{name}", label, _checked(values, title), title, group)
+    if not some:
+        raise ValueError(f"{path} holds no series")
+
+
+def read_sound(path: Path, sound: Sound) -> Tensor:
+    """The frames of a sound, (C, L); of several channels their mean is heard.
+
+    Raises:
+        ValueError: it cannot be read, or is silent; names the file.
+        FileNotFoundError: there is no such file.
+    """
+    import soundfile
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise ValueError(f"{path} is no sound that can be read: {error.error_string}") from error
+    heard = torch.from_numpy(samples).mean(1)
+    if not heard.isfinite().all():
+        raise ValueError(f"{path} holds NaN or infinite samples")
+    try:
+        return _checked(sound.frames(heard, rate), str(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _tables(root: Path) -> dict[str, Path]:
+    """The files of the splits in a folder: NAME_TRAIN.ts, as in the UEA archive, where NAME is that of the folder."""
+    found: dict[str, Path] = {}
+    for path in sorted(root.iterdir(), key=lambda one: (_place(one), one.name)):
+        part = part_called(path.stem.removeprefix(f"{root.resolve().name}_"))
+        if _place(path) < len(TABLES) and part is not None:
+            found.setdefault(part, path)
+    return found
+
+
+def _place(path: Path) -> int:
+    return TABLES.index(path.suffix.lower()) if path.suffix.lower() in TABLES else len(TABLES)
+
+
+def _is_sound(path: Path) -> bool:
+    return path.suffix.lower() in SOUNDS
+
+
+def _named(path: Path, sound: Sound) -> SeriesItem:
+    """A sound whose name says what it is: LABEL_GROUP_NUMBER.wav."""
+    label, _, rest = path.stem.partition("_")
+    group, _, number = rest.partition("_")
+    if not number:
+        raise ValueError(
+            f"{path} must be named LABEL_SPEAKER_NUMBER{path.suffix}, or lie in a folder of its class beside folders "
+            "of other classes"
+        )
+    return SeriesItem(path.name, label, read_sound(path, sound), str(path), group)
+
+
+class _SoundFiles(Listing):
+    """The sounds in a folder of classes."""
+
+    what = "sounds"
+
+    @cached_property
+    def _suffixes(self) -> set[str]:
+        return set(SOUNDS)
+
+    def _not_opened(self, suffix: str) -> str:
+        return f"only {', '.join(SOUNDS)} files are sounds"
+
+
+def _folder_of(name: str, part: str) -> str:
+    """The folder of a sound within that of its class: its speaker, say; empty for none."""
+    inside = name.split("/")[1 if part == "all" else 2 :]
+    return inside[0] if len(inside) > 1 else ""
+
+
+def _archive(path: Path) -> Iterator[tuple[str, str, str, Tensor]]:
+    """Number, label and values of each series of a .ts or .arff file, read by aeon."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of packages that aeon could use and does not need
+        from aeon.datasets import load_from_arff_file, load_from_ts_file
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        read = load_from_arff_file if path.suffix.lower() == ".arff" else load_from_ts_file
+        rows, labels = read(str(path))
+    except Exception as error:  # of several kinds
+        raise ValueError(f"{path} cannot be read: {error!r}") from error
+    for number, (values, label) in enumerate(zip(rows, labels, strict=True), 1):
+        yield str(number), str(label), "", torch.as_tensor(values, dtype=torch.float32)
+
+
+def _long_table(path: Path, columns: Columns) -> Iterator[tuple[str, str, str, Tensor]]:
+    """Name, label, group and values of each series of a table with a row for each moment."""
+    rows: dict[str, list[list[float]]] = {}
+    known: dict[str, tuple[str, str]] = {}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        header = list(reader.fieldnames or ())
+        if columns.series not in header or (columns.group and columns.group not in header):
+            wanted = " and ".join(filter(None, (columns.series, columns.group)))
+            raise ValueError(f"{path} must have the columns {wanted}, got {header}")
+        channels = [name for name in header if name not in columns]
+        for row in reader:
+            name = row[columns.series]
+            rows.setdefault(name, []).append(_numbers(row, channels, f"{path}:{reader.line_num}"))
+            said = row.get(columns.label) or "", (row.get(columns.group) or "") if columns.group else ""
+            if known.setdefault(name, said) != said:
+                raise ValueError(f"{path}:{reader.line_num}: series {name} is {known[name]} before and {said} here")
+    for name, moments in rows.items():
+        yield name, *known[name], torch.tensor(moments, dtype=torch.float32).T
+
+
+def _numbers(row: Mapping[str, str], channels: Sequence[str], place: str) -> list[float]:
+    try:
+        return [float(row[name] or "") for name in channels]
+    except (TypeError, ValueError):
+        wrong = {name: row[name] for name in channels if not _is_number(row[name])}
+        raise ValueError(f"{place}: every channel must be a number, got {wrong}") from None
+
+
+def _is_number(text: str | None) -> bool:
+    try:
+        return text is not None and bool(float(text) or True)
+    except ValueError:
+        return False
+
+
+def _checked(values: Tensor, title: str) -> Tensor:
+    """A series as it came; a `ValueError` that names it if it has too few moments, or numbers that are not finite."""
+    if values.ndim != 2 or not values.shape[0] or values.shape[1] < 2:
+        raise ValueError(f"{title} must have one or more channels and two or more moments, got {(*values.shape,)}")
+    if not values.isfinite().all():
+        channel, moment = (~values.isfinite()).nonzero()[0].tolist()
+        raise ValueError(f"{title} holds NaN or infinite numbers, first in channel {channel} at moment {moment}")
+    return values.contiguous()

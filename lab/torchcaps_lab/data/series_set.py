@@ -1,0 +1,147 @@
+"""Labelled series of any length, and how they are brought to one scale."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps_lab.data.image_set import Batch, ImageSet
+from torchcaps_lab.data.sound import Sound
+from torchcaps_lab.data.view import Preprocess
+
+_FRAMES = Sound()
+
+_FLAT = 1e-5
+"""Channels that vary less are taken to be constant: they become 0 instead of noise."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    r"""How series are read, and their numbers brought to a scale, :math:`(x_{cl} - m_c) / d_c`.
+
+    Args:
+        mean: of each channel in the training series; None takes that of each series itself.
+        deviation: likewise.
+        sound: how sounds become series.
+        columns: of tables: which series a row belongs to, its label, and its group, if there is one.
+
+    Example:
+        >>> from torchcaps_lab.data import Scale
+        >>> Scale(mean=(1.0,), deviation=(2.0,))(torch.tensor([[1.0, 3.0, 5.0]]))
+        tensor([[0., 1., 2.]])
+    """
+
+    mean: tuple[float, ...] | None = None
+    deviation: tuple[float, ...] | None = None
+    sound: Sound = _FRAMES
+    columns: tuple[str, str, str | None] = ("series", "label", None)
+
+    @classmethod
+    def of(cls, rows: Sequence[Tensor], **more: Any) -> "Scale":
+        """Mean and deviation of all moments of series (C, L); ``more``: how they are read."""
+        every = torch.cat(list(rows), 1).double()
+        deviation = every.std(1, correction=0)
+        return cls(tuple(every.mean(1).tolist()), tuple(deviation.tolist()), **more)
+
+    def __call__(self, series: Tensor) -> Tensor:
+        """A series (C, L), or several of one length (B, C, L), in this scale."""
+        if self.mean is None or self.deviation is None:
+            mean, deviation = series.mean(-1, keepdim=True), series.std(-1, correction=0, keepdim=True)
+        else:
+            mean, deviation = (series.new_tensor(one)[:, None] for one in (self.mean, self.deviation))
+        return torch.where(deviation > _FLAT, (series - mean) / deviation.clamp_min(_FLAT), 0.0)
+
+    def config(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> "Scale | None":
+        """From the result of :meth:`config`; None for None; a `ValueError` if it is damaged."""
+        if config is None:
+            return None
+        try:
+            rows = [None if config[name] is None else tuple(map(float, config[name])) for name in ("mean", "deviation")]
+            series, label, group = config["columns"]
+            return cls(*rows, Sound(**config["sound"]), (series, label, group))
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"the scale that was saved with the network is damaged: {error!r}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesSet(ImageSet):
+    """Labelled series: an :class:`ImageSet` whose images are float32 (C + 1, L).
+
+    The last channel says which moments are there, 1, and which pad a series behind its end, 0. Batches are as long as
+    the longest series in them; their ``images`` are in the scale, their ``pictures`` as they were read.
+
+    Attributes:
+        images: float32 (N, C + 1, longest of all), as they were read.
+        scale: of the batches.
+
+    Raises:
+        ValueError: a tensor has another type or shape, a label is out of range, or ``preprocess`` or ``composition``
+            is given, which are for images.
+
+    Example:
+        >>> from torchcaps_lab.data import SeriesSet
+        >>> rows = [torch.randn(2, 5), torch.randn(2, 3)]
+        >>> SeriesSet.of(rows, torch.tensor([0, 1]), ("walk", "run")).images[1, -1]
+        tensor([1., 1., 1., 0., 0.])
+    """
+
+    what = "series"
+
+    scale: Scale = Scale()
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.float32 or self.images.ndim != 3 or self.images.shape[1] < 2:
+            raise ValueError(f"images must be float32 (N, C + 1, L), got {self.images.dtype} {(*self.images.shape,)}")
+        if self.files is not None and len(self.files) != len(self.images):
+            raise ValueError(f"files must be {len(self.images)}, one for each series, got {len(self.files)}")
+        if self.preprocess != Preprocess() or self.composition is not None:
+            raise ValueError("preprocess and composition are for images: series take none")
+        self._check_labels()
+
+    @classmethod
+    def of(cls, rows: Sequence[Tensor], labels: Tensor, classes: tuple[str, ...], **more: Any) -> "SeriesSet":
+        """From series (C, L) of any lengths, at least one, with labels and other attributes."""
+        return cls(padded(rows, len(rows[0])), labels, classes, **more)
+
+    @property
+    def raw_image_shape(self) -> tuple[int, int, int]:
+        """The channels, without a size: series have any."""
+        return self.images.shape[1] - 1, 1, 1
+
+    def row(self, index: int) -> Tensor:
+        """One series as it was read, (C, L), without padding."""
+        series = self.images[index]
+        return series[:-1, series[-1] > 0]
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return self._fetch(indices)  # series need no other preparation
+
+    def _fetch(self, indices: list[int]) -> Batch:
+        found, channels = [self.row(index) for index in indices], self.image_shape[0]
+        rows = torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
+        scaled = padded([self.scale(one) for one in found], channels)
+        return Batch(scaled, self.labels[rows], rows, padded(found, channels))
+
+    def joined(self, other: "SeriesSet") -> "SeriesSet":
+        """These and other series."""
+        rows = [one.row(index) for one in (self, other) for index in range(len(one))]
+        files = (*(self.files or ()), *(other.files or ()))
+        images = padded(rows, self.image_shape[0])
+        return replace(self, images=images, labels=torch.cat([self.labels, other.labels]), files=files or None)
+
+
+def padded(rows: Sequence[Tensor], channels: int) -> Tensor:
+    """Series (C, L) of any lengths as one tensor (B, C + 1, longest), whose last channel says where they are."""
+    if not rows:
+        return torch.zeros(0, channels + 1, 1)
+    longest = max(row.shape[1] for row in rows)
+    there = [F.pad(row, (0, 0, 0, 1), value=1.0) for row in rows]
+    return torch.stack([F.pad(row, (0, longest - row.shape[1])) for row in there])

@@ -1,0 +1,216 @@
+"""Capsules over time: speakers of vowels, exercises with a watch, spoken digits of speakers never heard in training."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import mean, stdev
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar
+from zipfile import ZipFile
+
+import torch
+from scipy.stats import t as student
+
+from recipes.kit.base import Key, Picture, Recipe, Study, lines_of, register_recipe
+from recipes.kit.charts import Dots, dot_panels
+from recipes.kit.lab import Trained, data_of
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option
+from torchcaps_lab.data import Series, SeriesSet
+from torchcaps_lab.data.base import find_data_dir
+from torchcaps_lab.data.listed import Listed
+from torchcaps_lab.data.series_files import Columns, SeriesItem, list_series
+from torchcaps_lab.data.sound import Sound
+from torchcaps_lab.report.pictures.series import ShownSeries, moment_shares, series_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CAPSULES, CNN, ROCKET = "capsules", "CNN of equal size", "MiniRocket"
+VOWELS, WATCH, DIGITS = "JapaneseVowels", "watch", "spoken digits"
+ACCURACY, DIFFERENCE = "test accuracy", "accuracy above that of the CNN"
+NETWORKS: dict[str, dict[str, Any]] = {
+    CAPSULES: {"model": "series_capsnet", "loss": MARGIN},
+    CNN: {"model": "series_cnn", "loss": ENTROPY},
+}
+DATA = {VOWELS: "JapaneseVowels", WATCH: "Watch", DIGITS: "SpokenDigits"}
+GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    VOWELS: ((), ()),
+    WATCH: (("1", "2", "3", "4"), ("5", "6", "7", "8", "9", "10")),
+    DIGITS: (("george", "jackson", "lucas"), ("nicolas", "theo", "yweweler")),
+}
+"""Whom settings were chosen on, and who is tested: a third of these with each seed, never seen by its networks."""
+
+ROWS = {f"{data}: {network}": (data, network) for data in DATA for network in NETWORKS}
+KEYS = [(f"{data}: {network}", ACCURACY) for data in DATA for network in (*NETWORKS, ROCKET)]
+_MOMENTS = (
+    "Test series of the spoken digits as log-mel frames, and below each the colour of the class for which a "
+    "moment spoke most: whose pose its votes made longer, the stronger the more."
+)
+PAIRS = [(f"{data}: {CAPSULES}", DIFFERENCE) for data in DATA]
+
+
+class JapaneseVowels(Series):
+    """Two vowels of nine speakers, 12 channels: which speaker it is; from aeon, with the published splits."""
+
+    def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
+        import aeon
+
+        root = Path(aeon.__file__).with_name("datasets") / "data" / "JapaneseVowels"
+        super().__init__(str(root), validation=validation, seed=seed)
+
+
+class Watch(Series):
+    """Seven exercises of ten subjects, acceleration and turning of a watch on the wrist; from seglearn."""
+
+    def __init__(self, test_groups: tuple[str, ...] = (), validation_groups: tuple[str, ...] = ()) -> None:
+        super().__init__("", test_groups=test_groups, validation_groups=validation_groups)
+
+    def list_series(self) -> Listed:
+        """Whole recordings, of 947 to 2,618 moments."""
+        from seglearn.datasets import load_watch
+
+        watch, items = load_watch(), []
+        for number, (values, label, subject) in enumerate(zip(watch["X"], watch["y"], watch["subject"], strict=True)):
+            category = watch["y_labels"][int(label)]
+            series = torch.tensor(values.T, dtype=torch.float32)
+            items.append(SeriesItem(f"watch:{number}", category, series, f"watch:{number}", str(int(subject))))
+        return Listed(parts={"all": items})
+
+
+class SpokenDigits(Series):
+    """The 3,000 digits of the Free Spoken Digit Dataset: ``digits-sound/recordings.zip`` in the folder of data sets."""
+
+    def __init__(self, test_groups: tuple[str, ...] = (), validation_groups: tuple[str, ...] = ()) -> None:
+        root = find_data_dir(None) / "digits-sound" / "recordings.zip"
+        more: dict[str, Any] = {"standardise": "each"}
+        super().__init__(str(root), test_groups=test_groups, validation_groups=validation_groups, **more)
+
+    def list_series(self) -> Listed:
+        """The sounds by their names, DIGIT_SPEAKER_NUMBER.wav."""
+        return Listed(parts={"all": list(_sounds(Path(self.root)))})
+
+
+@cache
+def _sounds(archive: Path) -> tuple[SeriesItem, ...]:
+    with TemporaryDirectory() as folder, ZipFile(archive) as packed:
+        packed.extractall(folder)
+        items = list_series(Path(folder) / "recordings", Columns(), Sound()).parts["all"]
+    return tuple(item._replace(title=item.name) for item in items)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesSettings(TrainingOptions):
+    """One preset: how networks are trained on each collection.
+
+    Attributes:
+        of: for each collection, the options that differ from those of the preset.
+        rocket: whether MiniRocket is measured too.
+    """
+
+    of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rocket: bool = True
+
+
+@register_recipe
+class SeriesRecipe(Recipe[SeriesSettings]):
+    """Capsules over time against their twin and MiniRocket, on people who were not seen in training."""
+
+    name: ClassVar = "series"
+    rows: ClassVar = ROWS
+    lines: ClassVar = (
+        *lines_of(KEYS, {}, higher_is_better=True),
+        *lines_of(PAIRS, {}, higher_is_better=True, unit="points"),
+    )
+    settings: ClassVar = SeriesSettings
+
+    def options(self, settings: SeriesSettings, row: str) -> dict[str, Any]:
+        """The network and the collection of the row."""
+        name, kind = ROWS[row]
+        data = settings.data or option(DATA[name])
+        own = settings.of.get(name, {})
+        return settings.options(**{**NETWORKS[kind], **own, "data": data})
+
+    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+        """Trains without the people that are tested with this seed."""
+        name, options = self.job(study.settings, row, stop_at)
+        return study.lab.train(name, {**options, "data": divided(options["data"], ROWS[row][0], study.lab.seed)})
+
+    def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
+        """The test accuracy, and for capsules nothing more until the twin is there."""
+        return {ACCURACY: study.trained[row].test_accuracy}
+
+    def finish(self, study: Study, given: Any) -> None:
+        """MiniRocket, and the differences of capsules and twin with the same people."""
+        for name in {ROWS[row][0]: None for row in study.trained}:
+            ours, twin = (study.figures[f"{name}: {kind}", ACCURACY] for kind in NETWORKS)
+            study.note(f"{name}: {CAPSULES}", {DIFFERENCE: ours - twin})
+            if study.settings.rocket:
+                data = divided(option(DATA[name]), name, study.lab.seed)
+                study.note(f"{name}: {ROCKET}", {ACCURACY: rocket(data, study.lab.seed)})
+        trained = study.trained[f"{DIGITS}: {CAPSULES}"]
+        study.pictures["moments"] = Picture(moments(trained), _MOMENTS)
+
+    def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
+        """The accuracies over all seeds, and series of the first."""
+        return {"accuracy": Picture(accuracies([one.figures for one in studies]), self.caption), **studies[0].pictures}
+
+
+def divided(data: Mapping[str, Any], name: str, seed: int) -> dict[str, Any]:
+    """A collection with the people that are tested, and validated on, with this seed."""
+    chosen, tested = GROUPS[name]
+    if not tested or data["name"] != DATA[name]:
+        return dict(data)
+    return {**data, "test_groups": list(tested[seed % 3 :: 3]), "validation_groups": [chosen[seed % len(chosen)]]}
+
+
+def rocket(data: Mapping[str, Any], seed: int) -> float:
+    """Accuracy in percent of MiniRocket and ridge regression, on series padded with zeros to the longest."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from aeon.classification.convolution_based import MiniRocketClassifier
+
+    source = data_of(data)
+    rows = {part: [one.scale(one.row(index)) for index in range(len(one))]
+            for part, one in (("train", source.train), ("test", source.test))
+            if isinstance(one, SeriesSet)}  # fmt: skip
+    longest = max(row.shape[1] for part in rows.values() for row in part)
+    train, test = (
+        torch.stack([torch.nn.functional.pad(row, (0, longest - row.shape[1])) for row in part]).double().numpy()
+        for part in rows.values()
+    )
+    classifier = MiniRocketClassifier(random_state=seed).fit(train, source.train.labels.numpy())
+    return 100 * float((classifier.predict(test) == source.test.labels.numpy()).mean())
+
+
+def moments(trained: Trained, count: int = 4) -> "Figure":
+    """Test series of the first classes, and which class each of their moments spoke for."""
+    series = trained.classifier.prepared(trained.data.test)
+    assert isinstance(series, SeriesSet)
+    shown = []
+    for label in range(min(count, len(series.classes))):
+        index = int((series.labels == label).nonzero()[0])
+        values = series.scale(series.row(index))
+        shares = moment_shares(trained.network, values[None])
+        (answer,) = trained.network(values[None]).activation.detach()
+        assert shares is not None
+        title = f"{series.classes[label]}: said {series.classes[int(answer.argmax())]} ({float(answer.max()):.2f})"
+        shown.append(ShownSeries(title, values, shares[0], ""))
+    return series_figure(tuple(shown), series.classes)
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of the mean, by Student's t; 0 for one value."""
+    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5 if values[1:] else 0.0
+
+
+def accuracies(figures: Sequence[Mapping[Key, float]]) -> "Figure":
+    """Accuracies of all kinds on each collection: mean and 95 % interval over the seeds."""
+    kinds = [kind for kind in (*NETWORKS, ROCKET) if any(row.endswith(f": {kind}") for row, _ in figures[0])]
+    panels = []
+    for name in DATA:
+        if (f"{name}: {CAPSULES}", ACCURACY) in figures[0]:
+            found = [[one[f"{name}: {kind}", ACCURACY] for one in figures] for kind in kinds]
+            panels.append(Dots(f"{name}, % right", list(map(mean, found)), list(map(interval, found))))
+    return dot_panels(kinds, panels)

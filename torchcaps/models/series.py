@@ -1,0 +1,236 @@
+"""Networks over series: capsules over time, and their convolutional twin."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import InitVar
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules
+from torchcaps.layers import ClassCaps, PrimaryCaps1d
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, all_finite
+from torchcaps.models.registry import register_model
+from torchcaps.numerics import Size, Sizes, check_size
+from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
+from torchcaps.spec import settings
+
+
+class MomentNorm(nn.BatchNorm1d):
+    """Batch normalisation of features (B, C, L) over the moments that are there, bool (B, L); elsewhere 0."""
+
+    def forward(self, features: Tensor, there: Tensor) -> Tensor:
+        """The normalised features: padding neither counts among the statistics nor is anything after it."""
+        if not self.training:
+            return super().forward(features) * there[:, None]
+        rows = super().forward(features.movedim(1, -1)[there])
+        found = rows.new_zeros(*there.shape, rows.shape[-1])
+        found[there] = rows
+        return found.movedim(-1, 1)
+
+
+class SeriesClassifier(ImageClassifier):
+    """Base of the networks that classify series: (B, C, L) for any L in place of images.
+
+    One more channel, the last, may say which moments are there, 1, and which pad a short series behind its end, 0;
+    these change no answer. Convolutions over time, each followed by batch normalisation over the moments that are
+    there and ReLU, make the features of both networks.
+
+    Args:
+        in_channels: of a series, C.
+        classes: number of classes.
+        channels: of the convolutions, one after the other.
+        strides: of each.
+        kernel_size: of all, an odd number of moments.
+        dropout: share of the features that are left out in training.
+
+    Example:
+        >>> network = tc.models.SeriesCNN(in_channels=3, classes=5, channels=(8, 8), strides=(1, 2)).eval()
+        >>> isinstance(network, tc.models.SeriesClassifier)
+        True
+        >>> series = torch.cat([torch.randn(1, 3, 9), torch.ones(1, 1, 9)], 1)
+        >>> padded = torch.nn.functional.pad(series, (0, 5))
+        >>> torch.allclose(network(series).activation, network(padded).activation, atol=1e-6)
+        True
+    """
+
+    takes = "series"
+    any_size = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        classes: int,
+        channels: Sequence[int],
+        strides: Sequence[int],
+        kernel_size: int,
+        dropout: float,
+    ) -> None:
+        super().__init__((in_channels, 1, 1), classes)
+        check_size(kernel_size=kernel_size)
+        if len(strides) != len(channels):
+            raise ValueError(f"strides must be {len(channels)} whole numbers, one for each of channels, got {strides}")
+        if kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, so that a window has a middle, got {kernel_size}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be a share in [0, 1), got {dropout}")
+        self.in_channels, self.dropout = in_channels, dropout
+        self.channels, self.strides, self.kernel_size = tuple(channels), tuple(strides), kernel_size
+        sizes = zip((in_channels, *channels), channels, strides, strict=False)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(before, after, kernel_size, stride, kernel_size // 2, bias=False)
+            for before, after, stride in sizes
+        )
+        self.norms = nn.ModuleList(map(MomentNorm, channels))
+        self.drop = nn.Dropout(dropout)
+
+    @property
+    def stride(self) -> int:
+        """How many moments lie between the middles of what two neighbouring features see."""
+        return math.prod(self.strides)
+
+    def examples(self, batch: int) -> Tensor:
+        """Series of at most 12 moments."""
+        generator = torch.Generator().manual_seed(0)
+        series = torch.randn(batch, self.in_channels, 12, generator=generator)
+        there = (torch.arange(12) <= torch.arange(batch)[:, None] + 8)[:, None]
+        return torch.cat([series * there, there.to(series)], 1)
+
+    def features(self, series: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (B, channels, L'), 0 behind the end of a series, and which are there, bool (B, L').
+
+        Raises:
+            ValueError: if the series do not fit the network, or are not finite.
+        """
+        self._check(series)
+        found, there = series, series.new_ones(len(series), series.shape[-1], dtype=torch.bool)
+        if series.shape[1] > self.in_channels:
+            found, there = series[:, :-1], series[:, -1] > 0
+        found = found * there[:, None]
+        for convolution, norm, stride in zip(self.convolutions, self.norms, self.strides, strict=True):
+            there = there[:, ::stride]
+            found = norm(convolution(found), there).relu()
+        return self.drop(found), there
+
+    def _check(self, images: Tensor) -> None:
+        if not isinstance(images, Tensor):
+            raise TypeError(f"series must be a tensor, got {type(images).__name__}")
+        C = self.in_channels
+        if images.ndim != 3 or images.shape[1] not in (C, C + 1) or not images.shape[2]:
+            raise ValueError(
+                f"series must be (B, {C}, L), or (B, {C + 1}, L) with a last channel that says which moments are "
+                f"there, with L at least 1, got shape {tuple(images.shape)}"
+            )
+        if not images.is_floating_point():
+            raise ValueError(f"series must be floating point, got {images.dtype}")
+        if images.device.type == "cpu" and not torch.compiler.is_compiling() and not all_finite(images):
+            raise ValueError("series hold NaN or infinite values")
+
+
+@register_model("series_capsnet", "ours: convolutions over time, primary capsules, routing to the classes")
+@settings
+class SeriesCapsNet(SeriesClassifier, CapsuleClassifier):
+    r"""Capsules over time: at every moment ``types`` capsules, routed to the classes.
+
+    .. math:: u_{lt} = \operatorname{squash}(W_t x_l), \quad V_{ltj} = u_{lt} W_{tj}
+
+    All moments share the transforms, so a series of any length is routed, and the assignment says which moment spoke
+    for which class.
+
+    Args:
+        in_channels: of a series, C.
+        classes: number of classes.
+        channels: of the convolutions, one after the other.
+        strides: of each.
+        kernel_size: of all, an odd number of moments.
+        dropout: share of the features that are left out in training.
+        types: of capsules at each moment.
+        dim: of their poses.
+        pose_dim: of the class capsules.
+        routing: of the class capsules; default: Euclidean K-Means in 3 steps, whose parents are means of votes: a sum
+            would grow with the length of a series.
+
+    Source: ours; shared transforms: Su 2018.
+
+    Example:
+        >>> network = tc.models.SeriesCapsNet(in_channels=3, classes=5)
+        >>> network(torch.randn(2, 3, 40)).capsules.pose.shape
+        torch.Size([2, 5, 16])
+    """
+
+    in_channels: int = 1
+    classes: int = 10
+    channels: Sizes = (64, 64, 64)
+    strides: Sizes = (1, 2, 2)
+    kernel_size: int = 5
+    dropout: float = 0.2
+    types: Size = 8
+    dim: Size = 8
+    pose_dim: Size = 16
+    routing: InitVar[Routing | None] = None
+
+    def __post_init__(self, routing: Routing | None) -> None:
+        self.primary_caps = PrimaryCaps1d(self.channels[-1], self.types, self.dim, 1, 1, squash="half")
+        self.class_caps = ClassCaps(
+            self.types, self.classes, self.dim, self.pose_dim, axes=1, coordinates=False,
+            routing=routing or EuclideanKMeansRouting(),
+        )  # fmt: skip
+        self.decoder = None
+
+    def children_of(self, images: Tensor) -> Capsules:
+        """The capsules of all moments, poses (B, L', types, dim)."""
+        return self._children(images)[0]
+
+    def _children(self, series: Tensor) -> tuple[Capsules, Tensor]:
+        features, there = self.features(series)
+        capsules = self.primary_caps(features)
+        return capsules, there[..., None].expand(capsules.activation.shape)
+
+    def encode(self, images: Tensor) -> Capsules:
+        """The class capsules of series."""
+        return self.class_caps(*self._children(images))
+
+    def route(self, images: Tensor) -> Routed:
+        """The routing of the class capsules."""
+        return self.class_caps.route(*self._children(images))
+
+
+@register_model("series_cnn", "ours: the convolutions of series_capsnet, averaged over time; the baseline")
+@settings
+class SeriesCNN(SeriesClassifier):
+    """The convolutions of :class:`SeriesCapsNet`, the mean over the moments that are there, a hidden layer.
+
+    Args:
+        in_channels: of a series, C.
+        classes: number of classes.
+        channels: of the convolutions, one after the other.
+        strides: of each.
+        kernel_size: of all, an odd number of moments.
+        dropout: share of the features that are left out in training.
+        hidden: width of the hidden layer.
+
+    Source: after Wang, Yan & Oates 2017, "Time series classification from scratch with deep neural networks".
+
+    Example:
+        >>> network = tc.models.SeriesCNN(in_channels=3, classes=5)
+        >>> network(torch.randn(2, 3, 40)).activation.shape
+        torch.Size([2, 5])
+    """
+
+    in_channels: int = 1
+    classes: int = 10
+    channels: Sizes = (64, 64, 64)
+    strides: Sizes = (1, 2, 2)
+    kernel_size: int = 5
+    dropout: float = 0.2
+    hidden: Size = 192
+
+    def __post_init__(self) -> None:
+        self.hidden_layer = nn.Linear(self.channels[-1], self.hidden)
+        self.head = nn.Linear(self.hidden, self.classes)
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        """The activations of the classes."""
+        features, there = self.features(images)
+        mean = features.sum(2) / there.sum(1, keepdim=True).clamp_min(1)
+        return Prediction(self.head(self.hidden_layer(mean).relu()).softmax(1), None, None)
