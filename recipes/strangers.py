@@ -170,7 +170,12 @@ class Strangers(Recipe[StrangersSettings]):
         name, _ = PACKED[row]
         network = load_pretrained(name).to(study.lab.device)
         facts = {"model": type(network).__name__, "parameters": sum(one.numel() for one in network.parameters())}
-        none = {"epochs": 0, "training_seconds": 0.0, "hardware": "none, of the package", "versions": {"torch": torch.__version__}}
+        none = {
+            "epochs": 0,
+            "training_seconds": 0.0,
+            "hardware": "none, of the package",
+            "versions": {"torch": torch.__version__},
+        }
         return Trained(network, {**facts, **none}, Path(name))
 
     def begin(self, study: Study) -> tuple[ImageSet, dict[str, Tensor]]:

@@ -73,7 +73,9 @@ class TestExplorer:
         none = told.answer(told.look("digits", drawing))["none"]
         assert none["known"] == [False]
         assert 0.95 < none["strangeness"][0] <= 1
-        assert all(none[part][0].startswith("data:image/png") for part in ("pictures", "reconstructions", "differences"))
+        assert all(
+            none[part][0].startswith("data:image/png") for part in ("pictures", "reconstructions", "differences")
+        )
 
     def test_nothing_is_computed_twice(self, explorer: Explorer, drawing: bytes) -> None:
         look = explorer.look("a", drawing)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from by_the_book import normal
 
-from torchcaps import Capsules, CapsLinear
+from torchcaps import CapsLinear, Capsules
 from torchcaps.ops import Votes
 from torchcaps.routing import InterestRouting, interest_routing, interests_of, label_aware
 
