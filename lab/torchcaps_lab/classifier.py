@@ -218,8 +218,8 @@ class Classifier:
 
     def _extra(self) -> dict[str, Any]:
         """What is saved with the network, so that it is opened as this classifier."""
-        parts = {"preprocess": self.preprocess, "calibration": self.calibration, "strangers": self.strangers}
-        parts |= {"words": self.words, "scale": self.scale}
+        names = ("preprocess", "calibration", "strangers", "words", "scale")
+        parts = {name: getattr(self, name) for name in names}
         return {
             **self.network.extra,
             **{name: part.config() for name, part in parts.items() if part is not None},
@@ -486,8 +486,8 @@ class Classifier:
         capsules = prediction.capsules
         if capsules is not None:
             capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].float().cpu(), activation=activation)
-        others = (prediction.reconstruction, prediction.boxes)
-        others = (None if one is None else one[:: crops.shape[1]].float().cpu() for one in others)
+        rest = (prediction.reconstruction, prediction.boxes)
+        others = (None if one is None else one[:: crops.shape[1]].float().cpu() for one in rest)
         return Prediction(activation, capsules, *others)
 
 

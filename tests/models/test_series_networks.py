@@ -47,8 +47,8 @@ def test_statistics_of_training_leave_padding_out(name: str) -> None:
     networks[0](series)
     networks[1](F.pad(torch.cat([series, torch.ones(3, 1, 9)], 1), (0, 20)))
     for norms in zip(networks[0].norms, networks[1].norms, strict=True):
-        torch.testing.assert_close(norms[0].running_mean, norms[1].running_mean)
-        torch.testing.assert_close(norms[0].running_var, norms[1].running_var)
+        torch.testing.assert_close(norms[0].norm.running_mean, norms[1].norm.running_mean)
+        torch.testing.assert_close(norms[0].norm.running_var, norms[1].norm.running_var)
 
 
 def test_capsules_and_twin_are_of_equal_size() -> None:

@@ -16,14 +16,18 @@ from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
 from torchcaps.spec import settings
 
 
-class MomentNorm(nn.BatchNorm1d):
+class MomentNorm(nn.Module):
     """Batch normalisation of features (B, C, L) over the moments that are there, bool (B, L); elsewhere 0."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(channels)
 
     def forward(self, features: Tensor, there: Tensor) -> Tensor:
         """The normalised features: padding neither counts among the statistics nor is anything after it."""
         if not self.training:
-            return super().forward(features) * there[:, None]
-        rows = super().forward(features.movedim(1, -1)[there])
+            return self.norm(features) * there[:, None]
+        rows: Tensor = self.norm(features.movedim(1, -1)[there])
         found = rows.new_zeros(*there.shape, rows.shape[-1])
         found[there] = rows
         return found.movedim(-1, 1)
@@ -75,7 +79,9 @@ class SeriesClassifier(ImageClassifier):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be a share in [0, 1), got {dropout}")
         self.in_channels, self.dropout = in_channels, dropout
-        self.channels, self.strides, self.kernel_size = tuple(channels), tuple(strides), kernel_size
+        self.channels: Sequence[int] = tuple(channels)
+        self.strides: Sequence[int] = tuple(strides)
+        self.kernel_size = kernel_size
         sizes = zip((in_channels, *channels), channels, strides, strict=False)
         self.convolutions = nn.ModuleList(
             nn.Conv1d(before, after, kernel_size, stride, kernel_size // 2, bias=False)

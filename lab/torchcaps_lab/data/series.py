@@ -121,14 +121,15 @@ class Series(ListedData):
         listed.classes = tuple(sorted({item.category for item in listed.items}))
         if len(listed.classes) < 2:
             raise ValueError(f"{self.root} must hold series of two or more classes, got {listed.classes}")
-        first: Any = listed.items[0]
-        for item in listed.items:
+        items: list[Any] = listed.items
+        first = items[0]
+        for item in items:
             if len(item.values) != len(first.values):
                 raise ValueError(
                     f"all series must have the same channels: {first.title} has {len(first.values)}, "
                     f"{item.title} has {len(item.values)}"
                 )
-        groups = {item.group for item in listed.items}
+        groups = {item.group for item in items}
         if unknown := {*self.test_groups, *self.validation_groups} - groups:
             raise ValueError(f"test_groups and validation_groups must be among {sorted(groups)}, got {sorted(unknown)}")
         if groups != {""}:

@@ -64,9 +64,10 @@ class Scale:
         if config is None:
             return None
         try:
-            rows = [None if config[name] is None else tuple(map(float, config[name])) for name in ("mean", "deviation")]
+            rows = (config[name] for name in ("mean", "deviation"))
+            mean, deviation = (None if row is None else tuple(map(float, row)) for row in rows)
             series, label, group = config["columns"]
-            return cls(*rows, Sound(**config["sound"]), (series, label, group))
+            return cls(mean, deviation, Sound(**config["sound"]), (series, label, group))
         except (LookupError, TypeError) as error:
             raise ValueError(f"the scale that was saved with the network is damaged: {error!r}") from error
 
