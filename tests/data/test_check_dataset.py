@@ -27,6 +27,7 @@ from torchcaps_lab.data import (
     ImageData,
     ImageFolder,
     ImageSet,
+    Series,
     SmallNORB,
     Text,
     list_datasets,
@@ -65,6 +66,10 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
             (folder / name / f"{part}-labels-idx1-ubyte").write_bytes(idx((count,), labels))
     rows = [f"{'ab'[number % 2]},text {number} of {number % 7}\n" for number in range(60)]
     (folder / "texts.csv").write_text("label,text\n" + "".join(rows))
+    moments = [
+        f"{number},{'ab'[number % 2]},{draw.random()},{draw.random()}\n" for number in range(60) for _ in range(5)
+    ]
+    (folder / "series.csv").write_text("series,label,x,y\n" + "".join(moments))
     test_cifar10.write(folder / "cifar10")
     write_smallnorb(folder / "smallnorb")
     pixels = [np.frombuffer(draw.randbytes(30), np.uint8).reshape(5, 6) for _ in range(40)]
@@ -80,6 +85,7 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
         "fashion_mnist": partial(TinyFashion, **data_dir),
         "folder": partial(ImageFolder, str(folder / "images")),
         "mnist": partial(TinyMNIST, **data_dir),
+        "series": partial(Series, str(folder / "series.csv")),
         "smallnorb": partial(SmallNORB, str(folder), size=12),
         "text": partial(Text, str(folder / "texts.csv")),
     }

@@ -19,7 +19,8 @@ OF_VOTES = pytest.mark.parametrize("routing", [name for name in list_routings() 
 WITHOUT_TRANSFORMS = ("hard_kmeans", "heinsen_2022")  # which do not train those of the layer
 TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name not in WITHOUT_TRANSFORMS])
 OWN_SIMILARITY = (
-    "degree_centrality", "fast_kernel_density", "kernel_density", "max_min", "self_routing", "sparse_attention",
+    "degree_centrality", "fast_kernel_density", "interests", "kernel_density", "max_min", "self_routing",
+    "sparse_attention",
 )  # fmt: skip
 POSES = pytest.mark.parametrize(("in_pose", "out_pose"), [(3, 4), ((2, 3), (2, 2))], ids=["vectors", "matrices"])
 

@@ -7,9 +7,10 @@ from torch.nn import functional as F
 
 from torchcaps import create_model, create_routing, list_models, list_routings, margin_loss
 from torchcaps.models import TextCapsNet, TextClassifier, TextPooled, text
+from torchcaps.models.registry import MODELS
 from torchcaps_lab.data.words import PADDING, RESERVED, UNKNOWN, Words
 
-NAMES = list_models(takes="words")
+NAMES = [name for name in list_models(takes="words") if MODELS[name].network.__module__.startswith("torchcaps.")]
 SLOW = pytest.mark.slow
 SMALL = {"vocabulary": 30, "classes": 3, "word_dim": 8}
 

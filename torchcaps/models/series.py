@@ -70,8 +70,8 @@ class SeriesClassifier(ImageClassifier):
         kernel_size: int,
         dropout: float,
     ) -> None:
+        check_size(in_channels=in_channels, kernel_size=kernel_size)
         super().__init__((in_channels, 1, 1), classes)
-        check_size(kernel_size=kernel_size)
         if len(strides) != len(channels):
             raise ValueError(f"strides must be {len(channels)} whole numbers, one for each of channels, got {strides}")
         if kernel_size % 2 == 0:

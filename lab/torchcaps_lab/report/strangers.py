@@ -57,7 +57,7 @@ class Strangers:
         >>> from torchcaps_lab.report import Strangers
         >>> strangers = Strangers(threshold=0.3, false_alarms=0.25, quantiles=(0.1, 0.2, 0.4), images=500)
         >>> error = torch.tensor([0.15, 0.9])
-        >>> strangers.known(error).tolist(), strangers.strangeness(error).tolist()
+        >>> strangers.known(error).tolist(), strangers.strangeness(error).round(decimals=2).tolist()
         ([True, False], [0.25, 1.0])
     """
 

@@ -460,11 +460,10 @@ function tellTruth(label) {
 
 // Whether the image is of any class at all, and why not: a line that opens.
 function tellStrange(none) {
-  $("none").hidden = !none;
-  if (!none) return;
+  $("none").hidden = !none || none.known[0];
+  if ($("none").hidden) return;
   const share = `stranger than ${(100 * none.strangeness[0]).toFixed(1)} % of the validation images`;
-  $("none").className = none.known[0] ? "" : "wrong";
-  $("none").querySelector("summary").textContent = none.known[0] ? `known: ${share}` : `none of these classes: ${share}. Why?`;
+  $("none").querySelector("summary").textContent = `none of these classes: ${share}. Why?`;
   says("none", none);
   $("none").querySelector(".pictures").replaceChildren(
     picture(none.pictures[0], "image"), picture(none.reconstructions[0], `drawn as ${none.said[0]}`), picture(none.differences[0], "difference"));

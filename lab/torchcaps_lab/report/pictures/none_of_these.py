@@ -35,8 +35,8 @@ class NoneOfThese(Exhibit):
         >>> strangers = Strangers(threshold=0.3, false_alarms=0.05, quantiles=(0.1, 0.4), images=500)
         >>> images = torch.rand(2, 1, 8, 8)
         >>> observation = Observation(tc.create_model("capsnet_digits"), Selection(images, images))
-        >>> NoneOfThese.of(observation, strangers).known
-        tensor([False, False])
+        >>> NoneOfThese.of(observation, strangers).reconstructions.shape
+        torch.Size([2, 1, 8, 8])
     """
 
     pictures: Tensor = field(metadata=PNG)

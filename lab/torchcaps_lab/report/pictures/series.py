@@ -57,6 +57,11 @@ class SeriesOverTime(Exhibit):
         series: with what was said about them.
         classes: their names.
         file: of the picture.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures import SeriesOverTime
+        >>> SeriesOverTime(title="Vowels", text="", series=(), classes=("a", "e"), file="series.png").classes
+        ('a', 'e')
     """
 
     series: tuple[ShownSeries, ...]
