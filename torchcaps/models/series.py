@@ -11,7 +11,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, all_finite
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import Size, Sizes, check_size
+from torchcaps.numerics import Size, Sizes, check_series, check_size
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
 from torchcaps.spec import settings
 
@@ -71,6 +71,7 @@ class SeriesClassifier(ImageClassifier):
         dropout: float,
     ) -> None:
         check_size(in_channels=in_channels, kernel_size=kernel_size)
+        check_series(channels=channels, strides=strides)
         super().__init__((in_channels, 1, 1), classes)
         if len(strides) != len(channels):
             raise ValueError(f"strides must be {len(channels)} whole numbers, one for each of channels, got {strides}")
