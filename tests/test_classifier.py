@@ -214,6 +214,8 @@ else:
 """
 
 
+STRANGERS = {"threshold": 0.5, "false_alarms": 0.05, "quantiles": [0.0, 1.0], "images": 20}
+
 HOSTILE = {
     "classes that are none": {"classes": 7},
     "classes without names": {"classes": [{} for _ in range(10)]},
@@ -228,6 +230,13 @@ HOSTILE = {
     "a task that is a list": {"task": [1]},
     "a calibration of another kind": {"calibration": {"bogus": "x"}},
     "a calibration that is a list": {"calibration": [1]},
+    "a threshold for strangers of another kind": {"strangers": {"bogus": 1}},
+    "a threshold for strangers that is a list": {"strangers": [1]},
+    "a threshold for strangers that is text": {"strangers": {**STRANGERS, "threshold": "x"}},
+    "a threshold for strangers without end": {"strangers": {**STRANGERS, "threshold": 10**400}},
+    "quantiles of strangers that are a number": {"strangers": {**STRANGERS, "quantiles": 1}},
+    "a scale of series that is a list": {"scale": [1]},
+    "a scale of series of another kind": {"scale": {"bogus": 1}},
 }
 
 

@@ -144,7 +144,7 @@ class Classifier:
         network = load_pretrained(source)
         try:
             classifier = cls(network).to(device)
-        except (TypeError, LookupError, AttributeError) as error:
+        except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"what was saved with the network in {source} is damaged: {error!r}") from error
         folder = Path(source)
         classifier.run = folder if network_folder(folder) != folder else None

@@ -64,6 +64,7 @@ def test_misspelt_names() -> None:
         tc.create_model("capsnet_smal")
     with pytest.raises(ValueError, match="did you mean dynamic"):
         tc.create_routing("dynamik")
+    wrong = "Classifer"
     with pytest.raises(AttributeError) as caught:
-        tc.Classifer  # noqa: B018
-    assert (caught.value.name, caught.value.obj) == ("Classifer", tc)  # Python suggests Classifier then
+        getattr(tc, wrong)
+    assert (caught.value.name, caught.value.obj) == (wrong, tc)  # Python suggests Classifier then
