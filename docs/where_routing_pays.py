@@ -225,11 +225,11 @@ def section() -> str:
     """All that the page says in figures."""
     parts = []
     if runs := of_digits():
-        parts += ["### Digits", "", *digit_table(runs), "", *steps_table(runs), "", *digit_sentences(runs), ""]
+        parts += ["## Digits", "", *digit_table(runs), "", *steps_table(runs), "", *digit_sentences(runs), ""]
     for view in VIEWPOINTS:
         if runs := of_views(view):
             said = sentences(f"Novel {view}s", compared(runs))
-            parts += [f"### Novel {view}s", "", *table(runs), "", *said, ""]
+            parts += [f"## Novel {view}s", "", *table(runs), "", *said, ""]
     return "\n".join(parts).strip()
 
 

@@ -70,7 +70,7 @@ html_copy_source = False
 html_show_sphinx = False
 copybutton_exclude = ".linenos, .gp, .go"
 
-CHAPTERS = {"docs/guide/README": "0*", "docs/results/README": "recipes/README"}
+CHAPTERS = {"docs/guide/README": "[01]*", "docs/results/README": "recipes/README"}
 """Pages that stand above others, which GitHub shows without a contents list."""
 
 
