@@ -9,13 +9,14 @@ from torchcaps_lab.data.made.base import MadeOf, Part
 class Few(MadeOf):
     """A data set of which few images are trained on, and few validated on; the test images are all of them.
 
-    They are drawn at random, the same share of each class, and the same ones for every seed of a training. The task
-    is that of the data set.
+    They are drawn at random, the same share of each class; which ones says ``draw``, not the seed of a training. The
+    task is that of the data set.
 
     Args:
         data: the data set; which images are put aside for validation is its affair.
         train: about how many images to train on; all if there are fewer.
         validation: about how many to validate on, likewise.
+        draw: another whole number, other images.
 
     Raises:
         ValueError: `train` is less than 1, or `validation` less than 0.
@@ -27,11 +28,11 @@ class Few(MadeOf):
         (100, 359)
     """
 
-    def __init__(self, data: ImageData, train: int = 1000, validation: int = 1000) -> None:
+    def __init__(self, data: ImageData, train: int = 1000, validation: int = 1000, draw: int = TEST_SEED) -> None:
         super().__init__(data)
         check_size(train=train)
         check_size(0, validation=validation)
-        self.few_train, self.few_validation = train, validation
+        self.few_train, self.few_validation, self.draw = train, validation, draw
         vars(self)["task"] = data.task  # elsewhere it belongs to a class
 
     @property
@@ -44,4 +45,4 @@ class Few(MadeOf):
         count = {"train": self.few_train, "validation": self.few_validation, "test": len(images)}[part]
         if count >= len(images):
             return images
-        return images.subset(stratified_split(images.labels, count / len(images), TEST_SEED)[1])
+        return images.subset(stratified_split(images.labels, count / len(images), self.draw)[1])
