@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from scipy.stats import t as student
 
+import recipes.convnet  # noqa: F401  # registers the networks
 from recipes.kit.base import TEST_ERROR, Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.lab import Trained, run_name
 from recipes.kit.options import TrainingOptions, changed, option
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 DATA = ("MNIST", "Fashion-MNIST", "smallNORB")
 LABELS = (10, 30, 100, 300, 1000)
 NETWORKS: dict[str, dict[str, Any]] = facts_of("few-labels")["compared"]
-TWIN, *CAPSULES = NETWORKS
+POOLED = next(iter(NETWORKS))
 
 
 def row_of(data: str, count: int, network: str) -> str:
@@ -36,7 +37,8 @@ class FewLabelsSettings(TrainingOptions):
 
     Attributes:
         steps: of training, at least; of many images as many as ``epochs`` have.
-        sets: each data set, its number of classes, and options of trainings on it.
+        sets: each data set, its number of classes, options of trainings on it, and under ``sizes`` the arguments that
+            make networks as large as the capsules.
     """
 
     steps: int = 500
@@ -44,7 +46,7 @@ class FewLabelsSettings(TrainingOptions):
 
 
 class Compared(NamedTuple):
-    """Errors of a network, in percent, and how many more those are than the twin's of the same seeds.
+    """Errors of a network, in percent, and how many more those are than the pooled network's of the same seeds.
 
     Args:
         errors: of each seed.
@@ -59,7 +61,7 @@ class Compared(NamedTuple):
 
 @register_recipe
 class FewLabels(Recipe[FewLabelsSettings]):
-    """Capsules and their convolutional twin, trained alike on few images of each class."""
+    """Capsules and convolutional networks of their size, trained alike on few images of each class."""
 
     name: ClassVar = "few-labels"
     rows: ClassVar = {row: NETWORKS[name] for row, (_, _, name) in ROWS.items()}
@@ -68,14 +70,14 @@ class FewLabels(Recipe[FewLabelsSettings]):
     grows: ClassVar = True
 
     def options(self, settings: FewLabelsSettings, row: str) -> dict[str, Any]:
-        """Those of the preset and the data set; the twin's convolutions are those of the capsules."""
-        data, count, _ = ROWS[row]
+        """Those of the preset and the data set, on so many images of each class."""
+        data, count, network = ROWS[row]
         own = dict(settings.sets[data])
+        sizes = own.pop("sizes", {}).get(network, {})
         images = count * own.pop("classes")
         source = option("torchcaps_lab.data.made.Few", data=own.pop("data"), train=images, validation=0)
         epochs = max(settings.epochs or 1, math.ceil(settings.steps / math.ceil(images / settings.batch_size)))
-        given = {**super().options(settings, row), "model_args": dict(settings.model_args)}
-        return changed(given, {**own, "data": source, "epochs": epochs})
+        return changed(super().options(settings, row), {**own, "model_args": sizes, "data": source, "epochs": epochs})
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains on images that the seed draws: all networks of a seed get the same."""
@@ -88,14 +90,14 @@ class FewLabels(Recipe[FewLabelsSettings]):
         """The picture is of all seeds."""
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
-        """Errors and differences from the twin by the number of labels."""
+        """Errors and differences from pooling by the number of labels."""
         return {"errors": Picture(_figure(studies), self.caption)}
 
 
 def compare(studies: Sequence[Study], data: str, count: int, network: str) -> Compared | None:
-    """A network beside its twin, over the seeds that have both; None if no seed has."""
-    row, twin = ((row_of(data, count, one), TEST_ERROR) for one in (network, TWIN))
-    pairs = [(one.figures[row], one.figures[twin]) for one in studies if {row, twin} <= set(one.figures)]
+    """A network beside the pooled one, over the seeds that have both; None if no seed has."""
+    row, pooled = ((row_of(data, count, one), TEST_ERROR) for one in (network, POOLED))
+    pairs = [(one.figures[row], one.figures[pooled]) for one in studies if {row, pooled} <= set(one.figures)]
     if not pairs:
         return None
     more = [ours - others for ours, others in pairs]
@@ -118,7 +120,7 @@ def _figure(studies: Sequence[Study]) -> "Figure":
             above.plot([*found], [mean(one.errors) for one in found.values()], "o-", color=colour, label=network)
             for count, one in found.items():
                 above.plot([count] * len(one.errors), one.errors, "_", color=colour, alpha=0.5)
-            if network != TWIN:
+            if network != POOLED:
                 margins = [one.margin if math.isfinite(one.margin) else 0.0 for one in found.values()]
                 below.errorbar(beside, [one.more for one in found.values()], margins, fmt="o", color=colour, capsize=3)
         above.set(title=data, xscale="log", yscale="log")
@@ -128,6 +130,6 @@ def _figure(studies: Sequence[Study]) -> "Figure":
         below.set_xticks(LABELS, [str(count) for count in LABELS])
         below.set_xlabel("labelled images a class")
     grid[0, 0].set_ylabel("test error, %")
-    grid[1, 0].set_ylabel("points more than the twin")
+    grid[1, 0].set_ylabel("points more than pooled")
     grid[0, 0].legend(fontsize=8, frameon=False)
     return figure
