@@ -188,7 +188,7 @@ def _explained(marks: dict[str, str]) -> str:
 
 def _gallery(pictures: Sequence[_Drawn]) -> str:
     named = [(escape(one.file), escape(one.description)) for one in pictures]
-    shown = [f'<a href="{file}"><img loading="lazy" src="{file}" alt="{text}"></a>' for file, text in named]
+    shown = [f'<a href="{file}"><img src="{file}" alt="{text}"></a>' for file, text in named]
     return "\n".join(['<div class="gallery">', *shown, "</div>"] if len(shown) > 1 else shown)
 
 
