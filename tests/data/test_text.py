@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from torchcaps.models import create_model
 from torchcaps_lab.data import Manifest, Text, TextSet
 from torchcaps_lab.data.text_files import named_texts
+from torchcaps_lab.data.words import RESERVED
 
 
 def write(root: Path, files: dict[str, str], encoding: str = "utf-8") -> Path:
@@ -228,3 +231,52 @@ def test_texts_named_on_a_command_line(tmp_path: Path) -> None:
     assert list(named_texts([long, long * 10])) == [long, long * 10]
     with pytest.raises(FileNotFoundError, match=r"there is no file new\.txt"):
         list(named_texts(["new.txt"]))
+
+
+def vectors(folder: Path, text: str) -> Text:
+    """Reviews, lovely and dull, that start with the vectors of a file."""
+    file = folder / "vectors.txt"
+    file.write_text(text, encoding="utf-8")
+    return Text(reviews(folder / "reviews"), vectors=file)
+
+
+@pytest.mark.parametrize("header", ["", "3 2\n"])  # GloVe has none
+def test_known_word_vectors_are_what_a_network_starts_with(tmp_path: Path, header: str) -> None:
+    data = vectors(tmp_path, header + "lovely 1 -1\nno word here 5 5\ngreat 7 7\nlovely 9 9\n\n")
+    network = create_model("text_cnn", vocabulary=len(data.words), classes=2, word_dim=2, channels=2)
+    before = network.embedding.weight.detach().clone()
+    data.begin(network)
+    place = RESERVED + data.words.vocabulary.index("lovely")
+    after = network.embedding.weight.detach()
+    assert (after[place] * torch.tensor([1.0, -1.0]) > 0).all()
+    assert (after[place].abs()).unique().numel() == 1
+    others = torch.arange(len(after)) != place
+    assert torch.equal(after[others], before[others])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("lovely 1 2\ndull 1\n", "line 2 must be a word and 2 numbers"),
+        ("lovely 1 two\n", "line 1 must have finite numbers"),
+        ("lovely nan 2\n", "line 1 must have finite numbers"),
+        ("elsewhere 1 2\n", "none of the"),
+        ("", "none of the"),
+        ("lovely 1 2 3\n", "--model_args.word_dim 3"),
+    ],
+)
+def test_files_that_hold_no_vectors_of_the_network(tmp_path: Path, text: str, told: str) -> None:
+    data = vectors(tmp_path, text)
+    network = create_model("text_cnn", vocabulary=len(data.words), classes=2, word_dim=2, channels=2)
+    with pytest.raises(ValueError, match=told):
+        data.begin(network)
+
+
+def test_vectors_are_text(tmp_path: Path) -> None:
+    (tmp_path / "vectors.bin").write_bytes(b"\xff\xfe\x00")
+    network = create_model("text_cnn", vocabulary=9, classes=2, word_dim=2, channels=2)
+    root = reviews(tmp_path / "reviews")
+    with pytest.raises(ValueError, match="not a binary file"):
+        Text(root, vectors=tmp_path / "vectors.bin").begin(network)
+    with pytest.raises(FileNotFoundError, match="vectors must be a file"):
+        Text(root, vectors=tmp_path / "none.txt").begin(network)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.spec import Registry, Within, argument, is_finite, settings
 from torchcaps_lab.data.image_set import ImageSet
@@ -134,6 +134,9 @@ class ImageData(ABC):
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
         """Arguments of a network for it, besides the number of classes; a `ValueError` if it cannot be prepared so."""
         return {"image_shape": preprocess.image_shape(self.image_shape)}
+
+    def begin(self, network: nn.Module) -> None:  # noqa: B027  # most know nothing
+        """Gives a network, before it is trained, what is known beforehand, such as word vectors that others trained."""
 
     def kept(self) -> dict[str, Any]:
         """What is saved with a network that was trained on it: how new images are read. For JSON."""

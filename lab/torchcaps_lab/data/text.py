@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchcaps.numerics import Size
 from torchcaps.spec import settings
@@ -20,6 +20,7 @@ from torchcaps_lab.data.picture import BrokenImage
 from torchcaps_lab.data.text_files import TextItem, list_texts
 from torchcaps_lab.data.text_set import TextSet
 from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.word_vectors import read_vectors
 from torchcaps_lab.data.words import Words
 
 
@@ -49,9 +50,12 @@ class Text(ListedData):
         most: how many words the vocabulary has at most, the most frequent ones.
         least: how often a word must occur to be in the vocabulary.
         lower: whether texts are converted to lower case.
+        vectors: a file of word vectors that others trained, as text (GloVe, fastText, word2vec). The words that it has
+            start with them, scaled to deviate as the random ones do, and learn on; ``word_dim`` of the network must be
+            their dimension.
 
     Raises:
-        FileNotFoundError: there is no `root`.
+        FileNotFoundError: there is no `root`, or no file `vectors`.
         ValueError: an argument is out of range, there is nothing of the forms above, or there are fewer than two
             classes.
 
@@ -78,6 +82,7 @@ class Text(ListedData):
     most: Size = 50_000
     least: Size = 1
     lower: bool = True
+    vectors: str | Path | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +100,24 @@ class Text(ListedData):
         """The size of the vocabulary; a `ValueError` unless ``preprocess`` is empty."""
         self.train.prepared(preprocess)
         return {"vocabulary": len(self.words)}
+
+    def begin(self, network: nn.Module) -> None:
+        """Gives its words the vectors of the file, if there is one.
+
+        Raises:
+            ValueError: the dimension of the network's word vectors is another, or the file is broken.
+        """
+        if self.vectors is None:
+            return
+        weight = network.get_parameter("embedding.weight")
+        numbers, vectors = read_vectors(self.vectors, self.words)
+        if vectors.shape[1] != weight.shape[1]:
+            raise ValueError(
+                f"{self.vectors} has vectors of {vectors.shape[1]} numbers, those of the network have "
+                f"{weight.shape[1]}: --model_args.word_dim {vectors.shape[1]}"
+            )
+        with torch.no_grad():
+            weight[numbers] = vectors * (weight.std() / vectors.std())
 
     def kept(self) -> dict[str, Any]:
         """The vocabulary, and how texts are cut into words."""

@@ -113,7 +113,10 @@ class Subject:
         if trained and self.architecture in MODELS:
             arguments |= dict.fromkeys(arguments.keys() & set(MODELS[self.architecture].network.outside))
         torch.manual_seed(seed)
-        return create_model(self.architecture, **arguments)
+        network = create_model(self.architecture, **arguments)
+        if not trained:
+            self.data.begin(network)
+        return network
 
 
 @dataclass(kw_only=True)
