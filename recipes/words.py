@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from recipes.kit.base import Key, Picture, Recipe, Study, lines_of, register_recipe
 from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
-from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option
+from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions
 from torchcaps.models import TextClassifier
 from torchcaps_lab.data import TextSet, joined
 from torchcaps_lab.report.canvas import new_figure
@@ -33,24 +33,15 @@ NETWORKS: dict[str, dict[str, Any]] = {
     ENCODER: {"model": "text_encoder", "loss": MARGIN},
     POOLED: {"model": "text_pooled", "loss": MARGIN},
 }
-TREC = "TREC"
-ROOTS = {TREC: "trec", "MR": "mr", "SUBJ": "subj", "SST-2": "sst/stsa.binary.train"}
-"""Where each collection is in the folder of the data sets."""
-
-ROWS = {f"{name}: {network}": (name, network) for name in ROOTS for network in NETWORKS}
+ROWS = {f"TREC: {network}": network for network in NETWORKS}
 
 ACCURACY = "test accuracy"
 MOST_ACTIVE, ABOVE = "two questions in one, the two most active", "two questions in one, exactly those above 0.5"
 TOLD = {MOST_ACTIVE: SeveralLabels(count=2), ABOVE: SeveralLabels(threshold=0.5)}
 """How two classes are predicted: knowing that there are two, and not knowing it."""
 
-_BEST = {TREC: 92.8, "SUBJ": 93.8, "MR": 82.3, "SST-2": 86.8}
-_CNN = {TREC: 91.2, "SUBJ": 89.6, "MR": 76.1, "SST-2": 82.7}
-PUBLISHED = {(f"{name}: {CAPSULES_B}", ACCURACY): (value, ZHAO) for name, value in _BEST.items()}
-PUBLISHED |= {(f"{name}: {SOFTMAX}", ACCURACY): (value, KIM) for name, value in _CNN.items()}
-KEYS = [
-    (row, measure) for row, (name, _) in ROWS.items() for measure in (ACCURACY, *(TOLD if name == TREC else ()))
-]  # fmt: skip
+PUBLISHED = {(f"TREC: {CAPSULES_B}", ACCURACY): (92.8, ZHAO), (f"TREC: {SOFTMAX}", ACCURACY): (91.2, KIM)}
+KEYS = [(row, measure) for row in ROWS for measure in (ACCURACY, *TOLD)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +73,8 @@ class WordsRecipe(Recipe[WordsSettings]):
     settings: ClassVar = WordsSettings
 
     def options(self, settings: WordsSettings, row: str) -> dict[str, Any]:
-        """The network and the collection of the row."""
-        name, kind = ROWS[row]
+        """The network of the row."""
+        kind = ROWS[row]
         network = NETWORKS[kind]
         sizes = {**settings.sizes, **network.get("model_args", {})}
         sizes |= settings.capsules if kind in (CAPSULES, CAPSULES_B, ENCODER) else {}
@@ -91,24 +82,20 @@ class WordsRecipe(Recipe[WordsSettings]):
         if kind in (CAPSULES, CAPSULES_B):
             sizes |= settings.ngrams
             epochs = settings.ngram_epochs or epochs
-        data = settings.data or option("Text", root=ROOTS[name])
-        return settings.options(**{**network, "model_args": sizes, "data": data, "epochs": epochs})
+        return settings.options(**{**network, "model_args": sizes, "epochs": epochs})
 
     def begin(self, study: Study) -> TextSet:
         """Joined questions, the same for all networks."""
-        test = data_of(study.settings.data or option("Text", root=ROOTS[TREC])).test
+        test = data_of(study.settings.data).test
         assert isinstance(test, TextSet)
         return joined(test, study.settings.pairs)
 
     def measure(self, study: Study, row: str, given: TextSet) -> dict[str, float]:
-        """Accuracy on questions of one class and, for TREC, of two."""
+        """Accuracy on questions of one class and of two."""
         trained = study.trained[row]
-        found = {ACCURACY: trained.test_accuracy}
-        if ROWS[row][0] == TREC:
-            texts = trained.classifier.prepared(given)
-            told = {name: task.examine(trained.network, texts) for name, task in TOLD.items()}
-            found |= {name: 100 * one.figures["accuracy"] for name, one in told.items()}
-        return found
+        texts = trained.classifier.prepared(given)
+        told = {name: task.examine(trained.network, texts) for name, task in TOLD.items()}
+        return {ACCURACY: trained.test_accuracy} | {name: 100 * one.figures["accuracy"] for name, one in told.items()}
 
     def pictures(self, outcomes: Sequence[Study]) -> dict[str, Picture]:
         """The joined questions over all seeds, and those in colour of the first."""
@@ -117,12 +104,12 @@ class WordsRecipe(Recipe[WordsSettings]):
     def finish(self, study: Study, given: TextSet) -> None:
         """Some of the joined questions in colour."""
         for row in study.trained:
-            if ROWS[row][0] == TREC and ROWS[row][1] in (CAPSULES, ENCODER, POOLED):
+            if ROWS[row] in (CAPSULES, ENCODER, POOLED):
                 caption = (
-                    f"Joined test questions ({ROWS[row][1]}): each word has the colour of the class to which routing "
+                    f"Joined test questions ({ROWS[row]}): each word has the colour of the class to which routing "
                     "assigned the capsules that saw it, the stronger the more they contributed."
                 )
-                name = "-".join(["colours", *ROWS[row][1].lower().replace(",", "").split()])
+                name = "-".join(["colours", *ROWS[row].lower().replace(",", "").split()])
                 study.pictures[name] = Picture(_coloured(study.trained[row], given), caption)
 
 
@@ -135,7 +122,7 @@ def pairs(figures: Sequence[Mapping[Key, float]]) -> "Figure":
         panels.append(
             Dots(f"{name}, % of pairs", [mean(one) for one in found], [stdev(one) if one[1:] else 0.0 for one in found])
         )
-    return dot_panels([ROWS[row][1] for row in rows], panels)
+    return dot_panels([ROWS[row] for row in rows], panels)
 
 
 def _coloured(trained: Trained, pairs: TextSet, count: int = 8) -> "Figure":
