@@ -24,7 +24,9 @@ SMALLER: dict[str, dict[str, Any]] = {
     "matrixcapsnet_mnist": {"types": (4, 3, 2)},
     "matrixcapsnet_paper": {"types": (4, 3, 2)},
     "matrixcapsnet_small": {"types": (4, 3, 2)},
+    "segcaps": {"channels": (4,), "types": (2, 3), "image_shape": (1, 8, 9)},
     "self_routing_resnet20": {"channels": 4, "blocks": 1, "types": 3, "pose_dim": 4},
+    "unet": {"channels": (3, 4), "image_shape": (1, 8, 9)},
     "vbcapsnet": {"types": (4, 3, 2)},
 }
 

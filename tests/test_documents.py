@@ -75,6 +75,7 @@ def test_code_of_layers_and_networks_runs(document: str, tmp_path: Path, monkeyp
 def test_code_of_interests_and_series_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert executed("docs/interests.md", tmp_path, monkeypatch)["interests"].shape == (2, 4, 64)
     assert executed("docs/series.md", tmp_path, monkeypatch)["network"].classes == 7
+    assert executed("docs/segmentation.md", tmp_path, monkeypatch)["volumes"].axes == 3
 
 
 def test_code_of_layers_over_other_grids_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +178,7 @@ def test_no_code_is_left_unexecuted() -> None:
     """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
     with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
     pages = ("explaining", "explore", "extending", "first-steps", "interests", "layers", "poses", "pretrained",
-             "recipes", "routings", "series", "speed", "training", "words")  # fmt: skip
+             "recipes", "routings", "segmentation", "series", "speed", "training", "words")  # fmt: skip
     assert with_code == {"README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in pages)}
 
 

@@ -14,6 +14,7 @@ from torchcaps.layers.head import CapsHead
 from torchcaps.layers.identity_path import IdentityPath
 from torchcaps.layers.initial import preserve_deviation
 from torchcaps.layers.linear import CapsLinear, reflected
+from torchcaps.layers.local import LocalCaps
 from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
 from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
 
@@ -29,6 +30,7 @@ __all__ = [
     "FullyConnectedDecoder",
     "IdentityPath",
     "ImplicitActivation",
+    "LocalCaps",
     "PoseInput",
     "PoseMagnitude",
     "PoseNorm",

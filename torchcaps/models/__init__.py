@@ -13,6 +13,7 @@ from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
 from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, Thing, boxes_of_maps
+from torchcaps.models.segmentation import SegCaps, Segmenter, UNet
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.series import SeriesCapsNet, SeriesClassifier, SeriesCNN
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
@@ -41,6 +42,8 @@ __all__ = [
     "Prediction",
     "SceneCapsNet",
     "SceneTwin",
+    "SegCaps",
+    "Segmenter",
     "SelfRoutingResNet",
     "SeriesCNN",
     "SeriesCapsNet",
@@ -54,6 +57,7 @@ __all__ = [
     "TextPooled",
     "Thing",
     "TransposedDecoder",
+    "UNet",
     "UpsamplingDecoder",
     "VBCapsNet",
     "boxes_of_maps",

@@ -32,6 +32,7 @@ def command(
     csv: bool = False,
     json: bool = False,
     boxes: str | None = None,
+    masks: str | None = None,
 ) -> None:
     """Classify image files, texts or series with the network of a run.
 
@@ -47,6 +48,7 @@ def command(
         csv: print a table with a line for each predicted class
         json: print one JSON object a line, with all lengths, probabilities and poses
         boxes: folder to write pictures into, with a box around each thing of the predicted classes
+        masks: folder to write the class of each pixel into, as images with indexed colours, and laid over the pictures
     """
     if csv and json:
         raise ValueError("--csv and --json exclude each other")
@@ -55,12 +57,15 @@ def command(
             raise ValueError(f"--{name} must be at least 1, got {value}")
     if not run:
         raise ValueError("run must not be empty")
-    if boxes is not None:
-        _check_folder(Path(boxes))
+    for name, folder in (("boxes", boxes), ("masks", masks)):
+        if folder is not None:
+            _check_folder(name, Path(folder))
     classifier = open_classifier(run, device)
     _check_resize(classifier, resize)
     if boxes is not None:
         _check_boxes(classifier)
+    if masks is not None and classifier.network.takes != "pixels":
+        raise ValueError(f"--masks: a {type(classifier.network).__name__} does not predict a class for each pixel")
     with said_plainly():
         files = list(classifier.reader.named(images))
     bad: list[str] = []
@@ -70,11 +75,12 @@ def command(
         print(f"torchcaps predict: {getattr(file, 'place', '')}{readable(str(error))}", file=sys.stderr)
 
     show = (_json if json else _csv if csv else _text)(classifier, top)
-    draw = None if boxes is None else _pictures(classifier, Path(boxes), resize)
+    drawing = [] if boxes is None else [_pictures(classifier, Path(boxes), resize)]
+    drawing += [] if masks is None else [_masks(classifier, Path(masks), resize)]
     with said_plainly():
         for file, answer in classifier.stream(files, resize, batch_size, skip):
             show(file if isinstance(file, str) else str(file), answer)
-            if draw is not None:
+            for draw in drawing:
                 draw(str(file), answer)
     if bad:
         raise ValueError(f"{len(bad)} of {len(files)} {classifier.reader.items} could not be read")
@@ -93,10 +99,10 @@ def said_plainly() -> Iterator[None]:
         yield
 
 
-def _check_folder(path: Path) -> None:
+def _check_folder(option: str, path: Path) -> None:
     if path.exists() and (path.is_file() or any(path.iterdir())):
         state = "exists already and is not empty" if path.is_dir() else "exists already, and is a file"
-        raise ValueError(f"--boxes {path} {state}: choose another folder")
+        raise ValueError(f"--{option} {path} {state}: choose another folder")
 
 
 def _check_resize(classifier: Classifier, resize: str | None) -> None:
@@ -129,15 +135,35 @@ def _pictures(classifier: Classifier, folder: Path, resize: Any) -> Show:
 
     def draw(file: str, answer: Answer) -> None:
         assert answer.things is not None
-        name = Path(file).stem
-        written[name] += 1
         boxes = [(name, thing.box.tolist()) for name, things in answer.things.items() for thing in things]
         boxed = Boxed(classifier.pixels(file, resize), boxes)
-        folder.mkdir(parents=True, exist_ok=True)
-        suffix = f"-{written[name]}" if written[name] > 1 else ""
-        boxed_image(boxed, classifier.classes).savefig(folder / f"{name}{suffix}.png")
+        boxed_image(boxed, classifier.classes).savefig(_file_in(folder, file, written))
 
     return draw
+
+
+def _masks(classifier: Classifier, folder: Path, resize: Any) -> Show:
+    """Writes ``photo.png``, the number of the class of each pixel, and ``photo.overlay.png`` for ``photo.jpg``."""
+    from torchcaps_lab.report.exhibit import png
+    from torchcaps_lab.report.pictures.segments import indexed, overlay
+
+    written: Counter[str] = Counter()
+
+    def draw(file: str, answer: Answer) -> None:
+        assert answer.mask is not None
+        count, path = len(classifier.classes), _file_in(folder, file, written)
+        indexed(answer.mask, count).save(path)
+        path.with_suffix(".overlay.png").write_bytes(png(overlay(classifier.pixels(file, resize), answer.mask, count)))
+
+    return draw
+
+
+def _file_in(folder: Path, file: str, written: Counter[str]) -> Path:
+    """Where the picture for a file goes."""
+    name = Path(file).stem
+    written[name] += 1
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}{f'-{written[name]}' if written[name] > 1 else ''}.png"
 
 
 def _probability(classifier: Classifier) -> str:

@@ -32,6 +32,7 @@ from torchcaps_lab.data.made import (
 )
 from torchcaps_lab.data.manifest import Changes, Entry, Manifest
 from torchcaps_lab.data.map_style import MapStyle
+from torchcaps_lab.data.masks import NO_CLASS, Cuts, Masks, MaskSet, ScenePixels
 from torchcaps_lab.data.mnist import MNIST, FashionMNIST, read_idx
 from torchcaps_lab.data.picture import load_image
 from torchcaps_lab.data.preprocess import (
@@ -59,11 +60,13 @@ from torchcaps_lab.data.words import Reading, Words
 __all__ = [
     "CIFAR10",
     "MNIST",
+    "NO_CLASS",
     "Affine",
     "AffineRanges",
     "Batch",
     "Changes",
     "Composition",
+    "Cuts",
     "DigitScenes",
     "Digits",
     "Entry",
@@ -77,6 +80,8 @@ __all__ = [
     "MadeSeries",
     "Manifest",
     "MapStyle",
+    "MaskSet",
+    "Masks",
     "Overlaid",
     "Overlay",
     "Padded",
@@ -93,6 +98,7 @@ __all__ = [
     "RandomShift",
     "Reading",
     "Scale",
+    "ScenePixels",
     "Scenery",
     "Scenes",
     "Series",

@@ -14,6 +14,7 @@ from torchcaps_lab.tasks.base import (
 )
 from torchcaps_lab.tasks.classification import Classification
 from torchcaps_lab.tasks.detection import Detection, average_precision, box_iou, box_loss
+from torchcaps_lab.tasks.segmentation import Segmentation, dice_loss
 from torchcaps_lab.tasks.several_labels import SeveralLabels
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Examination",
     "Forward",
     "Measure",
+    "Segmentation",
     "SeveralLabels",
     "Task",
     "as_task",
@@ -31,6 +33,7 @@ __all__ = [
     "box_iou",
     "box_loss",
     "create_task",
+    "dice_loss",
     "list_tasks",
     "register_task",
 ]

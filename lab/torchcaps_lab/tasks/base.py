@@ -123,6 +123,7 @@ class Answer:
             nothing was fitted.
         strangeness: the share of the validation images that are less strange, from 0 to 1; None as before.
         error: of the reconstruction, :func:`~torchcaps_lab.report.reconstruction_error`; None as before.
+        mask: the class of each pixel, int64 (H, W); None from networks that do not say.
 
     A notebook shows the picture, and a bar for each of the likeliest classes.
 
@@ -146,6 +147,7 @@ class Answer:
     known: bool | None = None
     strangeness: float | None = None
     error: float | None = None
+    mask: Tensor | None = None
 
     def top(self, count: int) -> tuple[str, ...]:
         """The names of the ``count`` most active classes, the most active first."""

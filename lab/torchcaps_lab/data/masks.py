@@ -1,0 +1,393 @@
+"""Images with a class for each pixel: masks beside pictures, COCO annotations, and the pixels of scenes."""
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from glob import escape
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.names import needing
+from torchcaps.numerics import Size, check_size, given
+from torchcaps.spec import settings
+from torchcaps_lab.data.augment import random_integers
+from torchcaps_lab.data.base import Fit, ImageData, find_data_dir, register_dataset
+from torchcaps_lab.data.files import image_files, seen_from
+from torchcaps_lab.data.image_set import Batch, Composition, ImageSet
+from torchcaps_lab.data.made.base import Part
+from torchcaps_lab.data.picture import image_suffixes, open_image, opened, to_tensor
+from torchcaps_lab.data.scenes import INK, DigitScenes, Scenery
+from torchcaps_lab.data.view import Preprocess
+
+NO_CLASS = 255
+"""The label of pixels that count for nothing, and of the margins of smaller pictures."""
+
+_MOST = 64
+"""Different values of masks that are taken for classes; more are those of a picture."""
+
+_MOVES = ("shift", "crop", "flip", "rotate", "randaugment", "rescale")
+
+
+@dataclass(frozen=True)
+class Cuts(Composition):
+    """Random squares of images and, in the same places, of their labels; mirrored and turned by quarters.
+
+    Args:
+        size: side of a square, in pixels.
+        count: of squares from each image.
+
+    Example:
+        >>> from torchcaps_lab.data import Cuts
+        >>> Cuts(size=32, count=4).image_shape((1, 64, 96))
+        (1, 32, 32)
+    """
+
+    size: int
+    count: int = 1
+
+    def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The same channels, the side of a square."""
+        return raw[0], self.size, self.size
+
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+        """``count`` squares of each image, one after the other."""
+        rows = torch.arange(len(batch.images), device=batch.images.device).repeat_interleave(self.count)
+        places = batch.indices.repeat_interleave(self.count) * self.count
+        places = places + torch.arange(self.count, device=places.device).repeat(len(batch.images))
+        draws = random_integers(seed, epoch, places.cpu()).tolist()
+        images, labels = (
+            torch.stack([self._cut(part[row], draw) for row, draw in zip(rows.tolist(), draws, strict=True)])
+            for part in (batch.images, batch.labels)
+        )
+        return batch._replace(images=images, labels=labels, indices=batch.indices[rows], pictures=images)
+
+    def _cut(self, part: Tensor, draw: int) -> Tensor:
+        for axis in (-2, -1):
+            draw, start = divmod(draw, part.shape[axis] - self.size + 1)
+            part = part.narrow(axis, start, self.size)
+        part = part.flip(-1) if draw & 1 else part
+        part = part.flip(-2) if draw & 2 else part
+        return part.mT if draw & 4 else part
+
+
+@dataclass(frozen=True, eq=False)
+class MaskSet(ImageSet):
+    """Images whose labels are masks: uint8 (N, H, W), the class of each pixel, 255 for none.
+
+    Batches have them as int64 (B, H, W).
+
+    Example:
+        >>> from torchcaps_lab.data import MaskSet
+        >>> masks = torch.zeros(2, 8, 8, dtype=torch.uint8)
+        >>> MaskSet(masks[:, None], masks, classes=("sky", "ground"))[0].labels.shape
+        torch.Size([1, 8, 8])
+    """
+
+    def _check_labels(self) -> None:
+        size, labels = (len(self.images), *self.images.shape[2:]), self.labels
+        if labels.dtype != torch.uint8 or labels.shape != size:
+            raise ValueError(f"labels must be uint8 {size}, one a pixel, got {labels.dtype} {tuple(labels.shape)}")
+        if bool(((labels >= len(self.classes)) & (labels != NO_CLASS)).any()):
+            raise ValueError(f"labels must be in 0..{len(self.classes) - 1}, or {NO_CLASS} for none")
+        if isinstance(self.composition, Cuts) and len(self) and self.composition.size > min(size[1:]):
+            raise ValueError(f"cut must be at most {min(size[1:])} for images of {size[1]} x {size[2]}")
+
+    def _fetch(self, indices: list[int]) -> Batch:
+        batch = super()._fetch(indices)
+        return batch._replace(labels=batch.labels.long())
+
+
+class _Pair(NamedTuple):
+    picture: Path
+    mask: Path
+
+
+@register_dataset("masks")
+@settings
+class Masks(ImageData):
+    """Pictures with a mask each, an image of the same size whose grey values or indexed colours are classes.
+
+    ``root/images/cell1.jpg`` has the mask ``root/masks/cell1.png``. With ``masks`` the name of a .json file, the masks
+    are drawn from its COCO annotations by pycocotools, smaller things over larger ones, on a background; those of
+    Pascal VOC are images already (``images="JPEGImages", masks="SegmentationClass", ignore=255, listed=...``).
+
+    Whole pictures are put aside, in the order of their names, because neighbours in a stack or a film look alike: one
+    of ``folds`` blocks to test on, and of the others the share ``validation``.
+
+    Args:
+        root: the folder; if it does not exist, it is looked for in the folder of the data sets.
+        images: the folder of the pictures in it.
+        masks: the folder of the masks, or a .json file.
+        names: of the classes; default: their values.
+        values: in masks, of the classes in their order; default: all that occur.
+        ignore: the value of pixels that count for nothing.
+        listed: a file with the names of the pictures to take, one a line and without suffix; default: all.
+        cut: train on squares of this side, elsewhere in each epoch; default: on whole pictures.
+        cuts: how many of each picture, in one batch.
+        fold: which block of pictures is the test, from 0.
+        folds: how many blocks.
+        channels: 1 for grey pictures, 3 for colour.
+
+    Raises:
+        FileNotFoundError: there is no such folder or file, or a picture has no mask.
+        ValueError: an argument is out of range, or a mask has another size than its picture, says nothing, or has a
+            value that is no class; names the file.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from torchcaps_lab.data import Masks
+        >>> for number in range(5):
+        ...     for folder in ("images", "masks"):
+        ...         Path("cells", folder).mkdir(parents=True, exist_ok=True)
+        ...         picture = Image.new("L", (40, 30), 90)
+        ...         picture.paste(200, (5, 5, 20, 20))
+        ...         picture.save(f"cells/{folder}/{number}.png")
+        ...
+        >>> data = Masks("cells", names=("background", "cell"), validation=0.25)
+        >>> data.classes, len(data.train), len(data.validation), data.test.labels.shape
+        (('background', 'cell'), 3, 1, torch.Size([1, 30, 40]))
+    """
+
+    task: ClassVar[str] = "segmentation"
+    gives = "pixels"
+    model = "segcaps"
+
+    root: str | Path
+    images: str = "images"
+    masks: str = "masks"
+    names: tuple[str, ...] = ()
+    values: tuple[int, ...] = ()
+    ignore: int | None = None
+    listed: str = ""
+    cut: Size | None = None
+    cuts: Size = 1
+    fold: int = 0
+    folds: Size = 5
+    channels: Literal[1, 3] = 1
+
+    def __post_init__(self) -> None:
+        check_size(0, fold=self.fold, **given(ignore=self.ignore))
+        if self.fold >= self.folds:
+            raise ValueError(f"fold must be less than folds, {self.folds}, got {self.fold}")
+        root = Path(self.root).expanduser()
+        self.root = root if root.exists() else find_data_dir(None) / root
+        if not (Path(self.root) / self.images).is_dir():
+            raise FileNotFoundError(f"root {root} has no folder {self.images!r} of pictures{seen_from(root)}")
+        if self.names and self.values and len(self.names) != len(self.values):
+            raise ValueError(f"names must be one for each of values, {self.values}, got {self.names}")
+        _ = self._pairs  # missing masks are reported at once
+
+    @property
+    def resize(self) -> Fit:
+        """Pictures keep their size."""
+        return "keep"
+
+    def load_train(self) -> ImageSet:
+        """Cuts of the pictures that are not put aside."""
+        cuts = None if self.cut is None else Cuts(self.cut, self.cuts)
+        return replace(self._whole.subset(torch.tensor(self._parts["train"])), composition=cuts)
+
+    def load_validation(self) -> ImageSet:
+        """Whole pictures."""
+        return self._whole.subset(torch.tensor(self._parts["validation"], dtype=torch.int64))
+
+    def load_test(self) -> ImageSet:
+        """Whole pictures."""
+        return self._whole.subset(torch.tensor(self._parts["test"]))
+
+    def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
+        """The shape of the images; a `ValueError` if ``preprocess`` would move pixels away from their labels."""
+        moved = [name for name in _MOVES if getattr(preprocess, name)]
+        if moved:
+            raise ValueError(f"preprocess.{moved[0]} would move pixels away from their labels: cut does both")
+        return super().arguments(preprocess)
+
+    def kept(self) -> dict[str, Any]:
+        """As always, with the size of whole pictures."""
+        return {**super().kept(), "raw_image_shape": list(self._whole.image_shape)}
+
+    @cached_property
+    def _parts(self) -> dict[str, list[int]]:
+        count = len(self._pairs)
+        if count < self.folds:
+            raise ValueError(f"folds must be at most the number of pictures, {count}, got {self.folds}")
+        start, end = (count * one // self.folds for one in (self.fold, self.fold + 1))
+        others = [*range(end, count), *range(start)]
+        aside = min(round(self.validation_share * len(others)), len(others) - 1)
+        others = others[self.seed * aside % len(others) :] + others[: self.seed * aside % len(others)]
+        return {"train": sorted(others[aside:]), "validation": sorted(others[:aside]), "test": list(range(start, end))}
+
+    @cached_property
+    def _pairs(self) -> list[_Pair]:
+        """Pictures and masks, in the natural order of the names."""
+        root = Path(self.root)
+        files = image_files(root / self.images)
+        if self.listed:
+            by_stem = {path.stem: path for path in files}
+            chosen = (root / self.listed).read_text(encoding="utf-8").split()
+            if missing := [name for name in chosen if name not in by_stem]:
+                raise FileNotFoundError(f"{root / self.listed} lists {missing[0]!r}, which is not in {self.images!r}")
+            files = [by_stem[name] for name in chosen]
+        files.sort(key=lambda path: [(not part.isdigit(), part.zfill(20)) for part in re.split(r"(\d+)", path.stem)])
+        return [_Pair(path, self._mask_of(path)) for path in files]
+
+    def _mask_of(self, picture: Path) -> Path:
+        place = Path(self.root) / self.masks
+        if self.masks.endswith(".json"):
+            if not place.is_file():
+                raise FileNotFoundError(f"masks {place} is not there")
+            return place
+        known = image_suffixes()
+        found = [path for path in sorted(place.glob(f"{escape(picture.stem)}.*")) if path.suffix.lower() in known]
+        if not found:
+            raise FileNotFoundError(f"{picture} has no mask: expected {place / picture.stem}.png")
+        return found[0]
+
+    @cached_property
+    def _whole(self) -> MaskSet:
+        """All pictures and masks, smaller ones with margins below and on the right that have no class."""
+        pictures, masks = [], []
+        values, raw = list(self.values), []
+        categories = ("background", *self._coco.names) if self._coco else ()
+        for pair in self._pairs:
+            image = open_image(pair.picture, self.channels, pair.picture)
+            pictures.append(to_tensor(image, (self.channels, image.height, image.width), "pad"))
+            mask = self._coco.mask(pair.picture, image.size) if self._coco else _mask(pair, image.size)
+            raw.append(mask)
+        if not values and not self._coco:
+            values = sorted({int(one) for mask in raw for one in mask.unique()} - {self.ignore})
+        values = values or list(range(len(categories)))
+        if not 2 <= len(values) <= _MOST:
+            raise ValueError(f"masks in {self._pairs[0].mask.parent} must have 2 to {_MOST} values, got {len(values)}")
+        for pair, mask in zip(self._pairs, raw, strict=True):
+            masks.append(self._labelled(pair, mask, values))
+        names = self.names or categories or tuple(str(value) for value in values)
+        if len(names) != len(values):
+            raise ValueError(f"names must be {len(values)}, one for each of the values {values}, got {names}")
+        sides = [max(mask.shape[axis] for mask in masks) for axis in (0, 1)]
+        grown = (
+            [F.pad(one, (0, sides[1] - one.shape[-1], 0, sides[0] - one.shape[-2]), value=fill) for one in many]
+            for many, fill in ((pictures, 0), (masks, NO_CLASS))
+        )
+        images, labels = (torch.stack(many) for many in grown)
+        return MaskSet(images, labels, names, tuple(str(pair.picture) for pair in self._pairs))
+
+    def _labelled(self, pair: _Pair, mask: Tensor, values: list[int]) -> Tensor:
+        """The class of each pixel of a mask."""
+        table = torch.full((256,), -1, dtype=torch.int64)
+        table[values] = torch.arange(len(values))
+        if self.ignore is not None:
+            table[self.ignore] = NO_CLASS
+        labels = table[mask.long()]
+        if (labels < 0).any():
+            found = mask[labels < 0].unique().tolist()
+            raise ValueError(f"{pair.mask} has the values {found[:5]}, which are no class: values are {values}")
+        if (labels == NO_CLASS).all():
+            raise ValueError(f"{pair.mask} is an empty mask: no pixel of it has a class")
+        return labels.to(torch.uint8)
+
+    @cached_property
+    def _coco(self) -> "_Coco | None":
+        return _Coco(Path(self.root) / self.masks) if self.masks.endswith(".json") else None
+
+
+def _mask(pair: _Pair, size: tuple[int, int]) -> Tensor:
+    """The values of a mask, uint8 (H, W)."""
+    import numpy as np
+
+    with opened(pair.mask, pair.mask) as mask:
+        mode, values = mask.mode, np.array(mask)
+    if mode not in ("1", "L", "P"):
+        raise ValueError(f"{pair.mask} must have grey values or indexed colours of 8 bit, got mode {mode}")
+    _check_same(pair.mask, values.shape[::-1], pair.picture, size)
+    return torch.from_numpy(values.astype(np.uint8))
+
+
+def _check_same(mask: Path, size: Sequence[int], picture: Path, expected: Sequence[int]) -> None:
+    """Raises a `ValueError` unless mask and picture have the same width and height."""
+    if tuple(size) != tuple(expected):
+        own, other = (f"{high} x {wide}" for wide, high in (size, expected))
+        raise ValueError(f"{mask} has {own} pixels (height x width), its picture {picture} has {other}")
+
+
+class _Coco:
+    """Masks from a file of COCO annotations."""
+
+    def __init__(self, path: Path) -> None:
+        with needing("COCO annotations", "torchcaps-lab[detection]"):
+            from pycocotools.coco import COCO
+
+        self.path = path
+        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints progress
+            self.coco = COCO(str(path))
+        self.by_file = {Path(one["file_name"]).name: one for one in self.coco.dataset["images"]}
+        self.labels = {label: place for place, label in enumerate(sorted(self.coco.cats), 1)}
+        self.names = tuple(self.coco.cats[label]["name"] for label in sorted(self.coco.cats))
+
+    def mask(self, picture: Path, size: tuple[int, int]) -> Tensor:
+        """The class of each pixel, 0 for the background, uint8 (H, W)."""
+        if picture.name not in self.by_file:
+            raise FileNotFoundError(f"{picture} has no mask: {self.path} has no entry for it")
+        entry = self.by_file[picture.name]
+        _check_same(self.path, (entry["width"], entry["height"]), picture, size)
+        found = self.coco.loadAnns(self.coco.getAnnIds(imgIds=[entry["id"]]))
+        mask = torch.zeros(entry["height"], entry["width"], dtype=torch.uint8)
+        parts = []
+        for one in found:
+            try:
+                with warnings.catch_warnings():  # of NumPy, about how pycocotools hands it arrays
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    there = torch.from_numpy(self.coco.annToMask(one)).bool()
+                parts.append((there, self.labels[one["category_id"]]))
+            except (KeyError, TypeError, IndexError, ValueError) as error:
+                raise ValueError(f"{self.path}: annotation {one.get('id')} of {picture.name} has no mask") from error
+        for there, label in sorted(parts, key=lambda part: -int(part[0].sum())):
+            mask[there] = label
+        if not mask.any():
+            raise ValueError(f"{self.path} has an empty annotation: it marks nothing in {picture}")
+        return mask
+
+
+@dataclass(frozen=True)
+class _Pixels(Scenery):
+    """Scenes whose labels are the digit that each pixel belongs to, from 1; 0 for none."""
+
+    def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
+        made = super().__call__(batch, epoch, seed)
+        assert made.parts is not None
+        ink, which = made.parts.pictures.amax(2).max(1)  # [B, H, W]
+        labels = 1 + made.parts.labels.gather(1, which.flatten(1)).view_as(which)
+        return made._replace(labels=labels * (ink >= INK), parts=None)
+
+
+class ScenePixels(DigitScenes):
+    """Scenes of digits among clutter, with the class of each pixel: nothing, or the digit that it is ink of.
+
+    The arguments are those of :class:`DigitScenes`.
+
+    Example:
+        >>> from torchcaps_lab.data import Digits, ScenePixels
+        >>> scenes = ScenePixels(Digits(), canvas=(48, 48), most=2, clutter=2)
+        >>> scenes.test.__getitems__([0, 1]).labels.shape, scenes.classes[:2]
+        (torch.Size([2, 48, 48]), ('nothing', '0'))
+    """
+
+    task: ClassVar[Any] = {"name": "segmentation"}
+    gives = "pixels"
+    model = "segcaps"
+
+    def made(self, images: ImageSet, part: Part) -> ImageSet:
+        """Each digit in a scene, as :class:`DigitScenes` makes it."""
+        scenes = super().made(images, part)
+        scenery = scenes.composition
+        pixels = _Pixels(**{one.name: getattr(scenery, one.name) for one in fields(Scenery)})
+        return replace(scenes, classes=("nothing", *scenes.classes), composition=pixels)

@@ -1,0 +1,233 @@
+"""Segmentation: a class for each pixel."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_confusion_matrix
+
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models.base import in_precision_of
+from torchcaps.numerics import check_finite
+from torchcaps_lab.data import NO_CLASS, Batch, ImageSet
+from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Measure, Task, register_task
+
+if TYPE_CHECKING:
+    from torchcaps_lab.report import Exhibit
+
+_WORST = 6
+"""Images of a report."""
+
+_PIXELS = 2**18
+"""Numbers of the images that are tested together."""
+
+
+def dice_loss(activation: Tensor, labels: Tensor) -> Tensor:
+    r"""One minus the mean over the classes of the Dice coefficient of shares and labels.
+
+    .. math:: 1 - \frac{1}{E} \sum_j \frac{2 \sum p_j t_j}{\sum p_j + \sum t_j}, \quad p_j = a_j / \sum_k a_k
+
+    with sums over the pixels of all images that have a class; a class that is nowhere true is left out of the mean.
+
+    Args:
+        activation: a, (B, E, *grid).
+        labels: the class of each pixel, int64 (B, *grid); 255 for none.
+
+    Source: Milletari, Navab & Ahmadi 2016, "V-Net", with p in place of its square.
+    """
+    there = labels != NO_CLASS
+    true = torch.nn.functional.one_hot(labels.where(there, 0), activation.shape[1]).movedim(-1, 1) * there[:, None]
+    shares = activation / activation.sum(1, keepdim=True).clamp_min(1e-12) * there[:, None]
+    axes = (0, *range(2, activation.ndim))
+    count = true.sum(axes)
+    dice = 2 * (shares * true).sum(axes) / (shares.sum(axes) + count).clamp_min(1e-12)
+    return 1 - dice[count > 0].mean() if count.any() else dice.sum() * 0
+
+
+def overlaps(confusion: Tensor) -> tuple[Tensor, Tensor]:
+    """Intersection over union and Dice coefficient of each class, (..., E); NaN for one that is nowhere.
+
+    Args:
+        confusion: counts of pixels, (..., E, E), true classes in rows.
+    """
+    both = confusion.diagonal(dim1=-2, dim2=-1).double()
+    sizes = (confusion.sum(-1) + confusion.sum(-2)).double()
+    return both / (sizes - both), 2 * both / sizes
+
+
+def _confusion(said: Tensor, labels: Tensor, classes: int) -> Tensor:
+    return multiclass_confusion_matrix(said, labels, classes, ignore_index=NO_CLASS)
+
+
+@register_task("segmentation")
+class Segmentation(Task):
+    """Predicts the class of each pixel, the most active one; learns from masks.
+
+    Pixels of no class (255) count for nothing. Losses on activations take every pixel for an image.
+
+    Args:
+        dice: weight of :func:`dice_loss` beside that loss.
+
+    Raises:
+        ValueError: if the weight is negative.
+
+    Example:
+        >>> from torchcaps_lab.tasks import Segmentation
+        >>> [measure.name for measure in Segmentation().measures]
+        ['iou', 'dice']
+    """
+
+    measures = (Measure("iou"), Measure("dice"))
+
+    probability = "share of the pixels"
+
+    def __init__(self, dice: float = 1.0) -> None:
+        check_finite(0, dice=dice)
+        self.dice = dice
+
+    def check(self, images: ImageSet) -> None:
+        """Raises a `ValueError` unless every pixel has a label."""
+        if len(images) and images[0].labels.ndim < 3:
+            raise ValueError(
+                "task 'segmentation' takes images with a class for each pixel, as Masks and ScenePixels have; these "
+                "have labels for whole images"
+            )
+
+    def loss(
+        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
+    ) -> tuple[Prediction, dict[str, Tensor]]:
+        """Loss of the activations at each pixel, of their overlap, and of a masked reconstruction if there is one."""
+        labels = batch.labels
+        prediction = forward(batch.images, labels)
+        activation = _pixelwise(prediction, labels)
+        there = labels.flatten() != NO_CLASS
+        rows = activation.movedim(1, -1).flatten(0, -2)
+        parts = {"class_loss": criteria.loss(rows[there], labels.flatten()[there])}
+        if self.dice:
+            parts["dice_loss"] = self.dice * dice_loss(activation, labels)
+        if prediction.reconstruction is not None:
+            foreground = ((labels > 0) & (labels != NO_CLASS))[:, None]
+            parts["reconstruction_loss"] = criteria.reconstruction(
+                prediction.reconstruction * foreground, batch.pictures * foreground
+            )
+        return prediction, parts
+
+    def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+        """``iou`` and ``dice`` of each image: means over the classes that are in it or were said to be."""
+        said = prediction.activation.argmax(1)
+        classes = prediction.activation.shape[1]
+        pairs = zip(said, batch.labels, strict=True)
+        iou, dice = overlaps(torch.stack([_confusion(one, true, classes) for one, true in pairs]))
+        return {"iou": iou.nanmean(1).nan_to_num(1), "dice": dice.nanmean(1).nan_to_num(1)}
+
+    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
+        """IoU and Dice coefficient of each class over the pixels of all images together, and their means.
+
+        As many images are taken at a time as have together the pixels of one of 512 x 512.
+        """
+        self.check(images)
+        confusion = torch.stack([matrix for matrix, _ in self._looked(network, images)])
+        iou, dice = overlaps(confusion.sum(0))
+        accuracy = confusion.sum(0).trace() / confusion.sum().clamp_min(1)
+        rows = {
+            name: {"pixels": int(count), "iou": one, "dice": other}
+            for name, count, one, other in zip(
+                images.classes, confusion.sum((0, 2)), iou.tolist(), dice.tolist(), strict=True
+            )
+        }
+        figures = {"iou": iou.nanmean().item(), "dice": dice.nanmean().item(), "pixel_accuracy": accuracy.item()}
+        each = [f"  {name}: IoU {row['iou']:.2%}, Dice {row['dice']:.2%}" for name, row in rows.items()]
+        line = f"mean IoU {figures['iou']:.2%}, mean Dice {figures['dice']:.2%}, {accuracy:.2%} of the pixels right"
+        per_image = overlaps(confusion)[0].nanmean(1).tolist()
+        return Examination(figures, {"per_class": rows, "iou_of_images": per_image}, (line, *each))
+
+    def _looked(self, network: ImageClassifier, images: ImageSet) -> Iterator[tuple[Tensor, Tensor]]:
+        """The confusion matrix and the answer for each image."""
+        from torchcaps_lab.report.findings import check_asked, evaluating
+
+        check_asked(network, images, 1)
+        at_once = max(1, _PIXELS // math.prod(images.image_shape))
+        with evaluating(network) as device:
+            for batch in images.batches(at_once):
+                prediction = network(in_precision_of(network, batch.images.to(device)))
+                said = _pixelwise(prediction, batch.labels).argmax(1).cpu()
+                for one, labels in zip(said, batch.labels.cpu(), strict=True):
+                    yield _confusion(one, labels, len(images.classes)), one
+
+    def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
+        """The class of each pixel; the classes of an image have pixels, and probabilities are shares of these."""
+        answers = []
+        for activation in prediction.activation:
+            mask = activation.argmax(0)
+            shares = torch.bincount(mask.flatten(), minlength=len(classes)) / mask.numel()
+            highest = activation.flatten(1).amax(1)
+            order = [index for index in shares.argsort(descending=True).tolist() if shares[index] > 0]
+            answers.append(
+                Answer(
+                    tuple(classes[index] for index in order),
+                    dict(zip(classes, shares.tolist(), strict=True)),
+                    dict(zip(classes, highest.tolist(), strict=True)),
+                    mask=mask,
+                )
+            )
+        return answers
+
+    def report(
+        self,
+        folder: Path,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: dict[str, Any],
+        metrics: Sequence[dict[str, float]],
+    ) -> Path:
+        """Writes a page with the figures of each class, learning curves, and the worst images."""
+        from torchcaps_lab.report import write_page
+
+        return write_page(folder, self._exhibits(network, images, summary, metrics))
+
+    def _exhibits(
+        self, network: ImageClassifier, images: ImageSet, summary: dict[str, Any], metrics: Sequence[dict[str, float]]
+    ) -> "Iterator[Exhibit]":
+        from torchcaps_lab.report.pictures.learning_curves import LearningCurves
+        from torchcaps_lab.report.pictures.segments import Segments, ShownSegments
+        from torchcaps_lab.report.pictures.summary import Summary
+
+        found = self.examine(network, images)
+        each = torch.tensor(found.details["iou_of_images"]).nan_to_num(1)
+        worst = images.subset(each.argsort()[:_WORST])
+        shown = tuple(
+            ShownSegments(
+                f"{Path(worst.files[place]).name if worst.files else place}: IoU {value:.1%}",
+                batch.pictures[0].cpu(), batch.labels[0].cpu(), said,
+            )
+            for place, (value, batch, (_, said)) in enumerate(
+                zip(each.sort().values[:_WORST].tolist(), worst.batches(1), self._looked(network, worst), strict=True)
+            )
+        )  # fmt: skip
+        title = f"What this {type(network).__name__} learned"
+        yield Segments(
+            title=title, text=f"{found.lines[0].capitalize()}. Below are the worst images.",
+            figures=found.details["per_class"], shown=shown, classes=tuple(images.classes),
+        )  # fmt: skip
+        curves = LearningCurves.of(metrics)
+        if curves is not None:
+            yield curves
+        yield Summary.of("Settings", summary, [])
+
+
+def _pixelwise(prediction: Prediction, labels: Tensor) -> Tensor:
+    """The activations in float32, (B, E, *grid).
+
+    Raises:
+        ValueError: if the network predicts no class for each pixel.
+    """
+    activation = prediction.activation
+    if activation.shape[2:] != labels.shape[1:]:
+        raise ValueError(
+            f"task 'segmentation' takes networks with activations (B, E, {', '.join(map(str, labels.shape[1:]))}), "
+            f"got {tuple(activation.shape)}"
+        )
+    return activation.float()
