@@ -50,5 +50,7 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
             if row in study.trained and UNET in study.trained:
                 study.note(row, {DIFFERENCE: study.figures[row, IOU] - study.figures[UNET, IOU]})
         rows = list(study.trained)
-        panels = [Dots(one, [study.figures[row, one] for row in rows], [0.0] * len(rows)) for one in (IOU, DICE)]
+        panels = [
+            Dots(f"{one[5:]}, %", [study.figures[row, one] for row in rows], [0.0] * len(rows)) for one in (IOU, DICE)
+        ]
         study.pictures["iou"] = Picture(dot_panels(rows, panels), self.caption)
