@@ -101,6 +101,7 @@ class SlotsSettings(TrainingOptions):
         word_dim: of vectors of words, and of those of their parts.
         buckets: into which parts of words are hashed.
         hidden: of the LSTM, in each direction.
+        twin_hidden: the same of the twin, for as many parameters.
         caps_dim: of word capsules.
         pose_dim: of slots and intents.
         dropout: before and after the LSTM.
@@ -108,14 +109,15 @@ class SlotsSettings(TrainingOptions):
     """
 
     sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    lr: float = 0.003
+    lr: float = 0.004
     word_dim: int = 64
     buckets: int = 8192
     hidden: int = 96
+    twin_hidden: int = 96
     caps_dim: int = 64
     pose_dim: int = 16
-    dropout: float = 0.4
-    hidden_words: float = 0.15
+    dropout: float = 0.3
+    hidden_words: float = 0.1
 
 
 class SlotNet(nn.Module):
@@ -126,13 +128,13 @@ class SlotNet(nn.Module):
         self.words = {word: k for k, word in enumerate(sorted({w for one in train for w in one.words}), 1)}
         self.slots = sorted({slot for one in train for slot in one.slots})
         self.intents = sorted({one.intent for one in train})
-        self.options, size, hidden = options, options["word_dim"], options["hidden"]
+        self.options, self.twin = options, options.get("twin", False)
+        size, hidden = options["word_dim"], options["twin_hidden" if self.twin else "hidden"]
         self.known = nn.Embedding(1 + len(self.words), size)
         nn.init.normal_(self.known.weight, std=0.3)
         self.spelled = nn.EmbeddingBag(options["buckets"], size, mode="mean")
         self.lstm = nn.LSTM(2 * size, hidden, batch_first=True, bidirectional=True)
         self.drop = nn.Dropout(options["dropout"])
-        self.twin = options.get("twin", False)
         if self.twin:
             self.slot, self.intent = (nn.Linear(2 * hidden, len(names)) for names in (self.slots, self.intents))
         else:
@@ -216,7 +218,7 @@ def batches(train: Sequence[Sentence], size: int, pool: int = 40) -> Iterator[li
 def train_network(data: Mapping[str, Sequence[Sentence]], options: Mapping[str, Any], lab: Lab) -> SlotNet:
     """Trains on ``data["train"]``; shows figures on ``data["valid"]`` after each epoch."""
     network, train, size = SlotNet(data["train"], options), data["train"], options["batch_size"]
-    optimizer = torch.optim.Adam(network.parameters(), options["lr"])
+    optimizer = torch.optim.Adam(network.parameters(), options["lr"], fused=True)
     steps = options["epochs"] * -(-len(train) // size)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, options["lr"], total_steps=steps, pct_start=0.1)
     for epoch in range(options["epochs"]):

@@ -13,7 +13,7 @@ SENTENCES = {
     "seq.out": "O O B-city I-city\nO O \n",
     "label": "travel\nmusic\n",
 }
-TINY = {"word_dim": 4, "buckets": 16, "hidden": 4, "caps_dim": 4, "pose_dim": 3, "dropout": 0.5, "hidden_words": 0.5,
+TINY = {"word_dim": 4, "buckets": 16, "hidden": 4, "twin_hidden": 5, "caps_dim": 4, "pose_dim": 3, "dropout": 0.5, "hidden_words": 0.5,
         "steps": 2}  # fmt: skip
 
 
