@@ -190,16 +190,9 @@ class SlotNet(nn.Module):
 
 
 def score(said: Sequence[Sentence], true: Sequence[Sentence]) -> dict[str, float]:
-    """F1 of the slots by seqeval, over whole chunks, and shares of right intents and wholly right sentences, in percent.
+    """F1 of the slots by seqeval, over whole chunks, and shares of right intents and wholly right sentences, in percent."""
+    from seqeval.metrics import f1_score
 
-    Raises:
-        ModuleNotFoundError: if seqeval is not installed.
-    """
-    try:
-        from seqeval.metrics import f1_score
-    except ModuleNotFoundError as error:
-        wanted = "F1 of slots needs seqeval, which is not installed: pip install --no-deps seqeval"
-        raise ModuleNotFoundError(wanted, name="seqeval") from error
     f1 = f1_score([list(one.slots) for one in true], [list(one.slots) for one in said])
     right = {INTENT: [a.intent == b.intent for a, b in zip(said, true, strict=True)],
              SENTENCE: [a == b for a, b in zip(said, true, strict=True)]}  # fmt: skip
@@ -303,7 +296,8 @@ def shown(network: SlotNet, words: Sequence[str], least: float = 0.05) -> dict[s
     """A sentence, its intent, and the assignment of its words to the slots that get ``least`` of one of them."""
     _, intents, answer = network.eval()([words])
     assert answer is not None
-    kept = (answer.assignment[0].amax(0) >= least).nonzero()[:, 0]
+    kept = torch.tensor(sorted((answer.assignment[0].amax(0) >= least).nonzero()[:, 0].tolist(),
+                               key=lambda k: network.slots[k][2:] + network.slots[k]))
     return {"words": [*words], "intent": network.intents[int(intents.argmax())],
             "slots": [network.slots[k] for k in kept.tolist()],
             "assignment": answer.assignment[0][:, kept].mul(1000).round().div(1000).tolist()}  # fmt: skip
@@ -311,7 +305,7 @@ def shown(network: SlotNet, words: Sequence[str], least: float = 0.05) -> dict[s
 
 def _picture(row: str, sentences: Sequence[Mapping[str, Any]]) -> Picture:
     heights = [len(one["slots"]) + 2 for one in sentences]
-    figure = new_figure(9.0, 0.27 * sum(heights) + 0.4)
+    figure = new_figure(10.5, 0.27 * sum(heights) + 0.4)
     for axes, one in zip(figure.subplots(len(heights), 1, height_ratios=heights), sentences, strict=True):
         _draw(axes, one)
     caption = (f"Sentences written for this picture, and where the words go ({row}): the area of a dot is the coupling "
@@ -325,7 +319,7 @@ def _draw(axes: "Axes", one: Mapping[str, Any]) -> None:
     colours = {slot: f"C{names.index(slot[2:])}" if slot != "O" else "0.55" for slot in one["slots"]}
     for place, row in enumerate(one["assignment"]):
         best = one["slots"][max(range(len(row)), key=row.__getitem__)]
-        axes.text(place, -1, one["words"][place], color=colours[best], ha="center", va="center", weight="bold")
+        axes.text(place, -1, one["words"][place], color=colours[best], ha="center", va="center", weight="bold", fontsize=9)
         for down, (slot, share) in enumerate(zip(one["slots"], row, strict=True)):
             axes.scatter(place, down, s=130 * share, color=colours[slot])
     axes.set_yticks(range(len(colours)), list(colours), fontsize=8)

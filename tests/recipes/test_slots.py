@@ -48,7 +48,6 @@ def test_what_is_not_whole_is_refused(
 
 
 def test_f1_counts_chunks() -> None:
-    pytest.importorskip("seqeval")
     true = [Sentence(("a", "b", "c"), ("B-x", "I-x", "B-y"), "p"), Sentence(("d",), ("O",), "q")]
     half = [Sentence(("a", "b", "c"), ("B-x", "O", "B-y"), "p"), Sentence(("d",), ("O",), "p")]
     assert score(true, true) == {F1: 100, INTENT: 100, SENTENCE: 100}
@@ -81,7 +80,6 @@ def test_neighbours_in_a_batch_change_no_answer(twin: bool) -> None:
 
 
 def test_labels_that_training_has_not_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("seqeval")
     from recipes import get_recipe, slots
 
     def parts(options: object, part: str) -> list[Sentence]:
