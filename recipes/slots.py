@@ -7,16 +7,15 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-import torchcaps
 from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.lab import Lab, run_name
 from recipes.kit.options import TrainingOptions
@@ -25,15 +24,14 @@ from torchcaps.losses import margin_loss
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.report import new_figure
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 FACTS = facts_of("slots")
 HEADS: dict[str, dict[str, Any]] = FACTS["heads"]
 F1, INTENT, SENTENCE = "F1 of slots", "accuracy of intents", "accuracy of sentences"
 ROWS = {f"{data}: {head}": (data, head) for data in ("SNIPS", "ATIS") for head in HEADS}
 SHOWN = tuple(FACTS["shown"])
 """Sentences for the picture, written for it."""
+MADE = (("play", "artist", "play a song of", ("nina simone", "miles")),
+        ("book", "city", "book a table in", ("oslo", "new york")))  # fmt: skip
 
 
 class Sentence(NamedTuple):
@@ -74,12 +72,10 @@ def made_sentences(count: int, seed: int) -> list[Sentence]:
     """Sentences of two intents and three slots, for tests."""
     draw, sentences = random.Random(seed), []
     for _ in range(count):
-        who, where = draw.choice(("nina simone", "miles", "ella")), draw.choice(("oslo", "new york", "bern"))
-        line, intent = draw.choice(((f"play a song of {who}", "play"), (f"book a table in {where}", "book")))
-        kind = "artist" if intent == "play" else "city"
-        place = len(line.split()) - len((who if intent == "play" else where).split())
-        names = [f"{'B' if k == place else 'I'}-{kind}" if k >= place else "O" for k in range(len(line.split()))]
-        sentences.append(Sentence(tuple(line.split()), tuple(names), intent))
+        intent, kind, line, names = draw.choice(MADE)
+        before, (first, *rest) = line.split(), draw.choice(names).split()
+        slots = (*("O" for _ in before), f"B-{kind}", *(f"I-{kind}" for _ in rest))
+        sentences.append(Sentence((*before, first, *rest), slots, intent))
     return sentences
 
 
@@ -183,20 +179,20 @@ class SlotNet(nn.Module):
         for start in range(0, len(sentences), at_once):
             batch = sentences[start : start + at_once]
             logits, intents, _ = self(batch)
-            slots = iter(logits.argmax(-1).tolist())
+            slots = iter([self.slots[slot] for slot in logits.argmax(-1).tolist()])
             for words, intent in zip(batch, intents.argmax(-1).tolist(), strict=True):
-                found.append(Sentence(tuple(words), tuple(self.slots[next(slots)] for _ in words), self.intents[intent]))
+                found.append(Sentence((*words,), tuple(islice(slots, len(words))), self.intents[intent]))
         return found
 
 
 def score(said: Sequence[Sentence], true: Sequence[Sentence]) -> dict[str, float]:
-    """F1 of the slots by seqeval, over whole chunks, and shares of right intents and wholly right sentences, in percent."""
+    """F1 of whole slots by seqeval, and shares of right intents and of sentences with nothing wrong, in percent."""
     from seqeval.metrics import f1_score
 
     f1 = f1_score([list(one.slots) for one in true], [list(one.slots) for one in said])
-    right = {INTENT: [a.intent == b.intent for a, b in zip(said, true, strict=True)],
-             SENTENCE: [a == b for a, b in zip(said, true, strict=True)]}  # fmt: skip
-    return {F1: 100 * float(f1), **{name: 100 * sum(one) / len(one) for name, one in right.items()}}
+    intents = sum(one.intent == other.intent for one, other in zip(said, true, strict=True))
+    whole = sum(one == other for one, other in zip(said, true, strict=True))
+    return {F1: 100 * float(f1), INTENT: 100 * intents / len(true), SENTENCE: 100 * whole / len(true)}
 
 
 def batches(train: Sequence[Sentence], size: int, pool: int = 40) -> Iterator[list[Sentence]]:
@@ -223,7 +219,7 @@ def train_network(data: Mapping[str, Sequence[Sentence]], options: Mapping[str, 
             optimizer.step()
             rate.step()
         found = score(network.said([one.words for one in data["valid"]]), data["valid"])
-        lab.show(f"epoch {epoch + 1}, valid: " + ", ".join(f"{name} {value:.2f}" for name, value in found.items()))
+        lab.show(f"epoch {epoch + 1}, valid: {', '.join(f'{name} {value:.2f}' for name, value in found.items())}")
     return network.eval()
 
 
@@ -247,21 +243,28 @@ class Slots(Recipe[SlotsSettings]):
         for row in self.present(settings):
             data, head = ROWS[row]
             options = {**vars(settings), **settings.sets[data], **HEADS[head]}
-            lab.show(f"{row}, seed {lab.seed}")
             start, busy = time.perf_counter(), time.process_time()
             with torch.random.fork_rng(devices=()):
                 torch.manual_seed(lab.seed)
                 network = train_network({part: _part(options, part) for part in ("train", "valid")}, options, lab)
-            facts = _facts(network, options, time.perf_counter() - start, time.process_time() - busy)
+            seconds, busy = time.perf_counter() - start, time.process_time() - busy
             test = _part(options, "test")
-            unknown = {"slots": sorted({slot for one in test for slot in one.slots} - {*network.slots}),
-                       "intents": sorted({one.intent for one in test} - {*network.intents})}  # fmt: skip
-            if any(unknown.values()):
+            labels = {label for one in test for label in (*one.slots, one.intent)}
+            if unknown := sorted(labels - {*network.slots, *network.intents}):
                 lab.show(f"{row}: the test has labels that training has not, which count as missed: {unknown}")
             figures = score(network.said([one.words for one in test]), test)
             study.note(row, figures)
-            run = f"{run_name(self.name, row)}-seed{lab.seed}"
-            study.facts[row] = {**facts, "run": run, "unknown": unknown, "figures": figures}
+            study.facts[row] = {
+                "run": f"{run_name(self.name, row)}-seed{lab.seed}",
+                "parameters": sum(one.numel() for one in network.parameters()),
+                "epochs": options["epochs"],
+                "training_seconds": round(seconds, 1),
+                "cpu_seconds": round(busy, 1),
+                "hardware": f"1 x cpu ({platform.machine()}), {torch.get_num_threads()} threads",
+                "versions": {"torch": torch.__version__, "python": platform.python_version()},
+                "unknown": unknown,
+                "figures": figures,
+            }
             if not network.twin:
                 study.curves[row] = {"shown": [shown(network, line.split()) for line in SHOWN]}
         return study
@@ -278,52 +281,34 @@ def _part(options: Mapping[str, Any], part: str) -> list[Sentence]:
     return read_sentences(find_data_dir(None) / options["folder"] / part)
 
 
-def _facts(network: SlotNet, options: Mapping[str, Any], seconds: float, busy: float) -> dict[str, Any]:
-    return {
-        "model": "BiLSTM, linear layers" if network.twin else "BiLSTM, SlotCaps",
-        "parameters": sum(one.numel() for one in network.parameters()),
-        "epochs": options["epochs"],
-        "training_seconds": round(seconds, 1),
-        "cpu_seconds": round(busy, 1),
-        "hardware": f"1 x cpu ({platform.machine()}), {torch.get_num_threads()} threads",
-        "versions": {"torchcaps": torchcaps.__version__, "torch": torch.__version__,
-                     "python": platform.python_version()},
-    }  # fmt: skip
-
-
 @torch.no_grad()
 def shown(network: SlotNet, words: Sequence[str], least: float = 0.05) -> dict[str, Any]:
     """A sentence, its intent, and the assignment of its words to the slots that get ``least`` of one of them."""
     _, intents, answer = network.eval()([words])
     assert answer is not None
-    kept = torch.tensor(sorted((answer.assignment[0].amax(0) >= least).nonzero()[:, 0].tolist(),
-                               key=lambda k: network.slots[k][2:] + network.slots[k]))
-    return {"words": [*words], "intent": network.intents[int(intents.argmax())],
-            "slots": [network.slots[k] for k in kept.tolist()],
-            "assignment": answer.assignment[0][:, kept].mul(1000).round().div(1000).tolist()}  # fmt: skip
+    kept = (answer.assignment[0].amax(0) >= least).nonzero()[:, 0]
+    slots, intent = [network.slots[k] for k in kept.tolist()], network.intents[int(intents.argmax())]
+    shares = answer.assignment[0][:, kept].double().round(decimals=3).tolist()
+    return {"words": [*words], "intent": intent, "slots": slots, "assignment": shares}
 
 
 def _picture(row: str, sentences: Sequence[Mapping[str, Any]]) -> Picture:
+    """Dots for the assignment of words across to slots down, in the colour of the slot."""
     heights = [len(one["slots"]) + 2 for one in sentences]
     figure = new_figure(10.5, 0.27 * sum(heights) + 0.4)
     for axes, one in zip(figure.subplots(len(heights), 1, height_ratios=heights), sentences, strict=True):
-        _draw(axes, one)
-    caption = (f"Sentences written for this picture, and where the words go ({row}): the area of a dot is the coupling "
-               "of its word (across) with a slot (down); a word has the colour of the slot that it goes to.")  # fmt: skip
-    return Picture(figure, caption)
-
-
-def _draw(axes: "Axes", one: Mapping[str, Any]) -> None:
-    """Dots for the assignment of words across to slots down."""
-    names = list(dict.fromkeys(slot.removeprefix("B-").removeprefix("I-") for slot in one["slots"] if slot != "O"))
-    colours = {slot: f"C{names.index(slot[2:])}" if slot != "O" else "0.55" for slot in one["slots"]}
-    for place, row in enumerate(one["assignment"]):
-        best = one["slots"][max(range(len(row)), key=row.__getitem__)]
-        axes.text(place, -1, one["words"][place], color=colours[best], ha="center", va="center", weight="bold", fontsize=9)
-        for down, (slot, share) in enumerate(zip(one["slots"], row, strict=True)):
-            axes.scatter(place, down, s=130 * share, color=colours[slot])
-    axes.set_yticks(range(len(colours)), list(colours), fontsize=8)
-    axes.set(xlim=(-0.7, 13.7), ylim=(len(colours) - 0.5, -1.6), xticks=[])
-    axes.set_title(one["intent"], loc="left", fontsize=9)
-    axes.spines[:].set_visible(False)
-    axes.grid(axis="y", linewidth=0.4)
+        order = sorted(one["slots"], key=lambda slot: (slot[2:] or "~", slot))
+        kinds = [*dict.fromkeys(slot[2:] for slot in order)]
+        colours = {slot: f"C{kinds.index(slot[2:])}" if slot[2:] else "0.55" for slot in order}
+        for place, (word, row_of) in enumerate(zip(one["words"], one["assignment"], strict=True)):
+            shares = dict(zip(one["slots"], row_of, strict=True))
+            best = max(shares, key=shares.__getitem__)
+            axes.text(place, -1, word, color=colours[best], ha="center", va="center", fontsize=10)
+            for down, slot in enumerate(order):
+                axes.scatter(place, down, s=130 * shares[slot], color=colours[slot])
+        axes.set_yticks(range(len(order)), order, fontsize=8)
+        axes.set(xlim=(-0.7, 13.7), ylim=(len(order) - 0.5, -1.6), xticks=[])
+        axes.set_title(one["intent"], loc="left", fontsize=9)
+        axes.spines[:].set_visible(False)
+        axes.grid(axis="y", linewidth=0.4)
+    return Picture(figure, f"{FACTS['caption']} ({row})")

@@ -1,6 +1,5 @@
 """Routing whose assignment is the answer: words to slots (Zhang et al. 2019)."""
 
-import torch
 from torch import Tensor
 
 from torchcaps.ops import InnerProduct, Votes
@@ -8,9 +7,7 @@ from torchcaps.routing.base import Routed, check_steps
 from torchcaps.squashing import length, squash
 
 
-def slot_routing(
-    votes: Votes, *, steps: int = 2, squash_kind: str = "sabour", toward: Tensor | None = None
-) -> Routed:
+def slot_routing(votes: Votes, *, steps: int = 2, squash_kind: str = "sabour", toward: Tensor | None = None) -> Routed:
     r"""Routing by agreement that says where each child goes after the last step, and can be drawn from above.
 
     .. math::
