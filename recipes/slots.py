@@ -300,12 +300,12 @@ def _picture(row: str, sentences: Sequence[Mapping[str, Any]]) -> Picture:
         order = sorted(one["slots"], key=lambda slot: (slot[2:] or "~", slot))
         kinds = [*dict.fromkeys(slot[2:] for slot in order)]
         colours = {slot: f"C{kinds.index(slot[2:])}" if slot[2:] else "0.55" for slot in order}
-        for place, (word, row_of) in enumerate(zip(one["words"], one["assignment"], strict=True)):
-            shares = dict(zip(one["slots"], row_of, strict=True))
-            best = max(shares, key=shares.__getitem__)
+        for place, (word, own) in enumerate(zip(one["words"], one["assignment"], strict=True)):
+            shares = [own[one["slots"].index(slot)] for slot in order]
+            best = order[shares.index(max(shares))]
             axes.text(place, -1, word, color=colours[best], ha="center", va="center", fontsize=10)
-            for down, slot in enumerate(order):
-                axes.scatter(place, down, s=130 * shares[slot], color=colours[slot])
+            areas = [130 * share for share in shares]
+            axes.scatter([place] * len(order), range(len(order)), areas, [*colours.values()])
         axes.set_yticks(range(len(order)), order, fontsize=8)
         axes.set(xlim=(-0.7, 13.7), ylim=(len(order) - 0.5, -1.6), xticks=[])
         axes.set_title(one["intent"], loc="left", fontsize=9)
