@@ -311,4 +311,5 @@ def _picture(row: str, sentences: Sequence[Mapping[str, Any]]) -> Picture:
         axes.set_title(one["intent"], loc="left", fontsize=9)
         axes.spines[:].set_visible(False)
         axes.grid(axis="y", linewidth=0.4)
+        axes.set_axisbelow(True)
     return Picture(figure, f"{FACTS['caption']} ({row})")
