@@ -20,6 +20,11 @@ class SlotAnswer(NamedTuple):
         assignment: of words to slots, (B, L, K): sums to 1 over the slots, and is 0 where there is no word.
         slots: capsules of the slots, (B, K, pose_dim).
         intents: capsules of the intents, (B, E, intent_dim).
+
+    Example:
+        >>> answer = tc.layers.SlotCaps(features=32, slots=9, intents=3)(torch.randn(2, 7, 32))
+        >>> answer.assignment.sum(2).allclose(torch.ones(2, 7)), answer.slots.pose.shape
+        (True, torch.Size([2, 9, 16]))
     """
 
     logits: Tensor
