@@ -72,8 +72,9 @@ def test_code_of_layers_and_networks_runs(document: str, tmp_path: Path, monkeyp
     assert names["prediction"].reconstruction.shape == (1, 3, 32, 32)
 
 
-def test_code_of_interests_and_series_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_interests_slots_and_series_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert executed("docs/interests.md", tmp_path, monkeypatch)["interests"].shape == (2, 4, 64)
+    assert executed("docs/slots.md", tmp_path, monkeypatch)["loss"].isfinite()
     assert executed("docs/series.md", tmp_path, monkeypatch)["network"].classes == 7
     assert executed("docs/segmentation.md", tmp_path, monkeypatch)["volumes"].axes == 3
 
@@ -178,7 +179,7 @@ def test_no_code_is_left_unexecuted() -> None:
     """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
     with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
     pages = ("explaining", "explore", "extending", "first-steps", "interests", "layers", "poses", "pretrained",
-             "recipes", "routings", "segmentation", "series", "speed", "training", "words")  # fmt: skip
+             "recipes", "routings", "segmentation", "series", "slots", "speed", "training", "words")  # fmt: skip
     assert with_code == {"README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in pages)}
 
 

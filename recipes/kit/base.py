@@ -145,6 +145,7 @@ class Recipe(Generic[Settings]):
         borrowed: for rows that use a network of another recipe, with the same preset: that recipe, and its row.
         grows: whether rows are measured one by one, each for itself: the result is written after each, and goes on
             with the rows and seeds that it does not have, also where their networks are gone.
+        apart: whether it trains its rows in a loop of its own, and not as ``torchcaps train`` does.
         experiment: start of the names of the runs; default: the name.
         heading: of the bars of the test errors; default: the title.
         caption: of these bars.
@@ -167,6 +168,7 @@ class Recipe(Generic[Settings]):
     twins: ClassVar[Mapping[str, str]] = {}
     borrowed: ClassVar[Mapping[str, tuple[str, str]]] = {}
     grows: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
     experiment: ClassVar[str] = ""
     heading: ClassVar[str] = ""
     caption: ClassVar[str] = ""

@@ -17,6 +17,7 @@ from torchcaps.layers.linear import CapsLinear, reflected
 from torchcaps.layers.local import LocalCaps
 from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
 from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
+from torchcaps.layers.slots import SlotAnswer, SlotCaps
 
 __all__ = [
     "CapsConv1d",
@@ -39,6 +40,8 @@ __all__ = [
     "PrimaryCaps3d",
     "PrimaryCapsNd",
     "SelfWeightedPooling",
+    "SlotAnswer",
+    "SlotCaps",
     "concurrent_routing",
     "coordinate_addition",
     "implicit_activation",

@@ -37,6 +37,7 @@ from torchcaps.routing.mean import MeanRouting, mean_routing
 from torchcaps.routing.prototypes import PrototypeRouting, prototype_routing
 from torchcaps.routing.self_attention import SelfAttentionRouting, self_attention_routing
 from torchcaps.routing.self_routing import SelfRouting, self_routing
+from torchcaps.routing.slots import slot_routing
 from torchcaps.routing.sparse_attention import Entmax, SparseAttentionRouting, sparse_attention_routing
 from torchcaps.routing.spectral import SpectralRouting, spectral_routing
 from torchcaps.routing.variational_bayes import VariationalBayesRouting, variational_bayes_routing
@@ -96,6 +97,7 @@ __all__ = [
     "register_routing",
     "self_attention_routing",
     "self_routing",
+    "slot_routing",
     "sparse_attention_routing",
     "spectral_routing",
     "variational_bayes_routing",
