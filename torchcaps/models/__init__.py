@@ -15,6 +15,7 @@ from torchcaps.models.registry import create_model, describe_models, list_models
 from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, Thing, boxes_of_maps
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.series import SeriesCapsNet, SeriesClassifier, SeriesCNN
+from torchcaps.models.sets import PooledSet, SetCapsNet, SetClassifier
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 from torchcaps.models.text import TextClassifier
 from torchcaps.models.text_capsnet import TextCapsNet
@@ -38,6 +39,7 @@ __all__ = [
     "MatrixCapsNet",
     "MatrixCapsNetTwin",
     "Network",
+    "PooledSet",
     "Prediction",
     "SceneCapsNet",
     "SceneTwin",
@@ -45,6 +47,8 @@ __all__ = [
     "SeriesCNN",
     "SeriesCapsNet",
     "SeriesClassifier",
+    "SetCapsNet",
+    "SetClassifier",
     "SharedCapsNet",
     "SharedCapsNetTwin",
     "TextCNN",
