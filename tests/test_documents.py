@@ -183,7 +183,8 @@ def test_no_code_is_left_unexecuted() -> None:
     """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
     with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
     pages = ("explaining", "explore", "extending", "first-steps", "interests", "layers", "poses", "pretrained",
-             "recipes", "routings", "segmentation", "series", "sets", "slots", "speed", "training", "words")  # fmt: skip
+             "recipes", "routings", "segmentation", "series", "sets", "slots", "speed", "training",
+             "words")  # fmt: skip
     assert with_code == {"README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in pages)}
 
 
