@@ -12,7 +12,7 @@ from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
-from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, Thing, boxes_of_maps
+from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, Thing, box_area, box_iou, boxes_of_maps
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.series import SeriesCapsNet, SeriesClassifier, SeriesCNN
 from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin

@@ -88,6 +88,11 @@ class Composition(ABC):
         (True, (1, 12, 12))
     """
 
+    @property
+    def several(self) -> bool:
+        """Whether an image may show several things of a class."""
+        return False
+
     @abstractmethod
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
         """The shape of the results, from images of the shape `raw`, (C, H, W)."""
