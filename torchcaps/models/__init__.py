@@ -2,7 +2,7 @@
 
 from torchcaps.models.attentioncapsnet import AttentionCapsNet
 from torchcaps.models.backbone import BackboneTwin, CapsNetOnBackbone
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Places, Prediction
 from torchcaps.models.byerly import ByerlyCapsNet
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.conversion import convert
@@ -38,6 +38,7 @@ __all__ = [
     "MatrixCapsNet",
     "MatrixCapsNetTwin",
     "Network",
+    "Places",
     "Prediction",
     "SceneCapsNet",
     "SceneTwin",
@@ -56,6 +57,8 @@ __all__ = [
     "TransposedDecoder",
     "UpsamplingDecoder",
     "VBCapsNet",
+    "box_area",
+    "box_iou",
     "boxes_of_maps",
     "convert",
     "create_model",

@@ -212,6 +212,11 @@ class ImageSet(Dataset[Batch]):
         shape = channels, height, width
         return shape if self.composition is None else self.composition.image_shape(shape)
 
+    @property
+    def several(self) -> bool:
+        """Whether an image may show several things of a class, and knows where they are."""
+        return self.composition is not None and self.composition.several
+
     def to(self, device: torch.device | str) -> "ImageSet":
         """The same images in the memory of a device; batches of them are made there."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))

@@ -116,7 +116,10 @@ class Scenery(Composition):
         each = 3 + 2 * _CANDIDATES
         classes = len(self.digits.classes)
         draws = _Draws(
-            seed, epoch, batch.indices, classes + 1 + self.most * (each + self.repeats) + 7 * self.clutter + (self.twins > 0)
+            seed,
+            epoch,
+            batch.indices,
+            classes + 1 + self.most * (each + self.repeats) + 7 * self.clutter + (self.twins > 0),
         )
         labels, pictures = self._chosen(batch, draws)
         there = torch.arange(self.most, device=labels.device) < self._counts(draws(1))

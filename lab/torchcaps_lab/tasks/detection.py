@@ -1,4 +1,4 @@
-"""Detection: boxes around things of several classes, at most one thing of each class."""
+"""Detection: boxes around any number of things of several classes."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.tasks.base import Criteria, Examination, Forward, Measure, register_task
 from torchcaps_lab.tasks.several_labels import SeveralLabels
 from torchcaps_lab.tasks.things import count_figures, look_for_things, mean_average_precision, true_things
-
 
 _LEAST = 0.01  # by how much a place that no class claims yet learns its box
 
@@ -97,14 +96,18 @@ def average_precision(activation: Tensor, boxes: Tensor, true: Tensor) -> dict[s
 
 @register_task("detection")
 class Detection(SeveralLabels):
-    """Predicts all classes of each image, with a box around each; learns from images with one thing of a class at most.
+    """Predicts all classes of each image, with a box around each thing.
 
-    It takes images whose batches have their parts, such as those of :class:`~torchcaps_lab.data.DigitScenes`: the true
-    boxes enclose the ink of the parts. The network must predict boxes (:attr:`~torchcaps.models.Prediction.boxes`).
+    It takes images whose batches have their parts, such as those of :class:`~torchcaps_lab.data.DigitScenes` and
+    :class:`~torchcaps_lab.data.AnnotatedImages`: the true boxes enclose the ink of the parts. The network must predict
+    boxes (:attr:`~torchcaps.models.Prediction.boxes`). If its places vote for them, images may have any number of
+    things of a class: each place learns the box of the thing that it is a part of, and the capsules routed from the
+    places of one thing alone learn its class, those from the places of nothing that there is none.
 
     Args:
         threshold: classes with a larger activation count as predicted.
-        weight: of :func:`box_loss`, relative to the loss of the activations.
+        weight: of the loss of the boxes, relative to that of the activations.
+        each: False: only the box of each class is learned, of images with one thing of a class at most.
 
     Raises:
         ValueError: if the threshold is not in (0, 1), or the weight is negative.
@@ -145,7 +148,8 @@ class Detection(SeveralLabels):
         if not self.each or not _votes(prediction):
             parts["box_loss"] = self.weight * box_loss(boxes.float(), _true_boxes(batch, network.classes))
             return prediction, parts
-        assert isinstance(network, SceneCapsNet) and prediction.places is not None
+        assert isinstance(network, SceneCapsNet)
+        assert prediction.places is not None
         labels, true = true_things(batch)
         owner = owners(true, prediction.places.centres)
         parts["box_loss"] = self.weight * vote_loss(prediction.places, owner, labels, true)
@@ -154,7 +158,9 @@ class Detection(SeveralLabels):
         image, thing = mine.any(2).nonzero(as_tuple=True)
         mask = F.one_hot(labels, network.classes).to(boxes.dtype)
         mask = F.pad(mask, (0, 0, 1, 0))[image, thing]
-        found = network.alone(prediction.places, image, mine[image, thing].unflatten(1, prediction.places.maps.shape[2:]))
+        found = network.alone(
+            prediction.places, image, mine[image, thing].unflatten(1, prediction.places.maps.shape[2:])
+        )
         target = mask / mask.sum(1, keepdim=True).clamp_min(1) if criteria.loss.shares else mask
         parts["thing_loss"] = criteria.loss(found.activation, target)
         return prediction, parts
@@ -179,7 +185,7 @@ class Detection(SeveralLabels):
         from torchcaps_lab.report import ask
         from torchcaps_lab.report.findings import check_asked, evaluating
 
-        if images.composition is not None and images.composition.several:  # boxes of a class are no measure then
+        if images.several:  # boxes of a class are no measure then
             return self._of_things(network, images, batch_size)
         self.check(images)
         check_asked(network, images, batch_size)
@@ -202,7 +208,6 @@ class Detection(SeveralLabels):
         )
         first, *others = found.lines
         return Examination({**found.figures, **figures}, found.details, (first, line, *others), found.warnings)
-
 
     def _of_things(self, network: ImageClassifier, images: ImageSet, batch_size: int) -> Examination:
         self.check(images)

@@ -117,8 +117,7 @@ class SeveralLabels(Task):
 
         self.check(images)
         found = self._examination(ask(network, images, batch_size).activation, _labels(images, batch_size), images)
-        composition = getattr(images, "composition", None)
-        if composition is None or not composition.several or not isinstance(network, SceneCapsNet):
+        if not getattr(images, "several", False) or not isinstance(network, SceneCapsNet):
             return found
         figures, line = count_figures(look_for_things(network, images, self.threshold, batch_size))
         first, *others = found.lines
