@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from lightning import Callback
 
 from recipes.kit.base import Line, Picture, Recipe, Study, lines_of, register_recipe
-from recipes.kit.lab import data_of
+from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import TrainingOptions
 from recipes.scenes import on_larger_canvases
-from torchcaps.models import Thing
+from torchcaps.models import Thing, load_pretrained
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.data.scenes import Scenery
 from torchcaps_lab.report.boxes import Boxed, boxes_figure
@@ -29,9 +30,22 @@ class SeveralSettings(TrainingOptions):
 
     Attributes:
         scenes: how many scenes of test digits.
+        start: a network whose weights the training starts with; empty for random ones.
     """
 
     scenes: int = 2000
+    start: str = ""
+
+
+class _Start(Callback):
+    """Starts a training with the weights of a network."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Copies them."""
+        pl_module.model.load_state_dict(load_pretrained(self.name).float().state_dict())
 
 
 def twins_of(scenes: ImageSet) -> ImageSet:
@@ -52,6 +66,11 @@ class Several(Recipe[SeveralSettings]):
         )
     )
     settings: ClassVar = SeveralSettings
+
+    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+        """Trains the network of a row from the weights that the preset says."""
+        start = [_Start(study.settings.start)] if study.settings.start else []
+        return study.lab.train(*self.job(study.settings, row, stop_at), callbacks=start)
 
     def begin(self, study: Study) -> ImageSet:
         """The first of the test scenes."""
