@@ -71,6 +71,9 @@ def box_area(boxes: Tensor) -> Tensor:
     return (boxes[..., 2:] - boxes[..., :2]).clamp_min(0).prod(-1)
 
 
+_FAINT = 0.02  # of a map's largest value: one of two things of a class may be much fainter than the other
+
+
 class Thing(NamedTuple):
     """One of the things in an image.
 
@@ -315,8 +318,9 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         """What is in each image, several things of a class among them, the most active first.
 
         The map of a class is cut as for boxes, at ``cut`` of its largest value: each connected part of what is left is
-        a thing. With ``boxes``, places that vote for the same box are, so that things may touch. A thing's capsule, and
-        so its activation, pose and box, is routed from the children there alone.
+        a thing. With ``boxes``, places that vote for the same box are, so that things may touch; those above 2 % of the
+        map's largest value count. A thing's capsule, and so its activation, pose and box, is routed from the children
+        there alone.
 
         Args:
             images: (B, C, H, W).
@@ -329,17 +333,18 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         """The same, of images that the network has looked at."""
         assert prediction.places is not None
         places = prediction.places
-        weights = places.maps * (self._cut(places.maps) & (prediction.activation > least)[..., None, None])
+        there = (prediction.activation > least)[..., None, None]
         if self.overlap is None or places.boxes is None:
-            groups = _lobes(weights > 0)
+            groups = _lobes(self._cut(places.maps) & there)
         else:
-            groups = _agreeing(weights, places.boxes, self.overlap)
+            counts = places.maps > _FAINT * places.maps.amax((2, 3), keepdim=True)
+            groups = _agreeing(places.maps * (counts & there), places.boxes, self.overlap)
         numbers = groups[groups >= 0].unique()
         image, label, *_ = torch.unravel_index(numbers, groups.shape)
         mine = groups[image, label] == numbers[:, None, None]  # [things, H', W']
         found = self.alone(places, image, mine)
         pose, activation = (part[torch.arange(len(label)), label].float().cpu() for part in found)
-        things: list[list[Thing]] = [[] for _ in weights]
+        things: list[list[Thing]] = [[] for _ in places.maps]
         for place in activation.argsort(descending=True).tolist():
             thing = Thing(int(label[place]), activation[place].item(), pose[place, -4:], pose[place])
             mine = things[int(image[place])]

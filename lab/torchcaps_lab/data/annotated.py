@@ -28,7 +28,7 @@ class _Noted(NamedTuple):
 
     file: Path
     labels: list[str]
-    boxes: list[tuple[float, ...]]
+    boxes: Sequence[tuple[float, ...]]
     shares: bool = False
 
 
