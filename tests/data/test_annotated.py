@@ -117,7 +117,6 @@ def test_splits(tmp_path: Path) -> None:
     images = data(tmp_path, write(tmp_path, "voc", boxes), test=0.3, validation=0.2)
     assert [len(part) for part in (images.train, images.validation, images.test)] == [6, 1, 3]
     assert {**found(images.train), **found(images.validation), **found(images.test)} == boxes
-    assert images.train.digest() != data(tmp_path, tmp_path / "notes", test=0.3, validation=0.2, seed=5).train.digest()
 
 
 @pytest.mark.parametrize(
@@ -176,11 +175,12 @@ def test_wrong_coco_files(tmp_path: Path, change: dict[str, Any], error: type[Ex
         data(tmp_path, file)
 
 
-def test_a_broken_voc_file(tmp_path: Path) -> None:
-    notes = write(tmp_path, "voc")
-    (notes / "a.xml").write_text("<annotation><object><name>cat</name></object></annotation>")
-    with pytest.raises(ValueError, match=r"a\.xml are not as of VOC: bndbox/xmin is missing in object"):
-        data(tmp_path, notes)
-    (notes / "a.xml").write_text("<annotation>")
-    with pytest.raises(ValueError, match=r"a\.xml are not as of VOC: no element found"):
-        data(tmp_path, notes)
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("<annotation><object><name>cat</name></object></annotation>", "bndbox/xmin is missing in object"),
+     ("<annotation>", "no element found")],
+)  # fmt: skip
+def test_broken_voc_files(tmp_path: Path, text: str, why: str) -> None:
+    (write(tmp_path, "voc") / "a.xml").write_text(text)
+    with pytest.raises(ValueError, match=rf"a\.xml are not as of VOC: {why}"):
+        data(tmp_path, tmp_path / "notes")

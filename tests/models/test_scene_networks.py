@@ -157,14 +157,10 @@ class TestThingsByVotes:
         net.overlap = None
         assert len(net.things_in(prediction)[0]) == 1
 
-    def test_places_that_are_cut_belong_to_none(self) -> None:
-        votes = torch.tensor([[0.0, 0, 10, 10]]).repeat(4, 1)
-        groups = _agreeing(torch.tensor([[[[0.0, 1.0, 2.0, 0.0]]]]), votes[None], 0.3)
-        assert groups.tolist() == [[[[-1, 1, 1, -1]]]]
-
     def test_every_place_belongs_to_one_even_with_empty_boxes(self) -> None:
         groups = _agreeing(torch.ones(2, 3, 1, 4), torch.zeros(2, 4, 4), 0.3)
         assert torch.equal(groups.flatten(), torch.arange(24))
+        assert (_agreeing(torch.zeros(2, 3, 1, 4), torch.ones(2, 4, 4), 0.3) == -1).all()
 
     def test_wrong_overlap(self) -> None:
         with pytest.raises(ValueError, match=r"overlap must be in \[0, 1\), got 1"):

@@ -174,11 +174,11 @@ class TestThings:
     boxes = torch.tensor([[[0.0, 0, 16, 16], [4, 4, 12, 12], [0, 0, 0, 0]]])
 
     def test_a_place_is_of_the_smallest_thing_around_it(self) -> None:
-        centres = torch.tensor([[2.0, 2], [6, 6], [14, 10], [20, 2]])
+        centres = torch.tensor([[[2.0, 2], [6, 6], [14, 10], [20, 2]]])
         assert owners(self.boxes, centres).tolist() == [[0, 1, 0, -1]]
 
     def test_votes_that_are_right_lose_nothing(self) -> None:
-        centres = torch.tensor([[2.0, 2], [6, 6], [14, 10], [20, 2]])
+        centres = torch.tensor([[[2.0, 2], [6, 6], [14, 10], [20, 2]]])
         owner, labels = owners(self.boxes, centres), torch.tensor([[1, 1, 0]])
         votes = self.boxes[:, [0, 1, 0, 2]].clone()
         maps = torch.rand(1, 2, 2, 2) + 0.1

@@ -26,7 +26,7 @@ class Places(NamedTuple):
         maps: how much of each place belongs to each class, (B, E, H', W').
         boxes: that each place votes for, (B, H' W', 4): left, top, right, bottom in pixels of the image; None if they
             do not vote.
-        centres: x and y of each place, in the same pixels, (H' W', 2).
+        centres: x and y of each place, in the same pixels, (B, H' W', 2).
 
     Example:
         >>> network = tc.models.SceneCapsNet((1, 48, 48), classes=10, channels=(8, 8, 16), boxes=True)

@@ -326,7 +326,8 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
             images: (B, C, H, W).
             least: classes with a larger activation are there; so are their things, or else the most active one.
         """
-        return self.things_in(self(images), least)
+        capsules, places = self._seen(images)
+        return self.things_in(Prediction(capsules.activation, capsules, None, places=places), least)
 
     @torch.no_grad()
     def things_in(self, prediction: Prediction, least: float = 0.5) -> list[list[Thing]]:
@@ -370,7 +371,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         rows, columns = (
             self.cell * (torch.arange(extent, dtype=maps.dtype, device=maps.device) + 0.5) for extent in maps.shape[2:]
         )
-        centres = torch.cartesian_prod(rows, columns).flip(1)  # [I, 2]
+        centres = torch.cartesian_prod(rows, columns).flip(1).expand(len(maps), -1, -1)  # [B, I, 2]
         if self.sides is None:
             return Places(children, maps, None, centres)
         far = self.sides(features.to(self.sides.weight.dtype))

@@ -40,9 +40,10 @@ def owners(true: Tensor, centres: Tensor) -> Tensor:
 
     Args:
         true: the boxes of things (B, K, 4).
-        centres: of the places, (I, 2).
+        centres: of the places, (B, I, 2).
     """
-    inside = ((centres > true[:, :, None, :2]) & (centres < true[:, :, None, 2:])).all(-1)  # [B, K, I]
+    places = centres[:, None]
+    inside = ((places > true[:, :, None, :2]) & (places < true[:, :, None, 2:])).all(-1)  # [B, K, I]
     area = torch.where(inside, box_area(true)[..., None], torch.inf)
     return torch.where(inside.any(1), area.argmin(1), -1)
 
@@ -169,7 +170,7 @@ class Detection(SeveralLabels):
         """``accuracy``, whether exactly the true classes are predicted; ``box_iou``, the mean over these classes."""
         assert prediction.boxes is not None
         told = prediction.boxes.float()
-        if not _votes(prediction):
+        if not self.each or not _votes(prediction):
             true = _true_boxes(batch, told.shape[1])
         else:
             assert prediction.places is not None
