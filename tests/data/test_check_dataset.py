@@ -10,6 +10,7 @@ from typing import ClassVar
 import datasets
 import numpy as np
 import pytest
+import test_annotated
 import test_cifar10
 import test_smallnorb
 import torch
@@ -21,6 +22,7 @@ from torchcaps.spec import package_of
 from torchcaps_lab.data import (
     CIFAR10,
     MNIST,
+    AnnotatedImages,
     Digits,
     FashionMNIST,
     Hub,
@@ -78,7 +80,11 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
     datasets.disable_progress_bars()
     datasets.Dataset.from_dict(rows, features).save_to_disk(folder / "hub")
     data_dir = {"data_dir": str(folder), "download": False}
+    (folder / "annotated").mkdir()
+    boxes = {str(side): [("cat", (0, 0, side, 9)), ("dog", (30, 0, 32, side))] for side in range(1, 21)}
+    notes = test_annotated.write(folder / "annotated", "voc", boxes)
     return {
+        "annotated": partial(AnnotatedImages, folder / "annotated", notes),
         "cifar10": partial(CIFAR10, **data_dir),
         "digits": Digits,
         "hub": partial(Hub, str(folder / "hub")),

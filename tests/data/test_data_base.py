@@ -275,7 +275,9 @@ def test_validation_images_of_the_source_are_used_instead_of_a_split() -> None:
 
 def test_datasets_by_name(tmp_path: Path) -> None:
     shipped = [name for name in list_datasets() if DATASETS[name].__module__.startswith("torchcaps_lab.")]
-    assert shipped == ["cifar10", "digits", "fashion_mnist", "folder", "hub", "mnist", "series", "smallnorb", "text"]
+    assert shipped == sorted(
+        ["annotated", "cifar10", "digits", "fashion_mnist", "folder", "hub", "mnist", "series", "smallnorb", "text"]
+    )
     digits = create_dataset("digits", validation=0.3, seed=5)
     assert isinstance(digits, Digits)
     assert (digits.validation_share, digits.seed) == (0.3, 5)
@@ -286,7 +288,9 @@ def test_datasets_by_name(tmp_path: Path) -> None:
 
 
 def test_unknown_dataset_lists_those_that_exist() -> None:
-    with pytest.raises(ValueError, match=r"one of .'cifar10', 'digits', .*, got 'cifar'; did you mean cifar10"):
+    with pytest.raises(
+        ValueError, match=r"one of .'annotated', 'cifar10', 'digits', .*, got 'cifar'; did you mean cifar10"
+    ):
         create_dataset("cifar")
 
 

@@ -122,6 +122,18 @@ class TestScenery:
         with pytest.raises(ValueError, match="at most one thing of a class"):
             _true_boxes(twice, len(digits.classes))
 
+    def test_twins(self, digits: ImageSet) -> None:
+        plain, some = (
+            replace(digits, composition=Scenery(digits, least=2, twins=share)).__getitems__(list(range(200)))
+            for share in (0.0, 0.5)
+        )
+        same = some.parts.labels[:, 0] == some.parts.labels[:, 1]
+        assert 0.35 < same.float().mean() < 0.65
+        assert torch.equal(same.int() + 1, 5 - torch.tensor([len({*row}) for row in some.parts.labels.tolist()]))
+        assert all(len({*row}) == 4 for row in plain.parts.labels.tolist())
+        with pytest.raises(ValueError, match="twins"):
+            Scenery(digits, twins=1.5)
+
     def test_classes_without_digits_are_not_there(self, digits: ImageSet) -> None:
         some = digits.subset((digits.labels % 3 == 1).nonzero().flatten())
         scenes = replace(some, composition=Scenery(some, **{**SMALL, "most": 3})).__getitems__(list(range(50)))

@@ -181,7 +181,7 @@ def test_meta_tensors(name: str) -> None:
 def test_training_a_whole_network_in_half_precision(name: str, arguments: dict[str, Any]) -> None:
     network = create_model(name, **arguments).bfloat16()
     prediction = network(network.examples(2).bfloat16(), torch.tensor([0, 1]))
-    sum(part.float().sum() for part in (*prediction[:1], *prediction[2:]) if part is not None).backward()
+    sum(part.float().sum() for part in (*prediction[:1], *prediction[2:4]) if part is not None).backward()
     for parameter in network.parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all()
 

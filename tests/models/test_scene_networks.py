@@ -8,9 +8,9 @@ import torch
 from scipy.ndimage import label
 from torch import Tensor
 
-from torchcaps import create_model, create_routing
-from torchcaps.models import SceneCapsNet, boxes_of_maps
-from torchcaps.models.scene_capsnet import _lobes
+from torchcaps import Capsules, create_model, create_routing
+from torchcaps.models import Places, Prediction, SceneCapsNet, boxes_of_maps
+from torchcaps.models.scene_capsnet import _agreeing, _lobes
 from torchcaps_lab.report import Observation, Selection
 
 SMALL = {"image_shape": (1, 32, 32), "classes": 4, "channels": (3, 5)}
@@ -132,6 +132,39 @@ class TestThings:
         for things, mine in zip(net.things_of(images, least), active, strict=True):
             assert {thing.label for thing in things} == set((mine > least).nonzero().flatten().tolist())
             assert all(torch.equal(thing.pose[-4:], thing.box) for thing in things)
+
+
+class TestThingsByVotes:
+    def places(self, votes: Tensor, maps: Tensor) -> tuple[Any, Prediction]:
+        net = network(boxes=True, classes=1)
+        count = votes.shape[0]
+        pose = noise(1, 1, count, net.child_dim)
+        places = Places(
+            Capsules(pose, torch.ones(1, 1, count)), maps.view(1, 1, 1, count), votes[None], torch.zeros(count, 2)
+        )
+        return net, Prediction(torch.ones(1, 1), None, None, None, places)
+
+    def test_neighbours_that_vote_for_two_boxes_are_two_things(self) -> None:
+        one, other = torch.tensor([0.0, 0, 10, 10]), torch.tensor([10.0, 0, 20, 10])
+        votes = torch.stack([one, one + 1, other, other - 1, other])
+        net, prediction = self.places(votes, torch.ones(5))
+        seen: list[Tensor] = []
+        net.alone = lambda places, image, there: (
+            seen.append(there) or Capsules(torch.zeros(len(there), 1, 20), torch.ones(len(there), 1))
+        )
+        assert len(net.things_in(prediction)[0]) == 2
+        assert sorted(row.flatten().tolist() for row in seen[0]) == [[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]]
+        net.overlap = None
+        assert len(net.things_in(prediction)[0]) == 1
+
+    def test_every_place_belongs_to_one_even_with_empty_boxes(self) -> None:
+        groups = _agreeing(torch.ones(2, 3, 1, 4), torch.zeros(2, 4, 4), 0.3)
+        assert torch.equal(groups.flatten(), torch.arange(24))
+        assert (_agreeing(torch.zeros(2, 3, 1, 4), torch.ones(2, 4, 4), 0.3) == -1).all()
+
+    def test_wrong_overlap(self) -> None:
+        with pytest.raises(ValueError, match=r"overlap must be in \[0, 1\), got 1"):
+            network(overlap=1.0)
 
 
 class TestBoxes:

@@ -8,12 +8,23 @@ from typing import Any
 import pytest
 import torch
 
-from torchcaps import Classifier, create_model
+from torchcaps import Capsules, Classifier, create_model
 from torchcaps.losses import MarginLoss, ReconstructionLoss
-from torchcaps.models import Prediction
+from torchcaps.models import Places, Prediction, Thing
 from torchcaps_lab.data import Digits, ImageSet, Preprocess, Scenery
 from torchcaps_lab.explore import digit_samples
-from torchcaps_lab.tasks import Criteria, Detection, SeveralLabels, as_task, average_precision, box_iou, box_loss
+from torchcaps_lab.tasks import (
+    Criteria,
+    Detection,
+    SeveralLabels,
+    as_task,
+    average_precision,
+    box_iou,
+    box_loss,
+    mean_average_precision,
+    owners,
+    vote_loss,
+)
 from torchcaps_lab.tasks.detection import _true_boxes
 
 TRUE = torch.tensor([[[0.0, 0, 4, 4], [0, 0, 0, 0], [2, 2, 6, 10]], [[0, 0, 0, 0], [1, 1, 3, 3], [0, 0, 0, 0]]])
@@ -70,7 +81,7 @@ class TestDetection:
     def test_learns_where_digits_are(self) -> None:
         torch.manual_seed(0)
         net = create_model("scene_capsnet", image_shape=(1, 24, 24), channels=(8, 16), boxes=True)
-        task, images = Detection(), scenes()
+        task, images = Detection(each=False), scenes()
         task.check(images)
         batch = images.__getitems__(list(range(24)))
         criteria = Criteria(MarginLoss(), ReconstructionLoss())
@@ -142,9 +153,9 @@ class TestDetection:
         assert not torch.equal(boxes(), _true_boxes(batch, 10))
 
     def test_is_saved_with_its_arguments(self) -> None:
-        task = as_task(Detection(0.4, weight=2.0).saved())
+        task = as_task(Detection(0.4, weight=2.0, each=False).saved())
         assert isinstance(task, Detection)
-        assert (task.threshold, task.weight) == (0.4, 2.0)
+        assert (task.threshold, task.weight, task.each) == (0.4, 2.0, False)
 
     def test_what_it_does_not_take(self) -> None:
         digits = Digits().test.subset(torch.arange(4))
@@ -157,6 +168,59 @@ class TestDetection:
             Detection().loss(net, net, images[0], Criteria(MarginLoss(), ReconstructionLoss()))
         with pytest.raises(ValueError, match="weight must be at least 0, got -1"):
             Detection(weight=-1)
+
+
+class TestThings:
+    boxes = torch.tensor([[[0.0, 0, 16, 16], [4, 4, 12, 12], [0, 0, 0, 0]]])
+
+    def test_a_place_is_of_the_smallest_thing_around_it(self) -> None:
+        centres = torch.tensor([[[2.0, 2], [6, 6], [14, 10], [20, 2]]])
+        assert owners(self.boxes, centres).tolist() == [[0, 1, 0, -1]]
+
+    def test_votes_that_are_right_lose_nothing(self) -> None:
+        centres = torch.tensor([[[2.0, 2], [6, 6], [14, 10], [20, 2]]])
+        owner, labels = owners(self.boxes, centres), torch.tensor([[1, 1, 0]])
+        votes = self.boxes[:, [0, 1, 0, 2]].clone()
+        maps = torch.rand(1, 2, 2, 2) + 0.1
+        places = Places(Capsules(torch.zeros(1, 2, 2, 1), torch.zeros(1, 2, 2)), maps, votes, centres)
+        assert vote_loss(places, owner, labels, self.boxes).item() == 0
+        off = votes + torch.tensor([0.0, 0, 0, 4])  # the last place is of no thing
+        share = maps[0, 1].flatten()[:3] + 0.01
+        each = torch.tensor([1 / 16 + 1 - 256 / 320, 1 / 8 + 1 - 64 / 96, 1 / 16 + 1 - 256 / 320])
+        expected = (share * each).sum() / share.sum()
+        assert vote_loss(places._replace(boxes=off), owner, labels, self.boxes).item() == pytest.approx(expected.item())
+
+    def test_precision_of_two_of_a_class(self) -> None:
+        """One found, one found twice: the second of a pair is a false detection, as COCO counts."""
+        one, other = torch.tensor([0.0, 0, 10, 10]), torch.tensor([20.0, 0, 30, 10])
+        true = [[Thing(1, 1.0, one), Thing(1, 1.0, other)]]
+        found = [[Thing(1, 0.9, one), Thing(1, 0.8, one + 0.5), Thing(1, 0.7, other)]]
+        assert mean_average_precision(true, true) == pytest.approx({"map": 1, "map_50": 1, "map_75": 1})
+        assert mean_average_precision(found, true)["map_50"] == pytest.approx((51 + 50 * 2 / 3) / 101)
+        assert mean_average_precision([[]], true)["map"] == 0
+
+    def test_two_that_touch_are_learned_and_counted(self) -> None:
+        """Of the same class, side by side: one connected part of its map, two things."""
+        digits = Digits().test.subset(torch.arange(40))
+        scenery = Scenery(digits, (24, 24), 2, 2, 10, 11, clutter=0, twins=1.0)
+        images = replace(digits, composition=scenery).subset(torch.arange(16))
+        batch, task = images.__getitems__(list(range(16))), Detection()
+        torch.manual_seed(0)
+        net = create_model("scene_capsnet", image_shape=(1, 24, 24), channels=(8, 24), boxes=True)
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+        criteria = Criteria(MarginLoss(), ReconstructionLoss())
+        for _ in range(100):
+            _, parts = task.loss(net, net, batch, criteria)
+            optimizer.zero_grad()
+            sum(parts.values()).backward()
+            optimizer.step()
+        assert set(parts) == {"class_loss", "box_loss", "thing_loss"}
+        found = task.examine(net, images)
+        assert found.figures["count_accuracy"] > 0.7
+        assert found.figures["map_50"] > 0.8
+        assert "things: mean average precision" in found.lines[2]
+        net.overlap = None
+        assert task.examine(net, images).figures["count_accuracy"] < found.figures["count_accuracy"]
 
 
 class TestAnswers:

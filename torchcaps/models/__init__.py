@@ -2,7 +2,7 @@
 
 from torchcaps.models.attentioncapsnet import AttentionCapsNet
 from torchcaps.models.backbone import BackboneTwin, CapsNetOnBackbone
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Places, Prediction
 from torchcaps.models.byerly import ByerlyCapsNet
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.conversion import convert
@@ -12,7 +12,7 @@ from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.registry import create_model, describe_models, list_models, register_model
-from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, Thing, boxes_of_maps
+from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, Thing, box_area, box_iou, boxes_of_maps
 from torchcaps.models.segmentation import SegCaps, Segmenter, UNet
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.series import SeriesCapsNet, SeriesClassifier, SeriesCNN
@@ -40,6 +40,7 @@ __all__ = [
     "MatrixCapsNet",
     "MatrixCapsNetTwin",
     "Network",
+    "Places",
     "PooledSet",
     "Prediction",
     "SceneCapsNet",
@@ -64,6 +65,8 @@ __all__ = [
     "UNet",
     "UpsamplingDecoder",
     "VBCapsNet",
+    "box_area",
+    "box_iou",
     "boxes_of_maps",
     "convert",
     "create_model",

@@ -18,6 +18,32 @@ from torchcaps.routing import Routed, Routing
 
 
 @exportable
+class Places(NamedTuple):
+    """What a network that finds things says of each place of a batch of images.
+
+    Args:
+        children: the capsules of the places, poses (B, H', W', D).
+        maps: how much of each place belongs to each class, (B, E, H', W').
+        boxes: that each place votes for, (B, H' W', 4): left, top, right, bottom in pixels of the image; None if they
+            do not vote.
+        centres: x and y of each place, in the same pixels, (B, H' W', 2).
+
+    Example:
+        >>> network = tc.models.SceneCapsNet((1, 48, 48), classes=10, channels=(8, 8, 16), boxes=True)
+        >>> network(torch.rand(2, 1, 48, 48)).places.boxes.shape
+        torch.Size([2, 36, 4])
+    """
+
+    children: Capsules
+    maps: Tensor
+    boxes: Tensor | None
+    centres: Tensor
+
+    def __repr__(self) -> str:
+        return shapes_of(self)
+
+
+@exportable
 class Prediction(NamedTuple):
     """What a network says about a batch of images.
 
@@ -27,6 +53,7 @@ class Prediction(NamedTuple):
         reconstruction: (B, C, H, W); None for a network without a decoder.
         boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the image; zeros for nowhere. None
             for a network that does not say.
+        places: what each place says; None for a network that does not find things.
 
     Example:
         >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
@@ -38,6 +65,7 @@ class Prediction(NamedTuple):
     capsules: Capsules | None
     reconstruction: Tensor | None
     boxes: Tensor | None = None
+    places: Places | None = None
 
     def __repr__(self) -> str:
         return shapes_of(self)

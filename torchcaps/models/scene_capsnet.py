@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Places, Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
 from torchcaps.numerics import Size, Sizes, compute_dtype, full_precision
@@ -53,6 +53,27 @@ def boxes_of_maps(maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.
     return torch.stack([left, top, right, bottom], -1) * (mass > 0)[..., None]
 
 
+def box_iou(one: Tensor, other: Tensor) -> Tensor:
+    """Intersection over union of pairs of boxes (..., 4): (...); 0 where both are empty.
+
+    Args:
+        one: left, top, right, bottom.
+        other: likewise; the shapes broadcast.
+    """
+    low, high = torch.maximum(one[..., :2], other[..., :2]), torch.minimum(one[..., 2:], other[..., 2:])
+    common = (high - low).clamp_min(0).prod(-1)
+    union = box_area(one) + box_area(other) - common
+    return torch.where(union > 0, common / torch.where(union > 0, union, 1.0), 0.0)
+
+
+def box_area(boxes: Tensor) -> Tensor:
+    """Areas (...) of boxes (..., 4); 0 of one whose sides are in the wrong order."""
+    return (boxes[..., 2:] - boxes[..., :2]).clamp_min(0).prod(-1)
+
+
+_FAINT = 0.02  # of a map's largest value: one of two things of a class may be much fainter than the other
+
+
 class Thing(NamedTuple):
     """One of the things in an image.
 
@@ -86,6 +107,25 @@ def _lobes(there: Tensor) -> Tensor:
         if torch.equal(spread, numbers):
             return numbers.long()
         numbers = spread
+
+
+def _agreeing(weights: Tensor, votes: Tensor, overlap: float) -> Tensor:
+    """Places grouped by the boxes that they vote for, int64 (B, E, H', W'): each has the flat index of its leader.
+
+    The leader is the place whose box most of the weight votes for, its group all that vote for nearly the same; then
+    the next, of what is left. -1 where the weight (B, E, H', W') is 0.
+    """
+    mass = weights.flatten(2)
+    alike = box_iou(votes[:, :, None], votes[:, None]) > overlap  # [B, I, I]
+    first = torch.arange(mass[..., 0].numel(), device=mass.device).view(mass.shape[:2]) * mass.shape[2]
+    group = torch.full_like(mass, -1, dtype=torch.int64)
+    while (mass > 0).any():
+        leader = (mass @ alike.to(mass.dtype)).where(mass > 0, -1.0).argmax(-1)  # [B, E]
+        mine = (mass > 0) & alike.take_along_dim(leader[..., None], 1)
+        mine.scatter_(2, leader[..., None], mass.gather(2, leader[..., None]) > 0)  # an empty box is unlike itself
+        group = torch.where(mine, (first + leader)[..., None], group)
+        mass = mass.where(~mine, 0.0)
+    return group.view(weights.shape)
 
 
 class _SceneNetwork(ImageClassifier):
@@ -174,6 +214,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     - Trained on labels alone, the box is that of :func:`boxes_of_maps`.
     - With ``boxes``, each child also votes for the box of what it is a part of, by its distances from the four sides,
       and a class's box is the mean of its children's, weighted by m. This takes the task ``detection`` to learn.
+      Several things of a class are clusters of these votes: :meth:`things_of`.
 
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
@@ -184,6 +225,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         boxes: whether children vote for boxes.
         cut: see :func:`boxes_of_maps`.
         reach: likewise.
+        overlap: least IoU of the boxes that places of one thing vote for; None: a thing is a connected part of a map.
         routing: any routing; default: dynamic routing in 3 steps, without accumulation, with an orphan class.
 
     Raises:
@@ -209,11 +251,14 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     boxes: bool = False
     cut: float = 0.2
     reach: float = 1.0
+    overlap: float | None = 0.3
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
         self._make_features()
         self.what = nn.Conv2d(self.channels[-1], self.child_dim, 1)
+        if self.overlap is not None and not 0 <= self.overlap < 1:
+            raise ValueError(f"overlap must be in [0, 1), got {self.overlap}")
         self.sides = nn.Conv2d(self.channels[-1], 4, 1) if self.boxes else None
         self.decoder = None
         routing = routing or DynamicRouting(accumulate=False, orphan=True, squash="half")
@@ -232,14 +277,36 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules: poses (B, E, pose_dim + 4), the last four the box."""
-        features = self._features_of(images)
-        children = self._children(features)
-        return self.class_caps(children, locate=lambda routed: self._boxes(self._maps(routed, children), features))
+        return self._seen(images)[0]
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """Class capsules, and the box of each class."""
-        capsules = self.encode(images)
-        return Prediction(capsules.activation, capsules, None, capsules.pose[..., -4:])
+        """Class capsules, the box of each class, and what each place says."""
+        capsules, places = self._seen(images)
+        return Prediction(capsules.activation, capsules, None, capsules.pose[..., -4:], places)
+
+    def _seen(self, images: Tensor) -> tuple[Capsules, Places]:
+        features = self._features_of(images)
+        children = self._children(features)
+        found: list[Places] = []
+
+        def locate(routed: Routed) -> Tensor:
+            found.append(self._places(children, self._maps(routed, children), features))
+            return self._boxes(found[0].maps, found[0].boxes)
+
+        return self.class_caps(children, locate=locate), found[0]
+
+    def alone(self, places: Places, image: Tensor, there: Tensor) -> Capsules:
+        """The class capsules of some children alone, such as those of one thing: poses (N, E, pose_dim + 4).
+
+        Args:
+            places: of images.
+            image: whose children, (N,).
+            there: which of them, bool (N, H', W').
+        """
+        pose, activation = places.children
+        mine = Capsules(pose[image] * there[..., None], activation[image] * there)
+        votes = None if places.boxes is None else places.boxes[image]
+        return self.class_caps(mine, there, locate=lambda own: self._boxes(self._maps(own, mine), votes))
 
     def maps_of(self, images: Tensor) -> Tensor:
         """How active the children of each class are: (B, E, H', W')."""
@@ -251,25 +318,34 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         """What is in each image, several things of a class among them, the most active first.
 
         The map of a class is cut as for boxes, at ``cut`` of its largest value: each connected part of what is left is
-        a thing. Its capsule, and so its activation, pose and box, is routed from the children there alone.
+        a thing. With ``boxes``, places that vote for the same box are, so that things may touch; those above 2 % of the
+        map's largest value count. A thing's capsule, and so its activation, pose and box, is routed from the children
+        there alone.
 
         Args:
             images: (B, C, H, W).
             least: classes with a larger activation are there; so are their things, or else the most active one.
         """
-        features = self._features_of(images)
-        children = self._children(features)
-        routed = self.class_caps.route(children)
-        maps = self._maps(routed, children)
-        there = self.class_caps.parents(routed, children).activation > least
-        lobes = _lobes(self._cut(maps) & there[..., None, None])
-        numbers = lobes[lobes >= 0].unique()
-        image, label, *_ = torch.unravel_index(numbers, lobes.shape)
-        there = lobes[image, label] == numbers[:, None, None]  # [things, H', W']
-        alone = Capsules(children.pose[image] * there[..., None], children.activation[image] * there)
-        found = self.class_caps(alone, there, locate=lambda own: self._boxes(self._maps(own, alone), features[image]))
+        capsules, places = self._seen(images)
+        return self.things_in(Prediction(capsules.activation, capsules, None, places=places), least)
+
+    @torch.no_grad()
+    def things_in(self, prediction: Prediction, least: float = 0.5) -> list[list[Thing]]:
+        """The same, of images that the network has looked at."""
+        assert prediction.places is not None
+        places = prediction.places
+        there = (prediction.activation > least)[..., None, None]
+        if self.overlap is None or places.boxes is None:
+            groups = _lobes(self._cut(places.maps) & there)
+        else:
+            counts = places.maps > _FAINT * places.maps.amax((2, 3), keepdim=True)
+            groups = _agreeing(places.maps * (counts & there), places.boxes, self.overlap)
+        numbers = groups[groups >= 0].unique()
+        image, label, *_ = torch.unravel_index(numbers, groups.shape)
+        mine = groups[image, label] == numbers[:, None, None]  # [things, H', W']
+        found = self.alone(places, image, mine)
         pose, activation = (part[torch.arange(len(label)), label].float().cpu() for part in found)
-        things: list[list[Thing]] = [[] for _ in images]
+        things: list[list[Thing]] = [[] for _ in places.maps]
         for place in activation.argsort(descending=True).tolist():
             thing = Thing(int(label[place]), activation[place].item(), pose[place, -4:], pose[place])
             mine = things[int(image[place])]
@@ -284,26 +360,24 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         active = children.activation.to(share.dtype)
         return (share - orphan).clamp_min(0).mT.unflatten(2, active.shape[1:]) * active[:, None]
 
-    def _boxes(self, maps: Tensor, features: Tensor) -> Tensor:
-        if self.sides is None:
+    def _boxes(self, maps: Tensor, votes: Tensor | None = None) -> Tensor:
+        if votes is None:
             return boxes_of_maps(maps.detach(), self.cell, self.cut, self.reach)
-        votes = self._box_votes(features.to(maps.dtype))
         weights = maps.flatten(2)
         mass = weights.sum(2, keepdim=True)
         return torch.where(mass > 0, weights @ votes / torch.where(mass > 0, mass, 1.0), 0.0)
 
-    def _box_votes(self, features: Tensor) -> Tensor:
-        """The box that each place votes for, (B, H' W', 4)."""
-        assert self.sides is not None
+    def _places(self, children: Capsules, maps: Tensor, features: Tensor) -> Places:
+        rows, columns = (
+            self.cell * (torch.arange(extent, dtype=maps.dtype, device=maps.device) + 0.5) for extent in maps.shape[2:]
+        )
+        centres = torch.cartesian_prod(rows, columns).flip(1).expand(len(maps), -1, -1)  # [B, I, 2]
+        if self.sides is None:
+            return Places(children, maps, None, centres)
         far = self.sides(features.to(self.sides.weight.dtype))
         sides = far.to(compute_dtype(far)).clamp(-6, 6).exp() * (2 * self.cell)  # left, top, right, bottom of the place
-        rows, columns = (
-            self.cell * (torch.arange(extent, dtype=sides.dtype, device=sides.device) + 0.5)
-            for extent in sides.shape[2:]
-        )
-        across, down = columns.expand_as(sides[:, 0]), rows[:, None].expand_as(sides[:, 0])
-        left, top, right, bottom = sides.unbind(1)
-        return torch.stack([across - left, down - top, across + right, down + bottom], -1).flatten(1, 2)
+        before, behind = sides.flatten(2).mT.split(2, -1)
+        return Places(children, maps, torch.cat([centres - before, centres + behind], -1), centres)
 
 
 @register_model("scene_cnn", "Zhou et al. 2016: the same features, class-activation maps; the baseline")

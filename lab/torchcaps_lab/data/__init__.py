@@ -1,5 +1,6 @@
 """Data sets, all with the same interface: images as bytes, in memory or memory-mapped, in three splits."""
 
+from torchcaps_lab.data.annotated import AnnotatedImages, AnnotatedSet
 from torchcaps_lab.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps_lab.data.base import (
     ImageData,
@@ -63,6 +64,8 @@ __all__ = [
     "NO_CLASS",
     "Affine",
     "AffineRanges",
+    "AnnotatedImages",
+    "AnnotatedSet",
     "Batch",
     "Changes",
     "Composition",

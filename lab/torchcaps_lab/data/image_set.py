@@ -88,6 +88,11 @@ class Composition(ABC):
         (True, (1, 12, 12))
     """
 
+    @property
+    def several(self) -> bool:
+        """Whether an image may show several things of a class."""
+        return False
+
     @abstractmethod
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
         """The shape of the results, from images of the shape `raw`, (C, H, W)."""
@@ -206,6 +211,11 @@ class ImageSet(Dataset[Batch]):
         _, channels, height, width = self.images.shape
         shape = channels, height, width
         return shape if self.composition is None else self.composition.image_shape(shape)
+
+    @property
+    def several(self) -> bool:
+        """Whether an image may show several things of a class, and knows where they are."""
+        return self.composition is not None and self.composition.several
 
     def to(self, device: torch.device | str) -> "ImageSet":
         """The same images in the memory of a device; batches of them are made there."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.numerics import check_series, check_size
+from torchcaps.numerics import check_series, check_share, check_size
 from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.base import Fit, ImageData
 from torchcaps_lab.data.image_set import Batch, Composition, ImageSet, Parts
@@ -68,6 +68,7 @@ class Scenery(Composition):
         largest: greatest length of it; logarithms of sizes are uniformly distributed.
         clutter: how many bits of digits.
         repeats: whether a scene may have several digits of a class.
+        twins: share of scenes whose second digit, if they have one, is of the class of the first.
 
     Raises:
         ValueError: if a number is out of range, or there are fewer classes than digits in a scene.
@@ -89,6 +90,7 @@ class Scenery(Composition):
     largest: float = 40.0
     clutter: int = 8
     repeats: bool = False
+    twins: float = 0.0
 
     def __post_init__(self) -> None:
         check_single(self.digits)
@@ -100,6 +102,11 @@ class Scenery(Composition):
             )
         _check_numbers(self)
 
+    @property
+    def several(self) -> bool:
+        """Whether a scene may have several digits of a class."""
+        return self.repeats or self.twins > 0
+
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
         """The same channels, on the canvas."""
         return raw[0], *self.canvas
@@ -108,7 +115,12 @@ class Scenery(Composition):
         """Scenes (B, C, H, W) with masks of their classes; their parts are the digits, that of the batch first."""
         each = 3 + 2 * _CANDIDATES
         classes = len(self.digits.classes)
-        draws = _Draws(seed, epoch, batch.indices, classes + 1 + self.most * (each + self.repeats) + 7 * self.clutter)
+        draws = _Draws(
+            seed,
+            epoch,
+            batch.indices,
+            classes + 1 + self.most * (each + self.repeats) + 7 * self.clutter + (self.twins > 0),
+        )
         labels, pictures = self._chosen(batch, draws)
         there = torch.arange(self.most, device=labels.device) < self._counts(draws(1))
         parts = self._drawn(pictures, self._placed(pictures, there, draws)) * there[:, :, None, None, None]
@@ -129,6 +141,8 @@ class Scenery(Composition):
         if self.repeats:
             known = counts.nonzero().flatten()
             labels = known[(draws(self.most) * len(known)).long()].index_copy(1, labels.new_zeros(1), labels[:, :1])
+        if self.twins and self.most > 1:
+            labels[:, 1] = labels[:, 0].where(draws(1)[:, 0] < self.twins, labels[:, 1])
         which = (draws(self.most) * counts[labels]).long() + (counts.cumsum(0) - counts)[labels]
         pictures = self._digits(order[which]).to(batch.images)
         return labels, torch.cat([batch.images[:, None], pictures[:, 1:]], 1)
@@ -193,6 +207,7 @@ def _check_numbers(scenes: "Scenery | DigitScenes") -> None:
     check_series(2, canvas=scenes.canvas)
     check_size(most=scenes.most)
     check_size(0, least=scenes.least, clutter=scenes.clutter)
+    check_share(twins=scenes.twins)
     if scenes.least > scenes.most:
         raise ValueError(f"least and most must be 0 <= least <= most, got {scenes.least} and {scenes.most}")
     room = min(scenes.canvas) - 2
@@ -259,6 +274,7 @@ class DigitScenes(MadeOf):
         largest: likewise.
         clutter: likewise.
         repeats: likewise.
+        twins: likewise.
 
     Raises:
         ValueError: if a number is out of range, or there are fewer classes than digits in a scene.
@@ -284,17 +300,18 @@ class DigitScenes(MadeOf):
         largest: float = 40.0,
         clutter: int = 8,
         repeats: bool = False,
+        twins: float = 0.0,
     ) -> None:
         super().__init__(data)
         check_series(2, canvas=canvas)
         self.canvas = (canvas[0], canvas[1])
         self.least, self.most = least, most
         self.smallest, self.largest = smallest, largest
-        self.clutter, self.repeats = clutter, repeats
+        self.clutter, self.repeats, self.twins = clutter, repeats, twins
         _check_numbers(self)
 
     def made(self, images: ImageSet, part: Part) -> ImageSet:
         """Each digit in a scene with others of the same part; to train on, with others in each epoch."""
-        sizes = self.smallest, self.largest
-        scenery = Scenery(images, self.canvas, self.least, self.most, *sizes, self.clutter, self.repeats)
+        how = (self.smallest, self.largest, self.clutter, self.repeats, self.twins)
+        scenery = Scenery(images, self.canvas, self.least, self.most, *how)
         return replace(images, composition=scenery)

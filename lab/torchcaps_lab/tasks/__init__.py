@@ -1,5 +1,6 @@
 """Tasks, what a network is for: its loss, measures, evaluation and answers."""
 
+from torchcaps.models import box_iou
 from torchcaps_lab.tasks.base import (
     Answer,
     Criteria,
@@ -13,9 +14,10 @@ from torchcaps_lab.tasks.base import (
     register_task,
 )
 from torchcaps_lab.tasks.classification import Classification
-from torchcaps_lab.tasks.detection import Detection, average_precision, box_iou, box_loss
+from torchcaps_lab.tasks.detection import Detection, average_precision, box_loss, owners, vote_loss
 from torchcaps_lab.tasks.segmentation import Segmentation, dice_loss
 from torchcaps_lab.tasks.several_labels import SeveralLabels
+from torchcaps_lab.tasks.things import Looked, count_figures, look_for_things, mean_average_precision, true_things
 
 __all__ = [
     "Answer",
@@ -24,6 +26,7 @@ __all__ = [
     "Detection",
     "Examination",
     "Forward",
+    "Looked",
     "Measure",
     "Segmentation",
     "SeveralLabels",
@@ -32,8 +35,14 @@ __all__ = [
     "average_precision",
     "box_iou",
     "box_loss",
+    "count_figures",
     "create_task",
     "dice_loss",
     "list_tasks",
+    "look_for_things",
+    "mean_average_precision",
+    "owners",
     "register_task",
+    "true_things",
+    "vote_loss",
 ]

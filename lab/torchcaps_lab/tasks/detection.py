@@ -1,35 +1,18 @@
-"""Detection: boxes around things of several classes, at most one thing of each class."""
-
-import contextlib
-import io
-from typing import Any
+"""Detection: boxes around any number of things of several classes."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from torchcaps.models import ImageClassifier, Prediction
-from torchcaps.models.base import in_precision_of
+from torchcaps.models import ImageClassifier, Prediction, SceneCapsNet, Thing, box_area, box_iou
+from torchcaps.models.base import Places, in_precision_of
 from torchcaps.numerics import check_finite
-from torchcaps_lab.data import Batch, ImageSet, class_boxes
+from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.tasks.base import Criteria, Examination, Forward, Measure, register_task
 from torchcaps_lab.tasks.several_labels import SeveralLabels
+from torchcaps_lab.tasks.things import count_figures, look_for_things, mean_average_precision, true_things
 
-
-def box_iou(one: Tensor, other: Tensor) -> Tensor:
-    """Intersection over union of pairs of boxes (..., 4): (...); 0 where both are empty.
-
-    Args:
-        one: left, top, right, bottom.
-        other: likewise; the shapes broadcast.
-    """
-    low, high = torch.maximum(one[..., :2], other[..., :2]), torch.minimum(one[..., 2:], other[..., 2:])
-    common = (high - low).clamp_min(0).prod(-1)
-    union = _area(one) + _area(other) - common
-    return torch.where(union > 0, common / torch.where(union > 0, union, 1.0), 0.0)
-
-
-def _area(boxes: Tensor) -> Tensor:
-    return (boxes[..., 2:] - boxes[..., :2]).clamp_min(0).prod(-1)
+_LEAST = 0.01  # by how much a place that no class claims yet learns its box
 
 
 def box_loss(boxes: Tensor, true: Tensor) -> Tensor:
@@ -43,78 +26,89 @@ def box_loss(boxes: Tensor, true: Tensor) -> Tensor:
         boxes: b, of each class, (B, E, 4).
         true: t, likewise; empty where a class is not there.
     """
-    there = _area(true) > 0
-    side = _area(true).where(there, 1.0).sqrt()
-    off = (boxes - true).abs().mean(-1) / side + 1 - box_iou(boxes, true)
-    return (off * there).sum() / there.sum().clamp_min(1)
+    there = box_area(true) > 0
+    return (_off(boxes, true) * there).sum() / there.sum().clamp_min(1)
+
+
+def _off(boxes: Tensor, true: Tensor) -> Tensor:
+    side = box_area(true).where(box_area(true) > 0, 1.0).sqrt()
+    return (boxes - true).abs().mean(-1) / side + 1 - box_iou(boxes, true)
+
+
+def owners(true: Tensor, centres: Tensor) -> Tensor:
+    """The thing that each place is a part of, int64 (B, I): the one with the smallest box around it, -1 for none.
+
+    Args:
+        true: the boxes of things (B, K, 4).
+        centres: of the places, (B, I, 2).
+    """
+    places = centres[:, None]
+    inside = ((places > true[:, :, None, :2]) & (places < true[:, :, None, 2:])).all(-1)  # [B, K, I]
+    area = torch.where(inside, box_area(true)[..., None], torch.inf)
+    return torch.where(inside.any(1), area.argmin(1), -1)
+
+
+def _told(places: Places, labels: Tensor, true: Tensor) -> Tensor:
+    """The boxes that the places of things vote for, (B, K, 4): means, by how much of each belongs to its class."""
+    owner = owners(true, places.centres)
+    mine = owner[:, None] == torch.arange(labels.shape[1], device=owner.device)[:, None]  # [B, K, I]
+    share = places.maps.flatten(2).take_along_dim(labels[..., None], 1).float() * mine
+    return share @ _voted(places) / share.sum(2, keepdim=True).clamp_min(_LEAST**4)
+
+
+def _voted(places: Places) -> Tensor:
+    assert places.boxes is not None
+    return places.boxes.float()
+
+
+def vote_loss(places: Places, owner: Tensor, labels: Tensor, true: Tensor) -> Tensor:
+    """:func:`box_loss` of the votes, by how much of each place belongs to the class of the thing that it is a part of.
+
+    Args:
+        places: B images, whose children vote.
+        owner: the thing of each place, (B, I), -1 for none.
+        labels: of the things, (B, K).
+        true: their boxes, (B, K, 4).
+    """
+    own = owner.clamp_min(0)
+    label, box = labels.gather(1, own), true.take_along_dim(own[..., None], 1)
+    share = places.maps.detach().flatten(2).take_along_dim(label[:, None], 1)[:, 0].float()
+    share = (share + _LEAST) * (owner >= 0)
+    return (share * _off(_voted(places), box)).sum() / share.sum().clamp_min(_LEAST)
 
 
 def average_precision(activation: Tensor, boxes: Tensor, true: Tensor) -> dict[str, float]:
-    """Mean average precision as in COCO, by pycocotools: ``map``, over IoU 0.5 to 0.95, ``map_50`` and ``map_75``.
-
-    Every class of every image is a detection, its score the activation.
+    """:func:`mean_average_precision` where every class of every image is a detection, its score the activation.
 
     Args:
         activation: (N, E).
         boxes: of each class, (N, E, 4).
         true: likewise; empty where a class is not there.
-
-    Raises:
-        ModuleNotFoundError: if pycocotools is not installed; it names the extra.
     """
-    try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "mean average precision needs pycocotools, which is not installed: pip install 'torchcaps-lab[detection]'",
-            name="pycocotools",
-        ) from error
-
-    def rows(which: Tensor, of: Tensor) -> list[dict[str, Any]]:
-        places = which.nonzero().tolist()
-        sizes = torch.cat([of[..., :2], (of[..., 2:] - of[..., :2]).clamp_min(0)], -1)[which].tolist()
-        areas = _area(of)[which].tolist()
-        return [
-            {"id": number, "image_id": image, "category_id": label, "bbox": box, "area": area, "iscrowd": 0}
-            for number, ((image, label), box, area) in enumerate(zip(places, sizes, areas, strict=True), 1)
-        ]
-
-    there = _area(true) > 0
-    if not there.any():
-        return dict.fromkeys(("map", "map_50", "map_75"), 0.0)
-    known, found = COCO(), COCO()
-    known.dataset = {
-        "images": [{"id": image} for image in range(len(true))],
-        "categories": [{"id": label} for label in range(true.shape[1])],
-        "annotations": rows(there, true),
-    }
-    every = torch.ones_like(there)
-    scores = activation.flatten().tolist()
-    said = [{**row, "score": score} for row, score in zip(rows(every, boxes), scores, strict=True)]
-    found.dataset = {**known.dataset, "annotations": said}
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints progress
-        known.createIndex()
-        found.createIndex()
-        judge = COCOeval(known, found, "bbox")
-        judge.params.areaRng, judge.params.areaRngLbl = judge.params.areaRng[:1], judge.params.areaRngLbl[:1]
-        judge.evaluate()
-        judge.accumulate()
-    precision = torch.from_numpy(judge.eval["precision"])[..., 0, -1]  # [overlaps, recalls, classes], all sizes
-    each = {"map": precision, "map_50": precision[:1], "map_75": precision[5:6]}
-    return {name: one[one >= 0].mean().item() for name, one in each.items()}  # -1: a class that never occurs
+    there = box_area(true) > 0
+    labels = range(activation.shape[1])
+    found = [list(map(Thing, labels, *row)) for row in zip(activation.tolist(), boxes, strict=True)]
+    real = [
+        [Thing(label, 1.0, one[label]) for label in mine.nonzero().flatten().tolist()]
+        for one, mine in zip(true, there, strict=True)
+    ]
+    return mean_average_precision(found, real)
 
 
 @register_task("detection")
 class Detection(SeveralLabels):
-    """Predicts all classes of each image, with a box around each; learns from images with one thing of a class at most.
+    """Predicts all classes of each image, with a box around each thing.
 
-    It takes images whose batches have their parts, such as those of :class:`~torchcaps_lab.data.DigitScenes`: the true
-    boxes enclose the ink of the parts. The network must predict boxes (:attr:`~torchcaps.models.Prediction.boxes`).
+    It takes images whose batches have their parts, such as those of :class:`~torchcaps_lab.data.DigitScenes` and
+    :class:`~torchcaps_lab.data.AnnotatedImages`: the true boxes enclose the ink of the parts. The network must predict
+    boxes (:attr:`~torchcaps.models.Prediction.boxes`). If its places vote for them, images may have any number of
+    things of a class: each place learns the box of the thing that it is a part of, and the capsules routed from the
+    places of one thing alone learn its class, those from the places of nothing that there is none.
 
     Args:
         threshold: classes with a larger activation count as predicted.
-        weight: of :func:`box_loss`, relative to the loss of the activations.
+        weight: of the loss of the boxes, relative to that of the activations.
+        each: False: only the box of each class is learned, of images with one thing of a class at most.
 
     Raises:
         ValueError: if the threshold is not in (0, 1), or the weight is negative.
@@ -127,10 +121,11 @@ class Detection(SeveralLabels):
 
     measures = (Measure(), Measure("box_iou"))
 
-    def __init__(self, threshold: float = 0.5, weight: float = 1.0) -> None:
+    def __init__(self, threshold: float = 0.5, weight: float = 1.0, each: bool = True) -> None:
         super().__init__(None, threshold)
         check_finite(0, weight=weight)
         self.weight = weight
+        self.each = each
 
     def check(self, images: ImageSet) -> None:
         """Raises a `ValueError` unless the labels are masks, and batches have their parts."""
@@ -144,22 +139,45 @@ class Detection(SeveralLabels):
     def loss(
         self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
     ) -> tuple[Prediction, dict[str, Tensor]]:
-        """Loss of the class activations, and of the boxes of the classes that are there.
+        """Loss of the class activations, and of the boxes of the classes that are there or, with `each`, of all things.
 
         Raises:
             ValueError: if the network predicts no boxes.
         """
         prediction, parts = super().loss(network, forward, batch, criteria)
         boxes = _boxes(prediction, network)
-        parts["box_loss"] = self.weight * box_loss(boxes.float(), _true_boxes(batch, network.classes))
+        if not self.each or not _votes(prediction):
+            parts["box_loss"] = self.weight * box_loss(boxes.float(), _true_boxes(batch, network.classes))
+            return prediction, parts
+        assert isinstance(network, SceneCapsNet)
+        assert prediction.places is not None
+        labels, true = true_things(batch)
+        owner = owners(true, prediction.places.centres)
+        parts["box_loss"] = self.weight * vote_loss(prediction.places, owner, labels, true)
+        things = torch.arange(-1, labels.shape[1], device=owner.device)  # -1: the places of no thing
+        mine = owner[:, None] == things[:, None]  # [B, 1 + K, I]
+        image, thing = mine.any(2).nonzero(as_tuple=True)
+        mask = F.one_hot(labels, network.classes).to(boxes.dtype)
+        mask = F.pad(mask, (0, 0, 1, 0))[image, thing]
+        found = network.alone(
+            prediction.places, image, mine[image, thing].unflatten(1, prediction.places.maps.shape[2:])
+        )
+        target = mask / mask.sum(1, keepdim=True).clamp_min(1) if criteria.loss.shares else mask
+        parts["thing_loss"] = criteria.loss(found.activation, target)
         return prediction, parts
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
         """``accuracy``, whether exactly the true classes are predicted; ``box_iou``, the mean over these classes."""
-        true = _true_boxes(batch, prediction.activation.shape[1])
-        there = _area(true) > 0
         assert prediction.boxes is not None
-        overlap = (box_iou(prediction.boxes.float(), true) * there).sum(1) / there.sum(1).clamp_min(1)
+        told = prediction.boxes.float()
+        if not self.each or not _votes(prediction):
+            true = _true_boxes(batch, told.shape[1])
+        else:
+            assert prediction.places is not None
+            labels, true = true_things(batch)
+            told = _told(prediction.places, labels, true)
+        there = box_area(true) > 0
+        overlap = (box_iou(told, true) * there).sum(1) / there.sum(1).clamp_min(1)
         overlap = torch.where(there.any(1), overlap, 1.0)  # nothing to find, nothing missed
         return {**super().measure(prediction, batch), "box_iou": overlap}
 
@@ -168,8 +186,8 @@ class Detection(SeveralLabels):
         from torchcaps_lab.report import ask
         from torchcaps_lab.report.findings import check_asked, evaluating
 
-        if getattr(images.composition, "repeats", False):  # then the boxes of a class are no measure, and counts are
-            return super().examine(network, images, batch_size)
+        if images.several:  # boxes of a class are no measure then
+            return self._of_things(network, images, batch_size)
         self.check(images)
         check_asked(network, images, batch_size)
         rows = []
@@ -179,7 +197,7 @@ class Detection(SeveralLabels):
                 row = prediction.activation, _boxes(prediction, network), _true_boxes(batch, network.classes)
                 rows.append((batch.labels.cpu(), *(part.float().cpu() for part in row)))
         labels, activation, told, real = (torch.cat(part) for part in zip(*rows, strict=True))
-        there = _area(real) > 0
+        there = box_area(real) > 0
         figures = {"box_iou": box_iou(told, real)[there].mean().item() if there.any() else 0.0}
         figures |= average_precision(activation, told, real)
         if images.preprocess.crops > 1:  # boxes are those of the centre crop
@@ -192,6 +210,21 @@ class Detection(SeveralLabels):
         first, *others = found.lines
         return Examination({**found.figures, **figures}, found.details, (first, line, *others), found.warnings)
 
+    def _of_things(self, network: ImageClassifier, images: ImageSet, batch_size: int) -> Examination:
+        self.check(images)
+        if not isinstance(network, SceneCapsNet):
+            raise ValueError(f"several things of a class take a SceneCapsNet, got {type(network).__name__}")
+        looked = look_for_things(network, images, self.threshold, batch_size)
+        counts, counted = count_figures(looked)
+        figures = mean_average_precision(looked.found, looked.true)
+        line = (
+            f"things: mean average precision {figures['map_50']:.3f} at IoU 0.5, {figures['map']:.3f} over 0.5 to 0.95"
+        )
+        found = self._examination(looked.activation, looked.labels, images)
+        first, *others = found.lines
+        lines = (first, counted, line, *others)
+        return Examination({**found.figures, **counts, **figures}, found.details, lines, found.warnings)
+
 
 def _boxes(prediction: Prediction, network: ImageClassifier) -> Tensor:
     if prediction.boxes is None:
@@ -199,14 +232,22 @@ def _boxes(prediction: Prediction, network: ImageClassifier) -> Tensor:
     return prediction.boxes
 
 
+def _votes(prediction: Prediction) -> bool:
+    return prediction.places is not None and prediction.places.boxes is not None
+
+
 def _true_boxes(batch: Batch, classes: int) -> Tensor:
     """The box of each class, (B, E, 4); zeros if it is absent, even if its black part was made brighter.
 
     Boxes are computed from the parts before brightness, contrast and erasing.
     """
-    if batch.parts is None:
-        raise ValueError("task 'detection' takes images that were put together from parts, these have none")
-    if (batch.parts.labels.sort(1).values.diff(dim=1) == 0).any():
-        raise ValueError("task 'detection' learns from images with at most one thing of a class, these repeat classes")
-    parts = batch.parts if batch.placed is None else batch.parts._replace(pictures=batch.placed)
-    return class_boxes(parts, classes) * batch.labels[..., None]
+    labels, boxes = true_things(batch)
+    there = box_area(boxes) > 0
+    named = labels.where(there, -1 - torch.arange(labels.shape[1], device=labels.device))
+    if (named.sort(1).values.diff(dim=1) == 0).any():
+        raise ValueError(
+            "without votes of places (boxes=True), task 'detection' learns from images with at most one thing of a "
+            "class, these repeat classes"
+        )
+    found = boxes.new_zeros(len(boxes), classes, 4)
+    return found.scatter_add(1, labels[..., None].expand(-1, -1, 4), boxes * there[..., None])

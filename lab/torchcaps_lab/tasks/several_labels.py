@@ -1,6 +1,5 @@
 """Several classes in an image at once, or none."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,13 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import ImageClassifier, Prediction, SceneCapsNet
-from torchcaps.models.base import in_precision_of
 from torchcaps.numerics import check_size, given
 from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.report.calibration import Calibration, fit_platt
 from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
+from torchcaps_lab.tasks.things import count_figures, look_for_things
 
 if TYPE_CHECKING:
     from torchcaps_lab.report import Exhibit, Selection
@@ -118,9 +117,9 @@ class SeveralLabels(Task):
 
         self.check(images)
         found = self._examination(ask(network, images, batch_size).activation, _labels(images, batch_size), images)
-        if not getattr(getattr(images, "composition", None), "repeats", False) or not isinstance(network, SceneCapsNet):
+        if not getattr(images, "several", False) or not isinstance(network, SceneCapsNet):
             return found
-        figures, line = _count_figures(network, images, self.threshold, batch_size)
+        figures, line = count_figures(look_for_things(network, images, self.threshold, batch_size))
         first, *others = found.lines
         return replace(found, figures={**found.figures, **figures}, lines=(first, line, *others))
 
@@ -238,29 +237,6 @@ def _first_of_each(labels: Tensor) -> list[int]:
 def _labels(images: ImageSet, batch_size: int) -> Tensor:
     """The masks of all images, bool (N, E), on the CPU."""
     return torch.cat([batch.labels.cpu() for batch in images.batches(batch_size)])
-
-
-def _count_figures(
-    network: SceneCapsNet, images: ImageSet, threshold: float, batch_size: int
-) -> tuple[dict[str, float], str]:
-    """In how many images things of all classes are as many as there are, and the same of those with several of one."""
-    from torchcaps_lab.report.findings import evaluating
-
-    rows: list[tuple[bool, bool]] = []
-    with evaluating(network) as device:
-        for batch in images.batches(batch_size):
-            assert batch.parts is not None
-            shown = batch.parts.pictures.flatten(2).amax(2) > 0
-            said = network.things_of(in_precision_of(network, batch.images.to(device)), threshold)
-            for labels, there, things in zip(batch.parts.labels, shown, said, strict=True):
-                true, found = Counter(labels[there].tolist()), Counter(thing.label for thing in things)
-                rows.append((true == found, true.total() > len(true)))
-    right, several = torch.tensor(rows).unbind(1)
-    figures = {"count_accuracy": right.double().mean().item()}
-    line = f"{figures['count_accuracy']:.2%} right in how many there are of each class"
-    if several.any():
-        line += f", {right[several].double().mean():.2%} of the {int(several.sum()):,} images with several of one"
-    return figures, line
 
 
 def _class_figures(said: Tensor, there: Tensor) -> dict[str, float | int | None]:

@@ -51,8 +51,9 @@ class ClassBoxes(Exhibit):
             things = model.things_of(in_precision_of(model, images[places].to(device)), least)
         return cls(
             title="What is where",
-            text="Each connected part of a class's map is a thing with a capsule of its own, routed from its children "
-            "alone. The pose says what it looks like and, with its last four numbers, where it is: a box around it.",
+            text="A thing is what votes for one box or, without votes, a connected part of a class's map. It has a "
+            "capsule of its own, routed from its children alone. The pose says what it looks like and, with its last "
+            "four numbers, where it is: a box around it.",
             pictures=selection.pictures[places],
             things=tuple(map(tuple, things)),
             names=tuple(map(selection.name, range(model.classes))),

@@ -1,0 +1,294 @@
+"""Images of the user's own with boxes around things: COCO's JSON, XML files as of Pascal VOC, text files as of YOLO."""
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+from xml.etree import ElementTree
+
+import torch
+from torch import Tensor
+
+from torchcaps.spec import argument, settings
+from torchcaps_lab.data.base import TEST_SEED, HeldOut, ImageData, check_held_out_share, register_dataset, stable_split
+from torchcaps_lab.data.image_set import Batch, ImageSet, Parts
+from torchcaps_lab.data.listed import Side
+from torchcaps_lab.data.picture import image_suffixes, open_image, to_tensor
+from torchcaps_lab.data.streams import digest_of
+
+_OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
+
+
+class _Noted(NamedTuple):
+    """One image and the boxes around its things: left, top, right, bottom in pixels, or shares of its sides."""
+
+    file: Path
+    labels: list[str]
+    boxes: Sequence[tuple[float, ...]]
+    shares: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class AnnotatedSet(ImageSet):
+    """Images with boxes around things; the parts of a batch are these boxes, filled, so that they move along.
+
+    Attributes:
+        things: the class of each, int64 (N, K).
+        boxes: around each, whole pixels, int64 (N, K, 4); empty where an image has fewer than K things.
+
+    Example:
+        >>> from torchcaps_lab.data import AnnotatedSet
+        >>> images, mask = torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.tensor([[False, True]])
+        >>> boxes = torch.tensor([[[1, 2, 5, 6], [4, 0, 8, 3]]])
+        >>> two = AnnotatedSet(images, mask, ("cat", "dog"), things=torch.tensor([[1, 1]]), boxes=boxes)
+        >>> two[0].parts.pictures.sum((2, 3, 4))
+        tensor([[16., 12.]])
+    """
+
+    things: Tensor = field(kw_only=True)
+    boxes: Tensor = field(kw_only=True)
+
+    several = True
+
+    def _rows(self, indices: Tensor) -> dict[str, Any]:
+        return {**super()._rows(indices), "things": self.things[indices], "boxes": self.boxes[indices]}
+
+    def digest(self) -> str:
+        """SHA-256 of images, labels and boxes."""
+        boxes = torch.cat([self.things[..., None], self.boxes], -1).cpu().contiguous().numpy().tobytes()
+        return hashlib.sha256(super().digest().encode() + boxes).hexdigest()
+
+    def _fetch(self, indices: list[int]) -> Batch:
+        batch = super()._fetch(indices)
+        boxes = self.boxes[indices].to(batch.images.device)[..., None]  # [B, K, 4, 1]
+        rows, columns = (torch.arange(side, device=boxes.device) for side in batch.images.shape[2:])
+        across = (columns >= boxes[:, :, 0]) & (columns < boxes[:, :, 2])
+        down = (rows >= boxes[:, :, 1]) & (rows < boxes[:, :, 3])
+        filled = (down[..., None] & across[:, :, None])[:, :, None].to(batch.images)  # [B, K, 1, H, W]
+        filled = filled.expand(-1, -1, batch.images.shape[1], -1, -1)
+        return batch._replace(parts=Parts(self.things[indices].to(boxes.device), filled))
+
+
+@register_dataset("annotated")
+@settings
+class AnnotatedImages(ImageData):
+    """Images of the user's own with any number of boxes around things of any class.
+
+    Args:
+        root: the folder of the images.
+        annotations: a .json file as of COCO; or a folder of .xml files as of Pascal VOC, one for each image; or a
+            folder of .txt files as of YOLO, whose lines are the number of a class, then centre, width and height of a
+            box as shares of the image's sides.
+        classes: their names. Default: the categories of COCO's file, all names in VOC's, the lines of ``classes.txt``
+            beside YOLO's.
+        test_annotations: of the test images, in the same form; default: a share of the images is put aside.
+        size: height and width of the images, one number for both. Default: their own, which must be the same for all.
+        channels: 1 makes every image grey, 3 colour.
+        resize: how images get to that size; the boxes do, too. What a ``crop`` cuts off is gone.
+        test: the share, the same for every ``seed``.
+
+    Raises:
+        FileNotFoundError: there is no root, no file of annotations, or no image that they name.
+        ValueError: a file cannot be read; a box is empty or outside its image; a class is unknown; or no
+            class is named.
+        ModuleNotFoundError: pycocotools, which reads COCO's files, is not installed; it names the extra.
+
+    Source: Lin et al. 2014, "Microsoft COCO", and cocodataset.org, "Data format"; Everingham et al. 2010, "The PASCAL
+    Visual Object Classes Challenge", whose pixels count from 1.
+    """
+
+    task: ClassVar[str] = "detection"
+    model: ClassVar[str] = "scene_capsnet"
+
+    root: str | Path
+    annotations: str | Path
+    names: Sequence[str] | None = argument(default=None, alias="classes", kw_only=True)
+    test_annotations: str | Path | None = argument(default=None, kw_only=True)
+    size: Side | tuple[Side, Side] | None = argument(default=None, kw_only=True)
+    channels: Literal[1, 3] = argument(default=3, kw_only=True)
+    resize: Literal["pad", "crop", "stretch"] = argument(default="pad", kw_only=True)
+    test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_held_out_share("test", self.test_share)
+        _ = self._noted  # problems of the files are reported at once
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each label."""
+        return self._noted[0]
+
+    def load_train(self) -> ImageSet:
+        """Read the training images, those for validation included."""
+        return self._read(self._noted[1])
+
+    def load_test(self) -> ImageSet:
+        """Read the test images."""
+        return self._read(self._noted[2])
+
+    @cached_property
+    def _noted(self) -> tuple[tuple[str, ...], list[_Noted], list[_Noted]]:
+        """The classes, the images to train on, and those to test on."""
+        root = _there(Path(self.root).expanduser(), "root")
+        classes, train = _annotations(Path(self.annotations).expanduser(), root, self.names)
+        if self.test_annotations is not None:
+            return classes, train, _annotations(Path(self.test_annotations).expanduser(), root, classes)[1]
+        digests = [digest_of(one.file) for one in train]
+        parts = stable_split(torch.zeros(len(train), dtype=torch.int64), digests, self.test_share, TEST_SEED)
+        rest, aside = ([train[index] for index in part.tolist()] for part in parts)
+        return classes, rest, aside
+
+    def _read(self, noted: Sequence[_Noted]) -> AnnotatedSet:
+        sides = (self.size, self.size) if isinstance(self.size, int) else self.size
+        images, boxes = list[Tensor](), list[Tensor]()
+        for one in noted:
+            image = open_image(one.file, self.channels)
+            height, width = sides = sides or image.size[::-1]
+            if self.size is None and image.size != (width, height):
+                raise ValueError(
+                    f"images must have one size, {width} x {height}, {one.file} has {image.size}; pass size"
+                )
+            images.append(to_tensor(image, (self.channels, height, width), self.resize))
+            boxes.append(_moved(_checked(one, image.size), image.size, (width, height), self.resize))
+        most = max((len(one) for one in boxes), default=0)
+        things = torch.zeros(len(noted), max(most, 1), dtype=torch.int64)
+        placed = torch.zeros(len(noted), max(most, 1), 4, dtype=torch.int64)
+        mask = torch.zeros(len(noted), len(self.classes), dtype=torch.bool)
+        for row, (one, mine) in enumerate(zip(noted, boxes, strict=True)):
+            labels = torch.tensor([self.classes.index(name) for name in one.labels], dtype=torch.int64)
+            there = (mine[:, 2:] > mine[:, :2]).all(1)  # others were cropped away
+            things[row, : len(mine)], placed[row, : len(mine)] = labels, mine * there[:, None]
+            mask[row, labels[there]] = True
+        pixels = torch.stack(images) if images else torch.zeros(0, self.channels, *(sides or (1, 1)), dtype=torch.uint8)
+        files = tuple(str(one.file) for one in noted)
+        return AnnotatedSet(pixels, mask, self.classes, files, things=things, boxes=placed)
+
+
+def _checked(one: _Noted, size: tuple[int, int]) -> Tensor:
+    """The boxes of an image in its pixels, (K, 4); a `ValueError` if one is empty, or outside."""
+    boxes = torch.tensor(one.boxes, dtype=torch.float64).view(-1, 4)
+    sides = torch.tensor([*size, *size], dtype=torch.float64)
+    boxes = boxes * sides if one.shares else boxes
+    for label, box in zip(one.labels, boxes, strict=True):
+        place = [round(side, 2) for side in box.tolist()]
+        said = f"the box of {label!r} in {one.file}, {place} (left, top, right, bottom)"
+        if not (box[2:] > box[:2]).all():
+            raise ValueError(f"{said}, is empty")
+        if (box < -_OUTSIDE).any() or (box > sides + _OUTSIDE).any():
+            raise ValueError(f"{said}, is outside the image of {size[0]} x {size[1]} pixels")
+    return boxes
+
+
+def _moved(boxes: Tensor, size: tuple[int, int], to: tuple[int, int], resize: str) -> Tensor:
+    """Boxes in an image that was resized, whole pixels of at least 1; empty if they were cropped away."""
+    old, new = torch.tensor(size).double(), torch.tensor(to).double()
+    scale = new / old
+    if resize != "stretch":
+        scale = (scale.min() if resize == "pad" else scale.max()).expand(2)
+    shift = (new - scale * old) / 2
+    moved = (boxes.view(-1, 2, 2) * scale + shift).flatten(1)
+    low, high = moved[:, :2].round(), moved[:, 2:].round()
+    high = torch.maximum(high, low + 1)
+    return torch.cat([low.clamp_min(0), torch.minimum(high, new)], 1).long()
+
+
+def _there(path: Path, what: str) -> Path:
+    if not path.exists():
+        raise FileNotFoundError(f"{what} {path} does not exist")
+    return path
+
+
+def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> tuple[tuple[str, ...], list[_Noted]]:
+    """The classes, and the images with their boxes, of a file or folder of annotations."""
+    _there(path, "annotations")
+    kinds: Mapping[str, Callable[..., tuple[Sequence[str], list[_Noted]]]] = {".xml": _voc, ".txt": _yolo}
+    if path.is_file() and path.suffix == ".json":
+        known, noted = _coco(path, root)
+    else:
+        found = {kind: sorted(one for one in path.glob(f"*{kind}") if one.name != "classes.txt") for kind in kinds}
+        here = [kind for kind, files in found.items() if files]
+        if len(here) != 1:
+            raise ValueError(
+                f"annotations must be a .json file as of COCO, or a folder of either .xml files as of VOC or .txt "
+                f"files as of YOLO, got {path}{' with ' + ' and '.join(here) if here else ''}"
+            )
+        known, noted = kinds[here[0]](found[here[0]], root, names)
+    classes = tuple(names or known)
+    for one in noted:
+        _there(one.file, "the image")
+        if strange := sorted({*one.labels} - {*classes}):
+            raise ValueError(f"the annotations of {one.file} have the class {strange[0]!r}, which is none of {classes}")
+    if not noted or not classes:
+        raise ValueError(f"annotations {path} name no {'classes' if noted else 'images'}")
+    return classes, noted
+
+
+def _coco(path: Path, root: Path) -> tuple[Sequence[str], list[_Noted]]:
+    try:
+        from pycocotools.coco import COCO
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "COCO's files are read by pycocotools, which is not installed: pip install 'torchcaps-lab[detection]'",
+            name="pycocotools",
+        ) from error
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints progress
+            coco = COCO(path)
+        names = {one: coco.cats[one]["name"] for one in sorted(coco.cats)}
+        rows = {one: [row for row in coco.imgToAnns[one] if not row.get("iscrowd")] for one in sorted(coco.imgs)}
+        noted = []
+        for image, mine in rows.items():
+            boxes = [(left, top, left + width, top + height) for left, top, width, height in (r["bbox"] for r in mine)]
+            labels = [names.get(row["category_id"], f"id {row['category_id']}") for row in mine]
+            noted.append(_Noted(root / coco.imgs[image]["file_name"], labels, boxes))
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise ValueError(f"annotations {path} are not as of COCO: {type(error).__name__} {error}") from error
+    if strange := {row["image_id"] for row in coco.anns.values()} - {*coco.imgs}:
+        raise ValueError(f"annotations {path} have boxes in the image {min(strange)}, which they do not list")
+    return list(names.values()), noted
+
+
+def _voc(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[_Noted]]:
+    noted = []
+    for file in files:
+        try:
+            tree = ElementTree.parse(file).getroot()
+            labels = [_text(one, "name") for one in tree.iter("object")]
+            sides = ("xmin", "ymin", "xmax", "ymax")
+            found = [[float(_text(one, f"bndbox/{side}")) for side in sides] for one in tree.iter("object")]
+            boxes = [(left - 1, top - 1, right, bottom) for left, top, right, bottom in found]
+            noted.append(_Noted(root / _text(tree, "filename"), labels, boxes))
+        except (ElementTree.ParseError, ValueError) as error:
+            raise ValueError(f"annotations {file} are not as of VOC: {error}") from error
+    return names or sorted({label for one in noted for label in one.labels}), noted
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    found = element.findtext(name)
+    if found is None:
+        raise ValueError(f"{name} is missing in {element.tag}")
+    return found.strip()
+
+
+def _yolo(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[_Noted]]:
+    if names is None:
+        listed = _there(files[0].with_name("classes.txt"), "pass classes, or give their names one a line:")
+        names = listed.read_text("utf-8").split("\n")
+        names = [name.strip() for name in names if name.strip()]
+    noted, images = [], {one.stem: one for one in sorted(root.iterdir()) if one.suffix.lower() in image_suffixes()}
+    for file in files:
+        labels, boxes = [], []
+        for line in filter(None, map(str.strip, file.read_text("utf-8").split("\n"))):
+            try:
+                label, x, y, width, height = (float(part) for part in line.split())
+            except ValueError as error:
+                raise ValueError(f"annotations {file} are not as of YOLO: {line!r} must be five numbers") from error
+            labels.append(names[int(label)] if label in range(len(names)) else f"number {label:g}")
+            boxes.append((x - width / 2, y - height / 2, x + width / 2, y + height / 2))
+        noted.append(_Noted(images.get(file.stem, root / f"{file.stem}.*"), labels, boxes, shares=True))
+    noted += [_Noted(one, [], []) for stem, one in images.items() if stem not in {file.stem for file in files}]
+    return names, noted

@@ -1,0 +1,112 @@
+"""Several of a kind: how many things of a class are in a scene, and where each is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from lightning import Callback
+
+from recipes.kit.base import Line, Picture, Recipe, Study, lines_of, register_recipe
+from recipes.kit.lab import Trained, data_of
+from recipes.kit.options import TrainingOptions
+from recipes.scenes import on_larger_canvases
+from torchcaps.models import Thing, load_pretrained
+from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data.scenes import Scenery
+from torchcaps_lab.report.boxes import Boxed, boxes_figure
+from torchcaps_lab.tasks import Looked, count_figures, look_for_things, mean_average_precision
+
+CAPSULES = "capsules whose places vote for boxes"
+
+COUNTS, PARTS = "all counts exact", "all counts exact, by connected parts of maps"
+LARGER = "all counts exact, canvases of twice the area"
+PRECISION, STRICT = "mAP at IoU 0.5", "mAP over IoU 0.5 to 0.95"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralSettings(TrainingOptions):
+    """One preset.
+
+    Attributes:
+        scenes: how many scenes of test digits.
+        start: a network whose weights the training starts with; empty for random ones.
+    """
+
+    scenes: int = 2000
+    start: str = ""
+
+
+class _Start(Callback):
+    """Starts a training with the weights of a network."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Copies them."""
+        pl_module.model.load_state_dict(load_pretrained(self.name).float().state_dict())
+
+
+def twins_of(scenes: ImageSet) -> ImageSet:
+    """The same with two or more digits in each scene, the first two of one class."""
+    assert isinstance(scenes.composition, Scenery)
+    return replace(scenes, composition=replace(scenes.composition, least=2, twins=1.0))
+
+
+@register_recipe
+class Several(Recipe[SeveralSettings]):
+    """Trains on scenes of which half may have two digits of a class; tests on scenes that all have."""
+
+    name: ClassVar = "several"
+    lines: ClassVar[tuple[Line, ...]] = tuple(
+        replace(line, unit="" if line.measure in (PRECISION, STRICT) else "%")
+        for line in lines_of(
+            ((CAPSULES, measure) for measure in (COUNTS, PARTS, LARGER, PRECISION, STRICT)), {}, higher_is_better=True
+        )
+    )
+    settings: ClassVar = SeveralSettings
+
+    def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
+        """Trains the network of a row from the weights that the preset says."""
+        start = [_Start(study.settings.start)] if study.settings.start else []
+        return study.lab.train(*self.job(study.settings, row, stop_at), callbacks=start)
+
+    def begin(self, study: Study) -> ImageSet:
+        """The first of the test scenes."""
+        test = data_of(study.settings.data).test
+        return twins_of(test.subset(torch.arange(min(study.settings.scenes, len(test)))))
+
+    def measure(self, study: Study, row: str, given: ImageSet) -> Mapping[str, float]:
+        """How many things are found of each class, and how precisely."""
+        network: Any = study.trained[row].network
+        looked = look_for_things(network, given)
+        precision = mean_average_precision(looked.found, looked.true)
+        larger = look_for_things(network, on_larger_canvases(given))
+        overlap, network.overlap = network.overlap, None
+        parts = look_for_things(network, given)
+        network.overlap = overlap
+        return {
+            COUNTS: _exact(looked),
+            PARTS: _exact(parts),
+            LARGER: _exact(larger),
+            PRECISION: precision["map_50"],
+            STRICT: precision["map"],
+        }
+
+    def finish(self, study: Study, given: ImageSet) -> None:
+        """The first scenes with what is found in them."""
+        few = given.subset(torch.arange(min(10, len(given))))
+        looked = look_for_things(study.trained[CAPSULES].network, few)  # type: ignore[arg-type]
+
+        def named(things: list[Thing]) -> list[tuple[str, list[float]]]:
+            return [(given.classes[thing.label], thing.box.tolist()) for thing in things]
+
+        rows = zip(few.__getitems__(list(range(len(few)))).pictures, looked.counted, looked.true, strict=True)
+        boxed = [Boxed(picture, named(counted), named(true)) for picture, counted, true in rows]
+        caption = "The first test scenes with two digits of a class: every box that is found. Dotted: true."
+        study.pictures["boxes"] = Picture(boxes_figure(boxed, given.classes), caption)
+
+
+def _exact(looked: Looked) -> float:
+    return 100 * count_figures(looked)[0]["count_accuracy"]
