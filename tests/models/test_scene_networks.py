@@ -140,7 +140,7 @@ class TestThingsByVotes:
         count = votes.shape[0]
         pose = noise(1, 1, count, net.child_dim)
         places = Places(
-            Capsules(pose, torch.ones(1, 1, count)), maps.view(1, 1, 1, count), votes[None], torch.zeros(count, 2)
+            Capsules(pose, torch.ones(1, 1, count)), maps.view(1, 1, 1, count), votes[None], torch.zeros(1, count, 2)
         )
         return net, Prediction(torch.ones(1, 1), None, None, None, places)
 
