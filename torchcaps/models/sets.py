@@ -32,6 +32,10 @@ class SetClassifier(Network):
         channels: of the layers.
         edges: whether there are edges.
         dropout: share of the features that are left out in training.
+
+    Example:
+        >>> isinstance(tc.models.PooledSet(in_features=3, classes=5), tc.models.SetClassifier)
+        True
     """
 
     def __init__(self, in_features: int, classes: int, channels: Sequence[int], edges: bool, dropout: float) -> None:
