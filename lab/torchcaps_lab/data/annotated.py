@@ -99,6 +99,20 @@ class AnnotatedImages(ImageData):
 
     Source: Lin et al. 2014, "Microsoft COCO", and cocodataset.org, "Data format"; Everingham et al. 2010, "The PASCAL
     Visual Object Classes Challenge", whose pixels count from 1.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from torchcaps_lab.data import AnnotatedImages
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("1", "2", "3"):
+        ...         Image.new("RGB", (40, 30), "gold").save(Path(folder) / f"{name}.png")
+        ...         _ = (Path(folder) / f"{name}.txt").write_text("0 0.5 0.5 0.2 0.4")
+        ...     data = AnnotatedImages(folder, folder, classes=("coin", "note"), validation=0.0)
+        ...     print(data.classes, data.train.boxes[0].tolist())
+        ...
+        ('coin', 'note') [[16, 9, 24, 21]]
     """
 
     task: ClassVar[str] = "detection"

@@ -42,6 +42,13 @@ class Looked(NamedTuple):
         found: things of all classes that may be there, the most active first.
         counted: those of them that the network says are there.
         true: what is there.
+
+    Example:
+        >>> from torchcaps.models import Thing
+        >>> from torchcaps_lab.tasks import Looked, count_figures
+        >>> found, true = ([[Thing(1, 0.9, torch.zeros(4))] * count] for count in (1, 2))
+        >>> count_figures(Looked(torch.ones(1, 3), torch.ones(1, 3), found, found, true))[0]
+        {'count_accuracy': 0.0}
     """
 
     labels: Tensor
