@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data import ImageData, ImageSet, SeriesSet, TextSet
+from torchcaps_lab.data import NO_CLASS, ImageData, ImageSet, MaskSet, SeriesSet, TextSet
 from torchcaps_lab.data.words import PADDING, RESERVED
 
 __all__ = ["check_dataset"]
@@ -104,9 +104,11 @@ def _check_batches(split: str, images: ImageSet) -> None:
     else:
         _check_pixels(split, (count, *images.image_shape), batch.pictures)
     mask = labels.dtype == torch.bool and labels.shape == (count, classes)
-    label = labels.dtype == torch.int64 and labels.shape == (count,) and 0 <= int(labels.min()) <= int(labels.max())
+    pixels = isinstance(images, MaskSet)
+    known = labels[labels != NO_CLASS] if pixels else labels
+    label = labels.dtype == torch.int64 and labels.shape == (batch.images[:, 0].shape if pixels else (count,))
     _require(
-        mask or (label and int(labels.max()) < classes),
+        mask or (label and bool(((known >= 0) & (known < classes)).all())),
         f"{split}: labels must be int64 (B,) below {classes} or bool (B, {classes}), got {labels.dtype} "
         f"{tuple(labels.shape)} from {int(labels.min())} to {int(labels.max())}",
     )

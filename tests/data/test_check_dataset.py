@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import test_annotated
 import test_cifar10
+import test_masks
 import test_smallnorb
 import torch
 from PIL import Image
@@ -19,6 +20,7 @@ from test_mnist import idx
 from test_smallnorb import COUNT
 
 from torchcaps.spec import package_of
+from torchcaps_lab import data
 from torchcaps_lab.data import (
     CIFAR10,
     MNIST,
@@ -80,6 +82,10 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
     datasets.disable_progress_bars()
     datasets.Dataset.from_dict(rows, features).save_to_disk(folder / "hub")
     data_dir = {"data_dir": str(folder), "download": False}
+    for number in range(20):
+        for part in ("images", "masks"):
+            shift = number if part == "images" else 0
+            test_masks.save(folder / f"pixels/{part}/{number}.png", test_masks.labels_of(number) + shift)
     (folder / "annotated").mkdir()
     boxes = {str(side): [("cat", (0, 0, side, 9)), ("dog", (30, 0, 32, side))] for side in range(1, 21)}
     notes = test_annotated.write(folder / "annotated", "voc", boxes)
@@ -90,6 +96,7 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
         "hub": partial(Hub, str(folder / "hub")),
         "fashion_mnist": partial(TinyFashion, **data_dir),
         "folder": partial(ImageFolder, str(folder / "images")),
+        "masks": partial(data.Masks, folder / "pixels"),
         "mnist": partial(TinyMNIST, **data_dir),
         "series": partial(Series, str(folder / "series.csv")),
         "smallnorb": partial(SmallNORB, str(folder), size=12),

@@ -275,9 +275,8 @@ def test_validation_images_of_the_source_are_used_instead_of_a_split() -> None:
 
 def test_datasets_by_name(tmp_path: Path) -> None:
     shipped = [name for name in list_datasets() if DATASETS[name].__module__.startswith("torchcaps_lab.")]
-    assert shipped == sorted(
-        ["annotated", "cifar10", "digits", "fashion_mnist", "folder", "hub", "mnist", "series", "smallnorb", "text"]
-    )
+    assert shipped == ["annotated", "cifar10", "digits", "fashion_mnist", "folder", "hub", "masks", "mnist", "series",
+                       "smallnorb", "text"]  # fmt: skip
     digits = create_dataset("digits", validation=0.3, seed=5)
     assert isinstance(digits, Digits)
     assert (digits.validation_share, digits.seed) == (0.3, 5)
