@@ -220,6 +220,7 @@ class SetsOfChildren(Recipe[SetsSettings]):
     )
     settings: ClassVar = SetsSettings
     grows: ClassVar = True
+    apart: ClassVar = True
 
     def run(self, lab: Lab, settings: SetsSettings) -> Study:
         """Trains and measures; of the graphs a network for each fold."""

@@ -109,7 +109,7 @@ DIGITS = ["--data", "Digits", "--model", "capsnet_digits", "--run", "r"]
         (["train", *DIGITS, "--routing", "DynamicRouting", "--routing.steps", "0"], ".steps must be at least 1"),
         (["train", *DIGITS, "--task", "SeveralLabels", "--task.count", "-1"], "error: count must be at least 1"),
         (["evaluate", "digits", "--data", "ImageFolder", "--data.root", "nowhere"], "error: root nowhere does not ex"),
-        (["evaluate", "digits", "--data", "Nope"], "data must be one of ['cifar10', "),
+        (["evaluate", "digits", "--data", "Nope"], "data must be one of ['annotated', "),
     ],
     ids=str,
 )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import test_annotated
 import test_cifar10
-import test_masks
+import test_pixel_masks
 import test_smallnorb
 import torch
 from PIL import Image
@@ -85,7 +85,7 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
     for number in range(20):
         for part in ("images", "masks"):
             shift = number if part == "images" else 0
-            test_masks.save(folder / f"pixels/{part}/{number}.png", test_masks.labels_of(number) + shift)
+            test_pixel_masks.save(folder / f"pixels/{part}/{number}.png", test_pixel_masks.labels_of(number) + shift)
     (folder / "annotated").mkdir()
     boxes = {str(side): [("cat", (0, 0, side, 9)), ("dog", (30, 0, 32, side))] for side in range(1, 21)}
     notes = test_annotated.write(folder / "annotated", "voc", boxes)

@@ -18,7 +18,7 @@ def test_tuples_of_tensors_show_shapes() -> None:
     assert repr(prediction.capsules) == "Capsules(pose=(2, 10, 16), activation=(2, 10), float32)"
     assert repr(prediction) == (
         f"Prediction(activation=(2, 10), capsules={prediction.capsules!r}, reconstruction=(2, 1, 8, 8), boxes=None, "
-        "float32)"
+        "places=None, float32)"
     )
 
 

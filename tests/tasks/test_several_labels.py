@@ -224,11 +224,11 @@ class TestAnswers:
 
 class TestTasks:
     def test_by_name(self):
-        assert list_tasks() == ["classification", "detection", "several_labels"]
+        assert list_tasks() == ["classification", "detection", "segmentation", "several_labels"]
         assert create_task("several_labels", count=3).config()["count"] == 3
         for task in (Classification(), SeveralLabels(2), SeveralLabels(threshold=0.3)):
             assert as_task(task.config()).config() == task.config()
-        known = r"\['classification', 'detection', 'several_labels'\]"
+        known = r"\['classification', 'detection', 'segmentation', 'several_labels'\]"
         with pytest.raises(ValueError, match=rf"task must be one of {known}, got 'x'"):
             as_task("x")
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.models.base import in_precision_of
@@ -59,7 +58,8 @@ def overlaps(confusion: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _confusion(said: Tensor, labels: Tensor, classes: int) -> Tensor:
-    return multiclass_confusion_matrix(said, labels, classes, ignore_index=NO_CLASS)
+    there = labels != NO_CLASS
+    return torch.bincount(labels[there] * classes + said[there], minlength=classes**2).view(classes, classes)
 
 
 @register_task("segmentation")
