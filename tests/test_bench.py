@@ -183,6 +183,7 @@ class TestOptions:
 
 
 class TestFirstMinutes:
+    @pytest.mark.thorough  # two processes train
     @pytest.mark.skipif(os.name != "posix", reason="processor seconds of a child are told by wait4")
     def test_waits_are_measured_up_to_a_line_or_the_end(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
