@@ -117,6 +117,7 @@ class TestInterruption:
         assert rows(unbroken) == before
 
 
+@pytest.mark.thorough  # two processes, each of which imports and trains
 def test_two_processes_train_like_one(folder, unbroken):
     run = folder / "two"
     output = finish(train_process(folder / "config.yaml", run, "--trainer.devices", "2", "--trainer.strategy", "ddp"))

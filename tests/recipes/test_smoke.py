@@ -30,7 +30,7 @@ from torchcaps_lab.data.made import turn
 from torchcaps_lab.data.preprocess import standardise, thirteen_crops
 
 SLOW = ("affine", "smallnorb-em", "fashion", "cifar10", "adversarial", "routing-health",
-        "perturb", "scenes", "several", "strangers")  # fmt: skip
+        "perturb", "scenes", "several", "smallnorb-viewpoints", "strangers")  # fmt: skip
 CPU = {"accelerator": "cpu"}
 TIMED = ("ms", "s", "KiB an image")
 
