@@ -124,7 +124,7 @@ def _figure(studies: Sequence[Study]) -> "Figure":
                 margins = [one.margin if math.isfinite(one.margin) else 0.0 for one in found.values()]
                 below.errorbar(beside, [one.more for one in found.values()], margins, fmt="o", color=colour, capsize=3)
         above.set(title=data, xscale="log", yscale="log")
-        above.set_yticks(ticks := (2, 5, 10, 20, 40), [str(tick) for tick in ticks])
+        above.set_yticks(ticks := (1, 2, 5, 10, 20, 40), [str(tick) for tick in ticks])
         above.minorticks_off()
         below.axhline(0, color="0.5", linewidth=1)
         below.set_xticks(LABELS, [str(count) for count in LABELS])
