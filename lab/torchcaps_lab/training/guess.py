@@ -138,10 +138,12 @@ def in_source(room: Path, kind: str) -> tuple[dict[str, str], list[str]]:
 
 def _holds_series(path: Path) -> bool:
     """Whether a path is a file of series, or a folder with series or sounds and no images."""
-    from torchcaps_lab.data.picture import image_suffixes
-
     suffixes = {one.suffix.lower() for one in (path.rglob("*") if path.is_dir() else [path])}
-    return bool(suffixes & {*_SERIES}) and not suffixes & image_suffixes()
+    if not suffixes & {*_SERIES}:
+        return False
+    from torchcaps_lab.data.picture import image_suffixes  # waits for torch
+
+    return not suffixes & image_suffixes()
 
 
 def _holds_texts(folder: Path) -> bool:
