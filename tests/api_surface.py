@@ -1,5 +1,7 @@
 """All public names: ``python -m tests.api_surface`` writes them to ``tests/api_surface.json``, from the root.
 
+It also writes what ``torchcaps models`` lists, so that the command need not import torch.
+
 A public name is one in ``__all__`` of one of the packages or their modules. With each go the names of its parameters,
 for a class those of its constructor, and the public methods and properties that the class itself defines.
 """
@@ -17,6 +19,7 @@ from typing import Any, get_origin
 
 import torchcaps
 import torchcaps_lab
+from torchcaps_lab.cli.models import KNOWN, described
 
 SURFACE = Path(__file__).with_suffix(".json")
 
@@ -75,4 +78,5 @@ def parameters(thing: Any) -> str:
 
 if __name__ == "__main__":
     SURFACE.write_text(json.dumps(surface(), indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write(f"{SURFACE}\n")
+    KNOWN.write_text(json.dumps(described(), indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{SURFACE}\n{KNOWN}\n")

@@ -8,12 +8,17 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from docs import house
 from docs.house import Import
 from tests.api_surface import SURFACE, surface
+from torchcaps.models.registry import MODELS
+from torchcaps.routing.base import ROUTINGS
+from torchcaps_lab.cli.models import KNOWN, described
+from torchcaps_lab.tasks.base import TASKS
 
 LONGEST = 60
 """Lines of code of a function."""
@@ -213,6 +218,21 @@ def test_public_names_are_those_of_the_list() -> None:
     was, now = set(json.loads(SURFACE.read_text(encoding="utf-8"))), set(surface())
     changes = [f"- {name}" for name in sorted(was - now)] + [f"+ {name}" for name in sorted(now - was)]
     assert not changes, "\n".join(["public names changed; python -m tests.api_surface notes them:", *changes])
+
+
+def test_what_the_command_models_lists_is_in_the_registries() -> None:
+    """Other tests may have registered things of their own."""
+    known = {"networks": {name: one.network for name, one in MODELS.items()}, "routings": ROUTINGS, "tasks": TASKS}
+    ours = {
+        kind: {name: one for name, one in things.items() if known[kind][name].__module__.startswith("torchcaps")}
+        for kind, things in _by_name(json.loads(json.dumps(described()))).items()
+    }
+    listed = _by_name(json.loads(KNOWN.read_text(encoding="utf-8")))
+    assert ours == listed, "python -m tests.api_surface writes the list anew"
+
+
+def _by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {**found, "networks": {row["name"]: row for row in found["networks"]}}
 
 
 class TestPicture:

@@ -11,7 +11,8 @@ import pytest
 from torchcaps import list_models, list_routings, models, routing
 from torchcaps.spec import MISSING, declared
 from torchcaps_lab import cli
-from torchcaps_lab.cli.source import documented, sketches
+from torchcaps_lab.cli.source import arguments_of, documented, sketches
+from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.training.command_line import GROUPS
 from torchcaps_lab.training.guess import in_source
 
@@ -34,6 +35,7 @@ OWNERS += [(group.__module__, group.__name__) for group in GROUPS]
         (("train", "Digits", "--model", "capsnet_smal"), 2, "got 'capsnet_smal'; did you mean capsnet_small?"),
         (("train", "Digits", "--routing", "dynamik", "--routing.steps", "2"), 2, "did you mean dynamic?"),
         (("train", "Digit"), 1, "did you mean Digits?"),
+        (("train", "photos", "--data.szie", "32"), 2, "there is no option data.szie; did you mean size?"),
         (("train", "--resume", "nowhere"), 1, "nowhere is not the folder of a run"),
         (("train", "--config", "nowhere.yaml"), 1, "there is no file nowhere.yaml"),
         (("train", "--epochs", "many"), 2, "--epochs must be a whole number, got 'many'"),
@@ -43,6 +45,8 @@ OWNERS += [(group.__module__, group.__name__) for group in GROUPS]
         (("predict", ".", "x.png", "--top", "many"), 2, "--top must be"),
         (("evaluate", "nowhere"), 2, "run nowhere does not exist"),
         (("models", "--jso"), 2, "did you mean --json?"),
+        (("models", "capsnet_small*"), 0, "capsnet_small_cnn  1,133,314 parameters at 1x28x28"),
+        (("models", "nope"), 1, "no network fits 'nope'; there are attentioncapsnet, "),
     ],
     ids=str,
 )
@@ -81,6 +85,11 @@ def test_names_are_found_in_the_source(room, kind: str, known: list[str]):
     names, classes = in_source(Path(room.__file__).parent, kind)
     assert {*known} == {*names}
     assert {*names.values()} <= {*classes}
+
+
+@pytest.mark.parametrize("cls", [cls for cls in DATASETS.values() if cls.__module__.startswith("torchcaps")], ids=str)
+def test_arguments_of_data_are_found_in_the_source(cls: type):
+    assert arguments_of("torchcaps_lab.data", [cls.__name__]) >= {*declared(cls).arguments}
 
 
 def test_importing_the_package_imports_nothing_else():

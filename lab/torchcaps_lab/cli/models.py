@@ -1,12 +1,13 @@
 """List the networks, the trained ones in the package, the routing algorithms and the tasks."""
 
-from json import dumps
+import json as jsons
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
 
-from torchcaps.models import describe_models, list_models
-from torchcaps.models.pretrained import describe_pretrained, list_pretrained
-from torchcaps.routing import list_routings
-from torchcaps.routing.base import ROUTINGS
-from torchcaps_lab.tasks.base import TASKS
+KNOWN = Path(__file__).with_suffix(".json")
+"""What :func:`described` says of the two packages alone, so that the list need not wait for torch."""
 
 
 def command(pattern: str = "*", *, pretrained: bool = False, json: bool = False) -> None:
@@ -20,27 +21,45 @@ def command(pattern: str = "*", *, pretrained: bool = False, json: bool = False)
     if pretrained:
         _show_pretrained(pattern, json)
         return
-    rows = describe_models(list_models(pattern))
+    known = described() if "torchcaps.models" in sys.modules else jsons.loads(KNOWN.read_text(encoding="utf-8"))
+    rows = [row for row in known["networks"] if fnmatch(row["name"], pattern)]
     if not rows:
-        raise ValueError(f"no network fits {pattern!r}; there are {', '.join(list_models())}")
+        names = ", ".join(row["name"] for row in known["networks"])
+        raise ValueError(f"no network fits {pattern!r}; there are {names}")
     if json:
-        print(dumps(rows))
+        print(jsons.dumps(rows))
         return
+    width = max(len(row["name"]) for row in rows)
     for row in rows:
         shape = "x".join(map(str, row["image_shape"])) if row["takes"] == "images" else row["takes"]
-        print(f"{row['name']:20} {row['parameters']:>10,} parameters at {shape:9} {row['source']}")
-    print("\nroutings: " + ", ".join(f"{name} ({ROUTINGS[name].__name__})" for name in list_routings()))
-    print("tasks: " + ", ".join(f"{name} ({TASKS[name].__name__})" for name in sorted(TASKS)))
+        print(f"{row['name']:{width}} {row['parameters']:>10,} parameters at {shape:9} {row['source']}")
+    print("\nroutings: " + ", ".join(f"{name} ({kind})" for name, kind in known["routings"].items()))
+    print("tasks: " + ", ".join(f"{name} ({kind})" for name, kind in known["tasks"].items()))
+
+
+def described() -> dict[str, Any]:
+    """All networks, and the classes of routings and tasks by name: those of one's own, too, once they are imported."""
+    from torchcaps.models import describe_models, list_models
+    from torchcaps.routing.base import ROUTINGS
+    from torchcaps_lab.tasks.base import TASKS
+
+    kinds = {
+        room: {name: known[name].__name__ for name in sorted(known)}
+        for room, known in (("routings", ROUTINGS), ("tasks", TASKS))
+    }
+    return {"networks": describe_models(list_models()), **kinds}
 
 
 def _show_pretrained(pattern: str, as_json: bool) -> None:
     """Prints the cards of the trained networks DATA/NETWORK whose whole name, or else NETWORK, matches."""
+    from torchcaps.models.pretrained import describe_pretrained, list_pretrained
+
     names = list_pretrained(pattern) or list_pretrained(f"*/{pattern}")
     rows = [describe_pretrained(name) for name in names]
     if not rows:
         raise ValueError(f"no trained network fits {pattern!r}; there are {', '.join(list_pretrained())}")
     if as_json:
-        print(dumps(rows))
+        print(jsons.dumps(rows))
         return
     for row in rows:
         print(f"{row['name']}: {row['bytes'] / 2**20:.1f} MiB")

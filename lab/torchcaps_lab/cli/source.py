@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -49,6 +49,20 @@ def docstring(module: str, name: str = "") -> str:
     return ast.get_docstring(_node(module, name) if name else _parsed(module)) or ""
 
 
+def arguments_of(room: str, classes: Iterable[str]) -> set[str]:
+    """What the constructors of classes in a room of this package, and of their bases there, take together."""
+    paths = (path.relative_to(_place(room)).with_suffix("").parts for path in _place(room).rglob("*.py"))
+    nodes = (node for path in paths for node in _parsed(".".join((room, *path))).body)
+    known = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    waiting, names = [*classes], set[str]()
+    while waiting:
+        node = known[waiting.pop()]
+        makers = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+        names |= {name for one in (node, *makers) for name, *_ in _declared(one)}
+        waiting += [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in known]
+    return names - {"self"}
+
+
 def documented(*docs: str | None) -> Mapping[str, str]:
     """What docstrings say of arguments, by name; later ones win."""
     from docstring_parser import parse
@@ -65,7 +79,9 @@ def _declared(node: Any) -> Iterator[tuple[str, ast.expr, ast.expr | None, bool]
     if isinstance(node, ast.ClassDef):
         for field in node.body:
             if isinstance(field, ast.AnnAssign):
-                yield ast.unparse(field.target), field.annotation, field.value, True
+                others = [key.value for key in getattr(field.value, "keywords", ()) if key.arg == "alias"]
+                name = ast.literal_eval(others[0]) if others else ast.unparse(field.target)
+                yield name, field.annotation, field.value, True
         return
     arguments = node.args
     defaults = [*[None] * (len(arguments.args) - len(arguments.defaults)), *arguments.defaults]
@@ -117,6 +133,10 @@ def _is_choice(node: ast.expr) -> bool:
 
 @cache
 def _parsed(module: str) -> ast.Module:
-    place = Path(__file__).parents[1].joinpath(*module.split(".")[1:])
+    place = _place(module)
     path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _place(module: str) -> Path:
+    return Path(__file__).parents[1].joinpath(*module.split(".")[1:])

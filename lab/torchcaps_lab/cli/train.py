@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torchcaps
+import torchcaps_lab
 from torchcaps.spec import Typed, meant
 from torchcaps_lab import training
 from torchcaps_lab.cli.output import say
 from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.plugins import add_import, importing, named_imports
+from torchcaps_lab.cli.source import arguments_of
 from torchcaps_lab.training.guess import guess, in_source
 from torchcaps_lab.training.reading import as_yaml, merged, read_options
 
@@ -30,6 +32,7 @@ def command(arguments: list[str]) -> None:
     if what is None and not tree.keys() & {"data", "config", "resume"}:
         parser.error("what to train on is missing: 'torchcaps train FOLDER', or the name of a data set")
     _check_names(parser, tree)
+    _check_data(parser, tree.get("data"))
     resume, files = tree.pop("resume", None), [Path(file) for file in tree.pop("config", [])]
     options = {name: value for name, value in tree.items() if name not in (*_OF_THE_COMMAND, "import")}
     if resume is not None:
@@ -75,6 +78,17 @@ def _check_names(parser: OptionParser, tree: Mapping[str, Any]) -> None:
                 f"{option} must be one of {sorted(known)}, got {name!r}{meant(name, [*known, *known.values()])}\n"
                 "  One of your own is known once its module is imported: --import my_module"
             )
+
+
+def _check_data(parser: OptionParser, data: Any) -> None:
+    """Refuses arguments that no data set takes; whether this one takes the others is seen once torch is there."""
+    data = data.value if isinstance(data, Typed) else data
+    if not isinstance(data, Mapping) or "torchcaps_lab.data" in sys.modules:
+        return
+    sets, _ = in_source(Path(torchcaps_lab.__file__).parent / "data", "dataset")
+    known = {"name", *arguments_of("torchcaps_lab.data", sets.values())}
+    if unknown := [name for name in data if name not in known]:
+        parser.error(f"there is no option data.{unknown[0]}{meant(unknown[0], sorted(known))}\n  No data set takes it")
 
 
 def _train(folder: "RunFolder", chosen: "TrainingOptions", typed: str, resumed: bool, allow_changes: bool) -> None:
