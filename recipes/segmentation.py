@@ -1,22 +1,24 @@
 """A class for each pixel: capsules with locally constrained routing against U-Nets, on sections of neural tissue."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import Any, ClassVar
 
 from recipes.kit.base import Picture, Recipe, Study, lines_of, register_recipe
 from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained
+from recipes.kit.measures import half_interval
 from recipes.kit.options import TrainingOptions
 
-CAPSULES, UNET = ("capsules, 3 steps", "capsules, 1 step"), "U-Net of equal size"
+UNET, LARGE = "U-Net of equal size", "U-Net of ten times"
 RATE = {"optimizer": {"lr": 0.005}, "scheduler": {"max_lr": 0.005}}
 ROWS: dict[str, dict[str, Any]] = {
-    CAPSULES[0]: {},
-    CAPSULES[1]: {"routing": {"name": "DynamicRouting", "steps": 1, "squash": "half", "bias": True}},
+    "capsules, 1 step": {"routing": {"name": "DynamicRouting", "steps": 1, "squash": "half", "bias": True}},
+    "capsules, 3 steps": {},
     UNET: {"model": "unet", "model_args": {"channels": [9, 18, 36, 70]}, **RATE},
-    "U-Net of ten times": {"model": "unet", "model_args": {"channels": [28, 56, 112, 226]}, **RATE},
+    LARGE: {"model": "unet", "model_args": {"channels": [28, 56, 112, 226]}, **RATE},
 }
-IOU, DICE, DIFFERENCE = "mean IoU", "mean Dice", "mean IoU above that of the U-Net of equal size"
+IOU, DICE = "mean IoU", "mean Dice"
 
 
 @register_recipe
@@ -25,11 +27,9 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
 
     name: ClassVar = "segmentation"
     rows: ClassVar = ROWS
-    lines: ClassVar = (
-        *lines_of([(row, measure) for row in ROWS for measure in (IOU, DICE)], {}, higher_is_better=True),
-        *lines_of([(row, DIFFERENCE) for row in CAPSULES], {}, higher_is_better=True, unit="points"),
-    )
+    lines: ClassVar = lines_of([(row, measure) for row in ROWS for measure in (IOU, DICE)], {}, higher_is_better=True)
     settings: ClassVar = TrainingOptions
+    grows: ClassVar = True
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains without the fold of this seed."""
@@ -45,12 +45,21 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
         return {IOU: 100 * summary["test_iou"], DICE: 100 * summary["test_dice"]}
 
     def finish(self, study: Study, given: Any) -> None:
-        """The differences, and bars."""
-        for row in CAPSULES:
-            if row in study.trained and UNET in study.trained:
-                study.note(row, {DIFFERENCE: study.figures[row, IOU] - study.figures[UNET, IOU]})
-        rows = list(study.trained)
-        panels = [
-            Dots(f"{one[5:]}, %", [study.figures[row, one] for row in rows], [0.0] * len(rows)) for one in (IOU, DICE)
-        ]
-        study.pictures["iou"] = Picture(dot_panels(rows, panels), self.caption)
+        """The picture is of all folds."""
+
+    def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
+        """Means over the folds, and how far each network is above the U-Nets on the same folds."""
+        rows = [row for row in ROWS if any((row, IOU) in one.figures for one in studies)]
+        means = Dots.over(f"{IOU}, %", [one.figures for one in studies], [(row, IOU) for row in rows], half_interval)
+        above = [_above(studies, rows, unet) for unet in (UNET, LARGE)]
+        return {"iou": Picture(dot_panels(rows, [means, *above]), self.caption)}
+
+
+def _above(studies: Sequence[Study], rows: Sequence[str], unet: str) -> Dots:
+    """Points of IoU above those of a U-Net on the folds that both have, with 95 % of Student's t."""
+    points = [
+        [one.figures[row, IOU] - one.figures[unet, IOU] for one in studies if {(row, IOU), (unet, IOU)} <= {*one.figures}]
+        for row in rows
+    ]
+    means = [mean(one) if one and row != unet else None for row, one in zip(rows, points, strict=True)]
+    return Dots(f"points above the {unet}", means, [half_interval(one) for one in points])

@@ -146,7 +146,7 @@ class SegCaps(Segmenter):
         self.up = nn.ModuleList(layer(coarse, fine, "double") for fine, coarse in steps)
         self.joined = nn.ModuleList(layer(2 * fine, fine, "same") for fine, _ in steps[1:])
         last = self.types[0] * (2 if steps else 1)
-        self.class_caps = LocalCaps(last, self.classes, self.dim, self.class_dim, 1, axes=axes, routing=routing)
+        self.class_caps = LocalCaps(last, self.classes, self.dim, self.class_dim, 3, axes=axes, routing=routing)
         widths = [(self.classes - 1) * self.class_dim, *self.decoder]
         convolutions = [part for pair in pairwise(widths) for part in _convolved(*pair, 1, axes)]
         last_one = _CONV[axes](widths[-1], self.image_shape[0], 1)
