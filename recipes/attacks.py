@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recipes.kit.measures import percent
 from torchcaps.models import ImageClassifier
 from torchcaps.numerics import check_choice, check_finite, check_size
 from torchcaps.routing import DynamicRouting, EMRouting
@@ -197,11 +198,6 @@ class Attacker:
             self.classifier.loss_gradient(x.numpy(), one_hot(y, self.classifier.nb_classes).numpy()) for x, y in parts
         ]
         return 100 * sum(int((one == 0).sum()) for one in gradients) / pixels.numel()
-
-
-def percent(hits: Tensor) -> float:
-    """The share of true values in percent."""
-    return 100 * hits.double().mean().item()
 
 
 def attack_all(

@@ -11,6 +11,7 @@ from torch import Tensor
 from recipes.attacks import Attacker, Sample, Scores, draw_sample
 from recipes.kit.base import Line, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.lab import data_of
+from recipes.kit.measures import by_groups, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.classifier import Classifier
@@ -27,8 +28,6 @@ TESTS = (SINGLE, ABOVE, BESIDE, OVERLAPPING, AFFINE, HIDDEN, ATTACKED, NOISY)
 """The measures, errors in percent: of the single digits, the most active class; of two, the two most active ones."""
 
 ENTROPY = "entropy of the couplings"
-GROUPS = 50
-"""Of consecutive test images, for intervals: few people wrote the digits of one."""
 
 
 class Shown(NamedTuple):
@@ -119,14 +118,8 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         network = study.trained[row].network
         wrong = {name: shown.wrong(network) for name, shown in given.shown.items()}
         wrong |= _attacked(study.trained[row].classifier, given.sample)
-        groups = {name: torch.arange(len(one)) * GROUPS // len(one) for name, one in wrong.items()}
-        study.curves[row] = {
-            "wrong": {
-                name: torch.bincount(groups[name][one], minlength=GROUPS).tolist() for name, one in wrong.items()
-            },
-            "images": {name: torch.bincount(one, minlength=GROUPS).tolist() for name, one in groups.items()},
-        }
-        found = {name: 100 * one.double().mean().item() for name, one in wrong.items()}
+        study.curves[row] = by_groups(wrong)
+        found = {name: percent(one) for name, one in wrong.items()}
         entropy = ask(network, replace(given.test, preprocess=study.trained[row].classifier.preprocess)).entropy
         return found if entropy is None else {**found, ENTROPY: entropy}
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 import recipes.decoding_cnn  # noqa: F401  # registers the twin
-from recipes.attacks import Attacker, Sample, Scores, draw_sample, percent
+from recipes.attacks import Attacker, Sample, Scores, draw_sample
 from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.charts import Cell, bars_upwards, image_grid
-from recipes.kit.lab import Trained, at_random, data_of
+from recipes.kit.lab import Trained, at_random, data_of, facts_of_network
+from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from recipes.reconstructive import reconstructive
 from torchcaps.models import load_pretrained
@@ -169,14 +170,8 @@ class Strangers(Recipe[StrangersSettings]):
             return super().train(study, row, stop_at)
         name, _ = PACKED[row]
         network = load_pretrained(name).to(study.lab.device)
-        facts = {"model": type(network).__name__, "parameters": sum(one.numel() for one in network.parameters())}
-        none = {
-            "epochs": 0,
-            "training_seconds": 0.0,
-            "hardware": "none, of the package",
-            "versions": {"torch": torch.__version__},
-        }
-        return Trained(network, {**facts, **none}, Path(name))
+        facts = {**facts_of_network(network, 0.0), "hardware": "none, of the package"}
+        return Trained(network, {"model": type(network).__name__, "epochs": 0, **facts}, Path(name))
 
     def begin(self, study: Study) -> tuple[ImageSet, dict[str, Tensor]]:
         """Known test images, and strangers; an error before any training if the library of attacks is missing."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.charts import bars_under_images
 from recipes.kit.lab import data_of
+from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.made import LAYOUTS, Scenes, arrange
@@ -29,7 +30,7 @@ def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> flo
     ranks = activation.argsort(1, descending=True).argsort(1)
     found = ranks < present.sum(1, keepdim=True)
     right = (found == present).all(1) & (activation.where(present, torch.inf).amin(1) > above)
-    return 100 * right.double().mean().item()
+    return percent(right)
 
 
 TWIN, DYNAMIC = "convolutional twin, pooled", "dynamic, accumulating, 3 steps"

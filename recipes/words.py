@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipes.kit.base import Key, Picture, Recipe, Study, lines_of, register_recipe
@@ -116,12 +115,7 @@ class WordsRecipe(Recipe[WordsSettings]):
 def pairs(figures: Sequence[Mapping[Key, float]]) -> "Figure":
     """Joined questions that each network classified correctly, with and without the count: mean and deviation."""
     rows = [row for row in ROWS if (row, MOST_ACTIVE) in figures[0]]
-    panels = []
-    for name in TOLD:
-        found = [[one[row, name] for one in figures] for row in rows]
-        panels.append(
-            Dots(f"{name}, % of pairs", [mean(one) for one in found], [stdev(one) if one[1:] else 0.0 for one in found])
-        )
+    panels = [Dots.over(f"{name}, % of pairs", figures, [(row, name) for row in rows]) for name in TOLD]
     return dot_panels([ROWS[row] for row in rows], panels)
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, in_precision_of
 from torchcaps.numerics import compute_dtype
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.image_set import Batch, ImageSet
 from torchcaps_lab.report.layers import assignment_entropy
 
 _AT_ONCE = 8192
@@ -201,6 +201,13 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def predicted(model: ImageClassifier, image_set: ImageSet, batch_size: int = 128) -> Iterator[tuple[Batch, Prediction]]:
+    """Batches of images, and what a network makes of each; in evaluation mode and without gradients until the end."""
+    with evaluating(model) as device:
+        for batch in image_set.batches(batch_size):
+            yield batch, model(in_precision_of(model, batch.images.to(device)))
 
 
 def kept(values: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.models.base import ImageClassifier, in_precision_of
+from torchcaps.models.base import ImageClassifier
 from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.report.calibration import LEAST_IMAGES
-from torchcaps_lab.report.findings import evaluating, kept
+from torchcaps_lab.report.findings import kept, predicted
 from torchcaps_lab.report.verdict import judge
 
 FALSE_ALARMS = 0.05
@@ -121,12 +121,11 @@ def reconstruction_errors(model: ImageClassifier, image_set: ImageSet, batch_siz
     if image_set.what != "images":
         return None
     found = []
-    with evaluating(model) as device:
-        for batch in image_set.batches(batch_size):
-            drawn = model(in_precision_of(model, batch.images.to(device))).reconstruction
-            if drawn is None or drawn.shape != batch.pictures.shape:
-                return None
-            found.append(reconstruction_error(batch.pictures.cpu(), kept(drawn)))
+    for batch, prediction in predicted(model, image_set, batch_size):
+        drawn = prediction.reconstruction
+        if drawn is None or drawn.shape != batch.pictures.shape:
+            return None
+        found.append(reconstruction_error(batch.pictures.cpu(), kept(drawn)))
     return torch.cat(found)
 
 
