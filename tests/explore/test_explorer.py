@@ -67,6 +67,10 @@ class TestExplorer:
         assert explorer.assignments(look, 3)["targets"] == [3]
         assert len(explorer.routing(look)["steps"]) == 3
 
+    def test_an_empty_canvas_is_told(self, explorer: Explorer, drawing: bytes) -> None:
+        empty = [explorer.answer(explorer.look("a", one))["empty"] for one in (drawing, png(torch.zeros(1, 30, 20)))]
+        assert empty == [False, True]
+
     def test_none_of_these_and_why(self, explorer: Explorer, drawing: bytes) -> None:
         assert explorer.answer(explorer.look("a", drawing))["none"] is None  # without a threshold nothing is said
         told = Explorer({"digits": Classifier.open("digits/capsnet_digits")})

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.listed import PART_NAMES, Listed, part_called, validation_is_test
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BY_PLUGIN, image_suffixes
@@ -124,6 +125,19 @@ class Listing(Listed):
 def seen_from(path: Path) -> str:
     """For messages: the folder that a relative path was looked for in."""
     return "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
+
+
+def found_root(root: str | Path) -> Path:
+    """A folder or file, or else what has its name in the folder of the data sets.
+
+    Raises:
+        FileNotFoundError: if there is neither.
+    """
+    root = Path(root).expanduser()
+    at_home = find_data_dir(None) / root
+    if not root.exists() and not at_home.exists():
+        raise FileNotFoundError(f"root {root} does not exist, and neither does {at_home}{seen_from(root)}")
+    return root if root.exists() else at_home
 
 
 def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ from torchcaps_lab.data.store import GIB, ImageStore, threaded
 from torchcaps_lab.data.streams import digest_of
 
 if TYPE_CHECKING:
+    from io import BytesIO
+
     from PIL.Image import Image
 
     from torchcaps_lab.data.picture import Source
@@ -174,6 +176,11 @@ class ListedData(ImageData):
         """The list of images, made once."""
         return self.list_images()
 
+    def load_train(self) -> ImageSet:
+        """Read what to train on, including what is for validation unless that has a place of its own."""
+        train, validation = (self._read.sets[part] for part in ("train", "validation"))
+        return train if "validation" in self.listed.parts or not len(validation) else train.joined(validation)
+
     def load_validation(self) -> ImageSet | None:
         """Read the images in `val`, if that folder is there."""
         return self._read.sets["validation"] if "validation" in self.listed.parts else None
@@ -277,12 +284,12 @@ class ListedData(ImageData):
             decoded: all of them by name, if they were decoded before.
         """
 
-    @abstractmethod
     def _digest(self, item: Item) -> str:
         """Of the content of an item."""
+        return digest_of(cast("Path | BytesIO", item.source()))
 
     @cached_property
-    def _items(self) -> dict[str, Item]:
+    def _items(self) -> dict[str, Any]:
         return {item.name: item for item in self.listed.items}
 
 
@@ -323,18 +330,6 @@ class ListedImages(ListedData):
     def sides(self) -> tuple[int, int] | None:
         """Height and width to resize to, if any."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
-
-    def load_train(self) -> ImageSet:
-        """Read the training images, including those for validation unless these have their own folder."""
-        train, validation = (self._read.sets[part] for part in ("train", "validation"))
-        if "validation" in self.listed.parts or not len(validation):
-            return train
-        return replace(
-            train,
-            images=torch.cat([train.images, validation.images]),
-            labels=torch.cat([train.labels, validation.labels]),
-            files=(*(train.files or ()), *(validation.files or ())),
-        )
 
     def fingerprint(self) -> str:
         """A digest of the training and validation files, in their order, and of how they are read."""

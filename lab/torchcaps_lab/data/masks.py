@@ -7,6 +7,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -298,8 +299,6 @@ class Masks(ImageData):
 
 def _mask(pair: _Pair, size: tuple[int, int]) -> Tensor:
     """The values of a mask, uint8 (H, W)."""
-    import numpy as np
-
     with opened(pair.mask, pair.mask) as mask:
         mode, values = mask.mode, np.array(mask)
     if mode not in ("1", "L", "P"):

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,8 +101,6 @@ class ImageStore:
 
 def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:
     """The images in a file, memory-mapped; None if it does not hold them."""
-    import numpy as np
-
     try:
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -115,8 +114,6 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:
 
 def _write(path: Path, shape: tuple[int, ...], images: Iterable[Tensor | BrokenImage]) -> dict[int, BrokenImage]:
     """Writes images as they come; if some cannot be read, no file is kept, and their problems are returned."""
-    import numpy as np
-
     problems: dict[int, BrokenImage] = {}
     whole = path.with_suffix(".tmp")
     try:

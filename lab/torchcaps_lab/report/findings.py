@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -99,7 +100,6 @@ class Findings:
     @cached_property
     def per_class(self) -> tuple[ClassFigures, ...]:
         """Precision, recall and F1 of each class, by scikit-learn."""
-        import numpy as np
         from sklearn.metrics import precision_recall_fscore_support
 
         classes = list(range(self.activation.shape[1]))

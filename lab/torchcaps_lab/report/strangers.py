@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,8 +82,6 @@ class Strangers:
 
     def strangeness(self, error: Tensor) -> Tensor:
         """The share of the validation images that are less strange, (B,): from 0 to 1."""
-        import numpy as np
-
         # With the threshold among them, what is known is exactly what is at most 1 - false_alarms strange.
         errors = np.sort([*self.quantiles, self.threshold])
         levels = np.sort([*np.linspace(0, 1, len(self.quantiles)), 1 - self.false_alarms])
