@@ -10,8 +10,8 @@ from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions
 from torchcaps.models import TextClassifier
 from torchcaps_lab.data import TextSet, joined
-from torchcaps_lab.report.canvas import new_figure
-from torchcaps_lab.report.pictures.words import COLOURS, ColouredText, ColouredTexts
+from torchcaps_lab.report.canvas import colour_of, new_figure
+from torchcaps_lab.report.pictures.words import ColouredText, ColouredTexts
 from torchcaps_lab.tasks import SeveralLabels
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def coloured_figure(texts: tuple[ColouredText, ...], classes: tuple[str, ...]) -
 def _word(axes: "Axes", at: int, row: float, piece: str, label: int, strength: float) -> int:
     """Writes a word, one letter in each column, and returns the column after it."""
     word = piece.rstrip()
-    axes.barh(row, len(word), 0.9, at, align="center", color=COLOURS[label % len(COLOURS)], alpha=0.75 * strength)
+    axes.barh(row, len(word), 0.9, at, align="center", color=colour_of(label), alpha=0.75 * strength)
     for place, letter in enumerate(word, at):
         axes.text(place + 0.5, row, letter, fontsize=8, family="monospace", ha="center", va="center", parse_math=False)
     return at + len(piece)

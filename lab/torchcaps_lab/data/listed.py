@@ -258,7 +258,7 @@ class ListedData(ImageData):
             part: [self._entry(item) for item in items if item.name not in left_out]
             for part, items in self.listed.parts.items()
         }
-        divided = _shuffled if self._unrecorded else partial(_divided, same)
+        divided = partial(_divided, None if self._unrecorded else same)
         if "all" in entries:
             entries["train"], entries["test"] = divided(entries.pop("all"), self.test_share, TEST_SEED)
         if "validation" not in entries:
@@ -469,23 +469,17 @@ def _handwriting(item: Item, shape: tuple[int, int, int]) -> Tensor:
 
 
 def _divided(
-    same: Mapping[str, str], entries: Sequence[Entry], share: float, seed: int
+    same: Mapping[str, str] | None, entries: Sequence[Entry], share: float, seed: int
 ) -> tuple[list[Entry], list[Entry]]:
-    """The rest and the share put aside, chosen by content."""
-    digests = [same.get(entry.digest, entry.digest) for entry in entries]
-    rest, aside = stable_split(_labels(entries), digests, share, seed)
-    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
-
-
-def _shuffled(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:
-    """The rest and the share put aside, chosen by index, as it was done before runs kept a record."""
-    rest, aside = stratified_split(_labels(entries), share, seed)
-    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
-
-
-def _labels(entries: Sequence[Entry]) -> Tensor:
+    """The rest and the share put aside, chosen by content; None: by index, as it was before runs kept a record."""
     label_of = {name: label for label, name in enumerate(sorted({entry.category for entry in entries}))}
-    return torch.tensor([label_of[entry.category] for entry in entries], dtype=torch.int64)
+    labels = torch.tensor([label_of[entry.category] for entry in entries], dtype=torch.int64)
+    if same is None:
+        rest, aside = stratified_split(labels, share, seed)
+    else:
+        digests = [same.get(entry.digest, entry.digest) for entry in entries]
+        rest, aside = stable_split(labels, digests, share, seed)
+    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
 
 
 def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:

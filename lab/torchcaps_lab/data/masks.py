@@ -5,15 +5,15 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from glob import escape
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.numerics import Size, check_size, given
-from torchcaps.spec import settings
+from torchcaps.numerics import Size
+from torchcaps.spec import Within, settings
 from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.base import Fit, ImageData, find_data_dir, register_dataset
 from torchcaps_lab.data.coco import Coco, check_same_size
@@ -163,16 +163,15 @@ class Masks(ImageData):
     masks: str = "masks"
     names: tuple[str, ...] = ()
     values: tuple[int, ...] = ()
-    ignore: int | None = None
+    ignore: Annotated[int, Within(0)] | None = None
     listed: str = ""
     cut: Size | None = None
     cuts: Size = 1
-    fold: int = 0
+    fold: Annotated[int, Within(0)] = 0
     folds: Size = 5
     channels: Literal[1, 3] = 1
 
     def __post_init__(self) -> None:
-        check_size(0, fold=self.fold, **given(ignore=self.ignore))
         if self.fold >= self.folds:
             raise ValueError(f"fold must be less than folds, {self.folds}, got {self.fold}")
         root = Path(self.root).expanduser()

@@ -203,6 +203,16 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
             module.training = mode
 
 
+def in_parts(model: nn.Module, images: Tensor, at_once: int = 16) -> Iterator[Tensor]:
+    """Prepared images (B, C, H, W) as a network takes them, a few at a time; it is evaluating until the last.
+
+    The assignments of a convolutional layer are many times larger than its capsules: more would fill the memory.
+    """
+    with evaluating(model) as device:
+        for part in images.split(at_once):
+            yield in_precision_of(model, part.to(device))
+
+
 def predicted(model: ImageClassifier, image_set: ImageSet, batch_size: int = 128) -> Iterator[tuple[Batch, Prediction]]:
     """Batches of images, and what a network makes of each; in evaluation mode and without gradients until the end."""
     with evaluating(model) as device:
