@@ -11,7 +11,7 @@ from torch import Tensor
 from recipes.attacks import Attacker, Sample, Scores, draw_sample
 from recipes.kit.base import Line, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.lab import data_of
-from recipes.kit.measures import by_groups, percent
+from recipes.kit.measures import activations_of, all_found, by_groups, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.classifier import Classifier
@@ -43,10 +43,7 @@ class Shown(NamedTuple):
 
     def wrong(self, network: ImageClassifier) -> Tensor:
         """Whether the most active classes, as many as there are, are others than those present: (N,)."""
-        channels, height, width = self.images.shape[1:]
-        activation = Classifier(network, image_shape=(channels, height, width)).activations(self.images)
-        ranks = activation.argsort(1, descending=True).argsort(1)
-        return ((ranks < self.present.sum(1, keepdim=True)) != self.present).any(1)
+        return ~all_found(activations_of(network, self.images), self.present)
 
 
 @dataclass(frozen=True, kw_only=True)

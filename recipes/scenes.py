@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recipes.kit.base import Line, Picture, Recipe, Study, lines_of, register_recipe
+from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
 from recipes.kit.lab import data_of, first_of
 from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
@@ -177,16 +177,9 @@ class Scenes(Recipe[SceneSettings]):
 
     name: ClassVar = "scenes"
     lines: ClassVar[tuple[Line, ...]] = tuple(
-        replace(line, unit="" if line.measure in (OVERLAP, PIXELS, PRECISION) else "%")
-        for line in lines_of(
-            (
-                (row, measure)
-                for row in (CAPSULES, CNN, BOXES)
-                for measure in (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)
-            ),
-            {},
-            higher_is_better=True,
-        )
+        Line(row, measure, unit="" if measure in (OVERLAP, PIXELS, PRECISION) else "%", higher_is_better=True)
+        for row in (CAPSULES, CNN, BOXES)
+        for measure in (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)
     )
     settings: ClassVar = SceneSettings
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,7 +96,7 @@ def _sounds(archive: Path) -> tuple[SeriesItem, ...]:
     with TemporaryDirectory() as folder, ZipFile(archive) as packed:
         packed.extractall(folder)
         items = list_series(Path(folder) / "recordings", Columns(), Sound()).parts["all"]
-    return tuple(item._replace(title=item.name) for item in items)
+    return tuple(replace(item, place=item.name) for item in items)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from lightning import Callback
 
-from recipes.kit.base import Line, Picture, Recipe, Study, lines_of, register_recipe
+from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
 from recipes.kit.lab import Trained, data_of, first_of
 from recipes.kit.options import TrainingOptions
 from recipes.scenes import on_larger_canvases
@@ -59,10 +59,8 @@ class Several(Recipe[SeveralSettings]):
 
     name: ClassVar = "several"
     lines: ClassVar[tuple[Line, ...]] = tuple(
-        replace(line, unit="" if line.measure in (PRECISION, STRICT) else "%")
-        for line in lines_of(
-            ((CAPSULES, measure) for measure in (COUNTS, PARTS, LARGER, PRECISION, STRICT)), {}, higher_is_better=True
-        )
+        Line(CAPSULES, measure, unit="" if measure in (PRECISION, STRICT) else "%", higher_is_better=True)
+        for measure in (COUNTS, PARTS, LARGER, PRECISION, STRICT)
     )
     settings: ClassVar = SeveralSettings
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import recipes.decoding_cnn  # noqa: F401  # registers the twin
 from recipes.attacks import Attacker, Sample, Scores, draw_sample
-from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.charts import Cell, bars_upwards, image_grid
 from recipes.kit.lab import Trained, at_random, data_of, facts_of_network
 from recipes.kit.measures import percent
@@ -39,6 +39,9 @@ FOOLED = "fooled, {}"
 INK, INK_SQUARES = "error and ink, rank correlation", "sum of squares and ink, rank correlation"
 PLAIN = (AUC, AUC_ACTIVATION, INK, INK_SQUARES)
 """Measures that are no percentages."""
+
+BETTER = {AUC: True, AUC_ACTIVATION: True, INK: None, INK_SQUARES: None}
+"""Whether higher is better, of those for which lower is not."""
 
 MEASURES = (
     *(ERROR, FALSE, *PLAIN),
@@ -155,13 +158,10 @@ class Strangers(Recipe[StrangersSettings]):
 
     name: ClassVar = "strangers"
     lines: ClassVar = tuple(
-        line
+        Line(row, measure, unit="" if measure in PLAIN else "%", higher_is_better=BETTER.get(measure, False))
         for measure in MEASURES
-        for line in lines_of(
-            ((row, measure) for row in facts_of("strangers")["rows"]), {}, unit="" if measure in PLAIN else "%",
-            higher_is_better=measure in (AUC, AUC_ACTIVATION) if measure not in (INK, INK_SQUARES) else None,
-        )
-    )  # fmt: skip
+        for row in facts_of("strangers")["rows"]
+    )
     settings: ClassVar = StrangersSettings
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:

@@ -8,6 +8,9 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
+from torchcaps.models import ImageClassifier
+from torchcaps_lab.classifier import Classifier
+
 GROUPS = 50
 """Of consecutive images, or users, for intervals: few people wrote the digits of one."""
 
@@ -15,6 +18,18 @@ GROUPS = 50
 def percent(hits: Tensor) -> float:
     """The mean in percent, of true and false or of shares."""
     return 100 * hits.double().mean().item()
+
+
+def activations_of(network: ImageClassifier, images: Tensor) -> Tensor:
+    """Of the classes, (N, E), in unprepared images, uint8 (N, C, H, W), of any size that the network takes."""
+    channels, height, width = images.shape[1:]
+    return Classifier(network, image_shape=(channels, height, width)).activations(images)
+
+
+def all_found(activation: Tensor, present: Tensor) -> Tensor:
+    """Whether the most active classes, as many as there are, are those present, bool (N, E): (N,)."""
+    ranks = activation.argsort(1, descending=True).argsort(1)
+    return ((ranks < present.sum(1, keepdim=True)) == present).all(1)
 
 
 def deviation(values: Sequence[float]) -> float:

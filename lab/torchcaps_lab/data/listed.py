@@ -2,13 +2,13 @@
 
 import hashlib
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -69,23 +69,26 @@ def validation_is_test(tested: str, train: str) -> str:
     )
 
 
-class Item(Protocol):
-    """One image that is listed."""
+@dataclass(frozen=True)
+class Item(ABC):
+    """One thing that is listed.
 
-    @property
-    def name(self) -> str:
-        """Identifies the image among all listed ones."""
+    Args:
+        name: identifies it among all listed ones.
+        category: the name of its class; empty where it is not known.
+    """
 
-    @property
-    def category(self) -> str:
-        """The name of its class."""
+    name: str
+    category: str
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
+        """What people call it."""
+        return self.name
 
+    @abstractmethod
     def source(self) -> "Source":
-        """The file, its content, or the image itself."""
+        """Its file, its content, or the image itself."""
 
 
 @dataclass
@@ -137,6 +140,10 @@ class _Read:
         """The digest that stands for those of files of the same pixels; finding it takes a look at every pixel."""
         pixels = {part: images.images for part, images in self.sets.items() if type(images) is ImageSet}
         return same_content(self.manifest, pixels) if pixels else {}
+
+
+Decoded = tuple[dict[str, ImageSet], dict[str, BrokenImage]]
+"""The items of each split, and the problems of those that cannot be read, by name."""
 
 
 @settings
@@ -274,9 +281,7 @@ class ListedData(ImageData):
         return Entry(item.name, item.category, self._digest(item))
 
     @abstractmethod
-    def _decode(
-        self, manifest: Manifest, decoded: Mapping[str, Tensor]
-    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The items of each split, and the problems of those that cannot be read, by name.
 
         Args:
@@ -349,9 +354,7 @@ class ListedImages(ListedData):
         told = f"{count_of(alike, 'test image')} nearly the same as a training image; {self.names_alike}"
         return (*super().notes(), *([told] if alike else []))
 
-    def _decode(
-        self, manifest: Manifest, decoded: Mapping[str, Tensor]
-    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The images of each split, and the problems of those that cannot be read, by name.
 
         Args:

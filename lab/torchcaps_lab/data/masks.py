@@ -22,15 +22,13 @@ from torchcaps_lab.data.image_set import Batch, Composition, ImageSet
 from torchcaps_lab.data.made.base import Part
 from torchcaps_lab.data.picture import image_suffixes, open_image, opened, to_tensor
 from torchcaps_lab.data.scenes import INK, DigitScenes, Scenery
-from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.view import MOVES, Preprocess
 
 NO_CLASS = 255
 """The label of pixels that count for nothing, and of the margins of smaller pictures."""
 
 _MOST = 64
 """Different values of masks that are taken for classes; more are those of a picture."""
-
-_MOVES = ("shift", "crop", "flip", "rotate", "randaugment", "rescale")
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ class Masks(ImageData):
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
         """The shape of the images; a `ValueError` if ``preprocess`` would move pixels away from their labels."""
-        moved = [name for name in _MOVES if getattr(preprocess, name)]
+        moved = [name for name in (*MOVES, "rescale") if getattr(preprocess, name)]
         if moved:
             raise ValueError(f"preprocess.{moved[0]} would move pixels away from their labels: cut does both")
         return super().arguments(preprocess)

@@ -13,9 +13,8 @@ from torchcaps.spec import Within, settings
 from torchcaps_lab.data.base import TEST_SEED, register_dataset
 from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.image_set import ImageSet
-from torchcaps_lab.data.listed import Listed, ListedData
+from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest
-from torchcaps_lab.data.picture import BrokenImage
 from torchcaps_lab.data.series_files import Columns, SeriesItem, list_series
 from torchcaps_lab.data.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.data.sound import Sound
@@ -155,9 +154,7 @@ class Series(ListedData):
         how = (self.manifest().digest(), self.standardise, self.bands, self.highest)
         return hashlib.sha256(repr(how).encode()).hexdigest()
 
-    def _decode(
-        self, manifest: Manifest, decoded: Mapping[str, Tensor]
-    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The series of each split, in the scale of those for training."""
         items = {part: [self._items[entry.name] for entry in manifest.parts[part]] for part in PARTS}
         known = [item.values for item in items["train"] or items["test"]]  # some are tested on only

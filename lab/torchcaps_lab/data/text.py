@@ -13,9 +13,8 @@ from torchcaps.spec import settings
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.image_set import ImageSet
-from torchcaps_lab.data.listed import Listed, ListedData
+from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest, count_of
-from torchcaps_lab.data.picture import BrokenImage
 from torchcaps_lab.data.text_files import list_texts
 from torchcaps_lab.data.text_set import TextSet
 from torchcaps_lab.data.view import Preprocess
@@ -160,9 +159,7 @@ class Text(ListedData):
             f"{self.longest} are read; the longest has {max(cut):,}",
         )
 
-    def _decode(
-        self, manifest: Manifest, decoded: Mapping[str, Tensor]
-    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The texts of each split; the vocabulary is that of the training texts."""
         texts = {part: [self._items[entry.name].text for entry in manifest.parts[part]] for part in PARTS}
         if not any(texts.values()):
