@@ -212,7 +212,8 @@ def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> tuple[t
     kinds: Mapping[str, Callable[..., tuple[Sequence[str], list[Noted]]]] = {".xml": _voc, ".txt": _yolo}
     if path.is_file() and path.suffix == ".json":
         coco = Coco(path)
-        known, noted = list(coco.names.values()), coco.boxes(root)
+        known: Sequence[str] = [*coco.names.values()]
+        noted = coco.boxes(root)
     else:
         found = {kind: sorted(one for one in path.glob(f"*{kind}") if one.name != "classes.txt") for kind in kinds}
         here = [kind for kind, files in found.items() if files]

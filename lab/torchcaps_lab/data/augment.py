@@ -41,7 +41,8 @@ class RandomShift:
     pixels: Annotated[int, Within(0)]
     seed: int = 0
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Shift the images (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""

@@ -165,7 +165,8 @@ class RandomCrop:
     size: Size
     seed: int = 0
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Crop the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
@@ -223,7 +224,8 @@ class RandomBrightness:
     delta: NotNegative = 63 / 255
     seed: int = 0
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Change the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""

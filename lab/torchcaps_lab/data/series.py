@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.numerics import Size, check_size
 from torchcaps.spec import Within, settings
-from torchcaps_lab.data.base import TEST_SEED, register_dataset
+from torchcaps_lab.data.base import TEST_SEED, count_aside, register_dataset
 from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
@@ -173,7 +173,7 @@ class Series(ListedData):
 def held_out(groups: set[str], share: float, seed: int) -> set[str]:
     """The groups to put aside, by their names mixed with the seed: at least one, and not all, unless the share is 0."""
     ranked = sorted(groups, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
-    return set(ranked[: min(max(round(share * len(ranked)), 1), len(ranked) - 1) if share else 0])
+    return set(ranked[: count_aside(share, len(ranked))])
 
 
 class MadeSeries(Series):

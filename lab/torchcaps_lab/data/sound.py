@@ -46,7 +46,8 @@ class Sound:
     bands: Size = 40
     highest: Positive = 4000.0
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def frames(self, samples: Tensor, rate: int) -> Tensor:
         """The frames (bands, L) of samples (N,).

@@ -52,7 +52,8 @@ class RandomRotation:
     degrees: Annotated[float, Within(0, 180)]
     seed: int = 0
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Turn the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
@@ -85,7 +86,8 @@ class RandomErasing:
     probability: Share
     seed: int = 0
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Erase in the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
@@ -140,7 +142,8 @@ class RandAugment:
     magnitude: Annotated[float, Within(0, 30)] = 9.0
     seed: int = 0
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Change the images, float (B, C, H, W) in [0, 1], whose places in their data set are `indices`, int64 (B,)."""

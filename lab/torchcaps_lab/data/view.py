@@ -40,7 +40,7 @@ MOVES: Changes = {
 
 SHADES: Changes = {
     "brightness": RandomBrightness,
-    "contrast": lambda bounds, seed: RandomContrast(*bounds, seed),
+    "contrast": lambda bounds, seed: RandomContrast(bounds[0], bounds[1], seed),
     "erase": RandomErasing,
 }
 """Those that leave everything in its place."""

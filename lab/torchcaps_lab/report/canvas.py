@@ -41,13 +41,15 @@ def colour_of(label: int) -> str:
     return COLOURS[label % len(COLOURS)]
 
 
-def class_legend(figure: "Figure", place: str, colours: Mapping[str, str]) -> None:
+def class_legend(
+    figure: "Figure", place: Literal["outside upper right", "outside lower center"], colours: Mapping[str, str]
+) -> None:
     """A legend of classes by their names, if there are any."""
     from matplotlib.patches import Patch
 
     if colours:
         patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
-        figure.legend(handles=patches, loc=f"outside {place}", ncols=10, fontsize=8, frameon=False)
+        figure.legend(handles=patches, loc=place, ncols=10, fontsize=8, frameon=False)
 
 
 Fill = Callable[["Axes", int], Any]

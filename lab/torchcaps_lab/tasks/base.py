@@ -23,6 +23,9 @@ from torchcaps_lab.report.strangers import FALSE_ALARMS, Strangers
 Forward = Callable[[Tensor, Tensor], Prediction]
 """A network in a training step: takes images and the classes to reconstruct, labels (B,) or a mask (B, E)."""
 
+Losses = tuple[Prediction, dict[str, Tensor]]
+"""The prediction for a batch, and the parts of its loss by name, scalars, to be summed."""
+
 
 class Criteria(NamedTuple):
     """The chosen losses.
@@ -249,9 +252,7 @@ class Task(ABC):
         """Raises a `ValueError` if the targets of these images do not suit the task."""
 
     @abstractmethod
-    def loss(
-        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
-    ) -> tuple[Prediction, dict[str, Tensor]]:
+    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
         """The prediction for a batch, and its loss.
 
         Args:

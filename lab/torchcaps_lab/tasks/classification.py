@@ -16,7 +16,7 @@ from torchcaps_lab.report.findings import Findings, ask, confused_pairs, examine
 from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.page import exhibits_of_classifier
 from torchcaps_lab.report.strangers import FALSE_ALARMS, Strangers, fit_strangers
-from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
+from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Losses, Task, register_task
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
 
 _LISTED = 20
@@ -47,9 +47,7 @@ class Classification(Task):
                 "use task 'several_labels'"
             )
 
-    def loss(
-        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
-    ) -> tuple[Prediction, dict[str, Tensor]]:
+    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
         """Loss of the class activations and, with a decoder, of the reconstruction by the capsule of the true class."""
         prediction = forward(batch.images, batch.labels)
         parts = {"class_loss": criteria.loss(prediction.activation, batch.labels)}

@@ -9,7 +9,7 @@ from torchcaps.models.base import Places
 from torchcaps.numerics import check_finite
 from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.report.findings import ask, check_asked, predicted
-from torchcaps_lab.tasks.base import Criteria, Examination, Forward, Measure, register_task
+from torchcaps_lab.tasks.base import Criteria, Examination, Forward, Losses, Measure, register_task
 from torchcaps_lab.tasks.several_labels import SeveralLabels
 from torchcaps_lab.tasks.things import count_figures, look_for_things, mean_average_precision, true_things
 
@@ -137,9 +137,7 @@ class Detection(SeveralLabels):
                 "parts: use task 'several_labels'"
             )
 
-    def loss(
-        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
-    ) -> tuple[Prediction, dict[str, Tensor]]:
+    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
         """Loss of the class activations, and of the boxes of the classes that are there or, with `each`, of all things.
 
         Raises:

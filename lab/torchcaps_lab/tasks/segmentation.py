@@ -17,7 +17,7 @@ from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.segments import Segments, ShownSegments
 from torchcaps_lab.report.pictures.summary import Summary
-from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Measure, Task, register_task
+from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Losses, Measure, Task, register_task
 
 _WORST = 6
 """Images of a report."""
@@ -98,9 +98,7 @@ class Segmentation(Task):
                 "have labels for whole images"
             )
 
-    def loss(
-        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
-    ) -> tuple[Prediction, dict[str, Tensor]]:
+    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
         """Loss of the activations at each pixel, of their overlap, and of a masked reconstruction if there is one."""
         labels = batch.labels
         prediction = forward(batch.images, labels)

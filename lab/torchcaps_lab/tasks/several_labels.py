@@ -20,7 +20,7 @@ from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.present_classes import PresentClasses
 from torchcaps_lab.report.pictures.summary import Summary
 from torchcaps_lab.report.verdict import judge
-from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
+from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Losses, Task, register_task
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
 from torchcaps_lab.tasks.things import count_figures, look_for_things
 
@@ -83,9 +83,7 @@ class SeveralLabels(Task):
         chosen = activation.topk(self.count, dim=1).indices
         return torch.zeros_like(activation, dtype=torch.bool).scatter_(1, chosen, True)
 
-    def loss(
-        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
-    ) -> tuple[Prediction, dict[str, Tensor]]:
+    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
         """Loss of the class activations and, with a decoder, of reconstructions.
 
         If the batch has the parts of its images, the capsule of each part reconstructs that part alone, and the errors

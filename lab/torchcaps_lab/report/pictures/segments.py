@@ -107,5 +107,5 @@ def segments_figure(shown: Sequence[ShownSegments], classes: Sequence[str], side
     used = {
         int(label) for one in shown for mask in (one.true, one.said) for label in mask.unique() if 0 < label < count
     }
-    class_legend(figure, "lower center", {classes[label]: colour_of(label - 1) for label in sorted(used)})
+    class_legend(figure, "outside lower center", {classes[label]: colour_of(label - 1) for label in sorted(used)})
     return figure

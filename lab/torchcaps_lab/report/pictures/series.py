@@ -169,5 +169,5 @@ def series_figure(series: tuple[ShownSeries, ...], classes: tuple[str, ...]) -> 
             pairs = zip(labels.tolist(), strength.tolist(), strict=True)
             strip.imshow([[to_rgba(colour_of(label), share) for label, share in pairs]], aspect="auto")
     rows[-1].set_xlabel("moment")
-    class_legend(figure, "upper right", {classes[label]: colour_of(label) for label in sorted(used)})
+    class_legend(figure, "outside upper right", {classes[label]: colour_of(label) for label in sorted(used)})
     return figure
