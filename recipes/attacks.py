@@ -241,13 +241,16 @@ def random_signs(attacker: Attacker, sample: Sample, epsilons: Sequence[float], 
     Raises:
         ValueError: if an epsilon is negative or not finite.
     """
-    points = _from_zero(epsilons)
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, sample.pixels.shape, generator=generator) * 2.0 - 1
     curve = Curve([], [], [])
-    for epsilon in points:
-        curve.add(epsilon, attacker.answers((sample.pixels + epsilon * signs).clamp(0, 1)), sample)
+    for epsilon in _from_zero(epsilons):
+        curve.add(epsilon, attacker.answers(with_signs(sample.pixels, epsilon, seed)), sample)
     return curve
+
+
+def with_signs(pixels: Tensor, epsilon: float, seed: int = 0) -> Tensor:
+    """Pixels in [0, 1] that went up or down by epsilon at random."""
+    signs = torch.randint(0, 2, pixels.shape, generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+    return (pixels + epsilon * signs).clamp(0, 1)
 
 
 def _from_zero(epsilons: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recipes.attacks import Attacker, Sample, Scores, draw_sample
+from recipes.attacks import Attacker, Sample, Scores, draw_sample, with_signs
 from recipes.kit.base import Line, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.lab import data_of
 from recipes.kit.measures import activations_of, all_found, by_groups, percent
@@ -127,6 +127,5 @@ def _attacked(classifier: Classifier, sample: Sample) -> dict[str, Tensor]:
     channels, height, width = sample.pixels.shape[1:]
     attacker = Attacker(Scores(network, classifier.preprocess), (channels, height, width), network.classes)
     attacked = attacker.attacked("FGSM", 0.1, sample.pixels, sample.labels, targeted=False)
-    signs = torch.randint(2, sample.pixels.shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1
-    noisy = (sample.pixels + 0.1 * signs).clamp(0, 1)
+    noisy = with_signs(sample.pixels, 0.1)
     return {name: attacker.answers(x) != sample.labels for name, x in ((ATTACKED, attacked), (NOISY, noisy))}

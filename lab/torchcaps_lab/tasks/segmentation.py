@@ -178,20 +178,18 @@ class Segmentation(Task):
         found = self.examine(network, images)
         each = torch.tensor(found.details["iou_of_images"]).nan_to_num(1)
         worst = images.subset(each.argsort()[:_WORST])
-        shown = tuple(
-            ShownSegments(
-                f"{Path(worst.files[place]).name if worst.files else place}: IoU {value:.1%}",
-                batch.pictures[0].cpu(), batch.labels[0].cpu(), said,
-            )
-            for place, (value, batch, (_, said)) in enumerate(
-                zip(each.sort().values[:_WORST].tolist(), worst.batches(1), self._looked(network, worst), strict=True)
-            )
-        )  # fmt: skip
-        title = f"What this {type(network).__name__} learned"
+        names = [Path(file).name for file in worst.files or map(str, range(len(worst)))]
+        values, said = each.sort().values.tolist(), [one for _, one in self._looked(network, worst)]
         yield Segments(
-            title=title, text=f"{found.lines[0].capitalize()}. Below are the worst images.",
-            figures=found.details["per_class"], shown=shown, classes=tuple(images.classes),
-        )  # fmt: skip
+            title=f"What this {type(network).__name__} learned",
+            text=f"{found.lines[0].capitalize()}. Below are the worst images.",
+            figures=found.details["per_class"],
+            shown=tuple(
+                ShownSegments(f"{name}: IoU {value:.1%}", batch.pictures[0].cpu(), batch.labels[0].cpu(), one)
+                for name, value, batch, one in zip(names, values, worst.batches(1), said, strict=False)
+            ),
+            classes=tuple(images.classes),
+        )
         yield LearningCurves.of(metrics)
         yield Summary.of("Settings", summary, [])
 

@@ -163,7 +163,8 @@ class SeveralLabels(Task):
         yield LearningCurves.of(metrics)
         selection = None if images.what == "texts" else _each_class(images)
         if selection is not None and selection.target is not None:
-            examples = _chosen(selection, _first_of_each(selection.target))
+            first = [int((selection.target == label).nonzero()[0]) for label in selection.target.unique()]
+            examples = _chosen(selection, first)
             shown, clearest = (Observation(network, one, verdict=verdict) for one in (selection, examples))
             yield from exhibits_of(shown, clearest)
         yield Summary.of("Settings", summary, [])
@@ -197,14 +198,6 @@ def _chosen(selection: Selection, places: list[int]) -> Selection:
         target=selection.target[places],
         titles=tuple(selection.titles[place] for place in places),
     )
-
-
-def _first_of_each(labels: Tensor) -> list[int]:
-    """The index of the first occurrence of each label."""
-    first: dict[int, int] = {}
-    for place, label in enumerate(labels.tolist()):
-        first.setdefault(label, place)
-    return [first[label] for label in sorted(first)]
 
 
 def _labels(images: ImageSet, batch_size: int) -> Tensor:
