@@ -1,7 +1,6 @@
 """How long a newcomer waits: processor seconds of commands, each in its own process, of one version or of two."""
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -95,5 +94,4 @@ def run(options: argparse.Namespace, show: Callable[[str], None]) -> None:
             rows[what] = [round(median(column), 2) for column in zip(*found, strict=True)]
             show(f"| {what} | {' | '.join(f'{value:.2f}' for value in rows[what])} |")
     if options.out is not None:
-        answer = {**report.environment("cpu", options.threads), "processor_seconds": rows}
-        options.out.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+        report.write_json(options.out, **report.environment("cpu", options.threads), processor_seconds=rows)

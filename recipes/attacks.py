@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recipes.kit.measures import percent
 from torchcaps.models import ImageClassifier
 from torchcaps.numerics import check_choice, check_finite, check_size
 from torchcaps.routing import DynamicRouting, EMRouting
@@ -199,11 +200,6 @@ class Attacker:
         return 100 * sum(int((one == 0).sum()) for one in gradients) / pixels.numel()
 
 
-def percent(hits: Tensor) -> float:
-    """The share of true values in percent."""
-    return 100 * hits.double().mean().item()
-
-
 def attack_all(
     attackers: Mapping[str, Attacker], sample: Sample, epsilons: Mapping[str, Sequence[float]]
 ) -> dict[Key, Curve]:
@@ -245,13 +241,16 @@ def random_signs(attacker: Attacker, sample: Sample, epsilons: Sequence[float], 
     Raises:
         ValueError: if an epsilon is negative or not finite.
     """
-    points = _from_zero(epsilons)
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, sample.pixels.shape, generator=generator) * 2.0 - 1
     curve = Curve([], [], [])
-    for epsilon in points:
-        curve.add(epsilon, attacker.answers((sample.pixels + epsilon * signs).clamp(0, 1)), sample)
+    for epsilon in _from_zero(epsilons):
+        curve.add(epsilon, attacker.answers(with_signs(sample.pixels, epsilon, seed)), sample)
     return curve
+
+
+def with_signs(pixels: Tensor, epsilon: float, seed: int = 0) -> Tensor:
+    """Pixels in [0, 1] that went up or down by epsilon at random."""
+    signs = torch.randint(0, 2, pixels.shape, generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+    return (pixels + epsilon * signs).clamp(0, 1)
 
 
 def _from_zero(epsilons: Sequence[float]) -> list[float]:

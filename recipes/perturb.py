@@ -12,6 +12,7 @@ from recipes import affine, multimnist
 from recipes.kit.base import Line, Picture, Recipe, Study, get_recipe, register_recipe
 from recipes.kit.charts import tiles
 from recipes.kit.lab import Trained, at_random, run_name
+from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import CapsuleClassifier
 from torchcaps.models.base import in_precision_of
@@ -184,7 +185,7 @@ class Perturb(Recipe[PerturbSettings]):
 def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
     """The figures of the sweeps of all classes, by measure; ``idle`` is that of the settings."""
     change = torch.stack([one.change for one in swept.values()])  # [classes, D]
-    return {CHANGE: change.flatten().quantile(0.5).item(), IDLE: 100 * (change < idle).double().mean().item()}
+    return {CHANGE: change.flatten().quantile(0.5).item(), IDLE: percent(change < idle)}
 
 
 def sweep_figure(swept: Mapping[str, Sweep], values: Sequence[float], title: str) -> "Figure":

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from recipes import smallnorb
 from recipes.kit.base import Key, Line, Picture, Recipe, Study, get_recipe, register_recipe
 from recipes.kit.lab import Trained, at_random, data_of
+from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from recipes.two_digits import DYNAMIC, KMEANS, VARIANT
 from torchcaps_lab.data import ImageSet
@@ -150,7 +151,7 @@ WORTH = "test accuracy, difference"
 
 
 def _changed(own: AtSteps, uniform: AtSteps) -> float:
-    return 100 * (own.prediction != uniform.prediction).double().mean().item()
+    return percent(own.prediction != uniform.prediction)
 
 
 def measures(steps: int, primary: bool) -> dict[str, Measure]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -191,11 +191,8 @@ def answer(figures: Sequence[Mapping[tuple[str, str], float]]) -> Picture:
     rows = sorted((row for row, values in found.items() if values), key=lambda row: mean(found[row]))
     panels = []
     for measure in (AFFINE, TEST_ERROR, CALIBRATION, ENTROPY, STEP, KEPT):
-        values = [[one[row, measure] for one in figures if (row, measure) in one] for row in rows]
-        means = [mean(one) if one else None for one in values]
-        spreads = [stdev(one) if len(one) > 1 else 0.0 for one in values]
-        unit = _KINDS[measure][0]
-        panels.append(Dots(f"{measure}, {unit}" if unit else measure, means, spreads, log=measure != ENTROPY))
+        label, keys = ", ".join(filter(None, (measure, _KINDS[measure][0]))), [(row, measure) for row in rows]
+        panels.append(Dots.over(label, figures, keys)._replace(log=measure != ENTROPY))
     seeds = f"mean and deviation of {len(figures)} seeds" if len(figures) > 1 else "one seed"
     caption = (
         f"Every routing in one small network, trained alike ({seeds}), the most robust to affine transforms first. "

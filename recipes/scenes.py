@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recipes.kit.base import Line, Picture, Recipe, Study, lines_of, register_recipe
-from recipes.kit.lab import data_of
+from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
+from recipes.kit.lab import data_of, first_of
+from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier, boxes_of_maps
 from torchcaps_lab.data import Batch, ImageSet, class_boxes
@@ -176,39 +177,29 @@ class Scenes(Recipe[SceneSettings]):
 
     name: ClassVar = "scenes"
     lines: ClassVar[tuple[Line, ...]] = tuple(
-        replace(line, unit="" if line.measure in (OVERLAP, PIXELS, PRECISION) else "%")
-        for line in lines_of(
-            (
-                (row, measure)
-                for row in (CAPSULES, CNN, BOXES)
-                for measure in (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)
-            ),
-            {},
-            higher_is_better=True,
-        )
+        Line(row, measure, unit="" if measure in (OVERLAP, PIXELS, PRECISION) else "%", higher_is_better=True)
+        for row in (CAPSULES, CNN, BOXES)
+        for measure in (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)
     )
     settings: ClassVar = SceneSettings
 
     def begin(self, study: Study) -> ImageSet:
         """The first of the test scenes."""
-        test = data_of(study.settings.data).test
-        return test.subset(torch.arange(min(study.settings.scenes, len(test))))
+        return first_of(data_of(study.settings.data).test, study.settings.scenes)
 
     def measure(self, study: Study, row: str, given: ImageSet) -> Mapping[str, float]:
         """Which classes are found, and where, on test scenes and on larger canvases."""
         network: Any = study.trained[row].network
         validation = data_of(study.settings.data).validation
-        boxes, pixels = fit_outlines(
-            network, validation.subset(torch.arange(min(study.settings.fitted, len(validation))))
-        )
+        boxes, pixels = fit_outlines(network, first_of(validation, study.settings.fitted))
         network.cut, network.reach = boxes
         study.facts[row] |= {"outline of the boxes": boxes._asdict(), "outline of the pixels": pixels._asdict()}
         found = look_at_all(network, given, pixels)
         there = (found["true"][..., 2:] > found["true"][..., :2]).all(-1)
         return {
-            EXACT: 100 * found["exact"].double().mean().item(),
-            LARGER: 100 * look_at_all(network, on_larger_canvases(given))["exact"].double().mean().item(),
-            POINT: 100 * found["point"].double().mean().item(),
+            EXACT: percent(found["exact"]),
+            LARGER: percent(look_at_all(network, on_larger_canvases(given))["exact"]),
+            POINT: percent(found["point"]),
             OVERLAP: box_iou(found["boxes"], found["true"])[there].mean().item(),
             PRECISION: average_precision(found["activation"], found["boxes"], found["true"])["map_50"],
             PIXELS: found["pixels"].double().mean().item(),

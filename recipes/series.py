@@ -2,20 +2,19 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 from zipfile import ZipFile
 
 import torch
-from scipy.stats import t as student
 
 from recipes.kit.base import Key, Picture, Recipe, Study, lines_of, register_recipe
 from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
+from recipes.kit.measures import half_interval
 from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option
 from torchcaps_lab.data import Series, SeriesSet
 from torchcaps_lab.data.base import find_data_dir
@@ -97,7 +96,7 @@ def _sounds(archive: Path) -> tuple[SeriesItem, ...]:
     with TemporaryDirectory() as folder, ZipFile(archive) as packed:
         packed.extractall(folder)
         items = list_series(Path(folder) / "recordings", Columns(), Sound()).parts["all"]
-    return tuple(item._replace(title=item.name) for item in items)
+    return tuple(replace(item, place=item.name) for item in items)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,17 +199,12 @@ def moments(trained: Trained, count: int = 4) -> "Figure":
     return series_figure(tuple(shown), series.classes)
 
 
-def interval(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean, by Student's t; 0 for one value."""
-    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5 if values[1:] else 0.0
-
-
 def accuracies(figures: Sequence[Mapping[Key, float]]) -> "Figure":
     """Accuracies of all kinds on each collection: mean and 95 % interval over the seeds."""
     kinds = [kind for kind in (*NETWORKS, ROCKET) if any(row.endswith(f": {kind}") for row, _ in figures[0])]
     panels = []
     for name in DATA:
         if (f"{name}: {CAPSULES}", ACCURACY) in figures[0]:
-            found = [[one[f"{name}: {kind}", ACCURACY] for one in figures] for kind in kinds]
-            panels.append(Dots(f"{name}, % right", list(map(mean, found)), list(map(interval, found))))
+            keys = [(f"{name}: {kind}", ACCURACY) for kind in kinds]
+            panels.append(Dots.over(f"{name}, % right", figures, keys, half_interval))
     return dot_panels(kinds, panels)

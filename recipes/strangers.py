@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 import recipes.decoding_cnn  # noqa: F401  # registers the twin
-from recipes.attacks import Attacker, Sample, Scores, draw_sample, percent
-from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.attacks import Attacker, Sample, Scores, draw_sample
+from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.charts import Cell, bars_upwards, image_grid
-from recipes.kit.lab import Trained, at_random, data_of
+from recipes.kit.lab import Trained, at_random, data_of, facts_of_network
+from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from recipes.reconstructive import reconstructive
 from torchcaps.models import load_pretrained
@@ -38,6 +39,9 @@ FOOLED = "fooled, {}"
 INK, INK_SQUARES = "error and ink, rank correlation", "sum of squares and ink, rank correlation"
 PLAIN = (AUC, AUC_ACTIVATION, INK, INK_SQUARES)
 """Measures that are no percentages."""
+
+BETTER = {AUC: True, AUC_ACTIVATION: True, INK: None, INK_SQUARES: None}
+"""Whether higher is better, of those for which lower is not."""
 
 MEASURES = (
     *(ERROR, FALSE, *PLAIN),
@@ -154,13 +158,10 @@ class Strangers(Recipe[StrangersSettings]):
 
     name: ClassVar = "strangers"
     lines: ClassVar = tuple(
-        line
+        Line(row, measure, unit="" if measure in PLAIN else "%", higher_is_better=BETTER.get(measure, False))
         for measure in MEASURES
-        for line in lines_of(
-            ((row, measure) for row in facts_of("strangers")["rows"]), {}, unit="" if measure in PLAIN else "%",
-            higher_is_better=measure in (AUC, AUC_ACTIVATION) if measure not in (INK, INK_SQUARES) else None,
-        )
-    )  # fmt: skip
+        for row in facts_of("strangers")["rows"]
+    )
     settings: ClassVar = StrangersSettings
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
@@ -169,14 +170,8 @@ class Strangers(Recipe[StrangersSettings]):
             return super().train(study, row, stop_at)
         name, _ = PACKED[row]
         network = load_pretrained(name).to(study.lab.device)
-        facts = {"model": type(network).__name__, "parameters": sum(one.numel() for one in network.parameters())}
-        none = {
-            "epochs": 0,
-            "training_seconds": 0.0,
-            "hardware": "none, of the package",
-            "versions": {"torch": torch.__version__},
-        }
-        return Trained(network, {**facts, **none}, Path(name))
+        facts = {**facts_of_network(network, 0.0), "hardware": "none, of the package"}
+        return Trained(network, {"model": type(network).__name__, "epochs": 0, **facts}, Path(name))
 
     def begin(self, study: Study) -> tuple[ImageSet, dict[str, Tensor]]:
         """Known test images, and strangers; an error before any training if the library of attacks is missing."""

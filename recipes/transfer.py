@@ -10,6 +10,7 @@ from torch import Tensor
 from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
 from recipes.kit.charts import transfer_grid
 from recipes.kit.lab import Trained, at_random
+from recipes.kit.measures import percent
 from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, plain
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleClassifier
@@ -176,7 +177,7 @@ class Given(NamedTuple):
         """The share of drawn images in which the judge sees the content's class, and how they follow the styles."""
         images = ImageSet(drawn.clamp(0, 1).mul(255).round().to(torch.uint8), labels, self.judge.classifier.classes)
         said = ask(self.judge.network, self.judge.classifier.prepared(images)).activation.argmax(1)
-        found = {KEPT: 100 * (said == labels).double().mean().item()}
+        found = {KEPT: percent(said == labels)}
         have = attributes(drawn)
         return found | {FOLLOWS[name]: correlation(have[:, k], self.wanted[:, k]) for k, name in enumerate(ATTRIBUTES)}
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.charts import bars_under_images
 from recipes.kit.lab import data_of
+from recipes.kit.measures import activations_of, all_found, percent
 from recipes.kit.options import TrainingOptions
-from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data.made import LAYOUTS, Scenes, arrange
 
 SU_A, SU_B = "Su 2018a, kexue.fm 4819", "Su 2018b, kexue.fm 5112"
@@ -26,10 +26,7 @@ def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> flo
         present: bool (N, E), k classes in each row.
         above: all of the k must also be more active than this.
     """
-    ranks = activation.argsort(1, descending=True).argsort(1)
-    found = ranks < present.sum(1, keepdim=True)
-    right = (found == present).all(1) & (activation.where(present, torch.inf).amin(1) > above)
-    return 100 * right.double().mean().item()
+    return percent(all_found(activation, present) & (activation.where(present, torch.inf).amin(1) > above))
 
 
 TWIN, DYNAMIC = "convolutional twin, pooled", "dynamic, accumulating, 3 steps"
@@ -92,8 +89,7 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
         network, found = study.trained[row].network, {SINGLE: study.trained[row].test_accuracy}
         for layout in TESTED[row]:
             images, present = given[layout]
-            classifier = Classifier(network, image_shape=(images.shape[1], images.shape[2], images.shape[3]))
-            activation = classifier.activations(images)
+            activation = activations_of(network, images)
             found |= {name: set_accuracy(activation, present, above) for name, above in measures(layout).items()}
         return found
 

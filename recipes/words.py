@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipes.kit.base import Key, Picture, Recipe, Study, lines_of, register_recipe
@@ -11,8 +10,8 @@ from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions
 from torchcaps.models import TextClassifier
 from torchcaps_lab.data import TextSet, joined
-from torchcaps_lab.report.canvas import new_figure
-from torchcaps_lab.report.pictures.words import COLOURS, ColouredText, ColouredTexts
+from torchcaps_lab.report.canvas import colour_of, new_figure
+from torchcaps_lab.report.pictures.words import ColouredText, ColouredTexts
 from torchcaps_lab.tasks import SeveralLabels
 
 if TYPE_CHECKING:
@@ -116,12 +115,7 @@ class WordsRecipe(Recipe[WordsSettings]):
 def pairs(figures: Sequence[Mapping[Key, float]]) -> "Figure":
     """Joined questions that each network classified correctly, with and without the count: mean and deviation."""
     rows = [row for row in ROWS if (row, MOST_ACTIVE) in figures[0]]
-    panels = []
-    for name in TOLD:
-        found = [[one[row, name] for one in figures] for row in rows]
-        panels.append(
-            Dots(f"{name}, % of pairs", [mean(one) for one in found], [stdev(one) if one[1:] else 0.0 for one in found])
-        )
+    panels = [Dots.over(f"{name}, % of pairs", figures, [(row, name) for row in rows]) for name in TOLD]
     return dot_panels([ROWS[row] for row in rows], panels)
 
 
@@ -159,7 +153,7 @@ def coloured_figure(texts: tuple[ColouredText, ...], classes: tuple[str, ...]) -
 def _word(axes: "Axes", at: int, row: float, piece: str, label: int, strength: float) -> int:
     """Writes a word, one letter in each column, and returns the column after it."""
     word = piece.rstrip()
-    axes.barh(row, len(word), 0.9, at, align="center", color=COLOURS[label % len(COLOURS)], alpha=0.75 * strength)
+    axes.barh(row, len(word), 0.9, at, align="center", color=colour_of(label), alpha=0.75 * strength)
     for place, letter in enumerate(word, at):
         axes.text(place + 0.5, row, letter, fontsize=8, family="monospace", ha="center", va="center", parse_math=False)
     return at + len(piece)

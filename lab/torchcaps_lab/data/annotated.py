@@ -1,13 +1,11 @@
 """Images of the user's own with boxes around things: COCO's JSON, XML files as of Pascal VOC, text files as of YOLO."""
 
-import contextlib
 import hashlib
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 from xml.etree import ElementTree
 
 import torch
@@ -15,21 +13,13 @@ from torch import Tensor
 
 from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import TEST_SEED, HeldOut, ImageData, check_held_out_share, register_dataset, stable_split
+from torchcaps_lab.data.coco import Coco, Noted
 from torchcaps_lab.data.image_set import Batch, ImageSet, Parts
 from torchcaps_lab.data.listed import Side
 from torchcaps_lab.data.picture import image_suffixes, open_image, to_tensor
 from torchcaps_lab.data.streams import digest_of
 
 _OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
-
-
-class _Noted(NamedTuple):
-    """One image and the boxes around its things: left, top, right, bottom in pixels, or shares of its sides."""
-
-    file: Path
-    labels: list[str]
-    boxes: Sequence[tuple[float, ...]]
-    shares: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +135,7 @@ class AnnotatedImages(ImageData):
         return self._read(self._noted[2])
 
     @cached_property
-    def _noted(self) -> tuple[tuple[str, ...], list[_Noted], list[_Noted]]:
+    def _noted(self) -> tuple[tuple[str, ...], list[Noted], list[Noted]]:
         """The classes, the images to train on, and those to test on."""
         root = _there(Path(self.root).expanduser(), "root")
         classes, train = _annotations(Path(self.annotations).expanduser(), root, self.names)
@@ -156,7 +146,7 @@ class AnnotatedImages(ImageData):
         rest, aside = ([train[index] for index in part.tolist()] for part in parts)
         return classes, rest, aside
 
-    def _read(self, noted: Sequence[_Noted]) -> AnnotatedSet:
+    def _read(self, noted: Sequence[Noted]) -> AnnotatedSet:
         sides = (self.size, self.size) if isinstance(self.size, int) else self.size
         images, boxes = list[Tensor](), list[Tensor]()
         for one in noted:
@@ -182,7 +172,7 @@ class AnnotatedImages(ImageData):
         return AnnotatedSet(pixels, mask, self.classes, files, things=things, boxes=placed)
 
 
-def _checked(one: _Noted, size: tuple[int, int]) -> Tensor:
+def _checked(one: Noted, size: tuple[int, int]) -> Tensor:
     """The boxes of an image in its pixels, (K, 4); a `ValueError` if one is empty, or outside."""
     boxes = torch.tensor(one.boxes, dtype=torch.float64).view(-1, 4)
     sides = torch.tensor([*size, *size], dtype=torch.float64)
@@ -216,12 +206,14 @@ def _there(path: Path, what: str) -> Path:
     return path
 
 
-def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> tuple[tuple[str, ...], list[_Noted]]:
+def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> tuple[tuple[str, ...], list[Noted]]:
     """The classes, and the images with their boxes, of a file or folder of annotations."""
     _there(path, "annotations")
-    kinds: Mapping[str, Callable[..., tuple[Sequence[str], list[_Noted]]]] = {".xml": _voc, ".txt": _yolo}
+    kinds: Mapping[str, Callable[..., tuple[Sequence[str], list[Noted]]]] = {".xml": _voc, ".txt": _yolo}
     if path.is_file() and path.suffix == ".json":
-        known, noted = _coco(path, root)
+        coco = Coco(path)
+        known: Sequence[str] = [*coco.names.values()]
+        noted = coco.boxes(root)
     else:
         found = {kind: sorted(one for one in path.glob(f"*{kind}") if one.name != "classes.txt") for kind in kinds}
         here = [kind for kind, files in found.items() if files]
@@ -241,32 +233,7 @@ def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> tuple[t
     return classes, noted
 
 
-def _coco(path: Path, root: Path) -> tuple[Sequence[str], list[_Noted]]:
-    try:
-        from pycocotools.coco import COCO
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "COCO's files are read by pycocotools, which is not installed: pip install 'torchcaps-lab[detection]'",
-            name="pycocotools",
-        ) from error
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints progress
-            coco = COCO(path)
-        names = {one: coco.cats[one]["name"] for one in sorted(coco.cats)}
-        rows = {one: [row for row in coco.imgToAnns[one] if not row.get("iscrowd")] for one in sorted(coco.imgs)}
-        noted = []
-        for image, mine in rows.items():
-            boxes = [(left, top, left + width, top + height) for left, top, width, height in (r["bbox"] for r in mine)]
-            labels = [names.get(row["category_id"], f"id {row['category_id']}") for row in mine]
-            noted.append(_Noted(root / coco.imgs[image]["file_name"], labels, boxes))
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise ValueError(f"annotations {path} are not as of COCO: {type(error).__name__} {error}") from error
-    if strange := {row["image_id"] for row in coco.anns.values()} - {*coco.imgs}:
-        raise ValueError(f"annotations {path} have boxes in the image {min(strange)}, which they do not list")
-    return list(names.values()), noted
-
-
-def _voc(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[_Noted]]:
+def _voc(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[Noted]]:
     noted = []
     for file in files:
         try:
@@ -275,7 +242,7 @@ def _voc(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tupl
             sides = ("xmin", "ymin", "xmax", "ymax")
             found = [[float(_text(one, f"bndbox/{side}")) for side in sides] for one in tree.iter("object")]
             boxes = [(left - 1, top - 1, right, bottom) for left, top, right, bottom in found]
-            noted.append(_Noted(root / _text(tree, "filename"), labels, boxes))
+            noted.append(Noted(root / _text(tree, "filename"), labels, boxes))
         except (ElementTree.ParseError, ValueError) as error:
             raise ValueError(f"annotations {file} are not as of VOC: {error}") from error
     return names or sorted({label for one in noted for label in one.labels}), noted
@@ -288,7 +255,7 @@ def _text(element: ElementTree.Element, name: str) -> str:
     return found.strip()
 
 
-def _yolo(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[_Noted]]:
+def _yolo(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[Noted]]:
     if names is None:
         listed = _there(files[0].with_name("classes.txt"), "pass classes, or give their names one a line:")
         names = listed.read_text("utf-8").split("\n")
@@ -303,6 +270,6 @@ def _yolo(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tup
                 raise ValueError(f"annotations {file} are not as of YOLO: {line!r} must be five numbers") from error
             labels.append(names[int(label)] if label in range(len(names)) else f"number {label:g}")
             boxes.append((x - width / 2, y - height / 2, x + width / 2, y + height / 2))
-        noted.append(_Noted(images.get(file.stem, root / f"{file.stem}.*"), labels, boxes, shares=True))
-    noted += [_Noted(one, [], []) for stem, one in images.items() if stem not in {file.stem for file in files}]
+        noted.append(Noted(images.get(file.stem, root / f"{file.stem}.*"), labels, boxes, shares=True))
+    noted += [Noted(one, [], []) for stem, one in images.items() if stem not in {file.stem for file in files}]
     return names, noted

@@ -1,12 +1,13 @@
 """Random changes of the training images."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.numerics import check_size
+from torchcaps.spec import Within, check_fields
 
 _GOLDEN = -0x61C8864680B583EB  # hexadecimal 9E3779B97F4A7C15 as a signed number
 _POSITIVE = 0x7FFFFFFFFFFFFFFF
@@ -37,11 +38,11 @@ class RandomShift:
         True
     """
 
-    pixels: int
+    pixels: Annotated[int, Within(0)]
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_size(0, pixels=self.pixels)
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Shift the images (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""

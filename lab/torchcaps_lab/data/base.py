@@ -189,6 +189,11 @@ class ImageData(ABC):
         return train.subset(rest), train.subset(held_out)
 
 
+def count_aside(share: float, count: int) -> int:
+    """How many of so many are put aside: the share, but at least one, and not all; none if the share is 0."""
+    return min(max(round(share * count), 1), count - 1) if share else 0
+
+
 def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Put aside the same share of every class, at random.
 
@@ -210,8 +215,8 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         members = (labels == label).nonzero().squeeze(1)
-        count = min(max(round(share * len(members)), 1), len(members) - 1) if share else 0
-        held_out[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+        order = torch.randperm(len(members), generator=generator)
+        held_out[members[order[: count_aside(share, len(members))]]] = True
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 
@@ -239,8 +244,7 @@ def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique():
         members = sorted((labels == label).nonzero().squeeze(1).tolist(), key=scores.__getitem__)
-        count = min(max(round(share * len(members)), 1), len(members) - 1) if share else 0
-        end = count
+        end = count = count_aside(share, len(members))
         while 0 < end < len(members) and digests[members[end - 1]] == digests[members[end]]:
             end += 1
         held_out[members[: count if end == len(members) else end]] = True

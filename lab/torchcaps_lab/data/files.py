@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from torchcaps_lab.data.listed import PART_NAMES, Listed, part_called, validation_is_test
+from torchcaps_lab.data.base import find_data_dir
+from torchcaps_lab.data.listed import PART_NAMES, Item, Listed, part_called, validation_is_test
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BY_PLUGIN, image_suffixes
 
@@ -14,7 +15,8 @@ _JUNK = ("thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "syst
 """Files that operating systems leave in folders, besides hidden ones."""
 
 
-class ImageFile(NamedTuple):
+@dataclass(frozen=True)
+class ImageFile(Item):
     """One file of a class.
 
     Args:
@@ -23,8 +25,6 @@ class ImageFile(NamedTuple):
         path: where it is.
     """
 
-    name: str
-    category: str
     path: Path
 
     @property
@@ -49,10 +49,12 @@ class Listing(Listed):
     root: Path = Path()
     refused: list[str] = field(default_factory=list)
     what: ClassVar[str] = "images"
+    suffixes: ClassVar[Sequence[str]] = ()
+    """Those of the files that are read; empty for those of images."""
 
     @cached_property
     def _suffixes(self) -> set[str]:
-        return image_suffixes()
+        return set(self.suffixes) or image_suffixes()
 
     def add(self, part: str, folder: Path) -> None:
         """Lists the class folders in ``folder`` as a split.
@@ -94,6 +96,8 @@ class Listing(Listed):
                 yield path
 
     def _not_opened(self, suffix: str) -> str:
+        if self.suffixes:
+            return f"only {', '.join(self.suffixes)} files are {self.what}"
         needs = BY_PLUGIN.get(suffix.lower())
         hint = f"; it is with a plug-in: pip install {needs}" if needs else ""
         return f"{suffix or 'no suffix'} is not a kind of image that is read{hint}"
@@ -124,6 +128,19 @@ class Listing(Listed):
 def seen_from(path: Path) -> str:
     """For messages: the folder that a relative path was looked for in."""
     return "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
+
+
+def found_root(root: str | Path) -> Path:
+    """A folder or file, or else what has its name in the folder of the data sets.
+
+    Raises:
+        FileNotFoundError: if there is neither.
+    """
+    root = Path(root).expanduser()
+    at_home = find_data_dir(None) / root
+    if not root.exists() and not at_home.exists():
+        raise FileNotFoundError(f"root {root} does not exist, and neither does {at_home}{seen_from(root)}")
+    return root if root.exists() else at_home
 
 
 def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:

@@ -7,11 +7,11 @@ centre of mass in the middle.
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL.Image import Image
 
 LARGEST = 256
@@ -55,8 +55,6 @@ def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Handw
     Raises:
         ValueError: if there is no ink in it.
     """
-    import numpy as np
-
     picture = _opaque(image)
     width, height = picture.size
     if (height, width) == image_shape[1:] and np.median(np.asarray(picture.convert("L"))) < 64:
@@ -96,7 +94,6 @@ def is_turned(image: "Image") -> bool:
 
 def _opaque(image: "Image") -> "Image":
     """An image in RGB; what is transparent becomes white under dark ink, and black under light ink."""
-    import numpy as np
     from PIL import Image
 
     image = upright(image)
@@ -109,9 +106,8 @@ def _opaque(image: "Image") -> "Image":
     return Image.alpha_composite(paper, image).convert("RGB")
 
 
-def _ink(pixels: "np.ndarray") -> "tuple[np.ndarray, bool]":
+def _ink(pixels: np.ndarray) -> tuple[np.ndarray, bool]:
     """The ink at each pixel, (H, W) in [0, 1], and whether it is darker than the ground; raises if there is none."""
-    import numpy as np
     from scipy import ndimage
 
     off = pixels - _ground(pixels)  # [H, W, 3]
@@ -134,10 +130,8 @@ def _ink(pixels: "np.ndarray") -> "tuple[np.ndarray, bool]":
     return np.where(near, along.clip(0, 1), 0), bool(colour.sum() < 0)
 
 
-def _ground(pixels: "np.ndarray") -> "np.ndarray":
+def _ground(pixels: np.ndarray) -> np.ndarray:
     """A quadratic surface through the colours of most pixels, by least absolute deviations."""
-    import numpy as np
-
     height, width = pixels.shape[:2]
     y, x = (axis.ravel() for axis in np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij"))
     terms = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], 1)  # [H W, 6]
@@ -156,9 +150,8 @@ def _ground(pixels: "np.ndarray") -> "np.ndarray":
     return (terms @ surface).reshape(pixels.shape)
 
 
-def _without_specks(mask: "np.ndarray") -> "np.ndarray":
+def _without_specks(mask: np.ndarray) -> np.ndarray:
     """A mask without the connected parts that are much smaller than the largest."""
-    import numpy as np
     from scipy import ndimage
 
     parts, count = ndimage.label(mask, np.ones((3, 3)))
@@ -169,17 +162,14 @@ def _without_specks(mask: "np.ndarray") -> "np.ndarray":
     return (sizes >= SMALLEST * sizes.max())[parts] & mask
 
 
-def _box(ink: "np.ndarray") -> "tuple[slice, slice]":
+def _box(ink: np.ndarray) -> tuple[slice, slice]:
     """The rows and columns that hold ink."""
-    import numpy as np
-
     rows, columns = (np.flatnonzero((ink > 0.3).any(axis)) for axis in (1, 0))
     return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
 
 
-def _widened(sign: "np.ndarray") -> "tuple[np.ndarray, bool]":
+def _widened(sign: np.ndarray) -> tuple[np.ndarray, bool]:
     """The sign, with its strokes as wide as usual if they are thinner than MNIST's."""
-    import numpy as np
     from scipy import ndimage
 
     side = max(sign.shape)
@@ -192,9 +182,8 @@ def _widened(sign: "np.ndarray") -> "tuple[np.ndarray, bool]":
     return ndimage.grey_dilation(np.pad(sign, missing), footprint=away <= missing), True
 
 
-def _centred(sign: "np.ndarray", size: tuple[int, int]) -> "np.ndarray":
+def _centred(sign: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """The sign in the box of a black picture (H, W), with its centre of mass in the middle; uint8."""
-    import numpy as np
     from PIL import Image
 
     side = BOX * min(size)
@@ -213,5 +202,5 @@ def _centred(sign: "np.ndarray", size: tuple[int, int]) -> "np.ndarray":
     return (255 * out).round().astype(np.uint8)
 
 
-def _tensor(grey: "np.ndarray", image_shape: tuple[int, int, int]) -> Tensor:
+def _tensor(grey: np.ndarray, image_shape: tuple[int, int, int]) -> Tensor:
     return torch.from_numpy(grey.copy())[None].expand(image_shape[0], -1, -1).contiguous()

@@ -9,13 +9,13 @@ from typing import Any
 
 from torchcaps.spec import settings
 from torchcaps_lab.data.base import register_dataset
-from torchcaps_lab.data.listed import Listed, ListedImages, arranged, part_called
+from torchcaps_lab.data.listed import Item, Listed, ListedImages, arranged, part_called
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BrokenImage
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Row(Item):
     """One row of a split.
 
     Args:
@@ -25,15 +25,8 @@ class _Row:
         index: of the row.
     """
 
-    name: str
-    category: str
     table: Any
     index: int
-
-    @property
-    def title(self) -> str:
-        """What people call it."""
-        return self.name
 
     def source(self) -> Path | BytesIO:
         """The file of the image, as bytes or by its path."""

@@ -151,13 +151,17 @@ class ImageSet(Dataset[Batch]):
     composition: Composition | None = None
 
     def __post_init__(self) -> None:
-        images = self.images
-        if images.dtype != torch.uint8 or images.ndim != 4:
-            raise ValueError(f"images must be uint8 (N, C, H, W), got {_describe(images)}")
+        self._check_images()
         self._check_labels()
-        if self.files is not None and len(self.files) != len(images):
-            raise ValueError(f"files must name {len(images)} files, one per image, got {len(self.files)}")
+        if self.files is not None and len(self.files) != len(self.images):
+            raise ValueError(f"files must name {len(self.images)} files, one per image, got {len(self.files)}")
+        if self.what != "images" and (self.preprocess != _AS_THEY_ARE or self.composition is not None):
+            raise ValueError(f"preprocess and composition are for images: {self.what} take none")
         self.preprocess.image_shape(self.raw_image_shape)
+
+    def _check_images(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise ValueError(f"images must be uint8 (N, C, H, W), got {_describe(self.images)}")
 
     def _check_labels(self) -> None:
         labels, count, classes = self.labels, len(self.images), len(self.classes)
@@ -224,6 +228,11 @@ class ImageSet(Dataset[Batch]):
     def prepared(self, preprocess: Preprocess) -> "ImageSet":
         """The same images, prepared in this way; a `ValueError` if it does not suit their size."""
         return replace(self, preprocess=preprocess)
+
+    def joined(self, other: "ImageSet") -> "ImageSet":
+        """These and other images of the same size and classes."""
+        images, labels = torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels])
+        return replace(self, images=images, labels=labels, files=(*(self.files or ()), *(other.files or ())) or None)
 
     def subset(self, indices: Tensor) -> "ImageSet":
         """The images at `indices`, int64 (M,), in that order."""

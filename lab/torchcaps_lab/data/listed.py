@@ -2,13 +2,13 @@
 
 import hashlib
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ from torchcaps_lab.data.store import GIB, ImageStore, threaded
 from torchcaps_lab.data.streams import digest_of
 
 if TYPE_CHECKING:
+    from io import BytesIO
+
     from PIL.Image import Image
 
     from torchcaps_lab.data.picture import Source
@@ -67,23 +69,26 @@ def validation_is_test(tested: str, train: str) -> str:
     )
 
 
-class Item(Protocol):
-    """One image that is listed."""
+@dataclass(frozen=True)
+class Item(ABC):
+    """One thing that is listed.
 
-    @property
-    def name(self) -> str:
-        """Identifies the image among all listed ones."""
+    Args:
+        name: identifies it among all listed ones.
+        category: the name of its class; empty where it is not known.
+    """
 
-    @property
-    def category(self) -> str:
-        """The name of its class."""
+    name: str
+    category: str
 
     @property
     def title(self) -> str:
-        """Its name in messages."""
+        """What people call it."""
+        return self.name
 
+    @abstractmethod
     def source(self) -> "Source":
-        """The file, its content, or the image itself."""
+        """Its file, its content, or the image itself."""
 
 
 @dataclass
@@ -137,6 +142,10 @@ class _Read:
         return same_content(self.manifest, pixels) if pixels else {}
 
 
+Decoded = tuple[dict[str, ImageSet], dict[str, BrokenImage]]
+"""The items of each split, and the problems of those that cannot be read, by name."""
+
+
 @settings
 class ListedData(ImageData):
     """Items that are listed one by one before they are read, each with a class; subclasses list and read them.
@@ -173,6 +182,11 @@ class ListedData(ImageData):
     def listed(self) -> Listed:
         """The list of images, made once."""
         return self.list_images()
+
+    def load_train(self) -> ImageSet:
+        """Read what to train on, including what is for validation unless that has a place of its own."""
+        train, validation = (self._read.sets[part] for part in ("train", "validation"))
+        return train if "validation" in self.listed.parts or not len(validation) else train.joined(validation)
 
     def load_validation(self) -> ImageSet | None:
         """Read the images in `val`, if that folder is there."""
@@ -251,7 +265,7 @@ class ListedData(ImageData):
             part: [self._entry(item) for item in items if item.name not in left_out]
             for part, items in self.listed.parts.items()
         }
-        divided = _shuffled if self._unrecorded else partial(_divided, same)
+        divided = partial(_divided, None if self._unrecorded else same)
         if "all" in entries:
             entries["train"], entries["test"] = divided(entries.pop("all"), self.test_share, TEST_SEED)
         if "validation" not in entries:
@@ -267,9 +281,7 @@ class ListedData(ImageData):
         return Entry(item.name, item.category, self._digest(item))
 
     @abstractmethod
-    def _decode(
-        self, manifest: Manifest, decoded: Mapping[str, Tensor]
-    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The items of each split, and the problems of those that cannot be read, by name.
 
         Args:
@@ -277,12 +289,12 @@ class ListedData(ImageData):
             decoded: all of them by name, if they were decoded before.
         """
 
-    @abstractmethod
     def _digest(self, item: Item) -> str:
         """Of the content of an item."""
+        return digest_of(cast("Path | BytesIO", item.source()))
 
     @cached_property
-    def _items(self) -> dict[str, Item]:
+    def _items(self) -> dict[str, Any]:
         return {item.name: item for item in self.listed.items}
 
 
@@ -324,18 +336,6 @@ class ListedImages(ListedData):
         """Height and width to resize to, if any."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
-    def load_train(self) -> ImageSet:
-        """Read the training images, including those for validation unless these have their own folder."""
-        train, validation = (self._read.sets[part] for part in ("train", "validation"))
-        if "validation" in self.listed.parts or not len(validation):
-            return train
-        return replace(
-            train,
-            images=torch.cat([train.images, validation.images]),
-            labels=torch.cat([train.labels, validation.labels]),
-            files=(*(train.files or ()), *(validation.files or ())),
-        )
-
     def fingerprint(self) -> str:
         """A digest of the training and validation files, in their order, and of how they are read."""
         how = (self.manifest().digest(), self.image_shape, self.resize)
@@ -354,9 +354,7 @@ class ListedImages(ListedData):
         told = f"{count_of(alike, 'test image')} nearly the same as a training image; {self.names_alike}"
         return (*super().notes(), *([told] if alike else []))
 
-    def _decode(
-        self, manifest: Manifest, decoded: Mapping[str, Tensor]
-    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The images of each split, and the problems of those that cannot be read, by name.
 
         Args:
@@ -474,23 +472,17 @@ def _handwriting(item: Item, shape: tuple[int, int, int]) -> Tensor:
 
 
 def _divided(
-    same: Mapping[str, str], entries: Sequence[Entry], share: float, seed: int
+    same: Mapping[str, str] | None, entries: Sequence[Entry], share: float, seed: int
 ) -> tuple[list[Entry], list[Entry]]:
-    """The rest and the share put aside, chosen by content."""
-    digests = [same.get(entry.digest, entry.digest) for entry in entries]
-    rest, aside = stable_split(_labels(entries), digests, share, seed)
-    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
-
-
-def _shuffled(entries: Sequence[Entry], share: float, seed: int) -> tuple[list[Entry], list[Entry]]:
-    """The rest and the share put aside, chosen by index, as it was done before runs kept a record."""
-    rest, aside = stratified_split(_labels(entries), share, seed)
-    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
-
-
-def _labels(entries: Sequence[Entry]) -> Tensor:
+    """The rest and the share put aside, chosen by content; None: by index, as it was before runs kept a record."""
     label_of = {name: label for label, name in enumerate(sorted({entry.category for entry in entries}))}
-    return torch.tensor([label_of[entry.category] for entry in entries], dtype=torch.int64)
+    labels = torch.tensor([label_of[entry.category] for entry in entries], dtype=torch.int64)
+    if same is None:
+        rest, aside = stratified_split(labels, share, seed)
+    else:
+        digests = [same.get(entry.digest, entry.digest) for entry in entries]
+        rest, aside = stable_split(labels, digests, share, seed)
+    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
 
 
 def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:

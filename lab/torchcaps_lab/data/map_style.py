@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.spec import argument, settings
-from torchcaps_lab.data.listed import Listed, ListedImages, Seen, arranged, look
+from torchcaps_lab.data.listed import Item, Listed, ListedImages, Seen, arranged, look
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BrokenImage, as_shown
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _Pair(Item):
     """One pair of a data set.
 
     Args:
@@ -28,15 +28,8 @@ class _Pair:
         seen: facts about it.
     """
 
-    name: str
-    category: str
     image: Callable[[], Any]
     seen: Seen
-
-    @property
-    def title(self) -> str:
-        """What people call it."""
-        return self.name
 
     def source(self) -> "Source":
         """The image, or its file."""

@@ -1,39 +1,34 @@
 """Images with a class for each pixel: masks beside pictures, COCO annotations, and the pixels of scenes."""
 
-import contextlib
-import io
 import re
-import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from glob import escape
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.names import needing
-from torchcaps.numerics import Size, check_size, given
-from torchcaps.spec import settings
+from torchcaps.numerics import Size
+from torchcaps.spec import Within, settings
 from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.base import Fit, ImageData, find_data_dir, register_dataset
+from torchcaps_lab.data.coco import Coco, check_same_size
 from torchcaps_lab.data.files import image_files, seen_from
 from torchcaps_lab.data.image_set import Batch, Composition, ImageSet
 from torchcaps_lab.data.made.base import Part
 from torchcaps_lab.data.picture import image_suffixes, open_image, opened, to_tensor
 from torchcaps_lab.data.scenes import INK, DigitScenes, Scenery
-from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.data.view import MOVES, Preprocess
 
 NO_CLASS = 255
 """The label of pixels that count for nothing, and of the margins of smaller pictures."""
 
 _MOST = 64
 """Different values of masks that are taken for classes; more are those of a picture."""
-
-_MOVES = ("shift", "crop", "flip", "rotate", "randaugment", "rescale")
 
 
 @dataclass(frozen=True)
@@ -166,16 +161,15 @@ class Masks(ImageData):
     masks: str = "masks"
     names: tuple[str, ...] = ()
     values: tuple[int, ...] = ()
-    ignore: int | None = None
+    ignore: Annotated[int, Within(0)] | None = None
     listed: str = ""
     cut: Size | None = None
     cuts: Size = 1
-    fold: int = 0
+    fold: Annotated[int, Within(0)] = 0
     folds: Size = 5
     channels: Literal[1, 3] = 1
 
     def __post_init__(self) -> None:
-        check_size(0, fold=self.fold, **given(ignore=self.ignore))
         if self.fold >= self.folds:
             raise ValueError(f"fold must be less than folds, {self.folds}, got {self.fold}")
         root = Path(self.root).expanduser()
@@ -206,7 +200,7 @@ class Masks(ImageData):
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
         """The shape of the images; a `ValueError` if ``preprocess`` would move pixels away from their labels."""
-        moved = [name for name in _MOVES if getattr(preprocess, name)]
+        moved = [name for name in (*MOVES, "rescale") if getattr(preprocess, name)]
         if moved:
             raise ValueError(f"preprocess.{moved[0]} would move pixels away from their labels: cut does both")
         return super().arguments(preprocess)
@@ -257,7 +251,7 @@ class Masks(ImageData):
         """All pictures and masks, smaller ones with margins below and on the right that have no class."""
         pictures, masks = [], []
         values, raw = list(self.values), []
-        categories = ("background", *self._coco.names) if self._coco else ()
+        categories = ("background", *self._coco.names.values()) if self._coco else ()
         for pair in self._pairs:
             image = open_image(pair.picture, self.channels, pair.picture)
             pictures.append(to_tensor(image, (self.channels, image.height, image.width), "pad"))
@@ -296,65 +290,18 @@ class Masks(ImageData):
         return labels.to(torch.uint8)
 
     @cached_property
-    def _coco(self) -> "_Coco | None":
-        return _Coco(Path(self.root) / self.masks) if self.masks.endswith(".json") else None
+    def _coco(self) -> Coco | None:
+        return Coco(Path(self.root) / self.masks) if self.masks.endswith(".json") else None
 
 
 def _mask(pair: _Pair, size: tuple[int, int]) -> Tensor:
     """The values of a mask, uint8 (H, W)."""
-    import numpy as np
-
     with opened(pair.mask, pair.mask) as mask:
         mode, values = mask.mode, np.array(mask)
     if mode not in ("1", "L", "P"):
         raise ValueError(f"{pair.mask} must have grey values or indexed colours of 8 bit, got mode {mode}")
-    _check_same(pair.mask, values.shape[::-1], pair.picture, size)
+    check_same_size(pair.mask, values.shape[::-1], pair.picture, size)
     return torch.from_numpy(values.astype(np.uint8))
-
-
-def _check_same(mask: Path, size: Sequence[int], picture: Path, expected: Sequence[int]) -> None:
-    """Raises a `ValueError` unless mask and picture have the same width and height."""
-    if tuple(size) != tuple(expected):
-        own, other = (f"{high} x {wide}" for wide, high in (size, expected))
-        raise ValueError(f"{mask} has {own} pixels (height x width), its picture {picture} has {other}")
-
-
-class _Coco:
-    """Masks from a file of COCO annotations."""
-
-    def __init__(self, path: Path) -> None:
-        with needing("COCO annotations", "torchcaps-lab[detection]"):
-            from pycocotools.coco import COCO
-
-        self.path = path
-        with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints progress
-            self.coco = COCO(str(path))
-        self.by_file = {Path(one["file_name"]).name: one for one in self.coco.dataset["images"]}
-        self.labels = {label: place for place, label in enumerate(sorted(self.coco.cats), 1)}
-        self.names = tuple(self.coco.cats[label]["name"] for label in sorted(self.coco.cats))
-
-    def mask(self, picture: Path, size: tuple[int, int]) -> Tensor:
-        """The class of each pixel, 0 for the background, uint8 (H, W)."""
-        if picture.name not in self.by_file:
-            raise FileNotFoundError(f"{picture} has no mask: {self.path} has no entry for it")
-        entry = self.by_file[picture.name]
-        _check_same(self.path, (entry["width"], entry["height"]), picture, size)
-        found = self.coco.loadAnns(self.coco.getAnnIds(imgIds=[entry["id"]]))
-        mask = torch.zeros(entry["height"], entry["width"], dtype=torch.uint8)
-        parts = []
-        for one in found:
-            try:
-                with warnings.catch_warnings():  # of NumPy, about how pycocotools hands it arrays
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    there = torch.from_numpy(self.coco.annToMask(one)).bool()
-                parts.append((there, self.labels[one["category_id"]]))
-            except (KeyError, TypeError, IndexError, ValueError) as error:
-                raise ValueError(f"{self.path}: annotation {one.get('id')} of {picture.name} has no mask") from error
-        for there, label in sorted(parts, key=lambda part: -int(part[0].sum())):
-            mask[there] = label
-        if not mask.any():
-            raise ValueError(f"{self.path} has an empty annotation: it marks nothing in {picture}")
-        return mask
 
 
 @dataclass(frozen=True)

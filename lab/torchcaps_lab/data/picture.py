@@ -7,6 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -183,7 +184,6 @@ def in_mode(source: "Image", channels: int) -> "Image":
 
 
 def _to_8_bit(image: "Image") -> "Image":
-    import numpy as np
     from PIL import Image
 
     # Pillow gives 16-bit grey as I;16 or, depending on its version and on the format, as 32-bit I.
@@ -195,7 +195,6 @@ def _to_8_bit(image: "Image") -> "Image":
 
 def to_tensor(image: "Image", image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
     """An image in the mode of its channels as uint8 (C, H, W); does not look for handwriting."""
-    import numpy as np
     from PIL import ImageOps
 
     channels, height, width = image_shape

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.numerics import check_finite, check_size
+from torchcaps.numerics import NotNegative, Size, check_size
+from torchcaps.spec import check_fields
 from torchcaps_lab.data.augment import mix, random_integers
 
 # One stream of random numbers for each class below; RandomShift has the unnumbered one.
@@ -161,11 +162,11 @@ class RandomCrop:
         torch.Size([4, 3, 24, 24])
     """
 
-    size: int
+    size: Size
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_size(size=self.size)
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Crop the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
@@ -220,11 +221,11 @@ class RandomBrightness:
         torch.Size([4, 3, 32, 32])
     """
 
-    delta: float = 63 / 255
+    delta: NotNegative = 63 / 255
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_finite(0, delta=self.delta)
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Change the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""

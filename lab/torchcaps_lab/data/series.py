@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,12 +10,11 @@ from torch import Tensor
 
 from torchcaps.numerics import Size, check_size
 from torchcaps.spec import Within, settings
-from torchcaps_lab.data.base import TEST_SEED, find_data_dir, register_dataset
-from torchcaps_lab.data.files import seen_from
+from torchcaps_lab.data.base import TEST_SEED, count_aside, register_dataset
+from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.image_set import ImageSet
-from torchcaps_lab.data.listed import Item, Listed, ListedData
+from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest
-from torchcaps_lab.data.picture import BrokenImage
 from torchcaps_lab.data.series_files import Columns, SeriesItem, list_series
 from torchcaps_lab.data.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.data.sound import Sound
@@ -83,10 +81,7 @@ class Series(ListedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        root = Path(self.root).expanduser()
-        self.root = root if root.exists() else find_data_dir(None) / root
-        if not self.root.exists():
-            raise FileNotFoundError(f"root {root} does not exist, and neither does {self.root}{seen_from(root)}")
+        self.root = found_root(self.root)
         _ = self.listed  # problems of the files are reported at once
 
     @property
@@ -154,25 +149,14 @@ class Series(ListedData):
             parts["train"] = [item for item in items if item.group not in groups]
             parts[part] = [item for item in items if item.group in groups]
 
-    def load_train(self) -> ImageSet:
-        """The training series, with those for validation unless the source has separate ones."""
-        train, validation = (self._read.sets[part] for part in ("train", "validation"))
-        if "validation" in self.listed.parts or not len(validation):
-            return train
-        assert isinstance(train, SeriesSet)
-        assert isinstance(validation, SeriesSet)
-        return train.joined(validation)
-
     def fingerprint(self) -> str:
         """A digest of the training and validation series, in their order, and of how they are read."""
         how = (self.manifest().digest(), self.standardise, self.bands, self.highest)
         return hashlib.sha256(repr(how).encode()).hexdigest()
 
-    def _decode(
-        self, manifest: Manifest, decoded: Mapping[str, Tensor]
-    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The series of each split, in the scale of those for training."""
-        items = {part: [self._series[entry.name] for entry in manifest.parts[part]] for part in PARTS}
+        items = {part: [self._items[entry.name] for entry in manifest.parts[part]] for part in PARTS}
         known = [item.values for item in items["train"] or items["test"]]  # some are tested on only
         if not known:
             raise ValueError("none of the series that the run was trained and tested on is there any more")
@@ -185,18 +169,11 @@ class Series(ListedData):
             sets[part] = SeriesSet(images, labels, manifest.classes, files, scale=scale)
         return sets, {}
 
-    def _digest(self, item: Item) -> str:
-        return hashlib.sha256(self._series[item.name].source().read()).hexdigest()
-
-    @cached_property
-    def _series(self) -> dict[str, SeriesItem]:
-        return {item.name: item for part in self.listed.parts.values() for item in part}
-
 
 def held_out(groups: set[str], share: float, seed: int) -> set[str]:
     """The groups to put aside, by their names mixed with the seed: at least one, and not all, unless the share is 0."""
     ranked = sorted(groups, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
-    return set(ranked[: min(max(round(share * len(ranked)), 1), len(ranked) - 1) if share else 0])
+    return set(ranked[: count_aside(share, len(ranked))])
 
 
 class MadeSeries(Series):

@@ -3,7 +3,7 @@
 import csv
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps_lab.data.files import Listing, list_folder
-from torchcaps_lab.data.listed import Listed, part_called
+from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.sound import Sound
 
 TABLES = (".ts", ".arff", ".csv")
@@ -36,22 +36,26 @@ class Columns(NamedTuple):
     group: str | None = None
 
 
-class SeriesItem(NamedTuple):
+@dataclass(frozen=True)
+class SeriesItem(Item):
     """One series that is listed.
 
     Args:
         name: its file, or its file and number.
         category: the name of its class; empty where it is not known.
         values: (C, L).
-        title: where it is, for people.
+        place: where it is, for people.
         group: who or what it is of; empty where that is not known.
     """
 
-    name: str
-    category: str
     values: Tensor
-    title: str
+    place: str
     group: str = ""
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return self.place
 
     def __str__(self) -> str:
         return self.title
@@ -161,13 +165,7 @@ class _SoundFiles(Listing):
     """The sounds in a folder of classes."""
 
     what = "sounds"
-
-    @cached_property
-    def _suffixes(self) -> set[str]:
-        return set(SOUNDS)
-
-    def _not_opened(self, suffix: str) -> str:
-        return f"only {', '.join(SOUNDS)} files are sounds"
+    suffixes = tuple(SOUNDS)
 
 
 def _folder_of(name: str, part: str) -> str:

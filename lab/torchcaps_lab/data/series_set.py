@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from torchcaps_lab.data.image_set import Batch, ImageSet
 from torchcaps_lab.data.sound import Sound
-from torchcaps_lab.data.view import Preprocess
 
 _FRAMES = Sound()
 
@@ -95,14 +94,9 @@ class SeriesSet(ImageSet):
 
     scale: Scale = Scale()
 
-    def __post_init__(self) -> None:
+    def _check_images(self) -> None:
         if self.images.dtype != torch.float32 or self.images.ndim != 3 or self.images.shape[1] < 2:
             raise ValueError(f"images must be float32 (N, C + 1, L), got {self.images.dtype} {(*self.images.shape,)}")
-        if self.files is not None and len(self.files) != len(self.images):
-            raise ValueError(f"files must be {len(self.images)}, one for each series, got {len(self.files)}")
-        if self.preprocess != Preprocess() or self.composition is not None:
-            raise ValueError("preprocess and composition are for images: series take none")
-        self._check_labels()
 
     @classmethod
     def of(cls, rows: Sequence[Tensor], labels: Tensor, classes: tuple[str, ...], **more: Any) -> "SeriesSet":
@@ -128,8 +122,9 @@ class SeriesSet(ImageSet):
         scaled = padded([self.scale(one) for one in found], channels)
         return Batch(scaled, self.labels[rows], rows, padded(found, channels))
 
-    def joined(self, other: "SeriesSet") -> "SeriesSet":
+    def joined(self, other: ImageSet) -> "SeriesSet":
         """These and other series."""
+        assert isinstance(other, SeriesSet)
         rows = [one.row(index) for one in (self, other) for index in range(len(one))]
         files = (*(self.files or ()), *(other.files or ()))
         images = padded(rows, self.image_shape[0])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.numerics import Size, check_choice
 from torchcaps.spec import argument, settings
-from torchcaps_lab.data.base import register_dataset, stratified_split
+from torchcaps_lab.data.base import count_aside, register_dataset, stratified_split
 from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.published import PublishedData
 from torchcaps_lab.data.streams import read_entries, unpacked
@@ -277,8 +277,7 @@ def _split_toys(labels: Tensor, toys: Tensor, share: float, seed: int) -> tuple[
     held_out = torch.zeros_like(labels, dtype=torch.bool)
     for label in labels.unique():
         known = toys[labels == label].unique()
-        count = min(max(1, round(share * len(known))), len(known) - 1) if share else 0
-        chosen = known[torch.randperm(len(known), generator=generator)[:count]]
+        chosen = known[torch.randperm(len(known), generator=generator)[: count_aside(share, len(known))]]
         held_out |= (labels == label) & torch.isin(toys, chosen)
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 

@@ -7,7 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_positive, check_size
+from torchcaps.numerics import Positive, Size
+from torchcaps.spec import check_fields
 
 _WINDOW, _HOP = 0.025, 0.010
 """Seconds that a frame looks at, and from one frame to the next."""
@@ -42,12 +43,11 @@ class Sound:
         torch.Size([20, 51])
     """
 
-    bands: int = 40
-    highest: float = 4000.0
+    bands: Size = 40
+    highest: Positive = 4000.0
 
     def __post_init__(self) -> None:
-        check_size(bands=self.bands)
-        check_positive(highest=self.highest)
+        check_fields(self)
 
     def frames(self, samples: Tensor, rate: int) -> Tensor:
         """The frames (bands, L) of samples (N,).

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,27 +82,15 @@ class ImageStore:
             images = _mapped(path, shape)
             problems: dict[int, BrokenImage] = {}
             if images is None:
-                problems = self._write(path, shape, picture)
+                problems = _write(path, shape, _decoded(shape[0], picture))
                 images = torch.empty((0, *self.image_shape), dtype=torch.uint8) if problems else _mapped(path, shape)
         if images is None:
             raise OSError(f"the decoded images in {path} cannot be read")
         return images, problems
 
-    @staticmethod
-    def _write(path: Path, shape: tuple[int, ...], picture: Picture) -> dict[int, BrokenImage]:
-        try:
-            return _write(path, shape, _decoded(shape[0], picture))
-        except OSError as error:
-            raise OSError(
-                f"{math.prod(shape) / GIB:.1f} GiB of decoded images cannot be written to {path.parent}: {error}; "
-                "name a folder with room by the environment variable TORCHCAPS_DATA, or allow them more memory"
-            ) from error
-
 
 def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:
     """The images in a file, memory-mapped; None if it does not hold them."""
-    import numpy as np
-
     try:
         pixels = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -115,8 +104,6 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:
 
 def _write(path: Path, shape: tuple[int, ...], images: Iterable[Tensor | BrokenImage]) -> dict[int, BrokenImage]:
     """Writes images as they come; if some cannot be read, no file is kept, and their problems are returned."""
-    import numpy as np
-
     problems: dict[int, BrokenImage] = {}
     whole = path.with_suffix(".tmp")
     try:
@@ -132,6 +119,11 @@ def _write(path: Path, shape: tuple[int, ...], images: Iterable[Tensor | BrokenI
             os.fsync(file.fileno())
         if not problems:
             whole.replace(path)
+    except OSError as error:
+        raise OSError(
+            f"{math.prod(shape) / GIB:.1f} GiB of decoded images cannot be written to {path.parent}: {error}; "
+            "name a folder with room by the environment variable TORCHCAPS_DATA, or allow them more memory"
+        ) from error
     finally:
         whole.unlink(missing_ok=True)
     return problems

@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import check_finite, check_share, check_size
+from torchcaps.names import needing
+from torchcaps.numerics import Share, Size
+from torchcaps.spec import Within, check_fields
 from torchcaps_lab.data.preprocess import _draw, _to_share
 
 # Streams of random numbers; those of a RandAugment follow each other, three for each operation.
@@ -25,13 +27,8 @@ def _kornia() -> ModuleType:
     Raises:
         ModuleNotFoundError: if it is not installed; it names the extra.
     """
-    try:
+    with needing("rotate and randaugment", "torchcaps-lab[augment]"):
         import kornia
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "rotate and randaugment need kornia, which is not installed: pip install 'torchcaps-lab[augment]'",
-            name="kornia",
-        ) from error
     return kornia
 
 
@@ -52,12 +49,11 @@ class RandomRotation:
         torch.Size([4, 3, 32, 32])
     """
 
-    degrees: float
+    degrees: Annotated[float, Within(0, 180)]
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.degrees <= 180:
-            raise ValueError(f"degrees must be 0 to 180, got {self.degrees}")
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Turn the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
@@ -87,11 +83,11 @@ class RandomErasing:
         torch.Size([4, 3, 32, 32])
     """
 
-    probability: float
+    probability: Share
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_share(probability=self.probability)
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Erase in the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
@@ -142,15 +138,12 @@ class RandAugment:
         torch.Size([4, 3, 32, 32])
     """
 
-    count: int
-    magnitude: float = 9.0
+    count: Size
+    magnitude: Annotated[float, Within(0, 30)] = 9.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_size(count=self.count)
-        check_finite(0, magnitude=self.magnitude)
-        if self.magnitude > 30:
-            raise ValueError(f"magnitude must be at most 30, got {self.magnitude}")
+        check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
         """Change the images, float (B, C, H, W) in [0, 1], whose places in their data set are `indices`, int64 (B,)."""

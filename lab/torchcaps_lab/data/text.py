@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,12 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import Size
 from torchcaps.spec import settings
-from torchcaps_lab.data.base import find_data_dir, register_dataset
-from torchcaps_lab.data.files import seen_from
+from torchcaps_lab.data.base import register_dataset
+from torchcaps_lab.data.files import found_root
 from torchcaps_lab.data.image_set import ImageSet
-from torchcaps_lab.data.listed import Item, Listed, ListedData
+from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest, count_of
-from torchcaps_lab.data.picture import BrokenImage
-from torchcaps_lab.data.text_files import TextItem, list_texts
+from torchcaps_lab.data.text_files import list_texts
 from torchcaps_lab.data.text_set import TextSet
 from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.data.word_vectors import read_vectors
@@ -86,7 +84,7 @@ class Text(ListedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.root = _found(Path(self.root).expanduser())
+        self.root = found_root(self.root)
         _ = self.listed  # problems of the files are reported at once
 
     @property
@@ -142,16 +140,6 @@ class Text(ListedData):
         """All texts, in any order of the classes."""
         return list_texts(Path(self.root), (self.text, self.label))
 
-    def load_train(self) -> ImageSet:
-        """The training texts, with those for validation unless the source has separate ones."""
-        train, validation = (self._read.sets[part] for part in ("train", "validation"))
-        if "validation" in self.listed.parts or not len(validation):
-            return train
-        assert isinstance(train, TextSet)
-        assert isinstance(validation, TextSet)
-        texts, labels = train.texts + validation.texts, torch.cat([train.labels, validation.labels])
-        return TextSet.of(texts, labels, train.classes, train.words, (*(train.files or ()), *(validation.files or ())))
-
     def fingerprint(self) -> str:
         """A digest of the training and validation texts, in their order, and of how they are read."""
         how = (self.manifest().digest(), self.longest, self.most, self.least, self.lower)
@@ -171,11 +159,9 @@ class Text(ListedData):
             f"{self.longest} are read; the longest has {max(cut):,}",
         )
 
-    def _decode(
-        self, manifest: Manifest, decoded: Mapping[str, Tensor]
-    ) -> tuple[dict[str, ImageSet], dict[str, BrokenImage]]:
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The texts of each split; the vocabulary is that of the training texts."""
-        texts = {part: [self._texts[entry.name].text for entry in manifest.parts[part]] for part in PARTS}
+        texts = {part: [self._items[entry.name].text for entry in manifest.parts[part]] for part in PARTS}
         if not any(texts.values()):
             raise ValueError("none of the texts that the run was trained and tested on is there any more")
         known = texts["train"] or texts["test"]  # texts that are only tested on are read with a network's words
@@ -190,18 +176,3 @@ class Text(ListedData):
             files = tuple(entry.name for entry in entries)
             sets[part] = TextSet.of(texts[part], labels, manifest.classes, words, files)
         return sets, {}
-
-    def _digest(self, item: Item) -> str:
-        return hashlib.sha256(self._texts[item.name].text.encode()).hexdigest()
-
-    @cached_property
-    def _texts(self) -> dict[str, TextItem]:
-        return {item.name: item for part in self.listed.parts.values() for item in part}
-
-
-def _found(root: Path) -> Path:
-    """The root, if it exists, or its place in the folder of the data sets."""
-    at_home = find_data_dir(None) / root
-    if not root.exists() and not at_home.exists():
-        raise FileNotFoundError(f"root {root} does not exist, and neither does {at_home}{seen_from(root)}")
-    return root if root.exists() else at_home

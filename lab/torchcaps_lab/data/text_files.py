@@ -4,17 +4,17 @@ import codecs
 import csv
 import warnings
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from dataclasses import dataclass
 from io import BytesIO, StringIO
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from torchcaps_lab.data.files import Listing, is_there, list_folder
-from torchcaps_lab.data.listed import Listed, part_called
+from torchcaps_lab.data.listed import Item, Listed, part_called
 
 
-class TextItem(NamedTuple):
+@dataclass(frozen=True)
+class TextItem(Item):
     """One text that is listed.
 
     Args:
@@ -23,14 +23,7 @@ class TextItem(NamedTuple):
         text: its content.
     """
 
-    name: str
-    category: str
     text: str
-
-    @property
-    def title(self) -> str:
-        """What people call it."""
-        return self.name
 
     def source(self) -> BytesIO:
         """Its content."""
@@ -96,13 +89,7 @@ class _TextFiles(Listing):
     """The files with the suffix .txt in a folder of classes."""
 
     what = "texts"
-
-    @cached_property
-    def _suffixes(self) -> set[str]:
-        return {".txt"}
-
-    def _not_opened(self, suffix: str) -> str:
-        return "only .txt files are texts"
+    suffixes = (".txt",)
 
 
 def decoded(path: Path) -> str:

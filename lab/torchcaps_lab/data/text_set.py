@@ -8,7 +8,6 @@ from torch import Tensor
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.image_set import Batch, ImageSet
-from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.data.words import PADDING, Words, together
 
 _NO_WORDS = Words()
@@ -44,15 +43,11 @@ class TextSet(ImageSet):
     texts: tuple[str, ...] = ()
     words: Words = _NO_WORDS
 
-    def __post_init__(self) -> None:
+    def _check_images(self) -> None:
         if self.images.dtype != torch.int64 or self.images.ndim != 2:
             raise ValueError(f"images must be int64 (N, L), got {self.images.dtype} {tuple(self.images.shape)}")
-        for name, one in (("texts", self.texts), ("files", self.files)):
-            if one is not None and len(one) != len(self.images):
-                raise ValueError(f"{name} must be {len(self.images)}, one for each row of words, got {len(one)}")
-        if self.preprocess != Preprocess() or self.composition is not None:
-            raise ValueError("preprocess and composition are for images: texts take none")
-        self._check_labels()
+        if len(self.texts) != len(self.images):
+            raise ValueError(f"texts must be {len(self.images)}, one for each row of words, got {len(self.texts)}")
 
     @classmethod
     def of(
@@ -77,6 +72,12 @@ class TextSet(ImageSet):
         if words == self.words:
             return self
         return TextSet.of(self.texts, self.labels, self.classes, words, self.files)
+
+    def joined(self, other: ImageSet) -> "TextSet":
+        """These and other texts, in the words of these."""
+        assert isinstance(other, TextSet)
+        texts, labels = self.texts + other.texts, torch.cat([self.labels, other.labels])
+        return TextSet.of(texts, labels, self.classes, self.words, (*(self.files or ()), *(other.files or ())) or None)
 
     def subset(self, indices: Tensor) -> "TextSet":
         """The texts at ``indices``, int64 (M,), in that order."""

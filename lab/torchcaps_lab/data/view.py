@@ -1,7 +1,7 @@
 """How a network sees the images of a data set, in training and in the test, as one set of options."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -25,6 +25,25 @@ from torchcaps_lab.data.strong import RandAugment, RandomErasing, RandomRotation
 
 Change = Callable[[Tensor, Tensor, int], Tensor]
 """Changes images (B, C, H, W) of indices (B,) for an epoch."""
+
+Changes = Mapping[str, Callable[[Any, int], Change]]
+"""How changes are made of the value of their option and a seed, by option."""
+
+MOVES: Changes = {
+    "shift": RandomShift,
+    "rotate": RandomRotation,
+    "crop": RandomCrop,
+    "flip": lambda _, seed: RandomFlip(seed),
+    "randaugment": lambda count, seed: RandAugment(count, seed=seed),
+}
+"""Those that may move things; RandAugment is among them because it leaves black pixels black."""
+
+SHADES: Changes = {
+    "brightness": RandomBrightness,
+    "contrast": lambda bounds, seed: RandomContrast(bounds[0], bounds[1], seed),
+    "erase": RandomErasing,
+}
+"""Those that leave everything in its place."""
 
 
 class View(NamedTuple):
@@ -170,9 +189,9 @@ class Preprocess:
         What happens to an image depends only on the seed, the epoch and its index.
         """
         images = self._rescaled(images)
-        for change in self._moves(seed):
+        for change in self._changes(MOVES, seed):
             images = change(images, indices, epoch)
-        placed, shades = images, self._shades(seed)
+        placed, shades = images, self._changes(SHADES, seed)
         for change in shades:
             images = change(images, indices, epoch)
         return self._view(images)._replace(placed=placed if shades else None)
@@ -206,31 +225,9 @@ class Preprocess:
         options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
         return cls(**options)
 
-    def _moves(self, seed: int) -> list[Change]:
-        """Changes that may move things; RandAugment is among them because it leaves black pixels black."""
-        changes: list[Change] = []
-        if self.shift:
-            changes.append(RandomShift(self.shift, seed))
-        if self.rotate:
-            changes.append(RandomRotation(self.rotate, seed))
-        if self.crop is not None:
-            changes.append(RandomCrop(self.crop, seed))
-        if self.flip:
-            changes.append(RandomFlip(seed))
-        if self.randaugment:
-            changes.append(RandAugment(self.randaugment, seed=seed))
-        return changes
-
-    def _shades(self, seed: int) -> list[Change]:
-        """Changes that leave everything in its place."""
-        changes: list[Change] = []
-        if self.brightness:
-            changes.append(RandomBrightness(self.brightness, seed))
-        if self.contrast is not None:
-            changes.append(RandomContrast(*self.contrast, seed))
-        if self.erase:
-            changes.append(RandomErasing(self.erase, seed))
-        return changes
+    def _changes(self, kinds: Changes, seed: int) -> list[Change]:
+        """Those of the changes that are asked for."""
+        return [make(value, seed) for name, make in kinds.items() if (value := getattr(self, name))]
 
     def _rescaled(self, images: Tensor) -> Tensor:
         return images if self.rescale is None else rescale(images, self.rescale)

@@ -314,7 +314,8 @@ class Explorer:
         boxes = self._exhibit(look, "boxes", None, lambda seen: ClassBoxes.of(seen, least))
         strangers = self._networks[taken.network].classifier.strangers
         none = strangers and self._exhibit(look, "none", None, lambda seen: NoneOfThese.of(seen, strangers))
-        return {**told, "there": _labels(there), "activations": shown, "boxes": boxes, "none": none}
+        empty = not bool(taken.observation.selection.pictures.any())
+        return {**told, "there": _labels(there), "activations": shown, "boxes": boxes, "none": none, "empty": empty}
 
     def pose(self, look: str, target: int) -> dict[str, Any] | None:
         """:class:`~torchcaps_lab.report.pictures.ClassPose`; None without a decoder."""

@@ -2,16 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchcaps.names import needing
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 MEASURES = ("slant", "width", "height", "weight", "left-right", "up-down")
 """The columns of :func:`shape_moments`."""
@@ -145,7 +141,7 @@ def attributes(images: Tensor, threshold: float = 0.5) -> Tensor:
     return torch.tensor(measured, dtype=torch.float64).reshape(-1, len(ATTRIBUTES))
 
 
-def _measured(slant: float, image: "np.ndarray", threshold: float) -> tuple[float, ...]:
+def _measured(slant: float, image: np.ndarray, threshold: float) -> tuple[float, ...]:
     """The attributes of one image (H, W) whose slant is known."""
     with needing("attributes", "torchcaps-lab[poses]"):
         from scipy import ndimage

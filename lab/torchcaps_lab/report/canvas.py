@@ -33,6 +33,25 @@ _FALLBACKS = (
 """Fonts for scripts that the default font lacks; those of them that are installed are used."""
 
 
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")
+
+
+def colour_of(label: int) -> str:
+    """The colour of a class, from the first again for more of them."""
+    return COLOURS[label % len(COLOURS)]
+
+
+def class_legend(
+    figure: "Figure", place: Literal["outside upper right", "outside lower center"], colours: Mapping[str, str]
+) -> None:
+    """A legend of classes by their names, if there are any."""
+    from matplotlib.patches import Patch
+
+    if colours:
+        patches = [Patch(color=colour, label=name) for name, colour in colours.items()]
+        figure.legend(handles=patches, loc=place, ncols=10, fontsize=8, frameon=False)
+
+
 Fill = Callable[["Axes", int], Any]
 """Draws the picture of one image into one pair of axes."""
 

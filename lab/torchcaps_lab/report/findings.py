@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, in_precision_of
 from torchcaps.numerics import compute_dtype
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.image_set import Batch, ImageSet
 from torchcaps_lab.report.layers import assignment_entropy
 
 _AT_ONCE = 8192
@@ -99,7 +100,6 @@ class Findings:
     @cached_property
     def per_class(self) -> tuple[ClassFigures, ...]:
         """Precision, recall and F1 of each class, by scikit-learn."""
-        import numpy as np
         from sklearn.metrics import precision_recall_fscore_support
 
         classes = list(range(self.activation.shape[1]))
@@ -201,6 +201,23 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def in_parts(model: nn.Module, images: Tensor, at_once: int = 16) -> Iterator[Tensor]:
+    """Prepared images (B, C, H, W) as a network takes them, a few at a time; it is evaluating until the last.
+
+    The assignments of a convolutional layer are many times larger than its capsules: more would fill the memory.
+    """
+    with evaluating(model) as device:
+        for part in images.split(at_once):
+            yield in_precision_of(model, part.to(device))
+
+
+def predicted(model: ImageClassifier, image_set: ImageSet, batch_size: int = 128) -> Iterator[tuple[Batch, Prediction]]:
+    """Batches of images, and what a network makes of each; in evaluation mode and without gradients until the end."""
+    with evaluating(model) as device:
+        for batch in image_set.batches(batch_size):
+            yield batch, model(in_precision_of(model, batch.images.to(device)))
 
 
 def kept(values: Tensor) -> Tensor:

@@ -6,12 +6,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from torchcaps.models.base import in_precision_of
-from torchcaps_lab.report.findings import evaluating
+from torchcaps_lab.report.findings import in_parts
 from torchcaps_lab.report.layers import Layer, dead_capsules, layer_entropy, observe_layers, peak_activation
-
-_AT_ONCE = 16
-"""Images that are observed together: the assignments of a convolutional layer are larger than its capsules."""
 
 
 def routing_health(model: nn.Module, images: Tensor, threshold: float = 0.01) -> dict[str, float]:
@@ -46,11 +42,10 @@ def observed_health(
     """The highest activation of each type of every layer, and measures (B,) of those that route, a few images each."""
     peaks: dict[str, list[Tensor]] = defaultdict(list)
     found: tuple[dict[str, list[Tensor]], ...] = tuple(defaultdict(list) for _ in measures)
-    with evaluating(network) as device:
-        for part in images.split(_AT_ONCE):
-            for name, layer in observe_layers(network, in_precision_of(network, part.to(device))).items():
-                peaks[name].append(peak_activation(layer.capsules).float())
-                if layer.routed:
-                    for measure, parts in zip(measures, found, strict=True):
-                        parts[name].append(measure(layer).float())
+    for part in in_parts(network, images):
+        for name, layer in observe_layers(network, part).items():
+            peaks[name].append(peak_activation(layer.capsules).float())
+            if layer.routed:
+                for measure, parts in zip(measures, found, strict=True):
+                    parts[name].append(measure(layer).float())
     return peaks, found

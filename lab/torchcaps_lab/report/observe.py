@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
 from torchcaps_lab.data.image_set import ImageSet
-from torchcaps_lab.report.findings import Findings, evaluating, kept
+from torchcaps_lab.report.findings import Findings, evaluating, in_parts, kept
 from torchcaps_lab.report.flow import class_maps, class_shares
 from torchcaps_lab.report.layers import Layer, observe_layers
 from torchcaps_lab.report.places import Extent, layer_extents, on_a_grid, origin, placed_capsules
@@ -166,10 +166,6 @@ def one_line(name: str) -> str:
     return " ".join(name.split())
 
 
-_AT_ONCE = 16
-"""Images that run together: the assignments of a convolutional layer are many times larger than its capsules."""
-
-
 class _Seen(NamedTuple):
     """What is kept of a run, on the CPU.
 
@@ -247,9 +243,7 @@ class Observation:
         """Of the classes, (B, E)."""
         if self.classes is not None:
             return self.classes.activation
-        with evaluating(self.model) as device:
-            parts = [kept(self.model(images).activation) for images in self._batches(device)]
-        return torch.cat(parts)
+        return torch.cat([kept(self.model(images).activation) for images in self._prepared()])
 
     @cached_property
     def target(self) -> Tensor:
@@ -336,19 +330,16 @@ class Observation:
             raise RuntimeError(f"this {type(self.model).__name__} has no decoder")
         return self.model, self.classes
 
-    def _batches(self, device: torch.device) -> Iterator[Tensor]:
-        """The images as the network takes them, a few at a time."""
-        for images in self.selection.images.split(_AT_ONCE):
-            yield in_precision_of(self.model, images.to(device))
+    def _prepared(self) -> Iterator[Tensor]:
+        return in_parts(self.model, self.selection.images)
 
     @cached_property
     def _seen(self) -> _Seen:
         parts = []
-        with evaluating(self.model) as device:
-            for images in self._batches(device):
-                parts.append(_keep(observe_layers(self.model, images)))
-                if not parts[0].capsules:
-                    break  # and none will come
+        for images in self._prepared():
+            parts.append(_keep(observe_layers(self.model, images)))
+            if not parts[0].capsules:
+                break  # and none will come
         return _Seen(
             {name: _joined(*(part.capsules[name] for part in parts)) for name in parts[0].capsules},
             {name: torch.cat([part.maps[name] for part in parts]) for name in parts[0].maps},

@@ -9,7 +9,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import PoseInput
 from torchcaps.models.base import CapsuleClassifier, in_precision_of
 from torchcaps.numerics import check_size
-from torchcaps_lab.report.findings import evaluating, kept
+from torchcaps_lab.report.findings import evaluating, in_parts, kept
 
 
 def default_sweep() -> Tensor:
@@ -106,8 +106,7 @@ def encoded(model: CapsuleClassifier, images: Tensor, at_once: int = 64) -> Caps
         images: at least one.
         at_once: how many are kept in memory.
     """
-    with evaluating(model) as device:
-        parts = [model.encode(in_precision_of(model, part.to(device))) for part in images.split(at_once)]
+    parts = [model.encode(part) for part in in_parts(model, images, at_once)]
     return Capsules(*(kept(torch.cat(part)) for part in zip(*parts, strict=True)))
 
 

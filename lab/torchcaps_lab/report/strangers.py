@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.models.base import ImageClassifier, in_precision_of
+from torchcaps.models.base import ImageClassifier
 from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.report.calibration import LEAST_IMAGES
-from torchcaps_lab.report.findings import evaluating, kept
+from torchcaps_lab.report.findings import kept, predicted
 from torchcaps_lab.report.verdict import judge
 
 FALSE_ALARMS = 0.05
@@ -81,8 +82,6 @@ class Strangers:
 
     def strangeness(self, error: Tensor) -> Tensor:
         """The share of the validation images that are less strange, (B,): from 0 to 1."""
-        import numpy as np
-
         # With the threshold among them, what is known is exactly what is at most 1 - false_alarms strange.
         errors = np.sort([*self.quantiles, self.threshold])
         levels = np.sort([*np.linspace(0, 1, len(self.quantiles)), 1 - self.false_alarms])
@@ -121,12 +120,11 @@ def reconstruction_errors(model: ImageClassifier, image_set: ImageSet, batch_siz
     if image_set.what != "images":
         return None
     found = []
-    with evaluating(model) as device:
-        for batch in image_set.batches(batch_size):
-            drawn = model(in_precision_of(model, batch.images.to(device))).reconstruction
-            if drawn is None or drawn.shape != batch.pictures.shape:
-                return None
-            found.append(reconstruction_error(batch.pictures.cpu(), kept(drawn)))
+    for batch, prediction in predicted(model, image_set, batch_size):
+        drawn = prediction.reconstruction
+        if drawn is None or drawn.shape != batch.pictures.shape:
+            return None
+        found.append(reconstruction_error(batch.pictures.cpu(), kept(drawn)))
     return torch.cat(found)
 
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.routing import Routing
 from torchcaps_lab.data.image_set import ImageSet
-from torchcaps_lab.report.findings import evaluating, kept
+from torchcaps_lab.report.findings import in_parts, kept
 from torchcaps_lab.report.health import observed_health
 from torchcaps_lab.report.layers import layer_entropy
+from torchcaps_lab.report.poses import encoded
 from torchcaps_lab.report.steps import routing_steps
 
 _UNSEEN, _EVEN = 0.9999, 0.995
@@ -117,20 +118,15 @@ def judge(model: ImageClassifier, image_set: ImageSet, most: int = 200) -> Verdi
     places = torch.linspace(0, len(image_set) - 1, min(most, len(image_set))).long()
     batch = image_set.__getitems__(places.tolist())
     _, (entropies,) = observed_health(model, batch.images[:: max(1, len(places) // _OBSERVED)], layer_entropy)
-    own = _answers(model, batch.images)
+    own = encoded(model, batch.images, _AT_ONCE).activation.argmax(1)
     changed = None
     routings = [module for module in model.modules() if isinstance(module, Routing)]
     if routings and all("steps" in vars(routing) for routing in routings):
         with routing_steps(model, 1):
-            changed = (_answers(model, batch.images) != own).double().mean().item()
+            now = encoded(model, batch.images, _AT_ONCE).activation.argmax(1)
+        changed = (now != own).double().mean().item()
     entropy = min((torch.cat(parts).mean().item() for parts in entropies.values()), default=None)
     return Verdict(len(places), entropy, changed, _explained(model, batch.images, batch.pictures))
-
-
-def _answers(model: CapsuleClassifier, images: Tensor) -> Tensor:
-    with evaluating(model) as device:
-        parts = [model.encode(in_precision_of(model, part.to(device))) for part in images.split(_AT_ONCE)]
-    return torch.cat([part.activation.argmax(1).cpu() for part in parts])
 
 
 def _explained(model: CapsuleClassifier, images: Tensor, pictures: Tensor) -> float | None:
@@ -139,9 +135,8 @@ def _explained(model: CapsuleClassifier, images: Tensor, pictures: Tensor) -> fl
     if model.decoder is None or not spread:
         return None
     left = 0.0
-    with evaluating(model) as device:
-        for part, shown in zip(images.split(_AT_ONCE), pictures.split(_AT_ONCE), strict=True):
-            capsules = model.encode(in_precision_of(model, part.to(device)))
-            drawn = kept(model.decode(capsules, capsules.activation.argmax(1)))
-            left += (drawn - shown).double().square().sum().item()
+    for part, shown in zip(in_parts(model, images, _AT_ONCE), pictures.split(_AT_ONCE), strict=True):
+        capsules = model.encode(part)
+        drawn = kept(model.decode(capsules, capsules.activation.argmax(1)))
+        left += (drawn - shown).double().square().sum().item()
     return 1 - left / spread

@@ -1,7 +1,7 @@
 """The interface of a task, which training, resuming, testing and predicting use."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -15,10 +15,16 @@ from torchcaps.spec import Registry, package_of, plain
 from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.report.calibration import Calibration
 from torchcaps_lab.report.cards import answer_card
+from torchcaps_lab.report.exhibit import Exhibit
+from torchcaps_lab.report.observe import Metrics
+from torchcaps_lab.report.page import write_page
 from torchcaps_lab.report.strangers import FALSE_ALARMS, Strangers
 
 Forward = Callable[[Tensor, Tensor], Prediction]
 """A network in a training step: takes images and the classes to reconstruct, labels (B,) or a mask (B, E)."""
+
+Losses = tuple[Prediction, dict[str, Tensor]]
+"""The prediction for a batch, and the parts of its loss by name, scalars, to be summed."""
 
 
 class Criteria(NamedTuple):
@@ -246,9 +252,7 @@ class Task(ABC):
         """Raises a `ValueError` if the targets of these images do not suit the task."""
 
     @abstractmethod
-    def loss(
-        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
-    ) -> tuple[Prediction, dict[str, Tensor]]:
+    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
         """The prediction for a batch, and its loss.
 
         Args:
@@ -303,6 +307,13 @@ class Task(ABC):
         metrics: Sequence[dict[str, float]],
     ) -> Path | None:
         """Writes a report into ``folder / "report"`` and returns the path of its page; None if the task has none."""
+        exhibits = self._exhibits(network, images, summary, metrics)
+        return None if exhibits is None else write_page(folder, filter(None, exhibits))
+
+    def _exhibits(
+        self, network: ImageClassifier, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+    ) -> Iterable[Exhibit | None] | None:
+        """What the report shows, in its order, None for nothing; None, as here, for no report."""
         return None
 
     def config(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """One class for each image."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,12 +11,13 @@ from torchcaps.numerics import compute_dtype
 from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.report.calibration import Calibration, fit_temperature
+from torchcaps_lab.report.exhibit import Exhibit
+from torchcaps_lab.report.findings import Findings, ask, confused_pairs, examine
+from torchcaps_lab.report.observe import Metrics
+from torchcaps_lab.report.page import exhibits_of_classifier
 from torchcaps_lab.report.strangers import FALSE_ALARMS, Strangers, fit_strangers
-from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
+from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Losses, Task, register_task
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
-
-if TYPE_CHECKING:
-    from torchcaps_lab.report import Findings
 
 _LISTED = 20
 """Most classes, or pairs of confused classes, that are listed in text."""
@@ -47,9 +47,7 @@ class Classification(Task):
                 "use task 'several_labels'"
             )
 
-    def loss(
-        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
-    ) -> tuple[Prediction, dict[str, Tensor]]:
+    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
         """Loss of the class activations and, with a decoder, of the reconstruction by the capsule of the true class."""
         prediction = forward(batch.images, batch.labels)
         parts = {"class_loss": criteria.loss(prediction.activation, batch.labels)}
@@ -67,8 +65,6 @@ class Classification(Task):
         In the confusion matrix, rows are true and columns predicted. There are warnings if always predicting the most
         frequent class would be as accurate, if classes have no images, and if activations are not finite.
         """
-        from torchcaps_lab.report import examine
-
         self.check(images)
         findings = examine(network, images, batch_size=batch_size)
         confusion = findings.confusion.tolist()
@@ -97,8 +93,6 @@ class Classification(Task):
 
     def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
         """Temperature scaling: :func:`~torchcaps_lab.report.fit_temperature`."""
-        from torchcaps_lab.report import ask
-
         return fit_temperature(ask(network, images, batch_size).activation, images.labels) if len(images) else None
 
     def fit_strangers(
@@ -107,22 +101,15 @@ class Classification(Task):
         """By the reconstruction of the most active class: :func:`~torchcaps_lab.report.fit_strangers`."""
         return fit_strangers(network, images, false_alarms, batch_size)
 
-    def report(
-        self,
-        folder: Path,
-        network: ImageClassifier,
-        images: ImageSet,
-        summary: dict[str, Any],
-        metrics: Sequence[dict[str, float]],
-    ) -> Path:
-        """Writes the page of :func:`torchcaps_lab.report.write_report`."""
-        from torchcaps_lab.report import write_report
-
+    def _exhibits(
+        self, network: ImageClassifier, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+    ) -> Iterator[Exhibit]:
+        """Those of :func:`torchcaps_lab.report.write_report`."""
         told = {name: value for name, value in summary.items() if name != "test_per_class"}  # it has its own table
-        return write_report(folder, network, images, told, metrics)
+        return exhibits_of_classifier(network, images, examine(network, images), told, metrics)
 
 
-def _matrix(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
+def _matrix(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
     """The lines of the confusion matrix: a head, and one for each class, with its number in the head."""
     names = [f"{readable(name)} [{place}]" for place, name in enumerate(classes, 1)]
     widest = max(map(len, names))
@@ -132,10 +119,8 @@ def _matrix(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
         yield f"  {name:{widest}}: {' '.join(f'{count:5}' for count in row)}  ({class_text(figures._asdict())})"
 
 
-def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
+def _pairs(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
     """For many classes, instead of a large matrix, the pairs that are confused most often."""
-    from torchcaps_lab.report.findings import confused_pairs
-
     pairs = confused_pairs(findings.confusion, _LISTED)
     if pairs:
         yield f"most often confused of {len(classes)} classes ('evaluate --json' has the whole matrix):"
@@ -145,7 +130,7 @@ def _pairs(findings: "Findings", classes: Sequence[str]) -> Iterator[str]:
         yield f"  {readable(classes[true])} taken for {readable(classes[said])}: {count} of {figures.images}  ({told})"
 
 
-def _warnings(findings: "Findings", images: ImageSet) -> tuple[str, ...]:
+def _warnings(findings: Findings, images: ImageSet) -> tuple[str, ...]:
     """Warnings: numbers that are not finite, classes without images, and an accuracy that guessing has, too."""
     told, classes = [*finite_warning(findings.activation)], images.classes
     if absent := [name for name, row in zip(classes, findings.per_class, strict=True) if not row.images]:

@@ -5,10 +5,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.models import ImageClassifier, Prediction, SceneCapsNet, Thing, box_area, box_iou
-from torchcaps.models.base import Places, in_precision_of
+from torchcaps.models.base import Places
 from torchcaps.numerics import check_finite
 from torchcaps_lab.data import Batch, ImageSet
-from torchcaps_lab.tasks.base import Criteria, Examination, Forward, Measure, register_task
+from torchcaps_lab.report.findings import ask, check_asked, predicted
+from torchcaps_lab.tasks.base import Criteria, Examination, Forward, Losses, Measure, register_task
 from torchcaps_lab.tasks.several_labels import SeveralLabels
 from torchcaps_lab.tasks.things import count_figures, look_for_things, mean_average_precision, true_things
 
@@ -136,9 +137,7 @@ class Detection(SeveralLabels):
                 "parts: use task 'several_labels'"
             )
 
-    def loss(
-        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
-    ) -> tuple[Prediction, dict[str, Tensor]]:
+    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
         """Loss of the class activations, and of the boxes of the classes that are there or, with `each`, of all things.
 
         Raises:
@@ -183,19 +182,14 @@ class Detection(SeveralLabels):
 
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
         """The results of :class:`SeveralLabels`, the mean IoU of the boxes, and their mean average precision."""
-        from torchcaps_lab.report import ask
-        from torchcaps_lab.report.findings import check_asked, evaluating
-
         if images.several:  # boxes of a class are no measure then
             return self._of_things(network, images, batch_size)
         self.check(images)
         check_asked(network, images, batch_size)
-        rows = []
-        with evaluating(network) as device:
-            for batch in images.batches(batch_size):  # once for classes and boxes: making scenes takes time, too
-                prediction = network(in_precision_of(network, batch.images.to(device)))
-                row = prediction.activation, _boxes(prediction, network), _true_boxes(batch, network.classes)
-                rows.append((batch.labels.cpu(), *(part.float().cpu() for part in row)))
+        rows = []  # once for classes and boxes: making scenes takes time, too
+        for batch, prediction in predicted(network, images, batch_size):
+            row = prediction.activation, _boxes(prediction, network), _true_boxes(batch, network.classes)
+            rows.append((batch.labels.cpu(), *(part.float().cpu() for part in row)))
         labels, activation, told, real = (torch.cat(part) for part in zip(*rows, strict=True))
         there = box_area(real) > 0
         figures = {"box_iou": box_iou(told, real)[there].mean().item() if there.any() else 0.0}

@@ -1,21 +1,23 @@
 """Segmentation: a class for each pixel."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcaps.models import ImageClassifier, Prediction
-from torchcaps.models.base import in_precision_of
 from torchcaps.numerics import check_finite
 from torchcaps_lab.data import NO_CLASS, Batch, ImageSet
-from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Measure, Task, register_task
-
-if TYPE_CHECKING:
-    from torchcaps_lab.report import Exhibit
+from torchcaps_lab.report.exhibit import Exhibit
+from torchcaps_lab.report.findings import check_asked, predicted
+from torchcaps_lab.report.observe import Metrics
+from torchcaps_lab.report.pictures.learning_curves import LearningCurves
+from torchcaps_lab.report.pictures.segments import Segments, ShownSegments
+from torchcaps_lab.report.pictures.summary import Summary
+from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Losses, Measure, Task, register_task
 
 _WORST = 6
 """Images of a report."""
@@ -96,9 +98,7 @@ class Segmentation(Task):
                 "have labels for whole images"
             )
 
-    def loss(
-        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
-    ) -> tuple[Prediction, dict[str, Tensor]]:
+    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
         """Loss of the activations at each pixel, of their overlap, and of a masked reconstruction if there is one."""
         labels = batch.labels
         prediction = forward(batch.images, labels)
@@ -146,16 +146,12 @@ class Segmentation(Task):
 
     def _looked(self, network: ImageClassifier, images: ImageSet) -> Iterator[tuple[Tensor, Tensor]]:
         """The confusion matrix and the answer for each image."""
-        from torchcaps_lab.report.findings import check_asked, evaluating
-
         check_asked(network, images, 1)
         at_once = max(1, _PIXELS // math.prod(images.image_shape))
-        with evaluating(network) as device:
-            for batch in images.batches(at_once):
-                prediction = network(in_precision_of(network, batch.images.to(device)))
-                said = _pixelwise(prediction, batch.labels).argmax(1).cpu()
-                for one, labels in zip(said, batch.labels.cpu(), strict=True):
-                    yield _confusion(one, labels, len(images.classes)), one
+        for batch, prediction in predicted(network, images, at_once):
+            said = _pixelwise(prediction, batch.labels).argmax(1).cpu()
+            for one, labels in zip(said, batch.labels.cpu(), strict=True):
+                yield _confusion(one, labels, len(images.classes)), one
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
         """The class of each pixel; the classes of an image have pixels, and probabilities are shares of these."""
@@ -175,46 +171,26 @@ class Segmentation(Task):
             )
         return answers
 
-    def report(
-        self,
-        folder: Path,
-        network: ImageClassifier,
-        images: ImageSet,
-        summary: dict[str, Any],
-        metrics: Sequence[dict[str, float]],
-    ) -> Path:
-        """Writes a page with the figures of each class, learning curves, and the worst images."""
-        from torchcaps_lab.report import write_page
-
-        return write_page(folder, self._exhibits(network, images, summary, metrics))
-
     def _exhibits(
-        self, network: ImageClassifier, images: ImageSet, summary: dict[str, Any], metrics: Sequence[dict[str, float]]
-    ) -> "Iterator[Exhibit]":
-        from torchcaps_lab.report.pictures.learning_curves import LearningCurves
-        from torchcaps_lab.report.pictures.segments import Segments, ShownSegments
-        from torchcaps_lab.report.pictures.summary import Summary
-
+        self, network: ImageClassifier, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+    ) -> Iterator[Exhibit | None]:
+        """The figures of each class, learning curves, and the worst images."""
         found = self.examine(network, images)
         each = torch.tensor(found.details["iou_of_images"]).nan_to_num(1)
         worst = images.subset(each.argsort()[:_WORST])
-        shown = tuple(
-            ShownSegments(
-                f"{Path(worst.files[place]).name if worst.files else place}: IoU {value:.1%}",
-                batch.pictures[0].cpu(), batch.labels[0].cpu(), said,
-            )
-            for place, (value, batch, (_, said)) in enumerate(
-                zip(each.sort().values[:_WORST].tolist(), worst.batches(1), self._looked(network, worst), strict=True)
-            )
-        )  # fmt: skip
-        title = f"What this {type(network).__name__} learned"
+        names = [Path(file).name for file in worst.files or map(str, range(len(worst)))]
+        values, said = each.sort().values.tolist(), [one for _, one in self._looked(network, worst)]
         yield Segments(
-            title=title, text=f"{found.lines[0].capitalize()}. Below are the worst images.",
-            figures=found.details["per_class"], shown=shown, classes=tuple(images.classes),
-        )  # fmt: skip
-        curves = LearningCurves.of(metrics)
-        if curves is not None:
-            yield curves
+            title=f"What this {type(network).__name__} learned",
+            text=f"{found.lines[0].capitalize()}. Below are the worst images.",
+            figures=found.details["per_class"],
+            shown=tuple(
+                ShownSegments(f"{name}: IoU {value:.1%}", batch.pictures[0].cpu(), batch.labels[0].cpu(), one)
+                for name, value, batch, one in zip(names, values, worst.batches(1), said, strict=False)
+            ),
+            classes=tuple(images.classes),
+        )
+        yield LearningCurves.of(metrics)
         yield Summary.of("Settings", summary, [])
 
 

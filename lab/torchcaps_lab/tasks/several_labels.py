@@ -1,9 +1,8 @@
 """Several classes in an image at once, or none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +12,17 @@ from torchcaps.numerics import check_size, given
 from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.report.calibration import Calibration, fit_platt
-from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Task, register_task
+from torchcaps_lab.report.exhibit import Exhibit
+from torchcaps_lab.report.findings import ask
+from torchcaps_lab.report.observe import Metrics, Observation, Selection
+from torchcaps_lab.report.page import exhibits_of
+from torchcaps_lab.report.pictures.learning_curves import LearningCurves
+from torchcaps_lab.report.pictures.present_classes import PresentClasses
+from torchcaps_lab.report.pictures.summary import Summary
+from torchcaps_lab.report.verdict import judge
+from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Losses, Task, register_task
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
 from torchcaps_lab.tasks.things import count_figures, look_for_things
-
-if TYPE_CHECKING:
-    from torchcaps_lab.report import Exhibit, Selection
 
 
 @register_task("several_labels")
@@ -79,9 +83,7 @@ class SeveralLabels(Task):
         chosen = activation.topk(self.count, dim=1).indices
         return torch.zeros_like(activation, dtype=torch.bool).scatter_(1, chosen, True)
 
-    def loss(
-        self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria
-    ) -> tuple[Prediction, dict[str, Tensor]]:
+    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
         """Loss of the class activations and, with a decoder, of reconstructions.
 
         If the batch has the parts of its images, the capsule of each part reconstructs that part alone, and the errors
@@ -113,8 +115,6 @@ class SeveralLabels(Task):
 
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
         """Exact accuracy, and for each class the number of images that have it, precision, recall and F1."""
-        from torchcaps_lab.report import ask
-
         self.check(images)
         found = self._examination(ask(network, images, batch_size).activation, _labels(images, batch_size), images)
         if not getattr(images, "several", False) or not isinstance(network, SceneCapsNet):
@@ -147,57 +147,31 @@ class SeveralLabels(Task):
 
     def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
         """Platt scaling, one slope and one intercept for all classes: :func:`~torchcaps_lab.report.fit_platt`."""
-        from torchcaps_lab.report import ask
-
         if not len(images):
             return None
         return fit_platt(ask(network, images, batch_size).activation, _labels(images, batch_size))
 
-    def report(
-        self,
-        folder: Path,
-        network: ImageClassifier,
-        images: ImageSet,
-        summary: dict[str, Any],
-        metrics: Sequence[dict[str, float]],
-    ) -> Path:
-        """Writes a page with the figures of each class, learning curves, and the class capsules of a few images."""
-        from torchcaps_lab.report import write_page
-
-        return write_page(folder, self._exhibits(network, images, summary, metrics))
-
     def _exhibits(
-        self,
-        network: ImageClassifier,
-        images: ImageSet,
-        summary: dict[str, Any],
-        metrics: Sequence[dict[str, float]],
-    ) -> "Iterator[Exhibit]":
-        from torchcaps_lab.report import Observation, exhibits_of, judge
-        from torchcaps_lab.report.pictures.learning_curves import LearningCurves
-        from torchcaps_lab.report.pictures.present_classes import PresentClasses
-        from torchcaps_lab.report.pictures.summary import Summary
-
+        self, network: ImageClassifier, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+    ) -> Iterator[Exhibit | None]:
+        """The figures of each class, learning curves, and the class capsules of a few images."""
         found = self.examine(network, images)
         verdict = judge(network, images) if images.what == "images" else None
         lines = [line for line in found.lines if not line.startswith(" ")]  # those of classes are a table here
         title, rows = f"What this {type(network).__name__} learned", found.details["per_class"]
         yield PresentClasses.of(title, lines, rows, verdict)
-        curves = LearningCurves.of(metrics)
-        if curves is not None:
-            yield curves
+        yield LearningCurves.of(metrics)
         selection = None if images.what == "texts" else _each_class(images)
         if selection is not None and selection.target is not None:
-            examples = _chosen(selection, _first_of_each(selection.target))
+            first = [int((selection.target == label).nonzero()[0]) for label in selection.target.unique()]
+            examples = _chosen(selection, first)
             shown, clearest = (Observation(network, one, verdict=verdict) for one in (selection, examples))
             yield from exhibits_of(shown, clearest)
         yield Summary.of("Settings", summary, [])
 
 
-def _each_class(images: ImageSet, most: int = 20) -> "Selection | None":
+def _each_class(images: ImageSet, most: int = 20) -> Selection | None:
     """The first images, each once for every class in it, at most ``most`` in all; None if they have no classes."""
-    from torchcaps_lab.report import Selection
-
     batch = images.__getitems__(list(range(min(most, len(images)))))
     rows, classes = batch.labels.cpu().nonzero()[:most].unbind(1)
     if not len(rows):
@@ -214,7 +188,7 @@ def _each_class(images: ImageSet, most: int = 20) -> "Selection | None":
     return Selection(batch.images.cpu()[rows], batch.pictures.cpu()[rows], classes, titles, classes=names)
 
 
-def _chosen(selection: "Selection", places: list[int]) -> "Selection":
+def _chosen(selection: Selection, places: list[int]) -> Selection:
     """Some of the images of a selection."""
     assert selection.target is not None
     return replace(
@@ -224,14 +198,6 @@ def _chosen(selection: "Selection", places: list[int]) -> "Selection":
         target=selection.target[places],
         titles=tuple(selection.titles[place] for place in places),
     )
-
-
-def _first_of_each(labels: Tensor) -> list[int]:
-    """The index of the first occurrence of each label."""
-    first: dict[int, int] = {}
-    for place, label in enumerate(labels.tolist()):
-        first.setdefault(label, place)
-    return [first[label] for label in sorted(first)]
 
 
 def _labels(images: ImageSet, batch_size: int) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import SceneCapsNet, Thing, box_area
-from torchcaps.models.base import in_precision_of
+from torchcaps.names import needing
 from torchcaps_lab.data import Batch, ImageSet, ink_boxes
+from torchcaps_lab.report.findings import check_asked, predicted
 
 Things = Sequence[Sequence[Thing]]
 """Those of each image."""
@@ -65,21 +66,17 @@ def look_for_things(network: SceneCapsNet, images: ImageSet, threshold: float = 
     Raises:
         ValueError: if the images do not know their things.
     """
-    from torchcaps_lab.report.findings import check_asked, evaluating
-
     check_asked(network, images, batch_size)
     labels, activation, looked = list[Tensor](), list[Tensor](), Looked(images.labels, images.labels, [], [], [])
-    with evaluating(network) as device:
-        for batch in images.batches(batch_size):
-            prediction = network(in_precision_of(network, batch.images.to(device)))
-            labels.append(batch.labels.cpu())
-            activation.append(prediction.activation.float().cpu())
-            looked.found.extend(network.things_in(prediction, min(_FAINT, threshold)))
-            looked.true.extend(
-                [Thing(label, 1.0, box) for label, box in zip(*one, strict=True) if box_area(box) > 0]
-                for one in zip(*(part.cpu().tolist() if part.ndim == 2 else part.cpu() for part in true_things(batch)),
-                               strict=True)
-            )  # fmt: skip
+    for batch, prediction in predicted(network, images, batch_size):
+        labels.append(batch.labels.cpu())
+        activation.append(prediction.activation.float().cpu())
+        looked.found.extend(network.things_in(prediction, min(_FAINT, threshold)))
+        names, boxes = true_things(batch)
+        looked.true.extend(
+            [Thing(name, 1.0, box) for name, box in zip(*one, strict=True) if box_area(box) > 0]
+            for one in zip(names.tolist(), boxes.cpu(), strict=True)
+        )
     looked = looked._replace(labels=torch.cat(labels), activation=torch.cat(activation))
     for said, things in zip(looked.activation > threshold, looked.found, strict=True):
         best = {thing.label: thing for thing in reversed(things)}
@@ -111,14 +108,9 @@ def mean_average_precision(found: Things, true: Things) -> dict[str, float]:
     Raises:
         ModuleNotFoundError: if pycocotools is not installed; it names the extra.
     """
-    try:
+    with needing("average precisions", "torchcaps-lab[detection]"):
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "mean average precision needs pycocotools, which is not installed: pip install 'torchcaps-lab[detection]'",
-            name="pycocotools",
-        ) from error
 
     def rows(things: Things) -> list[dict[str, Any]]:
         every = [(image, thing) for image, ones in enumerate(things) for thing in ones]

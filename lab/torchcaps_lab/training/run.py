@@ -218,18 +218,15 @@ def circumstances(trainer: Trainer, metrics: Sequence[Mapping[str, float]]) -> d
     """Time, hardware and versions of a training, for its summary."""
     return {
         "training_seconds": round(sum(row["seconds"] for row in metrics), 1),
-        "hardware": _hardware(trainer.strategy.root_device, trainer.world_size),
-        "versions": {
-            "torchcaps": torchcaps.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        **machine(trainer.strategy.root_device, trainer.world_size),
     }
 
 
-def _hardware(device: torch.device, processes: int) -> str:
+def machine(device: torch.device, processes: int = 1) -> dict[str, Any]:
+    """Hardware and versions of a training on it."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
         name = f"{device.type} ({platform.machine()}), {torch.get_num_threads()} threads"
-    return f"{processes} x {name}"
+    versions = {"torchcaps": torchcaps.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"hardware": f"{processes} x {name}", "versions": versions}

@@ -425,7 +425,7 @@ async function see(path, query, body) {
   state.map = null;
   state.words = state.network.reads ? activations : null;
   state.boxes = answer.boxes ? { ...answer.boxes, things: answer.boxes.things[0] } : null;
-  tellTruth(answer.label);
+  tellTruth(answer.label, answer.empty);
   tellStrange(answer.none);
   if (state.words) {
     if (path === "sample") $("text").value = answer.text;
@@ -447,14 +447,15 @@ async function see(path, query, body) {
 }
 
 // What a test image is labelled with, and what the network says: two lines, so that neither is taken for the other.
-function tellTruth(label) {
+function tellTruth(label, empty) {
   state.labels = label === null ? [] : [label].flat();
   const listed = (labels) => labels.map(name).join(", ") || "nothing";
   $("truth").textContent = state.labels.length ? `label: ${listed(state.labels)}` : "";
   const right = listed([...state.there].sort()) === listed([...state.labels].sort());
   const count = (label) => state.boxes?.things.filter((thing) => thing.label === label).length ?? 1;
   const said = state.there.map((label) => (count(label) > 1 ? `${count(label)} x ` : "") + name(label)).join(", ") || "nothing";
-  $("answer").textContent = `answer: ${said}${state.labels.length ? (right ? ", right" : ", wrong") : ""}`;
+  const judged = state.labels.length ? (right ? ", right" : ", wrong") : "";
+  $("answer").textContent = empty ? "nothing is drawn" : `answer: ${said}${judged}`;
   $("answer").className = state.labels.length && !right ? "wrong" : "";
 }
 

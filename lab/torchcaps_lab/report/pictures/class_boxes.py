@@ -7,13 +7,14 @@ from torch import Tensor
 
 from torchcaps.models.base import in_precision_of
 from torchcaps.models.scene_capsnet import SceneCapsNet, Thing
-from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
+from torchcaps_lab.report.boxes import Boxed, boxes_figure
+from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
 from torchcaps_lab.report.findings import evaluating
 from torchcaps_lab.report.observe import Observation
 
 
 @register_exhibit("class_boxes", place=45, drawings="boxes.png")
-class ClassBoxes(Exhibit):
+class ClassBoxes(OfImages):
     """Images, what is in them, and where.
 
     Attributes:
@@ -59,15 +60,8 @@ class ClassBoxes(Exhibit):
             names=tuple(map(selection.name, range(model.classes))),
         )
 
-    @classmethod
-    def of_images(cls, shown: Observation, examples: Observation) -> "ClassBoxes | None":
-        """Of the images to show."""
-        return cls.of(shown)
-
     def draw(self) -> Iterator[Picture]:
         """The images with a box around each thing."""
-        from torchcaps_lab.report.boxes import Boxed, boxes_figure
-
         boxed = [
             Boxed(picture, [(self.names[thing.label], thing.box.tolist()) for thing in things])
             for picture, things in zip(self.pictures, self.things, strict=True)

@@ -4,8 +4,9 @@ from torch import Tensor
 
 from torchcaps.models import TextClassifier
 from torchcaps_lab.data.words import UNKNOWN, Words
+from torchcaps_lab.report.canvas import colour_of
 from torchcaps_lab.report.exhibit import Exhibit, register_exhibit
-from torchcaps_lab.report.pictures.words import COLOURS, MEANING
+from torchcaps_lab.report.pictures.words import MEANING
 from torchcaps_lab.report.words import pieces_of, shares_and_activation
 
 
@@ -64,5 +65,5 @@ class ClassWords(Exhibit):
             shares=shares,
             activation=activation,
             said=int(activation.argmax()),
-            colours=tuple(COLOURS[label % len(COLOURS)] for label in range(len(activation))),
+            colours=tuple(map(colour_of, range(len(activation)))),
         )

@@ -12,6 +12,7 @@ from torchcaps_lab.report.canvas import new_figure, shorten
 from torchcaps_lab.report.exhibit import Exhibit, Picture, Table, register_exhibit
 from torchcaps_lab.report.findings import ClassFigures, Findings, confused_pairs
 from torchcaps_lab.report.observe import Tested
+from torchcaps_lab.report.pictures.present_classes import class_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,13 +83,8 @@ class Confusion(Exhibit):
 
     def table(self) -> Table | None:
         """How well each class is recognised."""
-        if not self.figures:
-            return None
-        rows = [
-            [name, f"{figures.images:,}", *("-" if share is None else f"{share:.1%}" for share in figures[1:])]
-            for name, figures in zip(self.classes, self.figures, strict=True)
-        ]
-        return Table(rows, ["class", "images", "precision", "recall", "F1"])
+        named = {name: figures._asdict() for name, figures in zip(self.classes, self.figures, strict=False)}
+        return class_table(named) if named else None
 
     def draw(self) -> Iterator[Picture]:
         """The matrix; colours are shares of a row, on a scale that shows small shares too."""

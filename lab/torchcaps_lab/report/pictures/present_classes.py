@@ -9,6 +9,16 @@ Figures = Mapping[str, float | int | None]
 """``images``, ``precision``, ``recall`` and ``f1`` of a class; None where there are no images to go by."""
 
 
+def class_table(figures: Mapping[str, Figures]) -> Table:
+    """How well each class is recognised, by its name."""
+    shares = ("precision", "recall", "f1")
+    rows = [
+        [name, f"{row['images']:,}", *("-" if row[of] is None else f"{row[of]:.1%}" for of in shares)]
+        for name, row in figures.items()
+    ]
+    return Table(rows, ["class", "images", "precision", "recall", "F1"])
+
+
 @register_exhibit("present_classes")
 class PresentClasses(Exhibit):
     """How well a network finds all classes of images, and each.
@@ -49,12 +59,4 @@ class PresentClasses(Exhibit):
 
     def table(self) -> Table:
         """A row for each class."""
-        rows = [
-            [
-                name,
-                f"{row['images']:,}",
-                *("-" if row[of] is None else f"{row[of]:.1%}" for of in ("precision", "recall", "f1")),
-            ]
-            for name, row in self.figures.items()
-        ]
-        return Table(rows, ["class", "images", "precision", "recall", "F1"])
+        return class_table(self.figures)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps_lab.report.canvas import new_figure, set_title, show
+from torchcaps_lab.report.canvas import class_legend, colour_of, new_figure, set_title, show
 from torchcaps_lab.report.exhibit import Exhibit, Picture, Table, pixels, register_exhibit
-from torchcaps_lab.report.pictures.words import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,7 +72,7 @@ class Segments(Exhibit):
 
 def colours(count: int) -> Tensor:
     """Of classes, (count, 3) in [0, 1]: black for the first."""
-    codes = ["#000000", *(COLOURS[place % len(COLOURS)] for place in range(count - 1))]
+    codes = ["#000000", *map(colour_of, range(count - 1))]
     return torch.tensor([[int(code[place : place + 2], 16) / 255 for place in (1, 3, 5)] for code in codes])
 
 
@@ -97,8 +96,6 @@ def overlay(image: Tensor, mask: Tensor, count: int, strength: float = 0.5) -> T
 
 def segments_figure(shown: Sequence[ShownSegments], classes: Sequence[str], side: float = 2.2) -> "Figure":
     """A row for each image: it, the truth over it, the answer over it, and the wrong pixels in white."""
-    from matplotlib.patches import Patch
-
     count = len(classes)
     figure = new_figure(4 * side + 0.2, (side + 0.25) * len(shown) + 0.5)
     for row, one in zip(figure.subplots(len(shown), 4, squeeze=False), shown, strict=True):
@@ -110,7 +107,5 @@ def segments_figure(shown: Sequence[ShownSegments], classes: Sequence[str], side
     used = {
         int(label) for one in shown for mask in (one.true, one.said) for label in mask.unique() if 0 < label < count
     }
-    patches = [Patch(color=(COLOURS[(label - 1) % len(COLOURS)]), label=classes[label]) for label in sorted(used)]
-    if patches:
-        figure.legend(handles=patches, loc="outside lower center", ncols=8, fontsize=8, frameon=False)
+    class_legend(figure, "outside lower center", {classes[label]: colour_of(label - 1) for label in sorted(used)})
     return figure

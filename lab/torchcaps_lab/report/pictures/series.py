@@ -13,12 +13,11 @@ from torch.nn.functional import normalize
 from torchcaps.models import SeriesCapsNet
 from torchcaps_lab.data.series_files import SOUNDS
 from torchcaps_lab.data.series_set import SeriesSet
-from torchcaps_lab.report.canvas import new_figure, set_title
+from torchcaps_lab.report.canvas import class_legend, colour_of, new_figure, set_title
 from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
 from torchcaps_lab.report.findings import evaluating, kept
 from torchcaps_lab.report.layers import observe_layers
 from torchcaps_lab.report.observe import Tested
-from torchcaps_lab.report.pictures.words import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,7 +150,6 @@ def _playable(path: Path) -> str:
 def series_figure(series: tuple[ShownSeries, ...], classes: tuple[str, ...]) -> "Figure":
     """Series one below the other, lines or an image, each above a strip of what its moments spoke for."""
     from matplotlib.colors import to_rgba
-    from matplotlib.patches import Patch
 
     figure = new_figure(8, 1.7 * len(series) + 0.5)
     rows = figure.subplots(2 * len(series), 1, squeeze=False, height_ratios=[6, 1] * len(series))[:, 0]
@@ -169,9 +167,7 @@ def series_figure(series: tuple[ShownSeries, ...], classes: tuple[str, ...]) -> 
             strength, labels = one.shares.max(1)
             used |= set(labels.unique().tolist())
             pairs = zip(labels.tolist(), strength.tolist(), strict=True)
-            strip.imshow([[to_rgba(COLOURS[label % len(COLOURS)], share) for label, share in pairs]], aspect="auto")
+            strip.imshow([[to_rgba(colour_of(label), share) for label, share in pairs]], aspect="auto")
     rows[-1].set_xlabel("moment")
-    patches = [Patch(color=COLOURS[label % len(COLOURS)], label=classes[label]) for label in sorted(used)]
-    if patches:
-        figure.legend(handles=patches, loc="outside upper right", ncols=10, fontsize=8, frameon=False)
+    class_legend(figure, "outside upper right", {classes[label]: colour_of(label) for label in sorted(used)})
     return figure

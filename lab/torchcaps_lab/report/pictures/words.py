@@ -11,14 +11,11 @@ from torch import Tensor
 from torchcaps.models import TextClassifier
 from torchcaps_lab.data.text_set import TextSet
 from torchcaps_lab.data.words import Words
+from torchcaps_lab.report.canvas import colour_of
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
 from torchcaps_lab.report.words import ROUTED, pieces_of, word_shares
-
-COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")
-"""Of the classes in their order, and from the first again for more of them."""
-
 
 MEANING = (
     "The colour of a word is that of the class for which it spoke most: to which routing gave the capsules that saw "
@@ -145,7 +142,7 @@ class ColouredTexts(Exhibit):
 
 
 def _span(text: str, label: int, strength: float, name: str = "") -> str:
-    red, green, blue = (int(COLOURS[label % len(COLOURS)][place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(colour_of(label)[place : place + 2], 16) for place in (1, 3, 5))
     title = f' title="{escape(name)} {strength:.2f}"' if name else ""
     colour = f"rgba({red},{green},{blue},{0.5 * strength:.2f})"
     blank = text[len(text.rstrip()) :]
