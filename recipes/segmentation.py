@@ -57,9 +57,7 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
 
 def _above(studies: Sequence[Study], rows: Sequence[str], unet: str) -> Dots:
     """Points of IoU above those of a U-Net on the folds that both have, with 95 % of Student's t."""
-    points = [
-        [one.figures[row, IOU] - one.figures[unet, IOU] for one in studies if {(row, IOU), (unet, IOU)} <= {*one.figures}]
-        for row in rows
-    ]
+    known = [one.figures for one in studies if (unet, IOU) in one.figures]
+    points = [[one[row, IOU] - one[unet, IOU] for one in known if (row, IOU) in one] for row in rows]
     means = [mean(one) if one and row != unet else None for row, one in zip(rows, points, strict=True)]
     return Dots(f"points above the {unet}", means, [half_interval(one) for one in points])
