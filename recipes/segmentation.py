@@ -51,7 +51,7 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
         """Means over the folds, and how far each network is above the U-Nets on the same folds."""
         rows = [row for row in ROWS if any((row, IOU) in one.figures for one in studies)]
         means = Dots.over(f"{IOU}, %", [one.figures for one in studies], [(row, IOU) for row in rows], half_interval)
-        above = [_above(studies, rows, unet) for unet in (UNET, LARGE)]
+        above = [_above(studies, rows, unet) for unet in (UNET, LARGE) if unet in rows]
         return {"iou": Picture(dot_panels(rows, [means, *above]), self.caption)}
 
 
@@ -60,4 +60,4 @@ def _above(studies: Sequence[Study], rows: Sequence[str], unet: str) -> Dots:
     known = [one.figures for one in studies if (unet, IOU) in one.figures]
     points = [[one[row, IOU] - one[unet, IOU] for one in known if (row, IOU) in one] for row in rows]
     means = [mean(one) if one and row != unet else None for row, one in zip(rows, points, strict=True)]
-    return Dots(f"points above the {unet}", means, [half_interval(one) for one in points])
+    return Dots(f"points more than\n{unet}", means, [half_interval(one) for one in points])
