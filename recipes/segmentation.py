@@ -11,12 +11,11 @@ from recipes.kit.measures import half_interval
 from recipes.kit.options import TrainingOptions
 
 UNET, LARGE = "U-Net of equal size", "U-Net of ten times"
-RATE = {"optimizer": {"lr": 0.005}, "scheduler": {"max_lr": 0.005}}
 ROWS: dict[str, dict[str, Any]] = {
     "capsules, 1 step": {"routing": {"name": "DynamicRouting", "steps": 1, "squash": "half", "bias": True}},
     "capsules, 3 steps": {},
-    UNET: {"model": "unet", "model_args": {"channels": [9, 18, 36, 70]}, **RATE},
-    LARGE: {"model": "unet", "model_args": {"channels": [28, 56, 112, 226]}, **RATE},
+    UNET: {"model": "unet", "model_args": {"channels": [9, 18, 36, 70]}},
+    LARGE: {"model": "unet", "model_args": {"channels": [28, 56, 112, 226]}},
 }
 IOU, DICE = "mean IoU", "mean Dice"
 
