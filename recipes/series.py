@@ -96,7 +96,7 @@ def _sounds(archive: Path) -> tuple[SeriesItem, ...]:
     with TemporaryDirectory() as folder, ZipFile(archive) as packed:
         packed.extractall(folder)
         items = list_series(Path(folder) / "recordings", Columns(), Sound()).parts["all"]
-    return tuple(replace(item, place=item.name) for item in items)
+    return tuple(replace(item, where=item.name) for item in items)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -229,7 +229,7 @@ class ImageSet(Dataset[Batch]):
         """The same images, prepared in this way; a `ValueError` if it does not suit their size."""
         return replace(self, preprocess=preprocess)
 
-    def joined(self, other: "ImageSet") -> "ImageSet":
+    def _joined(self, other: "ImageSet") -> "ImageSet":
         """These and other images of the same size and classes."""
         images, labels = torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels])
         return replace(self, images=images, labels=labels, files=(*(self.files or ()), *(other.files or ())) or None)

@@ -186,7 +186,7 @@ class ListedData(ImageData):
     def load_train(self) -> ImageSet:
         """Read what to train on, including what is for validation unless that has a place of its own."""
         train, validation = (self._read.sets[part] for part in ("train", "validation"))
-        return train if "validation" in self.listed.parts or not len(validation) else train.joined(validation)
+        return train if "validation" in self.listed.parts or not len(validation) else train._joined(validation)
 
     def load_validation(self) -> ImageSet | None:
         """Read the images in `val`, if that folder is there."""

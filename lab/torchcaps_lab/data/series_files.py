@@ -44,18 +44,18 @@ class SeriesItem(Item):
         name: its file, or its file and number.
         category: the name of its class; empty where it is not known.
         values: (C, L).
-        place: where it is, for people.
+        where: its place, for people.
         group: who or what it is of; empty where that is not known.
     """
 
     values: Tensor
-    place: str
+    where: str
     group: str = ""
 
     @property
     def title(self) -> str:
         """What people call it."""
-        return self.place
+        return self.where
 
     def __str__(self) -> str:
         return self.title

@@ -130,6 +130,8 @@ class SeriesSet(ImageSet):
         images = padded(rows, self.image_shape[0])
         return replace(self, images=images, labels=torch.cat([self.labels, other.labels]), files=files or None)
 
+    _joined = joined
+
 
 def padded(rows: Sequence[Tensor], channels: int) -> Tensor:
     """Series (C, L) of any lengths as one tensor (B, C + 1, longest), whose last channel says where they are."""

@@ -73,7 +73,7 @@ class TextSet(ImageSet):
             return self
         return TextSet.of(self.texts, self.labels, self.classes, words, self.files)
 
-    def joined(self, other: ImageSet) -> "TextSet":
+    def _joined(self, other: ImageSet) -> "TextSet":
         """These and other texts, in the words of these."""
         assert isinstance(other, TextSet)
         texts, labels = self.texts + other.texts, torch.cat([self.labels, other.labels])
