@@ -179,18 +179,22 @@ def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring(tmp_path: Pat
 
 
 IMPORT = (
-    "import json, sys, torch; before = set(sys.modules); import torchcaps; "
-    "assert 'torchcaps.ops.fused.operators' in sys.modules, 'saved programs name operators'; "
+    "import json, sys, torch; before = set(sys.modules); import torchcaps; at_once = set(sys.modules) - before; "
     "[getattr(torchcaps, name) for name in set(torchcaps.__all__) - set(torchcaps._OF_THE_LAB)]; "
-    "print(json.dumps(sorted(set(sys.modules) - before)))"
+    "print(json.dumps([sorted(at_once), sorted(set(sys.modules) - before)]))"
 )
 
 
 @pytest.fixture(scope="module")
-def brought() -> list[str]:
-    """The modules that the names of ``torchcaps`` load where torch is there already."""
+def loaded() -> tuple[list[str], list[str]]:
+    """The modules that ``import torchcaps`` loads where torch is there already, and with those all its names do."""
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def brought(loaded: tuple[list[str], list[str]]) -> list[str]:
+    return loaded[1]
 
 
 def test_no_folder_is_over_its_budget() -> None:
@@ -199,6 +203,12 @@ def test_no_folder_is_over_its_budget() -> None:
 
 
 class TestImportOfThePackage:
+    def test_is_quick(self, loaded: tuple[list[str], list[str]]) -> None:
+        """What programs that were saved name is there; routings, layers and networks come when asked for."""
+        rooms = {house.room(name) for name in loaded[0] if name.split(".")[0] == "torchcaps"} - {""}
+        assert {"capsules", "ops"} <= rooms <= set(house.ORDER[: house.ORDER.index("ops") + 1])
+        assert "torchcaps.ops.fused.operators" in loaded[0]
+
     def test_needs_torch_alone(self, brought: list[str]) -> None:
         """Nothing comes with it but itself, parts of torch, and what those stand on."""
         others = {name.split(".")[0] for name in brought} - set(sys.stdlib_module_names)

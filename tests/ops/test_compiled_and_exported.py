@@ -1,5 +1,7 @@
 """The operators of the fused backends, and whole networks, under torch.compile, torch.export and autocast."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -212,6 +214,25 @@ def saved(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram
     torch.export.save(program, file)
     file.seek(0)
     return torch.export.load(file)
+
+
+OPENED = (
+    "import sys, torch, torchcaps; "
+    "found = torch.export.load(sys.argv[1]).module()(torch.load(sys.argv[2])); torch.save(list(found), sys.argv[2]); "
+    "assert type(found) is torchcaps.models.Prediction"
+)
+
+
+def test_import_of_the_package_is_all_that_a_saved_program_needs(tmp_path: Path) -> None:
+    """It names operators and the result of networks."""
+    program, tensors = tmp_path / "program.pt2", tmp_path / "tensors.pt"
+    model, images, _ = network("capsnet_digits")
+    model.class_caps.backend, model.decoder = "native", None
+    torch.export.save(torch.export.export(model.eval(), (images,)), program)
+    torch.save(images, tensors)
+    subprocess.run([sys.executable, "-c", OPENED, program, tensors], check=True)
+    activation, capsules, *_ = torch.load(tensors, weights_only=False)
+    torch.testing.assert_close([activation, *capsules], [*model(images)[:1], *model(images).capsules])
 
 
 class Capsuled(nn.Module):

@@ -3,72 +3,18 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules, exportable, shapes_of
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules, told
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.network import Network
 from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import Routed, Routing
-
-
-@exportable
-class Places(NamedTuple):
-    """What a network that finds things says of each place of a batch of images.
-
-    Args:
-        children: the capsules of the places, poses (B, H', W', D).
-        maps: how much of each place belongs to each class, (B, E, H', W').
-        boxes: that each place votes for, (B, H' W', 4): left, top, right, bottom in pixels of the image; None if they
-            do not vote.
-        centres: x and y of each place, in the same pixels, (B, H' W', 2).
-
-    Example:
-        >>> network = tc.models.SceneCapsNet((1, 48, 48), classes=10, channels=(8, 8, 16), boxes=True)
-        >>> network(torch.rand(2, 1, 48, 48)).places.boxes.shape
-        torch.Size([2, 36, 4])
-    """
-
-    children: Capsules
-    maps: Tensor
-    boxes: Tensor | None
-    centres: Tensor
-
-    def __repr__(self) -> str:
-        return shapes_of(self)
-
-
-@exportable
-class Prediction(NamedTuple):
-    """What a network says about a batch of images.
-
-    Args:
-        activation: of the classes, (B, E).
-        capsules: of the classes; None for a network without capsules.
-        reconstruction: (B, C, H, W); None for a network without a decoder.
-        boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the image; zeros for nowhere. None
-            for a network that does not say.
-        places: what each place says; None for a network that does not find things.
-
-    Example:
-        >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
-        >>> prediction.activation.shape, prediction.reconstruction.shape
-        (torch.Size([2, 10]), torch.Size([2, 1, 8, 8]))
-    """
-
-    activation: Tensor
-    capsules: Capsules | None
-    reconstruction: Tensor | None
-    boxes: Tensor | None = None
-    places: Places | None = None
-
-    def __repr__(self) -> str:
-        return shapes_of(self)
 
 
 class ImageClassifier(Network):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Places, Prediction
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Places, Prediction
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
 from torchcaps.numerics import Size, Sizes, compute_dtype, full_precision

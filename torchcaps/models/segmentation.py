@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import LocalCaps, PrimaryCaps, PrimaryCaps3d
 from torchcaps.layers.local import Resolution
-from torchcaps.models.base import ImageClassifier, Prediction, all_finite, routing_of
+from torchcaps.models.base import ImageClassifier, all_finite, routing_of
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, Size, Sizes, check_series
 from torchcaps.routing import DynamicRouting, Routing

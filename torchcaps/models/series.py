@@ -7,9 +7,9 @@ from dataclasses import InitVar
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, all_finite
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, all_finite
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size, Sizes, check_series, check_size
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing

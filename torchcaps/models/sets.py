@@ -7,9 +7,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
-from torchcaps.models.base import Prediction, all_finite, routing_of
+from torchcaps.models.base import all_finite, routing_of
 from torchcaps.models.network import Network
 from torchcaps.numerics import Size, Sizes, check_choice, check_series, check_size
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
-from torchcaps.models.base import Prediction, routing_of
+from torchcaps.models.base import routing_of
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead, start_apart

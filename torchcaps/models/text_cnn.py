@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.models.base import Prediction
+from torchcaps.capsules import Prediction
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead
 from torchcaps.numerics import Size, Sizes
