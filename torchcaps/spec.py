@@ -207,9 +207,10 @@ def settings(cls: Decorated) -> Decorated:
     A dataclass, but for these things: each argument is checked against its type hint, as by :func:`check`, before
     anything else happens, and a list is kept as a tuple; the constructor of the nearest base that has one of its own
     runs before they are kept, so that a module can be one, and gets and checks those that it takes itself (what it
-    takes and this class does not is an attribute of the class); an ``InitVar``, which ``__post_init__`` gets as it comes, hides nothing that a base has under its name; an attribute
-    may have another name than its argument, see :func:`argument`; and ``==`` and ``repr`` stay those of the base. What
-    depends on several arguments is checked in ``__post_init__``.
+    takes and this class does not is an attribute of the class); an ``InitVar``, which ``__post_init__`` gets as it
+    comes, hides nothing that a base has under its name; an attribute may have another name than its argument, see
+    :func:`argument`; and ``==`` and ``repr`` stay those of the base. What depends on several arguments is checked in
+    ``__post_init__``.
 
     Example:
         >>> @settings

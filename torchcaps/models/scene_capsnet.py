@@ -1,6 +1,5 @@
 """What is in a scene, and where: class capsules with shared transforms, and their twin with class-activation maps."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar
@@ -15,7 +14,7 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import Size, Sizes, compute_dtype, full_precision
+from torchcaps.numerics import Positive, ProperShare, Size, Sizes, compute_dtype, full_precision
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
@@ -138,10 +137,6 @@ class _SceneNetwork(ImageClassifier):
 
     def _make_features(self) -> None:
         """Convolutions that halve the grid, each behind the first with a residual block, batch normalisation, ReLU."""
-        if not 0 <= self.cut < 1:
-            raise ValueError(f"cut must be in [0, 1), got {self.cut}")
-        if not 0 < self.reach < math.inf:
-            raise ValueError(f"reach must be above 0, got {self.reach}")
         self.features = nn.Sequential()
         before = self.image_shape[0]
         for stage, width in enumerate(self.channels):
@@ -249,16 +244,14 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     child_dim: Size = 32
     pose_dim: Size = 16
     boxes: bool = False
-    cut: float = 0.2
-    reach: float = 1.0
-    overlap: float | None = 0.3
+    cut: ProperShare = 0.2
+    reach: Positive = 1.0
+    overlap: ProperShare | None = 0.3
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
         self._make_features()
         self.what = nn.Conv2d(self.channels[-1], self.child_dim, 1)
-        if self.overlap is not None and not 0 <= self.overlap < 1:
-            raise ValueError(f"overlap must be in [0, 1), got {self.overlap}")
         self.sides = nn.Conv2d(self.channels[-1], 4, 1) if self.boxes else None
         self.decoder = None
         routing = routing or DynamicRouting(accumulate=False, orphan=True, squash="half")
@@ -408,8 +401,8 @@ class SceneTwin(_SceneNetwork):
     image_shape: tuple[int, int, int] = (1, 96, 96)
     classes: int = 10
     channels: Sizes = (24, 48, 96)
-    cut: float = 0.2
-    reach: float = 1.0
+    cut: ProperShare = 0.2
+    reach: Positive = 1.0
 
     def __post_init__(self) -> None:
         self._make_features()

@@ -11,7 +11,7 @@ from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, all_finite
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import Dropout, Size, Sizes
+from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
 from torchcaps.spec import settings
 
@@ -69,7 +69,7 @@ class SeriesClassifier(ImageClassifier):
     channels: Sizes = (64, 64, 64)
     strides: Sizes = (1, 2, 2)
     kernel_size: Size = 5
-    dropout: Dropout = 0.2
+    dropout: ProperShare = 0.2
 
     def __post_init__(self) -> None:
         if len(self.strides) != (count := len(self.channels)):

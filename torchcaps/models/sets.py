@@ -11,7 +11,7 @@ from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
 from torchcaps.models.base import all_finite, routing_of
 from torchcaps.models.network import Network
-from torchcaps.numerics import Dropout, Size, Sizes
+from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
 from torchcaps.spec import settings
 
@@ -43,7 +43,7 @@ class SetClassifier(Network):
     classes: Size = 10
     channels: Sizes = (64, 64)
     edges: bool = False
-    dropout: Dropout = 0.0
+    dropout: ProperShare = 0.0
 
     def __post_init__(self) -> None:
         sizes = [*pairwise((self.in_features, *self.channels))]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.numerics import Dropout, check_floor, full_precision
+from torchcaps.numerics import ProperShare, check_floor, full_precision
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.spec import settings
@@ -106,7 +106,7 @@ class AttentionRouting(Routing):
     uses_activation = False
 
     steps: Steps = 2
-    dropout: Dropout = 0.0
+    dropout: ProperShare = 0.0
     readout: bool = False
 
     def __post_init__(self) -> None:
