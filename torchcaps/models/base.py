@@ -90,21 +90,44 @@ class ImageClassifier(Network):
         return torch.rand(batch, *self.image_shape, generator=torch.Generator().manual_seed(0))
 
     def _check(self, images: Tensor) -> None:
-        if not isinstance(images, Tensor):
-            raise TypeError(f"images must be a tensor, got {type(images).__name__}")
-        fits = images.shape[1:2] == self.image_shape[:1] if self.any_size else images.shape[1:] == self.image_shape
-        if images.ndim != 4 or not fits:
-            size = ("H", "W") if self.any_size else self.image_shape[1:]
-            raise ValueError(
-                f"images must be (B, {self.image_shape[0]}, {size[0]}, {size[1]}), got shape {tuple(images.shape)}"
-            )
-        if not images.is_floating_point():
-            raise ValueError(f"images must be floating point with values in [0, 1], got {images.dtype}")
+        channels, height, width = (self.image_shape[0], "H", "W") if self.any_size else self.image_shape
+        known = 2 if self.any_size else 4  # axes whose size is that of image_shape
+        check_batch(
+            "images", images, lambda shape: len(shape) == 4 and shape[1:known] == self.image_shape[: known - 1],
+            f"(B, {channels}, {height}, {width})", IN_RANGE,
+        )  # fmt: skip
         if images.dtype == torch.float64 != (own := next(self.parameters(), images).dtype):  # autocast leaves it, too
             raise ValueError(f"images must be {own}, as the parameters are, got {images.dtype}")
-        # Elsewhere the check would stall the device or break a compiled graph: there the loss tells.
-        if images.device.type == "cpu" and not torch.compiler.is_compiling() and not all_finite(images):
-            raise ValueError("images hold NaN or infinite values")
+
+
+IN_RANGE = "floating point with values in [0, 1]"
+
+
+def check_batch(
+    name: str, batch: Tensor, fits: Callable[[torch.Size], bool], shape: str, numbers: str = "floating point"
+) -> None:
+    """Checks that a batch is a tensor of finite floating-point numbers, and has the right shape.
+
+    Args:
+        name: of the argument.
+        batch: what came.
+        fits: whether a shape is right.
+        shape: what it must be, in words.
+        numbers: what its numbers must be, in words.
+
+    Raises:
+        TypeError: if it is no tensor.
+        ValueError: if its shape or dtype is wrong, or it holds NaN or infinite values.
+    """
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(batch).__name__}")
+    if not fits(batch.shape):
+        raise ValueError(f"{name} must be {shape}, got shape {tuple(batch.shape)}")
+    if not batch.is_floating_point():
+        raise ValueError(f"{name} must be {numbers}, got {batch.dtype}")
+    # Elsewhere the check would stall the device or break a compiled graph: there the loss tells.
+    if batch.device.type == "cpu" and not torch.compiler.is_compiling() and not all_finite(batch):
+        raise ValueError(f"{name} hold NaN or infinite values")
 
 
 def in_precision_of(network: nn.Module, inputs: Tensor) -> Tensor:

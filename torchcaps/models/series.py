@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, all_finite
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, check_batch
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
@@ -114,18 +114,11 @@ class SeriesClassifier(ImageClassifier):
         return self.drop(found), there
 
     def _check(self, images: Tensor) -> None:
-        if not isinstance(images, Tensor):
-            raise TypeError(f"series must be a tensor, got {type(images).__name__}")
         C = self.in_channels
-        if images.ndim != 3 or images.shape[1] not in (C, C + 1) or not images.shape[2]:
-            raise ValueError(
-                f"series must be (B, {C}, L), or (B, {C + 1}, L) with a last channel that says which moments are "
-                f"there, with L at least 1, got shape {tuple(images.shape)}"
-            )
-        if not images.is_floating_point():
-            raise ValueError(f"series must be floating point, got {images.dtype}")
-        if images.device.type == "cpu" and not torch.compiler.is_compiling() and not all_finite(images):
-            raise ValueError("series hold NaN or infinite values")
+        check_batch(
+            "series", images, lambda shape: len(shape) == 3 and shape[1] in (C, C + 1) and shape[2] != 0,
+            f"(B, {C}, L), or (B, {C + 1}, L) with a last channel that says which moments are there, with L at least 1",
+        )  # fmt: skip
 
 
 @register_model("series_capsnet", "ours: convolutions over time, primary capsules, routing to the classes")
