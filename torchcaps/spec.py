@@ -429,6 +429,11 @@ def kept(owner: Any, argument: str) -> Any:
         ) from error
 
 
+def shown(owner: Any, *arguments: str) -> str:
+    """The attributes of these names with their values, for a ``repr``."""
+    return ", ".join(f"{name}={getattr(owner, name)!r}" for name in arguments)
+
+
 def fit(hint: Any, value: Any, place: str) -> Any:
     """A plain value as a type hint asks for it: checked, with a :class:`Spec` wherever it describes a thing.
 
