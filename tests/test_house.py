@@ -192,11 +192,6 @@ def loaded() -> tuple[list[str], list[str]]:
     return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module")
-def brought(loaded: tuple[list[str], list[str]]) -> list[str]:
-    return loaded[1]
-
-
 def test_no_folder_is_over_its_budget() -> None:
     over = {name: lines for name, lines in house.sizes().items() if lines > house.BUDGETS[name]}
     assert not over, f"more lines of code than {house.BUDGETS}: take something away"
@@ -209,13 +204,13 @@ class TestImportOfThePackage:
         assert {"capsules", "ops"} <= rooms <= set(house.ORDER[: house.ORDER.index("ops") + 1])
         assert "torchcaps.ops.fused.operators" in loaded[0]
 
-    def test_needs_torch_alone(self, brought: list[str]) -> None:
+    def test_needs_torch_alone(self, loaded: tuple[list[str], list[str]]) -> None:
         """Nothing comes with it but itself, parts of torch, and what those stand on."""
-        others = {name.split(".")[0] for name in brought} - set(sys.stdlib_module_names)
+        others = {name.split(".")[0] for name in loaded[1]} - set(sys.stdlib_module_names)
         assert others == {"torchcaps"}
 
-    def test_brings_no_room_that_it_does_not_show(self, brought: list[str]) -> None:
-        rooms = {house.room(name) for name in brought if name.split(".")[0] == "torchcaps"} - {""}
+    def test_brings_no_room_that_it_does_not_show(self, loaded: tuple[list[str], list[str]]) -> None:
+        rooms = {house.room(name) for name in loaded[1] if name.split(".")[0] == "torchcaps"} - {""}
         assert rooms <= set(house.ORDER[: house.ORDER.index("models") + 1])
 
 
