@@ -124,5 +124,6 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-if "torch" in sys.modules:  # nothing is won by waiting, and programs that were saved name our operators and results
-    import_module(f"{__name__}.models")
+if "torch" in sys.modules:  # programs that torch.export saved name our operators, and the results of networks
+    import_module(f"{__name__}.ops.fused.operators")
+    import_module(f"{__name__}.capsules")

@@ -1,4 +1,4 @@
-"""What capsule layers take and return: poses with activations."""
+"""What capsule layers take and return, poses with activations, and what networks answer."""
 
 from typing import NamedTuple, TypeVar
 
@@ -59,3 +59,57 @@ class Capsules(NamedTuple):
         if sites == 1:
             return self
         return Capsules(self.pose.flatten(1, sites), self.activation.flatten(1))
+
+
+@exportable
+class Places(NamedTuple):
+    """What a network that finds things says of each place of a batch of images.
+
+    Args:
+        children: the capsules of the places, poses (B, H', W', D).
+        maps: how much of each place belongs to each class, (B, E, H', W').
+        boxes: that each place votes for, (B, H' W', 4): left, top, right, bottom in pixels of the image; None if they
+            do not vote.
+        centres: x and y of each place, in the same pixels, (B, H' W', 2).
+
+    Example:
+        >>> network = tc.models.SceneCapsNet((1, 48, 48), classes=10, channels=(8, 8, 16), boxes=True)
+        >>> network(torch.rand(2, 1, 48, 48)).places.boxes.shape
+        torch.Size([2, 36, 4])
+    """
+
+    children: Capsules
+    maps: Tensor
+    boxes: Tensor | None
+    centres: Tensor
+
+    def __repr__(self) -> str:
+        return shapes_of(self)
+
+
+@exportable
+class Prediction(NamedTuple):
+    """What a network says about a batch of images.
+
+    Args:
+        activation: of the classes, (B, E).
+        capsules: of the classes; None for a network without capsules.
+        reconstruction: (B, C, H, W); None for a network without a decoder.
+        boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the image; zeros for nowhere. None
+            for a network that does not say.
+        places: what each place says; None for a network that does not find things.
+
+    Example:
+        >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
+        >>> prediction.activation.shape, prediction.reconstruction.shape
+        (torch.Size([2, 10]), torch.Size([2, 1, 8, 8]))
+    """
+
+    activation: Tensor
+    capsules: Capsules | None
+    reconstruction: Tensor | None
+    boxes: Tensor | None = None
+    places: Places | None = None
+
+    def __repr__(self) -> str:
+        return shapes_of(self)

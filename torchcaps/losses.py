@@ -15,17 +15,13 @@ Weighting = Literal["paper", "released"]
 Schedule = Literal["linear", "stepped", "sigmoid", "constant"]
 
 
-def _wide(activation: Tensor) -> Tensor:
-    """The activations in float32 at least."""
+def _given(activation: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The activations in float32 at least, and labels (B,) or a mask (B, E) as a mask (B, E)."""
     real_dtype("activation", activation)
-    return activation.to(compute_dtype(activation))
-
-
-def _as_mask(activation: Tensor, target: Tensor) -> Tensor:
-    """Labels (B,) or a mask (B, E) as a mask (B, E)."""
+    activation = activation.to(compute_dtype(activation))
     if activation.ndim != 2:
         raise ValueError(f"activation must be (B, E), got shape {tuple(activation.shape)}")
-    return class_mask(activation, target)
+    return activation, class_mask(activation, target)
 
 
 def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
@@ -73,8 +69,7 @@ def margin_loss(
     Source: Sabour, Frosst & Hinton 2017, equation 4; the code released with it.
     """
     check_choice("weighting", weighting, get_args(Weighting))
-    activation = _wide(activation)
-    mask = _as_mask(activation, target)
+    activation, mask = _given(activation, target)
     missed = mask * (present - activation).relu().square()
     invented = (1 - mask) * (activation - absent).relu().square()
     loss = missed + down_weight * invented
@@ -169,8 +164,7 @@ def length_cross_entropy(
     Raises:
         ValueError: if shapes do not fit, or a label or the mask is out of range, as in :func:`margin_loss`.
     """
-    activation = _wide(activation)
-    mask = _as_mask(activation, target)
+    activation, mask = _given(activation, target)
     return _mean(F.cross_entropy(inverse_temperature * activation, mask, reduction="none"), mask, weight)
 
 
@@ -213,9 +207,8 @@ def negative_log_likelihood(activation: Tensor, target: Tensor, weight: Tensor |
     Raises:
         ValueError: if shapes do not fit, or a label or the mask is out of range, as in :func:`margin_loss`.
     """
-    activation = _wide(activation)
+    activation, mask = _given(activation, target)
     logs = activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
-    mask = _as_mask(activation, target)
     return _mean(F.cross_entropy(logs, mask, reduction="none"), mask, weight)
 
 
@@ -308,8 +301,7 @@ def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9, weight:
 
     Source: Hinton, Sabour & Frosst 2018, equation 3.
     """
-    activation = _wide(activation)
-    mask = _as_mask(activation, target)
+    activation, mask = _given(activation, target)
     if mask.shape == target.shape:
         raise ValueError("target must be labels (B,): spread loss has one true class for each image")
     true = (activation * mask).sum(1, keepdim=True)

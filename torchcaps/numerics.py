@@ -35,6 +35,7 @@ NotNegative = Annotated[float, Within(0)]
 Share = Annotated[float, _SHARE]
 Floor = Annotated[float, _FLOOR]
 FloorOrNone = Annotated[float, replace(_FLOOR, zero=True)]
+ProperShare = Annotated[float, Within(0, math.nextafter(1, 0), words="a share in [0, 1)")]
 Size = Annotated[int, Within(1)]
 
 

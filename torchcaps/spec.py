@@ -206,10 +206,11 @@ def settings(cls: Decorated) -> Decorated:
 
     A dataclass, but for these things: each argument is checked against its type hint, as by :func:`check`, before
     anything else happens, and a list is kept as a tuple; the constructor of the nearest base that has one of its own
-    runs before they are kept, so that a module can be one, and gets and checks those that it takes itself; an
-    ``InitVar``, which ``__post_init__`` gets as it comes, hides nothing that a base has under its name; an attribute
-    may have another name than its argument, see :func:`argument`; and ``==`` and ``repr`` stay those of the base. What
-    depends on several arguments is checked in ``__post_init__``.
+    runs before they are kept, so that a module can be one, and gets and checks those that it takes itself (what it
+    takes and this class does not is an attribute of the class); an ``InitVar``, which ``__post_init__`` gets as it
+    comes, hides nothing that a base has under its name; an attribute may have another name than its argument, see
+    :func:`argument`; and ``==`` and ``repr`` stay those of the base. What depends on several arguments is checked in
+    ``__post_init__``.
 
     Example:
         >>> @settings
@@ -246,7 +247,7 @@ def settings(cls: Decorated) -> Decorated:
                 check(hints[name].hint, value, name)
             given.arguments[name] = tuple(value) if isinstance(value, list) else value
         given.apply_defaults()
-        base.__init__(self, **{name: given.arguments[name] for name in of_base})
+        base.__init__(self, **{name: given.arguments.get(name, getattr(cls, name, None)) for name in of_base})
         keep(**{attributes.get(name, name): value for name, value in given.arguments.items()})
 
     for name in handed & vars(made).keys():
@@ -426,6 +427,11 @@ def kept(owner: Any, argument: str) -> Any:
         raise ValueError(
             f"{kind} must keep its argument {argument!r} as an attribute of that name, to be saved with it ({error})"
         ) from error
+
+
+def shown(owner: Any, *arguments: str) -> str:
+    """The attributes of these names with their values, for a ``repr``."""
+    return ", ".join(f"{name}={getattr(owner, name)!r}" for name in arguments)
 
 
 def fit(hint: Any, value: Any, place: str) -> Any:

@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_named(kind, arguments, message) -> None:
 
 def test_timm_that_is_missing_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ModuleNotFoundError, match=r"timm/resnet18 needs timm.*pip install 'torchcaps\[timm\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"timm/resnet18 need timm.*pip install 'torchcaps\[timm\]'"):
         create_model("capsnet_on_backbone", backbone="timm/resnet18")
 
 

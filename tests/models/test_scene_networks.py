@@ -163,7 +163,7 @@ class TestThingsByVotes:
         assert (_agreeing(torch.zeros(2, 3, 1, 4), torch.ones(2, 4, 4), 0.3) == -1).all()
 
     def test_wrong_overlap(self) -> None:
-        with pytest.raises(ValueError, match=r"overlap must be in \[0, 1\), got 1"):
+        with pytest.raises(ValueError, match=r"overlap must be a share in \[0, 1\), got 1"):
             network(overlap=1.0)
 
 
@@ -247,11 +247,11 @@ def test_reach(name: str) -> None:
         assert torch.equal(far(images).boxes, boxes_of_maps(far.maps_of(images), 4, 0.2, 2.5))
         assert torch.equal(near(images).boxes, boxes_of_maps(near.maps_of(images), 4, 0.2))
     for reach in (0.0, -1.0, float("inf")):
-        with pytest.raises(ValueError, match="reach must be above 0, got"):
+        with pytest.raises(ValueError, match="reach must be above 0 and finite, got"):
             create_model(name, reach=reach)
 
 
 def test_cut_must_be_a_share() -> None:
     for cut in (-0.1, 1.0):
-        with pytest.raises(ValueError, match=r"cut must be in \[0, 1\), got"):
+        with pytest.raises(ValueError, match=r"cut must be a share in \[0, 1\), got"):
             SceneCapsNet(cut=cut)

@@ -1,5 +1,7 @@
 """The operators of the fused backends, and whole networks, under torch.compile, torch.export and autocast."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -212,6 +214,24 @@ def saved(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram
     torch.export.save(program, file)
     file.seek(0)
     return torch.export.load(file)
+
+
+OPENED = (
+    "import sys, torch, torchcaps; found = torch.export.load(sys.argv[1]).module()(torch.load(sys.argv[2])); "
+    "assert type(found) is torchcaps.models.Prediction; torch.save(found.activation, sys.argv[2])"
+)
+
+
+@THOROUGH
+def test_import_of_the_package_is_all_that_a_saved_program_needs(tmp_path: Path) -> None:
+    """It names operators and the result of networks."""
+    program, tensors = tmp_path / "program.pt2", tmp_path / "tensors.pt"
+    model, images, _ = network("capsnet_digits")
+    model.class_caps.backend = "native"
+    torch.export.save(torch.export.export(model.eval(), (images,)), program)
+    torch.save(images, tensors)
+    subprocess.run([sys.executable, "-c", OPENED, program, tensors], check=True)
+    torch.testing.assert_close(torch.load(tensors), model(images).activation)
 
 
 class Capsuled(nn.Module):

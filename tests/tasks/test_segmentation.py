@@ -55,6 +55,16 @@ def test_the_loss_is_that_of_every_pixel_with_a_class() -> None:
     torch.testing.assert_close(parts["reconstruction_loss"], expected)
 
 
+def test_a_batch_without_any_pixel_of_a_class_teaches_nothing() -> None:
+    network = tc.models.UNet((1, 2, 3), 3, (2,))
+    nothing, criteria = batch_of(torch.full_like(LABELS, NO_CLASS)), Criteria(tc.MarginLoss(), tc.ReconstructionLoss())
+    _, parts = Segmentation().loss(network, network, nothing, criteria)
+    total = torch.stack(list(parts.values())).sum()
+    assert total.item() == 0
+    for gradient in torch.autograd.grad(total, list(network.parameters())):
+        assert not gradient.any()
+
+
 def test_examining_counts_the_pixels_of_all_images_together() -> None:
     class Reads(tc.models.UNet):
         """Says what the brightness says."""

@@ -25,6 +25,7 @@ from torchcaps.ops import GridWide, Normaliser, PositionWide, Votes, Windows
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
+from torchcaps.spec import shown
 
 Competition = Literal["image", "grid", "position", "window"]
 COMPETITIONS: dict[str, type[GridWide] | None] = {
@@ -221,11 +222,9 @@ class CapsConvNd(nn.Module):
 
     def extra_repr(self) -> str:
         """Shapes, window and competition."""
-        return (
-            f"{self.in_types}, {self.out_types}, in_pose={self.in_pose}, out_pose={self.out_pose}, "
-            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}, "
-            f"groups={self.groups}, competition={self.competition!r}"
-        )
+        windows = "kernel_size", "stride", "padding", "dilation"
+        rest = shown(self, "in_pose", "out_pose", *windows, "groups", "competition")
+        return f"{self.in_types}, {self.out_types}, {rest}"
 
 
 class CapsConv1d(CapsConvNd):

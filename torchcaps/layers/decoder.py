@@ -1,7 +1,8 @@
 """From class capsules back to an image."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Literal, get_args
 
 import torch
@@ -9,14 +10,17 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.numerics import (
+    AnySizes,
+    Size,
+    Sizes,
     check_choice,
     check_finite,
-    check_series,
     check_size,
     class_mask,
     compute_dtype,
     real_dtype,
 )
+from torchcaps.spec import settings
 
 DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
@@ -47,6 +51,7 @@ def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:
     return class_mask(activation, activation.argmax(-1) if target is None else target)
 
 
+@settings
 class FullyConnectedDecoder(nn.Module):
     """Decodes masked class capsules to an image through fully connected layers, ReLU between them, sigmoid at the end.
 
@@ -70,24 +75,17 @@ class FullyConnectedDecoder(nn.Module):
         torch.Size([2, 1, 28, 28])
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        image_shape: Sequence[int],
-        hidden: Sequence[int] = (512, 1024),
-        by_class: bool = True,
-    ) -> None:
-        super().__init__()
-        check_size(in_features=in_features)
-        check_series(image_shape=image_shape)
-        check_series(0, hidden=hidden)
-        self.by_class = by_class
-        self.image_shape = tuple(image_shape)
+    in_features: Size
+    image_shape: Sizes
+    hidden: AnySizes = (512, 1024)
+    by_class: bool = True
+
+    def __post_init__(self) -> None:
+        widths = (self.in_features, *self.hidden)
         layers: list[nn.Module] = []
-        for width in hidden:
-            layers += [nn.Linear(in_features, width), nn.ReLU()]
-            in_features = width
-        self.layers = nn.Sequential(*layers, nn.Linear(in_features, math.prod(image_shape)), nn.Sigmoid())
+        for before, width in pairwise(widths):
+            layers += [nn.Linear(before, width), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.image_shape)), nn.Sigmoid())
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decodes."""

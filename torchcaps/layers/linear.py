@@ -13,6 +13,7 @@ from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
 from torchcaps.routing.base import routing_of
+from torchcaps.spec import shown
 from torchcaps.squashing import length
 
 Transforms = Literal["full", "shared", "factored", "orthogonal", "subspace"]
@@ -227,7 +228,4 @@ class CapsLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Shapes and the kind of transforms."""
-        return (
-            f"in_capsules={self.in_capsules}, out_capsules={self.out_capsules}, in_pose={self.in_pose}, "
-            f"out_pose={self.out_pose}, transforms={self.transforms!r}"
-        )
+        return shown(self, "in_capsules", "out_capsules", "in_pose", "out_pose", "transforms")

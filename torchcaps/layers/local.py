@@ -15,6 +15,7 @@ from torchcaps.numerics import check_choice, check_size
 from torchcaps.ops import Votes
 from torchcaps.routing import DynamicRouting, LayerShape, Routing, as_capsules
 from torchcaps.routing.base import routing_of
+from torchcaps.spec import shown
 
 Resolution = Literal["same", "half", "double"]
 
@@ -136,7 +137,5 @@ class LocalCaps(nn.Module):
 
     def extra_repr(self) -> str:
         """Types, poses and window."""
-        return (
-            f"{self.in_types}, {self.out_types}, in_dim={self.in_dim}, out_dim={self.out_dim}, "
-            f"kernel_size={self.kernel_size}, resolution={self.resolution!r}, axes={self.axes}"
-        )
+        rest = shown(self, "in_dim", "out_dim", "kernel_size", "resolution", "axes")
+        return f"{self.in_types}, {self.out_types}, {rest}"

@@ -1,8 +1,9 @@
 """Networks, and a registry of their published configurations."""
 
+from torchcaps.capsules import Places, Prediction
 from torchcaps.models.attentioncapsnet import AttentionCapsNet
 from torchcaps.models.backbone import BackboneTwin, CapsNetOnBackbone
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Places, Prediction
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.byerly import ByerlyCapsNet
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.conversion import convert

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.installed import IMAGENET_PIXELS, imagenet_weights, import_timm
 from torchcaps.models.network import WEIGHTS_FILE, network_folder
 from torchcaps.models.registry import register_model

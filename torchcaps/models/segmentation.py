@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import LocalCaps, PrimaryCaps, PrimaryCaps3d
 from torchcaps.layers.local import Resolution
-from torchcaps.models.base import ImageClassifier, Prediction, all_finite, routing_of
+from torchcaps.layers.pose import AXES
+from torchcaps.models.base import IN_RANGE, ImageClassifier, check_batch, routing_of
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import AnySizes, Size, Sizes, check_series
 from torchcaps.routing import DynamicRouting, Routing
@@ -70,17 +71,11 @@ class Segmenter(ImageClassifier):
         """
 
     def _check(self, images: Tensor) -> None:
-        if not isinstance(images, Tensor):
-            raise TypeError(f"images must be a tensor, got {type(images).__name__}")
-        if images.ndim != self.axes + 2 or images.shape[1] != self.image_shape[0] or 0 in images.shape[2:]:
-            grid = ("D", "H", "W")[-self.axes :]
-            raise ValueError(
-                f"images must be (B, {self.image_shape[0]}, {', '.join(grid)}), got shape {tuple(images.shape)}"
-            )
-        if not images.is_floating_point():
-            raise ValueError(f"images must be floating point with values in [0, 1], got {images.dtype}")
-        if images.device.type == "cpu" and not torch.compiler.is_compiling() and not all_finite(images):
-            raise ValueError("images hold NaN or infinite values")
+        axes, C = self.axes, self.image_shape[0]
+        check_batch(
+            "images", images, lambda shape: len(shape) == axes + 2 and shape[1] == C and 0 not in shape[2:],
+            f"(B, {C}, {AXES[axes]})", IN_RANGE,
+        )  # fmt: skip
 
 
 @register_model("segcaps", "after LaLonde & Bagci 2018, made small: locally constrained routing, deconvolution, skips")

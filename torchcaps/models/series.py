@@ -1,17 +1,17 @@
 """Networks over series: capsules over time, and their convolutional twin."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import InitVar
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, all_finite
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, check_batch
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import Size, Sizes, check_series, check_size
+from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
 from torchcaps.spec import settings
 
@@ -33,6 +33,7 @@ class MomentNorm(nn.Module):
         return found.movedim(-1, 1)
 
 
+@settings
 class SeriesClassifier(ImageClassifier):
     """Base of the networks that classify series: (B, C, L) for any L in place of images.
 
@@ -61,35 +62,28 @@ class SeriesClassifier(ImageClassifier):
     takes = "series"
     any_size = True
 
-    def __init__(
-        self,
-        in_channels: int,
-        classes: int,
-        channels: Sequence[int],
-        strides: Sequence[int],
-        kernel_size: int,
-        dropout: float,
-    ) -> None:
-        check_size(in_channels=in_channels, kernel_size=kernel_size)
-        check_series(channels=channels, strides=strides)
-        super().__init__((in_channels, 1, 1), classes)
-        if len(strides) != len(channels):
-            raise ValueError(f"strides must be {len(channels)} whole numbers, one for each of channels, got {strides}")
-        if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, so that a window has a middle, got {kernel_size}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be a share in [0, 1), got {dropout}")
-        self.in_channels, self.dropout = in_channels, dropout
-        self.channels: Sequence[int] = tuple(channels)
-        self.strides: Sequence[int] = tuple(strides)
-        self.kernel_size = kernel_size
-        sizes = zip((in_channels, *channels), channels, strides, strict=False)
+    image_shape = (1, 1, 1)  # but for the number of channels
+
+    in_channels: Size = 1
+    classes: int = 10
+    channels: Sizes = (64, 64, 64)
+    strides: Sizes = (1, 2, 2)
+    kernel_size: Size = 5
+    dropout: ProperShare = 0.2
+
+    def __post_init__(self) -> None:
+        if len(self.strides) != (count := len(self.channels)):
+            raise ValueError(f"strides must be {count} whole numbers, one for each of channels, got {self.strides}")
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size must be odd, so that a window has a middle, got {self.kernel_size}")
+        self.image_shape = (self.in_channels, 1, 1)
+        sizes = zip(pairwise((self.in_channels, *self.channels)), self.strides, strict=True)
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(before, after, kernel_size, stride, kernel_size // 2, bias=False)
-            for before, after, stride in sizes
+            nn.Conv1d(*channels, self.kernel_size, stride, self.kernel_size // 2, bias=False)
+            for channels, stride in sizes
         )
-        self.norms = nn.ModuleList(map(MomentNorm, channels))
-        self.drop = nn.Dropout(dropout)
+        self.norms = nn.ModuleList(map(MomentNorm, self.channels))
+        self.drop = nn.Dropout(self.dropout)
 
     @property
     def stride(self) -> int:
@@ -120,18 +114,11 @@ class SeriesClassifier(ImageClassifier):
         return self.drop(found), there
 
     def _check(self, images: Tensor) -> None:
-        if not isinstance(images, Tensor):
-            raise TypeError(f"series must be a tensor, got {type(images).__name__}")
         C = self.in_channels
-        if images.ndim != 3 or images.shape[1] not in (C, C + 1) or not images.shape[2]:
-            raise ValueError(
-                f"series must be (B, {C}, L), or (B, {C + 1}, L) with a last channel that says which moments are "
-                f"there, with L at least 1, got shape {tuple(images.shape)}"
-            )
-        if not images.is_floating_point():
-            raise ValueError(f"series must be floating point, got {images.dtype}")
-        if images.device.type == "cpu" and not torch.compiler.is_compiling() and not all_finite(images):
-            raise ValueError("series hold NaN or infinite values")
+        check_batch(
+            "series", images, lambda shape: len(shape) == 3 and shape[1] in (C, C + 1) and shape[2] != 0,
+            f"(B, {C}, L), or (B, {C + 1}, L) with a last channel that says which moments are there, with L at least 1",
+        )  # fmt: skip
 
 
 @register_model("series_capsnet", "ours: convolutions over time, primary capsules, routing to the classes")
@@ -165,18 +152,13 @@ class SeriesCapsNet(SeriesClassifier, CapsuleClassifier):
         torch.Size([2, 5, 16])
     """
 
-    in_channels: int = 1
-    classes: int = 10
-    channels: Sizes = (64, 64, 64)
-    strides: Sizes = (1, 2, 2)
-    kernel_size: int = 5
-    dropout: float = 0.2
     types: Size = 8
     dim: Size = 8
     pose_dim: Size = 16
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
+        super().__post_init__()
         self.primary_caps = PrimaryCaps1d(self.channels[-1], self.types, self.dim, 1, 1, squash="half")
         self.class_caps = ClassCaps(
             self.types, self.classes, self.dim, self.pose_dim, axes=1, coordinates=False,
@@ -224,15 +206,10 @@ class SeriesCNN(SeriesClassifier):
         torch.Size([2, 5])
     """
 
-    in_channels: int = 1
-    classes: int = 10
-    channels: Sizes = (64, 64, 64)
-    strides: Sizes = (1, 2, 2)
-    kernel_size: int = 5
-    dropout: float = 0.2
     hidden: Size = 192
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.hidden_layer = nn.Linear(self.channels[-1], self.hidden)
         self.head = nn.Linear(self.hidden, self.classes)
 

@@ -1,23 +1,24 @@
 """Networks over sets: graphs and points. Capsules of the elements, and their pooled twin."""
 
-from collections.abc import Sequence
 from dataclasses import InitVar
-from typing import Literal, get_args
+from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
-from torchcaps.models.base import Prediction, all_finite, routing_of
+from torchcaps.models.base import all_finite, routing_of
 from torchcaps.models.network import Network
-from torchcaps.numerics import Size, Sizes, check_choice, check_series, check_size
+from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
 from torchcaps.spec import settings
 
 Pool = Literal["mean", "sum", "max"]
 
 
+@settings
 class SetClassifier(Network):
     r"""Base of the networks that classify sets of elements, which may be joined by edges.
 
@@ -38,19 +39,18 @@ class SetClassifier(Network):
         True
     """
 
-    def __init__(self, in_features: int, classes: int, channels: Sequence[int], edges: bool, dropout: float) -> None:
-        check_size(in_features=in_features, classes=classes)
-        check_series(channels=channels)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be a share in [0, 1), got {dropout}")
-        super().__init__()
-        self.in_features, self.classes, self.edges, self.dropout = in_features, classes, edges, dropout
-        self.channels: Sequence[int] = tuple(channels)
-        sizes = [*zip((in_features, *channels), channels, strict=False)]
+    in_features: Size = 3
+    classes: Size = 10
+    channels: Sizes = (64, 64)
+    edges: bool = False
+    dropout: ProperShare = 0.0
+
+    def __post_init__(self) -> None:
+        sizes = [*pairwise((self.in_features, *self.channels))]
         self.own = nn.ModuleList(nn.Linear(*size, bias=False) for size in sizes)
-        self.neighbours = nn.ModuleList(nn.Linear(*size, bias=False) for size in sizes if edges)
-        self.norms = nn.ModuleList(map(nn.BatchNorm1d, channels))
-        self.drop = nn.Dropout(dropout)
+        self.neighbours = nn.ModuleList(nn.Linear(*size, bias=False) for size in sizes if self.edges)
+        self.norms = nn.ModuleList(map(nn.BatchNorm1d, self.channels))
+        self.drop = nn.Dropout(self.dropout)
 
     def features(self, elements: Tensor, there: Tensor | None, edges: Tensor | None) -> tuple[Tensor, Tensor]:
         """Features (B, sum of the channels, N), 0 where no element is, and which are there, bool (B, N).
@@ -140,17 +140,13 @@ class SetCapsNet(SetClassifier):
         torch.Size([1, 2])
     """
 
-    in_features: int = 3
-    classes: int = 10
-    channels: Sizes = (64, 64)
-    edges: bool = False
-    dropout: float = 0.0
     types: Size = 4
     dim: Size = 8
     pose_dim: Size = 16
     routing: InitVar[Routing | None] = routing_of("class_caps", "The routing of the class capsules.")
 
     def __post_init__(self, routing: Routing | None) -> None:
+        super().__post_init__()
         self.primary_caps = PrimaryCaps1d(sum(self.channels), self.types, self.dim, 1, 1, squash="half")
         self.class_caps = ClassCaps(
             self.types, self.classes, self.dim, self.pose_dim, axes=1, coordinates=False,
@@ -197,16 +193,11 @@ class PooledSet(SetClassifier):
         torch.Size([2, 5])
     """
 
-    in_features: int = 3
-    classes: int = 10
-    channels: Sizes = (64, 64)
-    edges: bool = False
-    dropout: float = 0.0
     hidden: Size = 32
     pool: Pool = "mean"
 
     def __post_init__(self) -> None:
-        check_choice("pool", self.pool, get_args(Pool))
+        super().__post_init__()
         self.hidden_layer = nn.Linear(sum(self.channels), self.hidden)
         self.head = nn.Linear(self.hidden, self.classes)
 

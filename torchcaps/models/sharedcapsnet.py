@@ -5,9 +5,9 @@ from dataclasses import InitVar
 
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, check_extent
+from torchcaps.models.base import CapsuleClassifier, ImageClassifier, check_extent
 from torchcaps.models.initial import Affine, glorot
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import FourSizes, Size

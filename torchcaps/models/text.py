@@ -1,6 +1,7 @@
 """What the networks over words have in common."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +94,19 @@ class TextClassifier(ImageClassifier):
 def ahead(features: Tensor, width: int) -> Tensor:
     """Features (B, C, L) with zeros behind them: a window of this width at each place."""
     return F.pad(features, (0, width - 1))
+
+
+def seen(vectors: Tensor, there: Tensor, convolutions: Iterable[nn.Module], widths: Iterable[int]) -> list[Tensor]:
+    """The features at each place of a text, of each width, (B, channels, L), 0 or more; 0 behind its end.
+
+    Args:
+        vectors: of words, (B, word_dim, L).
+        there: where there are words, bool (B, L).
+        convolutions: one for each width.
+        widths: of the windows.
+    """
+    pairs = zip(convolutions, widths, strict=True)
+    return [layer(ahead(vectors, width)).relu() * there[:, None] for layer, width in pairs]
 
 
 def start_apart(primary: PrimaryCaps1d, inputs: int, pose_dim: int) -> None:

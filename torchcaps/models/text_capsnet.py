@@ -1,15 +1,15 @@
 """Capsules over n-grams (Zhao et al. 2018)."""
 
 from dataclasses import InitVar
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
-from torchcaps.models.base import Prediction, routing_of
+from torchcaps.models.base import routing_of
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead, start_apart
@@ -26,44 +26,25 @@ class NGramCapsules(nn.Module):
     of the text, where nothing is.
 
     Args:
-        word_dim: dimension of the word vectors.
+        text: the network that it is a branch of, which has all sizes.
         width: of the n-grams.
-        classes: number of classes.
-        channels: features of an n-gram.
-        types: of primary capsules.
-        parts: types of convolutional capsules.
-        pose_dim: of all capsules.
-        window: of the convolutional capsules.
-        stride: between n-grams.
         routing: of both layers.
     """
 
-    def __init__(
-        self,
-        word_dim: int,
-        width: int,
-        classes: int,
-        *,
-        channels: int,
-        types: int,
-        parts: int,
-        pose_dim: int,
-        window: int,
-        stride: int,
-        routing: Routing,
-    ) -> None:
+    def __init__(self, text: "TextCapsNet", width: int, routing: Routing) -> None:
         super().__init__()
-        self.width, self.window, self.stride = width, window, stride
-        self.ngrams = nn.Conv1d(word_dim, channels, width, stride)
+        self.width, self.window, self.stride = width, text.window, text.stride
+        channels, types, parts, pose_dim = text.channels, text.types, text.parts, text.pose_dim
+        self.ngrams = nn.Conv1d(text.word_dim, channels, width, self.stride)
         self.primary_caps = PrimaryCaps1d(channels, types, pose_dim, 1, 1, squash="half")
         self.conv_caps = CapsConv1d(
-            types, parts, pose_dim, pose_dim, window, routing=routing, competition="window", init_std=None
+            types, parts, pose_dim, pose_dim, self.window, routing=routing, competition="window", init_std=None
         )
         self.class_caps = CapsLinear(
-            None, classes, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=0.3
+            None, text.classes, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=0.3
         )
         # The sum over the children of a window, a J-th of each, then has the deviation of one of them.
-        nn.init.normal_(self.conv_caps.weight, std=parts / (window * types * pose_dim) ** 0.5)
+        nn.init.normal_(self.conv_caps.weight, std=parts / (self.window * types * pose_dim) ** 0.5)
         nn.init.kaiming_normal_(self.ngrams.weight)
         zero_bias(self.ngrams)
         start_apart(self.primary_caps, channels, pose_dim)
@@ -143,18 +124,8 @@ class TextCapsNet(TextClassifier):
     routing: InitVar[Routing | None] = routing_of("branches.0.class_caps", "The routing of the class capsules.")
 
     def __post_init__(self, routing: Routing | None) -> None:
-        shared: dict[str, Any] = {
-            "channels": self.channels,
-            "types": self.types,
-            "parts": self.parts,
-            "pose_dim": self.pose_dim,
-            "window": self.window,
-            "stride": self.stride,
-            "routing": routing or DynamicRouting(orphan=True, squash="half"),
-        }
-        self.branches = nn.ModuleList(
-            NGramCapsules(self.word_dim, width, self.classes, **shared) for width in self.widths
-        )
+        routing = routing or DynamicRouting(orphan=True, squash="half")
+        self.branches = nn.ModuleList(NGramCapsules(self, width, routing) for width in self.widths)
 
     @property
     def reaches(self) -> tuple[tuple[int, int], ...]:

@@ -5,9 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.models.base import Prediction
+from torchcaps.capsules import Prediction
 from torchcaps.models.registry import register_model
-from torchcaps.models.text import TextClassifier, ahead
+from torchcaps.models.text import TextClassifier, seen
 from torchcaps.numerics import Size, Sizes
 from torchcaps.spec import settings
 
@@ -58,10 +58,7 @@ class TextCNN(TextClassifier):
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The activations of the classes."""
-        vectors, there = self.vectors(images)
-        seen = [
-            layer(ahead(vectors, width)).relu() for layer, width in zip(self.convolutions, self.widths, strict=True)
-        ]
-        features = torch.cat([(one * there[:, None]).amax(2) for one in seen], 1)
+        found = seen(*self.vectors(images), self.convolutions, self.widths)
+        features = torch.cat([one.amax(2) for one in found], 1)
         scores = self.head(self.drop(features))
         return Prediction(scores.softmax(1) if self.output == "softmax" else scores.sigmoid(), None, None)

@@ -9,7 +9,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.models.registry import register_model
-from torchcaps.models.text import TextClassifier, ahead
+from torchcaps.models.text import TextClassifier, seen
 from torchcaps.numerics import Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
@@ -74,7 +74,7 @@ class TextPooled(TextClassifier, CapsuleClassifier):
 
     def children_of(self, images: Tensor) -> Capsules:
         """A capsule of each kind of n-gram, those of the first width first, poses (B, widths x types, dim)."""
-        features = torch.cat([seen.amax(2) for seen in self._seen(images)], 1)
+        features = torch.cat([one.amax(2) for one in self._seen(images)], 1)
         pose = self.drop(features).unflatten(1, (-1, self.dim))
         return Capsules(pose, length(pose))
 
@@ -84,16 +84,12 @@ class TextPooled(TextClassifier, CapsuleClassifier):
         A capsule whose features are nowhere in the text has zeros.
         """
         found = []
-        for seen in self._seen(words):
-            most, place = seen.max(2, keepdim=True)
-            squared = torch.zeros_like(seen).scatter(2, place, most.square()).unflatten(1, (-1, self.dim)).sum(2)
+        for one in self._seen(words):
+            most, place = one.max(2, keepdim=True)
+            squared = torch.zeros_like(one).scatter(2, place, most.square()).unflatten(1, (-1, self.dim)).sum(2)
             found.append(squared / squared.sum(2, keepdim=True).clamp_min(torch.finfo(squared.dtype).tiny))
         return found
 
     def _seen(self, words: Tensor) -> list[Tensor]:
         """The features at each place of a text, of each width, (B, types x dim, L); 0 behind its end."""
-        vectors, there = self.vectors(words)
-        return [
-            layer(ahead(vectors, width)).relu() * there[:, None]
-            for layer, width in zip(self.convolutions, self.widths, strict=True)
-        ]
+        return seen(*self.vectors(words), self.convolutions, self.widths)

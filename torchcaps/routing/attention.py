@@ -1,19 +1,16 @@
 """Inverted dot-product attention routing (Tsai, Srivastava, Goh & Salakhutdinov 2020)."""
 
 import math
-from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.numerics import check_floor, full_precision
+from torchcaps.numerics import ProperShare, check_floor, full_precision
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, Steps, check_steps, register_routing
-from torchcaps.spec import Within, settings
+from torchcaps.spec import settings
 from torchcaps.squashing import length
-
-Dropout = Annotated[float, Within(0, math.nextafter(1, 0), words="in [0, 1)")]
 
 
 def attention_routing(
@@ -109,7 +106,7 @@ class AttentionRouting(Routing):
     uses_activation = False
 
     steps: Steps = 2
-    dropout: Dropout = 0.0
+    dropout: ProperShare = 0.0
     readout: bool = False
 
     def __post_init__(self) -> None:

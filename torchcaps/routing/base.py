@@ -13,7 +13,7 @@ from torch.nn import functional
 from torchcaps.capsules import Capsules
 from torchcaps.numerics import check_floor, check_series, check_share, check_size, given
 from torchcaps.ops import Similarity, Votes
-from torchcaps.spec import Registry, Within, declared, kept, refused
+from torchcaps.spec import Registry, Within, declared, kept, refused, shown
 
 Gradient = Literal["all", "last"]
 GRADIENTS = get_args(Gradient)
@@ -255,8 +255,7 @@ class Routing(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as far as they are kept."""
-        names = [name for name in constructor_arguments(type(self)) if hasattr(self, name)]
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return shown(self, *(name for name in constructor_arguments(type(self)) if hasattr(self, name)))
 
 
 def constructor_arguments(cls: type) -> list[str]:

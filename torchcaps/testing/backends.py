@@ -12,7 +12,7 @@ from torchcaps.ops import Agreement, AssignmentMap, Gaussian, Given, InnerProduc
 from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.votes import in_windows
-from torchcaps.testing.compare import TOLERANCE, assert_same
+from torchcaps.testing.compare import TOLERANCE, assert_same, with_gradients
 
 
 @dataclass(frozen=True)
@@ -280,15 +280,7 @@ def _results(
 
 
 def _with_gradients(outputs: dict[str, Tensor], tensors: Tensors) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    objective = torch.zeros((), dtype=torch.float64)
-    for output in outputs.values():
-        upstream = torch.randn(output.shape, generator=generator, dtype=torch.float64)
-        if not output.isinf().any():  # as the normaliser of no parents is
-            objective = objective + (output.double().cpu() * upstream).sum()
-    gradients = torch.autograd.grad(objective, list(tensors.values()), materialize_grads=True, allow_unused=True)
-    named = {f"the gradient of {name}": gradient for name, gradient in zip(tensors, gradients, strict=True)}
-    return {name: tensor.detach().cpu() for name, tensor in {**outputs, **named}.items()}
+    return {name: tensor.detach().cpu() for name, tensor in with_gradients(outputs, tensors, seed=1).items()}
 
 
 def _source(backend: type[VoteSource], problem: Problem, tensors: Tensors) -> VoteSource:

@@ -1,6 +1,7 @@
 """Comparisons of tensors whose errors say what is off."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torchcaps.ops.plan import FUSED
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Relative to the root mean square of the expected tensor."""
+
+Subject = TypeVar("Subject")
 
 LEAST_SCALE = 1e-3
 """Smallest root mean square that errors are compared with, for tensors that are 0 in theory."""
@@ -56,6 +59,53 @@ def assert_same_on_backends(results: Callable[[str], Mapping[str, Tensor]]) -> N
             assert_same(found, expected, TOLERANCE[torch.float64])
         except AssertionError as error:
             raise AssertionError(f"on backend {backend}, {error}") from None
+
+
+def with_gradients(
+    outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor], learned: Collection[str] | None = None, seed: int = 2
+) -> dict[str, Tensor]:
+    """The outputs, and the gradients of the inputs for random ones of the outputs, always the same.
+
+    Args:
+        outputs: by name; an infinite one, as the normaliser of no parents is, gives no gradients.
+        inputs: by name.
+        learned: the names of the outputs that have gradients; None for all.
+        seed: of the random numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    objective = torch.zeros((), dtype=torch.float64)
+    for name, output in outputs.items():
+        if learned is None or name in learned:
+            upstream = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+            if not output.isinf().any():
+                objective = objective + (output.double().cpu() * upstream).sum()
+    found = torch.autograd.grad(objective, list(inputs.values()), materialize_grads=True, allow_unused=True)
+    return {**outputs, **{f"the gradient of {name}": grad for name, grad in zip(inputs, found, strict=True)}}
+
+
+def attempt(check: Callable[[Subject], None], subject: Subject, owner: object, name: str) -> None:
+    """Runs a check.
+
+    Raises:
+        AssertionError: if it fails; says whose check, and which.
+    """
+    try:
+        check(subject)
+    except Exception as error:
+        raise AssertionError(f"{type(owner).__name__} fails the check {name!r}: {error}") from error
+
+
+def by_name(checks: Iterable[Callable[[Subject], None]], skip: Collection[str]) -> dict[str, Callable[[Subject], None]]:
+    """The checks by their names, those of the functions without the underscore.
+
+    Raises:
+        ValueError: if a name to skip is not that of a check.
+    """
+    found = {check.__name__.removeprefix("_"): check for check in checks}
+    for name in skip:
+        if name not in found:
+            raise ValueError(f"skip must name checks of {list(found)}, got {name!r}")
+    return {name: check for name, check in found.items() if name not in skip}
 
 
 def assert_finite(tensors: Mapping[str, Tensor]) -> None:

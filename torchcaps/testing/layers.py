@@ -14,7 +14,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchcaps.capsules import Capsules
 from torchcaps.ops import use_backend
 from torchcaps.routing import Routing
-from torchcaps.testing.compare import TOLERANCE, assert_finite, assert_same, assert_same_on_backends
+from torchcaps.testing.compare import (
+    TOLERANCE,
+    assert_finite,
+    assert_same,
+    assert_same_on_backends,
+    attempt,
+    by_name,
+    with_gradients,
+)
 
 SCALES = (1e-3, 1.0, 1e3)
 """Of the poses that half precision is checked with."""
@@ -74,10 +82,7 @@ def check_layer(layer: nn.Module, children: Capsules, *, skip: Collection[str] =
         AssertionError: with the name of the check that failed, and by how much.
         ValueError: if a name in ``skip`` is not that of a check.
     """
-    checks = {check.__name__.removeprefix("_"): check for check in CHECKS}
-    for name in skip:
-        if name not in checks:
-            raise ValueError(f"skip must name checks of {list(checks)}, got {name!r}")
+    checks = by_name(CHECKS, skip)
     generator = torch.Generator().manual_seed(1)
     twin = copy.deepcopy(layer).double()
     with torch.no_grad():
@@ -85,11 +90,7 @@ def check_layer(layer: nn.Module, children: Capsules, *, skip: Collection[str] =
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 4)
     subject = Subject(twin, Capsules(children.pose.detach().double(), children.activation.detach().double()))
     for name, check in checks.items():
-        if name not in skip:
-            try:
-                check(subject)
-            except Exception as error:
-                raise AssertionError(f"{type(layer).__name__} fails the check {name!r}: {error}") from error
+        attempt(check, subject, layer, name)
 
 
 def _follows(module: nn.Module) -> bool:
@@ -110,14 +111,8 @@ def _results(
     seen = _seen(layer(given) if mask is None else layer(given, mask))
     if not gradients:
         return seen
-    generator = torch.Generator().manual_seed(2)
-    objective = torch.zeros((), dtype=torch.float64)
-    for tensor in seen.values():
-        upstream = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        objective = objective + (tensor.double() * upstream).sum()
     inputs = {"the children's pose": pose, "the children's activation": activation, **dict(layer.named_parameters())}
-    found = torch.autograd.grad(objective, list(inputs.values()), materialize_grads=True, allow_unused=True)
-    return seen | {f"the gradient of {name}": grad for name, grad in zip(inputs, found, strict=True)}
+    return with_gradients(seen, inputs)
 
 
 def _copies(subject: Subject) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcaps.losses import margin_loss
 from torchcaps.models import CapsuleClassifier, ImageClassifier, Network, create_model, load_pretrained
 from torchcaps.routing import constructor_arguments
+from torchcaps.testing.compare import attempt, by_name
 
 BATCH = 3
 
@@ -55,10 +56,7 @@ def check_model(
         ValueError: if the network is not an image classifier and ``inputs`` is missing, or a name in ``skip`` is not
             that of a check.
     """
-    checks = {check.__name__.removeprefix("_"): check for check in CHECKS}
-    for name in skip:
-        if name not in checks:
-            raise ValueError(f"skip must name checks of {list(checks)}, got {name!r}")
+    checks = by_name(CHECKS, skip)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = create_model(model) if isinstance(model, str) else model
@@ -69,14 +67,8 @@ def check_model(
         if inputs is not None or not isinstance(network, ImageClassifier) or network.takes != "images":
             checks = {name: check for name, check in checks.items() if check not in OF_IMAGES}
         for name, check in checks.items():
-            if name in skip:
-                continue
             torch.manual_seed(0)
-            try:
-                check(subject)
-            except Exception as error:
-                said = f"{type(network).__name__} fails the check {name!r}: {error}"
-                raise AssertionError(said) from error
+            attempt(check, subject, network, name)
 
 
 def _images(network: Network, batch: int) -> Tensor:

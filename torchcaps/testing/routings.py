@@ -12,7 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchcaps.ops import Votes
 from torchcaps.routing import LayerShape, Routed, Routing, as_capsules, create_routing
-from torchcaps.testing.compare import TOLERANCE, assert_finite, assert_same, assert_same_on_backends
+from torchcaps.testing.compare import (
+    TOLERANCE,
+    assert_finite,
+    assert_same,
+    assert_same_on_backends,
+    attempt,
+    with_gradients,
+)
 
 B, I, J, M, P, D = 3, 7, 4, 2, 3, 2
 
@@ -88,11 +95,7 @@ def check_routing(routing: Routing | str) -> None:
     """
     template = create_routing(routing) if isinstance(routing, str) else routing
     for check in CHECKS:
-        try:
-            check(template)
-        except Exception as error:
-            name = check.__name__.removeprefix("_").replace("_", " ")
-            raise AssertionError(f"{type(template).__name__} fails the check {name!r}: {error}") from error
+        attempt(check, template, template, check.__name__.removeprefix("_").replace("_", " "))
 
 
 def _bound(template: Routing, problem: Problem) -> Routing:
@@ -124,14 +127,8 @@ def _results(routing: Routing, problem: Problem, mask: Tensor | None = None, **s
     seen = _seen(routing(leaves.votes(mask=mask, **settings), leaves.activation))
     if not routing.trainable:
         return seen
-    generator = torch.Generator().manual_seed(2)
-    objective = torch.zeros((), dtype=torch.float64)
-    for tensor in (seen["the parents' pose"], seen["the parents' activation"]):
-        upstream = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        objective = objective + (tensor.double() * upstream).sum()
     inputs = {**vars(leaves), **dict(routing.named_parameters())}
-    gradients = torch.autograd.grad(objective, list(inputs.values()), materialize_grads=True, allow_unused=True)
-    return seen | {f"the gradient of {name}": grad for name, grad in zip(inputs, gradients, strict=True)}
+    return with_gradients(seen, inputs, ("the parents' pose", "the parents' activation"))
 
 
 def _configuration(template: Routing) -> None:

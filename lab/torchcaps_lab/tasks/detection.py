@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchcaps.capsules import Places
 from torchcaps.models import ImageClassifier, Prediction, SceneCapsNet, Thing, box_area, box_iou
-from torchcaps.models.base import Places
 from torchcaps.numerics import check_finite
 from torchcaps_lab.data import Batch, ImageSet
 from torchcaps_lab.report.findings import ask, check_asked, predicted

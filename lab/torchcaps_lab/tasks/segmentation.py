@@ -105,7 +105,8 @@ class Segmentation(Task):
         activation = _pixelwise(prediction, labels)
         there = labels.flatten() != NO_CLASS
         rows = activation.movedim(1, -1).flatten(0, -2)
-        parts = {"class_loss": criteria.loss(rows[there], labels.flatten()[there])}
+        # A batch may have no pixel with a class, whose mean would be NaN.
+        parts = {"class_loss": criteria.loss(rows[there], labels.flatten()[there]) if there.any() else rows.sum() * 0}
         if self.dice:
             parts["dice_loss"] = self.dice * dice_loss(activation, labels)
         if prediction.reconstruction is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcaps.models.conversion.base import SMALLNORB, Converted, Stored, outline
 from torchcaps.models.efficient_capsnet import EfficientCapsNet
 from torchcaps.models.registry import create_model
+from torchcaps.names import needing
 
 if TYPE_CHECKING:
     import h5py
@@ -111,12 +112,8 @@ def _decoder_layers(state: Iterable[str]) -> list[str]:
 
 @contextmanager
 def _opened(file: Path) -> "Iterator[h5py.File]":
-    try:
+    with needing("Keras weights", "torchcaps[convert]"):
         import h5py
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Keras weights need h5py, which is not installed: pip install 'torchcaps[convert]'", name="h5py"
-        ) from error
     try:
         with h5py.File(file, "r") as opened:
             yield opened
