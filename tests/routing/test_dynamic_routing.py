@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from by_the_book import H, I, J, check_equations, normal, problem
+from by_the_book import H, J, check_equations, normal, problem
 from torch import Tensor
 
 from torchcaps.ops import Votes
