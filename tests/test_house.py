@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -178,18 +179,40 @@ def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring(tmp_path: Pat
     assert house.code_lines(path) == {6, 9, 11, 13}
 
 
-IMPORT = (
-    "import json, sys, torch; before = set(sys.modules); import torchcaps; "
-    "assert 'torchcaps.ops.fused.operators' in sys.modules, 'saved programs name operators'; "
-    "[getattr(torchcaps, name) for name in set(torchcaps.__all__) - set(torchcaps._OF_THE_LAB)]; "
-    "print(json.dumps(sorted(set(sys.modules) - before)))"
-)
+IMPORT = """
+import json, sys, torchcaps
+assert "torch" not in sys.modules, "nobody waits for it before it is needed"
+for name in [name for name in sys.modules if name.split(".")[0] == "torchcaps"]:
+    del sys.modules[name]
+
+import torch
+before = set(sys.modules)
+import torchcaps
+assert "torchcaps.ops.fused.operators" in sys.modules, "saved programs name operators"
+[getattr(torchcaps, name) for name in set(torchcaps.__all__) - set(torchcaps._OF_THE_LAB)]
+print(json.dumps(sorted(set(sys.modules) - before)))
+
+assert torchcaps.Classifier.__name__ == "Classifier"
+assert not {"PIL", "lightning"} & set(sys.modules), "what a classifier may never need"
+try:
+    torchcaps.Classifer
+except AttributeError as error:
+    assert "Classifer" in str(error)
+else:
+    raise SystemExit("no error")
+
+import torchcaps_lab.report as report
+assert "matplotlib" not in sys.modules
+one = report.pictures.Confusion(title="", text="", counts=torch.eye(2), classes=("a", "b"))
+next(one.draw()).figure.savefig(sys.argv[1])
+assert "matplotlib.pyplot" not in sys.modules, "drawing opens no window"
+"""
 
 
 @pytest.fixture(scope="module")
 def brought() -> list[str]:
     """The modules that the names of ``torchcaps`` load where torch is there already."""
-    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", IMPORT, os.devnull], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 

@@ -46,12 +46,6 @@ def test_one_folder_per_class(tmp_path: Path) -> None:
             assert Path(file) == tmp_path / "ab"[label] / f"{value - 20 * (label + 1):02}.png"
 
 
-def test_seed_chooses_the_validation_images_and_not_the_test_set(tmp_path: Path) -> None:
-    first, second = (ImageFolder(str(make_root(tmp_path)), seed=seed, validation=0.3) for seed in (0, 1))
-    assert first.test.files == second.test.files
-    assert first.validation.files != second.validation.files
-
-
 def test_no_test_set(tmp_path: Path) -> None:
     data = ImageFolder(str(make_root(tmp_path)), test=0, validation=0)
     assert len(data.train) == 20
@@ -65,19 +59,6 @@ def test_folders_train_and_test_are_the_splits(tmp_path: Path) -> None:
     assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 6)
     assert sorted(values(data.test.images)) == [20, 21, 22, 40, 41, 42]
     assert all(Path(file).is_relative_to(tmp_path / "train") for file in data.validation.files or ())
-
-
-def test_folder_val_is_the_validation_set(tmp_path: Path) -> None:
-    for split, count in (("train", 10), ("val", 2), ("test", 3)):
-        make_root(tmp_path / split, count)
-    data = ImageFolder(str(tmp_path), validation=0.5)
-    assert (len(data.train), len(data.validation), len(data.test)) == (20, 4, 6)
-
-
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    make_root(tmp_path, 2, classes="a")
-    make_root(tmp_path / "train", 2, classes="x")
-    assert ImageFolder(str(tmp_path)).classes == ("a", "train")
 
 
 def test_images_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:

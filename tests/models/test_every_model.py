@@ -220,14 +220,6 @@ class TestImagesThatDoNotFit:
 
 
 class TestCapsNet:
-    @pytest.mark.parametrize("shape", [(3, 32, 32), (2, 96, 80)], ids=["32x32x3", "96x80x2"])
-    def test_other_images_and_classes(self, shape: tuple[int, int, int]) -> None:
-        with torch.no_grad():
-            prediction = create_model("capsnet", image_shape=shape, classes=5, channels=16, types=4)(images(1, *shape))
-        assert prediction.capsules.pose.shape == (1, 5, 16)
-        assert prediction.reconstruction.shape == (1, *shape)
-        assert prediction.activation.isfinite().all()
-
     def test_released_code_has_biases_in_the_routing_instead_of_the_primary_convolution(self) -> None:
         released = create_model("capsnet_released", decoder_hidden=None)
         assert parameters(released) == 6_804_224 + 10 * 16

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -96,8 +97,8 @@ class Case:
         return results
 
 
-def all_cases(**fixed: Any) -> list[Case]:
-    """The whole grid of options."""
+def all_cases(**fixed: Any) -> list[Any]:
+    """The whole grid of options: in each run of the tests every fifth, in which each value occurs, else all."""
     options: dict[str, tuple[Any, ...]] = {
         "similarity": ("uniform", "inner", "gaussian"),
         "shared": (False, True),
@@ -108,7 +109,11 @@ def all_cases(**fixed: Any) -> list[Case]:
         "scatter": (False, True),
     }
     options |= {name: (value,) for name, value in fixed.items()}
-    return [Case(**dict(zip(options, values, strict=True))) for values in product(*options.values())]
+    cases = [Case(**dict(zip(options, values, strict=True))) for values in product(*options.values())]
+    return [
+        pytest.param(case, id=str(case), marks=pytest.mark.thorough if number % 5 else ())
+        for number, case in enumerate(cases)
+    ]
 
 
 def close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

@@ -178,6 +178,7 @@ def _turned(digits: ImageSet) -> ImageSet:
     return replace(digits, images=turn(digits.images, 30))
 
 
+@pytest.mark.thorough
 def test_novel_error_is_that_of_turned_digits(smoke):
     done, row = smoke("smallnorb-viewpoints"), "azimuth, average pooling"
     recipe = RECIPES["smallnorb-viewpoints"]
@@ -191,6 +192,7 @@ def test_novel_error_is_that_of_turned_digits(smoke):
         assert done.ours[row, measure] == pytest.approx(100 * wrong, abs=0.6)
 
 
+@pytest.mark.thorough
 def test_a_result_grows_without_the_networks(smoke, tmp_path):
     """From the file alone: only what is missing is trained, and what was there stays."""
     name, results = "smallnorb-viewpoints", tmp_path / "results"
@@ -219,6 +221,7 @@ def test_rows_are_for_recipes_that_grow(tmp_path):
         run_recipe("smallnorb-viewpoints", "smoke", rows=["azimuth, hats"], runs=tmp_path)
 
 
+@pytest.mark.thorough
 def test_errors_are_those_of_all_toys_and_curves_end_near_them(smoke):
     done = smoke("smallnorb-viewpoints")
     count = {FAMILIAR: len(Digits().test), NOVEL: len(Digits().test), SAME: len(Digits(validation=0).train)}
