@@ -20,6 +20,9 @@ torch.set_num_threads(1)  # with tensors this small, threads only wait for each 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
+LIBRARY = ("layers", "mixture", "models", "ops", "routing", "testing", "tests")
+"""Folders of the tests of torchcaps, in which parameters are combined; .ci/run has all combinations where it changed."""
+
 
 @pytest.fixture(autouse=True, scope="module")
 def small_reports() -> Iterator[None]:
@@ -60,11 +63,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _other_combinations(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of a test over combinations of several parameters, those beyond the few in which each value occurs once."""
+    """Of the library's tests over combinations of parameters, those beyond a few in which each value occurs."""
     tests = defaultdict(dict)
     for item in items:
-        rare = any(item.get_closest_marker(name) for name in ("thorough", "slow"))
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not rare:
+        ours = item.path.parent.name in LIBRARY and isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        if ours and not any(item.get_closest_marker(name) for name in ("thorough", "slow")):
             tests[item.parent, item.originalname][item] = _values(item)
     found = []
     for combinations in tests.values():
