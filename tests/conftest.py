@@ -21,7 +21,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
 LIBRARY = ("layers", "mixture", "models", "ops", "routing", "testing", "tests")
-"""Folders of the tests of torchcaps, in which parameters are combined; .ci/run has all combinations where it changed."""
+"""Folders of the tests of torchcaps, which combine parameters; .ci/run has all combinations where it changed."""
 
 
 @pytest.fixture(autouse=True, scope="module")

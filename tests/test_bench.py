@@ -41,6 +41,7 @@ class TestMeasure:
         assert measure.peak_growth(lambda: None) < 2**20
 
     @LINUX
+    @pytest.mark.thorough
     def test_peak_in_a_process_of_its_own_sees_the_votes(self) -> None:
         case = LayerCase("layer", 256, partial(tc.CapsLinear, 256, 16, 8, 16), (256,), (8,))  # 64 MiB of votes
         peaks = [measure.peak_memory(case, backend, False, "cpu", 1) for backend in ("naive", "chunked")]

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from docs import house
 from docs.house import Import
@@ -192,6 +193,11 @@ assert "torchcaps.ops.fused.operators" in sys.modules, "saved programs name oper
 [getattr(torchcaps, name) for name in set(torchcaps.__all__) - set(torchcaps._OF_THE_LAB)]
 print(json.dumps(sorted(set(sys.modules) - before)))
 
+sys.modules.update(PIL=None, pooch=None, sklearn=None)
+import torchcaps_lab.data
+for name in ("PIL", "pooch", "sklearn"):
+    del sys.modules[name]
+
 assert torchcaps.Classifier.__name__ == "Classifier"
 assert not {"PIL", "lightning"} & set(sys.modules), "what a classifier may never need"
 try:
@@ -200,6 +206,17 @@ except AttributeError as error:
     assert "Classifer" in str(error)
 else:
     raise SystemExit("no error")
+
+import contextlib
+from torchcaps_lab.cli import main
+with contextlib.suppress(SystemExit):
+    main(["train", "--help"])
+digits = "digits/capsnet_digits"
+for words in (["predict", digits, sys.argv[1]], ["evaluate", digits, "--data", "Digits"], ["models", "capsnet"]):
+    assert main(words) == 0
+heavy = {"lightning", "torchmetrics", "matplotlib", "tensorboard"} & set(sys.modules)
+assert not heavy, f"{heavy} are for training and drawing only, and not for their options"
+assert torch.__version__ < (2, 12) or "torch._dynamo" not in sys.modules, "who compiles nothing needs no compiler"
 
 import torchcaps_lab.report as report
 assert "matplotlib" not in sys.modules
@@ -210,10 +227,15 @@ assert "matplotlib.pyplot" not in sys.modules, "drawing opens no window"
 
 
 @pytest.fixture(scope="module")
-def brought() -> list[str]:
-    """The modules that the names of ``torchcaps`` load where torch is there already."""
-    done = subprocess.run([sys.executable, "-c", IMPORT, os.devnull], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+def brought(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The modules that the names of ``torchcaps`` load where torch is there already; what else is not so, is told."""
+    picture = tmp_path_factory.mktemp("imports") / "digit.png"
+    Image.new("L", (8, 8)).save(picture)
+    command = [sys.executable, "-c", IMPORT, picture]
+    environment = {**os.environ, "TORCHCAPS_BACKEND": "native"}  # whose operators once brought the compiler
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[0])
 
 
 def test_no_folder_is_over_its_budget() -> None:

@@ -122,20 +122,6 @@ class TestCommandLine:
         assert f"torchcaps {arguments[0]} --help" in error
         assert "usage" not in error
 
-    @pytest.mark.skipif(torch.__version__ < (2, 12), reason="PyTorch imports its compiler itself")
-    def test_lightning_is_for_training_only(self, run, photos, monkeypatch):
-        """Not for its options, either. And the compiler, which a kernel imported (a second), for those who compile."""
-        monkeypatch.setenv("TORCHCAPS_BACKEND", "native")
-        code = (
-            "import contextlib, sys; from torchcaps_lab.cli import main; run, photo = sys.argv[1:];\n"
-            "with contextlib.suppress(SystemExit): main(['train', '--help'])\n"
-            "assert main(['predict', run, photo]) == main(['evaluate', run]) == main(['models', 'capsnet']) == 0;"
-            "heavy = {'lightning', 'torchmetrics', 'matplotlib', 'tensorboard', 'torch._dynamo'} & set(sys.modules);"
-            "assert not heavy, heavy"
-        )
-        photo = str(photos / "red" / "00.png")
-        subprocess.run([sys.executable, "-c", code, str(run), photo], check=True, cwd=ROOT, capture_output=True)
-
     def test_report_false_speaks_of_no_report(self, run, capsys):
         assert (run / "report" / "index.html").is_file()
         assert main(["train", "--resume", str(run), "--report", "false"]) == 0
