@@ -278,8 +278,7 @@ class TestLooking:
         assert "usage: torchcaps" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        ("name", "meant"),
-        [("trian", "; did you mean train?"), ("version", "; did you mean --version?"), ("xyzzy", "")],
+        ("name", "meant"), [("trian", "; did you mean train?"), ("version", "; did you mean --version?"), ("xyzzy", "")]
     )
     def test_a_command_that_is_none(self, name, meant, capsys):
         assert main([name]) == 2

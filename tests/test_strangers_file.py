@@ -105,11 +105,7 @@ print(" ".join(answer.classes))
 
 @pytest.mark.slow
 def test_in_python(folder: Path) -> None:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{PACKAGES}{os.pathsep}{folder}",
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PACKAGES}{os.pathsep}{folder}"}
     command = [sys.executable, "-c", IN_PYTHON]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -14,15 +14,7 @@ from tests.options import made, typed
 from torchcaps import create_model
 from torchcaps.models import load_pretrained
 from torchcaps_lab.data import Digits, ImageSet, Preprocess
-from torchcaps_lab.training import (
-    Learner,
-    Optimisation,
-    OptimizerFactory,
-    Schedule,
-    Speed,
-    TrainerOptions,
-    fit,
-)
+from torchcaps_lab.training import Learner, Optimisation, OptimizerFactory, Schedule, Speed, TrainerOptions, fit
 
 CPU = TrainerOptions(accelerator="cpu")
 EXACT = TrainerOptions(accelerator="cpu", precision="64-true")

@@ -381,11 +381,7 @@ class TestTrainInPython:
             ),
             ("Digits", {"epoch": 8}, "unknown option; did you mean epochs.: a training takes"),
             ("Digits", {"epochs": "many"}, "epochs"),
-            (
-                "Digits",
-                {"loss": torch.nn.MSELoss()},
-                r"loss must be a name, .*to be saved; got MSELoss",
-            ),
+            ("Digits", {"loss": torch.nn.MSELoss()}, r"loss must be a name, .*to be saved; got MSELoss"),
         ],
     )
     def test_train_names_what_does_not_fit(self, data, options, message, tmp_path, monkeypatch):

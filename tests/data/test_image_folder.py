@@ -37,10 +37,7 @@ def test_one_folder_per_class(tmp_path: Path) -> None:
     assert data.image_shape == (1, 3, 4)
     parts = (data.train, data.validation, data.test)
     assert [part.labels.bincount().tolist() for part in parts] == [[6, 6], [2, 2], [2, 2]]
-    assert sorted(value for part in parts for value in values(part.images)) == [
-        *range(20, 30),
-        *range(40, 50),
-    ]
+    assert sorted(value for part in parts for value in values(part.images)) == [*range(20, 30), *range(40, 50)]
     for part in parts:
         for value, label, file in zip(values(part.images), part.labels.tolist(), part.files or (), strict=True):
             assert Path(file) == tmp_path / "ab"[label] / f"{value - 20 * (label + 1):02}.png"
@@ -240,10 +237,7 @@ def test_sixteen_bit_grey_is_scaled(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize(
     ("pixels", "message"),
-    [
-        (np.array([[70_000]], dtype=np.int32), "0..65535, got 70000"),
-        (np.ones((1, 1), np.float32), "floating"),
-    ],
+    [(np.array([[70_000]], dtype=np.int32), "0..65535, got 70000"), (np.ones((1, 1), np.float32), "floating")],
 )
 def test_pixels_without_a_known_range_are_refused(tmp_path: Path, pixels: np.ndarray, message: str) -> None:
     path = save(tmp_path / "x.tif", Image.fromarray(pixels))

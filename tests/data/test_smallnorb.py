@@ -240,8 +240,7 @@ def test_pixels_are_means_of_squares(tmp_path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("viewpoints", "column", "familiar", "novel"),
-    [("azimuth", 2, {34, 4}, {6}), ("elevation", 1, {0, 2}, {3})],
+    ("viewpoints", "column", "familiar", "novel"), [("azimuth", 2, {34, 4}, {6}), ("elevation", 1, {0, 2}, {3})]
 )
 def test_novel_viewpoints(folder: str, viewpoints: Any, column: int, familiar: set[int], novel: set[int]) -> None:
     data = SmallNORB(folder, viewpoints=viewpoints, validation=0.25)
@@ -264,10 +263,7 @@ def test_novel_viewpoints(folder: str, viewpoints: Any, column: int, familiar: s
 
 @pytest.mark.parametrize(
     ("viewpoints", "column", "count", "degrees"),
-    [
-        ("azimuth", 2, 18, {300, 320, 340, 0, 20, 40}),
-        ("elevation", 1, 9, {30, 35, 40}),
-    ],
+    [("azimuth", 2, 18, {300, 320, 340, 0, 20, 40}), ("elevation", 1, 9, {30, 35, 40})],
 )
 def test_a_third_of_the_viewpoints_is_familiar(
     tmp_path: Path, viewpoints: Any, column: int, count: int, degrees: set[int]

@@ -36,14 +36,7 @@ class Case:
 
     def inputs(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
         """Leaves for everything that this case takes. The float32 inputs are the float64 ones, rounded."""
-        B, I, J, M, P, D = (
-            self.batch,
-            self.children,
-            self.parents,
-            self.rows,
-            self.child_dim,
-            self.parent_dim,
-        )
+        B, I, J, M, P, D = (self.batch, self.children, self.parents, self.rows, self.child_dim, self.parent_dim)
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:

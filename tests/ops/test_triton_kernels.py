@@ -160,12 +160,7 @@ def check_moments(case: Case, device: str, tiling: Tiling | None = None, dtype: 
 
     grads = [upstream(output, k).to(mass) for k, output in enumerate(expected.values())]
     found = triton_launch.moments_backward(
-        call,
-        moments.mean.detach().to(mass),
-        *(*grads, None, None)[:3],
-        orphan=orphan,
-        hard=case.hard,
-        tiling=tiling,
+        call, moments.mean.detach().to(mass), *(*grads, None, None)[:3], orphan=orphan, hard=case.hard, tiling=tiling
     )
     close(named(found), gradients(expected, reference), 1e-4)
     for name, field in named(call).items():

@@ -70,8 +70,7 @@ def unweighted_book(V: Tensor, a: Tensor, **settings: float) -> tuple[Tensor, Te
 @STEPS
 @pytest.mark.parametrize("sharpness", [1.0, 2.5])
 @pytest.mark.parametrize(
-    ("route", "book"),
-    [(inner, inner_book), (euclidean_kmeans_routing, euclidean_book), (unweighted, unweighted_book)],
+    ("route", "book"), [(inner, inner_book), (euclidean_kmeans_routing, euclidean_book), (unweighted, unweighted_book)]
 )
 def test_equations(route: Callable, book: Callable, backend: str, steps: int, sharpness: float) -> None:
     settings = {"steps": steps, "sharpness": sharpness}
