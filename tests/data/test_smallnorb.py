@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.data.folders import write
 from torchcaps_lab.data import Preprocess, SmallNORB, read_binary_matrix
 
 UINT8, INT32, PACKED = 0x1E3D4C55, 0x1E3D4C54, 0x1E3D4C52
@@ -56,16 +57,9 @@ FILES = {
 }
 
 
-def write(folder: Path, files: dict[str, bytes] = FILES) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write(tmp_path_factory.mktemp("data")))
+    return str(write(tmp_path_factory.mktemp("data"), FILES))
 
 
 def values(images: Tensor) -> list[int]:
@@ -162,11 +156,6 @@ def test_files_are_found_in_both_folders_and_both_forms(tmp_path: Path, place: s
     assert sorted(values(data.train.images) + values(data.validation.images)) == list(range(COUNT))
     assert values(data.test.images) == list(range(50, 50 + COUNT))
     assert torch.equal(data.test.labels, LABELS)
-
-
-def test_files_are_found_by_the_environment_variable(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHCAPS_DATA", folder)
-    assert len(SmallNORB().test) == COUNT
 
 
 @pytest.mark.parametrize("cameras", ["both_as_channels", "both_as_images", "first"])
