@@ -155,7 +155,10 @@ class TestCommandLine:
         os.close(reading)
         with os.fdopen(writing, "w") as closed:
             monkeypatch.setattr(sys, "stdout", closed)
-            assert main(["train", *data, "--epochs", "2", "--run", str(tmp_path / "run"), *SMALL]) == 0
+            assert (
+                main(["train", *data, "--epochs", "2", "--run", str(tmp_path / "run"), *SMALL, "--report", "false"])
+                == 0
+            )
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 2
 
     def test_letters_that_the_output_cannot_show_are_escaped(self, monkeypatch):

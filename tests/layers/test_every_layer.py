@@ -69,9 +69,9 @@ EVERY = pytest.mark.parametrize(("routing", "layer"), PAIRS)
 
 
 def in_turns(routing: str, layer: str) -> Any:
-    """Each routing with a third of the layers, each layer with a third of the routings; all in a thorough run."""
+    """Each routing with a fifth of the layers, each layer with a fifth of the routings; all in a thorough run."""
     turn = list_routings().index(routing) + list(LAYERS).index(layer)
-    return pytest.param(routing, layer, marks=[pytest.mark.thorough] if turn % 3 else [])
+    return pytest.param(routing, layer, marks=[pytest.mark.thorough] if turn % 5 else [])
 
 
 @pytest.mark.parametrize(("routing", "layer"), [in_turns(*pair) for pair in PAIRS])
