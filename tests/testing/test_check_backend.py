@@ -24,7 +24,6 @@ ALL = len(PROBLEMS) * len(SIMILARITIES) * len(RULES)
         ("chunked", 400),
         ("native", 2**19),
         *(pytest.param(*more, marks=pytest.mark.thorough) for more in (("naive", 2**19), ("chunked", 2**19))),
-        pytest.param("chunked", 1, marks=pytest.mark.thorough),
     ],
 )
 @pytest.mark.usefixtures("poisoned")
