@@ -144,6 +144,7 @@ def test_digamma_by_what_onnx_has(onnxruntime: object) -> None:
     torch.testing.assert_close(found, torch.digamma(x.double()).float(), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "told"),
     [

@@ -112,6 +112,7 @@ def test_inductor() -> None:
     torch.testing.assert_close(gradients(model, compiled), gradients(model, expected), rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # how PyTorch 2.10 loads a program
 @models(lambda name: name not in EXPORTED, "capsnet_digits")
 def test_exports_with_any_batch_and_saves(name: str) -> None:
@@ -142,6 +143,7 @@ WITHOUT_KERNELS = ("degree_centrality", "self_routing", "sparse_attention", "spe
 """Routings with a similarity, given logits, a map and second moments that the kernels have not got."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [
@@ -163,6 +165,7 @@ def test_every_routing_exports_with_any_batch(name: str, monkeypatch: pytest.Mon
     torch.testing.assert_close(program.module()(other), layer(other))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("name", ["mean", *(pytest.param(name, marks=SLOW) for name in ("euclidean", "self_routing"))])
 def test_a_strict_export_leaves_the_batch_open(name: str) -> None:
