@@ -300,17 +300,6 @@ class TestShift:
 
 
 class TestArguments:
-    def test_number_of_parameters(self) -> None:
-        layer = CapsConv2d(4, 6, (4, 4), (4, 4), 3, groups=2)
-        assert layer.weight.shape == (9, 4, 3, 4, 4)
-        assert sum(p.numel() for p in layer.parameters()) == 9 * 4 * 3 * 16 + 2 * 6
-
-    def test_the_routing_is_not_shared(self) -> None:
-        routing = EMRouting()
-        layer = CapsConv2d(2, 2, 3, 3, 1, groups=2, routing=routing)
-        assert routing.unit_cost is None
-        assert layer.routings[0].unit_cost is not layer.routings[1].unit_cost
-
     def test_default_is_em_over_the_image(self) -> None:
         layer = CapsConv2d(2, 2, 3, 3, 1)
         assert layer.routing.config() == EMRouting().config()
@@ -372,8 +361,3 @@ class TestArguments:
         layer.competition = competition  # behind its back
         with pytest.raises(ValueError, match=r"(hard assignments compete inside|is of) one window only: .*'window'"):
             layer(Capsules(torch.zeros(1, 4, 5, 2, 3), torch.zeros(1, 4, 5, 2)))
-
-    def test_repr(self) -> None:
-        text = repr(CapsConv2d(2, 4, 3, 3, 3, 2, groups=2))
-        assert "2, 4, in_pose=(3,), out_pose=(3,), kernel_size=(3, 3), stride=(2, 2)" in text
-        assert "groups=2, competition='image'" in text
