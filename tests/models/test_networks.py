@@ -306,6 +306,7 @@ class TestNames:
             with pytest.raises(ValueError, match="a model named 'stranger' exists already: a Stranger"):
                 register_model("stranger", "nowhere", width=4)(network)
 
+    @pytest.mark.thorough
     def test_a_cell_that_is_run_again(self) -> None:
         """In a notebook, where modules have no files."""
         cell = MODULE.replace("Stranger", "Cell").replace('"stranger"', '"cell"')
