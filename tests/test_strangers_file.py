@@ -14,6 +14,7 @@ from PIL import Image
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits
 
+pytestmark = pytest.mark.thorough  # processes of their own, which train
 ROOT = Path(__file__).parent.parent
 PACKAGES = f"{ROOT}{os.pathsep}{ROOT / 'lab'}"
 TRAIN = (
@@ -78,7 +79,6 @@ def test_a_saved_network_alone_executes_nothing(
     assert "my_capsules" not in sys.modules
 
 
-@pytest.mark.thorough
 def test_with_its_file_it_says_what_its_run_says(folder: Path) -> None:
     files = [f"{number}.png" for number in range(3)]
     of_run = torchcaps(folder, "predict", "run", *files, "--json", "--import", "my_capsules")

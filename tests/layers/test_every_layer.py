@@ -65,7 +65,6 @@ def possible(routing: str, layer: str) -> bool:
 
 
 PAIRS = [(routing, layer) for routing in list_routings() for layer in LAYERS if possible(routing, layer)]
-EVERY = pytest.mark.parametrize(("routing", "layer"), PAIRS)
 
 
 def in_turns(routing: str, layer: str) -> Any:
@@ -74,7 +73,10 @@ def in_turns(routing: str, layer: str) -> Any:
     return pytest.param(routing, layer, marks=[pytest.mark.thorough] if turn % 5 else [])
 
 
-@pytest.mark.parametrize(("routing", "layer"), [in_turns(*pair) for pair in PAIRS])
+EVERY = pytest.mark.parametrize(("routing", "layer"), [in_turns(*pair) for pair in PAIRS])
+
+
+@EVERY
 def test_every_layer_with_every_routing(routing: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 50)
     torch.manual_seed(0)

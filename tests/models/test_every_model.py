@@ -23,6 +23,8 @@ TWICE = (
     "matrixcapsnet_paper",
 )
 """Of whose class another one is checked."""
+QUICK = ("capsnet_digits", "efficient_capsnet", "matrixcapsnet_small", "segcaps", "text_encoder")
+"""One of each kind, which every run of the tests checks whole; a thorough one checks all."""
 
 
 DEEP = {"classes": 3, "channels": 8, "types": 4, "dims": (2, 4, 4), "pose_dim": 6, "decoder_channels": (4, 4)}
@@ -52,7 +54,11 @@ STARTS = dict.fromkeys(("heinsen_smallnorb", "self_routing_resnet20"), ("learnin
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in TWICE else name for name in MODELS]
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow if name in TWICE else pytest.mark.thorough)
+        for name in MODELS
+    ],
 )
 def test_every_model(name: str) -> None:
     torch.manual_seed(0)

@@ -60,6 +60,7 @@ def gradients(model: nn.Module, activation: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(activation.square().sum(), parameters, materialize_grads=True))
 
 
+@pytest.mark.thorough
 @TRACES_PROPERTIES
 @models(lambda name: name not in COMPILED, "capsnet_digits")
 def test_compiles_in_one_piece(name: str) -> None:
