@@ -48,7 +48,7 @@ def stamps(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.glob("runs/**/summary.json")}
 
 
-@pytest.mark.parametrize("name", map(rare, RECIPES))
+@pytest.mark.parametrize("name", [rare(name) for name in RECIPES])
 def test_a_run_measures_its_rows_and_a_second_trains_nothing(name, smoke, run_smoke):
     recipe, done = RECIPES[name], smoke(name)
     rows = set(recipe.present(recipe.presets["smoke"]))
