@@ -27,6 +27,10 @@ QUICK = ("capsnet_digits", "efficient_capsnet", "matrixcapsnet_small", "segcaps"
 """One of each kind, which every run of the tests checks whole; a thorough one checks all."""
 
 
+def mostly_thorough(*names: str) -> list[Any]:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in names]
+
+
 DEEP = {"classes": 3, "channels": 8, "types": 4, "dims": (2, 4, 4), "pose_dim": 6, "decoder_channels": (4, 4)}
 EFFICIENT = {"channels": (8, 8, 8, 16), "decoder_hidden": None, "decoder_channels": (4, 4), "classes": 3}
 
@@ -56,8 +60,8 @@ STARTS = dict.fromkeys(("heinsen_smallnorb", "self_routing_resnet20"), ("learnin
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow if name in TWICE else pytest.mark.thorough)
-        for name in MODELS
+        *mostly_thorough(*(name for name in MODELS if name not in TWICE)),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in TWICE),
     ],
 )
 def test_every_model(name: str) -> None:
@@ -77,6 +81,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 """Arguments with which a network is made of other parts."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "arguments"), VARIANTS, ids=str)
 def test_variants(name: str, arguments: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -150,7 +155,7 @@ def test_every_model_at_its_size(name: str) -> None:
     check_without_export(name, STARTS.get(name, ()))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in {*TWICE, "capsnet", "capsnet_cnn"}])
+@pytest.mark.parametrize("name", mostly_thorough(*sorted({*MODELS} - {*TWICE, "capsnet", "capsnet_cnn"})))
 def test_a_whole_network_in_half_precision(name: str) -> None:
     network = create_model(name).eval().bfloat16()
     examples = network.examples(1)

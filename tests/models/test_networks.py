@@ -79,7 +79,7 @@ def voxels(*shape: int) -> Tensor:
     ("make", "batches"),
     [
         (lambda: TinyText(11, 4, routing=create_routing("dynamic", steps=2)), [words(3, 9), words(3, 14)]),
-        (TinyVolume, [voxels(3, 1, 7, 8, 9), voxels(3, 1, 9, 7, 12)]),
+        pytest.param(TinyVolume, [voxels(3, 1, 7, 8, 9), voxels(3, 1, 9, 7, 12)], marks=pytest.mark.thorough),
     ],
     ids=["text", "volume"],
 )
