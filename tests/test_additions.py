@@ -61,6 +61,7 @@ def test_two_files_are_touched(diff: Path) -> None:
     assert len(touched) <= 2
 
 
+@pytest.mark.thorough
 def test_they_work(tmp_path: Path) -> None:
     """All of them, on a copy of the two packages."""
     for package in ("torchcaps", "lab/torchcaps_lab"):

@@ -9,6 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
 
@@ -41,6 +42,7 @@ class TestMeasure:
         assert measure.peak_growth(lambda: None) < 2**20
 
     @LINUX
+    @pytest.mark.thorough
     def test_peak_in_a_process_of_its_own_sees_the_votes(self) -> None:
         case = LayerCase("layer", 256, partial(tc.CapsLinear, 256, 16, 8, 16), (256,), (8,))  # 64 MiB of votes
         peaks = [measure.peak_memory(case, backend, False, "cpu", 1) for backend in ("naive", "chunked")]
@@ -213,7 +215,8 @@ def test_the_page_about_the_algorithm_has_the_figures_of_its_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["docs.algorithm", "--pictures", str(tmp_path)])
-    runpy.run_module("docs.algorithm", run_name="__main__")
+    with matplotlib.rc_context():  # the guide's style would be that of all pictures
+        runpy.run_module("docs.algorithm", run_name="__main__")
     page = (ROOT / "docs" / "algorithm.md").read_text(encoding="utf-8")
     assert f"```text\n{capsys.readouterr().out}```" in page
     assert "20.25 MiB" in page

@@ -50,24 +50,8 @@ class TestTrain:
 
     def test_options_reach_the_network(self, tmp_path):
         options = ["--routing", "DynamicRouting", "--routing.steps", "2", "--routing.bias", "true"]
-        assert (
-            main(
-                [
-                    "train",
-                    "--data",
-                    "Digits",
-                    "--run",
-                    str(tmp_path / "run"),
-                    *SMALL,
-                    *options,
-                    "--report",
-                    "false",
-                    "--loss",
-                    "LengthCrossEntropy",
-                ]
-            )
-            == 0
-        )
+        options += ["--report", "false", "--loss", "LengthCrossEntropy", "--run", str(tmp_path / "run")]
+        assert main(["train", "--data", "Digits", *SMALL, *options]) == 0
         network = load_pretrained(tmp_path / "run" / "model")
         assert network.routing.steps == 2
         assert network.routing.offset.shape == (10, 16)
@@ -278,8 +262,7 @@ class TestLooking:
         assert "usage: torchcaps" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        ("name", "meant"),
-        [("trian", "; did you mean train?"), ("version", "; did you mean --version?"), ("xyzzy", "")],
+        ("name", "meant"), [("trian", "; did you mean train?"), ("version", "; did you mean --version?"), ("xyzzy", "")]
     )
     def test_a_command_that_is_none(self, name, meant, capsys):
         assert main([name]) == 2

@@ -117,6 +117,7 @@ def test_code_of_looking_inside_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {"reconstructions", "assignments"} <= {data["kind"] for data in names["shown"]}
 
 
+@pytest.mark.thorough
 def test_code_of_extending_runs(tmp_path: Path) -> None:
     """In a process of its own: what it registers is no concern of the other tests."""
     facts = """

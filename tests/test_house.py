@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from docs import house
 from docs.house import Import
@@ -183,18 +185,63 @@ def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring(tmp_path: Pat
     assert house.code_lines(path) == {6, 9, 11, 13}
 
 
-IMPORT = (
-    "import json, sys, torch; before = set(sys.modules); import torchcaps; at_once = set(sys.modules) - before; "
-    "[getattr(torchcaps, name) for name in set(torchcaps.__all__) - set(torchcaps._OF_THE_LAB)]; "
-    "print(json.dumps([sorted(at_once), sorted(set(sys.modules) - before)]))"
-)
+IMPORT = """
+import json, sys, torchcaps
+assert "torch" not in sys.modules, "nobody waits for it before it is needed"
+for name in [name for name in sys.modules if name.split(".")[0] == "torchcaps"]:
+    del sys.modules[name]
+
+import torch
+before = set(sys.modules)
+import torchcaps
+at_once = set(sys.modules) - before
+assert "torchcaps.ops.fused.operators" in sys.modules, "saved programs name operators"
+[getattr(torchcaps, name) for name in set(torchcaps.__all__) - set(torchcaps._OF_THE_LAB)]
+print(json.dumps([sorted(at_once), sorted(set(sys.modules) - before)]))
+
+sys.modules.update(PIL=None, pooch=None, sklearn=None)
+import torchcaps_lab.data
+for name in ("PIL", "pooch", "sklearn"):
+    del sys.modules[name]
+
+assert torchcaps.Classifier.__name__ == "Classifier"
+assert not {"PIL", "lightning"} & set(sys.modules), "what a classifier may never need"
+try:
+    torchcaps.Classifer
+except AttributeError as error:
+    assert "Classifer" in str(error)
+else:
+    raise SystemExit("no error")
+
+import contextlib
+from torchcaps_lab.cli import main
+with contextlib.suppress(SystemExit):
+    main(["train", "--help"])
+digits = "digits/capsnet_digits"
+for words in (["predict", digits, sys.argv[1]], ["evaluate", digits, "--data", "Digits"], ["models", "capsnet"]):
+    assert main(words) == 0
+heavy = {"lightning", "torchmetrics", "matplotlib", "tensorboard"} & set(sys.modules)
+assert not heavy, f"{heavy} are for training and drawing only, and not for their options"
+assert torch.__version__ < (2, 12) or "torch._dynamo" not in sys.modules, "who compiles nothing needs no compiler"
+
+import torchcaps_lab.report as report
+assert "matplotlib" not in sys.modules
+one = report.pictures.Confusion(title="", text="", counts=torch.eye(2), classes=("a", "b"))
+next(one.draw()).figure.savefig(sys.argv[1])
+assert "matplotlib.pyplot" not in sys.modules, "drawing opens no window"
+"""
 
 
 @pytest.fixture(scope="module")
-def loaded() -> tuple[list[str], list[str]]:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
     """The modules that ``import torchcaps`` loads where torch is there already, and with those all its names do."""
-    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    picture = tmp_path_factory.mktemp("imports") / "digit.png"
+    Image.new("L", (8, 8)).save(picture)
+    command = [sys.executable, "-c", IMPORT, picture]
+    environment = {**os.environ, "TORCHCAPS_BACKEND": "native"}  # whose operators once brought the compiler
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[0])
 
 
 def test_no_folder_is_over_its_budget() -> None:

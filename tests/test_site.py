@@ -141,6 +141,7 @@ class TestNotebooks:
         assert sum("image/png" in output.get("data", {}) for output in shown) >= 3
         assert not any(output.get("name") == "stderr" for output in shown)
 
+    @pytest.mark.thorough
     def test_what_is_told_of_clusters_and_faces(self) -> None:
         """The exercise with four centres runs, and the nose is the part that stays divided."""
         (path,) = (path for path in NOTEBOOKS if path.stem.startswith("2"))

@@ -14,12 +14,13 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torchcaps.sklearn import CapsNetClassifier
 
 
+@pytest.mark.thorough
 @parametrize_with_checks([CapsNetClassifier(hidden=16, types=4, epochs=10, random_state=0)])
 def test_conventions(estimator: CapsNetClassifier, check: Callable[[CapsNetClassifier], None]) -> None:
     check(estimator)
 
 
-@pytest.mark.parametrize("image_shape", [None, (1, 8, 8)])
+@pytest.mark.parametrize("image_shape", [None, pytest.param((1, 8, 8), marks=pytest.mark.thorough)])
 def test_learns_digits_in_a_pipeline(image_shape: tuple[int, int, int] | None) -> None:
     X, y = load_digits(return_X_y=True)
     capsules = CapsNetClassifier(image_shape, hidden=32, epochs=10, random_state=0)

@@ -37,12 +37,7 @@ def train_process(config: Path, run: Path, *options: str) -> subprocess.Popen:
     rest = [option for option in options if option != "--resume"]
     command = [sys.executable, "-m", "torchcaps_lab", "train", *target, *rest]
     return subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=_listening,
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_listening
     )
 
 

@@ -7,22 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from tests.options import made, typed
 from torchcaps import create_model
 from torchcaps.models import load_pretrained
 from torchcaps_lab.data import Digits, ImageSet, Preprocess
-from torchcaps_lab.training import (
-    Learner,
-    Optimisation,
-    OptimizerFactory,
-    Schedule,
-    Speed,
-    TrainerOptions,
-    fit,
-)
+from torchcaps_lab.training import Learner, Optimisation, OptimizerFactory, Schedule, Speed, TrainerOptions, fit
 
 CPU = TrainerOptions(accelerator="cpu")
 EXACT = TrainerOptions(accelerator="cpu", precision="64-true")
@@ -284,17 +275,6 @@ class TestDigitsOfAnySize:
 
     def test_centres_of_three_by_three_are_the_pixels(self) -> None:
         assert torch.equal(Digits(size=24).test.images[:, :, 1::3, 1::3], Digits().test.images)
-
-    def test_eight_is_the_source(self) -> None:
-        pixels = torch.tensor(load_digits().images * 255 / 16).round().to(torch.uint8).flatten(1)
-        data = Digits(validation=0, size=8)
-        found = torch.cat([data.train.images, data.test.images]).flatten(1)
-        assert sorted(found.tolist()) == sorted(pixels.tolist())
-
-    @pytest.mark.parametrize("size", [0, -8])
-    def test_range(self, size: int) -> None:
-        with pytest.raises(ValueError, match=f"size must be at least 1, got {size}"):
-            Digits(size=size)
 
 
 class TestFused:

@@ -69,6 +69,7 @@ def test_every_network(name: str, form: str, tmp_path: Path, onnxruntime: object
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: object) -> None:
     torch.manual_seed(0)
     network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=(8,))
@@ -98,6 +99,7 @@ def test_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: object
     assert missing.stderr.startswith("no.png cannot be read: ")
 
 
+@pytest.mark.thorough
 def test_a_program_of_standard_operators(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None, routing={"name": "mean"})
@@ -128,6 +130,7 @@ def test_a_program_without_this_package(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.load(files[2]), classifier.activations(torch.load(files[1])), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_digamma_by_what_onnx_has(onnxruntime: object) -> None:
     class Digamma(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -141,6 +144,7 @@ def test_digamma_by_what_onnx_has(onnxruntime: object) -> None:
     torch.testing.assert_close(found, torch.digamma(x.double()).float(), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "told"),
     [
@@ -227,6 +231,7 @@ def test_the_exporter_speaks_of_nothing_but_the_network(
     assert [str(one.message) for one in recwarn] == ["a class is deprecated"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [[], ["digits.onnx"]])
 def test_the_example_says_what_it_takes(arguments: list[str], onnxruntime: object) -> None:
     example = [sys.executable, str(ROOT / "examples" / "run_onnx.py"), *arguments]

@@ -38,6 +38,14 @@ READ = (
 """Images that are odd and all the same read."""
 
 
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    """Files with these contents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
 def save(path: Path, value: int, mode: str = "L", size: tuple[int, int] = (8, 8)) -> Path:
     """An image of its own for each value."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from PIL import Image
 from test_mnist import idx
 from test_smallnorb import COUNT
 
+from tests.data.folders import write
 from torchcaps.spec import package_of
 from torchcaps_lab import data
 from torchcaps_lab.data import (
@@ -74,7 +75,7 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
         f"{number},{'ab'[number % 2]},{draw.random()},{draw.random()}\n" for number in range(60) for _ in range(5)
     ]
     (folder / "series.csv").write_text("series,label,x,y\n" + "".join(moments))
-    test_cifar10.write(folder / "cifar10")
+    write(folder / "cifar10", test_cifar10.FILES)
     write_smallnorb(folder / "smallnorb")
     pixels = [np.frombuffer(draw.randbytes(30), np.uint8).reshape(5, 6) for _ in range(40)]
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
@@ -109,7 +110,7 @@ def write_smallnorb(folder: Path) -> None:
     seen = b"".join(bytes([number]) * 96 * 96 for pair in range(COUNT) for number in (pair, 251 - pair))
     name = f"{test_smallnorb.TEST}-dat.mat"
     files = {**test_smallnorb.FILES, name: test_smallnorb.matrix((COUNT, 2, 96, 96), seen)}
-    test_smallnorb.write(folder, files)
+    write(folder, files)
 
 
 def test_all_of_the_registry(makers: dict[str, Callable[..., ImageData]]) -> None:

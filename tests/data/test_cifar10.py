@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from tests.data.folders import write
 from tests.data.servers import Server
 from torchcaps_lab.data import CIFAR10
 
@@ -53,13 +54,6 @@ class Tiny(CIFAR10):
     mirrors: ClassVar = ("http://127.0.0.1:9/",)
 
 
-def write(folder: Path, files: dict[str, bytes] = FILES) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
 def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
@@ -85,13 +79,8 @@ def check_splits(data: CIFAR10) -> None:
 
 @pytest.mark.parametrize("folder", [".", "cifar10", FOLDER])
 def test_files_are_found_in_three_folders(tmp_path: Path, folder: str) -> None:
-    write(tmp_path / folder)
+    write(tmp_path / folder, FILES)
     check_splits(Tiny(str(tmp_path), download=False, validation=0.2))
-
-
-def test_files_are_found_by_the_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHCAPS_DATA", str(write(tmp_path / "data")))
-    check_splits(Tiny(download=False, validation=0.2))
 
 
 @pytest.mark.parametrize("folder", [".", "cifar10"])

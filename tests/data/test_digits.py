@@ -37,10 +37,3 @@ def test_the_default_network_takes_them() -> None:
 def test_a_fifth_of_each_digit_is_the_test_set() -> None:
     counts = torch.bincount(torch.tensor(load_digits().target))
     assert (Digits().test.labels.bincount() - counts / 5).abs().max() <= 0.5
-
-
-def test_seed_chooses_the_validation_images_and_not_the_test_set() -> None:
-    first, second = Digits(seed=0), Digits(seed=1)
-    assert torch.equal(first.test.images, second.test.images)
-    assert not torch.equal(first.validation.images, second.validation.images)
-    assert torch.equal(first.validation.images, Digits(seed=0).validation.images)

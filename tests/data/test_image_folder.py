@@ -37,19 +37,10 @@ def test_one_folder_per_class(tmp_path: Path) -> None:
     assert data.image_shape == (1, 3, 4)
     parts = (data.train, data.validation, data.test)
     assert [part.labels.bincount().tolist() for part in parts] == [[6, 6], [2, 2], [2, 2]]
-    assert sorted(value for part in parts for value in values(part.images)) == [
-        *range(20, 30),
-        *range(40, 50),
-    ]
+    assert sorted(value for part in parts for value in values(part.images)) == [*range(20, 30), *range(40, 50)]
     for part in parts:
         for value, label, file in zip(values(part.images), part.labels.tolist(), part.files or (), strict=True):
             assert Path(file) == tmp_path / "ab"[label] / f"{value - 20 * (label + 1):02}.png"
-
-
-def test_seed_chooses_the_validation_images_and_not_the_test_set(tmp_path: Path) -> None:
-    first, second = (ImageFolder(str(make_root(tmp_path)), seed=seed, validation=0.3) for seed in (0, 1))
-    assert first.test.files == second.test.files
-    assert first.validation.files != second.validation.files
 
 
 def test_no_test_set(tmp_path: Path) -> None:
@@ -65,19 +56,6 @@ def test_folders_train_and_test_are_the_splits(tmp_path: Path) -> None:
     assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 6)
     assert sorted(values(data.test.images)) == [20, 21, 22, 40, 41, 42]
     assert all(Path(file).is_relative_to(tmp_path / "train") for file in data.validation.files or ())
-
-
-def test_folder_val_is_the_validation_set(tmp_path: Path) -> None:
-    for split, count in (("train", 10), ("val", 2), ("test", 3)):
-        make_root(tmp_path / split, count)
-    data = ImageFolder(str(tmp_path), validation=0.5)
-    assert (len(data.train), len(data.validation), len(data.test)) == (20, 4, 6)
-
-
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    make_root(tmp_path, 2, classes="a")
-    make_root(tmp_path / "train", 2, classes="x")
-    assert ImageFolder(str(tmp_path)).classes == ("a", "train")
 
 
 def test_images_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:
@@ -259,10 +237,7 @@ def test_sixteen_bit_grey_is_scaled(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize(
     ("pixels", "message"),
-    [
-        (np.array([[70_000]], dtype=np.int32), "0..65535, got 70000"),
-        (np.ones((1, 1), np.float32), "floating"),
-    ],
+    [(np.array([[70_000]], dtype=np.int32), "0..65535, got 70000"), (np.ones((1, 1), np.float32), "floating")],
 )
 def test_pixels_without_a_known_range_are_refused(tmp_path: Path, pixels: np.ndarray, message: str) -> None:
     path = save(tmp_path / "x.tif", Image.fromarray(pixels))

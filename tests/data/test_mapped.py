@@ -128,6 +128,7 @@ print(own_bytes() - before, total)
     return growth, total
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not STATUS.exists(), reason="Linux tells how much memory is a process's own")
 def test_memory_is_bounded(tmp_path, cache):
     random = np.random.default_rng(0)

@@ -53,6 +53,7 @@ def test_nothing_in_the_package_hashes_for_a_seed() -> None:
     assert not any("hash(" in text for text in code)
 
 
+@pytest.mark.thorough
 def test_every_process_agrees() -> None:
     code = "from torchcaps_lab.data import mixed_seed; print(mixed_seed(3, 1, 4))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

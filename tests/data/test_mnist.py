@@ -11,6 +11,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from tests.data.folders import write
 from tests.data.servers import Server
 from torchcaps_lab.data import MNIST, FashionMNIST, read_idx
 
@@ -39,13 +40,6 @@ class Tiny(MNIST):
 
     mirrors = ()
     digests: ClassVar = {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in FILES.items()}
-
-
-def write(folder: Path, files: dict[str, bytes] = FILES) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
 
 
 # The format
@@ -129,13 +123,13 @@ def test_files_are_found_in_both_folders_and_both_forms(tmp_path: Path, folder: 
 
 
 def test_files_are_found_by_the_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHCAPS_DATA", str(write(tmp_path / "data")))
+    monkeypatch.setenv("TORCHCAPS_DATA", str(write(tmp_path / "data", FILES)))
     check_splits(Tiny(download=False, validation=0.25))
 
 
 def test_fashion_mnist_has_its_own_folder_and_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FashionMNIST, "digests", Tiny.digests)
-    write(tmp_path / "fashion-mnist")
+    write(tmp_path / "fashion-mnist", FILES)
     data = FashionMNIST(str(tmp_path), download=False)
     assert len(data.classes) == 10
     assert (data.classes[0], data.classes[9]) == ("T-shirt/top", "Ankle boot")

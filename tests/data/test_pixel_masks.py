@@ -57,13 +57,6 @@ def test_folds_are_blocks_that_make_up_all(folder: Path) -> None:
     assert [Path(name).stem for fold in tested for name in fold] == [f"cell{number}" for number in range(12)]
 
 
-def test_the_seed_chooses_the_validation_pictures_alone(folder: Path) -> None:
-    one, other = (Masks(folder, folds=4, validation=1 / 3, seed=seed) for seed in (0, 1))
-    assert one.test.files == other.test.files
-    assert not {*(one.validation.files or ())} & {*(other.validation.files or ()), *(one.train.files or ())}
-    assert len(Masks(folder, validation=0.0).validation) == 0
-
-
 def test_cuts_take_the_same_square_of_both_and_another_in_each_epoch() -> None:
     place = torch.arange(12 * 10).view(1, 12, 10).to(torch.uint8)
     images = MaskSet(place[:, None], place % 5, tuple("abcde"))

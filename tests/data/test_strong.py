@@ -32,10 +32,7 @@ class TestEach:
         torch.testing.assert_close(change(images[order], order, 3), found[order], atol=1e-5, rtol=0)
         torch.manual_seed(5)
         torch.testing.assert_close(change(images, indices, 3), found, atol=0, rtol=0)
-        for other in (
-            change(images, indices, 4),
-            replace(change, seed=9)(images, indices, 3),
-        ):
+        for other in (change(images, indices, 4), replace(change, seed=9)(images, indices, 3)):
             assert (other - found).abs().amax((1, 2, 3)).gt(1e-3).float().mean() > 0.5
 
 

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from docs.explore_pictures import served
-from tests.data.test_smallnorb import write as write_smallnorb
+from tests.data.folders import write
+from tests.data.test_smallnorb import FILES
 from torchcaps import Classifier, create_model
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
@@ -143,7 +144,7 @@ class TestExplorer:
     def test_damaged_test_images_are_told_and_not_used(
         self, name: str, samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        write_smallnorb(tmp_path)
+        write(tmp_path, FILES)
         (tmp_path / "mnist").mkdir()
         for file in (*MNIST.digests, *(path.name for path in tmp_path.glob("*-testing-*"))):
             place = tmp_path / file if file.startswith("smallnorb") else tmp_path / "mnist" / file
@@ -157,7 +158,7 @@ class TestExplorer:
         assert str(tmp_path) in told[0]
 
     def test_test_images_of_smallnorb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        write_smallnorb(tmp_path)
+        write(tmp_path, FILES)
         monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
         name = "smallnorb/matrixcapsnet_small"
         classifier = Classifier.open(name)

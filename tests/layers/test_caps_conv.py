@@ -62,76 +62,40 @@ def gradients(parents: Capsules, children: Capsules, layer: CapsConv2d) -> list[
 
 
 def geometries() -> list[Any]:
+    """Of windows, with the other options in turns; at last, of windows that differ along the two axes."""
     cases = []
     for kernel, stride, padding, dilation in itertools.product((1, 2, 3, 5), (1, 2), (0, 1), (1, 2)):
         if kernel == 1 and (dilation == 2 or padding):
             continue
         if kernel == 5 and dilation == 2 and not padding:
             continue
-        number = len(cases)  # the other options take turns
-        routing, groups, matrix = ROUTINGS[number % 4], 1 + (number // 4 + number) % 2, number % 3 > 0
-        name = f"k{kernel}-s{stride}-p{padding}-d{dilation}-g{groups}-{'matrix' if matrix else 'vector'}-{routing}"
-        cases.append(pytest.param(kernel, stride, padding, dilation, groups, matrix, routing, id=name))
-    return cases
+        size = (6, 5) if dilation * (kernel - 1) < 5 else (8, 7)
+        cases.append(((kernel, stride, padding, dilation), size))
+    cases += [(((2, 3), (1, 2), (1, 0), (2, 1)), (5, 8))] * 4
+    return [
+        pytest.param(*case, 1 + (number // 4 + number) % 2, number % 3 > 0, ROUTINGS[number % 4])
+        for number, case in enumerate(cases)
+    ]
 
 
 class TestOneWindow:
-    @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation", "groups", "matrix", "routing"), geometries())
+    @pytest.mark.parametrize(("windows", "size", "groups", "matrix", "routing"), geometries(), ids=str)
     def test_is_dense_capsules_at_each_position(
-        self, kernel: int, stride: int, padding: int, dilation: int, groups: int, matrix: bool, routing: str
+        self, windows: tuple[Any, ...], size: tuple[int, int], groups: int, matrix: bool, routing: str
     ) -> None:
-        size = (6, 5) if dilation * (kernel - 1) < 5 else (8, 7)
         in_pose, out_pose = ((2, 3), (2, 2)) if matrix else (3, 4)
+        options = dict(zip(("kernel", "stride", "padding", "dilation"), windows, strict=True))
+        options |= {"groups": groups, "routing": make_routing(routing), "competition": "window"}
         children = make_children(2, *size, 2, in_pose)
-        results = {}
-        for backend in ("naive", "chunked"):
-            layer = make_layer(
-                2,
-                4,
-                in_pose,
-                out_pose,
-                kernel,
-                stride=stride,
-                padding=padding,
-                dilation=dilation,
-                groups=groups,
-                routing=make_routing(routing),
-                competition="window",
-                backend=backend,
-            )
+        results = []
+        for backend in ("naive", "chunked", "native"):
+            layer = make_layer(2, 4, in_pose, out_pose, **options, backend=backend)
             parents = layer(children)
-            results[backend] = [*parents, *gradients(parents, children, layer)]
+            results.append([*parents, *gradients(parents, children, layer)])
         expected = by_windows(layer, children)
         reference = [*expected, *gradients(expected, children, layer)]
-        for result in results.values():
+        for result in results:
             torch.testing.assert_close(result, reference, rtol=1e-8, atol=1e-10)
-
-    @pytest.mark.parametrize("routing", ROUTINGS)
-    @pytest.mark.parametrize(("groups", "matrix"), [(1, False), (2, True)], ids=["vector", "groups-matrix"])
-    @BACKENDS
-    def test_all_options_together(self, routing: str, groups: int, matrix: bool, backend: str) -> None:
-        """Different along the two axes, too."""
-        in_pose, out_pose = ((2, 3), (2, 2)) if matrix else (3, 4)
-        children = make_children(1, 5, 8, 2, in_pose)
-        layer = make_layer(
-            2,
-            4,
-            in_pose,
-            out_pose,
-            (2, 3),
-            stride=(1, 2),
-            padding=(1, 0),
-            dilation=(2, 1),
-            groups=groups,
-            routing=make_routing(routing),
-            competition="window",
-            backend=backend,
-        )
-        parents, expected = layer(children), by_windows(layer, children)
-        torch.testing.assert_close(parents, expected, rtol=1e-8, atol=1e-10)
-        torch.testing.assert_close(
-            gradients(parents, children, layer), gradients(expected, children, layer), rtol=1e-8, atol=1e-10
-        )
 
     @pytest.mark.parametrize("routing", list_routings())
     def test_children_of_the_padding_are_absent(self, routing: str) -> None:
@@ -336,17 +300,6 @@ class TestShift:
 
 
 class TestArguments:
-    def test_number_of_parameters(self) -> None:
-        layer = CapsConv2d(4, 6, (4, 4), (4, 4), 3, groups=2)
-        assert layer.weight.shape == (9, 4, 3, 4, 4)
-        assert sum(p.numel() for p in layer.parameters()) == 9 * 4 * 3 * 16 + 2 * 6
-
-    def test_the_routing_is_not_shared(self) -> None:
-        routing = EMRouting()
-        layer = CapsConv2d(2, 2, 3, 3, 1, groups=2, routing=routing)
-        assert routing.unit_cost is None
-        assert layer.routings[0].unit_cost is not layer.routings[1].unit_cost
-
     def test_default_is_em_over_the_image(self) -> None:
         layer = CapsConv2d(2, 2, 3, 3, 1)
         assert layer.routing.config() == EMRouting().config()
@@ -408,8 +361,3 @@ class TestArguments:
         layer.competition = competition  # behind its back
         with pytest.raises(ValueError, match=r"(hard assignments compete inside|is of) one window only: .*'window'"):
             layer(Capsules(torch.zeros(1, 4, 5, 2, 3), torch.zeros(1, 4, 5, 2)))
-
-    def test_repr(self) -> None:
-        text = repr(CapsConv2d(2, 4, 3, 3, 3, 2, groups=2))
-        assert "2, 4, in_pose=(3,), out_pose=(3,), kernel_size=(3, 3), stride=(2, 2)" in text
-        assert "groups=2, competition='image'" in text

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import torchcaps as tc
 from torchcaps import CapsLinear, Capsules, create_routing, length, list_routings, squash, use_backend
-from torchcaps.routing import DynamicRouting, EMRouting
+from torchcaps.routing import DynamicRouting
 
 I, J, P, D = 7, 5, 4, 3
 KINDS = ("full", "shared", "factored")
@@ -151,22 +151,9 @@ class TestInitialisation:
 
 
 class TestRoutingOfALayer:
-    def test_a_routing_passed_to_two_layers_is_not_shared(self) -> None:
-        routing = EMRouting()
-        first = CapsLinear(I, J, P, D, routing=routing)
-        second = CapsLinear(J, 3, D, 2, routing=routing)
-        assert first.routing is not routing
-        assert first.routing.unit_cost.shape == (J,)
-        assert second.routing.activation_cost.shape == (3,)
-        assert not {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}
-        assert routing.unit_cost is None
-
     def test_bias_has_the_size_of_the_poses(self) -> None:
         made = CapsLinear(I, J, (2, P), (2, D), routing=DynamicRouting(bias=True))
         assert made.routing.offset.shape == (J, 2 * D)
-
-    def test_default(self) -> None:
-        assert layer().routing.config() == DynamicRouting(steps=3).config()
 
 
 class TestExceptions:
@@ -203,12 +190,6 @@ class TestExceptions:
     def test_activations_of_other_children(self) -> None:
         with pytest.raises(ValueError, match=r"\(2, 6\)"):
             layer("shared")(Capsules(random(2, I, P), random(2, 6)))
-
-
-def test_repr_tells_shapes() -> None:
-    text = repr(layer("factored", routing=EMRouting()))
-    assert "in_capsules=7, out_capsules=5, in_pose=(4,), out_pose=(3,), transforms='factored'" in text
-    assert "EMRouting(steps=3" in text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from torch import Tensor
 from torchcaps import CapsLinear, Capsules, ClassCaps, create_routing, list_routings
 from torchcaps.layers import coordinate_addition
 from torchcaps.ops import Votes
-from torchcaps.routing import EMRouting
 
 E, T = 3, 2
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
@@ -123,9 +122,6 @@ class TestVotes:
 
 
 class TestAnySize:
-    def test_number_of_parameters_knows_no_size(self) -> None:
-        assert sum(p.numel() for p in make_layer().parameters()) == T * E * 3 * 2 + 2 * E
-
     def test_without_coordinates_places_do_not_matter(self) -> None:
         layer = make_layer(coordinates=False)
         children = make_children(3, 4)
@@ -184,15 +180,3 @@ class TestExceptions:
                 call(Capsules(torch.zeros(pose), torch.zeros(activation)))
         with pytest.raises(ValueError, match=r"children must have poses \(B, L, 2, 2, 3\)"):
             make_layer(axes=1)(Capsules(torch.zeros(pose), torch.zeros(activation)))
-
-
-def test_the_routing_is_not_shared() -> None:
-    routing = EMRouting()
-    layer = ClassCaps(T, E, 3, 4, routing=routing)
-    assert routing.unit_cost is None
-    assert layer.routing.unit_cost.shape == (E,)
-    assert ClassCaps(T, E, 3, 4).routing.config() == routing.config()
-
-
-def test_repr() -> None:
-    assert "2, 3, in_pose=(2, 3), out_pose=(2, 2)" in repr(make_layer())

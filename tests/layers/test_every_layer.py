@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import CapsConv1d, CapsConv2d, CapsLinear, Capsules, ClassCaps, create_routing, list_routings
-from torchcaps.routing import EMRouting, Routed, Routing
+from torchcaps.routing import DynamicRouting, EMRouting, Routed, Routing
 from torchcaps.testing import check_layer
 
 POSE, PARENT = (2, 3), (2, 2)
@@ -65,16 +65,18 @@ def possible(routing: str, layer: str) -> bool:
 
 
 PAIRS = [(routing, layer) for routing in list_routings() for layer in LAYERS if possible(routing, layer)]
-EVERY = pytest.mark.parametrize(("routing", "layer"), PAIRS)
 
 
 def in_turns(routing: str, layer: str) -> Any:
-    """Each routing with a third of the layers, each layer with a third of the routings; all in a thorough run."""
+    """Each routing with a fifth of the layers, each layer with a fifth of the routings; all in a thorough run."""
     turn = list_routings().index(routing) + list(LAYERS).index(layer)
-    return pytest.param(routing, layer, marks=[pytest.mark.thorough] if turn % 3 else [])
+    return pytest.param(routing, layer, marks=[pytest.mark.thorough] if turn % 5 else [])
 
 
-@pytest.mark.parametrize(("routing", "layer"), [in_turns(*pair) for pair in PAIRS])
+EVERY = pytest.mark.parametrize(("routing", "layer"), [in_turns(*pair) for pair in PAIRS])
+
+
+@EVERY
 def test_every_layer_with_every_routing(routing: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 50)
     torch.manual_seed(0)
@@ -135,6 +137,36 @@ def test_poses_that_contradict(make: Callable[..., nn.Module], in_pose: Any, out
 def test_what_is_no_backend(make: Callable[..., nn.Module]) -> None:
     with pytest.raises(ValueError, match=r"backend must be one of .* got 'fast'"):
         make(3, 3, backend="fast")
+
+
+@MAKES
+def test_a_routing_passed_to_several_layers_is_not_shared(make: Callable[..., nn.Module]) -> None:
+    routing = EMRouting()
+    first, second = (make(3, 3, routing=routing) for _ in range(2))
+    assert not {*map(id, first.parameters())} & {*map(id, second.parameters())}
+    assert not list(routing.parameters())
+    assert any(name.endswith("unit_cost") for name, _ in first.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("layer", "numbers", "routing", "words"),
+    [
+        (CapsLinear(7, 5, 4, 3), 7 * 5 * 4 * 3, DynamicRouting(), "in_capsules=7, out_capsules=5, in_pose=(4,), out"),
+        (
+            CapsConv2d(4, 6, (4, 4), (4, 4), 3, 2, groups=2),
+            9 * 4 * 3 * 16 + 2 * 6,
+            EMRouting(),
+            "4, 6, in_pose=(4, 4), out_pose=(4, 4), kernel_size=(3, 3), stride=(2, 2)",
+        ),
+        (ClassCaps(2, 3, (2, 3), (2, 2)), 2 * 3 * 3 * 2 + 2 * 3, EMRouting(), "2, 3, in_pose=(2, 3), out_pose=(2, 2)"),
+    ],
+    ids=["linear", "conv", "class"],
+)
+def test_what_a_layer_has_and_shows(layer: nn.Module, numbers: int, routing: Routing, words: str) -> None:
+    assert sum(parameter.numel() for parameter in layer.parameters()) == numbers
+    assert layer.routing.config() == routing.config()
+    assert words in repr(layer)
+    assert f"{type(routing).__name__}(steps=3" in repr(layer)
 
 
 class Plain(nn.Module):

@@ -109,6 +109,7 @@ def test_the_mix_of_types_keeps_the_deviation() -> None:
     assert found.std().item() == pytest.approx(1.0, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_networks() -> None:
     """Saved, exported, one example as in a batch; with a relative floor and coordinates scaled to the poses too."""
     options: dict[str, Any] = {"image_shape": (1, 17, 17), "types": (2, 3, 3), "channels": 4}

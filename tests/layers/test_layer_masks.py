@@ -49,16 +49,6 @@ def assert_without(layer: nn.Module, children: Capsules, there: Tensor, mask: Te
 
 
 class TestLinear:
-    @BACKENDS
-    @ROUTINGS
-    def test_as_if_they_were_left_out(self, routing: str, backend: str) -> None:
-        torch.manual_seed(0)
-        layer = CapsLinear(
-            None, 3, (2, 3), (2, 2), transforms="shared", routing=create_routing(routing), backend=backend
-        ).double()
-        mask = torch.tensor([True, False, True, True, False]).expand(2, 5)
-        assert_without(layer, make_children(2, 5), mask[0], mask)
-
     @pytest.mark.parametrize("transforms", ["full", "shared", "factored"])
     @pytest.mark.parametrize("poses_alone", [False, True])
     def test_examples_differ(self, transforms: Any, poses_alone: bool) -> None:

@@ -31,6 +31,7 @@ def expected_failures(estimator: object) -> dict[str, str]:
     return {"check_sample_weight_equivalence_on_dense_data": reason}
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)
 def test_scikit_learn_check(estimator: object, check: object) -> None:

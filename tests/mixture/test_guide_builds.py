@@ -78,6 +78,7 @@ def test_links_lead_somewhere() -> None:
     assert [link for link in contents if link.endswith(".md")] == [chapter.name for chapter in CHAPTERS]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("chapter", "complaint"),
     [

@@ -236,6 +236,7 @@ def test_torchvision_that_does_not_load_is_declared(monkeypatch, tmp_path) -> No
     assert sorted(defined) == ["declared_here(Tensor x) -> Tensor", "nms(Tensor x) -> Tensor"]
 
 
+@pytest.mark.thorough
 def test_training_comes_beside_a_torchvision_that_does_not_load(tmp_path) -> None:
     """Lightning imports torchmetrics, and that imports torchvision, before any network is made."""
     folder = tmp_path / "torchvision"

@@ -23,6 +23,12 @@ TWICE = (
     "matrixcapsnet_paper",
 )
 """Of whose class another one is checked."""
+QUICK = ("capsnet_digits", "efficient_capsnet", "matrixcapsnet_small", "segcaps", "text_encoder")
+"""One of each kind, which every run of the tests checks whole; a thorough one checks all."""
+
+
+def mostly_thorough(*names: str) -> list[Any]:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in names]
 
 
 DEEP = {"classes": 3, "channels": 8, "types": 4, "dims": (2, 4, 4), "pose_dim": 6, "decoder_channels": (4, 4)}
@@ -52,7 +58,11 @@ STARTS = dict.fromkeys(("heinsen_smallnorb", "self_routing_resnet20"), ("learnin
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in TWICE else name for name in MODELS]
+    "name",
+    [
+        *mostly_thorough(*(name for name in MODELS if name not in TWICE)),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in TWICE),
+    ],
 )
 def test_every_model(name: str) -> None:
     torch.manual_seed(0)
@@ -71,6 +81,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 """Arguments with which a network is made of other parts."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "arguments"), VARIANTS, ids=str)
 def test_variants(name: str, arguments: dict[str, Any]) -> None:
     torch.manual_seed(0)
@@ -110,11 +121,7 @@ def test_number_of_parameters(name: str) -> None:
         ("byerly", {"merge": "sum"}, "merge must be"),
         ("capsnet", {"image_shape": (1, 8, 8)}, r"image_shape \(1, 8, 8\) is smaller than kernel_size 9"),
         ("capsnet", {"image_shape": (1, 12, 12)}, "smaller than the primary capsules' kernel of 9"),
-        (
-            "capsnet_small",
-            {"image_shape": (1, 10, 10), "stem": (4, 4)},
-            "than kernel_size 5 behind a stem of 2",
-        ),
+        ("capsnet_small", {"image_shape": (1, 10, 10), "stem": (4, 4)}, "than kernel_size 5 behind a stem of 2"),
         ("capsnet_cnn", {"channels": (8, 8)}, r"channels must be 3 whole numbers, got \(8, 8\)"),
         ("capsnet_cnn", {"hidden": (8,)}, r"hidden must be 2 whole numbers, got \(8,\)"),
         ("capsnet_digits", {"image_shape": (1, 8)}, "image_shape must be"),
@@ -122,11 +129,7 @@ def test_number_of_parameters(name: str) -> None:
         ("capsnet_digits", {"image_shape": (1, 8, 8, 8)}, "image_shape must be"),
         ("deepcaps", {"dims": (4, 8)}, r"dims must end in two equal ones.*\(4, 8\)"),
         ("deepcaps", {"dims": (4,)}, r"dims must be of at least two cells, got \(4,\)"),
-        (
-            "efficient_capsnet",
-            {"strides": (1, 2)},
-            "channels, kernel_sizes and strides must be one for each",
-        ),
+        ("efficient_capsnet", {"strides": (1, 2)}, "channels, kernel_sizes and strides must be one for each"),
         ("efficient_capsnet", {"norm": "layer"}, "norm must be one of 'batch', 'instance', got 'layer'"),
         ("efficient_capsnet", {"primary_dim": 7}, "primary_dim must be a divisor of the last of channels, 128, got 7"),
         ("efficient_capsnet", {"decoder_channels": (4,)}, r"two decoders.*\(512, 1024\) and \(4,\)"),
@@ -152,7 +155,7 @@ def test_every_model_at_its_size(name: str) -> None:
     check_without_export(name, STARTS.get(name, ()))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in {*TWICE, "capsnet", "capsnet_cnn"}])
+@pytest.mark.parametrize("name", mostly_thorough(*sorted({*MODELS} - {*TWICE, "capsnet", "capsnet_cnn"})))
 def test_a_whole_network_in_half_precision(name: str) -> None:
     network = create_model(name).eval().bfloat16()
     examples = network.examples(1)
@@ -220,14 +223,6 @@ class TestImagesThatDoNotFit:
 
 
 class TestCapsNet:
-    @pytest.mark.parametrize("shape", [(3, 32, 32), (2, 96, 80)], ids=["32x32x3", "96x80x2"])
-    def test_other_images_and_classes(self, shape: tuple[int, int, int]) -> None:
-        with torch.no_grad():
-            prediction = create_model("capsnet", image_shape=shape, classes=5, channels=16, types=4)(images(1, *shape))
-        assert prediction.capsules.pose.shape == (1, 5, 16)
-        assert prediction.reconstruction.shape == (1, *shape)
-        assert prediction.activation.isfinite().all()
-
     def test_released_code_has_biases_in_the_routing_instead_of_the_primary_convolution(self) -> None:
         released = create_model("capsnet_released", decoder_hidden=None)
         assert parameters(released) == 6_804_224 + 10 * 16

@@ -79,7 +79,7 @@ def voxels(*shape: int) -> Tensor:
     ("make", "batches"),
     [
         (lambda: TinyText(11, 4, routing=create_routing("dynamic", steps=2)), [words(3, 9), words(3, 14)]),
-        (TinyVolume, [voxels(3, 1, 7, 8, 9), voxels(3, 1, 9, 7, 12)]),
+        pytest.param(TinyVolume, [voxels(3, 1, 7, 8, 9), voxels(3, 1, 9, 7, 12)], marks=pytest.mark.thorough),
     ],
     ids=["text", "volume"],
 )
@@ -306,6 +306,7 @@ class TestNames:
             with pytest.raises(ValueError, match="a model named 'stranger' exists already: a Stranger"):
                 register_model("stranger", "nowhere", width=4)(network)
 
+    @pytest.mark.thorough
     def test_a_cell_that_is_run_again(self) -> None:
         """In a notebook, where modules have no files."""
         cell = MODULE.replace("Stranger", "Cell").replace('"stranger"', '"cell"')

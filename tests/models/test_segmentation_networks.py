@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from torchcaps import create_model, create_routing, list_models, load_pretrained
+from torchcaps import create_model, create_routing, list_models
 from torchcaps.models import SegCaps, Segmenter
 
 SMALL = {"segcaps": {"channels": (4, 3), "types": (2, 2, 3), "dim": 4, "class_dim": 5}, "unet": {"channels": (3, 4, 5)}}
@@ -43,14 +43,6 @@ def test_a_larger_image_changes_nothing_far_from_its_edges(name: str) -> None:
     large = torch.rand(1, 3, 64, 64)
     whole, part = network(large).activation, network(large[..., :48, :48]).activation
     torch.testing.assert_close(whole[..., :16, :16], part[..., :16, :16])
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_it_is_saved_and_opened(name: str, tmp_path: object) -> None:
-    network = small(name, axes=3).eval()
-    network.save_pretrained(str(tmp_path))
-    images = torch.rand(1, *SHAPES[3])
-    torch.testing.assert_close(load_pretrained(str(tmp_path))(images).activation, network(images).activation)
 
 
 def test_the_length_of_the_class_capsule_is_the_activation() -> None:

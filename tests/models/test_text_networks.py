@@ -161,6 +161,7 @@ def test_what_dynamic_routing_learns_from_a_fresh_start() -> None:
         assert torch.equal(model(words).activation.argmax(1), labels), name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [pytest.param("text_capsnet", marks=SLOW), "text_encoder", "text_pooled"])
 def test_exports_with_any_batch_and_length(name: str) -> None:
     model = network(name)

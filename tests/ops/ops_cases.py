@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -35,14 +36,7 @@ class Case:
 
     def inputs(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
         """Leaves for everything that this case takes. The float32 inputs are the float64 ones, rounded."""
-        B, I, J, M, P, D = (
-            self.batch,
-            self.children,
-            self.parents,
-            self.rows,
-            self.child_dim,
-            self.parent_dim,
-        )
+        B, I, J, M, P, D = (self.batch, self.children, self.parents, self.rows, self.child_dim, self.parent_dim)
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -96,8 +90,8 @@ class Case:
         return results
 
 
-def all_cases(**fixed: Any) -> list[Case]:
-    """The whole grid of options."""
+def all_cases(**fixed: Any) -> list[Any]:
+    """The whole grid of options: in each run of the tests every fifth, in which each value occurs, else all."""
     options: dict[str, tuple[Any, ...]] = {
         "similarity": ("uniform", "inner", "gaussian"),
         "shared": (False, True),
@@ -108,7 +102,11 @@ def all_cases(**fixed: Any) -> list[Case]:
         "scatter": (False, True),
     }
     options |= {name: (value,) for name, value in fixed.items()}
-    return [Case(**dict(zip(options, values, strict=True))) for values in product(*options.values())]
+    cases = [Case(**dict(zip(options, values, strict=True))) for values in product(*options.values())]
+    return [
+        pytest.param(case, id=str(case), marks=pytest.mark.thorough if number % 5 else ())
+        for number, case in enumerate(cases)
+    ]
 
 
 def close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

@@ -208,29 +208,6 @@ def test_the_operators_refuse_sites_outside_and_gradients_that_do_not_fit() -> N
         torch.ops.torchcaps.scores_backward(*arguments, False, True, random(N, G), random(N, G - 1))
 
 
-EMPTY = {
-    "no examples": (0, G, J, M, P, D),
-    "no children": (N, 0, J, M, P, D),
-    "no parents": (N, G, 0, M, P, D),
-    "no numbers of a parent": (N, G, J, M, P, 0),
-}
-
-
-@pytest.mark.parametrize("name", EMPTY)
-def test_the_operators_take_empty_axes(name: str) -> None:
-    N, G, J, M, P, D = EMPTY[name]
-    fields = [random(N, G, M, P), random(G, J, P, D), None, None, None, None]
-    mean, by_parent = random(N, J, M * D), random(N, J)
-    call = (*fields, [mean, mean.exp(), by_parent], "native")
-    mass, total, *_ = torch.ops.torchcaps.moments(*call, False, False, True)
-    assert not total.any()
-    assert mass.sum() == pytest.approx(N * G if J else 0)
-    normaliser = torch.ops.torchcaps.scores(*call, False, True)
-    assert (normaliser.isfinite() if J else normaliser == -torch.inf).all()
-    gradients = torch.ops.torchcaps.moments_backward(*call, False, False, mean, by_parent, mean, mean)
-    assert [gradient.shape for gradient in gradients[:2]] == [fields[0].shape, fields[1].shape]
-
-
 def test_nan_of_one_parent_is_seen_by_all_that_compete_with_it() -> None:
     """Windows beside each other share children: a normaliser that hides NaN leaves shares of more than the whole."""
     windows = tc.ops.Windows((1, 3), (1, 2), (1, 1), (0, 0), (1, 1))

@@ -1,4 +1,4 @@
-"""Every backend against the readable reference, in every output and every gradient."""
+"""Every backend against the readable reference where tests/testing/test_check_backend.py has no case for it."""
 
 from functools import partial
 
@@ -33,18 +33,6 @@ def agree(case: Case, dtype: torch.dtype, budgets: tuple[int, ...]) -> None:
 def test_budgets_cut_as_intended() -> None:
     tiles = [tile_shape(batch=2, children=3, numbers=4 * 3, budget=budget) for budget in BUDGETS]
     assert tiles == [(1, 1), (1, 2), (2, 3)]
-
-
-@pytest.mark.parametrize("case", all_cases(rows=3), ids=str)
-def test_every_option(case: Case) -> None:
-    agree(case, torch.float64, BUDGETS[:2])
-    agree(case, torch.float32, BUDGETS[1:2])
-
-
-@pytest.mark.parametrize("similarity", ["uniform", "inner", "gaussian"])
-@pytest.mark.parametrize("case", all_cases(similarity="inner", partition="soft", hard=True), ids=str)
-def test_hard_assignment(case: Case, similarity: str) -> None:
-    agree(Case(**{**vars(case), "similarity": similarity}), torch.float64, BUDGETS)
 
 
 OPTIONS = st.builds(
@@ -87,7 +75,7 @@ def _offset(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("view", [_transposed, _strided, _offset])
-@pytest.mark.parametrize("case", all_cases(rows=3, weights=True, partition="given"), ids=str)
+@pytest.mark.parametrize("case", all_cases(rows=3, weights=True, partition="given"))
 def test_layout_in_memory_does_not_matter(case: Case, view: object) -> None:
     inputs = case.inputs()
     expected = case.results(NaiveVotes, inputs)
@@ -95,7 +83,7 @@ def test_layout_in_memory_does_not_matter(case: Case, view: object) -> None:
         close(case.results(backend, inputs, view), expected, 1e-9)
 
 
-@pytest.mark.parametrize("case", all_cases(rows=1, coordinates=False, weights=True, partition="soft"), ids=str)
+@pytest.mark.parametrize("case", all_cases(rows=1, coordinates=False, weights=True, partition="soft"))
 def test_expanded_weights(case: Case) -> None:
     inputs = case.inputs()
     whole = dict(inputs, weights=inputs["weights"][:, :1].expand(-1, case.children))
@@ -106,16 +94,3 @@ def test_expanded_weights(case: Case) -> None:
         reference = case.moments(NaiveVotes, same)
         (expected,) = torch.autograd.grad(reference.sum.square().sum(), inputs["weights"])
         close({"sum": moments.sum, "dweights": gradient}, {"sum": reference.sum, "dweights": expected}, 1e-9)
-
-
-@pytest.mark.parametrize("backend", [partial(ChunkedVotes, budget=30), NativeVotes], ids=["chunked", "native"])
-@pytest.mark.parametrize("case", all_cases(rows=2, weights=True), ids=str)
-def test_no_memory_is_read_before_it_is_written(case: Case, backend: object, request: pytest.FixtureRequest) -> None:
-    inputs = case.inputs()
-    expected = case.results(backend, inputs)
-    request.getfixturevalue("poisoned")
-    assert torch.empty(1).isnan()
-    actual = case.results(backend, inputs)
-    for name, tensor in expected.items():
-        assert actual[name].isfinite().all(), name
-        assert torch.equal(actual[name], tensor), name

@@ -30,19 +30,15 @@ TWICE = ("byerly_maps", "capsnet_small", "capsnet_small_cnn", "efficient_capsnet
 TWICE += ("matrixcapsnet_cifar10", "matrixcapsnet_paper", "matrixcapsnet_small")
 """Networks of whose layers all are among those of another name."""
 COMPILED = ("capsnet_digits", "sharedcapsnet")
-"""Networks that are compiled in each run of the tests: with :class:`Capsuled`, they have the kinds of layers."""
+"""Networks that are compiled in each thorough run: with :class:`Capsuled`, they have the kinds of layers."""
 EXPORTED = (*COMPILED, "efficient_capsnet", "self_routing_resnet20")
 
 
-def models(slow: Callable[[str], bool], always: str | None = None) -> pytest.MarkDecorator:
-    """All networks: the slow ones when asked for, others in each thorough run; one always, or all."""
-    names = list_models(takes="images")
-    marks = [SLOW] * len(names) if always is None else [SLOW if slow(name) else THOROUGH for name in names]
-    given = [
-        name if name == always or (always is None and not slow(name)) else pytest.param(name, marks=mark)
-        for name, mark in zip(names, marks, strict=True)
-    ]
-    return pytest.mark.parametrize("name", given)
+def models(slow: Callable[[str], bool]) -> pytest.MarkDecorator:
+    """All networks: one always, the slow ones when asked for, others in each thorough run."""
+    names = [name for name in list_models(takes="images") if name != "capsnet_digits"]
+    others = [pytest.param(name, marks=SLOW if slow(name) else THOROUGH) for name in names]
+    return pytest.mark.parametrize("name", ["capsnet_digits", *others])
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +58,9 @@ def gradients(model: nn.Module, activation: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(activation.square().sum(), parameters, materialize_grads=True))
 
 
+@pytest.mark.thorough
 @TRACES_PROPERTIES
-@models(lambda name: name not in COMPILED, "capsnet_digits")
+@models(lambda name: name not in COMPILED)
 def test_compiles_in_one_piece(name: str) -> None:
     model, *inputs = network(name)
     with use_backend(BACKENDS.get(name, "native")):
@@ -114,8 +111,9 @@ def test_inductor() -> None:
     torch.testing.assert_close(gradients(model, compiled), gradients(model, expected), rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # how PyTorch 2.10 loads a program
-@models(lambda name: name not in EXPORTED, "capsnet_digits")
+@models(lambda name: name not in EXPORTED)
 def test_exports_with_any_batch_and_saves(name: str) -> None:
     model, images, _ = network(name)
     with use_backend(BACKENDS.get(name, "native")):
@@ -144,6 +142,7 @@ WITHOUT_KERNELS = ("degree_centrality", "self_routing", "sparse_attention", "spe
 """Routings with a similarity, given logits, a map and second moments that the kernels have not got."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [
@@ -165,6 +164,7 @@ def test_every_routing_exports_with_any_batch(name: str, monkeypatch: pytest.Mon
     torch.testing.assert_close(program.module()(other), layer(other))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("name", ["mean", *(pytest.param(name, marks=SLOW) for name in ("euclidean", "self_routing"))])
 def test_a_strict_export_leaves_the_batch_open(name: str) -> None:

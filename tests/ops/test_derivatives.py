@@ -175,7 +175,10 @@ def test_dual_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_backend(Votes(x, leaves()["transforms"])).backend == "native"
 
 
-@pytest.mark.parametrize(("backend", "similarity"), [*CALLS, ("naive", "inner"), ("triton", "gaussian")])
+@pytest.mark.parametrize(
+    ("backend", "similarity"),
+    [*CALLS, ("naive", "inner"), pytest.param("triton", "gaussian", marks=pytest.mark.thorough)],
+)
 def test_checkpoints(backend: str, similarity: str) -> None:
     def gradients(call: Function) -> tuple[Tensor, ...]:
         given = list(leaves().values())

@@ -201,15 +201,6 @@ def test_weights_of_second_moments_that_do_not_fit(backend: str) -> None:
             made.gram(torch.ones(shape))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_empty_batch(backend: str) -> None:
-    if backend == "triton":
-        pytest.importorskip("triton")
-    made = Votes(torch.zeros(0, 3, 4), torch.zeros(3, 2, 4, 5), backend=backend)
-    assert made.moments(scatter=True).scatter.shape == (0, 2, 5)
-    assert made.assignment().shape == (0, 3, 2)
-
-
 @pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"triton"}))
 @pytest.mark.usefixtures("poisoned")
 def test_all_steps_of_an_empty_batch_pass_nothing_on(backend: str) -> None:

@@ -242,8 +242,7 @@ class TestFromTheWheel:
         assert len(warned) == 1
 
     @pytest.mark.parametrize(
-        ("processor", "kinds"),
-        [("AVX512", ["x86-64-v4", "x86-64-v3"]), ("AVX2", ["x86-64-v3"]), ("DEFAULT", [])],
+        ("processor", "kinds"), [("AVX512", ["x86-64-v4", "x86-64-v3"]), ("AVX2", ["x86-64-v3"]), ("DEFAULT", [])]
     )
     def test_no_processor_gets_what_it_cannot_do(
         self, processor: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

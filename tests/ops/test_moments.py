@@ -52,7 +52,7 @@ def by_definition(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @BACKENDS
-@pytest.mark.parametrize("case", all_cases(weights=True), ids=str)
+@pytest.mark.parametrize("case", all_cases(weights=True))
 def test_definition(case: Case, backend: Callable[..., VoteSource]) -> None:
     inputs = case.inputs()
     moments = case.moments(backend, inputs)._asdict()

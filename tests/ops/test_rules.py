@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from ops_cases import close
 from torch import Tensor
 
 from torchcaps.ops import (
@@ -168,32 +167,6 @@ class TestPairWeights:
         assert expected.min() < 0 < expected.max()
         torch.testing.assert_close(made.moments(similarity, f).mass, expected, rtol=1e-10, atol=1e-12)
 
-    @BY_ROW
-    @pytest.mark.parametrize("scatter", [False, True], ids=["sum", "scatter"])
-    def test_chunked_is_naive(self, by_row: bool, scatter: bool) -> None:
-        def results(backend: str) -> dict[str, Tensor]:
-            leaves = {
-                "children": normal(B, I, P, seed=1),
-                "transforms": normal(I, J, P, D, seed=2),
-                "alpha": normal(B, J, D, seed=3),
-                "weights": normal(B, I, seed=4).sigmoid(),
-                "prior": pairs(by_row, 5),
-                "scale": pairs(by_row, 6).exp() if scatter else pairs(by_row, 6),
-                "offset": pairs(by_row, 7).exp() if scatter else pairs(by_row, 7),
-                "sharpness": normal(J, seed=8).exp(),
-            }
-            for tensor in leaves.values():
-                tensor.requires_grad_()
-            normaliser = Normaliser(False, False, *(leaves[n] for n in ("sharpness", "prior", "scale", "offset")))
-            made = Votes(leaves["children"], leaves["transforms"], normaliser=normaliser, backend=backend)
-            moments = made.moments(InnerProduct(leaves["alpha"]), leaves["weights"], scatter=scatter)
-            outputs = {name: tensor for name, tensor in moments._asdict().items() if tensor is not None}
-            objective = sum((tensor * normal(*tensor.shape, seed=9)).sum() for tensor in outputs.values())
-            gradients = torch.autograd.grad(objective, list(leaves.values()))
-            return outputs | {f"d{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
-
-        close(results("chunked"), results("naive"), 1e-10)
-
     def test_shapes(self) -> None:
         for name in ("scale", "offset"):
             with pytest.raises(ValueError, match=rf"{name} of Rule must be \(I = 7, J = 4\), got shape \(4, 7\)"):
@@ -266,14 +239,6 @@ class TestMapping:
         torch.testing.assert_close(made.assignment(similarity), expected, rtol=1e-10, atol=1e-12)
         mass = (expected + 1).sum(1)
         torch.testing.assert_close(made.moments(similarity).mass, mass, rtol=1e-10, atol=1e-12)
-
-    @OPEN
-    def test_its_tensors_learn(self, backend: str) -> None:
-        def objective(factor: Tensor) -> Tensor:
-            moments = votes(backend, Normaliser(mapping=Doubled(factor))).moments(SIMILARITIES["inner"], scatter=True)
-            return (moments.scatter * normal(B, J, D)).sum()
-
-        assert torch.autograd.gradcheck(objective, normal(J).exp().requires_grad_())
 
     def test_no_map(self) -> None:
         with pytest.raises(TypeError, match="mapping must be None or an AssignmentMap, got 3"):

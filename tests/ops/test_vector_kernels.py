@@ -59,7 +59,7 @@ def poisoned() -> Iterator[None]:
     ("dtype", "cases"),
     [
         pytest.param(torch.float64, CASES, id="float64-many"),
-        pytest.param(torch.float32, FEW, id="float32-few"),
+        pytest.param(torch.float32, FEW, id="float32-few", marks=pytest.mark.thorough),
         pytest.param(torch.float32, CASES, id="float32-many", marks=pytest.mark.thorough),
         pytest.param(torch.float64, FEW, id="float64-few", marks=pytest.mark.thorough),
     ],

@@ -29,8 +29,7 @@ BACKENDS = [
     "chunked",
     pytest.param("native", marks=pytest.mark.skipif(bool(why_not("native")), reason="no C++ kernels here")),
     pytest.param(
-        "triton",
-        marks=[pytest.mark.thorough, pytest.mark.skipif(bool(why_not("triton")), reason="no Triton here")],
+        "triton", marks=[pytest.mark.thorough, pytest.mark.skipif(bool(why_not("triton")), reason="no Triton here")]
     ),
 ]
 ROUTINGS: dict[str, Callable[[], Routing]] = {

@@ -1,12 +1,7 @@
 import pytest
 
 from recipes import smallnorb
-from recipes.adversarial import (
-    CAPSULES,
-    CNN,
-    Adversarial,
-    AdversarialSettings,
-)
+from recipes.adversarial import CAPSULES, CNN, Adversarial, AdversarialSettings
 
 job = Adversarial().job
 

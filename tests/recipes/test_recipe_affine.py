@@ -1,10 +1,7 @@
 import pytest
 import torch
 
-from recipes.affine import (
-    ROWS,
-    AffineRobustness,
-)
+from recipes.affine import ROWS, AffineRobustness
 from recipes.kit.lab import PRESETS
 from torchcaps.models import create_model
 from torchcaps_lab.training import training_options

@@ -1,9 +1,7 @@
 import pytest
 import torch
 
-from recipes.multimnist import (
-    pair_error,
-)
+from recipes.multimnist import pair_error
 from torchcaps.models import ImageClassifier, Prediction, create_model
 from torchcaps_lab.data import Digits, Overlaid, Overlay, fixed_pairs
 

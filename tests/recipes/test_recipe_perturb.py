@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from recipes import Lab, get_recipe
-from recipes.perturb import (
-    CHANGE,
-    IDLE,
-    OVERLAID,
-    ROWS,
-    Sweep,
-    digits_for,
-    findings,
-)
+from recipes.perturb import CHANGE, IDLE, OVERLAID, ROWS, Sweep, digits_for, findings
 from torchcaps_lab.data import create_dataset
 
 

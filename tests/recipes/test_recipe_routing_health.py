@@ -8,14 +8,7 @@ import torch
 from recipes import get_recipe
 from recipes import routing_health as recipe
 from recipes.kit.lab import at_random
-from recipes.routing_health import (
-    SOURCES,
-    AtSteps,
-    Health,
-    StepsWorth,
-    differences,
-    findings,
-)
+from recipes.routing_health import SOURCES, AtSteps, Health, StepsWorth, differences, findings
 from torchcaps_lab.data import Preprocess, create_dataset
 
 CPU = {"accelerator": "cpu"}

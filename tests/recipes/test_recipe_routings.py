@@ -8,13 +8,7 @@ from torch import nn
 
 from recipes import Lab, Study
 from recipes.kit.lab import PRESETS
-from recipes.routings import (
-    IN_PLACE_OF,
-    ROWS,
-    RoutingsSideBySide,
-    kept_an_image,
-    kept_for_backward,
-)
+from recipes.routings import IN_PLACE_OF, ROWS, RoutingsSideBySide, kept_an_image, kept_for_backward
 from tests.options import made
 from torchcaps import create_model, list_routings, use_backend
 from torchcaps.losses import length_cross_entropy

@@ -3,13 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recipes.scenes import (
-    fit_outlines,
-    look_at_all,
-    on_larger_canvases,
-    peaks,
-    segments,
-)
+from recipes.scenes import fit_outlines, look_at_all, on_larger_canvases, peaks, segments
 from torchcaps.models import Prediction, create_model
 from torchcaps_lab.data import Digits, class_boxes
 from torchcaps_lab.data.scenes import INK, Scenery

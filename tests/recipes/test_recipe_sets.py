@@ -52,6 +52,7 @@ def test_shapes_are_in_the_middle_and_of_size_1() -> None:
     assert not torch.allclose(sets.shapes(2, seed=6, points=32, astray=0.1).elements, found.elements)
 
 
+@pytest.mark.thorough
 def test_a_smoke_run_tells_rings_from_paths(smoke) -> None:
     ours = smoke("sets").ours
     assert ours["MUTAG: capsules, 3 steps", sets.ACCURACY] > 80

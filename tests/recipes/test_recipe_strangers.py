@@ -62,6 +62,7 @@ class TestAttackThatKnows:
             reconstructive(Scores(twin(), Preprocess()), torch.rand(1, 1, 8, 8), torch.zeros(1).long(), epsilon, steps)
 
 
+@pytest.mark.thorough
 def test_letters_are_ink_on_black_in_the_middle() -> None:
     images = letters((1, 28, 28)).float() / 255
     assert len(images) == 17 * 21 * 3
@@ -82,6 +83,7 @@ def test_rank_correlation_by_hand() -> None:
     assert rank_correlation(torch.tensor([1.0, 2, 3]), torch.tensor([5.0, 0, -7])) == pytest.approx(-1)
 
 
+@pytest.mark.slow
 def test_smoke(smoke) -> None:
     found = smoke("strangers")
     for row in ("CapsNet", TWIN):

@@ -1,8 +1,6 @@
 import torch
 
-from recipes.two_digits import (
-    set_accuracy,
-)
+from recipes.two_digits import set_accuracy
 
 
 class TestSetAccuracy:

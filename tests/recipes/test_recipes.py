@@ -13,17 +13,7 @@ import yaml
 
 import recipes
 import torchcaps
-from recipes import (
-    PRESETS,
-    RECIPES,
-    Lab,
-    Line,
-    Recipe,
-    Study,
-    Trained,
-    get_recipe,
-    run_recipe,
-)
+from recipes import PRESETS, RECIPES, Lab, Line, Recipe, Study, Trained, get_recipe, run_recipe
 from recipes.__main__ import main as recipes_main
 from recipes.kit import command, results
 from recipes.kit.options import TrainingOptions

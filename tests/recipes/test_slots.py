@@ -8,11 +8,7 @@ import torch
 from recipes import Lab
 from recipes.slots import F1, INTENT, SENTENCE, Sentence, SlotNet, batches, grams, made_sentences, read_sentences, score
 
-SENTENCES = {
-    "seq.in": "go to new york\nplay it\n",
-    "seq.out": "O O B-city I-city\nO O \n",
-    "label": "travel\nmusic\n",
-}
+SENTENCES = {"seq.in": "go to new york\nplay it\n", "seq.out": "O O B-city I-city\nO O \n", "label": "travel\nmusic\n"}
 TINY = {"word_dim": 4, "buckets": 16, "hidden": 4, "twin_hidden": 5, "caps_dim": 4, "pose_dim": 3, "dropout": 0.5,
         "hidden_words": 0.5, "steps": 2}  # fmt: skip
 

@@ -4,6 +4,7 @@ import csv
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,14 +33,22 @@ from torchcaps_lab.data.preprocess import standardise, thirteen_crops
 SLOW = ("affine", "smallnorb-em", "fashion", "cifar10", "adversarial", "routing-health",
         "perturb", "scenes", "several", "smallnorb-viewpoints", "strangers")  # fmt: skip
 CPU = {"accelerator": "cpu"}
+QUICK = ("mnist-dynamic", "multimnist", "two-digits")
+"""What every run of the tests has; .ci/run has all but the slow ones where recipes changed."""
 TIMED = ("ms", "s", "KiB an image")
+
+
+def rare(name: str) -> Any:
+    """A recipe that not every run of the tests has."""
+    marks = pytest.mark.slow if name in SLOW else () if name in QUICK else pytest.mark.thorough
+    return pytest.param(name, marks=marks)
 
 
 def stamps(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.glob("runs/**/summary.json")}
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow if one in SLOW else ()) for one in RECIPES])
+@pytest.mark.parametrize("name", [rare(name) for name in RECIPES])
 def test_a_run_measures_its_rows_and_a_second_trains_nothing(name, smoke, run_smoke):
     recipe, done = RECIPES[name], smoke(name)
     rows = set(recipe.present(recipe.presets["smoke"]))
@@ -134,6 +143,7 @@ def test_more_steps_decide(smoke):
             assert all(0 <= dead <= 1 for dead in classes["dead"])
 
 
+@pytest.mark.thorough
 def test_hard_routing_is_tested_in_the_network_of_another(smoke):
     done = smoke("routings")
     assert done.facts["hard_kmeans"]["run"] == done.facts["euclidean"]["run"]
@@ -157,6 +167,7 @@ def test_to_be_sure_is_harder(smoke):
             assert done.ours[row, sure] <= done.ours[row, most]
 
 
+@pytest.mark.thorough
 def test_words_learn_simple_patterns(smoke):
     assert smoke("words").ours[f"TREC: {words.CNN}", words.ACCURACY] > 80
 
@@ -178,6 +189,7 @@ def _turned(digits: ImageSet) -> ImageSet:
     return replace(digits, images=turn(digits.images, 30))
 
 
+@pytest.mark.thorough
 def test_novel_error_is_that_of_turned_digits(smoke):
     done, row = smoke("smallnorb-viewpoints"), "azimuth, average pooling"
     recipe = RECIPES["smallnorb-viewpoints"]
@@ -191,6 +203,7 @@ def test_novel_error_is_that_of_turned_digits(smoke):
         assert done.ours[row, measure] == pytest.approx(100 * wrong, abs=0.6)
 
 
+@pytest.mark.thorough
 def test_a_result_grows_without_the_networks(smoke, tmp_path):
     """From the file alone: only what is missing is trained, and what was there stays."""
     name, results = "smallnorb-viewpoints", tmp_path / "results"
@@ -219,6 +232,7 @@ def test_rows_are_for_recipes_that_grow(tmp_path):
         run_recipe("smallnorb-viewpoints", "smoke", rows=["azimuth, hats"], runs=tmp_path)
 
 
+@pytest.mark.thorough
 def test_errors_are_those_of_all_toys_and_curves_end_near_them(smoke):
     done = smoke("smallnorb-viewpoints")
     count = {FAMILIAR: len(Digits().test), NOVEL: len(Digits().test), SAME: len(Digits(validation=0).train)}

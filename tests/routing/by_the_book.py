@@ -46,8 +46,7 @@ def check_equations(
             seen = routed.pose, routed.activation, routed.assignment
         gradients = torch.autograd.grad(seen[:2], leaves, upstream, materialize_grads=True, allow_unused=True)
         results += [seen, gradients]
-    torch.testing.assert_close(found[0], expected[0], rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(found[1], expected[1], rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 class Equations:

@@ -1,124 +1,87 @@
 """Dynamic routing against the loop of the paper."""
 
+from functools import partial
+
 import pytest
-import textbook
 import torch
+from by_the_book import H, J, check_equations, normal, problem
 from torch import Tensor
 
 from torchcaps.ops import Votes
-from torchcaps.routing import DynamicRouting, dynamic_routing
+from torchcaps.routing import DynamicRouting, Routed, dynamic_routing
 from torchcaps.squashing import squash
 
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
-BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+BIAS = normal(J, H, seed=3) / 1.5
 
 
-@pytest.fixture
-def tensors(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Children (B, I, P), transforms (I, J, P, D), bias (J, D); tiles smaller than the votes."""
-    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
-    generator = torch.Generator().manual_seed(0)
-    shapes = (3, 7, 4), (7, 5, 4, 6), (5, 6)
-    children, transforms, bias = (torch.randn(s, generator=generator, dtype=torch.float64) / 1.5 for s in shapes)
-    return children.requires_grad_(), transforms.requires_grad_(), bias.requires_grad_()
+def route(votes: Votes, a: Tensor, bias: Tensor | None = None, weighted: bool = False, **settings: object) -> Routed:
+    return dynamic_routing(votes, a if weighted else None, bias=bias, **settings)
 
 
-@BACKENDS
+def book(
+    V: Tensor, a: Tensor, bias: Tensor | float = 0.0, *, steps: int, accumulate: bool, orphan: bool, gradient: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sabour et al. 2017, Procedure 1; under "last", the poses v of all steps but the last are constants."""
+    b, v, c = torch.zeros(V.shape[:3], dtype=V.dtype), V.new_zeros(()), V
+    for _ in range(steps):
+        v = v.detach() if gradient == "last" else v
+        agreement = (V * v[:, None]).sum(-1) if v.ndim else b
+        b = b + agreement if accumulate else agreement
+        c = b.exp() / (b.exp().sum(2, keepdim=True) + orphan)
+        s = (a[..., None, None] * c[..., None] * V).sum(1) + bias
+        n = s.norm(dim=-1, keepdim=True)
+        v = n**2 / (1 + n**2) * s / n
+    return v, v.norm(dim=-1), c
+
+
+def unweighted(V: Tensor, a: Tensor, *bias: Tensor, **settings: object) -> tuple[Tensor, Tensor, Tensor]:
+    return book(V, torch.ones_like(a), *bias, **settings)
+
+
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
 @pytest.mark.parametrize("accumulate", [True, False], ids=["accumulate", "last-logit"])
 @pytest.mark.parametrize("orphan", [False, True], ids=["parents", "orphan"])
-@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("parameters", [(), (BIAS,)], ids=["plain", "bias"])
 @pytest.mark.parametrize("gradient", ["all", "last"])
-def test_textbook(
-    tensors: tuple[Tensor, Tensor, Tensor],
-    backend: str,
-    steps: int,
-    accumulate: bool,
-    orphan: bool,
-    with_bias: bool,
-    gradient: str,
+def test_equations(
+    backend: str, steps: int, accumulate: bool, orphan: bool, parameters: tuple[Tensor, ...], gradient: str
 ) -> None:
-    children, transforms, bias = tensors
-    routed = dynamic_routing(
-        Votes(children, transforms, backend=backend),
-        steps=steps,
-        bias=bias if with_bias else None,
-        accumulate=accumulate,
-        orphan=orphan,
-        gradient=gradient,
-    )
-    expected, history = textbook.dynamic(
-        torch.einsum("bip,ijpd->bijd", children, transforms),
-        steps,
-        bias if with_bias else 0.0,
-        accumulate,
-        orphan,
-        last_only=gradient == "last",
-    )
-    torch.testing.assert_close(routed.pose, expected, **EXACT)
-    torch.testing.assert_close(routed.activation, (expected**2).sum(-1) ** 0.5, **EXACT)
-    torch.testing.assert_close(routed.assignment, history[-1], **EXACT)
-
-    inputs = tensors if with_bias else tensors[:2]
-    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    gradients = torch.autograd.grad(routed.pose, inputs, upstream)
-    for actual, wanted in zip(gradients, torch.autograd.grad(expected, inputs, upstream), strict=True):
-        torch.testing.assert_close(actual, wanted, **EXACT)
+    settings = {"steps": steps, "accumulate": accumulate, "orphan": orphan, "gradient": gradient}
+    check_equations(partial(route, **settings), partial(unweighted, **settings), parameters, backend)
 
 
-@BACKENDS
-def test_last_gradient_is_another_one(tensors: tuple[Tensor, Tensor, Tensor], backend: str) -> None:
-    children, transforms, _ = tensors
-    grads = []
-    for gradient in ("all", "last"):
-        routed = dynamic_routing(Votes(children, transforms, backend=backend), gradient=gradient)
-        grads.append(torch.autograd.grad(routed.pose.square().sum(), transforms)[0])
-    assert not torch.allclose(*grads, rtol=1e-3)
+@pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
+def test_weights_scale_the_votes_that_are_summed(backend: str) -> None:
+    settings = {"steps": 2, "accumulate": True, "orphan": False, "gradient": "all"}
+    check_equations(partial(route, weighted=True, **settings), partial(book, **settings), (), backend)
 
 
-def test_last_gradient_in_half_precision() -> None:
-    """The cast to float32 happens where the graph is not recorded unless someone takes care."""
-    children = torch.randn(2, 7, 4, dtype=torch.bfloat16, requires_grad=True)
-    transforms = torch.randn(7, 5, 4, 6, dtype=torch.bfloat16, requires_grad=True)
-    for backend in ("naive", "chunked"):
-        routed = dynamic_routing(Votes(children, transforms, backend=backend), gradient="last")
-        gradients = torch.autograd.grad(routed.pose.sum(), (children, transforms))
-        assert all(gradient.abs().sum() > 0 for gradient in gradients)
+def test_last_gradient_is_another_one() -> None:
+    children, transforms, _ = problem()
+    children.requires_grad_()
+    both = (dynamic_routing(Votes(children, transforms), gradient=gradient).pose for gradient in ("all", "last"))
+    assert not torch.allclose(*(torch.autograd.grad(pose.square().sum(), children)[0] for pose in both), rtol=1e-3)
 
 
-@BACKENDS
-def test_weights_scale_the_votes_that_are_summed(tensors: tuple[Tensor, Tensor, Tensor], backend: str) -> None:
-    children, transforms, _ = tensors
-    weights = torch.rand(3, 7, dtype=torch.float64)
-    routed = dynamic_routing(Votes(children, transforms, backend=backend), weights, steps=2)
-    V = torch.einsum("bip,ijpd->bijd", children, transforms)
-    v = textbook.squash((weights[..., None, None] * V / 5).sum(1), 1.0)
-    c = (V * v[:, None]).sum(-1).softmax(-1)
-    s = (weights[..., None, None] * c[..., None] * V).sum(1)
-    torch.testing.assert_close(routed.pose, textbook.squash(s, 1.0), **EXACT)
+def test_squash_kind() -> None:
+    votes = Votes(*problem()[:2])
+    expected = squash(votes.dense().sum(1) / J, "tanh")
+    found = dynamic_routing(votes, steps=1, squash_kind="tanh").pose
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_squash_kind(tensors: tuple[Tensor, Tensor, Tensor]) -> None:
-    children, transforms, _ = tensors
-    routed = dynamic_routing(Votes(children, transforms), steps=1, squash_kind="tanh")
-    mean = torch.einsum("bip,ijpd->bjd", children, transforms) / 5
-    torch.testing.assert_close(routed.pose, squash(mean, "tanh"), **EXACT)
+def test_bias_starts_at_a_tenth_for_each_number_of_each_parent() -> None:
+    assert torch.equal(DynamicRouting(bias=True).bind(3, 4).offset, torch.full((3, 4), 0.1))
 
 
-class TestModule:
-    def test_bias_starts_at_a_tenth_for_each_number_of_each_parent(self) -> None:
-        bound = DynamicRouting(bias=True).bind(3, 4)
-        assert torch.equal(bound.offset, torch.full((3, 4), 0.1))
-
-    def test_settings_reach_the_function(self, tensors: tuple[Tensor, Tensor, Tensor]) -> None:
-        children, transforms, bias = tensors
-        votes = Votes(children, transforms)
-        module = DynamicRouting(4, bias=True, accumulate=False, orphan=True, squash="half").bind(5, 6)
-        module.offset.data = bias.data
-        arguments = {"steps": 4, "bias": bias, "accumulate": False, "orphan": True, "squash_kind": "half"}
-        expected = dynamic_routing(votes, **arguments)
-        routed = module(votes, torch.rand(3, 7))
-        assert torch.equal(routed.pose, expected.pose)
-        with torch.no_grad():
-            for change in ({"steps": 2}, {"accumulate": True}, {"orphan": False}, {"squash_kind": "tanh"}):
-                assert not torch.allclose(dynamic_routing(votes, **(arguments | change)).pose, expected.pose)
+def test_settings_reach_the_function() -> None:
+    children, transforms, activation = problem()
+    votes = Votes(children, transforms)
+    module = DynamicRouting(4, bias=True, accumulate=False, orphan=True, squash="half").bind(J, H)
+    module.offset.data = BIAS
+    arguments = {"steps": 4, "bias": BIAS, "accumulate": False, "orphan": True, "squash_kind": "half"}
+    expected = dynamic_routing(votes, **arguments)
+    assert torch.equal(module(votes, activation).pose, expected.pose)
+    for change in ({"steps": 2}, {"accumulate": True}, {"orphan": False}, {"squash_kind": "tanh"}):
+        assert not torch.allclose(dynamic_routing(votes, **(arguments | change)).pose, expected.pose)

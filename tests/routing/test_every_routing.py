@@ -27,7 +27,7 @@ from torchcaps.routing import (
     register_routing,
 )
 from torchcaps.routing.base import ROUTINGS
-from torchcaps.squashing import length, squash
+from torchcaps.squashing import length
 
 OPTIONAL = ("attention", "self_attention", "spectral", "homogeneous")
 """Routings whose parameters need not be there."""
@@ -111,23 +111,6 @@ def test_shared_transforms_are_tied_full_ones(routing: Function, backend: str) -
         gradients = torch.autograd.grad(objective, (children, transforms, activation))
         results.append((routed.pose, routed.activation, gradients[0], gradients[1].sum(0), gradients[2]))
     torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
-
-
-@every
-@backends
-def test_one_step_is_uniform(routing: Function, backend: str) -> None:
-    children, transforms, coordinates, _ = problem()
-    votes = Votes(children, transforms, coordinates, backend=backend)
-    mean = votes.dense().mean(1)
-    total = votes.dense().sum(1)
-    expected = {
-        dynamic_routing: squash(total / J),
-        leaky: squash(total / (J + 1)),
-        inner_product_kmeans_routing: squash(total / J, "half"),
-    }.get(routing, mean)
-    routed = routing(votes, steps=1)
-    torch.testing.assert_close(routed.pose, expected, rtol=1e-12, atol=1e-12)
-    assert routed.similarity is None
 
 
 @pytest.mark.parametrize("backend", ["chunked", pytest.param("naive", marks=pytest.mark.slow)])  # nothing but autograd

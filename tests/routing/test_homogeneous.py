@@ -43,20 +43,6 @@ def test_poses_of_another_shape_are_sums_of_votes() -> None:
     torch.testing.assert_close(layer(children).pose, expected)
 
 
-def test_children_that_are_not_there() -> None:
-    layer = CapsLinear(None, J, H, H, transforms="shared", routing=HomogeneousRouting()).double()
-    children = normal(B, I, H)
-    mask = torch.tensor([True, False, True, True, False]).expand(B, I)
-    expected = layer(children[:, mask[0]])
-    torch.testing.assert_close(layer(children.masked_fill(~mask[..., None], torch.nan), mask).pose, expected.pose)
-
-
-def test_one_example_and_low_precision() -> None:
-    layer = CapsLinear(I, J, H, H, routing=HomogeneousRouting())
-    assert layer(normal(1, I, H).float()).pose.isfinite().all()
-    assert layer.bfloat16()(normal(B, I, H).bfloat16()).pose.dtype == torch.bfloat16
-
-
 def test_half_precision_outside_does_not_reach_the_sums() -> None:
     u, w = normal(B, I, H).float(), normal(I, J, H, seed=1).float()
     with torch.autocast("cpu", torch.bfloat16):

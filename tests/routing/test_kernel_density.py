@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.ops import Votes
-from torchcaps.routing import (
-    Routed,
-    fast_kernel_density_routing,
-    kernel_density_routing,
-)
+from torchcaps.routing import Routed, fast_kernel_density_routing, kernel_density_routing
 
 backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
 methods = pytest.mark.parametrize("method", ["shift", "em"])

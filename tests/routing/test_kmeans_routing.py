@@ -1,9 +1,13 @@
-"""K-Means routing, soft and hard, against textbook loops."""
+"""K-Means routing, soft and hard, against the loops of its sources."""
+
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
-import textbook
 import torch
+from by_the_book import D, H, I, J, M, P, check_equations, normal, problem
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.ops import Votes
@@ -11,6 +15,8 @@ from torchcaps.routing import (
     EuclideanKMeansRouting,
     HardKMeansRouting,
     InnerProductKMeansRouting,
+    Routed,
+    Routing,
     euclidean_kmeans_routing,
     hard_kmeans_routing,
     inner_product_kmeans_routing,
@@ -19,73 +25,88 @@ from torchcaps.routing import (
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 STEPS = pytest.mark.parametrize("steps", [1, 2, 3, 5])
+METRICS = pytest.mark.parametrize("metric", ["euclidean", "inner"])
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
+def squash(s: Tensor) -> Tensor:
+    n = s.norm(dim=-1, keepdim=True)
+    return n**2 / (0.5 + n**2) * s / n
 
 
-@pytest.fixture
-def tensors() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    children = torch.randn(3, 9, 4, generator=generator, dtype=torch.float64)
-    transforms = torch.randn(9, 5, 4, 6, generator=generator, dtype=torch.float64) / 2
-    return children.requires_grad_(), transforms.requires_grad_()
+def inner_book(V: Tensor, a: Tensor, steps: int, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Su 2018 (kexue.fm 5112)."""
+    b, s, c = torch.zeros(V.shape[:3], dtype=V.dtype), V, V
+    for _ in range(steps):
+        c = b.softmax(2)
+        s = (c[..., None] * V).sum(1)
+        b = sharpness * (V * (s / s.norm(dim=-1, keepdim=True))[:, None]).sum(-1)
+    return squash(s), squash(s).norm(dim=-1), c
 
 
-def stored(children: Tensor, transforms: Tensor) -> Tensor:
-    return torch.einsum("bip,ijpd->bijd", children, transforms)
+def euclidean_book(V: Tensor, a: Tensor, steps: int, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Soft K-Means."""
+    b, mean, c = torch.zeros(V.shape[:3], dtype=V.dtype), V, V
+    for _ in range(steps):
+        c = b.softmax(2)
+        r = (c * a[..., None])[..., None]
+        mean = (r * V).sum(1) / r.sum(1)
+        b = -sharpness * ((V - mean[:, None]) ** 2).sum(-1)
+    return mean, mean.norm(dim=-1), c
 
 
-def same(routed: object, expected: Tensor, history: list[Tensor], inputs: tuple[Tensor, ...]) -> None:
-    torch.testing.assert_close(routed.pose, expected, **EXACT)
-    torch.testing.assert_close(routed.activation, (expected**2).sum(-1) ** 0.5, **EXACT)
-    torch.testing.assert_close(routed.assignment, history[-1], **EXACT)
-    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wanted = torch.autograd.grad(expected, inputs, upstream)
-    for actual, gradient in zip(torch.autograd.grad(routed.pose, inputs, upstream), wanted, strict=True):
-        torch.testing.assert_close(actual, gradient, **EXACT)
+def inner(votes: Votes, a: Tensor, **settings: float) -> Routed:
+    return inner_product_kmeans_routing(votes, **settings)
+
+
+def unweighted(votes: Votes, a: Tensor, **settings: float) -> Routed:
+    return euclidean_kmeans_routing(votes, **settings)
+
+
+def unweighted_book(V: Tensor, a: Tensor, **settings: float) -> tuple[Tensor, Tensor, Tensor]:
+    return euclidean_book(V, torch.ones_like(a), **settings)
 
 
 @BACKENDS
 @STEPS
 @pytest.mark.parametrize("sharpness", [1.0, 2.5])
-def test_inner_product_textbook(tensors: tuple[Tensor, Tensor], backend: str, steps: int, sharpness: float) -> None:
-    votes = Votes(*tensors, backend=backend)
-    routed = inner_product_kmeans_routing(votes, steps=steps, sharpness=sharpness)
-    same(routed, *textbook.inner_product_kmeans(stored(*tensors), steps, sharpness), tensors)
+@pytest.mark.parametrize(
+    ("route", "book"), [(inner, inner_book), (euclidean_kmeans_routing, euclidean_book), (unweighted, unweighted_book)]
+)
+def test_equations(route: Callable, book: Callable, backend: str, steps: int, sharpness: float) -> None:
+    settings = {"steps": steps, "sharpness": sharpness}
+    check_equations(partial(route, **settings), partial(book, **settings), (), backend)
+
+
+def lloyd(V: NDArray[np.float64], steps: int, inner: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Lloyd's algorithm from the uniform start: centres, not squashed, and the assignment that made them."""
+    B, I, J, _ = V.shape
+    centre, r = V.sum(1) / J if inner else V.mean(1), np.full((B, I, J), 1 / J)
+    for _ in range(steps - 1):
+        if inner:
+            scores = (V * (centre / np.linalg.norm(centre, axis=-1, keepdims=True))[:, None]).sum(-1)
+        else:
+            scores = -np.linalg.norm(V - centre[:, None], axis=-1)
+        r = np.eye(J)[scores.argmax(-1)]
+        for b, j in np.argwhere(r.any(1)):
+            members = V[b, r[b, :, j] == 1, j]
+            centre[b, j] = members.sum(0) if inner else members.mean(0)
+    return centre, r
 
 
 @BACKENDS
 @STEPS
-@pytest.mark.parametrize("sharpness", [1.0, 2.5])
-@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
-def test_euclidean_textbook(
-    tensors: tuple[Tensor, Tensor], backend: str, steps: int, sharpness: float, weighted: bool
-) -> None:
-    weights = torch.rand(3, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64).requires_grad_()
-    given = weights if weighted else None
-    routed = euclidean_kmeans_routing(Votes(*tensors, backend=backend), given, steps=steps, sharpness=sharpness)
-    expected, history = textbook.euclidean_kmeans(stored(*tensors), steps, sharpness, given)
-    same(routed, expected, history, (*tensors, weights) if weighted else tensors)
-
-
-@BACKENDS
-@STEPS
-@pytest.mark.parametrize("metric", ["euclidean", "inner"])
-def test_hard_textbook(tensors: tuple[Tensor, Tensor], backend: str, steps: int, metric: str) -> None:
-    routed = hard_kmeans_routing(Votes(*tensors, backend=backend), steps=steps, metric=metric)
-    centre, assignment = textbook.hard_kmeans(stored(*tensors).detach().numpy(), steps, inner=metric == "inner")
-    expected = torch.from_numpy(centre)
-    expected = textbook.squash(expected, 0.5) if metric == "inner" else expected
-    torch.testing.assert_close(routed.pose, expected, **EXACT)
-    torch.testing.assert_close(routed.activation, (expected**2).sum(-1) ** 0.5, **EXACT)
-    np.testing.assert_allclose(routed.assignment.detach(), assignment)
+@METRICS
+def test_hard_is_lloyds_algorithm(backend: str, steps: int, metric: str) -> None:
+    votes = Votes(*(one.requires_grad_() for one in problem()[:2]), backend=backend)
+    routed = hard_kmeans_routing(votes, steps=steps, metric=metric)
+    centre, assignment = map(torch.from_numpy, lloyd(votes.dense().detach().numpy(), steps, metric == "inner"))
+    expected = squash(centre) if metric == "inner" else centre
+    torch.testing.assert_close(routed[:2], (expected, expected.norm(dim=-1)), **EXACT)
+    torch.testing.assert_close(routed.assignment, assignment, **EXACT)
     assert not routed.pose.requires_grad
 
 
-@pytest.mark.parametrize("metric", ["euclidean", "inner"])
+@METRICS
 @pytest.mark.parametrize("steps", [2, 3, 4])
 def test_hard_is_the_limit_of_soft(metric: str, steps: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -97,8 +118,7 @@ def test_hard_is_the_limit_of_soft(metric: str, steps: int) -> None:
     assert (hard.assignment.sum(-1) == 1).all()
     assert (hard.assignment.sum(1) > 0).all(), "a parent lost all children: the limit is another"
     sharp = soft(votes, steps=steps, sharpness=1e6)
-    torch.testing.assert_close(sharp.assignment, hard.assignment, **EXACT)
-    torch.testing.assert_close(sharp.pose, hard.pose, **EXACT)
+    torch.testing.assert_close((sharp.assignment, sharp.pose), (hard.assignment, hard.pose), **EXACT)
     assert not torch.allclose(soft(votes, steps=steps, sharpness=0.1).assignment, hard.assignment, atol=0.1)
 
 
@@ -118,44 +138,43 @@ def test_hard_keeps_the_centre_of_a_parent_that_no_vote_chose(backend: str) -> N
     assert routed.pose.tolist() == [[[0, 0], [5, 0]]]
 
 
-def test_hard_ignores_children_without_activation(tensors: tuple[Tensor, Tensor]) -> None:
-    children, transforms = tensors
-    weights = torch.ones(3, 9, dtype=torch.float64)
-    weights[:, 6:] = 0
-    routed = hard_kmeans_routing(Votes(children, transforms), weights)
-    expected = hard_kmeans_routing(Votes(children[:, :6], transforms[:6]))
+def test_hard_ignores_children_without_activation() -> None:
+    children, transforms, _ = problem()
+    routed = hard_kmeans_routing(Votes(children, transforms), torch.tensor([1.0, 1, 1, 0, 0]).double().expand(3, I))
+    expected = hard_kmeans_routing(Votes(children[:, :3], transforms[:3]))
     torch.testing.assert_close(routed.pose, expected.pose, **EXACT)
 
 
-def test_hard_refuses_to_train(tensors: tuple[Tensor, Tensor]) -> None:
-    routing = HardKMeansRouting().bind(5, 6)
+def test_hard_refuses_to_train() -> None:
+    routing, votes = HardKMeansRouting().bind(J, H), Votes(*(one.requires_grad_() for one in problem()[:2]))
     with pytest.raises(RuntimeError, match=r"cannot train.*\.eval\(\)"):
-        routing(Votes(*tensors))
-    assert routing.eval()(Votes(*tensors)).pose.shape == (3, 5, 6)
+        routing(votes)
+    assert routing.eval()(votes).pose.shape == (3, J, H)
 
 
-def test_modules_hand_their_settings_on(tensors: tuple[Tensor, Tensor]) -> None:
-    votes, activation = Votes(*tensors), torch.rand(3, 9, dtype=torch.float64)
-    for module, expected in (
+@pytest.mark.parametrize(
+    ("module", "function", "settings"),
+    [
+        (InnerProductKMeansRouting(4, 2.0, "tanh"), inner, {"steps": 4, "sharpness": 2.0, "squash_kind": "tanh"}),
+        (EuclideanKMeansRouting(4, 2.0), euclidean_kmeans_routing, {"steps": 4, "sharpness": 2.0}),
+        (HardKMeansRouting(2), hard_kmeans_routing, {"steps": 2}),
         (
-            InnerProductKMeansRouting(4, 2.0, "tanh"),
-            inner_product_kmeans_routing(votes, steps=4, sharpness=2.0, squash_kind="tanh"),
+            HardKMeansRouting(2, "inner", "none"),
+            lambda votes, a, **settings: hard_kmeans_routing(votes, **settings),
+            {"steps": 2, "metric": "inner", "squash_kind": "none"},
         ),
-        (EuclideanKMeansRouting(4, 2.0), euclidean_kmeans_routing(votes, activation, steps=4, sharpness=2.0)),
-        (HardKMeansRouting(2).eval(), hard_kmeans_routing(votes, activation, steps=2)),
-        (
-            HardKMeansRouting(2, "inner", "none").eval(),
-            hard_kmeans_routing(votes, steps=2, metric="inner", squash_kind="none"),
-        ),
-    ):
-        assert torch.equal(module(votes, activation).pose, expected.pose)
+    ],
+)
+def test_modules_hand_their_settings_on(module: Routing, function: Callable, settings: dict[str, object]) -> None:
+    children, transforms, activation = problem()
+    votes = Votes(children, transforms)
+    assert torch.equal(module.eval()(votes, activation).pose, function(votes, activation, **settings).pose)
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked"])
 def test_a_parent_that_hears_nothing_has_finite_gradients(backend: str) -> None:
     """Its centre is 0 and has no direction."""
-    children = torch.randn(2, 5, 3, requires_grad=True)
-    transforms = torch.randn(5, 4, 3, 2)
+    children, transforms = normal(2, I, M, P).requires_grad_(), normal(I, J, P, D)
     transforms[:, 0] = 0
     transforms.requires_grad_()
     routed = inner_product_kmeans_routing(Votes(children, transforms, backend=backend))

@@ -1,12 +1,14 @@
 """Every backend is what naive is; one that is not is told from one that is."""
 
+from collections.abc import Callable
 from functools import partialmethod
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.ops import BACKENDS, Agreement, Gaussians, Moments, Rule, Similarity, VoteSource
+from torchcaps.ops import BACKENDS, Agreement, Gaussians, Moments, Rule, VoteSource
 from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.naive import NaiveVotes
@@ -21,8 +23,7 @@ ALL = len(PROBLEMS) * len(SIMILARITIES) * len(RULES)
     [
         ("chunked", 2**19),
         ("native", 2**19),
-        pytest.param("naive", 2**19, marks=pytest.mark.thorough),
-        pytest.param("chunked", 400, marks=pytest.mark.thorough),
+        *(pytest.param(*more, marks=pytest.mark.thorough) for more in (("naive", 2**19), ("chunked", 400))),
     ],
 )
 @pytest.mark.usefixtures("poisoned")
@@ -44,109 +45,93 @@ def one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps.testing.backends.EDGE_RULES", ("a softmax",))
 
 
-class TestBroken:
-    def test_wrong_by_a_little(self) -> None:
-        class Off(NaiveVotes):
-            def moments(
-                self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
-            ) -> Moments:
-                moments = super().moments(similarity, weights, rule, scatter)
-                return moments._replace(mass=moments.mass * (1 + 1e-6 * rule.orphan))
+def with_moments(change: Callable[[NaiveVotes, Moments, Rule], Moments]) -> type[NaiveVotes]:
+    """The reference, but that its moments are changed."""
 
-        with pytest.raises(AssertionError, match=r"Off differs from naive for .* with an orphan: mass is off by 1e-06"):
-            check_backend(Off)
+    class Changed(NaiveVotes):
+        def moments(self, *call: Any) -> Moments:
+            return change(self, super().moments(*call), call[2])
 
-    def test_a_gradient_is_missing(self) -> None:
-        class Still(NaiveVotes):
-            def moments(
-                self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
-            ) -> Moments:
-                return super().moments(similarity, None if weights is None else weights.detach(), rule, scatter)
+    return Changed
 
-        with pytest.raises(AssertionError, match="the gradient of weights is off"):
-            check_backend(Still)
 
-    @pytest.mark.usefixtures("one_rule")
-    def test_gaussians_are_off(self) -> None:
-        class Low(NaiveVotes):
-            def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-                return super().gaussians(moments, floor * 1.01)
+class Still(NaiveVotes):
+    def moments(self, similarity: Any, weights: Tensor | None, *rest: Any) -> Moments:
+        return super().moments(similarity, None if weights is None else weights.detach(), *rest)
 
-        with pytest.raises(AssertionError, match=r"Low fails for the Gaussians of moments.*variance is off"):
-            check_backend(Low)
 
-    @pytest.mark.usefixtures("one_rule")
-    def test_memory_that_nobody_wrote_to(self) -> None:
-        class Careless(NaiveVotes):
-            def moments(
-                self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
-            ) -> Moments:
-                moments = super().moments(similarity, weights, rule, scatter)
-                return moments._replace(mass=moments.mass + (self.children.shape[1] == 0))
+class Low(NaiveVotes):
+    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
+        return super().gaussians(moments, floor * 1.01)
 
-        with pytest.raises(AssertionError, match=r"Careless fails for .*children=0.*: mass is off"):
-            check_backend(Careless)
 
-    @pytest.mark.usefixtures("one_rule")
-    def test_nan_is_hidden(self) -> None:
-        class Polite(NaiveVotes):
-            def moments(
-                self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
-            ) -> Moments:
-                moments = super().moments(similarity, weights, rule, scatter)
-                return moments._replace(sum=moments.sum.nan_to_num())
+class Hasty(NaiveVotes):
+    def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        rule, fewer = Rule(agreement.orphan), agreement._replace(steps=2)
+        return step_by_step(lambda one: self.moments(one, None, rule, False).sum, fewer, bias)
 
-        with pytest.raises(AssertionError, match=r"Polite fails for .*sum hides NaN of a child's pose in"):
-            check_backend(Polite)
 
-    @pytest.mark.usefixtures("one_rule")
-    def test_a_step_of_agreement_is_left_out(self) -> None:
-        class Hasty(NaiveVotes):
-            def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-                rule = Rule(agreement.orphan)
-                return step_by_step(
-                    lambda one: self.moments(one, None, rule, False).sum, agreement._replace(steps=2), bias
-                )
+class Boastful(ChunkedVotes):
+    """The defect that this contract is there for: a backend that takes every similarity for one that it knows."""
 
-        with pytest.raises(AssertionError, match=r"Hasty fails for Agreement\(steps=3.*poses is off"):
-            check_backend(Hasty)
+    def moments(self, similarity: Any, *rest: Any) -> Moments:
+        known = similarity if type(similarity).__name__ in ("InnerProduct", "Gaussian") else None
+        return super().moments(known, *rest)
 
-    def test_says_yes_to_everything(self) -> None:
-        """The defect that this contract is there for: a backend that takes every similarity for one that it knows."""
 
-        class Boastful(ChunkedVotes):
-            def moments(
-                self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
-            ) -> Moments:
-                known = similarity if type(similarity).__name__ in ("InnerProduct", "Gaussian") else None
-                return super().moments(known, weights, rule, scatter)
+class Modest(NaiveVotes):
+    supports = classmethod(lambda *_: "not today")
 
-        with pytest.raises(AssertionError, match=r"Boastful differs from naive for given logits \(I, J\) under a soft"):
-            check_backend(Boastful)
 
-    def test_says_no_to_everything(self) -> None:
-        class Modest(NaiveVotes):
-            @classmethod
-            def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-                return "not today"
+class Curt(NaiveVotes):
+    supports = classmethod(lambda *_: True)
 
-        with pytest.raises(AssertionError, match="Modest supports nothing"):
-            check_backend(Modest)
 
-    def test_answers_in_no_words(self) -> None:
-        class Curt(NaiveVotes):
-            @classmethod
-            def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-                return True
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (
+            with_moments(lambda votes, found, rule: found._replace(mass=found.mass * (1 + 1e-6 * rule.orphan))),
+            r"Changed differs from naive for .* with an orphan: mass is off by 1e-06",
+        ),
+        (Still, "the gradient of weights is off"),
+        (Boastful, r"Boastful differs from naive for given logits \(I, J\) under a soft"),
+        (Modest, "Modest supports nothing"),
+        (Curt, r"Curt\.supports must return a str, got True"),
+    ],
+    ids=["wrong by a little", "a gradient is missing", "says yes", "says no", "answers in no words"],
+)
+def test_what_is_broken_is_told(broken: type[VoteSource], words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        check_backend(broken)
 
-        with pytest.raises(AssertionError, match=r"Curt\.supports must return a str, got True"):
-            check_backend(Curt)
 
-    @pytest.mark.parametrize(("method", "name"), [("assignment", "mass"), ("log_partition", "log_partition")])
-    def test_nan(self, method: str, name: str) -> None:
-        def spoiled(self: VoteSource, *args: object) -> Tensor:
-            return getattr(NaiveVotes, method)(self, *args) * torch.nan
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (Low, r"Low fails for the Gaussians of moments.*variance is off"),
+        (
+            with_moments(lambda votes, found, _: found._replace(mass=found.mass + (votes.children.shape[1] == 0))),
+            r"Changed fails for .*children=0.*: mass is off",
+        ),
+        (
+            with_moments(lambda votes, found, _: found._replace(sum=found.sum.nan_to_num())),
+            r"Changed fails for .*sum hides NaN of a child's pose in",
+        ),
+        (Hasty, r"Hasty fails for Agreement\(steps=3.*poses is off"),
+    ],
+    ids=["Gaussians", "memory that nobody wrote to", "NaN is hidden", "a step is left out"],
+)
+@pytest.mark.usefixtures("one_rule")
+def test_what_is_broken_behind_the_rules_is_told(broken: type[VoteSource], words: str) -> None:
+    test_what_is_broken_is_told(broken, words)
 
-        made = type("Spoiled", (NaiveVotes,), {method: partialmethod(spoiled)})
-        with pytest.raises(AssertionError, match=f"{name} is off by nan"):
-            check_backend(made)
+
+@pytest.mark.parametrize(("method", "name"), [("assignment", "mass"), ("log_partition", "log_partition")])
+def test_nan(method: str, name: str) -> None:
+    def spoiled(self: VoteSource, *args: object) -> Tensor:
+        return getattr(NaiveVotes, method)(self, *args) * torch.nan
+
+    made = type("Spoiled", (NaiveVotes,), {method: partialmethod(spoiled)})
+    with pytest.raises(AssertionError, match=f"{name} is off by nan"):
+        check_backend(made)

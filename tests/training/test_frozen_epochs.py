@@ -61,10 +61,7 @@ def test_the_head_learns_and_the_backbone_is_asked_once_for_each_view() -> None:
 
 
 def test_it_comes_before_the_first_epoch_and_not_again_when_resumed(tmp_path: Path, capsys) -> None:
-    run, first = (
-        tmp_path / "run",
-        "5 epochs on the features of the backbone",
-    )
+    run, first = (tmp_path / "run", "5 epochs on the features of the backbone")
     assert status(*TRAIN, "--epochs", "2", "--frozen_epochs", "5", "--run", str(run)) == 0
     said = capsys.readouterr().out
     assert said.count(first) == 1

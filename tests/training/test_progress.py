@@ -33,7 +33,7 @@ def test_python_guesses_and_says_what_the_command_does(tmp_path, monkeypatch, ca
     )
     assert re.search(header, in_python)
     assert re.search(
-        r"\n0\.\d+ s a step, about .* for all of them; votes: (naive|native|chunked)\nepoch 1/2: ", in_python
+        r"\n\d+\.\d+ s a step, about .* for all of them; votes: (naive|native|chunked)\nepoch 1/2: ", in_python
     )
     assert "\r" not in in_python  # which a file would keep
 

@@ -109,4 +109,4 @@ def test_the_next_try_works(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert status(*TRAIN, "--trainer.strategy", "magic", "--run", str(run)) == 1
     assert status(*TRAIN, "--run", str(run)) == 0
-    assert summary(run)["epochs"] == 1
+    assert (summary(run)["epochs"], summary(run)["used_epoch"]) == (1, {"epoch": 1, "by": "the last"})

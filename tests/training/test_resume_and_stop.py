@@ -372,11 +372,6 @@ class TestEnd:
         found = json.loads(capsys.readouterr().out)["accuracy"]
         assert f", {100 * found:.2f} %" in summary(run)["used_epoch"]["by"]
 
-    def test_the_last_epoch_is_the_default(self, tmp_path: Path) -> None:
-        assert main([*TRAIN, "--run", str(tmp_path / "run")]) == 0
-        found = summary(tmp_path / "run")
-        assert found["used_epoch"] == {"epoch": 1, "by": "the last"}
-
 
 def test_a_run_goes_on_without_the_files_of_its_first_weights(tmp_path: Path, capsys) -> None:
     small = {"image_shape": [1, 8, 8], "widths": [2], "blocks": 1, "decoder_hidden": None}
