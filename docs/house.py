@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 PACKAGE = "torchcaps"
 LAB = "torchcaps_lab"
-BUDGETS = {"torchcaps": 12_140, "lab": 13_460, "recipes": 3_630, "benchmarks": 1_110, "tests": 29_200}
+BUDGETS = {"torchcaps": 12_050, "lab": 13_330, "recipes": 3_620, "benchmarks": 1_110, "tests": 28_770}
 """Most lines of code of each folder, in Python. They may fall, and do not rise: what is added takes something away."""
 
 PICTURE = Path(__file__).with_suffix(".svg")
