@@ -11,9 +11,10 @@ from recipes.kit.measures import half_interval
 from recipes.kit.options import TrainingOptions
 
 UNET, LARGE = "U-Net of equal size", "U-Net of ten times"
+CAPSULES = {"model_args": {"class_kernel_size": 3}}
 ROWS: dict[str, dict[str, Any]] = {
-    "capsules, 1 step": {"routing": {"name": "DynamicRouting", "steps": 1, "squash": "half", "bias": True}},
-    "capsules, 3 steps": {},
+    "capsules, 1 step": {**CAPSULES, "routing": {"name": "DynamicRouting", "steps": 1, "squash": "half", "bias": True}},
+    "capsules, 3 steps": CAPSULES,
     UNET: {"model": "unet", "model_args": {"channels": [9, 18, 36, 70]}},
     LARGE: {"model": "unet", "model_args": {"channels": [28, 56, 112, 226]}},
 }

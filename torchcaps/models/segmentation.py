@@ -98,6 +98,7 @@ class SegCaps(Segmenter):
         types: of capsules on each grid, from the finest.
         dim: of all their poses.
         class_dim: of the poses of the class capsules.
+        class_kernel_size: side of the window of finest capsules that the class capsules see, odd.
         decoder: widths of the convolutions that reconstruct; none for no reconstruction.
         recompute: whether a training step computes capsules again instead of keeping them: slower, less memory.
         routing: of all layers; default: dynamic routing in 3 steps with a bias: without one, layers are odd functions.
@@ -117,6 +118,7 @@ class SegCaps(Segmenter):
     types: Sizes = (4, 4, 8, 16)
     dim: Size = 4
     class_dim: Size = 16
+    class_kernel_size: Size = 1
     decoder: AnySizes = ()
     recompute: bool = False
     routing: InitVar[Routing | None] = routing_of("class_caps", "That of the class capsules.")
@@ -141,7 +143,9 @@ class SegCaps(Segmenter):
         self.up = nn.ModuleList(layer(coarse, fine, "double") for fine, coarse in steps)
         self.joined = nn.ModuleList(layer(2 * fine, fine, "same") for fine, _ in steps[1:])
         last = self.types[0] * (2 if steps else 1)
-        self.class_caps = LocalCaps(last, self.classes, self.dim, self.class_dim, 3, axes=axes, routing=routing)
+        self.class_caps = LocalCaps(
+            last, self.classes, self.dim, self.class_dim, self.class_kernel_size, axes=axes, routing=routing
+        )
         widths = [(self.classes - 1) * self.class_dim, *self.decoder]
         convolutions = [part for pair in pairwise(widths) for part in _convolved(*pair, 1, axes)]
         last_one = _CONV[axes](widths[-1], self.image_shape[0], 1)
