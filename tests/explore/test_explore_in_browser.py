@@ -30,10 +30,7 @@ SCENES, QUESTIONS = "scenes/scene_capsnet", "trec/text_pooled"
 SEVEN = [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)]
 ZERO = [(0.5, 0.18), (0.32, 0.32), (0.29, 0.58), (0.42, 0.8), (0.58, 0.8), (0.7, 0.6), (0.67, 0.32), (0.5, 0.18)]
 
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
