@@ -31,7 +31,6 @@ WAITS = {
     "`torchcaps train --help`": Wait(("train", "--help")),
     "a misspelt option: `train --epoch 3`": Wait(("train", "--epoch", "3")),
     "a missing folder: `train nowhere`": Wait(("train", "nowhere")),
-    "an argument that no data set takes: `train Digits --data.szie 3`": Wait(("train", "Digits", "--data.szie", "3")),
     "a missing run: `evaluate nowhere`": Wait(("evaluate", "nowhere")),
     "`torchcaps models`": Wait(("models",)),
     "`torchcaps check photos`, 280 images": Wait(("check", "photos")),

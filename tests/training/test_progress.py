@@ -16,6 +16,7 @@ FEW = {"model": "capsnet_digits", "model_args": TINY, "epochs": 2, "report": Fal
 
 def test_python_guesses_and_says_what_the_command_does(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # another test may have been a notebook
     assert guess("Digits").options["run"] == str(Path("runs/digits"))
     trained = tc.train("Digits", trainer={"accelerator": "cpu"}, **FEW)
     in_python = capsys.readouterr().out
