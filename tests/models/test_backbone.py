@@ -221,19 +221,32 @@ def test_all_features_have_the_installed_weights() -> None:
     assert pixels == [[0.5], [0.5]]  # not those of timm's own weights of that network
 
 
-def test_torchvision_that_does_not_load_is_declared(monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize("library", ["_C.so", "_C_stable.so"])  # before torchvision 0.29 and since
+def test_torchvision_that_does_not_load_is_declared(library, monkeypatch, tmp_path) -> None:
     """Its library is compiled for another torch: the operators are known, so that it can be imported."""
-    (tmp_path / "_C.so").write_bytes(b"compiled for another torch")
+    (tmp_path / library).write_bytes(b"compiled for another torch")
     (tmp_path / "_meta_registrations.py").write_text('@torch.library.register_fake("torchvision::declared_here")\n')
     found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    library = SimpleNamespace(define=(defined := []).append)
+    operators = SimpleNamespace(define=(defined := []).append)
     monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: found)
-    monkeypatch.setattr(installed.torch.library, "Library", lambda *names: library)
+    monkeypatch.setattr(installed.torch.library, "Library", lambda *names: operators)
     monkeypatch.setattr(installed, "_kept", [])
     monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))
     import_timm("timm/resnet18")
     import_timm("timm/resnet18")
     assert sorted(defined) == ["declared_here(Tensor x) -> Tensor", "nms(Tensor x) -> Tensor"]
+
+
+def test_operators_of_a_torchvision_that_loads_are_its_own(monkeypatch, tmp_path) -> None:
+    """Declared twice, they would end the process."""
+    (tmp_path / "_C_stable.so").touch()
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: found)
+    monkeypatch.setattr(installed.torch.ops, "load_library", (loaded := []).append)
+    monkeypatch.setattr(installed, "_kept", [])
+    installed.declare_torchvision()
+    assert loaded == [str(tmp_path / "_C_stable.so")]
+    assert not installed._kept
 
 
 @pytest.mark.thorough

@@ -49,9 +49,12 @@ def declare_torchvision() -> None:
     if found is None or not found.submodule_search_locations:
         return
     folder = Path(found.submodule_search_locations[0])
+    compiled = [path for path in folder.glob("_C*") if path.suffix in (".so", ".pyd")]  # _C.so, since 0.29 _C_stable.so
+    if not compiled:  # loaded by another name, after a declaration, it would end the process
+        return
     try:
-        torch.ops.load_library(str(next(folder.glob("_C.*"))))
-    except (OSError, StopIteration):
+        torch.ops.load_library(str(compiled[0]))
+    except OSError:
         source = (folder / "_meta_registrations.py").read_text()
         names = re.findall(r'register_(?:meta|fake)\("(?:torchvision::)?(\w+)"', source)
         library = torch.library.Library("torchvision", "DEF")
