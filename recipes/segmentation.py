@@ -11,7 +11,7 @@ from recipes.kit.measures import half_interval
 from recipes.kit.options import TrainingOptions
 
 UNET, LARGE = "U-Net of equal size", "U-Net of ten times"
-CAPSULES = {"model_args": {"class_kernel_size": 3}}
+CAPSULES = {"model_args": {"class_kernel_size": 3}, "loss": {"name": "LengthCrossEntropy"}}
 ROWS: dict[str, dict[str, Any]] = {
     "capsules, 1 step": {**CAPSULES, "routing": {"name": "DynamicRouting", "steps": 1, "squash": "half", "bias": True}},
     "capsules, 3 steps": CAPSULES,

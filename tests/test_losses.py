@@ -32,6 +32,13 @@ def activation(batch: int = 3, classes: int = 4) -> torch.Tensor:
     return torch.rand(batch, classes, generator=generator, dtype=torch.float64).requires_grad_()
 
 
+@pytest.mark.parametrize("loss", [NegativeLogLikelihood(), LengthCrossEntropy(7.0)])
+def test_a_likelihood_is_that_of_its_probabilities(loss) -> None:
+    probabilities = loss.probabilities(ACTIVATION)
+    torch.testing.assert_close(loss(ACTIVATION, LABELS), F.nll_loss(probabilities.log(), LABELS))
+    torch.testing.assert_close(probabilities.sum(1), torch.ones_like(probabilities[:, 0]))
+
+
 class TestMargin:
     def test_by_hand(self) -> None:
         # first: 0.2^2 + 0.5 * 0.2^2 = 0.06; second: 0.5 * 0.85^2 + 0.4^2 = 0.52125

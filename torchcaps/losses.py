@@ -108,6 +108,10 @@ class ActivationLoss(nn.Module, ABC):
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar, of activations (B, E) and labels (B,) or a mask (B, E)."""
 
+    def probabilities(self, activation: Tensor) -> Tensor:
+        """What this loss takes the activations (B, E, ...) for: shares of their sum, unless it has a softmax."""
+        return activation / activation.sum(1, keepdim=True).clamp_min(1e-12)
+
     def advance(self, epoch: int, epochs: int, step: int) -> None:
         """Tells the loss how far training has come, before each step; most losses ignore it.
 
@@ -192,6 +196,10 @@ class LengthCrossEntropy(ActivationLoss):
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar."""
         return length_cross_entropy(activation, target, self.inverse_temperature, self.class_weights)
+
+    def probabilities(self, activation: Tensor) -> Tensor:
+        """The softmax of the scaled lengths."""
+        return (self.inverse_temperature * activation).softmax(1)
 
 
 def negative_log_likelihood(activation: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:

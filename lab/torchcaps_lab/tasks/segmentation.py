@@ -26,23 +26,23 @@ _PIXELS = 2**18
 """Numbers of the images that are tested together."""
 
 
-def dice_loss(activation: Tensor, labels: Tensor) -> Tensor:
-    r"""One minus the mean over the classes of the Dice coefficient of shares and labels.
+def dice_loss(probabilities: Tensor, labels: Tensor) -> Tensor:
+    r"""One minus the mean over the classes of the Dice coefficient of probabilities p and labels.
 
-    .. math:: 1 - \frac{1}{E} \sum_j \frac{2 \sum p_j t_j}{\sum p_j + \sum t_j}, \quad p_j = a_j / \sum_k a_k
+    .. math:: 1 - \frac{1}{E} \sum_j \frac{2 \sum p_j t_j}{\sum p_j + \sum t_j}
 
     with sums over the pixels of all images that have a class; a class that is nowhere true is left out of the mean.
 
     Args:
-        activation: a, (B, E, *grid).
+        probabilities: (B, E, *grid), as :meth:`torchcaps.losses.ActivationLoss.probabilities` has them.
         labels: the class of each pixel, int64 (B, *grid); 255 for none.
 
     Source: Milletari, Navab & Ahmadi 2016, "V-Net", with p in place of its square.
     """
     there = labels != NO_CLASS
-    true = torch.nn.functional.one_hot(labels.where(there, 0), activation.shape[1]).movedim(-1, 1) * there[:, None]
-    shares = activation / activation.sum(1, keepdim=True).clamp_min(1e-12) * there[:, None]
-    axes = (0, *range(2, activation.ndim))
+    true = torch.nn.functional.one_hot(labels.where(there, 0), probabilities.shape[1]).movedim(-1, 1) * there[:, None]
+    shares = probabilities * there[:, None]
+    axes = (0, *range(2, shares.ndim))
     count = true.sum(axes)
     dice = 2 * (shares * true).sum(axes) / (shares.sum(axes) + count).clamp_min(1e-12)
     return 1 - dice[count > 0].mean() if count.any() else dice.sum() * 0
@@ -108,7 +108,7 @@ class Segmentation(Task):
         # A batch may have no pixel with a class, whose mean would be NaN.
         parts = {"class_loss": criteria.loss(rows[there], labels.flatten()[there]) if there.any() else rows.sum() * 0}
         if self.dice:
-            parts["dice_loss"] = self.dice * dice_loss(activation, labels)
+            parts["dice_loss"] = self.dice * dice_loss(criteria.loss.probabilities(activation), labels)
         if prediction.reconstruction is not None:
             foreground = ((labels > 0) & (labels != NO_CLASS))[:, None]
             parts["reconstruction_loss"] = criteria.reconstruction(
