@@ -43,10 +43,8 @@ def declare_torchvision() -> None:
     Its wheel on PyPI is compiled for torch with CUDA. Beside another build its import fails: "operator
     torchvision::nms does not exist". timm's networks call none of them.
     """
-    if _kept:
-        return
     found = importlib.util.find_spec("torchvision")
-    if found is None or not found.submodule_search_locations:
+    if _kept or found is None or not found.submodule_search_locations:
         return
     folder = Path(found.submodule_search_locations[0])
     compiled = [path for path in folder.glob("_C*") if path.suffix in (".so", ".pyd")]  # _C.so, since 0.29 _C_stable.so
