@@ -13,6 +13,7 @@ from torchcaps_lab.report.canvas import new_figure, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -178,10 +179,15 @@ class Dots(NamedTuple):
         return cls(label, [mean(one) if one else None for one in values], list(map(spread, values)))
 
 
-def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
-    """Panels beside each other with one dot for each row, the rows from top to bottom, the same in all panels."""
+def plain_ticks(axis: "Axis") -> None:
+    """Ticks 1, 2, 5, 10, ... of a logarithmic axis, as numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
+    axis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_locator=NullLocator())
+
+
+def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
+    """Panels beside each other with one dot for each row, the rows from top to bottom, the same in all panels."""
     figure = new_figure(1.6 + 1.9 * len(panels), 1.0 + 0.24 * len(rows))
     first: Axes | None = None
     for place, panel in enumerate(panels, 1):
@@ -192,9 +198,7 @@ def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
         axes.errorbar(values, places, xerr=spreads, fmt="o", markersize=4, color="C0", ecolor="0.6", linewidth=1)
         if panel.log:
             axes.set_xscale("log")
-            axes.xaxis.set(
-                major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_locator=NullLocator()
-            )
+            plain_ticks(axes.xaxis)
         label = panel.label if len(panel.label) <= _SHORT else panel.label.replace(", ", ",\n")
         axes.set_xlabel(label, fontsize=9)
         axes.tick_params(axis="x", labelsize=8, which="both")
