@@ -2,22 +2,20 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
 
 import torch
 
 from recipes import attacks
-from recipes.kit.base import Line, Picture, Recipe, Study, get_recipe, register_recipe
+from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, get_recipe, register_recipe
 from recipes.kit.charts import Cell, image_grid
 from recipes.kit.lab import Job, data_of
 from recipes.kit.options import TrainingOptions
 from recipes.smallnorb import BASE
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.report.canvas import shorten
-
-HINTON = "Hinton, Sabour & Frosst 2018, section 5"
 
 CAPSULES, CNN = "matrix capsules", "convolutional network"
 IN_TABLE: dict[str, tuple[float, ...]] = {"FGSM": (0.01, 0.1), "BIM": (0.01,)}
@@ -50,12 +48,7 @@ class AdversarialSettings(TrainingOptions):
     """
 
     images: int = 1000
-    epsilons: Mapping[str, tuple[float, ...]] = field(
-        default_factory=lambda: {
-            "FGSM": (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4),
-            "BIM": (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1),
-        }
-    )
+    epsilons: Mapping[str, tuple[float, ...]]
     steps: int = 10
     attack_batch: int = 100
 
@@ -66,10 +59,7 @@ class AdversarialSettings(TrainingOptions):
                 raise ValueError(f"epsilons of {attack} must hold {needed}, got {given}")
 
 
-_RECALLED = {
-    CAPSULES: f"{HINTON}: a curve, never below chance, 20 %; recalled",
-    CNN: f"{HINTON}: a curve, far below chance, 20 %, at 0.2; recalled",
-}
+_RECALLED = facts_of("adversarial")["recalled"]
 """What is known of the published curves of untargeted white-box FGSM; shown beside the largest epsilon."""
 
 
@@ -124,8 +114,9 @@ class Adversarial(Recipe[AdversarialSettings]):
             study.facts[row] |= {**tested, "seconds_of_all_attacks": seconds}
         study.curves |= {", ".join(key): curve._asdict() for key, curve in curves.items()}
         study.curves |= {f"{network}, random signs": curve._asdict() for network, curve in noise.items()}
-        study.pictures["curves"] = Picture(attacks.attack_curves(curves, noise, 100 / len(test.classes)), _CURVES)
-        study.pictures["images"] = _images(attackers, sample, epsilons, test.classes)
+        drawn = attacks.attack_curves(curves, noise, 100 / len(test.classes))
+        study.pictures["curves"] = Picture(drawn, self.captions["curves"])
+        study.pictures["images"] = _images(attackers, sample, epsilons, test.classes, self.captions["images"])
 
 
 def _attacker(classifier: Classifier, study: Study) -> attacks.Attacker:
@@ -143,15 +134,12 @@ def _figures(network: str, curves: Mapping[attacks.Key, attacks.Curve], noise: a
     return figures
 
 
-_CURVES = (
-    "Left: accuracy under untargeted attacks. Right: share of images that the network takes for the target of a "
-    "targeted attack, a random wrong class. White box: images made on the network itself; black box: made on the other "
-    "network; random signs (upper row): noise of the same size. Chance is a guess among all classes."
-)
-
-
 def _images(
-    attackers: Mapping[str, attacks.Attacker], sample: attacks.Sample, epsilons: Sequence[float], classes: Sequence[str]
+    attackers: Mapping[str, attacks.Attacker],
+    sample: attacks.Sample,
+    epsilons: Sequence[float],
+    classes: Sequence[str],
+    caption: str,
 ) -> Picture:
     """Two test images under FGSM with growing epsilon, and the class that each attacked network predicts."""
 
@@ -167,11 +155,6 @@ def _images(
         for number, place in enumerate(_two_images(attackers, sample), 1)
         for name, attacker in attackers.items()
     }
-    caption = (
-        "Test images after untargeted white-box FGSM, with growing epsilon (largest change of a pixel in [0, 1]). "
-        "Above each: the class that the network at the left predicts, red if it is wrong. Of each stereo pair, the "
-        "first image is shown."
-    )
     return Picture(image_grid(rows), caption)
 
 

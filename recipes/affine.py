@@ -117,15 +117,9 @@ class AffineRobustness(Recipe[AffineSettings]):
         clean = Padded(data_of(study.settings.data), study.settings.pad).test
         moved = replace(given.test, images=apply_affine(given.test.images, given.affine))
         figure = factor_curves(factors(study.settings.pad), study.curves, ROWS, "affine test")
-        study.pictures["curves"] = Picture(figure, _CURVES.format(study.curves["images"], _ends(study.facts)))
-        study.pictures["digits"] = _digits(clean, moved)
-
-
-_CURVES = (
-    "Accuracy on {} test digits when one factor of the transform is changed and the others stay. Green: the range seen "
-    "in training; grey: the range of the affine test, where shifts keep the digit on its canvas (in the curve, the "
-    "largest shifts cut off some of it). {}."
-)
+        caption = self.captions["curves"].format(images=study.curves["images"], ends=_ends(study.facts))
+        study.pictures["curves"] = Picture(figure, caption)
+        study.pictures["digits"] = _digits(clean, moved, self.captions["digits"])
 
 
 def _ends(facts: Mapping[str, Mapping[str, Any]]) -> str:
@@ -137,13 +131,9 @@ def _ends(facts: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _digits(clean: ImageSet, moved: ImageSet) -> Picture:
+def _digits(clean: ImageSet, moved: ImageSet, caption: str) -> Picture:
     """The first test digit of each class in both tests, one row for each test."""
     first = [int((clean.labels == label).nonzero()[0]) for label in clean.labels.unique()]
     rows = {"placed\nat random": clean, "affine test": moved}
-    caption = (
-        "The first test digit of each class: placed at random on its canvas as in training (above), and under a random "
-        "affine transform (below)."
-    )
     cells = {name: [Cell(one.images[place].amax(0) / 255) for place in first] for name, one in rows.items()}
     return Picture(image_grid(cells, 1.0), caption)

@@ -71,7 +71,8 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
         """The reconstructions of the capsules."""
         network = study.trained[CAPSULES].network
         if isinstance(network, CapsuleClassifier) and network.decoder is not None:
-            study.pictures["reconstructions"] = _picture(network, Overlaid(*(part[:200] for part in given)))
+            pairs = Overlaid(*(part[:200] for part in given))
+            study.pictures["reconstructions"] = _picture(network, pairs, self.caption)
 
 
 def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:
@@ -82,7 +83,7 @@ def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256)
 
 
 @torch.no_grad()
-def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Picture:
+def _picture(network: CapsuleClassifier, pairs: Overlaid, caption: str, count: int = 7) -> Picture:
     """Pairs, separated in two colours, and what the capsules of wrong and of absent digits draw (figure 5)."""
     device = next(network.parameters()).device
     capsules = network.encode(pairs.images.to(device))
@@ -99,11 +100,6 @@ def _picture(network: CapsuleClassifier, pairs: Overlaid, count: int = 7) -> Pic
     for name, labels in claims.items():
         drawn = torch.stack([network.decode(capsules, one.to(device))[:, 0].cpu() for one in labels.unbind(1)], 1)
         rows[f"capsules:\n{name}"] = [Cell(two_colours(drawn[place]), _digits(labels[place])) for place in places]
-    caption = (
-        "Test pairs, their two digits in red and green, and reconstructions of single class capsules in the same "
-        "colours: of the true classes, of the two most active ones (the last columns: pairs that were misclassified), "
-        "and of one true and the least active class, which is not in the image."
-    )
     return Picture(image_grid(rows, 1.25), caption)
 
 

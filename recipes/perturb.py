@@ -22,8 +22,6 @@ from torchcaps_lab.report import default_sweep, evaluating, new_figure, perturb,
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SABOUR = "Sabour, Frosst & Hinton 2017, section 5.1 and figure 4"
-
 PLACED, OVERLAID = "CapsNet of the recipe affine", "CapsNet of the recipe multimnist"
 _OTHERS = get_recipe("mnist-dynamic").rows.items()
 ROWS = {
@@ -170,12 +168,7 @@ class Perturb(Recipe[PerturbSettings]):
         study.curves[row] = {test.classes[label]: one.change.tolist() for label, one in swept.items()}
         drawn = {test.classes[label]: swept[label] for label in settings.drawn if label in swept}
         figure = sweep_figure(drawn, default_sweep().tolist(), row)
-        caption = (
-            f"{row}: test images drawn from the capsule of their class while one number of its pose moves; in the "
-            "middle column the pose is unchanged. Right of each row: how much the ends differ from the middle on "
-            "average, in percent of the range from black to white."
-        )
-        study.pictures[run_name("", row).strip("-")] = Picture(figure, caption)
+        study.pictures[run_name("", row).strip("-")] = Picture(figure, self.caption.format(row=row))
         return {
             **findings(swept, settings.idle),
             ERROR: reconstruction_error(network, at_random(test, settings.tested)),

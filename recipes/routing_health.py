@@ -252,12 +252,8 @@ def as_curves(points: Mapping[int, AtSteps], trained: int) -> dict[str, Any]:
 
 def _caption(label: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
     several = any(sum(h["entropy"][0] is not None for h in curves["layers"].values()) > 1 for curves in rows.values())
-    below = " Broken lines: the layers below the class capsules, dotted the lowest." if several else ""
-    return (
-        f"Networks of {label}, tested with other numbers of routing steps than they were trained with (dots): the "
-        f"test accuracy, and the entropy of the assignment to the class capsules; 1 step is uniform "
-        f"assignment.{below}"
-    )
+    captions = StepsWorth.captions
+    return " ".join([captions["steps"].format(label=label), *([captions["lower layers"]] if several else [])])
 
 
 def steps_figure(title: str, rows: Mapping[str, Mapping[str, Any]]) -> "Figure":

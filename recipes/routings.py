@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import interleaved
-from recipes.kit.base import TEST_ERROR, Line, Picture, Recipe, Study, register_recipe
+from recipes.kit.base import TEST_ERROR, Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import TrainingOptions, option
@@ -41,16 +41,7 @@ CALIBRATION, SCALED = "expected calibration error", "the same, temperature fitte
 ENTROPY, STEP, KEPT = "entropy of the assignment", "training step", "kept for backward"
 TRAINING = "training"
 
-_KINDS: dict[str, tuple[str, bool | None]] = {
-    TEST_ERROR: ("%", False),
-    AFFINE: ("%", False),
-    CALIBRATION: ("%", False),
-    SCALED: ("%", False),
-    ENTROPY: ("", None),
-    STEP: ("ms", False),
-    KEPT: ("KiB an image", False),
-    TRAINING: ("s", False),
-}
+_KINDS: dict[str, tuple[str, bool | None]] = facts_of("routings")["measures"]
 """The measures, with their units and whether higher is better."""
 
 _OF_TRAINING = (STEP, KEPT, TRAINING)
@@ -172,7 +163,8 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
 
     def pictures(self, outcomes: Sequence[Study]) -> dict[str, Picture]:
         """All measures of all routings over all seeds, the best under affine transforms first."""
-        return {"answer": answer([outcome.figures for outcome in outcomes])}
+        seeds = f"mean and deviation of {len(outcomes)} seeds" if len(outcomes) > 1 else "one seed"
+        return {"answer": answer([outcome.figures for outcome in outcomes], self.caption.format(seeds=seeds))}
 
 
 def _step(network: torch.nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
@@ -185,7 +177,7 @@ def _step(network: torch.nn.Module, images: Tensor, labels: Tensor) -> Callable[
     return step
 
 
-def answer(figures: Sequence[Mapping[tuple[str, str], float]]) -> Picture:
+def answer(figures: Sequence[Mapping[tuple[str, str], float]], caption: str) -> Picture:
     """A panel for each measure, with a dot for each routing, the mean over the seeds, and a line, the deviation."""
     found = {row: [one[row, AFFINE] for one in figures if (row, AFFINE) in one] for row in ROWS}
     rows = sorted((row for row, values in found.items() if values), key=lambda row: mean(found[row]))
@@ -193,10 +185,4 @@ def answer(figures: Sequence[Mapping[tuple[str, str], float]]) -> Picture:
     for measure in (AFFINE, TEST_ERROR, CALIBRATION, ENTROPY, STEP, KEPT):
         label, keys = ", ".join(filter(None, (measure, _KINDS[measure][0]))), [(row, measure) for row in rows]
         panels.append(Dots.over(label, figures, keys)._replace(log=measure != ENTROPY))
-    seeds = f"mean and deviation of {len(figures)} seeds" if len(figures) > 1 else "one seed"
-    caption = (
-        f"Every routing in one small network, trained alike ({seeds}), the most robust to affine transforms first. "
-        "Further to the left is better, except for the entropy, where 0 is a hard assignment and 1 a uniform one. All "
-        "axes but that of the entropy are logarithmic."
-    )
     return Picture(dot_panels(rows, panels), caption)

@@ -11,11 +11,11 @@ from zipfile import ZipFile
 
 import torch
 
-from recipes.kit.base import Key, Picture, Recipe, Study, lines_of, register_recipe
+from recipes.kit.base import Key, Picture, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.measures import half_interval
-from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, option
+from recipes.kit.options import TrainingOptions, option
 from torchcaps_lab.data import Series, SeriesSet
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.listed import Listed
@@ -29,24 +29,14 @@ if TYPE_CHECKING:
 CAPSULES, CNN, ROCKET = "capsules", "CNN of equal size", "MiniRocket"
 VOWELS, WATCH, DIGITS = "JapaneseVowels", "watch", "spoken digits"
 ACCURACY, DIFFERENCE = "test accuracy", "accuracy above that of the CNN"
-NETWORKS: dict[str, dict[str, Any]] = {
-    CAPSULES: {"model": "series_capsnet", "loss": MARGIN},
-    CNN: {"model": "series_cnn", "loss": ENTROPY},
-}
+FACTS = facts_of("series")
+NETWORKS: dict[str, dict[str, Any]] = FACTS["heads"]
 DATA = {VOWELS: "JapaneseVowels", WATCH: "Watch", DIGITS: "SpokenDigits"}
-GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    VOWELS: ((), ()),
-    WATCH: (("1", "2", "3", "4"), ("5", "6", "7", "8", "9", "10")),
-    DIGITS: (("george", "jackson", "lucas"), ("nicolas", "theo", "yweweler")),
-}
+GROUPS: dict[str, tuple[list[str], list[str]]] = FACTS["groups"]
 """Whom settings were chosen on, and who is tested: a third of these with each seed, never seen by its networks."""
 
 ROWS = {f"{data}: {network}": (data, network) for data in DATA for network in NETWORKS}
 KEYS = [(f"{data}: {network}", ACCURACY) for data in DATA for network in (*NETWORKS, ROCKET)]
-_MOMENTS = (
-    "Test series of the spoken digits as log-mel frames, and below each the colour of the class for which a "
-    "moment spoke most: whose pose its votes made longer, the stronger the more."
-)
 PAIRS = [(f"{data}: {CAPSULES}", DIFFERENCE) for data in DATA]
 
 
@@ -149,7 +139,7 @@ class SeriesRecipe(Recipe[SeriesSettings]):
                 data = divided(option(DATA[name]), name, study.lab.seed)
                 study.note(f"{name}: {ROCKET}", {ACCURACY: rocket(data, study.lab.seed)})
         trained = study.trained[f"{DIGITS}: {CAPSULES}"]
-        study.pictures["moments"] = Picture(moments(trained), _MOMENTS)
+        study.pictures["moments"] = Picture(moments(trained), self.captions["moments"])
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """The accuracies over all seeds, and series of the first."""

@@ -32,12 +32,7 @@ ACCURACY, MARGIN, VIEW = "test accuracy", "half of its 95 % interval over the fo
 PUBLISHED = {(row, ACCURACY): tuple(figure) for row, figure in FACTS["published"].items()}
 POINTS = 64
 SHAPES = ("sphere", "box", "cylinder", "cone", "torus", "capsule", "ring")
-VIEWS: dict[str, dict[str, Any]] = {
-    "as in training": {},
-    "tilted further, 30 to 60 degrees": {"tilt": (30.0, 60.0)},
-    "a quarter of the points": {"points": POINTS // 4},
-    "a tenth of the points astray": {"astray": 0.1},
-}
+VIEWS: dict[str, dict[str, Any]] = FACTS["views"]
 """How the test shapes are shown: where they differ from those of training."""
 
 

@@ -24,10 +24,8 @@ from torchcaps_lab.data.handwriting import read_handwriting
 from torchcaps_lab.report import new_figure, reconstruction_error, told_apart
 
 TWIN = "CNN with a decoder for each class"
-PACKED = {
-    "CapsNet of the package": ("mnist/capsnet_small", 0.1),
-    "Efficient-CapsNet of the package": ("mnist/efficient_capsnet", 0.02),
-}
+FACTS = facts_of("strangers")
+PACKED: dict[str, tuple[str, float]] = FACTS["packed"]
 """Networks that are not trained here, with the share of the training images that were put aside for validation."""
 
 OTHER, NOISE, LETTERS, TURNED = "other data", "uniform noise", "letters", "digits upside down"
@@ -160,7 +158,7 @@ class Strangers(Recipe[StrangersSettings]):
     lines: ClassVar = tuple(
         Line(row, measure, unit="" if measure in PLAIN else "%", higher_is_better=BETTER.get(measure, False))
         for measure in MEASURES
-        for row in facts_of("strangers")["rows"]
+        for row in FACTS["rows"]
     )
     settings: ClassVar = StrangersSettings
 
@@ -219,7 +217,8 @@ class Strangers(Recipe[StrangersSettings]):
         }
         if row != TWIN and "images" not in study.pictures:
             shown = {"known": test.images.float() / 255, **strangers, **attacked}
-            study.pictures["images"] = _images(row, classifier, shown, limit)
+            caption = self.captions["images"].format(row=row, limit=limit)
+            study.pictures["images"] = _images(classifier, shown, limit, caption)
         return figures
 
     def _attacked(self, study: Study, row: str, test: ImageSet) -> tuple[Sample, dict[str, Tensor]]:
@@ -258,7 +257,7 @@ def rank_correlation(one: Tensor, other: Tensor) -> float:
     return float(spearmanr(one.numpy(), other.numpy()).statistic)
 
 
-def _images(row: str, classifier: Classifier, kinds: Mapping[str, Tensor], limit: float) -> Picture:
+def _images(classifier: Classifier, kinds: Mapping[str, Tensor], limit: float, caption: str) -> Picture:
     """An image of each kind, what the winning class draws, and the difference."""
     cells: dict[str, list[Cell]] = {"image": [], "reconstruction": [], "difference": []}
     for kind, images in kinds.items():
@@ -270,8 +269,4 @@ def _images(row: str, classifier: Classifier, kinds: Mapping[str, Tensor], limit
         said = classifier.classes[int(seen.said)]
         cells["reconstruction"].append(Cell(drawn[0, 0], f"as a {said}"))
         cells["difference"].append(Cell((picture - drawn[0, 0]).abs(), f"{error:.2f}: {told}", colour))
-    caption = (
-        f"The first image of each kind, what the {row} draws of its most active class, and how far the two are apart: "
-        f"the error relative to the energy of the image, none of these above {limit:.2f}."
-    )
     return Picture(image_grid(cells, 1.3), caption)

@@ -154,7 +154,8 @@ class Transfer(Recipe[TransferSettings]):
             study.curves["read-out"] = dict(zip(MOVED, readout.explained.tolist(), strict=True))
         if row == BOTH:
             study.note(AGAIN, given.judged(restyled(network, content, content, given.wanted, None), content.labels))
-        study.pictures[TOLD[row].replace("_", "-")] = _picture(network, test, row, readout)
+        caption = self.caption.format(row=f"{row[0].upper()}{row[1:]}")
+        study.pictures[TOLD[row].replace("_", "-")] = _picture(network, test, row, readout, caption)
         return given.judged(restyled(network, content, style, given.wanted, readout), content.labels)
 
 
@@ -200,7 +201,7 @@ def restyled(
     return transfer(network, classes, others, content.seen.to(device), style.seen.to(device))[:, -1].cpu()
 
 
-def _picture(network: CapsuleClassifier, test: Posed, row: str, readout: Readout | None) -> Picture:
+def _picture(network: CapsuleClassifier, test: Posed, row: str, readout: Readout | None, caption: str) -> Picture:
     """The first image of each class (down) with the poses of others (across)."""
     classes = test.labels.unique().tolist()
     contents = test.at(torch.tensor([int((test.labels == label).nonzero()[0]) for label in classes]))
@@ -212,8 +213,4 @@ def _picture(network: CapsuleClassifier, test: Posed, row: str, readout: Readout
         content = contents.at(torch.full((len(classes),), place))
         drawn = restyled(network, content, styles, wanted, readout)
         grid.append(torch.cat([content.pictures[:1], drawn]))
-    caption = (
-        f"{row[0].upper()}{row[1:]}. Test images: contents in the first column, styles in the first row, and each "
-        "content drawn with the pose of each style."
-    )
     return Picture(transfer_grid(torch.stack(grid)[:, :, :1], row), caption)

@@ -15,8 +15,6 @@ from recipes.kit.measures import activations_of, all_found, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps_lab.data.made import LAYOUTS, Scenes, arrange
 
-SU_A, SU_B = "Su 2018a, kexue.fm 4819", "Su 2018b, kexue.fm 5112"
-
 
 def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> float:
     """The share of images, in percent, whose most active classes are exactly those present.
@@ -32,18 +30,14 @@ def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> flo
 TWIN, DYNAMIC = "convolutional twin, pooled", "dynamic, accumulating, 3 steps"
 KMEANS, VARIANT = "inner-product K-Means, 3 steps", "variant of K-Means"
 
-ROWS: dict[str, dict[str, Any]] = facts_of("two-digits")["rows"]
+FACTS = facts_of("two-digits")
+ROWS: dict[str, dict[str, Any]] = FACTS["rows"]
 
 SINGLE, MOST_ACTIVE, ALSO_SURE = "single digit, accuracy", "{}, the most active", "{}, and above 0.5"
 """Measures; the last two, for each layout: the most active classes are the digits, and all of these are above 0.5."""
 
-PAIRS = ABOVE, BESIDE = "one above the other", "side by side"
-PUBLISHED: dict[tuple[str, str], tuple[float, str]] = {
-    (TWIN, MOST_ACTIVE.format(ABOVE)): (40, f"about, {SU_A}"),
-    (TWIN, ALSO_SURE.format(ABOVE)): (10, f"about, {SU_A}"),
-    (DYNAMIC, MOST_ACTIVE.format(ABOVE)): (91, f"about, {SU_B}"),
-    (KMEANS, MOST_ACTIVE.format(ABOVE)): (95, f"over, {SU_B}"),
-}
+PAIRS = "one above the other", "side by side"
+PUBLISHED = {(row, one): tuple(figure) for row, own in FACTS["published"].items() for one, figure in own.items()}
 TESTED = {row: tuple(LAYOUTS if row in (TWIN, DYNAMIC, KMEANS) else PAIRS) for row in ROWS}
 """The layouts that each row is tested on: all for the networks that the source compares."""
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recipes.kit.base import Key, Picture, Recipe, Study, lines_of, register_recipe
+from recipes.kit.base import Key, Picture, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
-from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions
+from recipes.kit.options import TrainingOptions
 from torchcaps.models import TextClassifier
 from torchcaps_lab.data import TextSet, joined
 from torchcaps_lab.report.canvas import colour_of, new_figure
@@ -24,14 +24,7 @@ KIM = "Kim 2014, CNN-rand, recalled"
 CNN, SOFTMAX = "CNN, a sigmoid for each class", "CNN, softmax"
 CAPSULES, CAPSULES_B, ENCODER = "capsules, form A", "capsules, form B", "routing encoder"
 POOLED = "capsules of maxima"
-NETWORKS: dict[str, dict[str, Any]] = {
-    CNN: {"model": "text_cnn", "loss": MARGIN},
-    SOFTMAX: {"model": "text_cnn", "loss": ENTROPY, "model_args": {"output": "softmax"}},
-    CAPSULES: {"model": "text_capsnet", "loss": MARGIN},
-    CAPSULES_B: {"model": "text_capsnet_b", "loss": MARGIN},
-    ENCODER: {"model": "text_encoder", "loss": MARGIN},
-    POOLED: {"model": "text_pooled", "loss": MARGIN},
-}
+NETWORKS: dict[str, dict[str, Any]] = facts_of("words")["heads"]
 ROWS = {f"TREC: {network}": network for network in NETWORKS}
 
 ACCURACY = "test accuracy"
@@ -104,10 +97,7 @@ class WordsRecipe(Recipe[WordsSettings]):
         """Some of the joined questions in colour."""
         for row in study.trained:
             if ROWS[row] in (CAPSULES, ENCODER, POOLED):
-                caption = (
-                    f"Joined test questions ({ROWS[row]}): each word has the colour of the class to which routing "
-                    "assigned the capsules that saw it, the stronger the more they contributed."
-                )
+                caption = self.captions["colours"].format(network=ROWS[row])
                 name = "-".join(["colours", *ROWS[row].lower().replace(",", "").split()])
                 study.pictures[name] = Picture(_coloured(study.trained[row], given), caption)
 

@@ -149,6 +149,7 @@ class Recipe(Generic[Settings]):
         experiment: start of the names of the runs; default: the name.
         heading: of the bars of the test errors; default: the title.
         caption: of these bars.
+        captions: of other pictures, by name; what depends on the results is filled in with :meth:`str.format`.
 
     Example:
         >>> from recipes import Recipe, get_recipe
@@ -172,6 +173,7 @@ class Recipe(Generic[Settings]):
     experiment: ClassVar[str] = ""
     heading: ClassVar[str] = ""
     caption: ClassVar[str] = ""
+    captions: ClassVar[Mapping[str, str]] = {}
 
     def options(self, settings: Settings, row: str) -> dict[str, Any]:
         """Options of ``torchcaps train`` for a row: those of the preset, with what the row changes."""
@@ -279,7 +281,7 @@ def register_recipe(recipe: AnyRecipe) -> AnyRecipe:
     facts = facts_of(recipe.name)
     if not hasattr(recipe, "presets"):
         recipe.presets = {preset: recipe.settings(**facts[preset]) for preset in PRESETS if preset in facts}
-    for fact in ("title", "source", "rows", "lines", "notes", "experiment", "heading", "caption"):
+    for fact in ("title", "source", "rows", "lines", "notes", "experiment", "heading", "caption", "captions"):
         if fact in facts and fact not in vars(recipe):
             setattr(recipe, fact, facts[fact])
     if set(recipe.presets) != set(PRESETS):
