@@ -205,7 +205,7 @@ def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
         axes.grid(alpha=0.3)
         if first is None:
             axes.set_yticks(range(len(rows)), rows, fontsize=9)
-            axes.invert_yaxis()
+            axes.set_ylim(len(rows) - 0.5, -0.5)
             first = axes
         else:
             axes.tick_params(axis="y", labelleft=False)
