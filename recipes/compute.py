@@ -49,8 +49,9 @@ class ComputeRecipe(Recipe[TrainingOptions]):
 
     name: ClassVar = "compute"
     rows: ClassVar = {row: {**CURVES[curve]["options"], "epochs": count} for row, (curve, count) in EPOCHS.items()}
-    lines: ClassVar = lines_of([(row, measure) for row in rows for measure in (TEST_ERROR,)], {}) + lines_of(
-        [(row, MINUTES) for row in rows], {}, unit="", higher_is_better=None
+    lines: ClassVar = (
+        *lines_of([(row, TEST_ERROR) for row in rows], {}),
+        *lines_of([(row, MINUTES) for row in rows], {}, unit="", higher_is_better=None),
     )
     settings: ClassVar = TrainingOptions
     grows: ClassVar = True
