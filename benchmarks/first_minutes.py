@@ -49,10 +49,11 @@ def seconds(wait: Wait, root: Path, folder: Path) -> float:
     """
     new = ("--run", f"run-{time.monotonic_ns()}") if wait.until is not None else ()
     path = os.pathsep.join([str(root), str(root / "lab")])
-    compiled = {"PYTHONDONTWRITEBYTECODE": ""}  # as on a user's machine: the first round compiles, the others do not
+    # Python keeps what it compiled, as on a user's machine: the first round compiles, the others do not.
+    given = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": path}
     with subprocess.Popen(
         [sys.executable, "-m", "torchcaps_lab", *wait.words, *new],
-        cwd=folder, env={**os.environ, **compiled, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=folder, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
         lines = []
         while line := process.stdout.readline():  # type: ignore[union-attr]
