@@ -80,8 +80,6 @@ class ComputeRecipe(Recipe[TrainingOptions]):
             reached = [epochs[0], min(law.epochs_to(aim), _FAR)]
             axes.loglog(reached, [law.at_one * one**law.exponent for one in reached], "--", color="C0")
             axes.axhline(aim, color="0.5", linewidth=1)
-            if "long" in CURVES[curve]:
-                axes.loglog(*CURVES[curve]["long"], "o", color="C0", fillstyle="none")
             for axis in (axes.xaxis, axes.yaxis):
                 plain_ticks(axis)
             axes.set_title(curve, fontsize=9)
