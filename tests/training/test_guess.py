@@ -130,12 +130,6 @@ def test_few_texts_make_many_steps_too(photos):
         assert guess("reviews.csv").options["batch_size"] == batch
 
 
-def test_few_steps_are_not_averaged(photos):
-    """Two steps an epoch: those of 100 epochs are just enough."""
-    assert "trainer" not in guess(photos, {"epochs": Typed("99", 99)}).options
-    assert guess(photos, {"epochs": 100}).options["trainer"] == {"average": 0.98}
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

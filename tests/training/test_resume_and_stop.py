@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
 
 import torchcaps as tc
 from tests.runs import CPU, FEW, TRAIN, learner, summary
@@ -23,6 +24,7 @@ from torchcaps_lab.training.checkpoints import newest_checkpoint
 from torchcaps_lab.training.diverged import first_not_finite
 from torchcaps_lab.training.fingerprint import differences
 from torchcaps_lab.training.fitting import Fitting, rehearse
+from torchcaps_lab.training.options import moving_average
 
 
 def trained(folder: Path, images: ImageSet = FEW, caller: Caller | None = None, **schedule: object) -> list[dict]:
@@ -172,19 +174,27 @@ class TestOptions:
             ({}, None),
             ({"max_steps": 3}, "max_steps 3 ends the training in the middle of epoch 1, which has 4 steps"),
             ({"max_steps": 4}, None),
-            ({"average": 0.9}, "trainer.average 0.9 reaches back about 10 steps, the training has 8: the tested "
-             "weights are still 48% those after the first step"),
-            ({"average": 0.5}, None),
         ],
         ids=str,
     )  # fmt: skip
     def test_what_makes_a_training_short_is_noted(
         self, options: dict[str, float], note: str | None, tmp_path: Path
     ) -> None:
-        average, extra = options.get("average"), {name: one for name, one in options.items() if name != "average"}
-        trainer = TrainerOptions(accelerator="cpu", average=average, extra=extra)
+        trainer = TrainerOptions(accelerator="cpu", extra=options)
         fitting = Fitting(learner(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), trainer)
         assert fitting.notes() == ([] if note is None else [note])
+
+    def test_an_average_forgets_where_it_began(self) -> None:
+        """Running variances begin at 1, however small those of the features are."""
+        norm = torch.nn.BatchNorm1d(3)
+        averaged = AveragedModel(norm, avg_fn=moving_average(0.99), use_buffers=True)
+        averaged.update_parameters(norm)
+        torch.nn.init.constant_(norm.running_var, 1e-3)
+        for _ in range(60):
+            averaged.update_parameters(norm)
+        torch.testing.assert_close(averaged.module.running_var, norm.running_var, rtol=1e-3, atol=0)
+        value = torch.tensor(2.0)
+        assert moving_average(0.99)(torch.tensor(1.0), value, torch.tensor(2000)).item() == pytest.approx(1.01)
 
     def test_without_test_images_nothing_is_tested(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         for number in range(8):

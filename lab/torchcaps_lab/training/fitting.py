@@ -34,9 +34,6 @@ from torchcaps_lab.training.loaders import Loaders, train_loader
 from torchcaps_lab.training.options import Caller, Schedule, TrainerOptions
 from torchcaps_lab.training.progress import Progress
 
-OLD_WEIGHTS = 0.01
-"""Share of the first weights in averaged ones above which a note says so."""
-
 
 def fit(
     learner: Learner,
@@ -170,11 +167,6 @@ class Fitting:
             notes.append(
                 f"max_steps {steps} ends the training in the middle of epoch {epoch}, which has {self.epoch_steps} "
                 "steps"
-            )
-        if (average := self.options.average) is not None and (share := average ** max(steps - 1, 0)) > OLD_WEIGHTS:
-            notes.append(
-                f"trainer.average {average} reaches back about {1 / (1 - average):,.0f} steps, the training "
-                f"has {steps:,}: the tested weights are still {share:.0%} those after the first step"
             )
         return notes
 

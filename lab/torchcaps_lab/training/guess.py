@@ -38,9 +38,6 @@ SCRATCH: dict[str, Any] = {
 }
 """How a network learns photos from nothing. Chosen on photos that were neither trained nor tested on, as the next."""
 
-LEAST_AVERAGED = 200
-"""Steps of a training with an average of the weights: after fewer, initial ones count more than 2 % in it."""
-
 PRETRAINED: dict[str, Any] = {
     "data": {"size": 144},
     "preprocess": {"flip": True},
@@ -222,9 +219,6 @@ def _of_photos(train: int, given: Mapping[str, Any]) -> dict[str, Any]:
     else:
         recipe, steps, least = SCRATCH, 2100, 6
     batch = min(batch_size_for(train * STEPS // 2), PHOTO_BATCH)  # half the images where there are few
-    asked = _as_read({"epochs": given.get("epochs")})["epochs"]
-    if isinstance(asked, int) and train // batch * asked < LEAST_AVERAGED:  # it would hold the initial weights
-        recipe = {name: value for name, value in recipe.items() if name != "trainer"}
     epochs = epochs_for(train // batch, steps, (least, 150))
     return {"model": ON_BACKBONE[0], **recipe, "batch_size": batch, "epochs": epochs}
 

@@ -290,8 +290,9 @@ class TrainerOptions:
         deterministic: use deterministic algorithms only.
         gradient_clip_val: clip the gradients to this norm; None does not clip.
         sync_batchnorm: batch normalisation over all processes.
-        average: keep an exponential moving average of the weights (and of running statistics) with this decay in each
-            step, such as 0.999; the average is validated, tested and saved. None keeps none.
+        average: keep an exponential moving average of the weights and of running statistics, with this decay in each
+            step, such as 0.999, and less in the first ones, :func:`moving_average`; the average is validated, tested
+            and saved. None keeps none.
         extra: other arguments of the Trainer.
 
     Raises:
@@ -334,9 +335,9 @@ class TrainerOptions:
         """Callbacks that the options need: the averaging of the weights."""
         if self.average is None:
             return []
-        from lightning.pytorch.callbacks import EMAWeightAveraging
+        from lightning.pytorch.callbacks import WeightAveraging
 
-        return [EMAWeightAveraging(decay=self.average)]
+        return [WeightAveraging(avg_fn=moving_average(self.average))]
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for the Trainer. On a CPU, the default is one device."""
@@ -344,6 +345,25 @@ class TrainerOptions:
         if self.devices == "auto" and self.accelerator == "cpu":
             named["devices"] = 1
         return {**named, **self.extra}
+
+
+def moving_average(decay: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    r"""An exponential moving average that soon forgets where it began.
+
+    .. math:: m_n = d_n m_{n-1} + (1 - d_n) x_n, \qquad d_n = \min\big(d, \tfrac{1 + n}{10 + n}\big)
+
+    With d alone, running variances would keep a share :math:`d^n` of their first value, 1, which may be larger than
+    all that comes after it.
+
+    Args:
+        decay: d, between 0 and 1.
+
+    Returns:
+        A function of the average so far, the new value and n, as :class:`torch.optim.swa_utils.AveragedModel` takes.
+
+    Source: ``tf.train.ExponentialMovingAverage`` of TensorFlow, with its ``num_updates``.
+    """
+    return lambda average, new, n: average + (new - average) * (9 / (10 + n)).clamp_min(1 - decay)
 
 
 @dataclass(kw_only=True)
