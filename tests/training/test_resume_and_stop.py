@@ -169,20 +169,12 @@ class TestOptions:
         assert trainer.optimizers[0].param_groups[0]["lr"] < 1e-3
 
     @pytest.mark.parametrize(
-        ("options", "note"),
-        [
-            ({}, None),
-            ({"max_steps": 3}, "max_steps 3 ends the training in the middle of epoch 1, which has 4 steps"),
-            ({"max_steps": 4}, None),
-        ],
-        ids=str,
-    )  # fmt: skip
-    def test_what_makes_a_training_short_is_noted(
-        self, options: dict[str, float], note: str | None, tmp_path: Path
-    ) -> None:
-        trainer = TrainerOptions(accelerator="cpu", extra=options)
-        fitting = Fitting(learner(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), trainer)
-        assert fitting.notes() == ([] if note is None else [note])
+        ("steps", "notes"),
+        [(3, ["max_steps 3 ends the training in the middle of epoch 1, which has 4"]), (4, [])],
+    )
+    def test_a_training_that_ends_inside_an_epoch_is_noted(self, steps: int, notes: list[str], tmp_path: Path) -> None:
+        trainer = TrainerOptions(accelerator="cpu", extra={"max_steps": steps})
+        assert Fitting(learner(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), trainer).notes() == notes
 
     def test_an_average_forgets_where_it_began(self) -> None:
         """Running variances begin at 1, however small those of the features are."""
@@ -193,8 +185,7 @@ class TestOptions:
         for _ in range(60):
             averaged.update_parameters(norm)
         torch.testing.assert_close(averaged.module.running_var, norm.running_var, rtol=1e-3, atol=0)
-        value = torch.tensor(2.0)
-        assert moving_average(0.99)(torch.tensor(1.0), value, torch.tensor(2000)).item() == pytest.approx(1.01)
+        assert moving_average(0.99)(*torch.tensor([1.0, 2.0, 2000.0])) == pytest.approx(1.01)
 
     def test_without_test_images_nothing_is_tested(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         for number in range(8):

@@ -161,14 +161,10 @@ class Fitting:
 
     def notes(self) -> list[str]:
         """What people should know before they wait for the training."""
-        notes, steps = [], self.steps
-        if self.epoch_steps and steps % self.epoch_steps:
-            epoch = steps // self.epoch_steps + 1
-            notes.append(
-                f"max_steps {steps} ends the training in the middle of epoch {epoch}, which has {self.epoch_steps} "
-                "steps"
-            )
-        return notes
+        steps, each = self.steps, self.epoch_steps
+        if not each or steps % each == 0:
+            return []
+        return [f"max_steps {steps} ends the training in the middle of epoch {steps // each + 1}, which has {each}"]
 
     def run(self, begin: Callable[[], None] | None = None) -> tuple[L.Trainer, list[dict[str, float]]]:
         """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`.
