@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from recipes.kit.base import Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import in_package
-from recipes.kit.measures import by_groups, percent
+from recipes.kit.measures import by_groups, half_interval, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
@@ -268,3 +269,11 @@ class FilmInterests(Recipe[TrainingOptions]):
         study.curves[row] = by_groups({HIT: ~hit})
         gain = hit / (rank + 2).double().log2()
         return {HIT: percent(hit), GAIN: percent(gain)}
+
+    def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
+        """Means over the seeds, and how far each row is above mean pooling."""
+        figures = [one.figures for one in studies]
+        rows = [row for row in HEADS if any((row, HIT) in one for one in figures)]
+        means = Dots.over(f"{HIT}, %", figures, [(row, HIT) for row in rows], half_interval)
+        above = Dots.above("mean pooling", figures, rows, HIT)
+        return {"hits": Picture(dot_panels(rows, [means, above]), self.caption)}

@@ -1,7 +1,6 @@
 """A class for each pixel: capsules with locally constrained routing against U-Nets, on sections of neural tissue."""
 
 from collections.abc import Mapping, Sequence
-from statistics import mean
 from typing import Any, ClassVar
 
 from recipes.kit.base import Picture, Recipe, Study, lines_of, register_recipe
@@ -50,14 +49,7 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Means over the folds, and how far each network is above the U-Nets on the same folds."""
         rows = [row for row in ROWS if any((row, IOU) in one.figures for one in studies)]
-        means = Dots.over(f"{IOU}, %", [one.figures for one in studies], [(row, IOU) for row in rows], half_interval)
-        above = [_above(studies, rows, unet) for unet in (UNET, LARGE) if unet in rows]
+        figures = [one.figures for one in studies]
+        means = Dots.over(f"{IOU}, %", figures, [(row, IOU) for row in rows], half_interval)
+        above = [Dots.above(unet, figures, rows, IOU) for unet in (UNET, LARGE) if unet in rows]
         return {"iou": Picture(dot_panels(rows, [means, *above]), self.caption)}
-
-
-def _above(studies: Sequence[Study], rows: Sequence[str], unet: str) -> Dots:
-    """Points of IoU above those of a U-Net on the folds that both have, with 95 % of Student's t."""
-    known = [one.figures for one in studies if (unet, IOU) in one.figures]
-    points = [[one[row, IOU] - one[unet, IOU] for one in known if (row, IOU) in one] for row in rows]
-    means = [mean(one) if one and row != unet else None for row, one in zip(rows, points, strict=True)]
-    return Dots(f"points more than\n{unet}", means, [half_interval(one) for one in points])

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recipes.kit.measures import deviation
+from recipes.kit.measures import deviation, half_interval
 from torchcaps_lab.report.canvas import new_figure, shorten
 
 if TYPE_CHECKING:
@@ -177,6 +177,16 @@ class Dots(NamedTuple):
         """Means and spreads over the seeds, given the figures of each, of a row and measure for each dot."""
         values = [[one[key] for one in figures if key in one] for key in keys]
         return cls(label, [mean(one) if one else None for one in values], list(map(spread, values)))
+
+    @classmethod
+    def above(
+        cls, other: str, figures: Sequence[Mapping[tuple[str, str], float]], rows: Sequence[str], measure: str
+    ) -> "Dots":
+        """How far the rows are above another one with the same seeds, with 95 % of Student's t over these."""
+        known = [one for one in figures if (other, measure) in one]
+        points = [[one[row, measure] - one[other, measure] for one in known if (row, measure) in one] for row in rows]
+        means = [mean(one) if one and row != other else None for row, one in zip(rows, points, strict=True)]
+        return cls(f"points more than\n{other}", means, list(map(half_interval, points)))
 
 
 def plain_ticks(axis: "Axis") -> None:

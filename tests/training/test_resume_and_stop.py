@@ -170,7 +170,7 @@ class TestOptions:
 
     @pytest.mark.parametrize(
         ("steps", "notes"),
-        [(3, ["max_steps 3 ends the training in the middle of epoch 1, which has 4"]), (4, [])],
+        [(3, ["max_steps 3 ends the training in the middle of epoch 1, of 4 steps"]), (4, [])],
     )
     def test_a_training_that_ends_inside_an_epoch_is_noted(self, steps: int, notes: list[str], tmp_path: Path) -> None:
         trainer = TrainerOptions(accelerator="cpu", extra={"max_steps": steps})

@@ -164,7 +164,7 @@ class Fitting:
         steps, each = self.steps, self.epoch_steps
         if not each or steps % each == 0:
             return []
-        return [f"max_steps {steps} ends the training in the middle of epoch {steps // each + 1}, which has {each}"]
+        return [f"max_steps {steps} ends the training in the middle of epoch {steps // each + 1}, of {each} steps"]
 
     def run(self, begin: Callable[[], None] | None = None) -> tuple[L.Trainer, list[dict[str, float]]]:
         """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`.
