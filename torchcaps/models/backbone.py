@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
-from torchcaps.layers.linear import Transforms
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.installed import IMAGENET_PIXELS, imagenet_weights, import_timm
 from torchcaps.models.network import WEIGHTS_FILE, network_folder
@@ -259,7 +258,6 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         types: types of primary capsules.
         primary_dim: dimension of their poses.
         pose_dim: dimension of the class capsules' poses.
-        transforms: of the class capsules: ``full``, ``shared`` or ``factored``.
         routing: any routing; default: dynamic routing in 3 steps.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder.
         decoder_input: what the decoder is told of the class that it draws: ``masked``, ``pose`` or ``pose_and_class``,
@@ -282,7 +280,6 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
     types: Size = 16
     primary_dim: Size = 8
     pose_dim: Size = 16
-    transforms: Transforms = "full"
     routing: InitVar[Routing | None] = None
     decoder_hidden: AnySizes | None = None
     decoder_input: DecoderInput = "masked"
@@ -296,7 +293,6 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
             self.classes,
             self.primary_dim,
             self.pose_dim,
-            transforms=self.transforms,
             routing=routing or DynamicRouting(),
         )
         self.decoder = self._told_decoder(FullyConnectedDecoder, self.decoder_hidden)
