@@ -17,6 +17,7 @@ _FAR = 1e4
 """Epochs that a picture shows at most."""
 
 EPOCHS = {f"{curve}, epochs: {count}": (curve, count) for curve, one in CURVES.items() for count in one["epochs"]}
+PUBLISHED = {(row, TEST_ERROR): tuple(CURVES[curve]["published"]) for row, (curve, _) in EPOCHS.items()}
 
 
 class Law(NamedTuple):
@@ -50,7 +51,7 @@ class ComputeRecipe(Recipe[TrainingOptions]):
     name: ClassVar = "compute"
     rows: ClassVar = {row: {**CURVES[curve]["options"], "epochs": count} for row, (curve, count) in EPOCHS.items()}
     lines: ClassVar = (
-        *lines_of([(row, TEST_ERROR) for row in rows], {}),
+        *lines_of([(row, TEST_ERROR) for row in rows], PUBLISHED),
         *lines_of([(row, MINUTES) for row in rows], {}, unit="", higher_is_better=None),
     )
     settings: ClassVar = TrainingOptions
