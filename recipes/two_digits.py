@@ -1,8 +1,9 @@
 """Trained on one digit at a time, tested on several side by side (Su Jianlin 2018)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +30,8 @@ def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> flo
 
 TWIN, DYNAMIC = "convolutional twin, pooled", "dynamic, accumulating, 3 steps"
 KMEANS, VARIANT = "inner-product K-Means, 3 steps", "variant of K-Means"
+COMPARED = TWIN, DYNAMIC, KMEANS
+"""The networks that the source compares: they are tested on all layouts."""
 
 FACTS = facts_of("two-digits")
 ROWS: dict[str, dict[str, Any]] = FACTS["rows"]
@@ -38,8 +41,7 @@ SINGLE, MOST_ACTIVE, ALSO_SURE = "single digit, accuracy", "{}, the most active"
 
 PAIRS = "one above the other", "side by side"
 PUBLISHED = {(row, one): tuple(figure) for row, own in FACTS["published"].items() for one, figure in own.items()}
-TESTED = {row: tuple(LAYOUTS if row in (TWIN, DYNAMIC, KMEANS) else PAIRS) for row in ROWS}
-"""The layouts that each row is tested on: all for the networks that the source compares."""
+TESTED = {row: tuple(LAYOUTS if row in COMPARED else PAIRS) for row in ROWS}
 
 
 def measures(layout: str) -> dict[str, float]:
@@ -71,6 +73,7 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
         higher_is_better=True,
     )
     settings: ClassVar = TwoDigitsSettings
+    grows: ClassVar = True
 
     def begin(self, study: Study) -> Mapping[str, Scenes]:
         """Test digits in every layout, the same for all networks."""
@@ -88,9 +91,15 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
         return found
 
     def finish(self, study: Study, given: Mapping[str, Scenes]) -> None:
-        """Bars of the set accuracy over the layouts, with an example of each above them."""
-        rows = [row for row in study.trained if TESTED[row] == tuple(LAYOUTS)]
-        bars = {row: [study.figures[row, MOST_ACTIVE.format(name)] for name in LAYOUTS] for row in rows}
-        examples = {name: scenes.images[0].amax(0) for name, scenes in given.items()}
-        figure = bars_under_images(examples, bars, "all digits found, % of images")
-        study.pictures["layouts"] = Picture(figure, self.caption)
+        """The picture is of all rows that there are."""
+
+    def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
+        """Bars of the set accuracy over the layouts, mean of the seeds, with an example of each above them."""
+        rows = [row for row in COMPARED if all((row, SINGLE) in one.figures for one in studies)]
+        bars = {
+            row: [fmean(one.figures[row, MOST_ACTIVE.format(name)] for one in studies) for name in LAYOUTS]
+            for row in rows
+        }
+        test = data_of(studies[0].settings.data).test
+        examples = {name: arrange(test, layout, 1).images[0].amax(0) for name, layout in LAYOUTS.items()}
+        return {"layouts": Picture(bars_under_images(examples, bars, "all digits found, % of images"), self.caption)}

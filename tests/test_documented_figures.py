@@ -103,14 +103,11 @@ OTHERS = {
     "fashion": "CapsNet, dynamic routing, 3 steps",
     "cifar10": "CapsNet, dynamic routing, 3 steps",
 }
-RESIDUAL = "capsules on a residual network, epochs"
-LONG = (
-    "MNIST, dynamic routing, epochs: 40",
-    *(
-        f"{data}, {RESIDUAL}: {epochs}"
-        for data, epochs in (("Fashion-MNIST", 12), ("MultiMNIST", 24), ("CIFAR-10", 40))
-    ),
-)
+RESIDUAL = [
+    f"{data}, capsules on a residual network, epochs: {epochs}"
+    for data, epochs in (("Fashion-MNIST", 12), ("MultiMNIST", 24), ("CIFAR-10", 40))
+]
+LONG = "MNIST, dynamic routing, epochs: 40"
 PAPER, PAIR = "reconstruction weighted as in the paper", ("CapsNet", "CNN")
 STEPS = (
     [VARIANT.format(name) for name in ("1 step", "2 steps")] + [PLAIN] + [VARIANT.format(f"{n} steps") for n in (4, 5)]
@@ -212,10 +209,10 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             for value in of(recipe, "test error", row)
         ]),
         ("stem, MNIST, three seeds | {} % | {}, {}, {} % |", [
-            *published("compute", "test error", LONG[0]), *rows("compute")[LONG[0], "test error"]["ours"],
+            *published("compute", "test error", LONG), *rows("compute")[LONG, "test error"]["ours"],
         ]),
         ("Fashion-MNIST, MultiMNIST, CIFAR-10 | {}, {}, {} % | {}, {}, {} % |", [
-            value for one in (published, ours) for value in one("compute", "test error", *LONG[1:])
+            value for one in (published, ours) for value in one("compute", "test error", *RESIDUAL)
         ]),
         ("FGSM, epsilon {}, white box (without attack {} and {} %) | EM routing, CNN | curves | {}, {} % |", [
             0.01, *attack("no attack", CAPS, CNN), *attack("FGSM 0.01, untargeted, white box", CAPS, CNN),
