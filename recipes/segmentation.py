@@ -12,8 +12,8 @@ from recipes.kit.options import TrainingOptions
 UNET, LARGE = "U-Net of equal size", "U-Net of ten times"
 CAPSULES = {"model_args": {"class_kernel_size": 3}, "loss": {"name": "LengthCrossEntropy"}}
 ROWS: dict[str, dict[str, Any]] = {
-    "capsules, 1 step": {**CAPSULES, "routing": {"name": "DynamicRouting", "steps": 1, "squash": "half", "bias": True}},
-    "capsules, 3 steps": CAPSULES,
+    "capsules, 1 step": CAPSULES,
+    "capsules, 3 steps": {**CAPSULES, "routing": {"name": "DynamicRouting", "squash": "half", "bias": True}},
     UNET: {"model": "unet", "model_args": {"channels": [9, 18, 36, 70]}},
     LARGE: {"model": "unet", "model_args": {"channels": [28, 56, 112, 226]}},
 }

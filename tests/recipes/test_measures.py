@@ -7,6 +7,7 @@ import torch
 
 from recipes.compute import Law
 from recipes.kit.measures import by_groups, half_interval
+from recipes.two_digits import set_accuracy
 
 
 def test_half_of_the_interval_of_a_mean() -> None:
@@ -25,3 +26,19 @@ def test_a_power_law_says_when_an_error_is_reached() -> None:
     assert law.at_one == pytest.approx(8)
     assert law.epochs_to(0.5) == pytest.approx(16)
     assert Law.through([1, 2], [3.0, 3.5]).epochs_to(1.0) == math.inf
+
+
+def test_all_digits_of_an_image_are_found_or_none_counts() -> None:
+    present = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 0, 1, 1]]).bool()
+    activation = torch.tensor(
+        [
+            [0.9, 0.8, 0.1, 0.2],  # right
+            [0.3, 0.45, 0.2, 0.4],  # right, neither above 0.5
+            [0.9, 0.6, 0.55, 0.1],  # one of two
+            [0.1, 0.2, 0.6, 0.5],  # right, but the second is not above 0.5
+        ]
+    )
+    assert set_accuracy(activation, present) == 75.0
+    assert set_accuracy(activation, present, above=0.5) == 25.0
+    present[0, 2] = True  # three beside two
+    assert set_accuracy(activation, present) == 50.0

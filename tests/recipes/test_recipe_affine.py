@@ -1,13 +1,9 @@
 import pytest
-import torch
 
 from recipes.affine import ROWS, AffineRobustness
 from recipes.kit.lab import PRESETS
 from torchcaps.models import create_model
 from torchcaps_lab.training import training_options
-
-QUARTER = torch.tensor([90.0])
-
 
 job = AffineRobustness().job
 

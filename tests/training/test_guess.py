@@ -118,16 +118,19 @@ def test_a_data_set_goes_by_its_name(photos):
     assert options["run"] == str(Path("runs/digits"))
 
 
-def test_a_table_of_texts_is_data_too(photos):
-    Path("reviews.csv").write_text("text,label\ngood,yes\nbad,no\n")
-    data = {"name": "Text", "root": "reviews.csv"}
-    assert guess("reviews.csv").options == {"data": data, "batch_size": 4, "run": "runs/reviews"}
-
-
-def test_few_texts_make_many_steps_too(photos):
-    for texts, batch in ((150, 4), (1_500, 32), (15_000, 128)):
+def test_texts_are_data_too_and_few_make_many_steps(photos):
+    for texts, batch in ((2, 4), (150, 4), (1_500, 32), (15_000, 128)):
         Path("reviews.csv").write_text("text,label\n" + "good,yes\n" * texts)
-        assert guess("reviews.csv").options["batch_size"] == batch
+        data = {"name": "Text", "root": "reviews.csv"}
+        assert guess("reviews.csv").options == {"data": data, "batch_size": batch, "run": "runs/reviews"}
+
+
+def test_pictures_with_masks_have_classes_of_pixels(photos):
+    for name, new in (("cats", "images"), ("dogs", "masks")):
+        (photos / name).rename(photos / new)
+    options = guess("photos").options
+    assert options["data"] == {"name": "Masks", "root": "photos", "cut": 8, "channels": 3}
+    assert (options["loss"]["name"], options["batch_size"], options["epochs"]) == ("LengthCrossEntropy", 4, 200)
 
 
 @pytest.mark.parametrize(

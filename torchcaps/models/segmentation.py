@@ -101,7 +101,8 @@ class SegCaps(Segmenter):
         class_kernel_size: side of the window of finest capsules that the class capsules see, odd.
         decoder: widths of the convolutions that reconstruct; none for no reconstruction.
         recompute: whether a training step computes capsules again instead of keeping them: slower, less memory.
-        routing: of all layers; default: dynamic routing in 3 steps with a bias: without one, layers are odd functions.
+        routing: of all layers; default: one step of dynamic routing, which is none, with a bias: without one, layers are odd
+            functions. The paper has three steps; with more than one, this network learns less.
 
     Source: LaLonde & Bagci 2018, "Capsules for Object Segmentation" (1.4 million parameters, full poses without
     normalisation, two classes).
@@ -124,7 +125,7 @@ class SegCaps(Segmenter):
     routing: InitVar[Routing | None] = routing_of("class_caps", "That of the class capsules.")
 
     def __post_init__(self, routing: Routing | None) -> None:
-        routing, axes = routing or DynamicRouting(squash="half", bias=True), self.axes
+        routing, axes = routing or DynamicRouting(1, squash="half", bias=True), self.axes
 
         def layer(before: int, after: int, resolution: Resolution) -> LocalCaps:
             return LocalCaps(

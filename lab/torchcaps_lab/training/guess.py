@@ -49,8 +49,17 @@ PRETRAINED: dict[str, Any] = {
 }
 """How one learns that stands on a pretrained backbone, of crops of 8/9 of that size."""
 
-_TABLES = ".csv", ".tsv"
-_SERIES = ".ts", ".arff", ".wav", ".flac", ".ogg"
+MASKS: dict[str, Any] = {
+    "batch_size": 4,
+    "loss": {"name": "LengthCrossEntropy"},
+    "optimizer": {"name": "Adam", "lr": 0.01},
+    "scheduler": {"name": "OneCycleLR", "max_lr": 0.01},
+    "scheduler_interval": "step",
+}
+"""How a network learns the classes of pixels, from squares of pictures: poses are normalised over several of them."""
+
+_TABLES, _TABLES_OF_SERIES = {".csv", ".tsv"}, {".ts", ".arff"}
+_TEXTS, _SERIES = {".txt", ".label", ".pos"} | _TABLES, {".wav", ".flac", ".ogg"} | _TABLES_OF_SERIES
 
 
 class Guess(NamedTuple):
@@ -86,19 +95,18 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
         ValueError: if a file is none of texts or series, or a folder is not one of two or more classes.
     """
     path = Path(named).expanduser()
-    if path.is_file() and path.suffix.lower() not in (*_TABLES, *_SERIES[:2]):
-        raise ValueError(
-            f"{path} must be a folder, a table of texts ({' or '.join(_TABLES)}) or a file of series "
-            f"({' or '.join(_SERIES[:2])}); it is another file"
-        )
-    if _holds_series(path):
-        found = Guess({"data": {"name": "Series", "root": str(path)}}, {"data": f"Series, the series in {path}"})
-    elif path.is_file() or (path.is_dir() and _holds_texts(path)):
-        found = _of_texts(path)
-    elif path.is_dir():
-        found = _of_images(path, given or {})
-    else:
+    if path.is_file() and path.suffix.lower() not in _TABLES | _TABLES_OF_SERIES:
+        raise ValueError(f"{path} must be a folder, a table of texts (.csv or .tsv) or a file of series (.ts or .arff)")
+    if not path.exists():
         found = _by_name(str(named))
+    elif _holds(path, _SERIES):
+        found = Guess({"data": {"name": "Series", "root": str(path)}}, {"data": f"Series, the series in {path}"})
+    elif _holds(path, _TEXTS):
+        found = _of_texts(path)
+    elif (path / "images").is_dir() and (path / "masks").is_dir():
+        found = _of_masks(path)
+    else:
+        found = _of_images(path, given or {})
     run = _unused(Path("runs") / (path.stem if path.is_file() else path.resolve().name).lower())
     return Guess({**found.options, "run": run}, {**found.why, "run": run})
 
@@ -133,22 +141,14 @@ def in_source(room: Path, kind: str) -> tuple[dict[str, str], list[str]]:
     return names, classes
 
 
-def _holds_series(path: Path) -> bool:
-    """Whether a path is a file of series, or a folder with series or sounds and no images."""
+def _holds(path: Path, kinds: set[str]) -> bool:
+    """Whether a path is a file with one of these suffixes, or a folder of some and no images."""
     suffixes = {one.suffix.lower() for one in (path.rglob("*") if path.is_dir() else [path])}
-    if not suffixes & {*_SERIES}:
+    if not suffixes & kinds:
         return False
     from torchcaps_lab.data.picture import image_suffixes  # waits for torch
 
     return not suffixes & image_suffixes()
-
-
-def _holds_texts(folder: Path) -> bool:
-    """Whether there are texts in a folder, and no images."""
-    from torchcaps_lab.data.picture import image_suffixes
-
-    suffixes = {path.suffix.lower() for path in folder.rglob("*")}
-    return bool(suffixes & {".txt", ".label", ".pos", *_TABLES}) and not suffixes & image_suffixes()
 
 
 def _of_texts(path: Path) -> Guess:
@@ -171,8 +171,8 @@ def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
     of_parts = listing.parts.get("train")
     train = (images * 4 // 5 if of_parts is None else len(of_parts)) * 9 // 10  # others test and validate
     why = {"data": f"ImageFolder, {images:,} images of {len(listing.classes)} classes in {root}"}
-    looked = _looked_at([file.path for part in listing.parts.values() for file in part if isinstance(file, ImageFile)])
-    sizes, colour = {size for size, _ in looked}, any(colour for _, colour in looked)
+    files = [file.path for part in listing.parts.values() for file in part if isinstance(file, ImageFile)]
+    sizes, colour = _looked_at(files)
     size = size_for(sizes)
     side = size or min((min(one) for one in sizes), default=LARGEST_SIDE)
     photos = colour and side >= _SMALLEST_SIDE
@@ -196,6 +196,18 @@ def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
     if "frozen_epochs" in options:
         why["frozen_epochs"] = f"{options['frozen_epochs']}, of the capsules alone"
     return Guess({**options, "data": data}, why)
+
+
+def _of_masks(root: Path) -> Guess:
+    """Options for pictures with masks: squares of three quarters of the smallest side, at most 128."""
+    files = sorted((root / "images").iterdir())
+    sizes, colour = _looked_at(files)
+    cut = min(min((min(one) for one in sizes), default=0) * 3 // 4 // 8 * 8, 128) or None
+    steps = len(files) * 4 // 5 * 9 // 10 // MASKS["batch_size"]  # others test and validate
+    data = {"name": "Masks", "root": str(root), "cut": cut, "channels": 3 if colour else 1}
+    options = {**MASKS, "data": data, "epochs": epochs_for(steps, 400, (6, 200))}
+    said = {"data": f"Masks, {len(files)} pictures with masks in {root}", "data.cut": f"{cut}, squares to train on"}
+    return Guess(options, said | {name: f"{options[name]}" for name in ("batch_size", "epochs")})
 
 
 def _of_drawings(side: int, train: int) -> dict[str, Any]:
@@ -265,11 +277,11 @@ def batch_size_for(images: int) -> int:
     return min(1 << most.bit_length() - 1, LARGEST_BATCH)
 
 
-def _looked_at(files: Sequence[Path]) -> list[tuple[tuple[int, int], bool]]:
-    """Height and width of some files that can be read, and whether they have colours."""
+def _looked_at(files: Sequence[Path]) -> tuple[set[tuple[int, int]], bool]:
+    """Heights and widths of some files that can be read, and whether any has colours."""
     from torchcaps_lab.data.picture import BrokenImage, in_mode, opened
 
-    found = []
+    sizes, colour = set(), False
     for path in files[:: -(-len(files) // LOOKED_AT) or 1]:
         try:
             with opened(path) as image:
@@ -279,8 +291,9 @@ def _looked_at(files: Sequence[Path]) -> list[tuple[tuple[int, int], bool]]:
         except (BrokenImage, OSError, ValueError):
             continue  # the data set says which files cannot be read
         red, green, blue = (band.tobytes() for band in reduced.split())
-        found.append(((height, width), not red == green == blue))
-    return found
+        sizes.add((height, width))
+        colour |= not red == green == blue
+    return sizes, colour
 
 
 def _unused(folder: Path) -> str:
