@@ -54,10 +54,11 @@ def accuracy(*names: str) -> list[float]:
     return [100 * read(name)["test_accuracy"] for name in names]
 
 
-def trained(name: str, unit: float = 60) -> list[float]:
-    """Parameters, accuracy, and the time of the training in minutes."""
-    result = read(name)
-    return [result["parameters"], *accuracy(name), result["training_seconds"] / unit]
+def trained(*names: str) -> list[float]:
+    """Parameters, accuracies, and minutes of training."""
+    results = [read(name) for name in names]
+    times = [one["training_seconds"] / 60 for one in results]
+    return [*(one["parameters"] for one in results), *accuracy(*names), *times]
 
 
 def timed(case: str, backend: str) -> dict[str, Any]:
@@ -102,6 +103,7 @@ OTHERS = {
     "fashion": "CapsNet, dynamic routing, 3 steps",
     "cifar10": "CapsNet, dynamic routing, 3 steps",
 }
+LONG = "MNIST, dynamic routing, epochs: 40"
 RESIDUAL = [
     f"{data}, capsules on a residual network, epochs: {epochs}"
     for data, epochs in (("Fashion-MNIST", 12), ("MultiMNIST", 24), ("CIFAR-10", 40))
@@ -152,8 +154,14 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ("With equal parameters ({} million), capsules lose {} points under affine", [
             parameters("affine", "CapsNet")[0] / 1e6, more("affine", "affine test accuracy", "CNN", "CapsNet"),
         ]),
-        ("| Digits ({} test images)", [read("digits-capsnet_digits")["images"]["test"]]),
-        ("`capsnet_digits` | {} % | {} s", trained("digits-capsnet_digits", 1)[1:]),
+        ("stem, dynamic routing, three seeds | {}, {}, {} % | {} min", [
+            *(100 - one for one in rows("compute")[LONG, "test error"]["ours"]),
+            max(rows("compute")[LONG, "minutes of training"]["ours"]),
+        ]),
+        ("residual network | {}, {} (both digits), {} % | {}, {}, {} min", [
+            *(100 - one for one in ours("compute", "test error", *RESIDUAL)),
+            *ours("compute", "minutes of training", *RESIDUAL),
+        ]),
         ("`efficient_capsnet` ({} parameters, and its decoder) | {} % | {} min", [
             alone("efficient_capsnet"), *trained("mnist-efficient_capsnet")[1:],
         ]),
@@ -164,8 +172,9 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             max(read(name)["training_seconds"] for name in (*PHOTOS, *PHOTOS_CNN)) / 60,
         ]),
         ("_smallnorb` ({} parameters) | {} % | {} min", trained("smallnorb-efficient_capsnet_smallnorb")),
-        ("({} parameters), 1 step of EM: no routing | {} % | {} min", trained("smallnorb-matrixcapsnet_small-soft")),
-        ("its CNN baseline ({} parameters) | {} % | {} min", trained("smallnorb-matrixcapsnet_cnn")),
+        ("({} parameters), 1 step of EM: no routing; its CNN baseline ({} parameters) | {}; {} % | {}, {} min", trained(
+            "smallnorb-matrixcapsnet_small-soft", "smallnorb-matrixcapsnet_cnn"
+        )),
         ("10 x 16, dynamic | {} ms, {} MiB | {} ms, {} MiB | 1/{} | {} |", both("DigitCaps")),
         ("batch 8, 28x28 | {} ms, {} MiB | {} ms, {} MiB | 1/{} | {} |", both("matrixcapsnet")),
         ("with decoder | {} ms | {} ms; its convolutions with a linear head: {} ms | | {} |", [
@@ -207,7 +216,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             for value in of(recipe, "test error", row)
         ]),
         ("stem, MNIST, three seeds | {} % | {}, {}, {} % |", [
-            0.25, *rows("compute")["MNIST, dynamic routing, epochs: 40", "test error"]["ours"],
+            *published("compute", "test error", LONG), *rows("compute")[LONG, "test error"]["ours"],
         ]),
         ("Fashion-MNIST, MultiMNIST, CIFAR-10 | {}, {}, {} % | {}, {}, {} % |", [
             value for one in (published, ours) for value in one("compute", "test error", *RESIDUAL)

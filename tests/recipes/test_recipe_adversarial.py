@@ -12,8 +12,7 @@ def test_jobs():
         name, cnn = job(settings, CNN, 0.9)
         assert capsules["model"] == "matrixcapsnet"
         assert (cnn["model"], cnn["stop_at"], name) == ("matrixcapsnet_cnn", 0.9, "adversarial-convolutional-network")
-        assert cnn["data"] == capsules["data"]
-        assert cnn["preprocess"] == capsules["preprocess"]
+        assert (cnn["data"], cnn["preprocess"]) == (capsules["data"], capsules["preprocess"])
         assert cnn["data"].get("validation", 0.1) > 0, preset
     quick = Adversarial.presets["quick"]
     assert job(quick, CAPSULES) == smallnorb.SmallNORBEM().job(smallnorb.SmallNORBEM.presets["quick"], smallnorb.BASE)

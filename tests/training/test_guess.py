@@ -50,8 +50,7 @@ def test_a_folder_alone_is_enough_and_its_run_is_resumed_and_evaluated_as_any(ph
 
 def test_given_options_win(photos):
     options, said = guess(photos).over({"data": {"size": 32}, "model": "capsnet"})
-    assert options["data"]["size"] == 32
-    assert options["model"] == "capsnet"
+    assert (options["data"]["size"], options["model"]) == (32, "capsnet")
     assert not [line for line in said if line.startswith(("guessed: data.size", "guessed: model"))]
 
 
@@ -74,8 +73,8 @@ def test_photos_stand_on_a_pretrained_backbone_where_there_is_one(photos, pretra
     found = guess(photos, given)
     on = pretrained and free
     assert found.options.get("model_args") == (ON_IMAGENET if on else None)
-    assert found.options["data"]["size"] == (144 if on else 24)
-    assert found.options["preprocess"].get("crop") == (128 if on else None)
+    sizes = (144, 128) if on else (24, None)
+    assert (found.options["data"]["size"], found.options["preprocess"].get("crop")) == sizes
     assert found.options["preprocess"]["flip"]
     assert ("frozen_epochs" in found.options) == on
     assert ("on timm/efficientnet_lite0 with weights imagenet" in found.why["model"]) == on
@@ -113,9 +112,7 @@ def test_a_given_optimizer_goes_by_its_own_rate(photos):
 
 
 def test_a_data_set_goes_by_its_name(photos):
-    options = guess("Digits").options
-    assert options["data"] == {"name": "digits"}
-    assert options["run"] == str(Path("runs/digits"))
+    assert guess("Digits").options == {"data": {"name": "digits"}, "run": str(Path("runs/digits"))}
 
 
 def test_texts_are_data_too_and_few_make_many_steps(photos):
