@@ -178,7 +178,7 @@ class Masks(ImageData):
             raise FileNotFoundError(f"root {root} has no folder {self.images!r} of pictures{seen_from(root)}")
         if self.names and self.values and len(self.names) != len(self.values):
             raise ValueError(f"names must be one for each of values, {self.values}, got {self.names}")
-        _ = self._pairs  # missing masks are reported at once
+        _ = self._parts  # missing pictures and masks are reported at once
 
     @property
     def resize(self) -> Fit:
@@ -213,7 +213,8 @@ class Masks(ImageData):
     def _parts(self) -> dict[str, list[int]]:
         count = len(self._pairs)
         if count < self.folds:
-            raise ValueError(f"folds must be at most the number of pictures, {count}, got {self.folds}")
+            held = f"{Path(self.root) / self.images} holds {count}"
+            raise ValueError(f"folds must be at most the number of pictures, {count}, got {self.folds}: {held}")
         start, end = (count * one // self.folds for one in (self.fold, self.fold + 1))
         others = [*range(end, count), *range(start)]
         aside = min(round(self.validation_share * len(others)), len(others) - 1)
