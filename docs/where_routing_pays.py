@@ -236,14 +236,14 @@ def section() -> str:
 SURE = {"fewer": "fewer", "more": "more", "open": "no sure difference"}
 
 
-def claim(view: str = VIEWPOINTS[0]) -> str:
+def claim() -> str:
     """For those who do not open the page: what routing changes, and how sure that is."""
-    found, runs = compared(of_views(view)), of_digits()
+    runs = of_digits()
     digits = {head: difference(runs, head, WITHOUT[head], digit_heads.ABOVE) for head in routed(runs, ENOUGH)}
-    asked = {
-        "two digits, learned from single ones": digits,
-        f"novel {view}s": {head: found[head] for head in CLAIMED if head in found},
-    }
+    asked = {"two digits, learned from single ones": digits}
+    for view in VIEWPOINTS:
+        found = compared(of_views(view))
+        asked[f"novel {view}s"] = {head: found[head] for head in CLAIMED if head in found}
     told = {
         what: ", ".join(f"{head} {one.told} ({SURE[one.verdict]})" for head, one in those.items())
         for what, those in asked.items()
