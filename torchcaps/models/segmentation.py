@@ -101,7 +101,7 @@ class SegCaps(Segmenter):
         class_kernel_size: side of the window of finest capsules that the class capsules see, odd.
         decoder: widths of the convolutions that reconstruct; none for no reconstruction.
         recompute: whether a training step computes capsules again instead of keeping them: slower, less memory.
-        routing: of all layers; default: one step of dynamic routing, which is none, with a bias: without one, layers are
+        routing: of all layers; default: one step of dynamic routing, which is none, with a bias: without, layers are
             odd functions. The paper has three steps; with more than one, this network learns less.
 
     Source: LaLonde & Bagci 2018, "Capsules for Object Segmentation" (1.4 million parameters, full poses without
