@@ -189,7 +189,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             value for of in (published, ours)
             for value in of("mnist-dynamic", "test error", f"1 step, {PAPER}", f"3 steps, {PAPER}")
         ]),
-        *((f"{words} {{}} % | {{}} %; {{}}, {{}} % |", [
+        *((f"{words} {{}} % | {{}} %; {{}}, {{}}, {{}} % |", [
             *published(WHOLE, ABOVE, row), *found(row), *rows(WHOLE)[row, ABOVE]["ours"],
         ]) for words, row in (("pooled | about", TWIN), ("routing | about", DYNAMIC), ("K-Means | over", KMEANS))),
         ("not both found | CapsNet | {} % | {} % |", [
