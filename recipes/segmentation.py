@@ -13,7 +13,10 @@ UNET, LARGE = "U-Net of equal size", "U-Net of ten times"
 CAPSULES = {"model_args": {"class_kernel_size": 3}, "loss": {"name": "LengthCrossEntropy"}}
 ROWS: dict[str, dict[str, Any]] = {
     "capsules, 1 step": CAPSULES,
-    "capsules, 3 steps": {**CAPSULES, "routing": {"name": "DynamicRouting", "squash": "half", "bias": True}},
+    "capsules, 3 steps": {
+        **CAPSULES,
+        "routing": {"name": "DynamicRouting", "steps": 3, "squash": "half", "bias": True},
+    },
     UNET: {"model": "unet", "model_args": {"channels": [9, 18, 36, 70]}},
     LARGE: {"model": "unet", "model_args": {"channels": [28, 56, 112, 226]}},
 }
@@ -42,9 +45,6 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
         """Means over the classes, in percent, over the pixels of all test pictures."""
         summary = study.trained[row].summary
         return {IOU: 100 * summary["test_iou"], DICE: 100 * summary["test_dice"]}
-
-    def finish(self, study: Study, given: Any) -> None:
-        """The picture is of all folds."""
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Means over the folds, and how far each network is above the U-Nets on the same folds."""

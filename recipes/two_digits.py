@@ -90,9 +90,6 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
             found |= {name: set_accuracy(activation, present, above) for name, above in measures(layout).items()}
         return found
 
-    def finish(self, study: Study, given: Mapping[str, Scenes]) -> None:
-        """The picture is of all rows that there are."""
-
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Bars of the set accuracy over the layouts, mean of the seeds, with an example of each above them."""
         rows = [row for row in COMPARED if all((row, SINGLE) in one.figures for one in studies)]

@@ -27,7 +27,8 @@ def read(name: str) -> Any:
 
 def result(recipe: str) -> Any:
     """Of the quick preset, unless the name says more."""
-    return read(f"recipes/{recipe}" + "-quick" * (not recipe.endswith("-paper")))
+    name = recipe if recipe.endswith("-paper") else f"{recipe}-quick"
+    return read(f"recipes/{name}")
 
 
 def rows(recipe: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -104,7 +105,8 @@ CAPS, CNN = "matrix capsules", "convolutional network"
 EM = ("1 step", "2 steps", "matrix pose, 3 steps, spread loss, coordinates", "5 steps")
 EXACT = "two questions in one, exactly those above 0.5"
 STYLE = ("slant", "thickness")
-OTHERS = dict.fromkeys(("fashion", "cifar10"), "CapsNet, dynamic routing, 3 steps")
+OTHERS = {"mnist-em": "MatrixCapsNet, EM routing"}
+OTHERS |= dict.fromkeys(("fashion", "cifar10"), "CapsNet, dynamic routing, 3 steps")
 LONG = "MNIST, dynamic routing, epochs: 40"
 RESIDUAL = [
     f"{data}, capsules on a residual network, epochs: {epochs}"
@@ -214,7 +216,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ]),
         ("EM, dynamic, dynamic routing | {}, {}, {} % | {}, {}, {} % |", [
             value for of in (published, ours)
-            for recipe, row in {"mnist-em": "MatrixCapsNet, EM routing", **OTHERS}.items()
+            for recipe, row in OTHERS.items()
             for value in of(recipe, "test error", row)
         ]),
         ("stem, MNIST, three seeds | {} % | {}, {}, {} % |", [

@@ -54,9 +54,9 @@ def test_correlation_leaves_out_what_could_not_be_measured() -> None:
 
 @pytest.mark.parametrize("row", TOLD)
 def test_networks_differ_in_what_the_decoder_is_told_alone(row: str) -> None:
-    settings = Transfer.presets["quick"]
-    options, first = (Transfer().options(settings, one) for one in (row, BOTH))
+    options, first = (Transfer().options(Transfer.presets["quick"], one) for one in (row, BOTH))
     arguments = options.pop("model_args"), first.pop("model_args")
     assert options == first
     assert arguments[0]["decoder_input"] == TOLD[row]
-    assert arguments[0] | (free := {"decoder_input": "", "pose_noise": 0}) == arguments[1] | free
+    free = {"decoder_input": "", "pose_noise": 0}
+    assert arguments[0] | free == arguments[1] | free

@@ -125,7 +125,7 @@ class SegCaps(Segmenter):
     routing: InitVar[Routing | None] = routing_of("class_caps", "That of the class capsules.")
 
     def __post_init__(self, routing: Routing | None) -> None:
-        routing, axes = routing or DynamicRouting(1, squash="half", bias=True), self.axes
+        routing, axes = routing or DynamicRouting(steps=1, squash="half", bias=True), self.axes
 
         def layer(before: int, after: int, resolution: Resolution) -> LocalCaps:
             return LocalCaps(

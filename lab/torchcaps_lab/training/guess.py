@@ -84,7 +84,7 @@ class Guess(NamedTuple):
 
 
 def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
-    """Options for a folder of images, texts or series, a file of one of the latter, or a data set by its name.
+    """Options for a folder of images, pictures with masks, texts or series, a file of the last two, or a data set.
 
     Args:
         named: the folder, the table or the data set.
@@ -200,7 +200,9 @@ def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
 
 def _of_masks(root: Path) -> Guess:
     """Options for pictures with masks: squares of three quarters of the smallest side, at most 128."""
-    files = sorted((root / "images").iterdir())
+    from torchcaps_lab.data.files import image_files
+
+    files = image_files(root / "images")
     sizes, colour = _looked_at(files)
     cut = min(min((min(one) for one in sizes), default=0) * 3 // 4 // 8 * 8, 128) or None
     steps = len(files) * 4 // 5 * 9 // 10 // MASKS["batch_size"]  # others test and validate
