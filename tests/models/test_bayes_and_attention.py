@@ -1,4 +1,6 @@
-"""The network of inverted dot-product attention."""
+"""The networks of variational Bayes routing and of inverted dot-product attention."""
+
+import math
 
 import pytest
 import torch
@@ -9,7 +11,26 @@ from torchcaps import create_model
 SMALL = {"channels": (4, 6), "blocks": (1, 1), "types": 3, "pose": (2, 2), "classes": 3}
 
 
-def test_published_layers() -> None:
+def test_published_layers_and_initial_weights_of_bayes() -> None:
+    torch.manual_seed(0)
+    model = create_model("vbcapsnet")
+    assert model.children_of(torch.rand(2, 2, 32, 32)).pose.shape == (2, 4, 4, 16, 4, 4)
+    for caps, fans in ((model.conv_caps1, (8 + 16) * 9 * 16), (model.class_caps, (16 + 5) * 16)):
+        bound = math.sqrt(6 / fans)
+        assert 0.95 * bound < caps.weight.abs().max() <= bound
+    assert not model.routing.unit_cost.any()
+
+
+def test_primary_capsules_have_one_scale_a_type() -> None:
+    """Over the batch, the places and the numbers of a pose."""
+    torch.manual_seed(0)
+    model = create_model("vbcapsnet")
+    pose = model.primary_of(torch.rand(4, 2, 32, 32)).pose.transpose(0, 3).flatten(1)
+    torch.testing.assert_close(pose.mean(1), torch.zeros(8), rtol=0, atol=1e-5)
+    torch.testing.assert_close(pose.std(1, correction=0), torch.ones(8), rtol=1e-2, atol=0)
+
+
+def test_published_layers_of_attention() -> None:
     model = create_model("attentioncapsnet")
     assert model.class_caps.in_capsules == 5 * 5 * 32
     assert model.class_caps.weight.std().item() == pytest.approx((10 / (4 * 800)) ** 0.5, rel=0.05)
