@@ -83,7 +83,7 @@ class ComputeRecipe(Recipe[TrainingOptions]):
             axes.axhline(aim, color="0.5", linewidth=1)
             for axis in (axes.xaxis, axes.yaxis):
                 plain_ticks(axis)
-            axes.set_title(curve, fontsize=9)
+            axes.set_title(curve, fontsize=8)
             axes.set(xlabel="epochs of a whole training", ylabel="test error, %")
         return {"errors": Picture(figure, self.caption)} if shown else {}
 
