@@ -256,7 +256,7 @@ def draw() -> Any:
     views = {view: runs for view in VIEWPOINTS if (runs := of_views(view))}
     figure = new_figure(5.5 * len(views) + 0.5, 8.0, "constrained")
     panels = figure.subplots(2, len(views), squeeze=False, sharex="row")
-    colours = dict(zip(HEADS, [*(f"C{place}" for place in range(10)), "black"], strict=True))
+    colours = {head: f"C{place}" for place, head in enumerate(HEADS)}
     for (above, below), (view, runs) in zip(panels.T, views.items(), strict=True):
         for head, of_seeds in runs.items():
             errors = [[one.facts["figures"][name] for one in of_seeds.values()] for name in (FAMILIAR, NOVEL)]

@@ -130,7 +130,7 @@ def of_compute(*of: str) -> list[float]:
     return [*published("compute", "test error", *of), *seeds]
 
 
-def whole(row: str) -> list[float]:
+def by_seeds(row: str) -> list[float]:
     """Test accuracies of ``compute``, by seeds, and the longest training."""
     return [*(100 - one for one in of_compute(row)[1:]), max(rows("compute")[row, "minutes of training"]["ours"])]
 
@@ -171,9 +171,9 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ("With equal parameters ({} million), capsules lose {} points under affine", [
             parameters("affine", "CapsNet")[0] / 1e6, more("affine", "affine test accuracy", "CNN", "CapsNet"),
         ]),
-        ("stem, dynamic routing, three seeds | {}, {}, {} % | {} min", whole(LONG)),
+        ("stem, dynamic routing, three seeds | {}, {}, {} % | {} min", by_seeds(LONG)),
         ("residual network | {}, {} (both digits), {} % | {}, {}, {} min", [
-            one for kind in zip(*map(whole, RESIDUAL), strict=True) for one in kind
+            one for kind in zip(*map(by_seeds, RESIDUAL), strict=True) for one in kind
         ]),
         ("`efficient_capsnet` ({} parameters, and its decoder) | {} % | {} min", [
             alone("efficient_capsnet"), *trained("mnist-efficient_capsnet")[1:],
@@ -185,7 +185,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             max(read(name)["training_seconds"] for name in (*PHOTOS, *PHOTOS_CNN)) / 60,
         ]),
         ("_smallnorb` ({} parameters), three", [alone("efficient_capsnet_smallnorb")]),
-        ("parameters), three seeds | {}, {}, {} % | {} min", whole(TURNED)),
+        ("parameters), three seeds | {}, {}, {} % | {} min", by_seeds(TURNED)),
         ("({} parameters), 1 step of EM: no routing; its CNN baseline ({} parameters) | {}; {} % | {}, {} min", trained(
             "smallnorb-matrixcapsnet_small-soft", "smallnorb-matrixcapsnet_cnn"
         )),
