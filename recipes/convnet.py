@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import InitVar
 from itertools import pairwise
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -44,6 +45,8 @@ class ConvNetCapsules(CapsuleClassifier):
         widths: channels of the convolutions, of which every second halves the grid.
         types: of primary capsules at each position.
         dim: of all poses.
+        activation: of the primary capsules: the ``length`` of squashed poses; or ``learned`` beside poses that are not
+            squashed, as in the code of Hahn et al.
         routing: of the class capsules; default: dynamic routing in 3 steps.
     """
 
@@ -52,11 +55,15 @@ class ConvNetCapsules(CapsuleClassifier):
     widths: Sizes = (16, 32, 32, 64, 64, 128)
     types: Size = 32
     dim: Size = 16
+    activation: Literal["length", "learned"] = "length"
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
         self.features, grid = backbone(self.image_shape, self.widths)
-        self.primary_caps = PrimaryCaps(self.widths[-1], self.types, self.dim, 3, 1, 1, batch_norm=True)
+        squash = "sabour" if self.activation == "length" else "none"
+        self.primary_caps = PrimaryCaps(
+            self.widths[-1], self.types, self.dim, 3, 1, 1, squash=squash, batch_norm=True, activation=self.activation
+        )
         children = math.prod(self.primary_caps.sites(*grid))
         self.class_caps = CapsLinear(children, self.classes, self.dim, self.dim, routing=routing or DynamicRouting())
         self.decoder = None

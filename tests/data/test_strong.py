@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data import Preprocess, RandAugment, RandomErasing, RandomRotation
+from torchcaps_lab.data import Preprocess, RandAugment, RandomErasing, RandomRotation, RandomZoom
 from torchcaps_lab.data.strong import OPERATIONS
 
 kornia = pytest.importorskip("kornia")
 
-CHANGES = [RandomRotation(30.0), RandAugment(2), RandomErasing(0.7)]
+CHANGES = [RandomRotation(30.0), RandomZoom(0.3), RandAugment(2), RandomErasing(0.7)]
 
 
 def pictures(count: int, channels: int = 3, height: int = 15, width: int = 12) -> Tensor:
@@ -48,6 +48,19 @@ def test_angles_are_even_in_their_range():
     assert angles.std().item() == pytest.approx(180 / math.sqrt(12), rel=0.06)
 
 
+def test_zooms_are_even_in_width_and_height_alone():
+    images = torch.zeros(2000, 1, 41, 41)
+    images[:, :, 10:31, 10:31] = 1  # 21 x 21 in the middle
+    found = RandomZoom(0.5)(images, torch.arange(2000), 0)[:, 0]
+    height, width = found[:, :, 20].sum(1) / 21, found[:, 20].sum(1) / 21
+    for factor in (height, width):
+        assert factor.min().item() == pytest.approx(0.5, abs=0.06)
+        assert factor.max().item() == pytest.approx(1.5, abs=0.06)
+        assert factor.std().item() == pytest.approx(1 / math.sqrt(12), rel=0.06)
+    assert torch.corrcoef(torch.stack([height, width]))[0, 1].abs() < 0.1
+    torch.testing.assert_close(found.flip(1), found, atol=1e-4, rtol=0)  # around the middle
+
+
 def test_erased_are_rectangles_of_the_published_sizes():
     found = RandomErasing(0.5)(torch.ones(2000, 2, 30, 40), torch.arange(2000), 0)
     black = found[:, 0] == 0
@@ -80,7 +93,7 @@ def test_operations_of_randaugment(name):
 def test_preprocess_does_them_in_training_only():
     images, indices = pictures(16), torch.arange(16)
     plain = Preprocess(flip=True)
-    for options in ({"rotate": 20.0}, {"randaugment": 2}, {"erase": 0.9}):
+    for options in ({"rotate": 20.0}, {"zoom": 0.3}, {"randaugment": 2}, {"erase": 0.9}):
         strong = Preprocess(flip=True, **options)
         assert not torch.equal(strong.train(images, indices, 1).images, plain.train(images, indices, 1).images)
         assert torch.equal(strong.evaluate(images).images, images)
@@ -102,7 +115,8 @@ def test_autocontrast_leaves_a_channel_of_one_value():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rotate": 181.0}, "rotate must be at most 180 degrees, got 181"),
+        ({"rotate": 181.0}, "rotate must be at most 180, got 181"),
+        ({"zoom": 1.0}, "zoom must be at most 0.9, got 1"),
         ({"randaugment": -1}, "randaugment must be at least 0, got -1"),
         ({"erase": 1.5}, r"erase must be a share in \[0, 1\], got 1.5"),
     ],

@@ -126,22 +126,24 @@ def test_options_survive_json(preprocess: Preprocess) -> None:
 
 
 def test_unknown_options_are_named() -> None:
-    with pytest.raises(ValueError, match="unknown preprocess options colour, zoom"):
-        Preprocess.from_config({"zoom": 2, "crop": 3, "colour": True})
+    with pytest.raises(ValueError, match="unknown preprocess options colour, tilt"):
+        Preprocess.from_config({"tilt": 2, "crop": 3, "colour": True})
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shift": -1}, "shift must be at least 0, got -1"),
         ({"shift": 1.5}, "shift must be a whole number, got 1.5"),
-        ({"crop": 0}, "crop must be at least 1, got 0"),
         ({"brightness": -0.1}, "brightness must be at least 0, got -0.1"),
-        ({"brightness": float("nan")}, "brightness must be finite, got nan"),
         ({"contrast": (1.8, 0.2)}, r"contrast must be two factors, 0 <= low <= high, got \(1.8, 0.2\)"),
-        ({"contrast": (-1.0, 0.2)}, "contrast must be two factors"),
-        ({"crop": 4, "crops": 5}, "crops must be 1 or 13, got 5"),
+        ({"crop": 4, "crops": 5}, "crops must be one of 1, 13, got 5"),
         ({"crops": 13}, "crops=13 needs crop"),
+        ({"rescale": 0}, "rescale must be at least 1, got 0"),
+        ({"mean": (0.5,)}, r"mean and deviation must be one number each a channel, got \(0.5,\) and None"),
+        ({"mean": (0.5,), "deviation": (1.0, 1.0)}, "one number each a channel"),
+        ({"mean": (0.5,), "deviation": (0.0,)}, "deviation must be above 0, got 0"),
+        ({"mean": (float("nan"),), "deviation": (1.0,)}, "mean must be finite, got nan"),
+        ({"mean": (0.5,), "deviation": (1.0,), "standardise": True}, "standardise and mean are two ways"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
@@ -235,22 +237,6 @@ def test_set_wise_views() -> None:
     many = replace(SET_WISE, rescale=12, crops=13)
     assert torch.equal(many.evaluate_crops(images)[:, 0], replace(many, crops=1).evaluate(images).images)
     assert Preprocess.from_config(json.loads(json.dumps(SET_WISE.config()))) == SET_WISE
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rescale": 0}, "rescale must be at least 1, got 0"),
-        ({"mean": (0.5,)}, r"mean and deviation must be one number each a channel, got \(0.5,\) and None"),
-        ({"mean": (0.5,), "deviation": (1.0, 1.0)}, "one number each a channel"),
-        ({"mean": (0.5,), "deviation": (0.0,)}, "mean must be finite and deviation positive"),
-        ({"mean": (float("nan"),), "deviation": (1.0,)}, "mean must be finite and deviation positive"),
-        ({"mean": (0.5,), "deviation": (1.0,), "standardise": True}, "standardise and mean are two ways"),
-    ],
-)
-def test_set_wise_options_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Preprocess(**options)
 
 
 def test_set_wise_options_must_fit_the_channels() -> None:

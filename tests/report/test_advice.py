@@ -55,8 +55,8 @@ class TestEachFactHasItsAdvice:
         (hint,) = advice(EVEN, EVEN, {"preprocess": {"flip": True, "shift": 4}}, metrics).hints
         assert "95.0% of the training images are right, 89.0% of others" in hint.fact
         assert "pip install 'torchcaps-lab[augment]'" in hint.advice  # for what to type
-        assert hint.option == "--preprocess.rotate 15 --preprocess.randaugment 2 --preprocess.erase 0.25"
-        everything = {"flip": True, "shift": 4, "rotate": 15, "randaugment": 2, "erase": 0.25}
+        assert hint.option == "--preprocess.rotate 15 --preprocess.zoom 0.2 --preprocess.randaugment 2"
+        everything = {"flip": True, "shift": 4, "rotate": 15, "zoom": 0.2, "randaugment": 2, "erase": 0.25}
         (hint,) = advice(EVEN, EVEN, {"preprocess": everything}, metrics).hints
         assert hint.advice == "it learns its images by heart: add images"
 

@@ -52,7 +52,7 @@ from torchcaps_lab.data.scenes import DigitScenes, Scenery, class_boxes, ink_box
 from torchcaps_lab.data.series import MadeSeries, Series
 from torchcaps_lab.data.series_set import Scale, SeriesSet
 from torchcaps_lab.data.smallnorb import SmallNORB, read_binary_matrix
-from torchcaps_lab.data.strong import RandAugment, RandomErasing, RandomRotation
+from torchcaps_lab.data.strong import RandAugment, RandomErasing, RandomRotation, RandomZoom
 from torchcaps_lab.data.text import Text
 from torchcaps_lab.data.text_set import TextSet, joined
 from torchcaps_lab.data.view import Preprocess, View
@@ -99,6 +99,7 @@ __all__ = [
     "RandomFlip",
     "RandomRotation",
     "RandomShift",
+    "RandomZoom",
     "Reading",
     "Scale",
     "ScenePixels",

@@ -18,7 +18,10 @@ from torchcaps.spec import Within, check_fields
 from torchcaps_lab.data.preprocess import _draw, _to_share
 
 # Streams of random numbers; those of a RandAugment follow each other, three for each operation.
-_ROTATE, _ERASE, _AUGMENT = 10, 20, 100
+_ROTATE, _ZOOM, _ERASE, _AUGMENT = 10, 12, 20, 100
+
+ANGLE, STRETCH = Within(0, 180), Within(0, 0.9)
+"""Bounds of the degrees of a rotation, and of the share of a zoom."""
 
 
 def _kornia() -> ModuleType:
@@ -27,7 +30,7 @@ def _kornia() -> ModuleType:
     Raises:
         ModuleNotFoundError: if it is not installed; it names the extra.
     """
-    with needing("rotate and randaugment", "torchcaps-lab[augment]"):
+    with needing("rotate, zoom and randaugment", "torchcaps-lab[augment]"):
         import kornia
     return kornia
 
@@ -49,7 +52,7 @@ class RandomRotation:
         torch.Size([4, 3, 32, 32])
     """
 
-    degrees: Annotated[float, Within(0, 180)]
+    degrees: Annotated[float, ANGLE]
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -59,6 +62,35 @@ class RandomRotation:
         """Turn the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
         share = _share(self.seed, _ROTATE, images, indices, epoch)
         return _kornia().geometry.transform.rotate(images, (2 * share - 1) * self.degrees)
+
+
+@dataclass(frozen=True)
+class RandomZoom:
+    """Stretch each image around its centre, in width and in height by factors uniformly distributed in [1-z, 1+z].
+
+    Args:
+        most: z, the largest change of a factor; borders that come in are black.
+        seed: any 64-bit integer; other seeds give other factors.
+
+    Raises:
+        ValueError: `most` is outside [0, 0.9].
+
+    Example:
+        >>> from torchcaps_lab.data import RandomZoom
+        >>> RandomZoom(0.2)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        torch.Size([4, 3, 32, 32])
+    """
+
+    most: Annotated[float, STRETCH]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        """Stretch the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
+        shares = [_share(self.seed, _ZOOM + axis, images, indices, epoch) for axis in range(2)]
+        return _kornia().geometry.transform.scale(images, 1 + (2 * torch.stack(shares, 1) - 1) * self.most)
 
 
 @dataclass(frozen=True)

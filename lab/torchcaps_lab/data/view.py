@@ -1,13 +1,13 @@
 """How a network sees the images of a data set, in training and in the test, as one set of options."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from torchcaps.numerics import check_finite, check_share, check_size, given
+from torchcaps.numerics import NotNegative, Share, Size
+from torchcaps.spec import Within, check_fields
 from torchcaps_lab.data.augment import RandomShift
 from torchcaps_lab.data.preprocess import (
     MOST_PIXELS,
@@ -21,7 +21,7 @@ from torchcaps_lab.data.preprocess import (
     standardise,
     thirteen_crops,
 )
-from torchcaps_lab.data.strong import RandAugment, RandomErasing, RandomRotation
+from torchcaps_lab.data.strong import ANGLE, STRETCH, RandAugment, RandomErasing, RandomRotation, RandomZoom
 
 Change = Callable[[Tensor, Tensor, int], Tensor]
 """Changes images (B, C, H, W) of indices (B,) for an epoch."""
@@ -32,6 +32,7 @@ Changes = Mapping[str, Callable[[Any, int], Change]]
 MOVES: Changes = {
     "shift": RandomShift,
     "rotate": RandomRotation,
+    "zoom": RandomZoom,
     "crop": RandomCrop,
     "flip": lambda _, seed: RandomFlip(seed),
     "randaugment": lambda count, seed: RandAugment(count, seed=seed),
@@ -72,9 +73,10 @@ class View(NamedTuple):
 class Preprocess:
     """How images are prepared: training images at random, all others always in the same way.
 
-    Training images are rescaled, shifted, turned, cropped, flipped, augmented, changed in brightness and in contrast,
-    erased in part and standardised or normalised, in this order; each step is left out unless asked for. All others are
-    rescaled, cropped in the centre and standardised or normalised. `rotate` and `randaugment` need the extra `augment`.
+    Training images are rescaled, shifted, turned, stretched, cropped, flipped, augmented, changed in brightness and in
+    contrast, erased in part and standardised or normalised, in this order; each step is left out unless asked for. All
+    others are rescaled, cropped in the centre and standardised or normalised. `rotate`, `zoom` and `randaugment` need
+    the extra `augment`.
 
     With `crop=32, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True` this is the way of G. Hinton,
     S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, on smallNORB of 48 x 48 pixels, except that the
@@ -99,6 +101,7 @@ class Preprocess:
         deviation: which is then divided by: the same numbers for every image, where `standardise` has each image's own.
         crops: 13 averages the class activations over thirteen crops around the centre wherever a network is tested.
         rotate: turn training images by up to this many degrees; corners that come in are black.
+        zoom: stretch training images, width and height each by up to this share; borders that come in are black.
         randaugment: change each training image by this many operations of RandAugment, of magnitude 9.
         erase: the probability that a rectangle of a training image becomes black.
 
@@ -115,34 +118,26 @@ class Preprocess:
         tensor(1.)
     """
 
-    shift: int = 0
-    crop: int | None = None
+    shift: Annotated[int, Within(0)] = 0
+    crop: Size | None = None
     flip: bool = False
-    brightness: float = 0.0
+    brightness: NotNegative = 0.0
     contrast: tuple[float, float] | None = None
     standardise: bool = False
     crops: Literal[1, 13] = 1
-    rotate: float = 0.0
-    randaugment: int = 0
-    erase: float = 0.0
-    rescale: int | None = None
-    mean: tuple[float, ...] | None = None
-    deviation: tuple[float, ...] | None = None
+    rotate: Annotated[float, ANGLE] = 0.0
+    zoom: Annotated[float, STRETCH] = 0.0
+    randaugment: Annotated[int, Within(0)] = 0
+    erase: Share = 0.0
+    rescale: Annotated[int, Within(1, MOST_PIXELS)] | None = None
+    mean: Annotated[tuple[float, ...], Within()] | None = None
+    deviation: Annotated[tuple[float, ...], Within(0, open=True)] | None = None
 
     def __post_init__(self) -> None:
-        check_size(0, shift=self.shift, randaugment=self.randaugment)
-        check_size(**given(crop=self.crop, rescale=self.rescale))
-        check_finite(0, brightness=self.brightness, rotate=self.rotate)
-        check_share(erase=self.erase)
+        check_fields(self)
         if self.contrast is not None and not 0 <= self.contrast[0] <= self.contrast[1] < float("inf"):
             raise ValueError(f"contrast must be two factors, 0 <= low <= high, got {self.contrast}")
-        if self.rotate > 180:
-            raise ValueError(f"rotate must be at most 180 degrees, got {self.rotate}")
-        if self.rescale is not None and self.rescale > MOST_PIXELS:
-            raise ValueError(f"rescale must be at most {MOST_PIXELS}, got {self.rescale}")
         self._check_statistics()
-        if self.crops not in (1, 13):
-            raise ValueError(f"crops must be 1 or 13, got {self.crops}")
         if self.crops == 13 and self.crop is None:
             raise ValueError("crops=13 needs crop, the size of each of them, got None")
 
@@ -154,8 +149,6 @@ class Preprocess:
             raise ValueError(f"mean and deviation must be one number each a channel, got {mean} and {deviation}")
         if self.standardise:
             raise ValueError("standardise and mean are two ways to scale images, got both")
-        if not all(map(math.isfinite, mean)) or not all(0 < one < math.inf for one in deviation):
-            raise ValueError(f"mean must be finite and deviation positive, got {mean} and {deviation}")
 
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
         """The shape in which the network sees images of the shape `raw`, (C, H, W).

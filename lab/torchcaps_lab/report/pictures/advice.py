@@ -22,7 +22,7 @@ _LISTED, _FOLDERS = 10, 3  # classes, or pairs of them, that are named; folders 
 _TOO_FEW = 10  # training images of a class
 _PHOTOS = 1000  # likewise: from scratch, 5,000 of each of five classes reach what 100 do on ImageNet's features
 _GOOD = 0.97
-_KORNIA = ("rotate", "randaugment", "erase")
+_KORNIA = ("rotate", "zoom", "randaugment")
 _FORGET = {"texts": "--model_args.dropout 0.7 --model_args.hidden_words 0.1", "series": "--model_args.dropout 0.5"}
 _LOOKED_AT = 50  # files whose size is looked up
 
@@ -159,7 +159,7 @@ def _curves(findings: Findings, images: ImageSet, summary: Mapping[str, Any], me
 
 def _augmentation(preprocess: Mapping[str, Any]) -> str:
     """Options that change images and are not used yet."""
-    options = {"flip": "true", "shift": "2", "rotate": "15", "randaugment": "2", "erase": "0.25"}
+    options = {"flip": "true", "shift": "2", "rotate": "15", "zoom": "0.2", "randaugment": "2", "erase": "0.25"}
     new = [f"--preprocess.{name} {value}" for name, value in options.items() if not preprocess.get(name)]
     return " ".join(new[:3])
 
