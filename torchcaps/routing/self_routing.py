@@ -44,6 +44,7 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
 class SelfRouting(Routing):
     """Module form of :func:`self_routing`; its parameters start at 0, where all parents are equal.
 
+    Squashed poses hardly move it from there: give it children with learned activations, as the paper does.
     A layer that takes any number of children has one set of parameters, shared by all of them.
 
     Example:
