@@ -243,7 +243,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ("no routing, two | {} % | {}, {}, {}; {}, {} % |", of_compute(*BAYES)[1:]),
         ("self-attention has {} %, without routing {} %", ours("compute", "test error", *BAYES)),
         ("chose: {} %, the mean of three seeds,", ours("compute", "test error", TURNED)),
-        ("of its paper, at {} % after 48, turned and erased. CIFAR-10 is at {} % after 40 epochs, on a wider network at "
+        ("its paper, at {} % after 48, turned and erased. CIFAR-10 is at {} % after 40 epochs, on a wider network at "
          "{} % after 24", ours("compute", "test error", EM_LONG, RESIDUAL[-1], WIDER)),
         ("FGSM, epsilon {}, white box (without attack {} and {} %) | EM routing, CNN | curves | {}, {} % |", [
             0.01, *attack("no attack", CAPS, CNN), *attack("FGSM 0.01, untargeted, white box", CAPS, CNN),
