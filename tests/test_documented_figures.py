@@ -187,7 +187,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             max(read(name)["training_seconds"] for name in (*PHOTOS, *PHOTOS_CNN)) / 60,
         ]),
         ("_smallnorb` ({} parameters)", [alone("efficient_capsnet_smallnorb")]),
-        ("with 1 step, no routing, two | {}, {}, {}; {}, {}, {}; {}, {} % | {}, {}, {} min", [
+        ("with 1 step, no routing | {}, {}, {}; {}, {}, {}; {}, {}, {} % | {}, {}, {} min", [
             *(one for row in (TURNED, *BAYES) for one in by_seeds(row)[:-1]),
             *(by_seeds(row)[-1] for row in (TURNED, *BAYES)),
         ]),
@@ -240,7 +240,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ]),
         ("erased, three seeds | {}; {} % | {}, {}; {}, {}, {} % |", of_compute(EFFICIENT, TURNED)),
         ("EM in 2 steps, smallNORB, turned and erased | {} % | {} % |", of_compute(EM_LONG)),
-        ("no routing, two | {} % | {}, {}, {}; {}, {} % |", of_compute(*BAYES)[1:]),
+        ("no routing | {} % | {}, {}, {}; {}, {}, {} % |", of_compute(*BAYES)[1:]),
         ("self-attention has {} %, without routing {} %", ours("compute", "test error", *BAYES)),
         ("chose: {} %, the mean of three seeds,", ours("compute", "test error", TURNED)),
         ("its paper, at {} % after 48, turned and erased. CIFAR-10 is at {} % after 40 epochs, on a wider network at "
