@@ -233,22 +233,24 @@ def section() -> str:
     return "\n".join(parts).strip()
 
 
-SURE = {"fewer": "fewer", "more": "more", "open": "no sure difference"}
+SAYS = {"fewer": "**Fewer errors**", "more": "**More errors**", "open": "**No sure difference**"}
 
 
 def claim() -> str:
     """For those who do not open the page: what routing changes, and how sure that is."""
     runs = of_digits()
-    digits = {head: difference(runs, head, WITHOUT[head], digit_heads.ABOVE) for head in routed(runs, ENOUGH)}
-    asked = {"two digits, learned from single ones": digits}
-    for view in VIEWPOINTS:
-        found = compared(of_views(view))
-        asked[f"novel {view}s"] = {head: found[head] for head in CLAIMED if head in found}
-    told = {
-        what: ", ".join(f"{head} {one.told} ({SURE[one.verdict]})" for head, one in those.items())
-        for what, those in asked.items()
+    found = {
+        f"{head}, on two digits": difference(runs, head, WITHOUT[head], digit_heads.ABOVE)
+        for head in routed(runs, ENOUGH)
     }
-    return "; ".join(f"{what}: {those}" for what, those in told.items() if those)
+    for view in VIEWPOINTS:
+        heads = compared(of_views(view))
+        found |= {f"{head}, on novel {view}s": heads[head] for head in CLAIMED if head in heads}
+    told = {
+        words: "; ".join(f"{name} ({one.told})" for name, one in found.items() if one.verdict == verdict)
+        for verdict, words in SAYS.items()
+    }
+    return ". ".join(f"{words}: {those}" for words, those in told.items() if those)
 
 
 def draw() -> Any:
