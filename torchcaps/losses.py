@@ -28,7 +28,7 @@ def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
     """The mean of losses (B,), each times the mean weight of the classes in its image, which the mask (B, E) has."""
     if weight is None:
         return losses.mean()
-    if weight.shape != mask.shape[1:]:
+    if (weight := torch.as_tensor(weight)).shape != mask.shape[1:]:
         raise ValueError(f"weight must be ({mask.shape[1]},), one for each class, got {tuple(weight.shape)}")
     count = mask.sum(1)
     mean = (mask @ weight.to(mask)) / count.clamp_min(torch.finfo(mask.dtype).tiny)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps import CapsConv1d, CapsConv2d, CapsLinear, Capsules, ClassCaps, create_routing, list_routings
+from torchcaps.layers import LocalCaps
+from torchcaps.ops.windows import _kept_children
 from torchcaps.routing import DynamicRouting, EMRouting, Routed, Routing
 from torchcaps.testing import check_layer
 
@@ -32,6 +34,7 @@ LAYERS: dict[str, tuple[Make, tuple[int, ...], tuple[int, ...]]] = {
     "class": (lambda routing: ClassCaps(2, 3, POSE, PARENT, routing=routing), (2, 3, 2), POSE),
     "window": (convolution(competition="window"), (3, 3, 2), POSE),
     "image": (convolution(competition="image", padding=1), (2, 3, 2), POSE),
+    "local": (lambda routing: LocalCaps(2, 2, 3, 4, routing=routing), (3, 2, 2), (3,)),
     "passed on": (
         lambda routing: CapsConv2d(2, 3, POSE, POSE, 2, routing=routing, competition="window", residual=True),
         (3, 2, 2),
@@ -84,8 +87,18 @@ def test_every_layer_with_every_routing(routing: str, layer: str, monkeypatch: p
     check_layer(make(make_routing(routing)), capsules(*sites, pose=pose))
 
 
+def test_inference_after_a_transform() -> None:
+    """What is kept of windows is no tensor of a transform that is over."""
+    make, sites, pose = LAYERS["window"]
+    layer, children = make(make_routing("em")).double(), capsules(*sites, pose=pose)
+    _kept_children.cache_clear()
+    torch.func.grad(lambda pose: layer(Capsules(pose, children.activation)).pose.sum())(children.pose)
+    with torch.no_grad():
+        assert layer(children).pose.isfinite().all()
+
+
 PROBABLE = ("em", "heinsen_2019", "spectral", "variational_bayes")
-"""Routings whose activations are probabilities that have a bias."""
+"""Routings whose activations are probabilities that have a bias; ``local`` uses none of the children's."""
 
 
 @EVERY
@@ -96,7 +109,7 @@ def test_children_of_0_have_parents_of_0(routing: str, layer: str) -> None:
         made.coordinates = False
     parents = made(Capsules(torch.zeros(2, *sites, *pose), torch.zeros(2, *sites)))
     assert (parents.pose == 0).all()
-    assert routing in PROBABLE or (parents.activation == 0).all()
+    assert routing in PROBABLE or layer == "local" or (parents.activation == 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

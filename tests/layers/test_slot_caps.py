@@ -99,6 +99,11 @@ def test_the_intent_pulls_words_only_with_re_routing() -> None:
     assert not torch.allclose(with_pull(sentences()).assignment, without(sentences()).assignment, atol=1e-3)
 
 
+def test_half_precision() -> None:
+    found = layer().bfloat16()(sentences().bfloat16(), THERE)
+    assert {one.dtype for one in (*found.slots, *found.intents)} == {torch.bfloat16}
+
+
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="pull"):
         SlotCaps(P, K, E, pull=-1.0)

@@ -196,7 +196,8 @@ class CapsConvNd(nn.Module):
     def out_mask(self, mask: Tensor) -> Tensor:
         """The mask of the parents, True where one has a child: bool (B, *grid, in_types) to (B, *grid', out_types)."""
         windows = self._windows_on(tuple(mask.shape[1:-1]))
-        children = windows.pad(mask.unflatten(-1, (self.groups, -1)).any(-1)).unflatten(1, (windows.padded, -1))
+        of_groups = mask.unflatten(-1, (self.groups, self.in_types // self.groups)).any(-1)
+        children = windows.pad(of_groups).unflatten(1, (windows.padded, -1))
         seen = children[:, windows.sites(mask.device)].any(2).unflatten(1, windows.out)  # [B, *grid', groups]
         return seen.repeat_interleave(self.out_types // self.groups, dim=-1)
 

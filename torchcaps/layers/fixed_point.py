@@ -92,8 +92,8 @@ def self_weighted_pooling(
     of Ramsauer et al. 2021, "Hopfield Networks is All You Need".
     """
     check_steps(steps, 0)
-    if sequence.ndim != 3:
-        raise ValueError(f"sequence must be (B, n, D), got shape {tuple(sequence.shape)}")
+    if sequence.ndim != 3 or not sequence.shape[1] or not sequence.is_floating_point():
+        raise ValueError(f"sequence must be (B, n > 0, D) of floats, got {sequence.dtype} {tuple(sequence.shape)}")
     logits = sequence.new_zeros(sequence.shape[:2])
     if mask is not None:
         if mask.shape != logits.shape or mask.dtype != torch.bool:

@@ -91,11 +91,11 @@ def _rows(features: Tensor) -> Tensor:
     """The features of each position, (B, H, W, C)."""
     if not isinstance(features, Tensor):
         raise TypeError(f"features must be a tensor, got {type(features).__name__}")
-    if features.ndim == 4:
-        return features.movedim(1, -1)
-    if features.ndim not in (2, 3) or not torch.is_floating_point(features):
+    if features.ndim not in (2, 3, 4) or not torch.is_floating_point(features):
         raise ValueError(
             f"features must be maps (B, C, H, W), tokens (B, N, C) or vectors (B, C), in floating point, got "
             f"{features.dtype} {tuple(features.shape)}"
         )
+    if features.ndim == 4:
+        return features.movedim(1, -1)
     return features[:, :, None] if features.ndim == 3 else features[:, None, None]

@@ -46,7 +46,8 @@ class LocalCaps(nn.Module):
         backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice.
 
     Shape:
-        Poses (B, *grid, in_types, in_dim) to (B, *grid', out_types, out_dim), and activations likewise.
+        Poses (B, *grid, in_types, in_dim) to (B, *grid', out_types, out_dim), and activations likewise; those of the
+        children are not used: a child stands for all places of a window, which have many.
 
     Raises:
         TypeError: if the children are no :class:`Capsules`.
@@ -117,8 +118,8 @@ class LocalCaps(nn.Module):
         check_map(children, self.in_types, (self.in_dim,), self.axes)
         parts = []
         for windows, transforms in zip(self.windows(children.pose), self.weight, strict=True):
-            votes = Votes(windows.flatten(0, self.axes), transforms, backend=self.backend)
-            parents = as_capsules(self.routing(votes, None), (self.out_dim,), votes.dtype)
+            routed = self.routing(Votes(windows.flatten(0, self.axes), transforms, backend=self.backend), None)
+            parents = as_capsules(routed, (self.out_dim,), torch.promote_types(windows.dtype, transforms.dtype))
             parts.append(Capsules(*(one.unflatten(0, windows.shape[: self.axes + 1]) for one in parents)))
         pose, activation = (self._woven([part[which] for part in parts]) for which in (0, 1))
         return Capsules(pose if self.pose_norm is None else self.pose_norm(pose), activation)

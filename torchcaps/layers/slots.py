@@ -99,10 +99,10 @@ class SlotCaps(nn.Module):
         """Where words go, and what the sentences want; words that are not there may hold any numbers."""
         votes = self.slot_caps.votes(words, there)
         routed = slot_routing(votes, steps=self.steps, squash_kind=self.squash)
-        intents = self.intent_caps(Capsules(routed.pose, routed.activation))
+        intents = self.intent_caps(self.slot_caps.parents(routed, words))
         if self.down is not None:
             rows = torch.arange(len(words), device=words.device)
             toward = self.pull * self.down(intents.pose[rows, intents.activation.argmax(1)])
             routed = slot_routing(votes, steps=self.steps, squash_kind=self.squash, toward=toward)
-        slots = Capsules(routed.pose, routed.activation)
+        slots = self.slot_caps.parents(routed, words)
         return SlotAnswer(votes.logits(routed.similarity), routed.assignment, slots, intents)

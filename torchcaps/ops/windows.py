@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import check_series, check_sizes
+from torchcaps.numerics import check_series, check_sizes, transformed
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Windows:
 
         The tensor is kept for the next call with the same windows: it must not be written to.
         """
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():  # their tensors hold no numbers
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or transformed():  # no numbers in them
             return self._children(types, device)
         return _kept_children(self, types, device)
 
