@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -49,17 +49,17 @@ def docstring(module: str, name: str = "") -> str:
     return ast.get_docstring(_node(module, name) if name else _parsed(module)) or ""
 
 
-def arguments_of(room: str, classes: Iterable[str]) -> set[str]:
-    """What the constructors of classes in a room of this package, and of their bases there, take together."""
+def arguments_of(room: str, base: str) -> set[str]:
+    """What the constructors of a class in a room of this package, and of all that derive from it there, take."""
     paths = (path.relative_to(_place(room)).with_suffix("").parts for path in _place(room).rglob("*.py"))
     nodes = (node for path in paths for node in _parsed(".".join((room, *path))).body)
-    known = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
-    waiting, names = [*classes], set[str]()
+    known = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    waiting, names = [node for node in known if node.name == base], set[str]()
     while waiting:
-        node = known[waiting.pop()]
+        node = waiting.pop()
         makers = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
         names |= {name for one in (node, *makers) for name, *_ in _declared(one)}
-        waiting += [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in known]
+        waiting += [one for one in known if node.name in (getattr(base, "id", None) for base in one.bases)]
     return names - {"self"}
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torchcaps
-import torchcaps_lab
 from torchcaps.spec import Typed, meant
 from torchcaps_lab import training
 from torchcaps_lab.cli.output import say
@@ -85,8 +84,7 @@ def _check_data(parser: OptionParser, data: Any) -> None:
     data = data.value if isinstance(data, Typed) else data
     if not isinstance(data, Mapping) or "torchcaps_lab.data" in sys.modules:
         return
-    sets, _ = in_source(Path(torchcaps_lab.__file__).parent / "data", "dataset")
-    known = {"name", *arguments_of("torchcaps_lab.data", sets.values())}
+    known = {"name", *arguments_of("torchcaps_lab.data", "ImageData")}
     if unknown := [name for name in data if name not in known]:
         parser.error(f"there is no option data.{unknown[0]}{meant(unknown[0], sorted(known))}\n  No data set takes it")
 

@@ -1,6 +1,7 @@
 """Checkpoints that a training is resumed from: written whole, sealed, and checked before use."""
 
 import hashlib
+import shutil
 import struct
 import warnings
 import zipfile
@@ -37,7 +38,9 @@ class SealedCheckpoints(TorchCheckpointIO):
             try:
                 torch.save(checkpoint, part)
             except RuntimeError as error:  # torch raises this on a full disk
-                raise OSError(f"checkpoint {path} cannot be written: {str(error).splitlines()[0]}") from error
+                free = shutil.disk_usage(path.parent).free >> 20
+                said = f"checkpoint {path} cannot be written, with {free} MiB free on its disk"
+                raise OSError(f"{said}: {str(error).splitlines()[0]}") from error
             seal(part)
 
 
