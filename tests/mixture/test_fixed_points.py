@@ -108,7 +108,7 @@ class TestSelfWeightedPooling:
         assert (gradient[mask] != 0).any()
 
     def test_wrong_arguments(self) -> None:
-        with pytest.raises(ValueError, match=r"sequence must be \(B, n, D\), got shape \(7, 4\)"):
+        with pytest.raises(ValueError, match=r"sequence must be \(B, n > 0, D\) of floats, got .* \(7, 4\)"):
             self_weighted_pooling(sequences()[0])
         with pytest.raises(ValueError, match=r"mask must be bool \(B, n\) = \(3, 7\)"):
             self_weighted_pooling(sequences(), torch.ones(3, 7))
