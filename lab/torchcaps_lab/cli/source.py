@@ -59,7 +59,7 @@ def arguments_of(room: str, base: str) -> set[str]:
         node = waiting.pop()
         makers = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
         names |= {name for one in (node, *makers) for name, *_ in _declared(one)}
-        waiting += [one for one in known if node.name in (getattr(base, "id", None) for base in one.bases)]
+        waiting += [one for one in known if node.name in (getattr(parent, "id", None) for parent in one.bases)]
     return names - {"self"}
 
 
