@@ -1,4 +1,4 @@
-"""Adversarial images: capsules against a CNN of the same clean accuracy (Hinton, Sabour & Frosst 2018, section 5)."""
+"""Adversarial images: capsules against a CNN of the same clean accuracy (Hinton, Sabour & Frosst 2018, section 6)."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Two digits on top of each other, to be recognised and separated (Sabour et al. 2017, section 5)."""
+"""Two digits on top of each other, to be recognised and separated (Sabour et al. 2017, section 6)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -35,7 +35,7 @@ class MultiMNISTSettings(TrainingOptions):
 CAPSULES, CNN = "CapsNet, 3 steps", "convolutional network"
 ERROR = "exact-pair test error"
 PAIRS, OVERLAP = "test pairs", "overlap of the bounding boxes"
-SABOUR = "Sabour et al. 2017, section 5"
+SABOUR = "Sabour et al. 2017, section 6"
 
 
 @register_recipe

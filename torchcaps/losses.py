@@ -338,7 +338,7 @@ class SpreadLoss(ActivationLoss):
     Raises:
         ValueError: if a number is not finite, the period is not above 0, or there is no such schedule.
 
-    Source: Hinton, Sabour & Frosst 2018, section 4.2; the code released with it.
+    Source: Hinton, Sabour & Frosst 2018, section 4.1; the code released with it.
 
     Example:
         >>> loss = tc.SpreadLoss(start=0.2, end=0.9)

@@ -126,7 +126,7 @@ class PoseInput(nn.Module):
         ValueError: if ``kind`` is not in the table, or another argument is out of its range.
 
     Source: ``masked``: Sabour, Frosst & Hinton 2017, section 4.1; ``pose``: Rajasegaran et al. 2019 (DeepCaps), section
-    3.3, the class-independent decoder; ``pose_and_class``, and the noise: ours, after conditional variational
+    4, the class-independent decoder; ``pose_and_class``, and the noise: ours, after conditional variational
     autoencoders (Kingma et al. 2014).
 
     Example:

@@ -88,7 +88,7 @@ class MatrixCapsNet(CapsuleClassifier):
             :class:`~torchcaps.layers.IdentityPath`.
         same_padding: pad the image for the first convolution as TensorFlow's ``SAME`` does, for maps of half its size.
 
-    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 5 and figure 1.
+    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", sections 4 and 5, figure 1.
 
     Example:
         >>> network = tc.models.MatrixCapsNet((1, 20, 20), classes=5, channels=8, types=(4, 4, 4))

@@ -128,8 +128,8 @@ def em_m_step(
     Args:
         votes: of I children for J parents.
         moments: of the votes, with the scatter.
-        beta_u: cost of describing one unit of data without this parent, (J,).
-        beta_a: cost of switching the parent on, (J,).
+        beta_u: minus the cost of describing one number of a vote without this parent, (J,).
+        beta_a: minus the cost of switching the parent on, (J,).
         inverse_temperature: lambda.
         settings: where implementations differ.
         previous: the parents before, for ``mean_smoothing``; None before the first step.
@@ -284,11 +284,11 @@ EM_PRESETS: dict[str, dict[str, Any]] = {
 
 ``paper``: Procedure 1 with the inverse temperature that its authors gave; ``released``: the released code, in its
 convolutional layers and (``released_class``) in its class layer. In those convolutions parents of different types do
-not compete, as under ``competition="position"`` of the layer, with two differences: the first step there assigns each
-child evenly to the types of every window (1 / J), and with a stride of 2 the code looks up most children's normalisers
-at wrong places. ``standardised``: the cost standardised over the parents, for any layer size; ``soft``: the same, with
-the likelihood in the E-step a mean over the dimensions of a pose and not a sum, so that it can be learned through
-several steps; ``mass_scaled``: Gritzman 2019.
+not compete, as under ``competition="position"`` of the layer, with three differences: the first step there assigns each
+child evenly to the types of every window (1 / J), with a stride of 2 the code looks up most children's normalisers at
+wrong places, and masses are 1e-7 larger (1e-5 in the class layer). ``standardised``: the cost standardised over the
+parents, for any layer size; ``soft``: the same, with the likelihood in the E-step a mean over the dimensions of a pose
+and not a sum, so that it can be learned through several steps; ``mass_scaled``: Gritzman 2019.
 """
 
 

@@ -148,7 +148,7 @@ def label_aware(interests: Tensor, label: Tensor, sharpness: float = 1.0) -> Ten
     Returns:
         (B, D).
 
-    Source: Li et al. 2019, section 3.5.
+    Source: Li et al. 2019, section 3.4.
     """
     fit = torch.einsum("bjd,bd->bj", interests, label)
     if sharpness == torch.inf:

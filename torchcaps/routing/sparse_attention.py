@@ -53,9 +53,9 @@ def sparse_attention_routing(votes: Votes, weights: Tensor | None = None, *, squ
     One pass, with :class:`Entmax` in place of a softmax. The layer's ``transforms="orthogonal"`` are the paper's:
     products of Householder reflections, which keep the angles between children that are different.
 
-    There is no public code. From the paper are the orthogonal transforms, attention by scaled inner products of the
-    votes, entmax in place of the softmax, and a single pass. It leaves open, or we had to choose: alpha is 1.5; entmax
-    is over the parents; a vote attends to the sum of all votes for its parent, as in
+    The repository that the paper names holds no code. From the paper are the orthogonal transforms, attention by scaled
+    inner products, entmax, and a single pass. Left open, or chosen by us: alpha is 1.5; entmax is over the parents; a
+    vote attends to the sum of all votes for its parent, as in
     :func:`~torchcaps.routing.self_attention_routing`, so that no matrix of all pairs is formed; the squash is that of
     Sabour et al. The pruning of similar children before the layer is a mask of the layer's.
 

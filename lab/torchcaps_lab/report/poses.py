@@ -182,7 +182,7 @@ def transfer(
         ValueError: if shapes or labels do not fit, or ``steps`` is less than 1.
         RuntimeError: if the network has no decoder.
 
-    Source: a decoder that classes share: Rajasegaran et al. 2019, "DeepCaps", section 3.3; drawn analogies: Kingma et
+    Source: a decoder that classes share: Rajasegaran et al. 2019, "DeepCaps", section 4; drawn analogies: Kingma et
     al. 2014, "Semi-supervised learning with deep generative models", figure 1.
     """
     check_size(steps=steps)

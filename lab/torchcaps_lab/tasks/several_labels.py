@@ -43,7 +43,7 @@ class SeveralLabels(Task):
     Raises:
         ValueError: if ``count`` is less than 1 or the threshold is not in (0, 1).
 
-    Source: Sabour, Frosst & Hinton 2017, section 5 (two digits at once, no credit for one of them).
+    Source: Sabour, Frosst & Hinton 2017, section 6 (two digits at once, no credit for one of them).
 
     Example:
         >>> from torchcaps_lab.tasks import SeveralLabels

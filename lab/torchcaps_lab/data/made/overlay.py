@@ -41,7 +41,7 @@ class Overlay(Composition):
 
     As a composition of the digits that it lies on, it makes other pairs in each epoch.
 
-    Source: Sabour, Frosst & Hinton 2017, section 5.1: shifts up to 4 pixels on 36 x 36, so that the bounding boxes of
+    Source: Sabour, Frosst & Hinton 2017, section 6.1: shifts up to 4 pixels on 36 x 36, so that the bounding boxes of
     the two overlap by 80 % on average.
 
     Args:
