@@ -97,7 +97,8 @@ def alone(name: str) -> int:
 
 
 WHOLE = "two-digits-paper"
-ABOVE, CLEAN = "one above the other, the most active", "single digit, accuracy"
+ABOVE, BESIDE = "one above the other, the most active", "side by side, the most active"
+CLEAN = "single digit, accuracy"
 TWIN, DYNAMIC, KMEANS = "convolutional twin, pooled", "dynamic, accumulating, 3 steps", "inner-product K-Means, 3 steps"
 VARIANT = "variant of K-Means: {}"
 CAPS, CNN = "matrix capsules", "convolutional network"
@@ -118,8 +119,14 @@ RESIDUAL = [
     for data, epochs in (("Fashion-MNIST", 12), ("MultiMNIST", 24), ("CIFAR-10", 40))
 ]
 PAPER, PAIR = "reconstruction weighted as in the paper", ("CapsNet", "CNN")
-STEPS = [VARIANT.format(one) for one in ("1 step", "2 steps", "none (3 steps, squash half)", "4 steps", "5 steps")]
-PLAIN = STEPS[2]
+STEPS = [
+    VARIANT.format("1 step"),
+    VARIANT.format("2 steps"),
+    KMEANS,
+    VARIANT.format("4 steps"),
+    VARIANT.format("5 steps"),
+]
+SQUASHES = [VARIANT.format(f"squash {one}") for one in ("sabour", "tanh", "exponential", "rational")]
 BEST = ("variational_bayes", "dynamic", "self_attention", "kmeans", "sparse_attention")
 PHOTOS, PHOTOS_CNN = (
     [f"photos500-capsnet_on_backbone{kind}-seed{seed}" for seed in (0, 1, 2)] for kind in ("", "_cnn")
@@ -142,7 +149,7 @@ def attack(name: str, *of: str) -> list[float]:
 
 
 def found(*of: str) -> list[float]:
-    return ours("two-digits", ABOVE, *of)
+    return ours(WHOLE, ABOVE, *of)
 
 
 def more(recipe: str, measure: str, one: str, other: str) -> float:
@@ -207,7 +214,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             for value in of("mnist-dynamic", "test error", f"1 step, {PAPER}", f"3 steps, {PAPER}")
         ]),
         *((f"{words} {{}} % | {{}} %; {{}}, {{}}, {{}} % |", [
-            *published(WHOLE, ABOVE, row), *found(row), *rows(WHOLE)[row, ABOVE]["ours"],
+            *published(WHOLE, ABOVE, row), *ours("two-digits", ABOVE, row), *rows(WHOLE)[row, ABOVE]["ours"],
         ]) for words, row in (("pooled | about", TWIN), ("routing | about", DYNAMIC), ("K-Means | over", KMEANS))),
         ("not both found | CapsNet | {} % | {} % |", [
             *published("multimnist", "exact-pair test error", "CapsNet, 3 steps"),
@@ -272,19 +279,19 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ("random signs of {} leave {} and {} %.", [0.1, *attack("random signs 0.1", CAPS, CNN)]),
         ("FGSM at {} ({} and {} %)", [0.01, *attack("FGSM 0.01, untargeted, white box", CAPS, CNN)]),
         ("BIM at {} ({} and {} %)", [0.01, *attack("BIM 0.01, untargeted, white box", CAPS, CNN)]),
-        ("from one**, {} against {} parameters: {} to {} points more", [
-            *parameters("two-digits", DYNAMIC, TWIN),
-            *(more("two-digits", ABOVE, one, TWIN) for one in (DYNAMIC, KMEANS)),
+        ("from one**, {} against {} parameters, three seeds: {} to {} points more", [
+            *parameters(WHOLE, DYNAMIC, TWIN), *(more(WHOLE, ABOVE, one, TWIN) for one in (DYNAMIC, KMEANS)),
         ]),
-        ("of K-Means ({} parameters), one step, which is no routing, finds {} %, and three find {} %", [
-            *parameters("two-digits", PLAIN), *found(STEPS[0], PLAIN),
+        ("no routing, finds {} %, and three find {} %; side by side, {} and {} %; with {} parameters (quick preset, "
+         "one seed) {} and {} %", [
+            *found(STEPS[0], KMEANS), *ours(WHOLE, BESIDE, STEPS[0], KMEANS), *parameters("two-digits", STEPS[0]),
+            *ours("two-digits", ABOVE, STEPS[0], VARIANT.format("none (3 steps, squash half)")),
         ]),
         ("(1 to 5 steps: {}, {}, {}, {}, {} %)", found(*STEPS)),
-        ("({} finds {} %, 1 finds {} %)", [0.5, *found(PLAIN, VARIANT.format("squash sabour"))]),
-        ("1 - exp(-n) find {} %", found(VARIANT.format("squash tanh"))),
-        ("1 - exp(-n) find {} %", found(VARIANT.format("squash exponential"))),
-        ("n / (1 + n) {} %", found(VARIANT.format("squash rational"))),
-        ("of length 1, find {} %", found(VARIANT.format("squashed in between, too"))),
+        ("for {}, {} %, tanh {} %, 1 - exp(-n) {} %; but n / (1 + n) {} %", [0.5, *found(*SQUASHES)]),
+        ("of length 1, find {} %; dynamic routing without accumulation {} %", found(
+            VARIANT.format("squashed in between, too"), "dynamic, not accumulating, 3 steps"
+        )),
         ("with {} to {} % test error, and {} to {} % under affine", [
             *ends(of_routings("test error", *BEST)), *ends(of_routings("error under affine transforms", *BEST)),
         ]),

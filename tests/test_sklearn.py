@@ -31,10 +31,13 @@ def test_routings_by_name_and_labels_of_any_kind() -> None:
     X = np.random.default_rng(0).normal(size=(40, 3))
     y = np.where(X[:, 0] > 0, "yes", "no")
     state = torch.get_rng_state()
-    fitted = CapsNetClassifier(routing="em", routing_arguments={"steps": 2}, epochs=5, random_state=0).fit(X, y)
+    fitted = CapsNetClassifier(
+        routing="variational_bayes", routing_arguments={"steps": 2}, epochs=5, batch_size=np.int64(8), random_state=0
+    ).fit(X, y)
     assert torch.equal(state, torch.get_rng_state())
     assert {*fitted.predict(X)} <= {"yes", "no"}
     assert np.allclose(fitted.predict_proba(X).sum(1), 1)
+    assert np.allclose(fitted.predict_proba(X)[:1], fitted.predict_proba(X[:1]))
     assert len(fitted.loss_curve_) == 5
 
 

@@ -109,11 +109,10 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         self.network_ = self._network().double()
         self.network_(rows[:2])  # lazy layers learn their sizes
         self.network_.to(self.device)
-        loader = DataLoader(TensorDataset(rows, target), self.batch_size, shuffle=True)
+        loader = DataLoader(TensorDataset(rows, target), int(self.batch_size), shuffle=True)
         optimizer = torch.optim.Adam(self.network_.parameters(), self.learning_rate)
-        cycle = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, self.learning_rate, total_steps=self.epochs * len(loader)
-        )
+        steps = self.epochs * len(loader)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, total_steps=steps)
         self.loss_curve_ = []
         for _ in range(self.epochs):
             losses = []
@@ -126,6 +125,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
                 cycle.step()
                 losses.append(loss.item())
             self.loss_curve_.append(float(np.mean(losses)))
+        self.network_.eval()
 
     @torch.no_grad()
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:

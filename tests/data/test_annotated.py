@@ -45,6 +45,7 @@ def write(folder: Path, kind: str, boxes: dict[str, list[Any]] = BOXES) -> Path:
             (folder / "notes" / f"{name}.xml").write_text(xml + "</annotation>")
     if kind == "yolo":
         (folder / "notes" / "classes.txt").write_text("cat\ndog\n")
+        (folder / "notes" / "._a.txt").write_bytes(b"\xff")
     if kind != "coco":
         return folder / "notes"
     categories = [{"id": 7 * label + 1, "name": name} for label, name in enumerate(CLASSES)]

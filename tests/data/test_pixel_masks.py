@@ -160,6 +160,7 @@ def unlink(path: Path) -> None:
         (lambda mask: mask.write_bytes(b""), {}, "cannot read the image .*masks/cell4.png: the file is empty"),
         (lambda mask: save(mask, torch.arange(120).view(12, 10)), {}, "must have 2 to 64 values, got 12"),
         (lambda mask: None, {"names": ("wall",)}, r"names must be 3, one for each of the values \[0, 9, 200\]"),
+        (lambda mask: None, {"values": (0, 256)}, "values must be at most 255, got 256"),
         (lambda mask: None, {"cut": 11}, "cut must be at most 10 for images of 12 x 10"),
         (lambda mask: None, {"fold": 5}, "fold must be less than folds, 5, got 5"),
         (lambda mask: None, {"folds": 13}, "folds must be at most the number of pictures, 12, got 13"),

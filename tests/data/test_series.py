@@ -28,6 +28,7 @@ def sounds(root: Path) -> Path:
         for label, hertz in (("low", 300), ("high", 2000)):
             for number in range(2):
                 tone(root / f"{label}_{speaker}_{number}.wav", hertz + 20 * place, 0.1 + 0.05 * number)
+            (root / f"._{label}_{speaker}_0.wav").touch()
     return root
 
 
@@ -117,7 +118,7 @@ def test_a_tone_is_in_the_band_of_its_frequency_at_any_rate() -> None:
 
 
 BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
-    ("empty.csv", lambda path: path.write_text(""), r"empty.csv must have the columns series and who, got \[\]"),
+    ("empty.csv", lambda path: path.write_text(""), r"empty.csv must have the columns series, label, who, got \[\]"),
     ("none.csv", lambda path: table(path, []), "none.csv holds no series"),
     ("one.csv", lambda path: table(path, ["0,up,a,1,2"]), r"one.csv:0 must have .* two or more moments, got \(2, 1\)"),
     ("class.csv", lambda path: table(path, ["0,up,a,1,2"] * 2), "class.csv must hold series of two or more classes"),
@@ -134,6 +135,8 @@ BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ("a_b_e.wav", lambda path: tone(path, 300, 1 / 8000), "a_b_e.wav: it is silent"),
     ("a_b_f.wav", lambda path: tone(path, 300, rate=4000), "a_b_f.wav: it has 4000 samples a second"),
     ("a.wav", lambda path: tone(path, 300), "a.wav must be named LABEL_SPEAKER_NUMBER.wav"),
+    ("a_b_c_d.wav", lambda path: tone(path, 300), "a_b_c_d.wav must be named LABEL_SPEAKER_NUMBER.wav"),
+    ("other.csv", lambda path: table(path, ["0,up,a,1,2"], "series,class,who,x,y"), "have the columns series, label"),
 ]
 
 

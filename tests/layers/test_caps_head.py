@@ -48,6 +48,10 @@ def test_weights_are_loaded_before_the_first_batch() -> None:
     again.load_state_dict(copy.deepcopy(trained.state_dict()))
     assert torch.equal(again(features).pose, expected.pose)
     assert trained.route(features).assignment.shape == (2, 32, 3)
+    moved = tc.CapsHead(3, routing=tc.create_routing("em"))
+    moved.class_caps.load_state_dict(trained.class_caps.state_dict())
+    moved(torch.randn(2, 7))
+    assert torch.equal(moved.class_caps.weight, trained.class_caps.weight)
 
 
 def test_what_does_not_fit_is_said() -> None:

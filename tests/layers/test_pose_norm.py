@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from tests.layers.test_deviation import deviations
 from torchcaps import CapsConv2d, Capsules, create_model
 from torchcaps.layers import PoseMagnitude, PoseNorm, PrimaryCaps
 from torchcaps.routing import EMRouting
@@ -131,23 +133,20 @@ def test_a_layer_is_observed_as_one() -> None:
     assert len(class_shares(layers)) == 3
 
 
-def deviations(count: int, **options: Any) -> list[float]:
-    """Of the poses of stacked layers of EM routing, at the start."""
+def at_the_start(count: int, **options: Any) -> list[float]:
+    """Deviations of the poses of stacked layers of EM routing."""
     torch.manual_seed(0)
     children = Capsules(torch.randn(8, 6, 6, 8, 4, 4), torch.rand(8, 6, 6, 8))
-    found = [children.pose.std().item()]
-    routing = EMRouting.preset("standardised", sharpness="mean")
-    for _ in range(count):
-        children = CapsConv2d(8, 8, (4, 4), (4, 4), 3, padding=1, routing=routing, **options)(children)
-        found.append(children.pose.std().item())
-    return found
+    shared = {"padding": 1, "routing": EMRouting.preset("standardised", sharpness="mean"), **options}
+    layers = [CapsConv2d(8, 8, (4, 4), (4, 4), 3, **shared) for _ in range(count)]
+    return deviations(nn.Sequential(*layers), children)
 
 
 @KINDS
 def test_poses_of_ten_layers_keep_their_deviation(kind: Any) -> None:
-    found = deviations(10, pose_norm=kind)
+    found = at_the_start(10, pose_norm=kind)
     assert max(found) < 3 * min(found)
-    assert deviations(3)[-1] < 0.01  # without, three layers are enough to lose them
+    assert at_the_start(3)[-1] < 0.01  # without, three layers are enough to lose them
 
 
 def test_transforms_that_keep_the_deviation_of_a_mean_vote() -> None:

@@ -19,9 +19,9 @@ class CapsHead(nn.Module):
     .. math:: u_{nt} = \operatorname{squash}(W_t \, \operatorname{norm}(x_n)), \quad V_{ntj} = u_{nt} W_{tj}
 
     The features :math:`x_n` of each position n, standardised over their channels, become ``types`` primary capsules,
-    which all vote for the classes. Positions share the transforms, so maps and sequences may have any size. The number
-    of channels is that of the first batch (or of the weights that are loaded): pass one through before an optimizer is
-    made.
+    which all vote for the classes. Positions share the transforms, so maps and sequences may have any size. The first
+    batch sets the number of channels and draws the transforms of the classes (0 until then), unless they are loaded:
+    pass one through before an optimizer is made.
 
     Args:
         classes: parents, J.
@@ -56,9 +56,9 @@ class CapsHead(nn.Module):
         check_size(classes=classes, types=types, dim=dim, pose_dim=pose_dim)
         self.types, self.dim = types, dim
         self.primary: nn.Linear = nn.LazyLinear(types * dim)
-        self.class_caps = ClassCaps(
-            types, classes, dim, pose_dim, routing=routing or DynamicRouting(), coordinates=False
-        )
+        routing = routing or DynamicRouting()
+        self.class_caps = ClassCaps(types, classes, dim, pose_dim, routing=routing, coordinates=False)
+        nn.init.zeros_(self.class_caps.weight)
 
     def children_of(self, features: Tensor) -> Capsules:
         """The primary capsules, poses (B, H, W, types, dim)."""
@@ -67,7 +67,7 @@ class CapsHead(nn.Module):
         if not lazy and rows.shape[-1] != (channels := self.primary.weight.shape[1]):
             raise ValueError(f"features must have {channels} channels, got {tuple(features.shape)}")
         pose = self.primary(F.layer_norm(rows, rows.shape[-1:])).unflatten(-1, (self.types, self.dim))
-        if lazy:
+        if lazy and not self.class_caps.weight.any():
             self._scale_to(rows.shape[1] * rows.shape[2])
         pose = squash(pose)
         return Capsules(pose, length(pose))

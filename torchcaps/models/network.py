@@ -337,7 +337,7 @@ def _read(path: Path) -> tuple[_Saved, Network]:
             f"{imports[0] if imports else 'my_module'}"
         ) from None
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, or from another version: {error!r}") from error
+        raise ValueError(f"{path} is damaged, or of another version or library: {error!r}") from error
     return saved, outline
 
 

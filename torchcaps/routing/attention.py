@@ -36,8 +36,8 @@ def attention_routing(
     pose shared by all (:class:`AttentionRouting` has it as ``readout``). Runs on all backends; only ``naive`` stores
     the votes.
 
-    In a convolution the parents of one window compete: ``competition="window"``. Left out: the authors' code divides R
-    by its sum plus 1e-10 once more.
+    In a convolution the parents of one window compete: ``competition="window"``. The root of H is in the authors'
+    code alone; that the code divides R by its sum plus 1e-10 once more is left out.
 
     Args:
         votes: of I children for J parents.
@@ -49,8 +49,7 @@ def attention_routing(
         epsilon: added to the variance in the normalisation.
         initial: parents of an earlier call to go on from: the first assignment is then to these.
 
-    Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing", Procedure 1; the
-    square root of H: the code released with it.
+    Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing", Procedure 1.
     """
     check_steps(steps)
     check_floor(epsilon=epsilon)

@@ -215,7 +215,7 @@ def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> tuple[t
         known: Sequence[str] = [*coco.names.values()]
         noted = coco.boxes(root)
     else:
-        found = {kind: sorted(one for one in path.glob(f"*{kind}") if one.name != "classes.txt") for kind in kinds}
+        found = {kind: sorted(one for one in path.glob(f"[!.]*{kind}") if one.name != "classes.txt") for kind in kinds}
         here = [kind for kind, files in found.items() if files]
         if len(here) != 1:
             raise ValueError(
@@ -260,7 +260,7 @@ def _yolo(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tup
         listed = _there(files[0].with_name("classes.txt"), "pass classes, or give their names one a line:")
         names = listed.read_text("utf-8").split("\n")
         names = [name.strip() for name in names if name.strip()]
-    noted, images = [], {one.stem: one for one in sorted(root.iterdir()) if one.suffix.lower() in image_suffixes()}
+    noted, images = [], {one.stem: one for one in sorted(root.glob("[!.]*")) if one.suffix.lower() in image_suffixes()}
     for file in files:
         labels, boxes = [], []
         for line in filter(None, map(str.strip, file.read_text("utf-8").split("\n"))):

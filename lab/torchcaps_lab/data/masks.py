@@ -160,8 +160,8 @@ class Masks(ImageData):
     images: str = "images"
     masks: str = "masks"
     names: tuple[str, ...] = ()
-    values: tuple[int, ...] = ()
-    ignore: Annotated[int, Within(0)] | None = None
+    values: Annotated[tuple[int, ...], Within(0, 255)] = ()
+    ignore: Annotated[int, Within(0, 255)] | None = None
     listed: str = ""
     cut: Size | None = None
     cuts: Size = 1
@@ -228,7 +228,8 @@ class Masks(ImageData):
         files = image_files(root / self.images)
         if self.listed:
             by_stem = {path.stem: path for path in files}
-            chosen = (root / self.listed).read_text(encoding="utf-8").split()
+            lines = (root / self.listed).read_text(encoding="utf-8").splitlines()
+            chosen = [*filter(None, map(str.strip, lines))]
             if missing := [name for name in chosen if name not in by_stem]:
                 raise FileNotFoundError(f"{root / self.listed} lists {missing[0]!r}, which is not in {self.images!r}")
             files = [by_stem[name] for name in chosen]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data.files import Listing, list_folder
+from torchcaps_lab.data.files import Listing, is_junk, list_folder
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.sound import Sound
 
@@ -68,7 +68,7 @@ class SeriesItem(Item):
 def list_series(root: Path, columns: Columns, sound: Sound) -> Listed:
     """The series in a folder or a file, whatever its form."""
     if root.is_file():
-        return Listed(parts={"all": list(table(root, columns))})
+        return Listed(parts={"all": list(table(root, columns, labelled=True))})
     if not root.is_dir():
         raise FileNotFoundError(f"root {root} does not exist")
     parts = _tables(root)
@@ -76,9 +76,9 @@ def list_series(root: Path, columns: Columns, sound: Sound) -> Listed:
         if not {"train", "test"} <= parts.keys():
             held = ", ".join(path.name for path in parts.values())
             raise ValueError(f"{root} must hold files for train and test, got {held}: give one file as root")
-        return Listed(parts={part: list(table(path, columns)) for part, path in parts.items()})
-    if any(path.suffix.lower() in SOUNDS for path in root.iterdir()):
-        return Listed(parts={"all": [_named(path, sound) for path in sorted(root.iterdir()) if _is_sound(path)]})
+        return Listed(parts={part: list(table(path, columns, labelled=True)) for part, path in parts.items()})
+    if flat := [path for path in sorted(root.iterdir()) if path.suffix.lower() in SOUNDS and not is_junk(path)]:
+        return Listed(parts={"all": [_named(path, sound) for path in flat]})
     found = list_folder(root, _SoundFiles)
     listed = {
         part: [
@@ -90,15 +90,15 @@ def list_series(root: Path, columns: Columns, sound: Sound) -> Listed:
     return Listed(parts=listed, left_out=found.left_out, notes=found.notes)
 
 
-def table(path: Path, columns: Columns) -> Iterator[SeriesItem]:
-    """The series of a .ts, .arff or .csv file.
+def table(path: Path, columns: Columns, labelled: bool = False) -> Iterator[SeriesItem]:
+    """The series of a .ts, .arff or .csv file, which must say their classes if ``labelled``.
 
     Raises:
         ValueError: it holds none, or one that cannot be used; names the file and the series.
     """
     if path.suffix.lower() not in TABLES:
         raise ValueError(f"{path} must be a {', '.join(TABLES)} file, or a folder of sounds ({', '.join(SOUNDS)})")
-    read = _long_table(path, columns) if path.suffix.lower() == ".csv" else _archive(path)
+    read = _long_table(path, columns, labelled) if path.suffix.lower() == ".csv" else _archive(path)
     some = False
     for name, label, group, values in read:
         some, title = True, f"{path}:{name}"
@@ -145,20 +145,15 @@ def _place(path: Path) -> int:
     return TABLES.index(path.suffix.lower()) if path.suffix.lower() in TABLES else len(TABLES)
 
 
-def _is_sound(path: Path) -> bool:
-    return path.suffix.lower() in SOUNDS
-
-
 def _named(path: Path, sound: Sound) -> SeriesItem:
     """A sound whose name says what it is: LABEL_GROUP_NUMBER.wav."""
-    label, _, rest = path.stem.partition("_")
-    group, _, number = rest.partition("_")
-    if not number:
+    said = path.stem.split("_")
+    if len(said) != 3:
         raise ValueError(
             f"{path} must be named LABEL_SPEAKER_NUMBER{path.suffix}, or lie in a folder of its class beside folders "
             "of other classes"
         )
-    return SeriesItem(path.name, label, read_sound(path, sound), str(path), group)
+    return SeriesItem(path.name, said[0], read_sound(path, sound), str(path), said[1])
 
 
 class _SoundFiles(Listing):
@@ -190,16 +185,17 @@ def _archive(path: Path) -> Iterator[tuple[str, str, str, Tensor]]:
         yield str(number), str(label), "", torch.as_tensor(values, dtype=torch.float32)
 
 
-def _long_table(path: Path, columns: Columns) -> Iterator[tuple[str, str, str, Tensor]]:
+def _long_table(path: Path, columns: Columns, labelled: bool) -> Iterator[tuple[str, str, str, Tensor]]:
     """Name, label, group and values of each series of a table with a row for each moment."""
     rows: dict[str, list[list[float]]] = {}
     known: dict[str, tuple[str, str]] = {}
+    needed = [one for one in (columns.series, columns.label if labelled else None, columns.group) if one]
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         header = list(reader.fieldnames or ())
-        if columns.series not in header or (columns.group and columns.group not in header):
-            wanted = " and ".join(filter(None, (columns.series, columns.group)))
-            raise ValueError(f"{path} must have the columns {wanted}, got {header}")
+        if not {*header} >= {*needed}:
+            others = "the options series, label and group name others"
+            raise ValueError(f"{path} must have the columns {', '.join(needed)}, got {header}: {others}")
         channels = [name for name in header if name not in columns]
         for row in reader:
             name = row[columns.series]
