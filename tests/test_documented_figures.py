@@ -288,7 +288,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
             *ours("two-digits", ABOVE, STEPS[0], VARIANT.format("none (3 steps, squash half)")),
         ]),
         ("(1 to 5 steps: {}, {}, {}, {}, {} %)", found(*STEPS)),
-        ("for {}, {} %, tanh {} %, 1 - exp(-n) {} %; but n / (1 + n) {} %", [0.5, *found(*SQUASHES)]),
+        ("of {}: {} %), nor do tanh, {} %, and 1 - exp(-n), {} %; n / (1 + n) finds {} %", [0.5, *found(*SQUASHES)]),
         ("of length 1, find {} %; dynamic routing without accumulation {} %", found(
             VARIANT.format("squashed in between, too"), "dynamic, not accumulating, 3 steps"
         )),
