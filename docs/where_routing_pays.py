@@ -221,6 +221,14 @@ def digit_sentences(runs: Runs) -> Iterator[str]:
         yield from sentences(head, found)
 
 
+def view_sentences(title: str, runs: Runs) -> Iterator[str]:
+    """The same of viewpoints: against no routing, and against the published twin, also at equal familiar error."""
+    twin = "the fully connected head (the published CNN ends so)"
+    yield from sentences(title, compared(runs))
+    yield from sentences(title, compared(runs, other=PUBLISHED), twin)
+    yield from sentences(f"{title}, at equal familiar error", compared(runs, matched=FAMILIAR, other=PUBLISHED), twin)
+
+
 def section() -> str:
     """All that the page says in figures."""
     parts = []
@@ -228,11 +236,7 @@ def section() -> str:
         parts += ["## Digits", "", *digit_table(runs), "", *steps_table(runs), "", *digit_sentences(runs), ""]
     for view in VIEWPOINTS:
         if runs := of_views(view):
-            title = f"Novel {view}s"
-            twin = sentences(
-                title, compared(runs, other=PUBLISHED), "the fully connected head (the published CNN ends so)"
-            )
-            parts += [f"## {title}", "", *table(runs), "", *sentences(title, compared(runs)), *twin, ""]
+            parts += [f"## Novel {view}s", "", *table(runs), "", *view_sentences(f"Novel {view}s", runs), ""]
     return "\n".join(parts).strip()
 
 
