@@ -18,9 +18,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 PACKAGE = "torchcaps"
 LAB = "torchcaps_lab"
-BUDGETS = {"torchcaps": 12_050, "lab": 13_330, "recipes": 3_620, "benchmarks": 1_110, "tests": 28_770}
-"""Most lines of code of each folder, in Python. They may fall, and do not rise: what is added takes something away."""
-
 PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
@@ -150,11 +147,6 @@ def code_lines(path: Path) -> set[int]:
             ):
                 code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return code
-
-
-def sizes() -> dict[str, int]:
-    """The lines of code in Python of each folder that has a budget."""
-    return {name: sum(len(code_lines(path)) for path in (ROOT / name).rglob("*.py")) for name in BUDGETS}
 
 
 def size(name: str) -> int:
@@ -301,8 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--picture", type=Path, default=PICTURE, help="the SVG file to write")
     options = parser.parse_args(arguments)
     options.picture.write_text(picture(), encoding="utf-8")
-    rows = [f"{name:10} {lines:6,} lines of at most {BUDGETS[name]:,}" for name, lines in sizes().items()]
-    sys.stdout.write("\n".join([*rows, f"{options.picture}\n"]))
+    sys.stdout.write(f"{options.picture}\n")
 
 
 if __name__ == "__main__":
