@@ -18,7 +18,7 @@ from torchcaps.models.segmentation import SegCaps, Segmenter, UNet
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.series import SeriesCapsNet, SeriesClassifier, SeriesCNN
 from torchcaps.models.sets import PooledSet, SetCapsNet, SetClassifier
-from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetTwin
+from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetMaps, SharedCapsNetTwin
 from torchcaps.models.text import TextClassifier
 from torchcaps.models.text_capsnet import TextCapsNet
 from torchcaps.models.text_cnn import TextCNN
@@ -55,6 +55,7 @@ __all__ = [
     "SetCapsNet",
     "SetClassifier",
     "SharedCapsNet",
+    "SharedCapsNetMaps",
     "SharedCapsNetTwin",
     "TextCNN",
     "TextCapsNet",

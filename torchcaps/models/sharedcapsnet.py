@@ -1,6 +1,7 @@
-"""SharedCapsNet and its convolutional twin (Su Jianlin 2018)."""
+"""SharedCapsNet, its convolutional twin (Su Jianlin 2018), and a twin whose classes need local evidence."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import InitVar
 
 from torch import Tensor, nn
@@ -10,28 +11,32 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, check_extent
 from torchcaps.models.initial import Affine, glorot
 from torchcaps.models.registry import register_model
-from torchcaps.numerics import FourSizes, Size
+from torchcaps.numerics import FourSizes, NotNegative, Size
 from torchcaps.routing import InnerProductKMeansRouting, Routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 
 
-def _features(in_channels: int, channels: Sequence[int]) -> nn.Sequential:
+def _features(in_channels: int, channels: Sequence[int], batch_norm: bool) -> nn.Sequential:
     """Two 3x3 convolutions, average pooling by 2, two 3x3 convolutions; ReLU behind each."""
     first, second, third, fourth = channels
     return _start_as_published(
         nn.Sequential(
-            nn.Conv2d(in_channels, first, 3),
-            nn.ReLU(),
-            nn.Conv2d(first, second, 3),
-            nn.ReLU(),
+            *_convolution(in_channels, first, batch_norm),
+            *_convolution(first, second, batch_norm),
             nn.AvgPool2d(2),
-            nn.Conv2d(second, third, 3),
-            nn.ReLU(),
-            nn.Conv2d(third, fourth, 3),
-            nn.ReLU(),
+            *_convolution(second, third, batch_norm),
+            *_convolution(third, fourth, batch_norm),
         )
     )
+
+
+def _convolution(in_channels: int, channels: int, batch_norm: bool) -> Iterator[nn.Module]:
+    """A 3x3 convolution, batch normalisation if asked for, ReLU."""
+    yield nn.Conv2d(in_channels, channels, 3)
+    if batch_norm:
+        yield nn.BatchNorm2d(channels)
+    yield nn.ReLU()
 
 
 def _start_as_published(layers: nn.Sequential) -> nn.Sequential:
@@ -60,6 +65,7 @@ class SharedCapsNet(CapsuleClassifier):
         classes: number of classes.
         channels: of the four convolutions; the last is the dimension of the children's poses.
         pose_dim: dimension of the class capsules' poses.
+        batch_norm: whether batch normalisation follows each convolution. The published network has none.
         routing: any routing; default: inner-product K-Means in 3 steps.
 
     Source: Su Jianlin 2018, kexue.fm/archives/4819 and 5112, the network of the two-digit experiment.
@@ -76,11 +82,12 @@ class SharedCapsNet(CapsuleClassifier):
     classes: int = 10
     channels: FourSizes = (64, 64, 128, 128)
     pose_dim: Size = 16
+    batch_norm: bool = False
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
         check_extent("image_shape", self.image_shape, _SMALLEST)
-        self.features = _features(self.image_shape[0], self.channels)
+        self.features = _features(self.image_shape[0], self.channels, self.batch_norm)
         self.decoder = None
         self.class_caps = CapsLinear(
             None,
@@ -109,6 +116,7 @@ class SharedCapsNetTwin(ImageClassifier):
         classes: number of classes.
         channels: of the four convolutions.
         hidden: width of the hidden layer.
+        batch_norm: whether batch normalisation follows each convolution. The published network has none.
 
     Source: Su Jianlin 2018, kexue.fm/archives/4819.
 
@@ -124,10 +132,11 @@ class SharedCapsNetTwin(ImageClassifier):
     classes: int = 10
     channels: FourSizes = (64, 64, 128, 128)
     hidden: Size = 128
+    batch_norm: bool = False
 
     def __post_init__(self) -> None:
         check_extent("image_shape", self.image_shape, _SMALLEST)
-        self.features = _features(self.image_shape[0], self.channels)
+        self.features = _features(self.image_shape[0], self.channels, self.batch_norm)
         self.head = _start_as_published(
             nn.Sequential(
                 nn.Linear(self.channels[-1], self.hidden),
@@ -142,3 +151,56 @@ class SharedCapsNetTwin(ImageClassifier):
         self._check(images)
         check_extent("images", images.shape, _SMALLEST)
         return Prediction(self.head(self.features(images).mean((2, 3))), None, None)
+
+
+@register_model("sharedcapsnet_maps", "the same convolutions, a map of evidence for each class, no dense layer")
+@settings
+class SharedCapsNetMaps(ImageClassifier):
+    r"""The convolutions of :class:`SharedCapsNet`, a 1x1 convolution to a map for each class, pooled over all places.
+
+    With evidence :math:`e_{ij}` of class j at place i of I, its activation is
+
+    .. math:: a_j = \sigma\Big(\frac{1}{s} \log \frac{1}{I} \sum_i \exp(s\, e_{ij})\Big)
+
+    A class needs evidence at a few places only, and no layer mixes places. So this plain network, like capsules, has
+    what it takes to find several things at once after training on single ones: a fair rival where capsules do that.
+
+    Args:
+        image_shape: (C, H, W) of the images; other heights and widths work too.
+        classes: number of classes.
+        channels: of the four convolutions.
+        sharpness: s of the pooling: 0 is the mean over the places, a large value nearly their maximum.
+        batch_norm: whether batch normalisation follows each convolution.
+
+    Source: ours. Pooling by log-mean-exp: Pinheiro & Collobert 2015, arXiv 1411.6228.
+
+    Example:
+        >>> network = tc.models.SharedCapsNetMaps((1, 28, 28), classes=10, channels=(8, 8, 16, 16))
+        >>> network(torch.rand(2, 1, 40, 32)).activation.shape
+        torch.Size([2, 10])
+    """
+
+    any_size = True
+
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    channels: FourSizes = (64, 64, 128, 128)
+    sharpness: NotNegative = 1.0
+    batch_norm: bool = False
+
+    def __post_init__(self) -> None:
+        check_extent("image_shape", self.image_shape, _SMALLEST)
+        self.features = _features(self.image_shape[0], self.channels, self.batch_norm)
+        self.evidence = nn.Conv2d(self.channels[-1], self.classes, 1)
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        """The probability of each class."""
+        self._check(images)
+        check_extent("images", images.shape, _SMALLEST)
+        evidence = self.evidence(self.features(images)).flatten(2)  # [B, E, H' W']
+        return Prediction(self._pooled(evidence).sigmoid(), None, None)
+
+    def _pooled(self, evidence: Tensor) -> Tensor:
+        if self.sharpness == 0:
+            return evidence.mean(2)
+        return ((self.sharpness * evidence).logsumexp(2) - math.log(evidence.shape[2])) / self.sharpness
