@@ -28,10 +28,11 @@ def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> flo
     return percent(all_found(activation, present) & (activation.where(present, torch.inf).amin(1) > above))
 
 
-TWIN, DYNAMIC = "convolutional twin, pooled", "dynamic, accumulating, 3 steps"
-KMEANS, VARIANT = "inner-product K-Means, 3 steps", "variant of K-Means"
-COMPARED = TWIN, DYNAMIC, KMEANS
-"""The networks that the source compares: they are tested on all layouts."""
+TWIN, MAPS = "convolutional twin, pooled", "class maps, pooled by log-mean-exp"
+DYNAMIC, KMEANS = "dynamic, accumulating, 3 steps", "inner-product K-Means, 3 steps"
+VARIANT = "variant of K-Means"
+COMPARED = TWIN, MAPS, DYNAMIC, KMEANS
+"""The networks that the source compares, and a plain one with local evidence: they are tested on all layouts."""
 
 FACTS = facts_of("two-digits")
 ROWS: dict[str, dict[str, Any]] = FACTS["rows"]
@@ -92,10 +93,11 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Bars of the set accuracy over the layouts, mean of the seeds, with an example of each above them."""
-        rows = [row for row in COMPARED if all((row, SINGLE) in one.figures for one in studies)]
+        measured = {row: [study.figures for study in studies if (row, SINGLE) in study.figures] for row in COMPARED}
         bars = {
-            row: [fmean(one.figures[row, MOST_ACTIVE.format(name)] for one in studies) for name in LAYOUTS]
-            for row in rows
+            row: [fmean(figures[row, MOST_ACTIVE.format(layout)] for figures in seeds) for layout in LAYOUTS]
+            for row, seeds in measured.items()
+            if seeds
         }
         test = data_of(studies[0].settings.data).test
         examples = {name: arrange(test, layout, 1).images[0].amax(0) for name, layout in LAYOUTS.items()}

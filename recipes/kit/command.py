@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -99,7 +99,8 @@ def _grown(recipe: Recipe[Any], lab: Lab, results: Path | None) -> dict[int, Stu
     if results is None or not recipe.grows or not path.is_file():
         return {}
     result, settings = json.loads(path.read_text(encoding="utf-8")), recipe.presets[lab.preset]
-    if result["settings"] | {"rows": []} != json.loads(json.dumps(asdict(replace(settings, rows=())))):
+    measured = {row for facts in result["facts"] for row in facts}
+    if _settings_of(result["settings"], measured) != _settings_of(json.loads(json.dumps(asdict(settings))), measured):
         raise ValueError(f"{path} was measured with other settings of the preset {lab.preset}: move it")
     found = {}
     for seed, facts, curves in zip(result["seeds"], result["facts"], result["curves"], strict=True):
@@ -107,6 +108,12 @@ def _grown(recipe: Recipe[Any], lab: Lab, results: Path | None) -> dict[int, Stu
         for row, one in facts.items():
             found[seed].figures |= {(row, measure): value for measure, value in one["figures"].items()}
     return found
+
+
+def _settings_of(settings: Mapping[str, Any], rows: Collection[str]) -> dict[str, Any]:
+    """The settings that rows were measured with: a preset may get other rows, with changes of their own."""
+    networks = {row: changes for row, changes in settings["networks"].items() if row in rows}
+    return {**settings, "rows": [], "networks": networks}
 
 
 def _join(studies: dict[int, Study], more: Mapping[int, Study]) -> None:

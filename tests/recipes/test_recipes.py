@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -328,3 +328,13 @@ class TestCommandLine:
         with pytest.raises(SystemExit):
             recipes_main(["run", "no-such"])
         assert "no-such" in capsys.readouterr().err
+
+
+def test_a_result_stands_when_its_preset_gets_rows() -> None:
+    """What a new row changes in its network is no setting of the rows that were measured before."""
+    after = asdict(RECIPES["two-digits"].presets["paper"])
+    before = {**after, "rows": after["rows"][1:], "networks": {}}
+    rest = set(after["rows"]) - set(after["networks"])
+    assert command._settings_of(before, rest) == command._settings_of(after, rest)
+    assert command._settings_of(before, after["networks"]) != command._settings_of(after, after["networks"])
+    assert command._settings_of({**before, "epochs": 1}, rest) != command._settings_of(after, rest)
