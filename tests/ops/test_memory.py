@@ -158,6 +158,7 @@ def test_nor_under_a_similarity_or_rule_of_ones_own(
 
 
 FUSED = ("attention", "heinsen_2019", "prototypes", "self_attention", "variational_bayes")
+EVIDENT = ("dynamic", "em", "euclidean", "kmeans")
 TILED = ("degree_centrality", "fast_kernel_density", "kernel_density", "self_routing", "sparse_attention")
 
 
@@ -172,6 +173,19 @@ def test_nor_by_a_later_algorithm(
     bound_routing = create_routing(routing).bind(LayerShape(children, J, (P,), (D,)))
     monkeypatch.setitem(ROUTINGS, routing, bound_routing)
     bound = max((children or 1) * J * (P + 1) * D, B * I * (J + 1), B * I * (P + 1), 2 * BUDGET)
+    assert bound < VOTES / 5
+    assert largest(monkeypatch, routing, backend, children or 1, 1, coordinates=False) <= bound
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("children", [None, I], ids=["shared", "full"])
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+@pytest.mark.parametrize("routing", EVIDENT)
+def test_nor_with_evidence(monkeypatch: pytest.MonkeyPatch, routing: str, backend: str, children: int | None) -> None:
+    """Two more numbers a vote at most, one more a child, and never the logits of all pairs but where they are read."""
+    evident = create_routing(routing, evidence=True).bind(LayerShape(children, J, (P,), (D,)))
+    monkeypatch.setitem(ROUTINGS, routing, evident)
+    bound = max((children or 1) * J * (P + 1) * (D + 2), B * I * (J + 1), B * I * (P + 1), 2 * BUDGET)
     assert bound < VOTES / 5
     assert largest(monkeypatch, routing, backend, children or 1, 1, coordinates=False) <= bound
 

@@ -122,7 +122,8 @@ class ClassCaps(nn.Module):
         if coordinates:
             coordinate_addition(*[1] * axes, math.prod(self.out_pose))  # raises if votes are too small for it
         self.weight = nn.Parameter(torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1]))
-        self.routing = routing_of(LayerShape(None, classes, self.in_pose, self.out_pose), routing, EMRouting())
+        shape = LayerShape(None, classes, self.in_pose, self.out_pose, types=in_types)
+        self.routing = routing_of(shape, routing, EMRouting())
         self.magnitude = PoseMagnitude() if coordinates == "scaled" else None
         nn.init.normal_(self.weight, std=init_std)
         without_own_transforms(self, self.routing)

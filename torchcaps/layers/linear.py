@@ -109,9 +109,9 @@ class CapsLinear(nn.Module):
         P, D = self.in_pose[-1], self.out_pose[-1]
         if transforms == "orthogonal" and P != D:
             raise ValueError(f"orthogonal transforms keep the dimension: in_pose is {in_pose}, out_pose is {out_pose}")
-        shape = LayerShape(in_capsules, out_capsules, self.in_pose, self.out_pose)
-        bound = routing_of(shape, routing, DynamicRouting())
         own = in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
+        shape = LayerShape(in_capsules, out_capsules, self.in_pose, self.out_pose, types=own)
+        bound = routing_of(shape, routing, DynamicRouting())
         pairs = (own, 1 if transforms == "subspace" else out_capsules)
         if bound.own_transforms:  # these votes are never formed: one transform of zeros stands for all pairs
             pairs = (1, 1)

@@ -2,6 +2,7 @@
 
 from torchcaps.ops.backend import Agreement, AssignmentMap, Gaussians, Moments, Rule, VoteSource
 from torchcaps.ops.competition import GridWide, Normaliser, PositionWide
+from torchcaps.ops.evidence import EvidentVotes
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.plan import BACKENDS, choose_backend, use_backend
 from torchcaps.ops.similarity import Adjusted, Gaussian, Given, InnerProduct, Similarity
@@ -13,6 +14,7 @@ __all__ = [
     "Adjusted",
     "Agreement",
     "AssignmentMap",
+    "EvidentVotes",
     "Fields",
     "Gaussian",
     "Gaussians",

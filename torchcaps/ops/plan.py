@@ -263,7 +263,7 @@ def _choice(
     trouble = _trouble(preferred.backend, similarity, rule)
     asked = preferred.reason == ASKED_FOR
     gaussian = scatter or isinstance(similarity, Gaussian)
-    if preferred.backend == FUSED["cpu"] and not asked and gaussian and votes.shape[0] <= FEW_ROWS and _stored(votes):
+    if preferred.backend == FUSED["cpu"] and not asked and gaussian and _stored(votes) and votes.shape[0] <= FEW_ROWS:
         return Choice("naive", FEW_ROWS_REASON)
     if not trouble:
         return preferred

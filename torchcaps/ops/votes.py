@@ -68,7 +68,7 @@ class Votes:
         mask: Tensor | None = None,
     ) -> None:
         if normaliser is not None:
-            _check_normaliser(normaliser)
+            check_normaliser(normaliser)
         self.children, self.shape = check_votes(children, transforms, coordinates, sites, mask)
         self.sizes = dict(zip("BIJH", self.shape, strict=True))
         if mask is not None:
@@ -138,7 +138,7 @@ class Votes:
 
     def under(self, normaliser: Normaliser) -> "Votes":
         """The same votes under another normaliser; they are not formed again. A `TypeError` if it is none."""
-        _check_normaliser(normaliser)
+        check_normaliser(normaliser)
         _ = self.source  # made before the copy, so that both share it
         votes = copy(self)
         votes.normaliser = normaliser
@@ -340,7 +340,8 @@ class Votes:
         return field if source.indexed else self.gather(field)
 
 
-def _check_normaliser(normaliser: Any) -> None:
+def check_normaliser(normaliser: Any) -> None:
+    """Checks that something is a normaliser; a `TypeError` if not."""
     if not isinstance(normaliser, Normaliser):
         raise TypeError(f"normaliser must be a torchcaps.ops.Normaliser, got {normaliser!r}")
 

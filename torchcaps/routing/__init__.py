@@ -14,6 +14,7 @@ from torchcaps.routing.base import (
 from torchcaps.routing.degree_centrality import DegreeCentralityRouting, degree_centrality_routing
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
 from torchcaps.routing.em import EM_PRESETS, EMRouting, EMSettings, em_routing
+from torchcaps.routing.evidence import AgreementRouting, Evidence
 from torchcaps.routing.heinsen_2019 import Heinsen2019Routing, heinsen_2019_routing
 from torchcaps.routing.heinsen_2022 import Heinsen2022Routing, VectorWeights, heinsen_2022_routing
 from torchcaps.routing.homogeneous import HomogeneousRouting, homogeneous_routing
@@ -44,6 +45,7 @@ from torchcaps.routing.variational_bayes import VariationalBayesRouting, variati
 
 __all__ = [
     "EM_PRESETS",
+    "AgreementRouting",
     "AttentionRouting",
     "DegreeCentralityRouting",
     "DynamicRouting",
@@ -51,6 +53,7 @@ __all__ = [
     "EMSettings",
     "Entmax",
     "EuclideanKMeansRouting",
+    "Evidence",
     "FastKernelDensityRouting",
     "HardKMeansRouting",
     "Heinsen2019Routing",

@@ -3,7 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -65,9 +65,11 @@ class LayerShape:
         parents: J, for a convolution those of one window.
         in_pose: child pose, (M, P); (P,) of vector capsules is kept as (1, P).
         out_pose: parent pose, (M, D); (D,) of vector capsules is kept as (1, D).
+        types: how many of the children have parameters of their own, where places share them: child i has those of
+            type i % types. None for all of them, or 1 for any number of children.
 
     Raises:
-        ValueError: if an argument is no size; names it.
+        ValueError: if an argument is no size, or the children are no multiple of the types; names it.
 
     Example:
         >>> shape = tc.routing.LayerShape(children=32, parents=10, in_pose=(8,), out_pose=(16,))
@@ -79,9 +81,12 @@ class LayerShape:
     parents: int
     in_pose: tuple[int, ...]
     out_pose: tuple[int, ...]
+    types: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        check_size(parents=self.parents, **given(children=self.children))
+        check_size(parents=self.parents, **given(children=self.children, types=self.types))
+        if self.children is not None and self.children % self.kinds:
+            raise ValueError(f"types must divide the {self.children} children, got {self.types}")
         for name in ("in_pose", "out_pose"):
             pose = getattr(self, name)
             check_series(**{name: pose})
@@ -93,6 +98,24 @@ class LayerShape:
     def size(self) -> int:
         """H = M * D, the numbers of a flattened vote."""
         return math.prod(self.out_pose)
+
+    @property
+    def kinds(self) -> int:
+        """T, how many kinds of children have parameters of their own."""
+        return self.types or self.children or 1
+
+
+def shape_of(shape: LayerShape | int, size: int | None) -> LayerShape:
+    """The shape of a layer, or of one with any number of children as vectors of the size of its parents.
+
+    Raises:
+        TypeError: if there is a number of parents without a size.
+    """
+    if isinstance(shape, LayerShape):
+        return shape
+    if size is None:
+        raise TypeError("bind takes a LayerShape, or the number of parents and the size of their poses")
+    return LayerShape(None, shape, (size,), (size,))
 
 
 @dataclass(frozen=True)
@@ -179,16 +202,16 @@ class Routing(nn.Module, ABC):
         Raises:
             TypeError: if there is a number of parents without a size.
         """
-        if not isinstance(shape, LayerShape):
-            if size is None:
-                raise TypeError("bind takes a LayerShape, or the number of parents and the size of their poses")
-            shape = LayerShape(None, shape, (size,), (size,))
         bound = copy.deepcopy(self)
-        bound.make_parameters(shape)
+        bound.make_parameters(shape_of(shape, size))
         return bound
 
     def make_parameters(self, shape: LayerShape) -> None:
         """Creates the parameters, shaped for the layer; nothing by default."""
+
+    def prepared(self, votes: Votes) -> Votes:
+        """The votes as :meth:`route` gets them; by default as they come."""
+        return votes
 
     @property
     def own_transforms(self) -> bool:
@@ -243,7 +266,7 @@ class Routing(nn.Module, ABC):
             if pairs.dtype != torch.bool or pairs.shape != (B, I, J):
                 raise ValueError(f"pairs must be bool {(B, I, J)}, got {pairs.dtype} {tuple(pairs.shape)}")
             more["pairs"] = pairs
-        return self.route(votes, activation, **more)
+        return self.route(self.prepared(votes), activation, **more)
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments.

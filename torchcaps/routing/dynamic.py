@@ -12,12 +12,12 @@ from torchcaps.routing.base import (
     Gradient,
     LayerShape,
     Routed,
-    Routing,
     Steps,
     check_parents,
     check_steps,
     register_routing,
 )
+from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length
 
@@ -86,7 +86,7 @@ def _alpha_after(routed: Routed, accumulate: bool) -> Tensor:
 
 @register_routing("dynamic")
 @settings
-class DynamicRouting(Routing):
+class DynamicRouting(AgreementRouting):
     """Module form of :func:`dynamic_routing`.
 
     Args:
@@ -96,6 +96,8 @@ class DynamicRouting(Routing):
         orphan: leaky routing.
         squash: a row of the table in :func:`~torchcaps.squash`.
         gradient: through all steps, or only the last.
+        evidence: learn where each child belongs by itself, and start from that: see
+            :class:`~torchcaps.routing.AgreementRouting`.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.DynamicRouting(steps=3))

@@ -18,12 +18,12 @@ from torchcaps.routing.base import (
     Gradient,
     LayerShape,
     Routed,
-    Routing,
     Steps,
     check_parents,
     check_steps,
     register_routing,
 )
+from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.spec import check_fields, settings
 
 Schedule = Literal["released", "linear", "constant"]
@@ -294,7 +294,7 @@ and not a sum, so that it can be learned through several steps; ``mass_scaled``:
 
 @register_routing("em")
 @settings
-class EMRouting(Routing):
+class EMRouting(AgreementRouting):
     """Module form of :func:`em_routing`, with ``beta_u`` and ``beta_a`` for each parent.
 
     Args:
@@ -317,6 +317,8 @@ class EMRouting(Routing):
         relative_floor: above 0, in place of ``variance_floor``: a share of the variance of the votes, in whose unit
             costs are then counted too, so that no scale of the votes changes assignments and activations; in float32
             gradients need deviations of the votes between about 1e-7 and 1e10.
+        evidence: learn where each child belongs by itself, and start from that: see
+            :class:`~torchcaps.routing.AgreementRouting`.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, (4, 4), (4, 4), routing=tc.routing.EMRouting.preset("soft", steps=2))
@@ -335,6 +337,8 @@ class EMRouting(Routing):
         source="Hinton, Sabour & Frosst 2018",
         reported="smallNORB 1.8 %",
     )
+
+    gaussian = True
 
     steps: Steps = 3
     schedule: Schedule | Callable[[int, int], float] = "released"

@@ -9,6 +9,7 @@ from torch.nn.functional import normalize
 from torchcaps.numerics import Finite, check_choice, negligible
 from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
 from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
+from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.routing.means import weights_for_means
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
@@ -140,13 +141,15 @@ def hard_kmeans_routing(
 
 @register_routing("kmeans")
 @settings
-class InnerProductKMeansRouting(Routing):
+class InnerProductKMeansRouting(AgreementRouting):
     """Module form of :func:`inner_product_kmeans_routing`.
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
         squash: a row of the table in :func:`~torchcaps.squash`.
+        evidence: learn where each child belongs by itself, and start from that: see
+            :class:`~torchcaps.routing.AgreementRouting`.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.InnerProductKMeansRouting(steps=3))
@@ -181,12 +184,14 @@ class InnerProductKMeansRouting(Routing):
 
 @register_routing("euclidean")
 @settings
-class EuclideanKMeansRouting(Routing):
+class EuclideanKMeansRouting(AgreementRouting):
     """Module form of :func:`euclidean_kmeans_routing`; children are weighted by their activations.
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
+        evidence: learn where each child belongs by itself, and start from that: see
+            :class:`~torchcaps.routing.AgreementRouting`.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.EuclideanKMeansRouting(steps=3, sharpness=0.5))
@@ -206,6 +211,7 @@ class EuclideanKMeansRouting(Routing):
     )
 
     resumable = True
+    gaussian = True
 
     steps: Steps = 3
     sharpness: Finite = 1.0

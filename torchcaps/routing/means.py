@@ -21,7 +21,7 @@ def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
         votes: of I children for J parents.
         weights: child activations, (N, G), or None for ones.
     """
-    dtype = votes.source.children.dtype
+    dtype = votes.dtype
     large = 2.0 ** (-math.log2(torch.finfo(dtype).tiny) // 4)  # a power of two, 2^31 in float32: no digit changes
     weights = votes.present(weights)
     if weights is None:

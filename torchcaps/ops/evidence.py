@@ -1,0 +1,226 @@
+"""Votes of children that know by themselves where they belong: a log prior for each pair, linear in the child."""
+
+from copy import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torchcaps.numerics import compute_dtype, full_precision
+from torchcaps.ops.backend import Agreement, Gaussians, Moments
+from torchcaps.ops.competition import Normaliser
+from torchcaps.ops.plan import Choice
+from torchcaps.ops.similarity import Adjusted, Gaussian, InnerProduct, Similarity
+from torchcaps.ops.votes import Votes, check_normaliser
+
+_APART = 8.0
+"""Half the distance c between the two means below. Rounding is least for evidence of about this size: the error is
+about eps (e / 2 + e^2 / 4 c + c / 4), 1e-6 in float32 for e = 10."""
+
+
+class EvidentVotes(Votes):
+    r"""Votes whose children have evidence of their own, :math:`e_{ij} = \langle u_i, w_{ij} \rangle + b_{ij}`.
+
+    It is a log prior that depends on the child. Parents compete for a child with
+    :math:`l_{ij} = \text{similarity}(V_{ij}) + e_{ij}`, and with :math:`e_{ij}` alone where there is no similarity yet:
+    the first assignment is :math:`\operatorname{softmax}_j e_{ij}` in place of :math:`1 / J`. Moments are those of the
+    votes alone. All else is as in :class:`Votes`, so any routing that is written against these runs on them.
+
+    No backend knows of it. Each vote has the evidence as one more number, :math:`[u W \mid u w + b]`, which an inner
+    product reads with :math:`\alpha = [v \mid 1]`. Gaussians read it from two copies with means :math:`\mp c` and
+    precisions :math:`\mp 1 / 2c`, whose squares cancel:
+
+    .. math:: \frac{(e + c)^2}{4c} - \frac{(e - c)^2}{4c} = e
+
+    So neither votes nor pairs (B, I, J) are stored. A pose of M rows has a copy for each row, which reads the
+    weights of that row. For any other similarity the evidence of all pairs is formed, (B, I, J).
+
+    Args:
+        votes: of the same children, without evidence.
+        weight: :math:`w`, (T, J, M * P); T is 1, or divides I: child i has weights ``i % T``. P may be less than that
+            of the children, whose further numbers then count for nothing.
+        bias: :math:`b`, (T, J).
+        gaussian: whether the first step, which has no similarity yet, is one of a routing with Gaussians, so that all
+            of its steps share the same votes.
+
+    Raises:
+        ValueError: if the weights or the biases do not fit the votes.
+
+    Example:
+        >>> plain = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
+        >>> votes = tc.ops.EvidentVotes(plain, torch.randn(6, 3, 4), torch.zeros(6, 3))
+        >>> votes.assignment().allclose(votes.evidence().softmax(-1), atol=1e-6)
+        True
+    """
+
+    def __init__(self, votes: Votes, weight: Tensor, bias: Tensor, gaussian: bool = False) -> None:
+        super().__init__(
+            votes.children,
+            votes.transforms,
+            votes.coordinates,
+            votes.normaliser,
+            votes.backend,
+            votes.sites,
+            votes.mask,
+        )
+        self._check(weight, bias)
+        self.without = votes
+        self.weight, self.bias, self.gaussian = weight, bias, gaussian
+        self._extended: dict[int, Votes] = {}
+
+    def _check(self, weight: Tensor, bias: Tensor) -> None:
+        _, I, J, _ = self.shape
+        M, P = self.children.shape[2:]
+        kinds = len(weight)
+        most = f"(T, J, M * P) = (T, {J}, at most {M * P}), T 1 or a divisor of {I}"
+        if weight.ndim != 3 or weight.shape[1] != J or weight.shape[2] % M or weight.shape[2] > M * P or I % kinds:
+            raise ValueError(f"the weights of the evidence must be {most}, got shape {tuple(weight.shape)}")
+        if bias.shape != weight.shape[:2]:
+            raise ValueError(f"the biases of the evidence must be {(kinds, J)}, got shape {tuple(bias.shape)}")
+
+    def evidence(self) -> Tensor:
+        """The evidence ``e_ij`` of all pairs, (B, I, J)."""
+        M = self.children.shape[2]
+        weight, dtype = self._weight(), self._dtype
+        repeats = self.shape[1] // len(weight)
+        with full_precision(self.children):
+            children = self.gather(self.children).to(dtype)
+            kinds = children.unflatten(1, (repeats, -1)) if repeats > 1 and len(weight) > 1 else children[:, None]
+            pattern = "brtmp,tjmp->brtj" if len(weight) > 1 else "brimp,ojmp->brij"
+            return torch.einsum(pattern, kinds, weight.unflatten(-1, (M, -1))).flatten(1, 2) + self._of_each(self.bias)
+
+    def moments(
+        self, similarity: Similarity | None = None, weights: Tensor | None = None, *, scatter: bool = False
+    ) -> Moments:
+        """One E-step and the sums of the M-step that follows, as in :class:`Votes`."""
+        votes, similarity = self._with_evidence(similarity)
+        mass, total, second = votes.moments(similarity, weights, scatter=scatter)
+        return Moments(mass, self._of_poses(total), None if second is None else self._of_poses(second))
+
+    def assignment(self, similarity: Similarity | None = None) -> Tensor:
+        """The assignment probabilities ``R_ij``, (B, I, J), as in :class:`Votes`."""
+        votes, similarity = self._with_evidence(similarity)
+        return votes.assignment(similarity)
+
+    def logits(self, similarity: Similarity | None = None) -> Tensor:
+        """The logits ``l_ij`` that the parents compete with, (B, I, J): evidence included."""
+        votes, similarity = self._with_evidence(similarity)
+        return votes.logits(similarity)
+
+    def choose(self, similarity: Similarity | None = None) -> Choice:
+        """The backend that ``moments(similarity)`` runs on, and why."""
+        votes, similarity = self._with_evidence(similarity)
+        return votes.choose(similarity)
+
+    def agree(self, agreement: Agreement, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None] | None:
+        """None: the steps are made one by one."""
+        return None
+
+    def gaussians(self, moments: Moments, floor: float) -> Gaussians:
+        """The Gaussians of the M-step, as in :class:`Votes`."""
+        return self._votes(2).gaussians(moments, floor)
+
+    def under(self, normaliser: Normaliser) -> "EvidentVotes":
+        """The same votes under another normaliser; they are not formed again. A `TypeError` if it is none."""
+        check_normaliser(normaliser)
+        votes = copy(self)
+        votes.normaliser = normaliser
+        return votes
+
+    def with_bias(self, bias: Tensor) -> "EvidentVotes":
+        """The votes with a bias for each pair, as in :class:`Votes`, and with the same evidence."""
+        return EvidentVotes(self.without.with_bias(bias), self.weight, self.bias, self.gaussian).under(self.normaliser)
+
+    def total(self) -> Tensor:
+        """The sum of the votes of all children for each parent, whatever the evidence, (B, J, H)."""
+        return self.without.total()
+
+    def gram(self, weights: Tensor | None = None) -> Tensor:
+        """The second moments of the votes for each parent about 0, whatever the evidence, (B, J, H, H)."""
+        return self.without.gram(weights)
+
+    def dense(self) -> Tensor:
+        """All votes, (B, I, J, H), without the evidence."""
+        return self.without.dense()
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return compute_dtype(self.children, self.transforms, self.weight)
+
+    def _weight(self) -> Tensor:
+        """The weights for all numbers of the children, (T, J, M * P): 0 for those that are not evidence."""
+        M, P = self.children.shape[2:]
+        weight = self.weight.to(self._dtype).unflatten(-1, (M, -1))
+        return functional.pad(weight, (0, P - weight.shape[-1])).flatten(-2)
+
+    def _of_each(self, field: Tensor) -> Tensor:
+        """What kinds of children have, (T, ...), for each child, (I, ...); as it is if all share it."""
+        field = field.to(self._dtype)
+        return field if len(field) == 1 else field.repeat(self.shape[1] // len(field), *[1] * (field.ndim - 1))
+
+    def _with_evidence(self, similarity: Similarity | None) -> tuple[Votes, Similarity | None]:
+        """The votes to ask in place of these, and a similarity that adds their evidence."""
+        sharpness = self.normaliser.sharpness
+        if isinstance(similarity, Similarity) and (isinstance(sharpness, Tensor) or sharpness != 1.0):
+            similarity = similarity.sharpened(sharpness)  # the evidence is a log prior, which is not sharpened
+        if similarity is None or type(similarity) in (InnerProduct, Gaussian):
+            return self._compared(similarity)
+        votes = self.without.under(self._normaliser())
+        if not isinstance(similarity, Similarity):
+            return votes, similarity  # which raises
+        return votes, Adjusted(similarity, prior=self.evidence())
+
+    def _compared(self, similarity: Similarity | None) -> tuple[Votes, Similarity]:
+        """The same for inner products and Gaussians: votes with the evidence beside their poses."""
+        B, _, J, H = self.shape
+        eye = torch.eye(self.children.shape[2], dtype=self.dtype, device=self.children.device)
+        if similarity is None:
+            nothing = self.children.new_zeros(B, J, H, dtype=self.dtype)
+            similarity = Gaussian(nothing, nothing, nothing[..., 0]) if self.gaussian else InnerProduct(nothing)
+        similarity = self.fitting(similarity)
+        if isinstance(similarity, InnerProduct):
+            return self._votes(1), InnerProduct(self._beside(similarity.alpha, eye))
+        assert isinstance(similarity, Gaussian)
+        mean = self._beside(similarity.mean, -_APART * eye, _APART * eye)
+        precision = self._beside(similarity.precision, -eye / (2 * _APART), eye / (2 * _APART))
+        return self._votes(2), Gaussian(mean, precision, similarity.log_weight)
+
+    def _normaliser(self) -> Normaliser:
+        """That of the votes, whose sharpness the similarity has already."""
+        sharpness = self.normaliser.sharpness
+        same = not isinstance(sharpness, Tensor) and sharpness == 1.0
+        return self.normaliser if same else replace(self.normaliser, sharpness=1.0)
+
+    def _votes(self, copies: int) -> Votes:
+        """The votes with so many copies of the evidence beside their poses."""
+        if copies not in self._extended:
+            self._extended[copies] = self._extend(copies)
+        return self._extended[copies].under(self._normaliser())
+
+    def _extend(self, copies: int) -> Votes:
+        N, G, M, _ = self.children.shape
+        distinct, _, P, D = self.transforms.shape
+        dtype = self._dtype
+        rows = self._of_each(self._weight()).unflatten(-1, (M, P)).mT  # [T, J, P, M]: a column for each row of a pose
+        constant = functional.pad(self._of_each(self.bias)[..., None, None], (0, M - 1))  # [T, J, 1, M]
+        evidence = torch.cat([rows, constant], dim=2).repeat(1, 1, 1, copies)
+        transforms = functional.pad(self.transforms.to(dtype), (0, 0, 0, 1))
+        I = max(distinct, len(evidence))
+        transforms = torch.cat([transforms.expand(I, -1, -1, -1), evidence.expand(I, -1, -1, -1)], dim=3)
+        children = torch.cat([self.children.to(dtype), self.children.new_ones(N, G, M, 1, dtype=dtype)], dim=-1)
+        coordinates = self.coordinates
+        if coordinates is not None:
+            coordinates = functional.pad(coordinates.unflatten(-1, (M, D)), (0, M * copies)).flatten(-2)
+        return Votes(children, transforms, coordinates, self.normaliser, self.backend, self.sites, self.mask)
+
+    def _beside(self, field: Tensor, *blocks: Tensor) -> Tensor:
+        """A field of the parents, (B, J, M * D), with these blocks, (M, M), beside the numbers of its rows."""
+        poses = field.unflatten(-1, (self.children.shape[2], -1))
+        columns = [block.expand(*poses.shape[:-1], -1) for block in blocks]
+        return torch.cat([poses, *columns], dim=-1).flatten(-2)
+
+    def _of_poses(self, field: Tensor) -> Tensor:
+        """A field of the parents without what stands beside their poses, (B, J, M * D)."""
+        size, M = self.shape[3], self.children.shape[2]
+        return field if field.shape[-1] == size else field.unflatten(-1, (M, -1))[..., : size // M].flatten(-2)

@@ -1,0 +1,109 @@
+"""A learned log prior that depends on the child: routing that starts from what each child knows by itself."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from torchcaps.ops import EvidentVotes, Votes
+from torchcaps.routing.base import LayerShape, Routing, shape_of, unbound
+from torchcaps.spec import argument, settings
+
+
+class Evidence(nn.Module):
+    r"""Where each child belongs as far as it can know alone: :math:`e_{ij} = \langle u_i, w_{tj} \rangle + b_{tj}`.
+
+    A linear classifier of single children, learned with the rest. The kind t of a child is that of its transforms:
+    children that share their transforms share the classifier. Weights and biases start as those of ``nn.Linear``,
+    uniform within :math:`1 / \sqrt{M P}`.
+
+    Args:
+        shape: of the layer.
+        gaussian: whether the parents are Gaussians, see :class:`~torchcaps.ops.EvidentVotes`.
+
+    Shape:
+        Votes of children with poses (M, P) for J parents to the same votes with evidence.
+
+    Example:
+        >>> from torchcaps.routing import Evidence, LayerShape
+        >>> evidence = Evidence(LayerShape(6, 3, (4,), (5,)))
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
+        >>> evidence(votes).assignment().shape  # already the first one is not uniform
+        torch.Size([2, 6, 3])
+    """
+
+    def __init__(self, shape: LayerShape, gaussian: bool = False) -> None:
+        super().__init__()
+        self.gaussian = gaussian
+        numbers = math.prod(shape.in_pose)
+        self.weight = nn.Parameter(torch.empty(shape.kinds, shape.parents, numbers))
+        self.bias = nn.Parameter(torch.empty(shape.kinds, shape.parents))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weights and biases anew."""
+        bound = 1 / math.sqrt(self.weight.shape[-1])
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, votes: Votes) -> EvidentVotes:
+        """The votes with evidence."""
+        return EvidentVotes(votes, self.weight, self.bias, self.gaussian)
+
+    def extra_repr(self) -> str:
+        """Sizes of the weights."""
+        kinds, parents, numbers = self.weight.shape
+        return f"kinds={kinds}, parents={parents}, numbers={numbers}"
+
+
+@settings
+class AgreementRouting(Routing):
+    r"""A routing by agreement whose children may have evidence of their own.
+
+    .. math::
+        R^{(1)}_{ij} = \operatorname{softmax}_j \, e_{ij}, \quad
+        R^{(t)}_{ij} = \operatorname{softmax}_j \big( \text{similarity}(V_{ij}, v^{(t - 1)}_j) + e_{ij} \big)
+
+    Without it the first assignment is the same for all children, 1 / J, so the first centres are a mixture of all that
+    an image shows. The evidence :math:`e_{ij}` is the log of a prior that depends on the child
+    (:class:`~torchcaps.routing.Evidence`), and stays in all steps. With ``steps=1`` it decides alone.
+
+    It is our own. Parts of it are known: in :class:`~torchcaps.routing.SelfAttentionRouting` (Efficient-CapsNet) a
+    learned prior of each pair does not depend on the pose of the child, and in
+    :class:`~torchcaps.routing.SelfRouting` the child decides, without agreement.
+
+    Args:
+        evidence: whether to learn it.
+
+    Example:
+        >>> routing = tc.routing.InnerProductKMeansRouting(steps=1, evidence=True)
+        >>> isinstance(routing, tc.routing.AgreementRouting)
+        True
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=routing)
+        >>> routed = layer.route(torch.randn(4, 32, 8))
+        >>> routed.assignment.allclose(routed.votes.evidence().softmax(-1), atol=1e-6)
+        True
+    """
+
+    gaussian: ClassVar[bool] = False
+    """Whether its parents are Gaussians."""
+
+    evidence: bool = argument(default=False, kw_only=True)
+
+    def bind(self, shape: LayerShape | int, size: int | None = None) -> Routing:
+        """A copy of this routing with fresh parameters, those of the evidence too."""
+        shape = shape_of(shape, size)
+        bound: Any = super().bind(shape)
+        bound.add_module("local_evidence", Evidence(shape, self.gaussian) if self.evidence else None)
+        return bound
+
+    def prepared(self, votes: Votes) -> Votes:
+        """The votes, with evidence if that is learned."""
+        if not self.evidence:
+            return votes
+        evidence = self._modules.get("local_evidence")
+        if evidence is None:
+            raise unbound(self)
+        prepared: Votes = evidence(votes)
+        return prepared
