@@ -52,6 +52,7 @@ def _start_as_published(layers: nn.Sequential) -> nn.Sequential:
     return layers
 
 
+_SMALL_START = 0.03
 _SMALLEST = 14  # pixels on a side that leave one position behind the convolutions
 
 
@@ -65,7 +66,8 @@ class SharedCapsNet(CapsuleClassifier):
         classes: number of classes.
         channels: of the four convolutions; the last is the dimension of the children's poses.
         pose_dim: dimension of the class capsules' poses.
-        batch_norm: whether batch normalisation follows each convolution. The published network has none.
+        batch_norm: whether batch normalisation follows each convolution. The published network has none. With it the
+            transforms start small.
         routing: any routing; default: inner-product K-Means in 3 steps.
 
     Source: Su Jianlin 2018, kexue.fm/archives/4819 and 5112, the network of the two-digit experiment.
@@ -96,6 +98,8 @@ class SharedCapsNet(CapsuleClassifier):
             self.pose_dim,
             transforms="shared",
             routing=routing or InnerProductKMeansRouting(),
+            # Normalised children are long and many: with transforms of the usual size all lengths start at 1.
+            init_std=_SMALL_START / math.sqrt(self.channels[-1]) if self.batch_norm else None,
         )
 
     def children_of(self, images: Tensor) -> Capsules:
