@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules, told
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
-from torchcaps.models.network import Network
+from torchcaps.models.differences import outlined, take_differences
+from torchcaps.models.network import KEPT_FOR_CLASSES, Network
 from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import Routed, Routing
 
@@ -58,19 +59,25 @@ class ImageClassifier(Network):
         return self.classes
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Makes the network one for another number of classes; weights of the same name and shape stay.
+        """Makes the network one for another number of classes, in place.
 
-        An optimizer of its parameters has to be made anew.
+        Weights whose shape depends on the number are drawn anew, and learn, also where they were frozen. Everything
+        else stays what it is: modules and other weights are the same objects, frozen ones stay frozen, layers in
+        evaluation mode stay there, hooks stay, also those of the last layers. With the number that it has, nothing
+        changes; timm's draws new weights then.
+
+        An optimizer has to be told of the new weights. What :meth:`save_pretrained` kept for the old classes, as their
+        names, leaves ``extra``.
 
         Raises:
             ValueError: if it is no number of classes.
         """
-        fresh = type(self).from_config({**self.config(), "classes": num_classes})
-        state = fresh.state_dict()
-        state.update({name: one for name, one in self.state_dict().items() if one.shape == state[name].shape})
-        fresh.load_state_dict(state)
-        weight = next(self.parameters())
-        self.__dict__ = fresh.to(weight.device, weight.dtype).train(self.training).__dict__
+        arguments = {**self.config(), **dict.fromkeys(self.outside)}
+        before = outlined(lambda: type(self).from_config(arguments))
+        after = type(self).from_config({**arguments, "classes": num_classes})
+        if num_classes != self.classes:
+            self.extra = {name: value for name, value in self.extra.items() if name not in KEPT_FOR_CLASSES}
+        take_differences(self, before, after)
 
     @abstractmethod
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:

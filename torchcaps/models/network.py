@@ -25,6 +25,9 @@ WEIGHTS_FILE = "model.safetensors"
 RUN_FILE = "config.yaml"
 """What the folder of a run holds from its start; the network comes into its folder ``model`` at the end."""
 
+KEPT_FOR_CLASSES = ("classes", "calibration", "strangers")
+"""What is saved beside a network by these names holds for its classes only."""
+
 NETWORKS: dict[str, type["Network"]] = {}
 """The networks that :func:`load_pretrained` knows, by the names of their classes."""
 

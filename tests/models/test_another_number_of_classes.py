@@ -1,0 +1,178 @@
+"""A network for another number of classes: what does not depend on the number stays what it is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import torchcaps as tc
+from tests.small_networks import SMALLER
+from torchcaps.models import ImageClassifier, create_model, list_models, load_pretrained
+from torchcaps.models.differences import take_differences
+
+
+def small(name: str, **arguments: Any) -> ImageClassifier:
+    torch.manual_seed(0)
+    return create_model(name, **SMALLER.get(name, {}), **arguments)
+
+
+def worked_on(network: nn.Module, ran: list[str]) -> None:
+    """What a user does to a network that no state_dict holds."""
+    network.requires_grad_(False)
+    for number, (name, module) in enumerate(network.named_modules()):
+        module.training = bool(number % 2)
+        module.note = name
+        module.register_forward_hook(lambda module, given, answer: ran.append(module.note))
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None:
+    network, ran = small(name), list[str]()
+    worked_on(network, ran)
+    wanted = network.classes + 3
+    fresh, config = small(name, classes=wanted), network.config()
+    modules = {path: (module, module.training) for path, module in network.named_modules(remove_duplicate=False)}
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    held = {path: tensor.clone() for path, tensor in tensors.items()}
+    network.reset_classifier(wanted)
+
+    assert network.config() == {**config, "classes": wanted}
+    for path, module in network.named_modules(remove_duplicate=False):
+        assert (module, module.training) == modules[path]
+        assert len(module._forward_hooks) == 1
+    kept, learns = 0, {path: weight.requires_grad for path, weight in fresh.named_parameters()}
+    for path, tensor in {**dict(network.named_parameters()), **dict(network.named_buffers())}.items():
+        if tensor.shape == held[path].shape:
+            kept += 1
+            assert tensor is tensors[path]
+            assert not tensor.requires_grad
+            assert torch.equal(tensor, held[path])
+        else:
+            assert tensor.requires_grad == learns.get(path, False)
+    assert 0 < kept < len(held)
+
+    shapes = [(path, tensor.shape, tensor.dtype) for path, tensor in fresh.state_dict().items()]
+    assert [(path, tensor.shape, tensor.dtype) for path, tensor in network.state_dict().items()] == shapes
+    assert repr(network) == repr(fresh)
+    network.eval()
+    inputs = network.examples(2)
+    answer = network(inputs).activation
+    assert answer.shape[:2] == (2, wanted)
+    assert len(ran) > 1
+    fresh.load_state_dict(network.state_dict())
+    assert torch.equal(fresh.eval()(inputs).activation, answer)  # its settings are those of a new one, too
+    network.save_pretrained(tmp_path)
+    assert torch.equal(load_pretrained(tmp_path)(inputs).activation, answer)
+
+
+@pytest.mark.parametrize("name", ["capsnet_digits", "capsnet_on_backbone", "unet"])
+def test_with_the_number_that_it_has_nothing_changes(name: str) -> None:
+    network = small(name)
+    network.extra = {"classes": ["a"]}
+    before = [(path, id(tensor), tensor.clone()) for path, tensor in network.named_parameters()]
+    network.reset_classifier(network.classes)
+    for (path, same, number), (now, tensor) in zip(before, network.named_parameters(), strict=True):
+        assert (path, same) == (now, id(tensor))
+        assert torch.equal(number, tensor)
+    assert network.extra == {"classes": ["a"]}
+
+
+def test_an_optimizer_of_the_features_goes_on() -> None:
+    network = tc.create_model("capsnet_digits", decoder_hidden=None)
+    optimizer = torch.optim.SGD(network.conv.parameters(), 0.1)
+    network.reset_classifier(4)
+    before = network.conv.weight.clone()
+    network(network.examples(2)).activation.sum().backward()
+    optimizer.step()
+    assert not torch.equal(network.conv.weight, before)
+
+
+def test_each_layer_keeps_its_precision() -> None:
+    network = tc.create_model("capsnet_digits")
+    network.decoder.double()
+    network.reset_classifier(4)
+    kinds = {path: weight.dtype for path, weight in network.named_parameters()}
+    assert {kind for path, kind in kinds.items() if path.startswith("decoder")} == {torch.float64}
+    assert {kind for path, kind in kinds.items() if not path.startswith("decoder")} == {torch.float32}
+
+
+def test_layers_that_were_made_another_kind() -> None:
+    network = small("capsnet_cnn")
+    convolution = next(part for part in network.modules() if isinstance(part, nn.Conv2d))
+    head = [path for path, part in network.named_modules() if isinstance(part, nn.Linear)][-1]
+    parametrizations.spectral_norm(convolution)
+    parametrizations.weight_norm(network.get_submodule(head))
+    network.reset_classifier(4)
+    assert hasattr(convolution, "parametrizations")
+    assert any(part is convolution for part in network.modules())
+    assert type(network.get_submodule(head)) is nn.Linear  # a new one
+    assert network(network.examples(2)).activation.shape == (2, 4)
+
+
+def test_what_was_removed_stays_removed() -> None:
+    network = tc.create_model("capsnet_digits")
+    network.decoder = None
+    network.reset_classifier(4)
+    assert network.decoder is None
+    assert network(network.examples(2)).activation.shape == (2, 4)
+
+
+def test_a_number_that_is_none_changes_nothing() -> None:
+    network = tc.create_model("capsnet_digits")
+    before = repr(network)
+    with pytest.raises(ValueError, match="classes"):
+        network.reset_classifier(0)
+    assert (repr(network), network.classes) == (before, 10)
+
+
+def test_what_holds_for_the_old_classes_only_is_not_saved_with_the_new(tmp_path: Path) -> None:
+    network = tc.create_model("capsnet_digits", pretrained=True)
+    prepared = {name: value for name, value in network.extra.items() if name != "classes"}
+    assert "preprocess" in prepared
+    network = tc.create_model("capsnet_digits", pretrained=True, classes=3)
+    assert "classes" not in network.extra
+    assert network.extra["preprocess"] == prepared["preprocess"]
+    assert len(tc.Classifier(network).classes) == 3
+
+
+class TestDifferences:
+    """Networks that are like none of the package's."""
+
+    class Odd(nn.Module):
+        """A head for each class, one of them in two places, a lazy layer, a setting in a closure."""
+
+        def __init__(self, classes: int) -> None:
+            super().__init__()
+            self.heads = nn.ModuleList(nn.Linear(2, 1) for _ in range(classes))
+            self.again = self.heads[0]
+            self.shared = nn.Linear(2, classes)
+            self.twice = nn.Sequential(self.shared, nn.ReLU())
+            self.tied = nn.Linear(2, classes)
+            self.tied.weight = self.shared.weight
+            self.lazy = nn.LazyLinear(classes)
+            self.register_buffer("seen", torch.zeros(classes), persistent=False)
+            self.scale = lambda: 1 / classes
+            self.kind = nn.Sigmoid() if classes == 2 else nn.Softmax(-1)
+
+    @pytest.mark.parametrize(("was", "now"), [(2, 5), (5, 2)])
+    def test_parts(self, was: int, now: int) -> None:
+        network = self.Odd(was)
+        network.lazy(torch.rand(1, 7))
+        kept = list(network.heads[:2])
+        shared, relu = network.shared, network.twice[1]
+        take_differences(network, self.Odd(was), self.Odd(now))
+        assert len(network.heads) == now
+        assert list(network.heads[:2]) == kept
+        assert network.again is kept[0]
+        assert network.shared is shared is network.twice[0]
+        assert network.twice[1] is relu
+        assert shared.weight.shape == (now, 2)
+        assert network.tied.weight is shared.weight
+        assert network.lazy(torch.rand(1, 3)).shape == (1, now)
+        assert network.seen.shape == (now,)
+        assert "seen" not in network.state_dict()
+        assert network.scale() == 1 / now
+        assert type(network.kind) is type(self.Odd(now).kind)
