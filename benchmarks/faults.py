@@ -39,7 +39,7 @@ NAMED = (ValueError, OSError, FloatingPointError)
 """Errors that the command line reports in one line; anything else is a crash."""
 
 OPTIONS: dict[str, Any] = TRIED["options"]
-_FORK = multiprocessing.get_context("fork")
+FORK = multiprocessing.get_context("fork")
 
 
 CRASH, REFUSED = "works, or an error with a name", "refused, nothing executed"
@@ -245,16 +245,20 @@ def _train(folder: Path, epochs: int) -> None:
     train_with(RunFolder(folder), training_options({**OPTIONS, "epochs": epochs, "run": str(folder)}))
 
 
-def _child(folder: Path, epochs: int, most_bytes: int | None) -> None:
-    """Trains, in a child process, which exits with 0, with 1 after a named error, or with 2 after a crash."""
-    with (folder.parent / f"{folder.name}.log").open("w") as log:
+def _train_bounded(folder: Path, epochs: int, most_bytes: int | None) -> None:
+    if most_bytes is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    _train(folder, epochs)
+
+
+def named_exit(log_file: Path, act: Callable[..., None], *arguments: Any) -> None:
+    """Acts in a child process, which exits with 0, with 1 after a named error, or with 2 after a crash."""
+    with log_file.open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         try:
-            if most_bytes is not None:
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
-            _train(folder, epochs)
+            act(*arguments)
         except NAMED:
             traceback.print_exc()
             os._exit(1)
@@ -266,7 +270,8 @@ def _child(folder: Path, epochs: int, most_bytes: int | None) -> None:
 
 def start(folder: Path, epochs: int | None = None, most_bytes: int | None = None) -> Any:
     """Starts or resumes a training in a child process."""
-    process = _FORK.Process(target=_child, args=(folder, epochs or OPTIONS["epochs"], most_bytes))
+    arguments = (folder.parent / f"{folder.name}.log", _train_bounded, folder, epochs or OPTIONS["epochs"], most_bytes)
+    process = FORK.Process(target=named_exit, args=arguments)
     process.start()
     return process
 
@@ -384,3 +389,6 @@ def run(options: argparse.Namespace, show: Show) -> None:
     show("\n" + markdown(("fault", "expected", "tried", "as expected", "seconds"), rows))
     if wrong:
         raise ValueError(f"not as expected: {', '.join(wrong)}")
+
+
+from benchmarks import faults_resume  # noqa: E402, F401  # which puts its rows into the table

@@ -42,6 +42,19 @@ def test_features_of_known_keys_are_not_computed_again() -> None:
     assert kept.backbone.asked == 3
 
 
+def test_layers_in_evaluation_mode_stay_there() -> None:
+    network = create_model("capsnet_on_backbone", image_shape=(1, 8, 8), **TINY)
+    norms = [part for part in network.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.eval()
+    modes = [part.training for part in network.modules()]
+    learner = Learner(network, Optimisation(optimizer=partial(torch.optim.Adam, lr=0.01)))
+    loaders = Loaders(FEW, FEW, Schedule(batch_size=32, frozen_epochs=1), Speed())
+    train_head(learner, loaders, torch.device("cpu"))
+    assert norms
+    assert [part.training for part in network.modules()] == modes
+
+
 def test_the_head_learns_and_the_backbone_is_asked_once_for_each_view() -> None:
     torch.manual_seed(0)
     network = create_model("capsnet_on_backbone", image_shape=(1, 8, 8), **TINY)

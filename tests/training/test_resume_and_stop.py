@@ -332,6 +332,13 @@ class TestEnd:
             resumed = self.run(tmp_path / f"{epochs}", 12, stop="early", patience=2)
             assert [row["val_accuracy"] for row in resumed] == values
 
+    def test_more_patience_after_the_end_goes_on(self, tmp_path: Path) -> None:
+        """The defect: the patience in the checkpoint stayed, whatever --patience the run was resumed with."""
+        few = self.run(tmp_path / "run", 12, stop="early", patience=2)
+        more = self.run(tmp_path / "run", len(few) + 1, stop="early", patience=9)
+        assert len(more) == len(few) + 1
+        assert more == [*few, more[-1]]
+
     @pytest.mark.parametrize(("epochs", "used"), [(1, "the last: no epoch ended with a validation"), (3, "the best")])
     def test_validation_every_second_epoch(self, epochs: int, used: str, tmp_path: Path) -> None:
         """The defects: errors before the first one, and its values in the rows of later epochs."""

@@ -134,10 +134,10 @@ class StopAt(Callback):
         self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ends the training if the last epoch has reached the value."""
-        last = self.history.rows[-1] if self.history.rows else {}
-        value = last.get(f"val_{self.measure.name}")
-        if value is not None and self.measure.reached(value, self.aim):
+        """Ends the training if an epoch has reached the value, though ``min_epochs`` may want more of them."""
+        name = f"val_{self.measure.name}"
+        values = [row[name] for row in self.history.rows if name in row]
+        if any(self.measure.reached(value, self.aim) for value in values):
             trainer.should_stop = True
 
 
@@ -154,9 +154,37 @@ class StopEarly(EarlyStopping):
         super().__init__(f"val_{measure.name}", patience=patience, mode=mode, verbose=False)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Checks whether the epoch before an interruption was the last."""
-        if self.wait_count >= self.patience:
+        """Checks whether an epoch before an interruption has ended the training."""
+        if self.stopped_epoch or self.wait_count >= self.patience:
             trainer.should_stop = True
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from there; another patience, which a resumed training may have, counts from now on."""
+        stopped = state_dict["stopped_epoch"] if state_dict["patience"] == self.patience else 0
+        super().load_state_dict({**state_dict, "patience": self.patience, "stopped_epoch": stopped})
+
+
+class Limits(Callback):
+    """Hides the limits of a training from Lightning until it has begun. Must come first in the list of callbacks.
+
+    Lightning looks at them while it reads a checkpoint, too: it takes ``max_steps`` for a sign that the epoch of the
+    checkpoint has not ended, and ends it again; and a training that had all its epochs before it was interrupted would
+    not come to ``on_train_end``, where averaged weights take the place of the last ones.
+    """
+
+    def __init__(self) -> None:
+        self._epochs: int | None = None
+        self._steps = -1
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Takes the limits away; the state of the training is read after this."""
+        loop = trainer.fit_loop
+        self._epochs, self._steps = loop.max_epochs, loop.epoch_loop.max_steps
+        loop.max_epochs, loop.epoch_loop.max_steps = -1, -1
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Gives them back."""
+        trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = self._epochs, self._steps
 
 
 ONE_AN_EPOCH: dict[str, Any] = {
@@ -172,7 +200,8 @@ ONE_AN_EPOCH: dict[str, Any] = {
 class KeepBest(ModelCheckpoint):
     """Keeps the epoch that was best in the task's measure on the validation images.
 
-    It keeps whole checkpoints, because averaged weights are saved in whole checkpoints only.
+    It keeps whole checkpoints, because averaged weights are saved in whole checkpoints only. The file of an earlier
+    best epoch stays until the last checkpoint, which a training is resumed from, names the new one.
 
     Args:
         folder: for the file.
@@ -183,11 +212,25 @@ class KeepBest(ModelCheckpoint):
         super().__init__(
             folder, monitor=f"val_{measure.name}", mode="max" if measure.higher_is_better else "min", **ONE_AN_EPOCH
         )
+        self._outdated: list[str] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keeps the epoch if it is the best, once there was a validation."""
         if self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
+
+    def _remove_checkpoint(self, trainer: L.Trainer, filepath: str) -> None:
+        """Leaves it there for now."""
+        self._outdated.append(filepath)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Deletes the file of an earlier best epoch: the checkpoint of the epoch before is written."""
+        while self._outdated:
+            super()._remove_checkpoint(trainer, self._outdated.pop())
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Does the same after the last epoch."""
+        self.on_train_epoch_start(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from there; the folder may have moved."""

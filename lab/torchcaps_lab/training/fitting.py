@@ -19,7 +19,16 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.tasks import Criteria
-from torchcaps_lab.training.callbacks import ONE_AN_EPOCH, History, KeepBest, RoutingHealth, StopAt, StopEarly, duration
+from torchcaps_lab.training.callbacks import (
+    ONE_AN_EPOCH,
+    History,
+    KeepBest,
+    Limits,
+    RoutingHealth,
+    StopAt,
+    StopEarly,
+    duration,
+)
 from torchcaps_lab.training.checkpoints import (
     SealedCheckpoints,
     checkpoint_to_resume,
@@ -125,7 +134,7 @@ class Fitting:
             return L.Trainer(
                 **options.arguments(),
                 max_epochs=schedule.epochs,
-                callbacks=[*options.callbacks(), *watching],
+                callbacks=[Limits(), *options.callbacks(), *watching],
                 logger=TensorBoardLogger(folder, name="", version="tensorboard"),
                 plugins=[SealedCheckpoints()],
                 enable_progress_bar=False,

@@ -1,6 +1,7 @@
 """The first stage of fine-tuning: what stands on a backbone learns alone, on features that are computed once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import cast
 
@@ -47,6 +48,21 @@ def check_backbone(network: nn.Module) -> None:
         )
 
 
+@contextmanager
+def _kept_features(network: nn.Module) -> Iterator[Kept]:
+    """Inside the ``with`` block a network remembers the features of its backbone, which is in evaluation mode."""
+    modes = [(module, module.training) for module in network.modules()]
+    backbone = cast(Backbone, network.features)
+    network.features = kept = Kept(backbone)
+    kept.eval()
+    try:
+        yield kept
+    finally:
+        network.features = backbone
+        for module, mode in modes:
+            module.training = mode
+
+
 def train_head(
     learner: Learner, loaders: Loaders, device: torch.device, told: Callable[[int, int], None] = lambda *_: None
 ) -> None:
@@ -69,12 +85,8 @@ def train_head(
     optimizer = learner.optimisation.optimizer(head)
     falling = CosineAnnealingLR(optimizer, how.frozen_epochs * len(loader))
     criteria = Criteria(learner.loss, learner.reconstruction)
-    backbone = cast(Backbone, network.features)
-    network.features = kept = Kept(backbone)
-    network.train()
-    kept.eval()
     done = 0
-    try:
+    with _kept_features(network) as kept:
         for epoch in range(how.frozen_epochs):
             view = epoch % VIEWS
             cast(BalancedSampler, loader.sampler).set_epoch(epoch)
@@ -85,6 +97,3 @@ def train_head(
                 optimizer.step(partial(with_gradients, learner.task, network, criteria, learner.seen(batch, view)))
                 falling.step()
                 told(done := done + 1, min(VIEWS, how.frozen_epochs) * len(loader))
-    finally:
-        network.features = backbone
-        network.train()

@@ -1,6 +1,7 @@
 """The Lightning module."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
@@ -21,6 +22,9 @@ from torchcaps_lab.training.speed import Speed
 LOOK_EVERY = 50
 """Steps between two checks of the loss, if each check waits for the device or for other processes."""
 
+NEVER = sys.maxsize
+"""Epochs after which Lightning makes the step of a scheduler that watches the loss: it would come after the checkpoint
+of the epoch, and be lost with an interruption. The learner makes it before."""
 
 REMEDY = (
     "The last checkpoint is from before. Lower the learning rate, or clip the gradients (--trainer.gradient_clip_val 1)"
@@ -104,6 +108,7 @@ class Learner(L.LightningModule):
         self.seed = seed
         self._seed_of_epoch = seed
         self._first_bad = torch.tensor(-1)
+        self._validated = False
         self.means = nn.ModuleDict()
 
     def configure_optimizers(self) -> Any:
@@ -116,8 +121,7 @@ class Learner(L.LightningModule):
         scheduler = how.scheduled(optimizer, trainer.estimated_stepping_batches, trainer.max_epochs or 1)
         if isinstance(scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau):
             stage = "val" if trainer.limit_val_batches else "train"
-            often = (trainer.check_val_every_n_epoch or 1) if stage == "val" else 1
-            scheduler |= {"interval": "epoch", "frequency": often, "monitor": f"{stage}_loss"}
+            scheduler |= {"interval": "epoch", "frequency": NEVER, "monitor": f"{stage}_loss"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -199,7 +203,9 @@ class Learner(L.LightningModule):
         raise TrainingDiverged(f"the loss is not finite since epoch {self.current_epoch + 1}, {when}{where}. {REMEDY}")
 
     def on_train_epoch_end(self) -> None:
-        """Checks losses and weights before they are saved.
+        """Checks losses and weights before they are saved, and lets schedulers that watch the loss make their step.
+
+        All that an epoch changes has to be changed now: the checkpoints are written next.
 
         Raises:
             TrainingDiverged: if they are not finite.
@@ -212,6 +218,19 @@ class Learner(L.LightningModule):
         loss = float(self.trainer.callback_metrics.get("val_loss", 0.0))
         if not math.isfinite(loss):
             raise TrainingDiverged(f"the loss on the validation images is {loss} after epoch {epoch}. {REMEDY}")
+        self._step_watching()
+
+    def _step_watching(self) -> None:
+        """Lets the scheduler that watches the loss make its step, unless that loss is of an epoch before."""
+        for config in self.trainer.lr_scheduler_configs:
+            watched = config.monitor or ""
+            if config.reduce_on_plateau and (self._validated or watched.startswith("train_")):
+                cast(Any, config.scheduler).step(self.trainer.callback_metrics[watched])
+        self._validated = False
+
+    def on_validation_epoch_end(self) -> None:
+        """Notes that there was a validation in this epoch."""
+        self._validated = True
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Loss and measures on the validation images."""

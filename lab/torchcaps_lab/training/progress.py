@@ -89,6 +89,10 @@ class Progress(Callback):
         """Makes room for the line of the epoch."""
         self._write("")
 
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Watches no longer, also if there was no step."""
+        self._forget()
+
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Makes room for what is said of it."""
         self._write("")
