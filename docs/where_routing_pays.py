@@ -26,8 +26,26 @@ PICTURES = ROOT / "pictures"
 UNIFORM, PUBLISHED = "dynamic, 1 step", "fully connected"
 """What the others are compared with on viewpoints: no routing, and the head that is most like the published CNN's."""
 
-WITHOUT = {"dynamic, 3 steps": UNIFORM, "K-Means, 3 steps": "K-Means, 1 step", "EM, 2 steps": "EM, 1 step"}
+WITHOUT = {
+    "dynamic, 3 steps": UNIFORM,
+    "K-Means, 3 steps": "K-Means, 1 step",
+    "EM, 2 steps": "EM, 1 step",
+    "K-Means, 3 steps, batch norm": "K-Means, 1 step, batch norm",
+    "K-Means with evidence, batch norm": "evidence alone, batch norm",
+}
 """Heads of digits that route, and the same without routing."""
+
+PLAIN = {
+    "scalar capsules, 1 step": "class maps",
+    "dynamic, 3 steps": "class maps",
+    "K-Means, 3 steps": "class maps",
+    "EM, 2 steps": "class maps",
+    "dynamic, 3 steps, batch norm": "class maps, batch norm",
+    "K-Means, 3 steps, batch norm": "class maps, batch norm",
+    "evidence alone, batch norm": "class maps, batch norm",
+    "K-Means with evidence, batch norm": "class maps, batch norm",
+}
+"""Heads of digits that are capsules, and the plain network with local evidence that does the same."""
 
 ENOUGH = 5
 """Seeds for a verdict."""
@@ -165,31 +183,30 @@ def table(runs: Runs) -> Iterator[str]:
 
 
 def digit_table(runs: Runs) -> Iterator[str]:
-    """A row for each test of digits, a column for each head."""
-    yield f"| error | {' | '.join(runs)} |"
-    yield "|---|" + "---|" * len(runs)
-    for test in digit_heads.TESTS:
-        yield f"| {test} | {' | '.join(f'{mean(of_seeds, test):.1f} %' for of_seeds in runs.values())} |"
-    entropies = (mean(of_seeds, digit_heads.ENTROPY) for of_seeds in runs.values())
-    yield f"| entropy | {' | '.join('' if one is None else f'{one:.2f}' for one in entropies)} |"
-    sizes = (next(iter(of_seeds.values())).facts["parameters"] for of_seeds in runs.values())
-    yield f"| parameters | {' | '.join(f'{one:,}' for one in sizes)} |"
-    yield f"| seeds | {' | '.join(str(len(of_seeds)) for of_seeds in runs.values())} |"
+    """A row for each head, a column for each test of digits."""
+    yield f"| head | {' | '.join(digit_heads.TESTS)} | entropy | parameters | seeds |"
+    yield "|---|" + "---|" * (len(digit_heads.TESTS) + 3)
+    for head, of_seeds in runs.items():
+        errors = [f"{mean(of_seeds, test):.1f} %" for test in digit_heads.TESTS]
+        entropy = mean(of_seeds, digit_heads.ENTROPY)
+        parameters = next(iter(of_seeds.values())).facts["parameters"]
+        facts = ["" if entropy is None else f"{entropy:.2f}", f"{parameters:,}", str(len(of_seeds))]
+        yield f"| {head} | {' | '.join([*errors, *facts])} |"
 
 
-def steps_table(runs: Runs) -> Iterator[str]:
-    """What routing changes in each test of digits: each head that routes less the same without routing."""
-    heads = routed(runs)
-    yield f"| error | {' | '.join(f'{head}, less {WITHOUT[head]}' for head in heads)} |"
-    yield "|---|" + "---|" * len(heads)
-    for test in digit_heads.TESTS:
-        yield f"| {test} | {' | '.join(difference(runs, head, WITHOUT[head], test).told for head in heads)} |"
+def pairs_table(runs: Runs, others: Mapping[str, str]) -> Iterator[str]:
+    """Each head less another, a row for each pair, a column for each test of digits."""
+    yield f"| error | {' | '.join(digit_heads.TESTS)} |"
+    yield "|---|" + "---|" * len(digit_heads.TESTS)
+    for head in in_common(runs, others):
+        differences = [difference(runs, head, others[head], test).told for test in digit_heads.TESTS]
+        yield f"| {head}, less {others[head]} | {' | '.join(differences)} |"
 
 
-def routed(runs: Runs, least: int = 1) -> list[str]:
-    """The heads of digits that route and have so many seeds in common with the same without routing."""
+def in_common(runs: Runs, others: Mapping[str, str], least: int = 1) -> list[str]:
+    """The heads that have so many seeds in common with those that they are compared with."""
     return [
-        head for head, other in WITHOUT.items() if len(runs.get(head, {}).keys() & runs.get(other, {}).keys()) >= least
+        head for head, other in others.items() if len(runs.get(head, {}).keys() & runs.get(other, {}).keys()) >= least
     ]
 
 
@@ -214,11 +231,11 @@ def sentences(what: str, found: Mapping[str, Difference], other: str = "no routi
             yield f"- {what}, {words.format(other)}: {'; '.join(told)}."
 
 
-def digit_sentences(runs: Runs) -> Iterator[str]:
+def digit_sentences(runs: Runs, others: Mapping[str, str]) -> Iterator[str]:
     """The same of digits, head by head."""
-    for head in routed(runs, ENOUGH):
-        found = {test: difference(runs, head, WITHOUT[head], test) for test in digit_heads.TESTS}
-        yield from sentences(head, found)
+    for head in in_common(runs, others, ENOUGH):
+        differences = {test: difference(runs, head, others[head], test) for test in digit_heads.TESTS}
+        yield from sentences(head, differences, others[head])
 
 
 def view_sentences(title: str, runs: Runs) -> Iterator[str]:
@@ -233,7 +250,10 @@ def section() -> str:
     """All that the page says in figures."""
     parts = []
     if runs := of_digits():
-        parts += ["## Digits", "", *digit_table(runs), "", *steps_table(runs), "", *digit_sentences(runs), ""]
+        parts += ["## Digits", "", *digit_table(runs), ""]
+        for title, others in (("Routing less no routing", WITHOUT), ("Capsules less a plain network", PLAIN)):
+            table_of_pairs = pairs_table(runs, others)
+            parts += [f"### {title}", "", *table_of_pairs, "", *digit_sentences(runs, others), ""]
     for view in VIEWPOINTS:
         if runs := of_views(view):
             parts += [f"## Novel {view}s", "", *table(runs), "", *view_sentences(f"Novel {view}s", runs), ""]
@@ -248,7 +268,7 @@ def claim() -> str:
     runs = of_digits()
     found = {
         f"{head}, on two digits": difference(runs, head, WITHOUT[head], digit_heads.ABOVE)
-        for head in routed(runs, ENOUGH)
+        for head in in_common(runs, WITHOUT, ENOUGH)
     }
     for view in VIEWPOINTS:
         heads = compared(of_views(view))
@@ -286,7 +306,7 @@ def draw() -> Any:
 def draw_digits() -> Any:
     """What routing changes in each test of digits, with intervals."""
     runs = of_digits()
-    heads = routed(runs)
+    heads = in_common(runs, WITHOUT)
     figure = new_figure(4.0 * len(heads) + 1.5, 4.2, "constrained")
     for axes, head in zip(
         figure.subplots(1, len(heads), squeeze=False, sharex=True, sharey=True)[0], heads, strict=True
