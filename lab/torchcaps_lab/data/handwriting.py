@@ -84,12 +84,24 @@ def upright(image: "Image") -> "Image":
         return image
 
 
+def orientation(image: "Image") -> int:
+    """How :func:`upright` turns an image: its Exif orientation, 1 to 8; 1 without one. Decodes the whole file."""
+    before = _orientation(image)
+    image.load()  # Exif data may stand behind the pixels, and are gone afterwards where Pillow turns them itself
+    return before if before != 1 else _orientation(image)
+
+
+def _orientation(image: "Image") -> int:
+    try:
+        turn = image.getexif().get(0x0112)
+    except Exception:  # as there
+        return 1
+    return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
+
+
 def is_turned(image: "Image") -> bool:
     """Whether :func:`upright` turns an image."""
-    try:
-        return image.getexif().get(0x0112) in range(2, 9)
-    except Exception:  # as there
-        return False
+    return orientation(image) != 1
 
 
 def _opaque(image: "Image") -> "Image":
