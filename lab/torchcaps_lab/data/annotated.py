@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.spec import argument, settings
+from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, read_text
 from torchcaps_lab.data.base import TEST_SEED, HeldOut, ImageData, check_held_out_share, register_dataset, stable_split
 from torchcaps_lab.data.coco import Coco, Noted
 from torchcaps_lab.data.handwriting import orientation
@@ -19,7 +20,7 @@ from torchcaps_lab.data.image_set import Batch, ImageSet, Parts
 from torchcaps_lab.data.listed import Side
 from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
 from torchcaps_lab.data.stated import frame_of, stated_size
-from torchcaps_lab.data.streams import LARGEST_NOTE, digest_of, named_below, read_bytes, read_text
+from torchcaps_lab.data.streams import digest_of
 
 _OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
 

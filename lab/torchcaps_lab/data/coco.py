@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.names import needing
+from torchcaps.whole import LARGEST_TABLE, named_below, parsed_json, read_text
 from torchcaps_lab.data.stated import frame_of, stated_size
-from torchcaps_lab.data.streams import LARGEST_TABLE, named_below, parsed_json, read_text
 
 _WRONG = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, RecursionError)
 """Errors of readers that take the content of a file on trust."""

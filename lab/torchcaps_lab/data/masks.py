@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from torchcaps.numerics import Size
 from torchcaps.spec import Within, settings
+from torchcaps.whole import LARGEST_NOTE, read_text
 from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.base import Fit, ImageData, find_data_dir, register_dataset
 from torchcaps_lab.data.coco import Coco, check_same_size
@@ -24,7 +25,6 @@ from torchcaps_lab.data.made.base import Part
 from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
 from torchcaps_lab.data.scenes import INK, DigitScenes, Scenery
 from torchcaps_lab.data.stated import frame_of
-from torchcaps_lab.data.streams import LARGEST_NOTE, read_text
 from torchcaps_lab.data.view import MOVES, Preprocess
 
 NO_CLASS = 255

@@ -1,114 +1,18 @@
-"""Reading of files with limits: no more than a stated number of bytes, of a regular file, below a folder."""
+"""Reading of files of data with limits."""
 
 import gzip
 import hashlib
-import json
-import re
-import stat
 import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase, BytesIO
 from pathlib import Path
-from typing import Any
 
-LARGEST_NOTE = 2**26
-"""Bytes of a file about one image, one run or one list of classes, which usually has a few thousand."""
-
-LARGEST_TABLE = 2**32
-"""Bytes of a file about a whole data set: COCO's own annotations have 0.5 GB, those of LVIS 1.2 GB."""
+from torchcaps.whole import check_file
 
 _READ = 1 << 24  # bytes read at once
 _SHRINKS = 1032  # most bytes that deflate can make from one
-
-
-def check_file(path: Path, most: int) -> Path:
-    """Return the path, after checking that it is a regular file of at most ``most`` bytes.
-
-    A device or a pipe has no size: reading it may never end.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no regular file, or it is larger; names the file, its size and the limit.
-    """
-    facts = path.stat()
-    if not stat.S_ISREG(facts.st_mode):
-        raise ValueError(f"{path} is not a regular file: it is {'a folder' if path.is_dir() else 'a device or a pipe'}")
-    if facts.st_size > most:
-        raise ValueError(f"{path} has {facts.st_size:,} bytes, at most {most:,} are read")
-    return path
-
-
-def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most ``most`` bytes; raises what :func:`check_file` raises."""
-    return check_file(path, most).read_bytes()
-
-
-def read_text(path: Path, most: int, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file of at most ``most`` bytes, with line feeds alone at the ends of lines.
-
-    Raises:
-        ValueError: it is not text in this encoding, and what :func:`check_file` raises.
-    """
-    try:
-        text = read_bytes(path, most).decode(encoding)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in {encoding.removesuffix('-sig').upper()}: {error}") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def read_json(path: Path, most: int, kind: type = dict) -> Any:
-    """Return the content of a JSON file of at most ``most`` bytes, a ``kind``.
-
-    Raises:
-        ValueError: it is not JSON, or holds something else, and what :func:`check_file` raises.
-    """
-    try:
-        return parsed_json(read_text(path, most), kind)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-
-
-def parsed_json(text: str | bytes, kind: type = dict) -> Any:
-    """Return the content of JSON, a ``kind``; raises a `ValueError` if it is no JSON, nested too deep, or another."""
-    try:
-        content = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    if not isinstance(content, kind):
-        raise ValueError(f"it must hold a {kind.__name__}, got {type(content).__name__}")
-    return content
-
-
-def named_below(root: Path, name: Any, source: object, what: str = "file") -> Path:
-    """Return the path of a file below a folder by the name that another file has for it.
-
-    The name must stay below the folder as it is written. Links that lie in the folder are followed: who keeps the
-    folder made them, which need not hold for the file with the name.
-
-    Args:
-        root: the folder.
-        name: relative to it.
-        source: the file that holds the name, for messages.
-        what: the name of such a file, likewise.
-
-    Raises:
-        ValueError: the name is no text, is absolute or leads out of the folder; or it is that of a folder, a device or
-            a pipe; names the source.
-        FileNotFoundError: there is no such file.
-    """
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise ValueError(f"{source} must name each {what} by its path below {root}, got {name!r}")
-    parts = re.split(r"[/\\]", name)
-    if ".." in parts or not parts[0] or ":" in parts[0]:
-        raise ValueError(f"{source} names {name!r}, which leads out of {root}: names must be relative to that folder")
-    path = root / name
-    if not path.exists():
-        raise FileNotFoundError(f"the {what} {path} does not exist, which {source} names")
-    if not path.is_file():
-        raise ValueError(f"{source} names {name!r}: {path} is not a regular file")
-    return path
 
 
 def digest_of(source: Path | BytesIO, algorithm: str = "sha256") -> str:
