@@ -27,7 +27,8 @@ def written_whole(path: Path) -> Iterator[Path]:
     If the block fails, that file is removed, and what had the name before stays.
     """
     part = path.with_name(path.name + UNFINISHED)
-    part.unlink(missing_ok=True)  # a link of that name would lead elsewhere
+    if part.is_symlink():
+        part.unlink()  # it would lead elsewhere
     try:
         yield part
         _sync(part)
@@ -78,8 +79,8 @@ def owned(folder: Path, *names: str) -> Path:
 def _check_link(path: Path, root: Path) -> None:
     if path.is_symlink() and not (target := path.resolve()).is_relative_to(root):
         raise ValueError(
-            f"{path} is a link to {target}, outside {root}: nothing is written or deleted through it; remove the link, "
-            f"or link the whole folder"
+            f"{path} is a link to {target}, outside {root}: nothing is written or deleted through it; remove "
+            "the link, or link the whole folder"
         )
 
 
@@ -90,11 +91,14 @@ def check_file(path: Path, most: int) -> Path:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no regular file, or it is larger; names the file, its size and the limit.
+        IsADirectoryError: it is a folder.
+        ValueError: it is a device or a pipe, or it is larger; names the file, its size and the limit.
     """
     facts = path.stat()
+    if stat.S_ISDIR(facts.st_mode):
+        raise IsADirectoryError(f"{path} is a folder, not a file")
     if not stat.S_ISREG(facts.st_mode):
-        raise ValueError(f"{path} is not a regular file: it is {'a folder' if path.is_dir() else 'a device or a pipe'}")
+        raise ValueError(f"{path} is not a regular file: it is a device or a pipe")
     if facts.st_size > most:
         raise ValueError(f"{path} has {facts.st_size:,} bytes, at most {most:,} are read")
     return path

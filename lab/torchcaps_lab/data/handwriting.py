@@ -5,6 +5,7 @@ III.A: signs are scaled to a box of 20 x 20 pixels, keeping their aspect ratio, 
 centre of mass in the middle.
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,6 +29,10 @@ FAINTEST = 0.06
 
 SMALLEST = 0.06
 """Parts of the sign that are smaller, relative to the largest part, are specks."""
+
+
+_ORIENTATION = 0x0112
+"""The tag of Exif for the orientation."""
 
 
 class Handwriting(NamedTuple):
@@ -86,16 +91,10 @@ def upright(image: "Image") -> "Image":
 
 def orientation(image: "Image") -> int:
     """How :func:`upright` turns an image: its Exif orientation, 1 to 8; 1 without one. Decodes the whole file."""
-    before = _orientation(image)
-    image.load()  # Exif data may stand behind the pixels, and are gone afterwards where Pillow turns them itself
-    return before if before != 1 else _orientation(image)
-
-
-def _orientation(image: "Image") -> int:
-    try:
-        turn = image.getexif().get(0x0112)
-    except Exception:  # as there
-        return 1
+    turn = getattr(image, "tag_v2", {}).get(_ORIENTATION)  # of TIFF, which Pillow turns itself
+    image.load()
+    with suppress(Exception):  # as there
+        turn = turn or image.getexif().get(_ORIENTATION)
     return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
 
 

@@ -149,6 +149,7 @@ def _pieces(file: Any, size: int) -> Iterator[Tensor]:
     Raises:
         ValueError: if that is not so, or a sample is no finite number.
     """
+    file.seekable = lambda: False  # soundfile seeks to where it is, which fails where a file states a wrong length
     stated = file.frames if file.frames < _OPEN else 0
     most, heard = _DENSEST * size + _ALWAYS, 0
     _check_count(stated, most, size)
@@ -289,7 +290,7 @@ def _long_table(path: Path, columns: Columns, labelled: bool) -> Iterator[tuple[
         channels = [name for name in header if name not in columns]
         for row in reader:
             place = f"{path}:{reader.line_num}"
-            if any(row.get(None) or ()):  # type: ignore[call-overload]  # DictReader keeps them under None
+            if any(row.get(None) or ()):  # DictReader keeps them under None
                 raise ValueError(f"{place} has more cells than the {len(header)} columns")
             name = row[columns.series]
             rows.setdefault(name, []).append(_numbers(row, channels, place))
