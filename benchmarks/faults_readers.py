@@ -72,8 +72,15 @@ def stated_sizes(folder: Path, count: int, chance: random.Random) -> Iterator[bo
         (folder / "a.json").write_text(chance.choice(("[", '{"a":', '{"a": ' + "9" * 9)) * (len(letters) // 4))
         yield _modest(partial(read_json, folder / "a.json", 2**26))
         many = min(len(letters), 2**17)
-        texts = ("epochs: 1" + ":59" * many, "epochs: 0x" + "f" * many, "[" * many, "- " * many, "a: !!int 1" + ":1" * many,
-                 "\n".join(f"k{key}: 1" for key in range(many)), "a: &a {b: 1}\nc: {<<: [" + "*a, " * many + "]}")  # fmt: skip
+        texts = (
+            "epochs: 1" + ":59" * many,
+            "epochs: 0x" + "f" * many,
+            "[" * many,
+            "- " * many,
+            "a: !!int 1" + ":1" * many,
+            "\n".join(f"k{key}: 1" for key in range(many)),
+            "a: &a {b: 1}\nc: {<<: [" + "*a, " * many + "]}",
+        )
         (folder / "a.yaml").write_text(texts[number % len(texts)])
         yield _modest(partial(read_options, folder / "a.yaml"))
 
