@@ -15,11 +15,17 @@ from torchcaps_lab.report import write_page
 from torchcaps_lab.training import RunFolder, train_with, training_options
 from torchcaps_lab.training.checkpoints import SealedCheckpoints
 
-OPTIONS = {
-    "data": {"name": "Digits"}, "model": "capsnet_digits", "model_args": {"channels": 4, "types": 2,
-    "decoder_hidden": None}, "routing": {"name": "dynamic", "steps": 1}, "optimizer": "Adam", "epochs": 1,
-    "batch_size": 512, "report": False, "trainer": {"accelerator": "cpu", "devices": 1, "extra": {"limit_train_batches": 1}},
-}  # fmt: skip
+OPTIONS: dict[str, Any] = {
+    "data": {"name": "Digits"},
+    "model": "capsnet_digits",
+    "model_args": {"channels": 4, "types": 2, "decoder_hidden": None},
+    "routing": {"name": "dynamic", "steps": 1},
+    "optimizer": "Adam",
+    "epochs": 1,
+    "batch_size": 512,
+    "report": False,
+    "trainer": {"accelerator": "cpu", "devices": 1, "extra": {"limit_train_batches": 1}},
+}
 
 
 @pytest.fixture
