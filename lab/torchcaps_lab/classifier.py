@@ -18,6 +18,7 @@ from torchcaps.models.base import in_precision_of
 from torchcaps.models.network import network_folder
 from torchcaps.names import needing
 from torchcaps.numerics import check_size
+from torchcaps.whole import LARGEST_NOTE, owned, read_json
 from torchcaps_lab.data import ImageSet, Preprocess
 from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.folder import check_resize
@@ -160,10 +161,8 @@ class Classifier:
         path = None if self.run is None else self.run / "summary.json"
         if path is None or not path.is_file():
             return {}
-        try:
-            return json.loads(path.read_text())
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
+        summary: dict[str, Any] = read_json(path, LARGEST_NOTE)
+        return summary
 
     def _facts(self) -> dict[str, str]:
         """What people want to know of it first."""
@@ -208,7 +207,7 @@ class Classifier:
         with TemporaryDirectory() as folder:
             self.network.save_pretrained(folder, **self._extra())
             # Of the pictures of a report, one that shows no image: those of the data may be private.
-            picture = None if self.run is None else self.run / "report" / "confusion_matrix.png"
+            picture = None if self.run is None else owned(self.run, "report", "confusion_matrix.png")
             drawn = picture is not None and picture.is_file()
             if picture is not None and drawn:
                 shutil.copy(picture, folder)

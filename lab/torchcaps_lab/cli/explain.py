@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+from torchcaps.whole import LARGEST_NOTE, owned, read_text
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import Split, open_run
 from torchcaps_lab.data import ImageData
@@ -23,6 +24,8 @@ def command(
     folder = RunFolder(Path(run))
     own = split == "test" and data is None
     place = Path(out) if out else folder.path if own else folder.path / f"explain-{split}"
+    if not out:
+        owned(folder.path, place.relative_to(folder.path).as_posix())
     if place.exists() and not place.is_dir():
         raise ValueError(f"--out must be a folder, and {place} is a file")
     if not out and data is not None and not folder.config.is_file():
@@ -38,8 +41,9 @@ def command(
 
 def _read_metrics(path: Path) -> list[dict[str, float]]:
     """The rows of the epochs."""
+    text = read_text(path, LARGEST_NOTE)
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        rows = csv.DictReader(text.splitlines())
+        return [{name: float(value) for name, value in row.items() if value} for row in rows]
     except (ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.models.network import CONFIG_FILE, network_folder
 from torchcaps.spec import Spec, fit
-from torchcaps.whole import write_whole
+from torchcaps.whole import LARGEST_NOTE, owned, read_json, write_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.runs import open_run
 from torchcaps_lab.data import ImageData, ImageSet
@@ -33,10 +33,11 @@ def fit_again(classifier: Classifier, run: str, data: Any, false_alarms: float, 
     if found is None:
         raise ValueError(f"--false_alarms: there is nothing that an image of no class {NOTHING}")
     classifier.strangers = found
-    file = network_folder(Path(run)) / CONFIG_FILE
+    folder = network_folder(Path(run))
+    file = owned(Path(run), *folder.relative_to(run).parts, CONFIG_FILE)
     if not file.is_file():
         return f"{found}; not saved: {run} comes with the package"
-    config = json.loads(file.read_text(encoding="utf-8"))
+    config = read_json(file, LARGEST_NOTE)
     config["extra"]["strangers"] = found.config()
     write_whole(file, json.dumps(config, indent=2) + "\n")
     return f"{found}; saved in {file}"

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from torchcaps.spec import argument, settings
+from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, read_text
 from torchcaps_lab.data.base import TEST_SEED, HeldOut, ImageData, check_held_out_share, register_dataset, stable_split
 from torchcaps_lab.data.coco import Coco, Noted
+from torchcaps_lab.data.handwriting import orientation
 from torchcaps_lab.data.image_set import Batch, ImageSet, Parts
 from torchcaps_lab.data.listed import Side
-from torchcaps_lab.data.picture import image_suffixes, open_image, to_tensor
+from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
+from torchcaps_lab.data.stated import frame_of, stated_size
 from torchcaps_lab.data.streams import digest_of
 
 _OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
@@ -68,8 +71,12 @@ class AnnotatedSet(ImageSet):
 class AnnotatedImages(ImageData):
     """Images of the user's own with any number of boxes around things of any class.
 
+    COCO's and VOC's files state the size of each image. Boxes follow an image that was resized since, and one that was
+    annotated as it is stored and is shown turned by its EXIF data. A turn that leaves width and height as they were
+    cannot be noticed: such boxes, and all of YOLO's, are those of the upright image.
+
     Args:
-        root: the folder of the images.
+        root: the folder of the images. Files of annotations name images by their paths below it.
         annotations: a .json file as of COCO; or a folder of .xml files as of Pascal VOC, one for each image; or a
             folder of .txt files as of YOLO, whose lines are the number of a class, then centre, width and height of a
             box as shares of the image's sides.
@@ -83,8 +90,9 @@ class AnnotatedImages(ImageData):
 
     Raises:
         FileNotFoundError: there is no root, no file of annotations, or no image that they name.
-        ValueError: a file cannot be read; a box is empty or outside its image; a class is unknown; or no
-            class is named.
+        ValueError: a file cannot be read; it names an image outside ``root``; a box is empty or outside its image; the
+            size that COCO's or VOC's file states has another shape than the image; a class is unknown; or no class is
+            named.
         ModuleNotFoundError: pycocotools, which reads COCO's files, is not installed; it names the extra.
 
     Source: Lin et al. 2014, "Microsoft COCO", and cocodataset.org, "Data format"; Everingham et al. 2010, "The PASCAL
@@ -150,14 +158,15 @@ class AnnotatedImages(ImageData):
         sides = (self.size, self.size) if isinstance(self.size, int) else self.size
         images, boxes = list[Tensor](), list[Tensor]()
         for one in noted:
-            image = open_image(one.file, self.channels)
+            with opened(one.file) as source:
+                turn, image = orientation(source), in_mode(source, self.channels)
             height, width = sides = sides or image.size[::-1]
             if self.size is None and image.size != (width, height):
                 raise ValueError(
                     f"images must have one size, {width} x {height}, {one.file} has {image.size}; pass size"
                 )
             images.append(to_tensor(image, (self.channels, height, width), self.resize))
-            boxes.append(_moved(_checked(one, image.size), image.size, (width, height), self.resize))
+            boxes.append(_moved(_placed(one, image.size, turn), image.size, (width, height), self.resize))
         most = max((len(one) for one in boxes), default=0)
         things = torch.zeros(len(noted), max(most, 1), dtype=torch.int64)
         placed = torch.zeros(len(noted), max(most, 1), 4, dtype=torch.int64)
@@ -172,8 +181,14 @@ class AnnotatedImages(ImageData):
         return AnnotatedSet(pixels, mask, self.classes, files, things=things, boxes=placed)
 
 
+def _placed(one: Noted, shown: tuple[int, int], turn: int) -> Tensor:
+    """The boxes of an image in its upright pixels, (K, 4); a `ValueError` if one is empty, or outside."""
+    frame = frame_of(one.size, shown, turn, one.source, one.file)
+    return frame.boxes(_checked(one, frame.stated))
+
+
 def _checked(one: Noted, size: tuple[int, int]) -> Tensor:
-    """The boxes of an image in its pixels, (K, 4); a `ValueError` if one is empty, or outside."""
+    """The boxes of an image in the pixels that they are noted in; a `ValueError` if one is empty, or outside."""
     boxes = torch.tensor(one.boxes, dtype=torch.float64).view(-1, 4)
     sides = torch.tensor([*size, *size], dtype=torch.float64)
     boxes = boxes * sides if one.shares else boxes
@@ -236,15 +251,17 @@ def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> tuple[t
 def _voc(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[Noted]]:
     noted = []
     for file in files:
+        content = read_bytes(file, LARGEST_NOTE)
         try:
-            tree = ElementTree.parse(file).getroot()
+            tree = ElementTree.fromstring(content)
             labels = [_text(one, "name") for one in tree.iter("object")]
             sides = ("xmin", "ymin", "xmax", "ymax")
             found = [[float(_text(one, f"bndbox/{side}")) for side in sides] for one in tree.iter("object")]
             boxes = [(left - 1, top - 1, right, bottom) for left, top, right, bottom in found]
-            noted.append(Noted(root / _text(tree, "filename"), labels, boxes))
-        except (ElementTree.ParseError, ValueError) as error:
+            size, name = stated_size(*map(tree.findtext, ("size/width", "size/height"))), _text(tree, "filename")
+        except (ElementTree.ParseError, ValueError, LookupError) as error:
             raise ValueError(f"annotations {file} are not as of VOC: {error}") from error
+        noted.append(Noted(named_below(root, name, file, "image"), labels, boxes, file, size=size))
     return names or sorted({label for one in noted for label in one.labels}), noted
 
 
@@ -258,18 +275,18 @@ def _text(element: ElementTree.Element, name: str) -> str:
 def _yolo(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[Noted]]:
     if names is None:
         listed = _there(files[0].with_name("classes.txt"), "pass classes, or give their names one a line:")
-        names = listed.read_text("utf-8").split("\n")
+        names = read_text(listed, LARGEST_NOTE).split("\n")
         names = [name.strip() for name in names if name.strip()]
     noted, images = [], {one.stem: one for one in sorted(root.glob("[!.]*")) if one.suffix.lower() in image_suffixes()}
     for file in files:
         labels, boxes = [], []
-        for line in filter(None, map(str.strip, file.read_text("utf-8").split("\n"))):
+        for line in filter(None, map(str.strip, read_text(file, LARGEST_NOTE).split("\n"))):
             try:
                 label, x, y, width, height = (float(part) for part in line.split())
             except ValueError as error:
                 raise ValueError(f"annotations {file} are not as of YOLO: {line!r} must be five numbers") from error
             labels.append(names[int(label)] if label in range(len(names)) else f"number {label:g}")
             boxes.append((x - width / 2, y - height / 2, x + width / 2, y + height / 2))
-        noted.append(Noted(images.get(file.stem, root / f"{file.stem}.*"), labels, boxes, shares=True))
-    noted += [Noted(one, [], []) for stem, one in images.items() if stem not in {file.stem for file in files}]
+        noted.append(Noted(images.get(file.stem, root / f"{file.stem}.*"), labels, boxes, file, shares=True))
+    noted += [Noted(one, [], [], one) for stem, one in images.items() if stem not in {file.stem for file in files}]
     return names, noted

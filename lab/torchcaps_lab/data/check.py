@@ -163,7 +163,7 @@ def _look(path: Path) -> _Look:
     try:
         with opened(path) as image:
             kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
-            upright, turned = in_mode(image, 3), is_turned(image)
+            turned, upright = is_turned(image), in_mode(image, 3)
     except BrokenImage as problem:
         return _Look("", _UNSEEN, broken=problem.why)
     except OSError as error:

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from torchcaps.whole import LARGEST_NOTE, read_bytes, read_text
 from torchcaps_lab.data.base import register_dataset
 from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.published import PublishedData
@@ -73,7 +74,7 @@ class CIFAR10(PublishedData):
         if len(paths) == len(names):
             for folder in sorted({path.parent for path in paths}):
                 self._check_classes(folder / "batches.meta.txt")
-            batches = [_read_records(path.read_bytes(), str(path)) for path in paths]
+            batches = [_read_records(read_bytes(path, self.most), str(path)) for path in paths]
         else:
             missing = " and ".join(name for name, path in found.items() if path is None)
             archive = self._check(self._find(_ARCHIVE) or self._download(_ARCHIVE, [f"{missing} or {_ARCHIVE}"]))
@@ -84,7 +85,7 @@ class CIFAR10(PublishedData):
     def _check_classes(self, meta: Path) -> None:
         if not meta.is_file():
             return
-        names = tuple(meta.read_text().split())
+        names = tuple(read_text(meta, LARGEST_NOTE).split())
         if names != self.class_names:
             raise ValueError(f"{meta} must name the classes {self.class_names}, got {names}")
 

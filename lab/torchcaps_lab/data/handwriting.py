@@ -5,6 +5,7 @@ III.A: signs are scaled to a box of 20 x 20 pixels, keeping their aspect ratio, 
 centre of mass in the middle.
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -28,6 +29,10 @@ FAINTEST = 0.06
 
 SMALLEST = 0.06
 """Parts of the sign that are smaller, relative to the largest part, are specks."""
+
+
+_ORIENTATION = 0x0112
+"""The tag of Exif for the orientation."""
 
 
 class Handwriting(NamedTuple):
@@ -84,12 +89,18 @@ def upright(image: "Image") -> "Image":
         return image
 
 
+def orientation(image: "Image") -> int:
+    """How :func:`upright` turns an image: its Exif orientation, 1 to 8; 1 without one. Decodes the whole file."""
+    turn = getattr(image, "tag_v2", {}).get(_ORIENTATION)  # of TIFF, which Pillow turns itself
+    image.load()
+    with suppress(Exception):  # as there
+        turn = turn or image.getexif().get(_ORIENTATION)
+    return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
+
+
 def is_turned(image: "Image") -> bool:
     """Whether :func:`upright` turns an image."""
-    try:
-        return image.getexif().get(0x0112) in range(2, 9)
-    except Exception:  # as there
-        return False
+    return orientation(image) != 1
 
 
 def _opaque(image: "Image") -> "Image":

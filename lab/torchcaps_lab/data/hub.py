@@ -1,5 +1,6 @@
 """Any image data set that Hugging Face ``datasets`` opens: from the hub, from parquet files, from folders."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,17 +24,27 @@ class _Row(Item):
         category: the name of its class.
         table: the images of the split, as bytes or paths.
         index: of the row.
+        folders: where files may be that the table names: that of the data set, and those of downloads.
     """
 
     table: Any
     index: int
+    folders: tuple[Path, ...] = ()
 
     def source(self) -> Path | BytesIO:
         """The file of the image, as bytes or by its path."""
         (image,) = self.table[self.index].values()
         if image is None or (image.get("bytes") is None and not image.get("path")):
             raise BrokenImage(self.name, "there is no image")
-        return Path(image["path"]) if image.get("bytes") is None else BytesIO(image["bytes"])
+        if image.get("bytes") is not None:
+            return BytesIO(image["bytes"])
+        path = Path(image["path"])
+        if not path.is_file():
+            raise BrokenImage(self.name, f"{path} is not a regular file")
+        place = Path(os.path.normpath(path.absolute()))  # links in the folder are the user's choice
+        if not any(place.is_relative_to(folder) for folder in self.folders):
+            raise BrokenImage(self.name, f"{path} is outside of the data set")
+        return path
 
 
 @register_dataset("hub")
@@ -126,6 +137,15 @@ class Hub(ListedImages):
         labels = classes if len(classes) == 1 else usual
         return _column("image", self.image, images, features), _column("label", self.label, labels, features)
 
+    def _folders(self) -> tuple[Path, ...]:
+        """Where files may be that a table names, each by the name that it was given and by that without links."""
+        import datasets
+
+        home = Path(self.path).expanduser()
+        places = [Path(datasets.config.HF_DATASETS_CACHE), Path(datasets.config.HF_CACHE_HOME)]
+        places += [home if home.is_dir() else home.parent] if home.exists() else []
+        return tuple(way for place in places for way in (place.absolute(), place.resolve()))
+
     def _rows(self, split: str, image: str, label: str, left_out: dict[str, str]) -> tuple[list[_Row], tuple[str, ...]]:
         import datasets
 
@@ -136,13 +156,16 @@ class Hub(ListedImages):
             classes = tuple(feature.names)
         else:
             classes = tuple(map(str, sorted({value for value in labels if value is not None})))
+        folders = self._folders()
         rows = []
         for index, value in enumerate(labels):
+            if isinstance(feature, datasets.ClassLabel) and value is not None and not -1 <= value < len(classes):
+                raise ValueError(f"{split}/{index} has the label {value}, and there are {len(classes)} classes")
             category = classes[value] if isinstance(feature, datasets.ClassLabel) and value is not None else str(value)
             if value is None or value == -1:
                 left_out[f"{split}/{index}"] = "it has no label"
             else:
-                rows.append(_Row(f"{split}/{index}", category, pixels, index))
+                rows.append(_Row(f"{split}/{index}", category, pixels, index, folders))
         return rows, classes
 
 

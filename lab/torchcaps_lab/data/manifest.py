@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.whole import write_whole
+from torchcaps.whole import LARGEST_TABLE, read_json, write_whole
 
 PARTS = ("train", "validation", "test")
 
@@ -108,10 +108,10 @@ class Manifest:
             ValueError: the file is damaged.
         """
         try:
-            content = json.loads(path.read_text(encoding="ascii"))
+            content = read_json(path, LARGEST_TABLE)
             parts = {part: tuple(Entry(*map(str, row)) for row in content["parts"][part]) for part in PARTS}
             return cls(tuple(map(str, content["classes"])), parts, dict(content["left_out"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 
     def follow(self, present: Sequence[Entry]) -> tuple["Manifest", Changes]:

@@ -14,14 +14,17 @@ from torch.nn import functional as F
 
 from torchcaps.numerics import Size
 from torchcaps.spec import Within, settings
+from torchcaps.whole import LARGEST_NOTE, read_text
 from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.base import Fit, ImageData, find_data_dir, register_dataset
 from torchcaps_lab.data.coco import Coco, check_same_size
 from torchcaps_lab.data.files import image_files, seen_from
+from torchcaps_lab.data.handwriting import orientation, upright
 from torchcaps_lab.data.image_set import Batch, Composition, ImageSet
 from torchcaps_lab.data.made.base import Part
-from torchcaps_lab.data.picture import image_suffixes, open_image, opened, to_tensor
+from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
 from torchcaps_lab.data.scenes import INK, DigitScenes, Scenery
+from torchcaps_lab.data.stated import frame_of
 from torchcaps_lab.data.view import MOVES, Preprocess
 
 NO_CLASS = 255
@@ -128,7 +131,7 @@ class Masks(ImageData):
         cut: train on squares of this side, elsewhere in each epoch; default: on whole pictures.
         cuts: how many of each picture, in one batch.
         fold: which block of pictures is the test, from 0.
-        folds: how many blocks.
+        folds: how many blocks, 2 or more.
         channels: 1 for grey pictures, 3 for colour.
 
     Raises:
@@ -166,7 +169,7 @@ class Masks(ImageData):
     cut: Size | None = None
     cuts: Size = 1
     fold: Annotated[int, Within(0)] = 0
-    folds: Size = 5
+    folds: Annotated[int, Within(2)] = 5
     channels: Literal[1, 3] = 1
 
     def __post_init__(self) -> None:
@@ -228,7 +231,7 @@ class Masks(ImageData):
         files = image_files(root / self.images)
         if self.listed:
             by_stem = {path.stem: path for path in files}
-            lines = (root / self.listed).read_text(encoding="utf-8").splitlines()
+            lines = read_text(root / self.listed, LARGEST_NOTE).splitlines()
             chosen = [*filter(None, map(str.strip, lines))]
             if missing := [name for name in chosen if name not in by_stem]:
                 raise FileNotFoundError(f"{root / self.listed} lists {missing[0]!r}, which is not in {self.images!r}")
@@ -255,10 +258,11 @@ class Masks(ImageData):
         values, raw = list(self.values), []
         categories = ("background", *self._coco.names.values()) if self._coco else ()
         for pair in self._pairs:
-            image = open_image(pair.picture, self.channels, pair.picture)
+            with opened(pair.picture) as source:
+                turn, image = orientation(source), in_mode(source, self.channels)
             pictures.append(to_tensor(image, (self.channels, image.height, image.width), "pad"))
-            mask = self._coco.mask(pair.picture, image.size) if self._coco else _mask(pair, image.size)
-            raw.append(mask)
+            read = self._coco.mask(pair.picture, image.size, turn) if self._coco else _mask(pair, image.size, turn)
+            raw.append(read)
         if not values and not self._coco:
             values = sorted({int(one) for mask in raw for one in mask.unique()} - {self.ignore})
         values = values or list(range(len(categories)))
@@ -296,14 +300,17 @@ class Masks(ImageData):
         return Coco(Path(self.root) / self.masks) if self.masks.endswith(".json") else None
 
 
-def _mask(pair: _Pair, size: tuple[int, int]) -> Tensor:
-    """The values of a mask, uint8 (H, W)."""
-    with opened(pair.mask, pair.mask) as mask:
-        mode, values = mask.mode, np.array(mask)
+def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Tensor:
+    """The values of a mask, uint8 (H, W), turned with its picture if it has the size that this has before its turn."""
+    with opened(pair.mask) as mask:
+        image = upright(mask)
+        mode, values = image.mode, np.array(image)
     if mode not in ("1", "L", "P"):
         raise ValueError(f"{pair.mask} must have grey values or indexed colours of 8 bit, got mode {mode}")
-    check_same_size(pair.mask, values.shape[::-1], pair.picture, size)
-    return torch.from_numpy(values.astype(np.uint8))
+    stored = values.shape[::-1]
+    if stored != size[::-1] or size[0] == size[1]:
+        check_same_size(pair.mask, stored, pair.picture, size)
+    return frame_of(stored, size, turn, pair.mask, pair.picture).mask(torch.from_numpy(values.astype(np.uint8)))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import check_choice
+from torchcaps.whole import check_file
 from torchcaps_lab.data.base import Resize
 from torchcaps_lab.data.handwriting import Handwriting, read_handwriting, upright
 
@@ -135,6 +136,8 @@ def opened(
         if isinstance(source, Image.Image):
             yield source
             return
+        if isinstance(source, Path):
+            check_file(source, sys.maxsize)
         with Image.open(source, formats=formats) as image:
             _check_pixels(image, most_pixels)
             yield image

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Size, check_size
+from torchcaps.numerics import check_size
 from torchcaps.spec import Within, settings
 from torchcaps_lab.data.base import TEST_SEED, count_aside, register_dataset
 from torchcaps_lab.data.files import found_root
@@ -17,7 +17,7 @@ from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest
 from torchcaps_lab.data.series_files import Columns, SeriesItem, list_series
 from torchcaps_lab.data.series_set import Scale, SeriesSet, padded
-from torchcaps_lab.data.sound import Sound
+from torchcaps_lab.data.sound import Bands, Sound
 from torchcaps_lab.data.view import Preprocess
 
 
@@ -45,7 +45,7 @@ class Series(ListedData):
         validation_groups: likewise; default: a share of the others, ``validation``.
         standardise: each channel by its mean and deviation over all training series (``data``), or over the series
             itself (``each``), which also takes away how loud a sound is.
-        bands: of sounds.
+        bands: of sounds, at most 1,024.
         highest: frequency of sounds, in Hz.
 
     Raises:
@@ -76,7 +76,7 @@ class Series(ListedData):
     test_groups: tuple[str, ...] = ()
     validation_groups: tuple[str, ...] = ()
     standardise: Literal["data", "each"] = "data"
-    bands: Size = 40
+    bands: Bands = 40
     highest: Annotated[float, Within(0, open=True)] = 4000.0
 
     def __post_init__(self) -> None:

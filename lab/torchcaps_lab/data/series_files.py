@@ -4,22 +4,35 @@ import csv
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchcaps.whole import LARGEST_TABLE, check_file
 from torchcaps_lab.data.files import Listing, is_junk, list_folder
 from torchcaps_lab.data.listed import Item, Listed, part_called
 from torchcaps_lab.data.sound import Sound
+from torchcaps_lab.data.text_files import decoded
 
 TABLES = (".ts", ".arff", ".csv")
 """Suffixes of files with many series; of several with one name the first of these is read."""
 
 SOUNDS = {".wav": "audio/wav", ".flac": "audio/flac", ".ogg": "audio/ogg"}
 """Suffixes of sounds, and their kinds for a browser."""
+
+
+_DENSEST, _ALWAYS = 128, 2**24
+"""Samples that are read of each byte of a file, and beside these of any file. Opus, which packs most densely, puts 64
+samples of speech into a byte; silence takes almost none."""
+
+_AT_ONCE = 2**20
+"""Samples of all channels together that are decoded at once."""
+
+_OPEN = 2**62
+"""From here on libsndfile means that a file states no number of samples."""
 
 
 class Columns(NamedTuple):
@@ -116,19 +129,44 @@ def read_sound(path: Path, sound: Sound) -> Tensor:
     """
     import soundfile
 
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
+    check_file(path, LARGEST_TABLE)
     try:
-        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        with soundfile.SoundFile(path) as file:
+            return _checked(sound.frames_of(_pieces(file, path.stat().st_size), file.samplerate), "it")
     except soundfile.LibsndfileError as error:
         raise ValueError(f"{path} is no sound that can be read: {error.error_string}") from error
-    heard = torch.from_numpy(samples).mean(1)
-    if not heard.isfinite().all():
-        raise ValueError(f"{path} holds NaN or infinite samples")
-    try:
-        return _checked(sound.frames(heard, rate), str(path))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _pieces(file: Any, size: int) -> Iterator[Tensor]:
+    """The samples of a sound, the mean of its channels, a few seconds at once.
+
+    A file states how many it holds: that many must be there, and not more than its bytes can hold.
+
+    Raises:
+        ValueError: if that is not so, or a sample is no finite number.
+    """
+    file.seekable = lambda: False  # soundfile seeks to where it is, which fails where a file states a wrong length
+    stated = file.frames if file.frames < _OPEN else 0
+    most, heard = _DENSEST * size + _ALWAYS, 0
+    _check_count(stated, most, size)
+    while len(samples := file.read(max(1, _AT_ONCE // file.channels), dtype="float32", always_2d=True)):
+        heard += len(samples)
+        _check_count(heard, most, size)
+        piece = torch.from_numpy(samples).mean(1)
+        if not piece.isfinite().all():
+            raise ValueError("it holds NaN or infinite samples")
+        yield piece
+    if heard < stated:
+        raise ValueError(f"it states {stated:,} samples and holds {heard:,}: it is cut off, or damaged")
+
+
+def _check_count(count: int, most: int, size: int) -> None:
+    if count > most:
+        raise ValueError(f"it states or holds {count:,} samples, of {size:,} bytes at most {most:,} are read")
 
 
 def _tables(root: Path) -> dict[str, Path]:
@@ -174,15 +212,68 @@ def _archive(path: Path) -> Iterator[tuple[str, str, str, Tensor]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of packages that aeon could use and does not need
         from aeon.datasets import load_from_arff_file, load_from_ts_file
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
+    check_file(path, LARGEST_TABLE)
     try:
-        read = load_from_arff_file if path.suffix.lower() == ".arff" else load_from_ts_file
-        rows, labels = read(str(path))
+        if path.suffix.lower() == ".arff":
+            (rows, labels), stated = load_from_arff_file(str(path)), _Stated()
+        else:
+            (rows, labels), stated = load_from_ts_file(str(path)), _Stated.of(path)
     except Exception as error:  # of several kinds
-        raise ValueError(f"{path} cannot be read: {error!r}") from error
+        raise ValueError(f"{path} cannot be read: {error!r:.400}") from error
     for number, (values, label) in enumerate(zip(rows, labels, strict=True), 1):
-        yield str(number), str(label), "", torch.as_tensor(values, dtype=torch.float32)
+        series = torch.as_tensor(values, dtype=torch.float32)
+        stated.check(series, str(label), f"{path}:{number}")
+        yield str(number), str(label), "", series
+
+
+class _Stated(NamedTuple):
+    """What the header of a .ts file states of each of its series; None for nothing.
+
+    Args:
+        channels: how many.
+        length: moments of each, where all have as many.
+        classes: the labels, in lower case, as aeon reads them.
+    """
+
+    channels: int | None = None
+    length: int | None = None
+    classes: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> "_Stated":
+        """Reads it from the lines before ``@data``."""
+        found: dict[str, list[str]] = {}
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                key, *values = line.strip().lower().split() or [""]
+                if key == "@data":
+                    break
+                found[key] = values
+        equal = found.get("@equallength", ["true"]) == ["true"]
+        labelled = found.get("@classlabel", [""])[0] == "true"
+        return cls(
+            _count_in(found.get("@dimension") or found.get("@dimensions")),
+            _count_in(found.get("@serieslength")) if equal else None,
+            frozenset(found["@classlabel"][1:]) if labelled else None,
+        )
+
+    def check(self, series: Tensor, label: str, title: str) -> None:
+        """Raise a `ValueError` that names a series if it is not what the header states."""
+        for what, stated, got in (
+            ("channels", self.channels, series.shape[0]),
+            ("moments", self.length, series.shape[-1]),
+        ):
+            if stated is not None and stated != got:
+                raise ValueError(f"{title} has {got} {what}, the header of the file states {stated}")
+        if self.classes is not None and label not in self.classes:
+            raise ValueError(f"{title} is of class {label!r}, the header of the file states {sorted(self.classes)}")
+
+
+def _count_in(values: Sequence[str] | None) -> int | None:
+    """The count that a header states, None for none and for 0, which stands for an unknown one."""
+    return int(values[0]) or None if values and values[0].isdecimal() and len(values[0]) < 20 else None
 
 
 def _long_table(path: Path, columns: Columns, labelled: bool) -> Iterator[tuple[str, str, str, Tensor]]:
@@ -190,19 +281,24 @@ def _long_table(path: Path, columns: Columns, labelled: bool) -> Iterator[tuple[
     rows: dict[str, list[list[float]]] = {}
     known: dict[str, tuple[str, str]] = {}
     needed = [one for one in (columns.series, columns.label if labelled else None, columns.group) if one]
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
+    reader = csv.DictReader(StringIO(decoded(path), newline=""))
+    try:
         header = list(reader.fieldnames or ())
         if not {*header} >= {*needed}:
             others = "the options series, label and group name others"
-            raise ValueError(f"{path} must have the columns {', '.join(needed)}, got {header}: {others}")
+            raise ValueError(f"{path} must have the columns {', '.join(needed)}, got {header!r:.400}: {others}")
         channels = [name for name in header if name not in columns]
         for row in reader:
+            place = f"{path}:{reader.line_num}"
+            if any(row.get(None) or ()):  # DictReader keeps them under None
+                raise ValueError(f"{place} has more cells than the {len(header)} columns")
             name = row[columns.series]
-            rows.setdefault(name, []).append(_numbers(row, channels, f"{path}:{reader.line_num}"))
+            rows.setdefault(name, []).append(_numbers(row, channels, place))
             said = row.get(columns.label) or "", (row.get(columns.group) or "") if columns.group else ""
             if known.setdefault(name, said) != said:
-                raise ValueError(f"{path}:{reader.line_num}: series {name} is {known[name]} before and {said} here")
+                raise ValueError(f"{place}: series {name} is {known[name]} before and {said} here")
+    except csv.Error as error:
+        raise ValueError(f"{path}, after line {reader.line_num}: {error}") from error
     for name, moments in rows.items():
         yield name, *known[name], torch.tensor(moments, dtype=torch.float32).T
 
@@ -212,7 +308,7 @@ def _numbers(row: Mapping[str, str], channels: Sequence[str], place: str) -> lis
         return [float(row[name] or "") for name in channels]
     except (TypeError, ValueError):
         wrong = {name: row[name] for name in channels if not _is_number(row[name])}
-        raise ValueError(f"{place}: every channel must be a number, got {wrong}") from None
+        raise ValueError(f"{place}: every channel must be a number, got {wrong!r:.400}") from None
 
 
 def _is_number(text: str | None) -> bool:

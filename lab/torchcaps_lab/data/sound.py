@@ -1,17 +1,29 @@
 """Sound as a series: how loud each band of frequencies is, a hundred times a second."""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Positive, Size
-from torchcaps.spec import check_fields
+from torchcaps.numerics import Positive
+from torchcaps.spec import Within, check_fields
 
 _WINDOW, _HOP = 0.025, 0.010
 """Seconds that a frame looks at, and from one frame to the next."""
+
+MOST_RATE = 1_000_000
+"""Samples a second: recorders of bats and of materials take up to half of them."""
+
+Bands = Annotated[int, Within(1, 1024)]
+"""How many bands: more are narrower than what a window of 25 ms can tell apart."""
+
+_SPECTRUM = 2**24
+"""Numbers of a spectrogram that are held at once: 40 seconds or more at 48 kHz."""
 
 _QUIET = 1e-6
 """Added to the power before the logarithm: a thousandth of the amplitude of a loud sound."""
@@ -43,7 +55,7 @@ class Sound:
         torch.Size([20, 51])
     """
 
-    bands: Size = 40
+    bands: Bands = 40
     highest: Positive = 4000.0
 
     def __post_init__(self) -> None:
@@ -53,22 +65,70 @@ class Sound:
         """The frames (bands, L) of samples (N,).
 
         Raises:
-            ValueError: if it is silent, or was sampled too rarely for the highest frequency.
+            ValueError: if it is silent, or was sampled too rarely for the highest frequency, or more often than any
+                sound in air is.
         """
-        if not len(samples) or float(samples.min()) == float(samples.max()):
-            raise ValueError("it is silent: all samples are equal" if len(samples) else "it holds no samples")
-        if rate < 2 * self.highest:
+        return self.frames_of([samples], rate)
+
+    def frames_of(self, pieces: Iterable[Tensor], rate: int) -> Tensor:
+        """The same of samples that come in pieces; no more than a few seconds of them are held at once."""
+        if rate < max(2 * self.highest, 2 / _HOP):
             raise ValueError(
                 f"it has {rate} samples a second, of which frequencies up to {rate / 2:g} Hz are known: "
-                f"highest must be at most that, got {self.highest:g}"
+                f"highest must be at most that, and at least {1 / _HOP:g}, got {self.highest:g}"
             )
-        window = round(_WINDOW * rate)
+        if rate > MOST_RATE:
+            raise ValueError(f"it states {rate:,} samples a second, at most {MOST_RATE:,} are read")
+        window, hop = round(_WINDOW * rate), round(_HOP * rate)
         size = 1 << (2 * window - 1).bit_length()  # twice as fine as the window needs, so that narrow bands hold some
-        spectrum = torch.stft(
-            samples.float(), size, round(_HOP * rate), window, torch.hann_window(window),
-            pad_mode="constant", return_complex=True,
-        )  # fmt: skip
-        return torch.log(_triangles(self, rate, size) @ spectrum.abs().square() + _QUIET)
+        triangles, hann, heard = _triangles(self, rate, size), torch.hann_window(window), _Heard()
+        blocks = _overlapping(heard.noting(pieces), size, hop)
+        frames = [
+            torch.log(triangles @ torch.stft(
+                block, size, hop, window, hann, center=False, return_complex=True
+            ).abs().square() + _QUIET)
+            for block in blocks
+        ]  # fmt: skip
+        heard.check()
+        return torch.cat(frames, 1)
+
+
+class _Heard:
+    """The number and the range of the samples of a sound."""
+
+    def __init__(self) -> None:
+        self.count, self.lowest, self.highest = 0, math.inf, -math.inf
+
+    def noting(self, pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The same pieces, noted while they pass."""
+        for piece in pieces:
+            if len(piece):
+                self.count += len(piece)
+                self.lowest, self.highest = (
+                    min(self.lowest, float(piece.min())),
+                    max(self.highest, float(piece.max())),
+                )
+            yield piece.float()
+
+    def check(self) -> None:
+        """Raise a `ValueError` if there was nothing to hear."""
+        if not self.count:
+            raise ValueError("it holds no samples")
+        if self.lowest == self.highest:
+            raise ValueError("it is silent: all samples are equal")
+
+
+def _overlapping(pieces: Iterable[Tensor], size: int, hop: int) -> Iterator[Tensor]:
+    """Blocks of samples of which frames of ``size`` every ``hop`` are those of all samples with zeros around them."""
+    frames = max(1, _SPECTRUM // size)
+    held = torch.zeros(size // 2)
+    for piece in chain(pieces, [held]):
+        held = torch.cat([held, piece])
+        while len(held) >= size + frames * hop:
+            yield held[: size + (frames - 1) * hop]
+            held = held[frames * hop :]
+    if len(held) >= size:
+        yield held
 
 
 @lru_cache

@@ -1,15 +1,19 @@
-"""Reading of files with limits."""
+"""Reading of files of data with limits."""
 
 import gzip
 import hashlib
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase, BytesIO
 from pathlib import Path
 
+from torchcaps.whole import check_file
+
 _READ = 1 << 24  # bytes read at once
-_SHRINKS = 1032  # most bytes that deflate can make from one
+_SHRINKS = 64  # bytes that are read of one of gzip: pictures have 2 to 10, text 20
+_ALWAYS = 1 << 26  # bytes that are read of any file: labels of few classes have 1,000 of one of gzip
 
 
 def digest_of(source: Path | BytesIO, algorithm: str = "sha256") -> str:
@@ -18,6 +22,7 @@ def digest_of(source: Path | BytesIO, algorithm: str = "sha256") -> str:
     if isinstance(source, BytesIO):
         digest.update(source.getbuffer())
         return digest.hexdigest()
+    check_file(source, sys.maxsize)
     with source.open("rb") as file:
         while piece := file.read(1 << 20):
             digest.update(piece)
@@ -31,7 +36,7 @@ def unpacked(path: Path) -> Iterator[BufferedIOBase]:
     Raises:
         ValueError: the file is damaged.
     """
-    with path.open("rb") as plain:
+    with check_file(path, sys.maxsize).open("rb") as plain:
         compressed = plain.read(2) == b"\x1f\x8b"
         plain.seek(0)
         if not compressed:
@@ -54,7 +59,7 @@ def read_entries(file: BufferedIOBase, path: Path, expected: int) -> tuple[bytea
         ValueError: the file is too small to hold that many bytes.
     """
     size = path.stat().st_size
-    if isinstance(file, gzip.GzipFile) and expected > _SHRINKS * size:
+    if isinstance(file, gzip.GzipFile) and expected > max(_ALWAYS, _SHRINKS * size):
         raise ValueError(f"{path} states {expected:,} bytes of entries, more than {size:,} bytes of gzip can hold")
     entries = bytearray()
     while piece := file.read(min(expected - len(entries), _READ)):

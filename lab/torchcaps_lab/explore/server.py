@@ -1,6 +1,5 @@
 """The page and what it asks, over HTTP: Starlette and uvicorn."""
 
-import json
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from torchcaps.whole import parsed_json
 from torchcaps_lab.explore.explorer import Explorer
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class _Calls:
 
     def decode(self, body: bytes, query: dict[str, str]) -> Any:
         try:
-            pose = [float(number) for number in json.loads(body)]
+            pose = [float(number) for number in parsed_json(body, list)]
         except (ValueError, TypeError, OverflowError) as error:
             raise ValueError(f"pose must be a list of numbers: {error}") from error
         target = _whole(query, "target") if "target" in query else None

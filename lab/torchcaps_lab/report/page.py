@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchcaps.models.base import ImageClassifier
+from torchcaps.whole import owned
 from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.report.canvas import make_legible
 from torchcaps_lab.report.exhibit import Exhibit, Table, list_exhibits
@@ -118,9 +119,11 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
         The path of ``index.html``.
 
     Raises:
-        ValueError: if two pictures have the same name.
+        ValueError: if two pictures have the same name, or ``report``, or a file in it, is a link that leads out of the
+            folder: nothing is written then.
     """
-    report = Path(folder) / "report"
+    named = Path(folder) / "report"
+    report = owned(Path(folder), "report")
     report.mkdir(parents=True, exist_ok=True)
     for kind in list_exhibits().values():
         for old in report.glob(kind.drawings) if kind.drawings else ():
@@ -140,7 +143,7 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
     index = report / "index.html"
     page = _page(" · ".join([*titles[:1], "torchcaps"]), "\n".join(body))
     index.write_text(page, encoding="utf-8", errors="backslashreplace")
-    return index
+    return named / index.name
 
 
 class _Drawn(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import nn
 
-from torchcaps.whole import sweep, written_whole
+from torchcaps.whole import owned, sweep, written_whole
 
 _SEAL = hashlib.sha256().digest_size * 2
 _NO_COMMENT = struct.pack("<H", 0)
@@ -24,15 +24,41 @@ class SealedCheckpoints(TorchCheckpointIO):
 
     The seal is the SHA-256 of the file, as the comment of the zip archive that a checkpoint is: ``torch.load`` reads
     the file as usual.
+
+    Args:
+        folder: of the checkpoints, below which alone they are written and deleted: Lightning takes paths to delete from
+            the checkpoint that it resumed from. Default: any.
     """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def _owned(self, path: Any) -> Path:
+        path = Path(path)
+        if self.folder is None:
+            return owned(path.parent, path.name)
+        root = self.folder.resolve()
+        if not path.is_absolute() or ".." in path.parts or not path.is_relative_to(root):
+            raise ValueError(f"checkpoint {path} is not in {root}: nothing is written or deleted there")
+        return owned(root, *path.relative_to(root).parts)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Deletes a checkpoint, no folder; one that is gone already is no error.
+
+        Raises:
+            ValueError: if it is not in the folder of the checkpoints.
+        """
+        self._owned(path).unlink(missing_ok=True)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Writes the file whole, or not at all.
 
         Raises:
             OSError: if it cannot be written.
+            ValueError: if it is not in the folder of the checkpoints.
         """
-        path = Path(path)
+        path = self._owned(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as part:
             try:
@@ -90,8 +116,9 @@ def checkpoint_to_resume(folder: Path) -> Path | None:
         Its path; None if there is no checkpoint at all. A warning names newer ones that are damaged.
 
     Raises:
-        ValueError: if all checkpoints are damaged.
+        ValueError: if all checkpoints are damaged, or one is a link that leads out of the folder.
     """
+    folder = owned(folder)
     sweep(folder)
     there, found = sorted(folder.glob("*.ckpt")), newest_checkpoint(folder)
     if found is None and there:

@@ -17,6 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from torchcaps.whole import owned
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.callbacks import (
@@ -42,6 +43,8 @@ from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import Loaders, train_loader
 from torchcaps_lab.training.options import Caller, Schedule, TrainerOptions
 from torchcaps_lab.training.progress import Progress
+
+_LOGS = "tensorboard"
 
 
 def fit(
@@ -73,7 +76,8 @@ def fit(
         TrainingDiverged: if the loss is not finite.
         ValueError: if a checkpoint is damaged, from another model or other images or options, if the network does not
             take the images, the batch does not suit the processes, the machine does not have what the options ask
-            for, or validation images are missing.
+            for, or validation images are missing; or if ``checkpoints``, ``tensorboard``, ``metrics.csv`` or something
+            in them is a link that leads out of the folder.
     """
     return Fitting(learner, train, validation, folder, schedule, options, caller).run()
 
@@ -96,7 +100,7 @@ class Fitting:
         caller: Caller | None = None,
     ) -> None:
         self.learner, self.caller, self.options = learner, caller or Caller(), options or TrainerOptions()
-        self.checkpoints = folder / "checkpoints"
+        self.checkpoints, _, metrics = (owned(folder, name) for name in ("checkpoints", _LOGS, "metrics.csv"))
         learner.optimisation.weigh(train)
         if schedule.frozen_epochs:
             check_backbone(learner.model)
@@ -107,7 +111,7 @@ class Fitting:
         preprocess = learner.preprocess.config()
         known = {"seed": schedule.seed, "batch_size": schedule.batch_size, "preprocess": preprocess}
         self.fingerprint = Fingerprint({**known, **self.caller.options}, train, validation)
-        self.history = History(folder / "metrics.csv", self.caller.show, main.name)
+        self.history = History(metrics, self.caller.show, main.name)
         self.progress = Progress(self.caller.show if self.caller.header else None, self.caller.progress_bar)
         ends: list[Callback] = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, self.history, main)]
         ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
@@ -135,8 +139,8 @@ class Fitting:
                 **options.arguments(),
                 max_epochs=schedule.epochs,
                 callbacks=[Limits(), *options.callbacks(), *watching],
-                logger=TensorBoardLogger(folder, name="", version="tensorboard"),
-                plugins=[SealedCheckpoints()],
+                logger=TensorBoardLogger(folder, name="", version=_LOGS),
+                plugins=[SealedCheckpoints(self.checkpoints)],
                 enable_progress_bar=False,
                 enable_model_summary=False,
                 num_sanity_val_steps=0,

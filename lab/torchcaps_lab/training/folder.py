@@ -10,9 +10,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from torchcaps.whole import UNFINISHED, sweep, write_whole
+from torchcaps.whole import LARGEST_NOTE, UNFINISHED, owned, read_json, sweep, write_whole
 
 _LOCK = ".lock"
+_WRITTEN = (
+    _LOCK, "config.yaml", "data.json", "metrics.csv", "summary.json", "checkpoints", "model", "report", "tensorboard",
+)  # fmt: skip
+"""All that a training writes into the folder of a run, or deletes there."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,10 @@ class RunFolder:
         Raises:
             BlockingIOError: if another process trains in it.
             FileExistsError: if another process began a run in it in the meantime.
+            ValueError: if a link in it leads out of it.
         """
+        for name in _WRITTEN:
+            owned(self.path, name)
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / _LOCK)
         try:
@@ -131,10 +138,8 @@ def read_summary(folder: RunFolder) -> dict[str, Any]:
     Raises:
         ValueError: if the file is damaged.
     """
-    try:
-        return json.loads(folder.summary.read_text())
-    except ValueError as error:
-        raise ValueError(f"{folder.summary} is damaged: {error}") from error
+    summary: dict[str, Any] = read_json(folder.summary, LARGEST_NOTE)
+    return summary
 
 
 def is_first_process() -> bool:

@@ -8,20 +8,51 @@ from typing import Any
 import yaml
 
 from torchcaps.spec import Typed, of_old
+from torchcaps.whole import read_text
 
 LARGEST_FILE = 2**20
 MOST_VALUES = 10_000
 DEEPEST = 40
+LONGEST_NUMBER = 400
+"""Signs of a number: the longest that computers compute with, 1.8e308, has 309."""
 
 _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
 
 
 class _Reader(yaml.SafeLoader):
-    """YAML of plain values alone: numbers may read 1e-3, dates are text, and no name stands twice in one mapping."""
+    """YAML of plain values alone: numbers may read 1e-3, dates and times are text, and no name stands twice in one
+    mapping. What is too large is refused as soon as it is met, since reading the rest takes half a minute for a MiB."""
 
     yaml_constructors = {  # noqa: RUF012
         tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag in _TAGS
     }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.nodes = self.depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.nodes, self.depth = self.nodes + 1, self.depth + 1
+        if self.nodes > 2 * MOST_VALUES or self.depth > DEEPEST + 2:  # each value may have a name
+            raise _TooMuch
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merges double what they merge, again and again; options have no use for them."""
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(None, None, "merges (<<) are not read", key.start_mark)
+        super().flatten_mapping(node)
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """A number that is not in base 60, as YAML 1.1 reads 1:30."""
+        if ":" in node.value or len(node.value) > LONGEST_NUMBER:
+            why = f"no number of at most {LONGEST_NUMBER} digits"
+            raise yaml.constructor.ConstructorError(None, None, f"{node.value[:40]!r} is {why}", node.start_mark)
+        whole = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names: set[str] = set()
@@ -33,14 +64,27 @@ class _Reader(yaml.SafeLoader):
 
 
 _Reader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":timestamp", ":float"))]
+    first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":timestamp", ":float", ":int"))]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Reader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
+    list("-+0123456789"),
+)
 _Reader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*([eE][-+]?\d+)?|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"),
     list("-+0123456789."),
 )  # fmt: skip
+
+
+for _kind in ("int", "float"):
+    _Reader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Reader.construct_number)
+
+
+class _TooMuch(Exception):
+    """There are more values than options have."""
 
 
 def parsed(text: str, source: str) -> Any:
@@ -49,11 +93,17 @@ def parsed(text: str, source: str) -> Any:
     Raises:
         ValueError: if it is not YAML, or holds other values, or more than options do; names the source.
     """
+    too_much = f"{source} holds more than options do: {MOST_VALUES:,} values, {DEEPEST} inside one another"
+    if len(text) > LARGEST_FILE:
+        raise ValueError(f"{source} has {len(text):,} letters, options take at most {LARGEST_FILE:,}")
     try:
         value = yaml.load(text, Loader=_Reader)
+    except _TooMuch:
+        raise ValueError(too_much) from None
     except Exception as error:  # tags that do not suit their values end in many types
         raise ValueError(f"{source} is not YAML: {str(error) or type(error).__name__}") from error
-    _count(value, source, 0, 0)
+    if _count(value, source, 0, 0) > MOST_VALUES:
+        raise ValueError(too_much)
     return value
 
 
@@ -61,7 +111,7 @@ def _count(value: Any, source: str, values: int, depth: int) -> int:
     """How many values there are, with those before; aliases let a small text hold a great many, or itself."""
     values += 1
     if values > MOST_VALUES or depth > DEEPEST:
-        raise ValueError(f"{source} holds more than options do")
+        return MOST_VALUES + 1
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str)]:
             raise ValueError(f"{source} must hold options by name, got {wrong[0]!r}")
@@ -91,11 +141,8 @@ def read_options(path: Path, imported: Sequence[str] = ()) -> dict[str, Any]:
             would execute them, or another file of options.
     """
     if path.stat().st_size > LARGEST_FILE:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes: options take less than {LARGEST_FILE}")
-    try:
-        options = parsed(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes: options take less than {LARGEST_FILE:,}")
+    options = parsed(read_text(path, LARGEST_FILE), str(path))
     if not isinstance(options, dict):
         raise ValueError(f"{path} must hold options by name, got {type(options).__name__}")
     if options.pop("config", None) is not None:
