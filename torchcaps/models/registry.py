@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
-from torchcaps.spec import meant, refused, same_class
+from torchcaps.spec import meant, parameter_names, refused, same_class
 
 
 class Configuration(NamedTuple):
@@ -18,6 +18,9 @@ class Configuration(NamedTuple):
     arguments: dict[str, Any]
     source: str
 
+
+RESERVED_FOR_MODELS = ("name", "pretrained", "num_classes")
+"""What :func:`create_model` takes itself: no argument of a network that is registered."""
 
 MODELS: dict[str, Configuration] = {}
 
@@ -30,9 +33,18 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
         source: where it was published, one line.
         arguments: of the constructor, where they differ from its defaults. A routing goes in as a dict, ``{"name":
             ..., setting: value}``.
+
+    Raises:
+        ValueError: when it decorates a class: if another network has that name, or the constructor takes an argument of
+            a name that :func:`create_model` takes itself.
     """
 
     def register(network: type) -> type:
+        if taken := [one for one in parameter_names(network) if one in RESERVED_FOR_MODELS]:
+            raise ValueError(
+                f"model {name!r}: {network.__name__} takes an argument {taken[0]!r}, as create_model does: give it "
+                "another name"
+            )
         known = MODELS[name].network if name in MODELS else None
         if known is not None and (known is network or not same_class(known, network)):
             raise ValueError(f"a model named {name!r} exists already: a {known.__name__}")
