@@ -19,7 +19,7 @@ SPARE_BYTES, TIMES_WEIGHTS = 2**28, 4
 TIMES_OVER = 16
 """All memory that is taken and given back: so many times the most at one time."""
 
-SPARE_STEPS, STEPS_EACH = 4_000, 50
+SPARE_STEPS, STEPS_EACH = 2_000, 40
 """Operations on tensors: so many, and so many for each tensor in the file. Networks of the package take up to 30."""
 
 DRAWS = ("aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_", "aten::randn", "aten::rand")
@@ -57,7 +57,7 @@ def read_header(path: Path) -> Header:
 
     try:
         with safe_open(path, framework="pt") as file:
-            return Header({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})
+            return Header({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 

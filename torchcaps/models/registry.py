@@ -1,9 +1,10 @@
 """Published configurations by name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from torchcaps.models.network import Network, load_pretrained
@@ -81,8 +82,8 @@ def create_model(name: str, pretrained: str | bool | None = None, **arguments: A
             it), ``routing``, ... With ``pretrained``, ``classes`` alone: see :meth:`ImageClassifier.reset_classifier`.
 
     Raises:
-        ValueError: if there is no such model, or it does not take an argument; or if none was trained on such data, or
-            ``pretrained`` comes with other arguments.
+        ValueError: if there is no such model, or it does not take an argument, or does not fit into memory; or if none
+            was trained on such data, or ``pretrained`` comes with other arguments.
     """
     if name not in MODELS:
         raise ValueError(f"model must be one of {list_models()}, got {name!r}{meant(str(name), list_models())}")
@@ -93,7 +94,30 @@ def create_model(name: str, pretrained: str | bool | None = None, **arguments: A
     configuration = MODELS[name]
     if why := refused(name, configuration.network, list(arguments)):
         raise ValueError(why)
-    return configuration.network.from_config({**configuration.arguments, **arguments})
+    arguments = {**configuration.arguments, **arguments}
+    try:
+        return configuration.network.from_config(arguments)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        raise ValueError(f"{name} does not fit into memory{_largest(configuration, arguments)}") from error
+
+
+_NO_MEMORY = ("alloc", "out of memory", "overflow")
+"""Words of torch where memory is missing, on any device, or where a size is too large to be counted."""
+
+
+def _largest(configuration: Configuration, arguments: Mapping[str, Any]) -> str:
+    """The size of a network that was not made, and of its largest tensor, for a message."""
+    try:
+        with torch.device("meta"):
+            weights = dict(configuration.network.from_config(arguments).named_parameters())
+    except RuntimeError:
+        return ": a size is too large"
+    name = max(weights, key=lambda name: weights[name].numel())
+    total = sum(weight.nbytes for weight in weights.values())
+    shape = tuple(weights[name].shape)
+    return f": its weights take {total / 1e9:.1f} GB, {name} {shape} alone {weights[name].nbytes / 1e9:.1f} GB"
 
 
 def _trained(name: str, data: str | bool, arguments: dict[str, Any]) -> Any:
