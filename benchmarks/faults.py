@@ -371,6 +371,8 @@ def starts(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
 
 def run(options: argparse.Namespace, show: Show) -> None:
     """Tries all faults and shows the table; raises a `ValueError` unless everything went as expected."""
+    import benchmarks.faults_wire  # noqa: F401  # registers its rows
+
     quiet_lightning()
     torch.set_num_threads(1)  # processes are forked
     counts = TRIED["counts"]["quick" if options.quick else "full"]

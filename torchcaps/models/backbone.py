@@ -233,11 +233,17 @@ class _OnBackbone(ImageClassifier):
         return features.shape[2], features.shape[3]
 
 
+_SMALL = 2**18
+"""Numbers in an image that is tried as it is, which imports nothing; larger ones are tried without memory."""
+
+
 def _outlined(features: nn.Module, image_shape: Sequence[int]) -> Tensor:
-    """The features of one image as a tensor on the device ``meta``: images of any size take no memory and no time."""
-    state = {name: tensor.to("meta") for name, tensor in features.state_dict(keep_vars=True).items()}
-    state |= {name: tensor.to("meta") for name, tensor in features.named_buffers()}
+    """The features of one image; of a large one as a tensor on the device ``meta``, which takes no memory."""
     with torch.no_grad(), taking_no_memory():
+        if math.prod(image_shape) <= _SMALL:
+            return features(torch.zeros(1, *image_shape))
+        state = {name: tensor.to("meta") for name, tensor in features.state_dict(keep_vars=True).items()}
+        state |= {name: tensor.to("meta") for name, tensor in features.named_buffers()}
         return torch.func.functional_call(features, state, torch.zeros(1, *image_shape, device="meta"))
 
 
