@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from torchcaps.models.allowance import Allowance, Header, TooLarge, read_header
+from torchcaps.models.allowance import SPARE_STEPS, STEPS_EACH, Allowance, Header, TooLarge, read_header
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.names import needing
 from torchcaps.routing import Routing, constructor_arguments
@@ -329,7 +329,7 @@ def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
         config = json.loads(path.read_text(encoding="utf-8"))
         name, arguments, extra = config["network"], dict(config["arguments"]), dict(config.get("extra", {}))
         imports = tuple(map(str, config.get("imports", ())))
-        _check_numbers(arguments, "arguments")
+        _check_numbers(arguments, "arguments", SPARE_STEPS + STEPS_EACH * len(header.shapes))
         if name not in NETWORKS:
             known = ", ".join(sorted(name for name, cls in NETWORKS.items() if not inspect.isabstract(cls)))
             raise NotKnown(f"network {name!r} is not known; known are {known}")
@@ -354,14 +354,18 @@ def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
     return saved, outline
 
 
-def _check_numbers(value: Any, place: str) -> None:
-    """Raises a `ValueError` if numbers in a configuration are not finite, or beyond what any network takes."""
+def _check_numbers(value: Any, place: str, longest: int) -> None:
+    """Raises a `ValueError` if numbers in a configuration are not finite, too large for any network, or too many."""
     if isinstance(value, Mapping):
         for key, one in value.items():
-            _check_numbers(one, f"{place}.{key}")
+            _check_numbers(one, f"{place}.{key}", longest)
     elif isinstance(value, list):
+        if len(value) > longest and not isinstance(value[0], str):
+            raise ValueError(
+                f"{place} must hold at most {longest} values, for weights of so few tensors, got {len(value)}"
+            )
         for one in value:
-            _check_numbers(one, place)
+            _check_numbers(one, place, longest)
     elif isinstance(value, int | float):
         most = MOST_STEPS if place.endswith(".steps") else LARGEST_NUMBER
         if not abs(value) <= most:
