@@ -371,8 +371,6 @@ def starts(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
 
 def run(options: argparse.Namespace, show: Show) -> None:
     """Tries all faults and shows the table; raises a `ValueError` unless everything went as expected."""
-    import benchmarks.faults_readers  # noqa: F401  # its rows
-
     quiet_lightning()
     torch.set_num_threads(1)  # processes are forked
     counts = TRIED["counts"]["quick" if options.quick else "full"]
@@ -393,4 +391,4 @@ def run(options: argparse.Namespace, show: Show) -> None:
         raise ValueError(f"not as expected: {', '.join(wrong)}")
 
 
-from benchmarks import faults_resume  # noqa: E402, F401  # which puts its rows into the table
+from benchmarks import faults_readers, faults_resume, faults_wire  # noqa: E402, F401  # they put their rows into the table

@@ -28,6 +28,9 @@ MISSING = inspect.Parameter.empty
 
 _GATHERED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
+RESERVED = ("name", "class_path", "init_args", "dict_kwargs")
+"""Keys beside the arguments of a thing wherever it is written down, now and in earlier versions: no argument's name."""
+
 
 class NotKnown(ValueError):
     """A name that no registry has: the module that defines its class may not be imported."""
@@ -37,7 +40,8 @@ class Registry(dict[str, Any]):
     """The classes of a kind by name.
 
     A class is known by the name that it is registered under, and by that of the class; a subclass of the base that is
-    not registered, by that of the class alone.
+    not registered, by that of the class alone. A thing is written down as its name beside its arguments, so no
+    argument may be called ``name``, or have another of the names in :data:`RESERVED`.
 
     Args:
         kind: what they are, for messages: "routing".
@@ -61,10 +65,11 @@ class Registry(dict[str, Any]):
         """Class decorator: makes a class known under a name; one that was defined again replaces its old self.
 
         Raises:
-            ValueError: if another class has that name.
+            ValueError: if another class has that name, or the class takes an argument with a reserved name.
         """
 
         def enter(cls: Decorated) -> Decorated:
+            self.check_arguments(cls)
             if name in self and not same_class(self[name], cls):
                 raise ValueError(f"a {self.kind} named {name!r} exists already: {self[name].__name__}")
             self[name] = cls
@@ -86,7 +91,7 @@ class Registry(dict[str, Any]):
             place: what takes the class, for the message.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: if there is none, or it takes an argument with a reserved name.
         """
         *path, last = name.split(".") if isinstance(name, str) else [""]
         called = [*filter(None, [self.get(last)]), *(cls for cls in self.classes() if cls.__name__ == last)]
@@ -95,7 +100,20 @@ class Registry(dict[str, Any]):
             raise NotKnown(self.unknown(name, place or self.kind))
         here = package_of(self.base.__module__)
         own = [cls for cls in found if package_of(cls.__module__) == here]  # one of the user's goes by its path
+        self.check_arguments((own or found)[0])
         return (own or found)[0]
+
+    def check_arguments(self, cls: type) -> None:
+        """Refuses a class with an argument that would take the place of the class's own name where it is written down.
+
+        Raises:
+            ValueError: if there is one: names it.
+        """
+        if reserved := [name for name in parameter_names(cls, int(self.factory)) if name in RESERVED]:
+            raise ValueError(
+                f"{self.kind} {cls.__name__}: no argument may be called {reserved[0]!r}, which options and saved files "
+                "write beside the arguments: give it another name"
+            )
 
     def unknown(self, name: object, place: str) -> str:
         """What to say of a name that is not known."""
@@ -108,7 +126,12 @@ class Registry(dict[str, Any]):
         )  # fmt: skip
 
     def name_of(self, cls: type) -> str:
-        """The name that :meth:`find` knows a class by: as registered, or its own, or its path."""
+        """The name that :meth:`find` knows a class by: as registered, or its own, or its path.
+
+        Raises:
+            ValueError: if it takes an argument with a reserved name.
+        """
+        self.check_arguments(cls)
         for name in (*(name for name, one in self.items() if one is cls), cls.__name__):
             with suppress(ValueError):
                 if self.find(name) is cls:
@@ -170,16 +193,30 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
         cls: the class or function.
         skip: how many of the first arguments to leave out.
     """
-    maker: Any = cls.__init__ if inspect.isclass(cls) else cls
     try:
-        hints = get_type_hints(maker, include_extras=True)
+        hints = get_type_hints(_maker(cls), include_extras=True)
     except (NameError, TypeError, AttributeError):  # hints of a module that is not imported
         hints = {}
-    taken = list(inspect.signature(maker).parameters.values())[inspect.isclass(cls) + skip :]
+    taken = _parameters(cls, skip)
     named = {one.name: one for one in taken if one.kind not in _GATHERED}
     defaults = {one.name: one.default_factory for one in fields(cls)} if is_dataclass(cls) else {}
     arguments = {name: Argument(hints.get(name, Any), _default(one, defaults.get(name))) for name, one in named.items()}
     return Declared(arguments, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken))
+
+
+def _maker(cls: Callable[..., Any]) -> Any:
+    """The function whose signature declares the arguments."""
+    return cls.__init__ if inspect.isclass(cls) else cls
+
+
+def _parameters(cls: Callable[..., Any], skip: int) -> list[inspect.Parameter]:
+    """What a class or a function takes, without ``self`` and the first arguments that are left out."""
+    return list(inspect.signature(_maker(cls)).parameters.values())[inspect.isclass(cls) + skip :]
+
+
+def parameter_names(cls: Callable[..., Any], skip: int = 0) -> list[str]:
+    """The names of what a class or a function takes; its type hints need not be known yet."""
+    return [one.name for one in _parameters(cls, skip)]
 
 
 def argument(*, default: Any = MISSING, alias: str | None = None, kw_only: bool = False, init: bool = True) -> Any:

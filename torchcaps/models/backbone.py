@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.models.allowance import taking_no_memory
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.installed import IMAGENET_PIXELS, imagenet_weights, import_timm
 from torchcaps.models.network import WEIGHTS_FILE, network_folder
@@ -222,8 +223,7 @@ class _OnBackbone(ImageClassifier):
         """
         self.features.eval()
         try:
-            with torch.no_grad():
-                features = self.features(torch.zeros(1, *self.image_shape))
+            features = _outlined(self.features, self.image_shape)
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"image_shape {self.image_shape} does not suit {self.backbone}: {error}") from error
         self.train()
@@ -231,6 +231,20 @@ class _OnBackbone(ImageClassifier):
             shape = tuple(features.shape)
             raise ValueError(f"image_shape {self.image_shape} gives {self.backbone} features {shape}, not on a grid")
         return features.shape[2], features.shape[3]
+
+
+_SMALL = 2**18
+"""Numbers in an image that is tried as it is, which imports nothing; larger ones are tried without memory."""
+
+
+def _outlined(features: nn.Module, image_shape: Sequence[int]) -> Tensor:
+    """The features of one image; of a large one as a tensor on the device ``meta``, which takes no memory."""
+    with torch.no_grad(), taking_no_memory():
+        if math.prod(image_shape) <= _SMALL:
+            return features(torch.zeros(1, *image_shape))
+        state = {name: tensor.to("meta") for name, tensor in features.state_dict(keep_vars=True).items()}
+        state |= {name: tensor.to("meta") for name, tensor in features.named_buffers()}
+        return torch.func.functional_call(features, state, torch.zeros(1, *image_shape, device="meta"))
 
 
 @register_model(

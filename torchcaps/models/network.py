@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from torchcaps.models.allowance import SPARE_STEPS, STEPS_EACH, Allowance, Header, TooLarge, read_header
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.names import needing
 from torchcaps.routing import Routing, constructor_arguments
@@ -316,21 +317,26 @@ class _Saved(NamedTuple):
         return network
 
 
-def _read(path: Path) -> tuple[_Saved, Network]:
-    """A configuration, and the outline of its network; raises a `ValueError` if no network can be made from it."""
+def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
+    """A configuration, and the outline of its network; raises a `ValueError` if no network can be made from it.
+
+    Args:
+        path: of the configuration.
+        header: of the file of weights, which bounds what it may ask for.
+    """
     imports: tuple[str, ...] = ()
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         name, arguments, extra = config["network"], dict(config["arguments"]), dict(config.get("extra", {}))
         imports = tuple(map(str, config.get("imports", ())))
-        _check_numbers(arguments, "arguments")
+        _check_numbers(arguments, "arguments", SPARE_STEPS + STEPS_EACH * len(header.shapes))
         if name not in NETWORKS:
             known = ", ".join(sorted(name for name, cls in NETWORKS.items() if not inspect.isabstract(cls)))
             raise NotKnown(f"network {name!r} is not known; known are {known}")
         saved = _Saved(NETWORKS[name], arguments, extra, STORED[config["stored"]] if "stored" in config else None)
         if elsewhere := [name for name in saved.network.outside if arguments.get(name) is not None]:
             raise ValueError(f"{elsewhere[0]} names {arguments[elsewhere[0]]!r}: a saved network brings its own")
-        outline = _outline(saved)
+        outline = _outline(saved, header)
         if empty := [name for name, tensor in outline.state_dict().items() if not tensor.numel()]:
             raise ValueError(f"{empty[0]} has no elements: a size is 0")
     except NotKnown as error:
@@ -339,33 +345,49 @@ def _read(path: Path) -> tuple[_Saved, Network]:
             f"{path}: {error}\n  Import the module that defines it{where} first, on the command line with --import "
             f"{imports[0] if imports else 'my_module'}"
         ) from None
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, RecursionError) as error:
+    except TooLarge as error:
+        raise ValueError(f"{path}: {error}") from error
+    except (
+        ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, RecursionError, MemoryError,
+    ) as error:  # fmt: skip
         raise ValueError(f"{path} is damaged, or of another version or library: {error!r}") from error
     return saved, outline
 
 
-def _check_numbers(value: Any, place: str) -> None:
-    """Raises a `ValueError` if numbers in a configuration are not finite, or beyond what any network takes."""
+def _check_numbers(value: Any, place: str, longest: int) -> None:
+    """Raises a `ValueError` if numbers in a configuration are not finite, too large for any network, or too many."""
     if isinstance(value, Mapping):
         for key, one in value.items():
-            _check_numbers(one, f"{place}.{key}")
+            _check_numbers(one, f"{place}.{key}", longest)
     elif isinstance(value, list):
+        if len(value) > longest and not isinstance(value[0], str):
+            raise ValueError(
+                f"{place} must hold at most {longest} values, for weights of so few tensors, got {len(value)}"
+            )
         for one in value:
-            _check_numbers(one, place)
+            _check_numbers(one, place, longest)
     elif isinstance(value, int | float):
         most = MOST_STEPS if place.endswith(".steps") else LARGEST_NUMBER
         if not abs(value) <= most:
             raise ValueError(f"{place} must be a number up to {most}, got {value}")
 
 
-def _outline(saved: _Saved) -> Network:
-    """The network without memory for its weights, however large they are: their shapes and types."""
-    try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # an error will follow
-            return saved.make()
-    except (NotImplementedError, RuntimeError):  # a constructor that looks at numbers
-        return saved.make()
+def _outline(saved: _Saved, header: Header) -> Network:
+    """The network without memory for its weights, on the device ``meta``: their shapes and types.
+
+    One whose constructor looks at numbers, which are nowhere there, is made as it is.
+
+    Raises:
+        TooLarge: before it takes more memory or time than the file of weights gives reason for.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # an error will follow
+        try:
+            with torch.device("meta"), Allowance(header):
+                return saved.make()
+        except (NotImplementedError, RuntimeError):
+            with Allowance(header):
+                return saved.make()
 
 
 def _write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
@@ -440,8 +462,9 @@ def load_pretrained(source: str | Path) -> Any:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} holds no {name}: it is not a saved network, or not a whole one")
-    saved, outline = _read(folder / CONFIG_FILE)
+    header = read_header(folder / WEIGHTS_FILE)
+    saved, outline = _read(folder / CONFIG_FILE, header)
     state = _read_weights(folder / WEIGHTS_FILE, outline, saved.stored)
-    network = saved.make()
+    network = saved.make() if any(tensor.is_meta for tensor in outline.state_dict().values()) else outline
     network.load_state_dict(state)
     return network.eval()

@@ -1,14 +1,15 @@
 """Published configurations by name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from torchcaps.models.network import Network, load_pretrained
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
-from torchcaps.spec import meant, refused, same_class
+from torchcaps.spec import meant, parameter_names, refused, same_class
 
 
 class Configuration(NamedTuple):
@@ -18,6 +19,9 @@ class Configuration(NamedTuple):
     arguments: dict[str, Any]
     source: str
 
+
+RESERVED_FOR_MODELS = ("name", "pretrained", "num_classes")
+"""What :func:`create_model` takes itself: no argument of a network that is registered."""
 
 MODELS: dict[str, Configuration] = {}
 
@@ -30,9 +34,18 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
         source: where it was published, one line.
         arguments: of the constructor, where they differ from its defaults. A routing goes in as a dict, ``{"name":
             ..., setting: value}``.
+
+    Raises:
+        ValueError: when it decorates a class: if another network has that name, or the constructor takes an argument of
+            a name that :func:`create_model` takes itself.
     """
 
     def register(network: type) -> type:
+        if taken := [one for one in parameter_names(network) if one in RESERVED_FOR_MODELS]:
+            raise ValueError(
+                f"model {name!r}: {network.__name__} takes an argument {taken[0]!r}, as create_model does: give it "
+                "another name"
+            )
         known = MODELS[name].network if name in MODELS else None
         if known is not None and (known is network or not same_class(known, network)):
             raise ValueError(f"a model named {name!r} exists already: a {known.__name__}")
@@ -69,8 +82,8 @@ def create_model(name: str, pretrained: str | bool | None = None, **arguments: A
             it), ``routing``, ... With ``pretrained``, ``classes`` alone: see :meth:`ImageClassifier.reset_classifier`.
 
     Raises:
-        ValueError: if there is no such model, or it does not take an argument; or if none was trained on such data, or
-            ``pretrained`` comes with other arguments.
+        ValueError: if there is no such model, or it does not take an argument, or does not fit into memory; or if none
+            was trained on such data, or ``pretrained`` comes with other arguments.
     """
     if name not in MODELS:
         raise ValueError(f"model must be one of {list_models()}, got {name!r}{meant(str(name), list_models())}")
@@ -81,7 +94,30 @@ def create_model(name: str, pretrained: str | bool | None = None, **arguments: A
     configuration = MODELS[name]
     if why := refused(name, configuration.network, list(arguments)):
         raise ValueError(why)
-    return configuration.network.from_config({**configuration.arguments, **arguments})
+    arguments = {**configuration.arguments, **arguments}
+    try:
+        return configuration.network.from_config(arguments)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_MEMORY):
+            raise
+        raise ValueError(f"{name} does not fit into memory{_largest(configuration, arguments)}") from error
+
+
+_NO_MEMORY = ("alloc", "out of memory", "overflow")
+"""Words of torch where memory is missing, on any device, or where a size is too large to be counted."""
+
+
+def _largest(configuration: Configuration, arguments: Mapping[str, Any]) -> str:
+    """The size of a network that was not made, and of its largest tensor, for a message."""
+    try:
+        with torch.device("meta"):
+            weights = dict(configuration.network.from_config(arguments).named_parameters())
+    except RuntimeError:
+        return ": a size is too large"
+    name = max(weights, key=lambda name: weights[name].numel())
+    total = sum(weight.nbytes for weight in weights.values())
+    shape = tuple(weights[name].shape)
+    return f": its weights take {total / 1e9:.1f} GB, {name} {shape} alone {weights[name].nbytes / 1e9:.1f} GB"
 
 
 def _trained(name: str, data: str | bool, arguments: dict[str, Any]) -> Any:

@@ -62,7 +62,7 @@ class Hub(ListedImages):
     Args:
         path: a name on the hub, such as ``ylecun/mnist``; a folder with parquet files or images; a parquet file; or
             what ``save_to_disk`` of ``datasets`` wrote.
-        name: of the configuration, where there are several.
+        configuration: the name of the configuration, where the data set has several: ``name`` of ``load_dataset``.
         image: the column of the images; default: the only such column.
         label: the column of the labels; default: the only column of classes, or the one called label.
         revision: of the repository: a branch, a tag or a commit.
@@ -80,7 +80,7 @@ class Hub(ListedImages):
     """
 
     path: str
-    name: str | None = None
+    configuration: str | None = None
     image: str | None = None
     label: str | None = None
     revision: str | None = None
@@ -100,7 +100,7 @@ class Hub(ListedImages):
                 found = datasets.load_dataset("parquet", data_files=str(path))
             else:
                 where = str(path) if path.is_dir() else self.path
-                found = datasets.load_dataset(where, self.name, revision=self.revision)
+                found = datasets.load_dataset(where, self.configuration, revision=self.revision)
         except ConnectionError:
             raise
         except Exception as error:  # datasets raises many types of errors

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.data.base import mixed_digest
 from torchcaps_lab.training.command_line import training_options
+from torchcaps_lab.training.reading import restored
 
 _ENDS = ("epochs", "stop_at", "stop", "patience")
 _PLACES = ("run", "import", "report", "speed.resident", "data.root", "data.data_dir")
@@ -67,7 +68,7 @@ class Fingerprint(Callback):
 def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options with today's names and defaults; those that are no whole set of options as they are."""
     try:
-        return training_options(options).plain()
+        return training_options(restored(options)).plain()
     except ValueError:
         return dict(options)
 

@@ -1,5 +1,6 @@
 """The options of ``torchcaps train``: what is trained, how it is optimised, for how long, and where."""
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -101,6 +102,34 @@ class Subject:
         Raises:
             ValueError: if arguments do not fit each other or the images.
         """
+        arguments = self._arguments(trained)
+        torch.manual_seed(seed)
+        network = create_model(self.architecture, **arguments)
+        if not trained:
+            self.data.begin(network)
+        return network
+
+    def outline(self, **arguments: Any) -> ImageClassifier | None:
+        """The network on the device ``meta``, where it takes no memory: the shapes of its weights.
+
+        Args:
+            arguments: of the network, in place of the chosen ones.
+
+        Returns:
+            The network; None for one whose constructor looks at numbers, which are nowhere there.
+
+        Raises:
+            ValueError: if arguments do not fit each other or the images.
+        """
+        chosen = copy.deepcopy({**self._arguments(trained=True), **arguments})
+        try:
+            with torch.device("meta"):
+                return create_model(self.architecture, **chosen)
+        except (NotImplementedError, RuntimeError):
+            return None
+
+    def _arguments(self, trained: bool) -> dict[str, Any]:
+        """The arguments of the network; a `ValueError` if it or its routing does not fit."""
         if self.routing is not None and not self.routing.trainable:
             raise ValueError(f"routing must have gradients to train with, got {type(self.routing).__name__}")
         fitting, gives = list_models(takes=self.data.gives), self.data.gives
@@ -112,11 +141,7 @@ class Subject:
             arguments["routing"] = self.routing
         if trained and self.architecture in MODELS:
             arguments |= dict.fromkeys(arguments.keys() & set(MODELS[self.architecture].network.outside))
-        torch.manual_seed(seed)
-        network = create_model(self.architecture, **arguments)
-        if not trained:
-            self.data.begin(network)
-        return network
+        return arguments
 
 
 @dataclass(kw_only=True)

@@ -10,6 +10,7 @@ import torch
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import train_loader
+from torchcaps_lab.training.memory import check_memory
 from torchcaps_lab.training.options import Optimisation, Running, Schedule, Subject
 
 LEAST, LARGEST, STEPS = 1e-6, 1.0, 100
@@ -32,6 +33,7 @@ def find_rate(subject: Subject, optimisation: Optimisation, schedule: Schedule, 
     """
     torch.manual_seed(schedule.seed)
     optimisation.weigh(subject.data.train)
+    check_memory(subject, optimisation.optimizer, schedule, running)
     network = subject.network(schedule.seed).train()
     learner = Learner(network, optimisation, subject.purpose(), subject.preprocess, schedule.seed, running.speed)
     criteria = Criteria(learner.loss, learner.reconstruction)

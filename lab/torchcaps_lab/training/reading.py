@@ -151,7 +151,29 @@ def read_options(path: Path, imported: Sequence[str] = ()) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, value in options.items():
         put(tree, name.split("."), value)
-    return tree
+    return restored(tree)
+
+
+_ONLY_OF_HUB = {"path", "image", "label", "revision"}
+
+
+def restored(value: Any) -> Any:
+    """Options, at any depth, with the class of data sets of ``datasets``, which earlier versions lost.
+
+    The data set ``Hub`` had an argument ``name``, now ``configuration``, which was written over the name of the class.
+    Its other arguments, all of which were written, are those of no other data set.
+    """
+    if isinstance(value, list):
+        return [restored(one) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    value = {key: restored(one) for key, one in value.items()}
+    inner = value.get("init_args")
+    if isinstance(inner, Mapping) and str(value.get("class_path")).endswith(".Hub"):
+        return {**value, "init_args": {"configuration" if key == "name" else key: one for key, one in inner.items()}}
+    if _ONLY_OF_HUB <= value.keys() and "configuration" not in value and value.get("name", "Hub") not in ("Hub", "hub"):
+        return {**value, "name": "hub", "configuration": value["name"]}
+    return value
 
 
 def _check_imports(path: Path, wanted: Any, imported: Sequence[str]) -> None:

@@ -22,6 +22,7 @@ from torchcaps_lab.training.command_line import TrainingOptions
 from torchcaps_lab.training.fitting import Fitting, rehearse
 from torchcaps_lab.training.folder import RunFolder, is_first_process
 from torchcaps_lab.training.learner import Learner
+from torchcaps_lab.training.memory import check_device, check_memory
 from torchcaps_lab.training.options import Caller, Optimisation, Running, Schedule, Subject
 from torchcaps_lab.training.rate import find_rate
 from torchcaps_lab.training.reading import as_yaml
@@ -66,10 +67,12 @@ def train(
     untested = [] if len(data.test) else ["there are no test images: nothing is tested, and there is no report"]
     resumed = folder.config.exists()
     trained = resumed and newest_checkpoint(folder.path / "checkpoints") is not None
+    need = check_memory(subject, optimisation.optimizer, schedule, running)
     network = subject.network(schedule.seed, trained)
     learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
     validation = data.validation.prepared(subject.preprocess)
     fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
+    check_device(need, fitting.trainer.strategy.root_device, subject, schedule)
     rehearse(learner, data.train, fitting.steps, schedule.epochs)
     notes = list(dict.fromkeys([*changes, *data.notes(), *untested, *fitting.notes()]))
     alone = folder.opened(as_yaml(caller.options), resumed, partial(write_record, folder, data))
