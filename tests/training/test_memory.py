@@ -19,8 +19,10 @@ ADAM: OptimizerFactory = partial(torch.optim.Adam, lr=1e-3)
 CPU = Running(trainer=TrainerOptions(accelerator="cpu"))
 
 
-def need(subject: Subject, optimizer: OptimizerFactory = ADAM, batch_size: int = 128) -> memory.Need:
-    found = memory.needed(subject.outline(), optimizer, batch_size)
+def need(
+    subject: Subject, optimizer: OptimizerFactory = ADAM, batch_size: int = 128, precision: str = "32-true"
+) -> memory.Need:
+    found = memory.needed(subject.outline(), optimizer, batch_size, precision)
     assert found is not None
     return found
 
@@ -35,7 +37,7 @@ def test_weights_gradients_and_state_are_those_of_a_training() -> None:
     momentum = need(subject, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
     assert (plain.state, momentum.state) == (0, weights)
     network.requires_grad_(False)
-    assert memory.needed(network.to("meta"), ADAM, 2).gradients == 0  # type: ignore[union-attr]
+    assert memory.needed(network.to("meta"), ADAM, 2, "32-true").gradients == 0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("model", ["capsnet_digits", "capsnet_small_cnn", "deepcaps", "capsnet_on_backbone"])
@@ -57,6 +59,7 @@ def test_activations_are_no_more_than_a_step_keeps(model: str) -> None:
     assert counted > really / 20
     assert counted == pytest.approx(really, rel=0.05) if model.endswith("cnn") else counted <= really
     assert need(subject, batch_size=2 * batch).activations == 2 * counted
+    assert need(subject, batch_size=batch, precision="bf16-mixed").activations == counted // 2
 
 
 def test_what_does_not_fit_is_refused_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from torchcaps.models import ImageClassifier
@@ -62,7 +63,7 @@ def check_memory(subject: Subject, optimizer: OptimizerFactory, schedule: Schedu
     Raises:
         ValueError: if the machine has less: names the sizes, the largest tensor and, if there is one, what fits.
     """
-    need = needed(subject.outline(), optimizer, schedule.batch_size)
+    need = needed(subject.outline(), optimizer, schedule.batch_size, running.trainer.precision)
     have = available_memory()
     if need is None or have is None:
         return need
@@ -72,21 +73,29 @@ def check_memory(subject: Subject, optimizer: OptimizerFactory, schedule: Schedu
     return need
 
 
-def check_device(need: Need | None, device: torch.device, subject: Subject, schedule: Schedule) -> None:
+def check_device(need: Need | None, trainer: Trainer, subject: Subject, schedule: Schedule) -> None:
     """Compares what a training needs with the free memory of the accelerator that it will run on.
+
+    Several processes may share weights and batches in many ways, so what each of them takes is not known.
 
     Raises:
         ValueError: if that is less.
     """
-    if need is None or device.type != "cuda":
+    device = trainer.strategy.root_device
+    if need is None or device.type != "cuda" or trainer.world_size > 1:
         return
     have, _ = torch.cuda.mem_get_info(device)
     if need.step > have:
         raise ValueError(_too_large(subject.architecture, need, schedule, have, f"{device} has", ""))
 
 
-def needed(network: ImageClassifier | None, optimizer: OptimizerFactory, batch_size: int) -> Need | None:
-    """The memory of a training with a network on the device ``meta``; None without one."""
+def needed(
+    network: ImageClassifier | None, optimizer: OptimizerFactory, batch_size: int, precision: int | str | None
+) -> Need | None:
+    """The memory of a training with a network on the device ``meta``; None without one.
+
+    With a precision of 16 bits activations take half of what they do in the precision of the weights.
+    """
     if network is None:
         return None
     tensors = dict([*network.named_parameters(), *network.named_buffers()])
@@ -94,7 +103,7 @@ def needed(network: ImageClassifier | None, optimizer: OptimizerFactory, batch_s
     name = max(tensors, key=lambda name: tensors[name].numel(), default="")
     largest = f"{name} {tuple(tensors[name].shape)} alone has {_size(tensors[name].nbytes)}" if name else ""
     weights = sum(tensor.nbytes for tensor in tensors.values())
-    activations = _activations(network) * batch_size // _SAMPLES
+    activations = _activations(network) * batch_size // _SAMPLES // (2 if "16" in str(precision) else 1)
     return Need(weights, gradients, int(gradients * _state_share(optimizer)), activations, largest)
 
 
@@ -133,7 +142,7 @@ def _what_fits(
 
     def fits(other: Subject, batch_size: int, **arguments: Any) -> bool:
         with suppress(ValueError, TypeError):
-            need = needed(other.outline(**arguments), optimizer, batch_size)
+            need = needed(other.outline(**arguments), optimizer, batch_size, running.trainer.precision)
             return need is not None and _on_the_machine(need, running) <= have
         return False
 

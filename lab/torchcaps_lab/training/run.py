@@ -72,7 +72,7 @@ def train(
     learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
     validation = data.validation.prepared(subject.preprocess)
     fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
-    check_device(need, fitting.trainer.strategy.root_device, subject, schedule)
+    check_device(need, fitting.trainer, subject, schedule)
     rehearse(learner, data.train, fitting.steps, schedule.epochs)
     notes = list(dict.fromkeys([*changes, *data.notes(), *untested, *fitting.notes()]))
     alone = folder.opened(as_yaml(caller.options), resumed, partial(write_record, folder, data))
