@@ -84,6 +84,7 @@ def book(
     activation_scale: float = 1.0,
     mass_scale: float | None = None,
     standardise: bool = False,
+    cost_floor: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Hinton et al. 2018, Procedure 1, on stored votes (B, I, J, H), with the variants: poses, activations, the last R.
 
@@ -105,7 +106,9 @@ def book(
         mass = r.sum(1) * (1 if mass_scale is None else mass_scale * J / I)
         cost = cost_scale * ((beta_u[:, None] + variance.log() / 2) * mass).sum(-1)
         if standardise:
-            cost = (cost - cost.mean(-1, keepdim=True)) / cost.std(-1, correction=0, keepdim=True)
+            floor = cost_floor * cost.abs().mean(-1, keepdim=True)
+            variance_of_cost = cost.var(-1, correction=0, keepdim=True)
+            cost = (cost - cost.mean(-1, keepdim=True)) / (variance_of_cost + floor**2).sqrt()
         log_a = torch.nn.functional.logsigmoid(inverse_temperature * (activation_scale * beta_a - cost))
     return mean, log_a.exp(), R
 
@@ -166,6 +169,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "activation_scale": {"activation_scale": 7.0},
     "mass_scale": {"mass_scale": 3.0},
     "standardise": {"standardise": True},
+    "cost_floor": {"standardise": True, "cost_floor": 0.3},
     "floor": {"variance_floor": 0.3},
     "all": {
         "mean_smoothing": 0.2,

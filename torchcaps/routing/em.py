@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, logsigmoid
+from torch.nn.functional import logsigmoid
 
-from torchcaps.numerics import Finite, Floor, FloorOrNone, Positive, Share, check_choice, positive
+from torchcaps.numerics import Finite, Floor, FloorOrNone, NotNegative, Positive, Share, check_choice, positive
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.routing.base import (
     GRADIENTS,
@@ -31,16 +31,30 @@ Sharpness = float | Tensor | Sequence[float | Tensor]
 Learned = Literal["layer", "parent"]
 
 
+class Rounding(NamedTuple):
+    """An estimate of what the rounding of float32 is in standardised costs.
+
+    Args:
+        share: of their deviation, (B, 1).
+        logit: what it makes in the logits of the activations, (B, 1).
+    """
+
+    share: Tensor
+    logit: Tensor
+
+
 class EMState(NamedTuple):
     """The parents after an M-step.
 
     Args:
         gaussians: whose variances include the floor.
         logit: of the activation, (B, J).
+        rounding: of the costs, where they are standardised.
     """
 
     gaussians: Gaussians
     logit: Tensor
+    rounding: Rounding | None = None
 
 
 @dataclass(frozen=True)
@@ -58,11 +72,15 @@ class EMSettings:
         mass_scale: the masses in the cost are divided by the mean number of children a parent, I / J, and multiplied by
             this (Gritzman 2019: 100), so that one inverse temperature fits layers of any size. None leaves them.
         standardise: the cost is standardised over the parents, to mean 0 and deviation 1, before ``beta_a`` is added.
-            Two parents then always get -1 and 1, and one parent 0: use another setting for fewer than three.
+            Two parents then always get -1 and 1, and one parent 0: use another setting for fewer than three. Costs that
+            differ by little more than float32 resolves get a smaller deviation than 1: see :func:`standardised`.
         relative_floor: above 0, in place of ``variance_floor``: the floor is this share of :func:`votes_variance`, and
             costs count variances in that unit, as if the votes of each example had variance 1. No scale of the votes
             then changes assignments and activations; in float32 gradients need deviations of the votes between about
             1e-7 and 1e10.
+        cost_floor: c, a floor under the deviation that standardised costs are divided by, as a share of their mean
+            size: :math:`\sqrt{\operatorname{var} + (c \operatorname{mean}|\text{cost}|)^2}`. Above 0, parents of nearly
+            the same cost get nearly the same activation.
 
     Raises:
         ValueError: if one is no finite number, or outside of these bounds; floors must have finite squares and inverse
@@ -80,6 +98,7 @@ class EMSettings:
     mass_scale: Positive | None = None
     standardise: bool = False
     relative_floor: FloorOrNone = 0.0
+    cost_floor: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -143,10 +162,60 @@ def em_m_step(
     if settings.mass_scale is not None:
         mass = mass * (settings.mass_scale * parents) / votes.count  # in this order: the quotient would be float32
     cost = torch.add(scale * size * beta_u, log_determinant, alpha=scale / 2) * mass
-    if settings.standardise:  # about their mean first: of costs that differ little, layer_norm's gradients are rounding
-        cost = layer_norm(cost - cost.mean(-1, keepdim=True), (parents,), eps=1e-8)
+    rounding = None
+    if settings.standardise:
+        # Not |cost|, whose terms may cancel; a variance is off by a share of it, so its logarithm by a share of 1.
+        terms = abs(scale) * (size * beta_u.abs() + (size + log_determinant.abs()) / 2) * mass
+        before = None if previous is None else previous.rounding
+        cost, rounding = standardised(cost, terms.detach(), settings.cost_floor, before)
+        rounding = rounding._replace(logit=abs(inverse_temperature) * rounding.logit)
     beta_a = inverse_temperature * settings.activation_scale * beta_a
-    return EMState(gaussians, torch.sub(beta_a, cost, alpha=inverse_temperature))
+    return EMState(gaussians, torch.sub(beta_a, cost, alpha=inverse_temperature), rounding)
+
+
+_EPSILON = torch.finfo(torch.float32).eps
+"""In every dtype: with another bound in float64 the same weights would be another network."""
+
+_RESOLVED = 5e-5
+"""What rounding may be of standardised costs. Activations of networks are then off by less than 1e-4, and costs that
+differ by a four-hundredth of their terms, as where something was learned, are as they were."""
+
+
+def standardised(
+    cost: Tensor, terms: Tensor, floor: float = 0.0, before: Rounding | None = None
+) -> tuple[Tensor, Rounding]:
+    r"""Standardises costs over the parents, as far as they differ by more than rounding.
+
+    .. math::
+        z_j = \frac{c_j - \bar c}{\max(\sigma, \rho / \tau)}, \quad
+        \sigma^2 = \operatorname{var} c + (f \operatorname{mean} |c|)^2 + 10^{-8}, \quad
+        \rho = \epsilon \operatorname{mean} t + \min(q \sigma, e \operatorname{mean} t)
+
+    Before a training the costs of the parents may differ by a millionth of their size. Divided by that deviation, what
+    float32 rounds, :math:`\epsilon`, would be a tenth of the result. So the rounding :math:`\rho` is estimated, and
+    :math:`\tau` = 5e-5 is the most that it may be of z. It is that of the sums, and that of the step before: at most
+    its share q of the deviation there, because steps pass on what parents differ by together with its error, and at
+    most what its error e of the logits makes of the masses.
+
+    Args:
+        cost: c, (B, J).
+        terms: t, the size of the numbers that costs were added up from, (B, J), without gradient.
+        floor: f.
+        before: q and e; None in the first step.
+
+    Returns:
+        z, of mean 0 and of deviation 1 or less; and its rounding, q and, for an inverse temperature of 1, e.
+    """
+    centred = cost - cost.mean(-1, keepdim=True)  # first: where costs differ little, gradients too would be rounding
+    square = centred.square().mean(-1, keepdim=True) + 1e-8
+    if floor:
+        square = square + (floor * cost.abs().mean(-1, keepdim=True)).square()
+    deviation, size = square.sqrt(), terms.mean(-1, keepdim=True)
+    rounding = _EPSILON * size
+    if before is not None:
+        rounding = rounding + torch.minimum(before.share * deviation.detach(), before.logit * size)
+    divisor = torch.maximum(deviation, rounding / _RESOLVED)
+    return centred / divisor, Rounding(rounding / deviation.detach(), rounding / divisor.detach())
 
 
 def _gaussians(
@@ -319,6 +388,7 @@ class EMRouting(AgreementRouting):
             gradients need deviations of the votes between about 1e-7 and 1e10.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
+        cost_floor: under the deviation of standardised costs, as a share of their mean size; 0 for none.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, (4, 4), (4, 4), routing=tc.routing.EMRouting.preset("soft", steps=2))
@@ -355,6 +425,7 @@ class EMRouting(AgreementRouting):
     sharpness: Literal["mean"] | Positive | Sequence[Positive] = 1.0
     learn_sharpness: Learned | None = None
     relative_floor: FloorOrNone = EMSettings.relative_floor
+    cost_floor: NotNegative = EMSettings.cost_floor
 
     def __post_init__(self) -> None:
         if isinstance(self.sharpness, list | tuple):
