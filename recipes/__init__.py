@@ -8,7 +8,7 @@ from recipes.kit.command import RUNS, results_folder, run_recipe
 from recipes.kit.lab import PRESETS, Lab, Trained
 from recipes.kit.results import describe, read_results, result_path, write_table
 
-EXPERIMENTS = ("mnist-dynamic", "two_digits", "multimnist", "affine", "smallnorb", "smallnorb_viewpoints",
+EXPERIMENTS = ("mnist-dynamic", "two_digits", "multimnist", "affine", "smallnorb", "em_floor", "smallnorb_viewpoints",
                "digit_heads", "few_labels", "mnist-em", "fashion", "cifar10", "adversarial", "strangers",
                "routing_health", "perturb", "routings", "words", "sentences", "series", "segmentation", "scenes",
                "several", "transfer", "interests", "slots", "sets", "compute")  # fmt: skip
