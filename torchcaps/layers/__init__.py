@@ -12,7 +12,7 @@ from torchcaps.layers.fixed_point import (
 )
 from torchcaps.layers.head import CapsHead
 from torchcaps.layers.identity_path import IdentityPath
-from torchcaps.layers.initial import preserve_deviation
+from torchcaps.layers.initial import preserve_deviation, start_length
 from torchcaps.layers.linear import CapsLinear, reflected
 from torchcaps.layers.local import LocalCaps
 from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
@@ -49,5 +49,6 @@ __all__ = [
     "preserve_deviation",
     "reflected",
     "self_weighted_pooling",
+    "start_length",
     "told",
 ]

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers.classcaps import ClassCaps
+from torchcaps.layers.initial import start_length
 from torchcaps.numerics import check_size
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squashing import length, squash
@@ -21,7 +22,8 @@ class CapsHead(nn.Module):
     The features :math:`x_n` of each position n, standardised over their channels, become ``types`` primary capsules,
     which all vote for the classes. Positions share the transforms, so maps and sequences may have any size. The first
     batch sets the number of channels and draws the transforms of the classes (0 until then), unless they are loaded:
-    pass one through before an optimizer is made.
+    pass one through before an optimizer is made. The transforms are scaled so that lengths start at 0.1 on average for
+    any number of classes and positions, see :func:`~torchcaps.layers.start_length`.
 
     Args:
         classes: parents, J.
@@ -66,17 +68,17 @@ class CapsHead(nn.Module):
         lazy = isinstance(self.primary, nn.LazyLinear) and self.primary.has_uninitialized_params()
         if not lazy and rows.shape[-1] != (channels := self.primary.weight.shape[1]):
             raise ValueError(f"features must have {channels} channels, got {tuple(features.shape)}")
-        pose = self.primary(F.layer_norm(rows, rows.shape[-1:])).unflatten(-1, (self.types, self.dim))
+        pose = squash(self.primary(F.layer_norm(rows, rows.shape[-1:])).unflatten(-1, (self.types, self.dim)))
+        children = Capsules(pose, length(pose))
         if lazy and not self.class_caps.weight.any():
-            self._scale_to(rows.shape[1] * rows.shape[2])
-        pose = squash(pose)
-        return Capsules(pose, length(pose))
+            self._start(children)
+        return children
 
-    def _scale_to(self, positions: int) -> None:
-        """Draws the transforms so that children that agree on nothing give parents of length about 1, as CapsLinear."""
-        children, classes, _, size = self.class_caps.weight.shape
-        std = classes / math.sqrt(children * positions * size)
+    def _start(self, children: Capsules) -> None:
+        """Draws the transforms of the classes, and scales them to what these children make of them."""
+        std = math.sqrt(1 / self.dim)
         nn.init.trunc_normal_(self.class_caps.weight, std=std, a=-2 * std, b=2 * std)
+        start_length(self.class_caps, children)
 
     def route(self, features: Tensor) -> Routed:
         """Routes as :meth:`forward` does, but returns the votes and the last assignment too."""

@@ -1,12 +1,17 @@
-"""An initialisation of the transforms by which poses keep their standard deviation from layer to layer."""
+"""Initialisations of the transforms from a first batch: poses keep their deviation, lengths are neither 0 nor 1."""
 
+import copy
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
+from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.conv import CapsConvNd
+from torchcaps.layers.linear import CapsLinear
+from torchcaps.numerics import check_positive
 
 _TIMES = 4  # at most: once is not quite enough where the routing depends on the scale, as by a floor of variances
 
@@ -53,3 +58,91 @@ def _scaled(layer: CapsConvNd, inputs: tuple[Any, ...], named: dict[str, Any], p
 
 def _deviation(pose: Tensor) -> Tensor:
     return pose.double().std()
+
+
+START = 0.1
+"""The mean length of parents before a training: far from both ends of a squash, and the most that the margin loss lets
+an absent class have, so that many absent classes do not push all lengths to 0 together."""
+
+_EXAMPLES = 8  # of the first batch: a mean over all parents needs no more
+_FACTORS = [4.0**power for power in range(-8, 9)]
+
+
+@torch.no_grad()
+def start_length(layer: CapsLinear | ClassCaps, children: Capsules, target: float = START) -> float:
+    r"""Scales a layer's transforms so that its parents have a mean length of ``target`` for these children.
+
+    The length of a parent grows with the number of children that share in it and with their poses, and it depends on
+    the routing: what falls on each of J parents is a share of 1 / J where all are alike, and all of it where they are
+    not. No formula has all of these. So the layer is run on a few of the examples, with transforms that are larger and
+    larger, until the mean length is ``target``. With few children for many parents it never is, since each child then
+    goes to one parent: the start is at half of the largest mean length.
+
+    Activations that are logistic functions, as of EM routing, start at 0.5 if they would at less than 0.1 or more than
+    0.9. Nothing is scaled where routings normalise poses, whose lengths are no probabilities, nor where children are
+    not finite.
+
+    Args:
+        layer: with ``weight`` and ``routing``, such as :class:`~torchcaps.CapsLinear`; its statistics and the state of
+            its routing stay.
+        children: of a first batch.
+        target: mean of the activations that are lengths.
+
+    Returns:
+        The factor by which the transforms were multiplied.
+
+    Raises:
+        ValueError: if the target is no number above 0.
+
+    Source: after Mishkin & Matas 2016, "All you need is a good init", who scale to variance 1, layer by layer.
+
+    Example:
+        >>> layer, children = tc.CapsLinear(600, 10, 8, 16), tc.Capsules(torch.randn(4, 600, 8), torch.ones(4, 600))
+        >>> factor = tc.layers.start_length(layer, children)
+        >>> 0.09 < layer(children).activation.mean() < 0.11
+        tensor(True)
+    """
+    check_positive(target=target)
+    rows = children.pose.flatten(1).isfinite().all(1) & children.activation.flatten(1).isfinite().all(1)
+    few = Capsules(children.pose[rows][:_EXAMPLES], children.activation[rows][:_EXAMPLES])
+    if not len(few.pose):
+        return 1.0
+    factor = _Probe(layer, few).factor(target)
+    layer.weight.mul_(factor)
+    return factor
+
+
+class _Probe:
+    """A copy of a layer with transforms times a factor, and the mean activation of its parents."""
+
+    def __init__(self, layer: CapsLinear | ClassCaps, children: Capsules) -> None:
+        self.layer, self.weight, self.children = copy.deepcopy(layer), layer.weight.detach().clone(), children
+        self.logistic = False
+
+    def mean(self, factor: float) -> float:
+        """The mean activation; infinite where it is no number."""
+        self.layer.weight.copy_(self.weight * factor)
+        routed = self.layer.route(self.children)
+        self.logistic = routed.logit is not None
+        mean = float(routed.activation.double().mean())
+        return mean if math.isfinite(mean) else math.inf
+
+    def factor(self, target: float) -> float:
+        """The smallest at which the mean crosses the target, or half of the largest mean; 1 where no scale matters."""
+        now = self.mean(1.0)
+        normalised = now > 1 and abs(self.mean(1 / 4) - now) < 0.1 * now
+        if normalised or (self.logistic and 0.1 <= now <= 0.9):
+            return 1.0
+        goal = 0.5 if self.logistic else target
+        means = [self.mean(factor) for factor in _FACTORS]
+        if not self.logistic:
+            goal = min(goal, max(means) / 2)
+        below = means[0] < goal
+        crossed = [k for k, mean in enumerate(means) if (mean < goal) != below]
+        if not crossed:
+            return 1.0
+        low, high = _FACTORS[crossed[0] - 1], _FACTORS[crossed[0]]
+        for _ in range(8):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if (self.mean(middle) < goal) == below else (low, middle)
+        return low

@@ -1,0 +1,114 @@
+"""The length of class capsules before a training: neither saturated nor dead, whatever the layer and its features."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchcaps as tc
+from torchcaps.layers.initial import START, start_length
+
+
+def start(classes: int, positions: int, scale: float = 1.0, routing: str = "dynamic", types: int = 8) -> Tensor:
+    """Activations of a head after its first batch, for features that it has not seen."""
+    torch.manual_seed(0)
+    head = tc.CapsHead(classes, types=types, dim=4, pose_dim=8, routing=tc.create_routing(routing))
+    with torch.no_grad():
+        head(scale * torch.randn(4, positions, 16))
+        return head(scale * torch.randn(4, positions, 16)).activation
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "self_attention", "mean", "max_min"])
+@pytest.mark.parametrize(("classes", "positions"), [(2, 1), (2, 400), (10, 49), (50, 49), (168, 49)])
+def test_it_is_a_tenth(classes: int, positions: int, routing: str) -> None:
+    assert 0.7 * START < float(start(classes, positions, routing=routing).mean()) < 1.5 * START
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "kmeans", "em"])
+def test_no_scale_of_the_features_changes_it(routing: str) -> None:
+    means = [float(start(10, 20, scale, routing).mean()) for scale in (0.01, 1.0, 100.0)]
+    assert max(means) < 1.1 * min(means)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 168])
+@pytest.mark.parametrize("positions", [1, 375])
+def test_probabilities_of_em_are_open(classes: int, positions: int) -> None:
+    assert 0.1 <= float(start(classes, positions, routing="em").mean()) <= 0.9
+
+
+def test_few_children_of_many_parents_give_less_and_not_nothing() -> None:
+    """Eight children fill eight parents of a thousand: the mean is at most 0.008, and the start is half of it."""
+    lengths = start(1000, 1)
+    assert 0.001 < float(lengths.mean()) < 0.008
+    assert float(lengths.max()) < 0.9
+
+
+def learned(classes: int, steps: int) -> float:
+    """The accuracy of a head after some steps of Adam, on features that a linear layer separates."""
+    torch.manual_seed(0)
+    target = torch.arange(classes).repeat(2)
+    features = torch.randn(classes, 64)[target] + 0.3 * torch.randn(2 * classes, 64)
+    maps = features[..., None] + 0.3 * torch.randn(2 * classes, 64, 4)
+    head = tc.CapsHead(classes, types=4, dim=8, pose_dim=8)
+    head(maps.mT)
+    optimizer = torch.optim.Adam(head.parameters(), 0.01)
+    for _ in range(steps):
+        rows = torch.randint(len(target), (64,))
+        optimizer.zero_grad()
+        tc.margin_loss(head(maps[rows].mT).activation, target[rows]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float((head(maps.mT).activation.argmax(1) == target).float().mean())
+
+
+@pytest.mark.thorough
+def test_168_classes_learn_by_the_margin_loss() -> None:
+    assert learned(168, 100) >= 0.9
+
+
+class TestFirstBatch:
+    @pytest.mark.parametrize("features", [torch.zeros(1, 9), torch.full((2, 9), torch.nan), torch.randn(1, 9)])
+    def test_of_any_numbers(self, features: Tensor) -> None:
+        head = tc.CapsHead(3)
+        head(features)
+        assert head.class_caps.weight.isfinite().all()
+        assert head.class_caps.weight.std() > 0
+        assert 0 < float(head(torch.randn(8, 9)).activation.detach().mean()) < 1
+
+    def test_one_example_that_is_not_finite_does_not_count(self) -> None:
+        features = torch.randn(4, 9)
+        features[1, 2] = torch.inf
+        head = tc.CapsHead(3)
+        head(features)
+        assert float(head(torch.randn(8, 9)).activation.detach().mean()) == pytest.approx(START, rel=0.5)
+
+    def test_the_same_seed_gives_the_same_start(self) -> None:
+        weights = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            head = tc.CapsHead(3)
+            head(torch.randn(4, 9))
+            weights.append(head.class_caps.weight)
+        assert torch.equal(*weights)
+
+    def test_statistics_of_the_routing_stay(self) -> None:
+        layer = tc.CapsLinear(12, 3, 4, 8, routing=tc.create_routing("variational_bayes"))
+        before = {name: value.clone() for name, value in layer.routing.state_dict().items()}
+        start_length(layer, tc.Capsules(torch.randn(5, 12, 4), torch.ones(5, 12)))
+        assert all(torch.equal(value, before[name]) for name, value in layer.routing.state_dict().items())
+
+
+def test_any_layer_can_be_started() -> None:
+    torch.manual_seed(0)
+    children = tc.Capsules(torch.randn(16, 600, 8), torch.ones(16, 600))
+    layer = tc.CapsLinear(600, 10, 8, 16)
+    before = layer.weight.detach().clone()
+    factor = start_length(layer, children)
+    assert torch.equal(layer.weight, before * factor)
+    lengths = [
+        start_length(layer, children, target) and layer(children).activation.mean() for target in (0.1, 0.3, 0.6)
+    ]
+    assert all(one < other for one, other in pairwise(float(length.detach()) for length in lengths))
+    with pytest.raises(ValueError, match="target must be"):
+        start_length(layer, children, 0.0)
