@@ -391,4 +391,9 @@ def run(options: argparse.Namespace, show: Show) -> None:
         raise ValueError(f"not as expected: {', '.join(wrong)}")
 
 
-from benchmarks import faults_readers, faults_resume, faults_wire  # noqa: E402, F401  # they put their rows into the table
+from benchmarks import (  # noqa: E402  # they put their rows into the table
+    faults_guesses,  # noqa: F401
+    faults_readers,  # noqa: F401
+    faults_resume,  # noqa: F401
+    faults_wire,  # noqa: F401
+)

@@ -91,12 +91,16 @@ class TestKindsOfImages:
         mixed = grey([images[0], images[1, 0].numpy(), images[2].float() / 255])
         assert all(torch.allclose(lengths(a), lengths(b)) for a, b in zip(mixed, answers, strict=True))
 
-    def test_stereo_pairs_come_as_numbers(self):
+    def test_stereo_pairs_come_as_numbers(self, tmp_path):
         pairs = Classifier(tc.create_model("capsnet_digits", image_shape=(2, 8, 8), channels=4, types=2))
         assert pairs(torch.rand(2, 8, 8)).poses["0"].shape == (16,)
         assert len(pairs([np.zeros((11, 9, 2), np.uint8)])) == 1
-        with pytest.raises(ValueError, match="image files have 1 or 3 channels, the network takes 2"):
-            pairs("left.png")
+        Image.new("L", (8, 8)).save(tmp_path / "left.png")
+        with pytest.raises(ValueError, match=r"left.png: it has 1 channels, expected 2"):
+            pairs(tmp_path / "left.png")
+        both = np.random.default_rng(0).integers(0, 256, (8, 8, 2), dtype=np.uint8)
+        np.save(tmp_path / "both.npy", both)
+        assert pairs(tmp_path / "both.npy").lengths == pairs(both).lengths
         with pytest.raises(ValueError, match="an image of 3 channels cannot be made into one of 2"):
             pairs(torch.rand(3, 8, 8))
 

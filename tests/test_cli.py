@@ -161,10 +161,11 @@ class TestPreprocess:
         assert main(["evaluate", str(prepared_run), *data]) == 1
         assert "the images are (3, 17, 20), the network takes (3, 16, 18)" in capsys.readouterr().err
 
-    def test_pairs_of_images_cannot_be_predicted_from_files(self, tmp_path, capsys):
+    def test_pairs_of_images_cannot_be_predicted_from_pictures(self, tmp_path, capsys):
         create_model("capsnet_digits", image_shape=(2, 8, 8), channels=8).save_pretrained(tmp_path / "pairs")
-        assert main(["predict", str(tmp_path / "pairs"), "left.png"]) == 1
-        assert "image files have 1 or 3 channels, the network takes 2" in capsys.readouterr().err
+        Image.new("L", (8, 8)).save(tmp_path / "left.png")
+        assert main(["predict", str(tmp_path / "pairs"), str(tmp_path / "left.png")]) == 1
+        assert "it has 1 channels, expected 2" in capsys.readouterr().err
 
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.yaml"))
@@ -209,10 +210,14 @@ class TestLooking:
         assert main(["evaluate", str(run), "--split", "validation"]) == 0
         assert "of 143 images" in capsys.readouterr().out
 
-    def test_evaluate_refuses_images_that_do_not_fit(self, run, colour_folder, capsys):
+    def test_evaluate_refuses_images_that_do_not_fit(self, run, colour_folder, tmp_path, capsys):
         data = ["--data", "ImageFolder", "--data.root", str(colour_folder)]
         data += ["--data.size", "[17, 20]", "--data.channels", "3"]
         assert main(["evaluate", str(run), *data]) == 1
+        assert "may hold the classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, but not blue, green, red" in capsys.readouterr().err
+        for number, name in enumerate(("blue", "green", "red")):
+            shutil.copytree(colour_folder / name, tmp_path / str(number))
+        assert main(["evaluate", str(run), *data, "--data.root", str(tmp_path)]) == 1
         assert "the images are (3, 17, 20), the network takes (1, 8, 8)" in capsys.readouterr().err
 
     def test_explaining_other_images_leaves_the_report_of_the_run_alone(self, prepared_run, capsys):

@@ -20,6 +20,7 @@ from torchcaps.names import needing
 from torchcaps.numerics import check_size
 from torchcaps.whole import LARGEST_NOTE, owned, read_json
 from torchcaps_lab.data import ImageSet, Preprocess
+from torchcaps_lab.data.bands import Levels, check_range
 from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.folder import check_resize
 from torchcaps_lab.data.handwriting import Handwriting
@@ -100,12 +101,13 @@ class Classifier:
         self.task = as_task(task or saved.get("task", "classification"))
         fit = saved.get("resize", "pad")  # of the data that it was trained on, of any size or not
         self.resize: Fit = resize or ("pad" if fit == "keep" and not network.any_size else fit)
+        self.levels = _levels(saved.get("range"))
         self.calibration = Calibration.from_config(saved.get("calibration"))
         self.strangers = Strangers.from_config(saved.get("strangers"))
         self.words = Words.from_config(saved.get("words"))
         self.scale = Scale.from_config(saved.get("scale"))
         self.run: Path | None = None
-        self._named = bool(classes or saved.get("classes"))
+        self.named = bool(classes or saved.get("classes"))
         if self.resize != "keep":
             check_resize(self.resize)
         self._check_fit(self.resize)
@@ -404,7 +406,7 @@ class Classifier:
         """How one image, one text or one series is read."""
         if self.scale is not None:
             return SeriesReader(self.scale, self.image_shape[0])
-        return ImageReader(self.image_shape, self.resize) if self.words is None else TextReader(self.words)
+        return ImageReader(self.image_shape, self.resize, self.levels) if self.words is None else TextReader(self.words)
 
     def _look(self, image: "Image", resize: Fit | None) -> Handwriting:
         """The pixels, and a note on how they were made, if that depends on the image."""
@@ -426,7 +428,7 @@ class Classifier:
         if images.shape[1:] != self.image_shape:
             raise ValueError(f"images must be (B, {str(self.image_shape)[1:-1]}), got {tuple(images.shape)}")
         parts = images.split(self._at_once(batch_size))
-        found = [self._predict(as_numbers(part)).activation.float().cpu() for part in parts]
+        found = [self._predict(as_numbers(part, self.levels)).activation.float().cpu() for part in parts]
         return torch.cat(found) if found else torch.empty(0, len(self.classes))
 
     def examine(self, images: ImageSet, batch_size: int = 128, crops: int | None = None) -> Examination:
@@ -447,18 +449,25 @@ class Classifier:
         images = self.reader.fitted(images)
         if images.raw_image_shape != self.image_shape:
             raise ValueError(f"the images are {images.raw_image_shape}, the network takes {self.image_shape}")
-        if len(images.classes) != len(self.classes):
-            raise ValueError(
-                f"the images have {len(images.classes)} classes, {list(images.classes)}, "
-                f"the network has {len(self.classes)}, {list(self.classes)}"
-            )
-        if self._named and tuple(images.classes) != self.classes:
-            raise ValueError(
-                f"the images have the classes {list(images.classes)}, the network has {list(self.classes)}: "
-                "they must be the same, in the same order"
-            )
+        images = self.by_name(images)
         options = self.preprocess.config()
         return images.prepared(Preprocess.from_config(options if crops is None else {**options, "crops": crops}))
+
+    def by_name(self, images: ImageSet) -> ImageSet:
+        """The same images with the labels that the network has for their classes, which are matched by name.
+
+        Raises:
+            ValueError: if there are images of a class that the network does not have. The classes of a network that
+                was saved without their names go by their numbers, and then there must be as many.
+        """
+        if self.named:
+            return images.in_classes(self.classes, "images for this network")
+        if len(images.classes) != len(self.classes):
+            raise ValueError(
+                f"the images have {len(images.classes)} classes, {list(images.classes)}, the network has "
+                f"{len(self.classes)} without names"
+            )
+        return images
 
     def _check_fit(self, resize: str) -> None:
         if resize == "keep" and self.network.takes == "images" and not self.network.any_size:
@@ -479,6 +488,13 @@ class Classifier:
         rest = (prediction.reconstruction, prediction.boxes)
         others = (None if one is None else one[:: crops.shape[1]].float().cpu() for one in rest)
         return Prediction(activation, capsules, *others)
+
+
+def _levels(saved: Any) -> Levels | None:
+    """The range of pixels that was saved with a network; a `ValueError` unless it is one."""
+    levels = tuple(saved) if isinstance(saved, list | tuple) else saved
+    check_range(levels)
+    return levels
 
 
 def _is_several(images: Any) -> bool:

@@ -15,7 +15,7 @@ BROKEN = {
     "a/cut.png": "image file is truncated",
     "a/flipped.png": "broken data stream",
     "a/bomb.png": "2500000000 pixels",
-    "b/float.tif": "floating-point pixels have no fixed range",
+    "b/float.tif": "floating-point pixels must lie in",
 }
 """Files that are no images, or only parts of some, and what is said of them."""
 
@@ -50,7 +50,7 @@ def save(path: Path, value: int, mode: str = "L", size: tuple[int, int] = (8, 8)
     """An image of its own for each value."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.new("L", size, value % 256)
-    image.putpixel((0, 0), value // 256)
+    image.putpixel((0, 0), 255 - value // 256)
     image.convert(mode).save(path)
     return path
 
@@ -78,7 +78,7 @@ def make_troubles(root: Path, good: int = 12) -> Path:
         for number in range(good):
             picture().save(root / name / f"{number:02}.png")
     _make_broken(root / "a", picture())
-    Image.fromarray(np.ones((8, 10), np.float32)).save(root / "b" / "float.tif")
+    Image.fromarray(np.full((8, 10), 7, np.float32)).save(root / "b" / "float.tif")
     _make_left_out(root, picture())
     _make_odd(root / "b", [picture() for _ in range(8)])
     for junk in ("a/.DS_Store", "a/._00.png", "b/Thumbs.db", "__MACOSX/._00.png", ".git/00.png"):

@@ -141,7 +141,7 @@ def test_what_is_missing_or_unknown(tmp_path: Path) -> None:
         data(tmp_path / "nowhere", notes)
     with pytest.raises(ValueError, match=r"a folder of either \.xml files as of VOC or \.txt files as of YOLO, got"):
         data(tmp_path, tmp_path)
-    with pytest.raises(ValueError, match="have the class 'number 1', which is none of"):
+    with pytest.raises(ValueError, match="have the class 'dog', which is none of"):
         data(tmp_path, notes, classes=("cat",))
     (notes / "a.txt").write_text("0 0.5 0.5 zero 1")
     with pytest.raises(ValueError, match="must be five numbers"):

@@ -106,7 +106,7 @@ def test_empty_class_folder(tmp_path: Path) -> None:
 def test_splits_have_other_classes(tmp_path: Path, split: str) -> None:
     for folder in ("train", "val", "test"):
         make_root(tmp_path / folder, 2, classes="abc" if folder == split else "ab")
-    with pytest.raises(ValueError, match=rf"{split} must hold .* \('a', 'b'\), got \('a', 'b', 'c'\)"):
+    with pytest.raises(ValueError, match=f"{split} may hold the classes a, b, but not c$"):
         ImageFolder(str(tmp_path))
 
 
@@ -135,7 +135,7 @@ def test_images_of_two_sizes_are_named(tmp_path: Path) -> None:
     [
         ({"test": 1.0}, r"test must be a share in \[0, 1\), got 1.0"),
         ({"validation": -0.1}, "validation must be a share"),
-        ({"channels": 2}, "channels must be one of 1, 3 or null, got 2"),
+        ({"channels": 0}, "channels must be at least 1, got 0"),
         ({"size": 0}, "size must be at least 1, got 0"),
         ({"size": (8, 100_000)}, "size must be at most 16384, got 100000"),
         ({"size": (8, 0)}, "size must be at least 1, got 0"),
@@ -237,7 +237,11 @@ def test_sixteen_bit_grey_is_scaled(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize(
     ("pixels", "message"),
-    [(np.array([[70_000]], dtype=np.int32), "0..65535, got 70000"), (np.ones((1, 1), np.float32), "floating")],
+    [
+        (np.array([[70_000]], dtype=np.int32), "0..65535, got 70000"),
+        (np.full((1, 1), 1.5, np.float32), "floating"),
+        (np.full((1, 1), np.nan, np.float32), "finite"),
+    ],
 )
 def test_pixels_without_a_known_range_are_refused(tmp_path: Path, pixels: np.ndarray, message: str) -> None:
     path = save(tmp_path / "x.tif", Image.fromarray(pixels))
@@ -268,7 +272,9 @@ def test_load_image_reads_what_the_folder_reads(tmp_path: Path) -> None:
 
 def test_load_image_checks_its_arguments(tmp_path: Path) -> None:
     path = save(tmp_path / "x.png")
-    with pytest.raises(ValueError, match=r"image_shape must be .* got \(2, 3, 4\)"):
+    with pytest.raises(ValueError, match=r"image_shape must be .* got \(0, 3, 4\)"):
+        load_image(path, (0, 3, 4))
+    with pytest.raises(ValueError, match="it has 1 channels, expected 2"):
         load_image(path, (2, 3, 4))
     with pytest.raises(ValueError, match="resize must be one of"):
         load_image(path, (1, 3, 4), "squash")

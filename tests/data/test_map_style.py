@@ -139,7 +139,7 @@ PAIRS = [(pixels, label) for pixels, label in zip(PIXELS, LABELS, strict=True)]
         (PIXELS[0], r"train/30: it must be a pair \(image, label\): ValueError\('too many"),
         ((PIXELS[0] / 100, 0), r"train/30: floating-point pixels must lie in \[0, 1\], got 0 to 2.48"),
         ((PIXELS[0].astype(int), 0), r"train/30: pixels must be bytes \(uint8\), or floating point in \[0, 1\], got"),
-        ((torch.zeros(2, 4, 4), 0), r"train/30: a picture must have 1, 3 or 4 channels, got the shape \(2, 4, 4\)"),
+        ((torch.zeros(2, 4, 4), 0), "train/30: it has 2 channels, of which none can be left out, expected 3"),
         ((object(), 0), "train/30: an image must be a path, a PIL image, an array or a tensor, got object"),
     ],
 )

@@ -152,7 +152,7 @@ def test_a_file_imports_nothing_by_itself(command, tmp_path, capsys, monkeypatch
 
 @pytest.mark.parametrize(
     "text",
-    ["[1, 2]", "just text", "{a: [", "\x00", "a: !!python/object/apply:os.system [touch x]", "[" * 5000, "1: 2",
+    ["[1, 2]", "just text", "{a: [", "\x00", "a: !!python/object/apply:os.system [touch x]", "[" * 5000, "1.5: 2",
      "a: &a [*a]", "model_args: &a {b: *a}", "x: " + "[" * 300 + "]" * 300, "import: 3", "import: [1]",
      "a: !!timestamp '[]'", "a: !!bool x", "a: !!binary 4", "a: !!set {x}",
      "a: !!map [x]", "a: !!seq {x: y}", "a: !!int [x]", "a: !!int x", "? {a: 1}\n: 2"],

@@ -5,6 +5,7 @@ from json import dumps
 
 from torchcaps_lab.cli.places import Existing
 from torchcaps_lab.data.check import FolderReport, check_folder
+from torchcaps_lab.data.doubts import range_option
 from torchcaps_lab.data.manifest import count_of
 from torchcaps_lab.training.guess import guess
 
@@ -30,6 +31,10 @@ def _next(folder: str, found: FolderReport) -> list[str]:
     if found.folders or not found.sizes:
         return []
     size = guess(folder).options["data"].get("size")
-    given = {"--data.size": size and str(size), "--data.skip_broken": "true" if found.broken else None}
+    given = {
+        "--data.size": size and str(size),
+        "--data.range": found.range and range_option(found.range),
+        "--data.skip_broken": "true" if found.broken else None,
+    }
     options = [word for name, value in given.items() if value for word in (name, value)]
     return [f"train on it: {shlex.join(['torchcaps', 'train', folder, *options])}"]

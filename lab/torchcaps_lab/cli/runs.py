@@ -45,12 +45,20 @@ def _take_shape(data: Spec, classifier: Classifier) -> tuple[str, ...]:
     arguments: dict[str, Any] = data.arguments
     shape = {"size": (height, width), "channels": channels}
     missing = {name: value for name, value in shape.items() if name in arguments and arguments[name] is None}
-    if not missing or channels not in (1, 3):
+    if arguments.get("range", ()) is None and classifier.levels is not None:
+        arguments["range"] = list(classifier.levels)
+    if not missing:
         return ()
     for name, value in missing.items():
         arguments[name] = value
-    colour = "grey" if channels == 1 else "colour"
+    colour = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     return (f"images of another shape are brought to what the network takes, {height} x {width} pixels, {colour}",)
+
+
+def _take_classes(data: Spec, classifier: Classifier) -> None:
+    """Fills in the classes of the network where the options of images name none, so that images may lack some."""
+    if classifier.named and data.arguments.get("classes", ()) is None:
+        data.arguments["classes"] = list(classifier.classes)
 
 
 def _other_fit(data: ImageData, classifier: Classifier) -> tuple[str, ...]:
@@ -97,6 +105,7 @@ def open_run(
     else:
         classifier, spec = open_classifier(run), cast(Spec, named)
         fitted = _take_shape(spec, classifier)
+        _take_classes(spec, classifier)
         data = spec.make()
         images, notes = images_apart(folder, data, split)
         notes = (*fitted, *_other_fit(data, classifier), *notes)
@@ -104,4 +113,4 @@ def open_run(
         print(f"note: {note}", file=sys.stderr)
     if not len(images):
         raise ValueError(f"the {split} split is empty")
-    return classifier, images
+    return classifier, classifier.by_name(images)

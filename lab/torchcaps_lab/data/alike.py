@@ -14,6 +14,8 @@ from torchcaps_lab.data.store import threaded
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from torchcaps_lab.data.bands import Bands
+
 SIDE = 16
 """Bits along each side of the perceptual hash."""
 
@@ -27,7 +29,7 @@ different cut-outs of one photo in 40 at least, different digits of MNIST in 66.
 _AT_ONCE = 2**24  # pairs that are compared at once, which limits the memory
 
 
-def pixels_digest(image: "Image") -> str:
+def pixels_digest(image: "Image | Bands") -> str:
     """SHA-256 of the size and the pixels of a decoded image, in hexadecimal."""
     return hashlib.sha256(repr((image.mode, image.size)).encode() + image.tobytes()).hexdigest()
 
@@ -78,7 +80,8 @@ def looks_of(images: Tensor, rows: Sequence[int]) -> Tensor:
 def _look_of_row(images: Tensor, index: int) -> Tensor:
     from PIL import Image
 
-    return look_of(Image.fromarray(images[index].permute(1, 2, 0).squeeze(2).numpy()))
+    shown = images[index, : 3 if images.shape[1] >= 3 else 1]
+    return look_of(Image.fromarray(shown.permute(1, 2, 0).squeeze(2).numpy()))
 
 
 def first_alike(looks: Tensor, among: Tensor, earlier: bool = False) -> list[int]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchcaps.spec import argument, settings
 from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, read_text
+from torchcaps_lab.data.bands import Range, check_range, with_range
 from torchcaps_lab.data.base import TEST_SEED, HeldOut, ImageData, check_held_out_share, register_dataset, stable_split
 from torchcaps_lab.data.coco import Coco, Noted
 from torchcaps_lab.data.handwriting import orientation
@@ -50,6 +51,11 @@ class AnnotatedSet(ImageSet):
     def _rows(self, indices: Tensor) -> dict[str, Any]:
         return {**super()._rows(indices), "things": self.things[indices], "boxes": self.boxes[indices]}
 
+    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> ImageSet:
+        found = super()._relabelled(places, classes)
+        assert isinstance(found, AnnotatedSet)
+        return replace(found, things=places[self.things])
+
     def digest(self) -> str:
         """SHA-256 of images, labels and boxes."""
         boxes = torch.cat([self.things[..., None], self.boxes], -1).cpu().contiguous().numpy().tobytes()
@@ -86,6 +92,7 @@ class AnnotatedImages(ImageData):
         size: height and width of the images, one number for both. Default: their own, which must be the same for all.
         channels: 1 makes every image grey, 3 colour.
         resize: how images get to that size; the boxes do, too. What a ``crop`` cuts off is gone.
+        range: the values of pixels that become black and white; default: what the kind of numbers can hold.
         test: the share, the same for every ``seed``.
 
     Raises:
@@ -123,16 +130,22 @@ class AnnotatedImages(ImageData):
     size: Side | tuple[Side, Side] | None = argument(default=None, kw_only=True)
     channels: Literal[1, 3] = argument(default=3, kw_only=True)
     resize: Literal["pad", "crop", "stretch"] = argument(default="pad", kw_only=True)
+    levels: Range | None = argument(default=None, alias="range", kw_only=True)
     test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
 
     def __post_init__(self) -> None:
         check_held_out_share("test", self.test_share)
+        check_range(self.levels)
         _ = self._noted  # problems of the files are reported at once
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The name of each label."""
         return self._noted[0]
+
+    def kept(self) -> dict[str, Any]:
+        """As always, with the range of pixels if one was given."""
+        return with_range(super().kept(), self.levels)
 
     def load_train(self) -> ImageSet:
         """Read the training images, those for validation included."""
@@ -159,7 +172,7 @@ class AnnotatedImages(ImageData):
         images, boxes = list[Tensor](), list[Tensor]()
         for one in noted:
             with opened(one.file) as source:
-                turn, image = orientation(source), in_mode(source, self.channels)
+                turn, image = orientation(source), in_mode(source, self.channels, self.levels)
             height, width = sides = sides or image.size[::-1]
             if self.size is None and image.size != (width, height):
                 raise ValueError(
@@ -273,10 +286,12 @@ def _text(element: ElementTree.Element, name: str) -> str:
 
 
 def _yolo(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[Noted]]:
+    listed = files[0].with_name("classes.txt")
     if names is None:
-        listed = _there(files[0].with_name("classes.txt"), "pass classes, or give their names one a line:")
-        names = read_text(listed, LARGEST_NOTE).split("\n")
-        names = [name.strip() for name in names if name.strip()]
+        _there(listed, "pass classes, or give their names one a line:")
+    if listed.is_file():  # numbers count its lines, whatever the order of the names that were passed
+        names = [name.strip() for name in read_text(listed, LARGEST_NOTE).split("\n") if name.strip()]
+    names = names or ()
     noted, images = [], {one.stem: one for one in sorted(root.glob("[!.]*")) if one.suffix.lower() in image_suffixes()}
     for file in files:
         labels, boxes = [], []

@@ -184,7 +184,7 @@ class ImageData(ABC):
     def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
         train, validation = self.load_train(), self.load_validation()
         if validation is not None:
-            return train, validation
+            return train, validation.in_classes(train.classes, "the validation images")
         rest, held_out = stratified_split(train.labels, self.validation_share, self.seed)
         return train.subset(rest), train.subset(held_out)
 

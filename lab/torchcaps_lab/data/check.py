@@ -10,6 +10,16 @@ import torch
 from torch import Tensor
 
 from torchcaps_lab.data.alike import first_alike, look_of, pixels_digest
+from torchcaps_lab.data.bands import Bands, Levels
+from torchcaps_lab.data.doubts import (
+    Extent,
+    extent_of,
+    files_doubts,
+    names_doubts,
+    range_for,
+    range_option,
+    range_text,
+)
 from torchcaps_lab.data.files import ImageFile, looked_through
 from torchcaps_lab.data.handwriting import is_turned
 from torchcaps_lab.data.manifest import (
@@ -23,7 +33,7 @@ from torchcaps_lab.data.manifest import (
     some,
     untested_lines,
 )
-from torchcaps_lab.data.picture import BrokenImage, in_mode, opened
+from torchcaps_lab.data.picture import BrokenImage, opened, pictured
 from torchcaps_lab.data.store import threaded
 
 _FREQUENT = 10  # sizes that are listed one by one
@@ -53,6 +63,7 @@ class FolderReport:
         folders: for people: what is wrong with the folders of the classes.
         contradictions: for people: which images of the same content are in several parts or classes.
         notes: what else a reader of results should know.
+        range: the values of pixels of more than 8 bit that should become black and white; None for the usual ones.
     """
 
     classes: dict[str, dict[str, int]]
@@ -69,6 +80,7 @@ class FolderReport:
     folders: tuple[str, ...]
     contradictions: tuple[str, ...]
     notes: tuple[str, ...]
+    range: Levels | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -115,6 +127,9 @@ class _Look(NamedTuple):
     size: str = ""
     frames: int = 1
     turned: bool = False
+    extent: Extent | None = None
+    blank: bool = False
+    outside: str = ""
     broken: str = ""
 
 
@@ -134,6 +149,9 @@ def check_folder(root: str | Path) -> FolderReport:
         raise ValueError("; ".join(listing.refused))
     files = [file for part in listing.parts.values() for file in part]
     looks = dict(zip(files, threaded(lambda index: _look(files[index].path), range(len(files))), strict=True))
+    deep = all(look.extent is not None for look in looks.values() if not look.broken)
+    if not deep:  # one range is for all images, so none is guessed for some of them
+        looks = {file: look._replace(broken=look.broken or look.outside) for file, look in looks.items()}
     whole = {file: look for file, look in looks.items() if not look.broken}
     parts = {
         part: tuple(Entry(file.name, file.category, whole[file].pixels) for file in rows if file in whole)
@@ -141,6 +159,7 @@ def check_folder(root: str | Path) -> FolderReport:
     }
     manifest = Manifest(listing.classes, parts)
     counts = {part: _counts(listing.classes, rows) for part, rows in parts.items()}
+    levels = range_for(look.extent for look in whole.values() if look.extent is not None)
     return FolderReport(
         classes=counts,
         formats=_ranked([look.format for look in whole.values()]),
@@ -155,7 +174,16 @@ def check_folder(root: str | Path) -> FolderReport:
         near_copies=tuple(_near_copies(whole)),
         folders=tuple(listing.refused),
         contradictions=tuple(copies_lines(manifest)),
-        notes=(*listing.notes, *_too_few(counts), *_untested(counts), *_uneven(counts)),
+        notes=(
+            *listing.notes,
+            *_too_few(counts),
+            *_untested(counts),
+            *_uneven(counts),
+            *names_doubts(listing.classes),
+            *_doubts(whole),
+            *_of_range(levels, whole),
+        ),
+        range=levels if deep else None,
     )
 
 
@@ -163,13 +191,50 @@ def _look(path: Path) -> _Look:
     try:
         with opened(path) as image:
             kind, mode, frames = image.format or "", image.mode, getattr(image, "n_frames", 1)
-            turned, upright = is_turned(image), in_mode(image, 3)
+            turned = is_turned(image)  # before the pixels are decoded, which turns those of TIFF
+            extent = extent_of(image)
+            levels = None if extent is None else range_for([extent])
+            outside = "" if levels is None else _outside(image)
+            upright = pictured(image, levels)
+            digest = pixels_digest(image if isinstance(image, Bands) else upright)
     except BrokenImage as problem:
         return _Look("", _UNSEEN, broken=problem.why)
     except OSError as error:
         return _Look("", _UNSEEN, broken=str(error.strerror))
-    size = f"{upright.height} x {upright.width}"
-    return _Look(pixels_digest(upright), look_of(upright), kind, mode, size, frames, turned)
+    size, blank = f"{upright.height} x {upright.width}", upright.getextrema() in (((0, 0),) * 3, ((255, 255),) * 3)
+    return _Look(digest, look_of(upright), kind, mode, size, frames, turned, extent, blank, outside)
+
+
+def _doubts(looks: dict[ImageFile, _Look]) -> list[str]:
+    """For people: blank images, and classes that go by facts of their files."""
+    blank = [file.name for file, look in looks.items() if look.blank]
+    lines = [f"{count_of(blank)} all black or all white, where transparent parts show black: {some(blank)}"]
+    kinds = {"format": "format", "kind of pixels": "mode", "size": "size"}
+    facts = {
+        kind: [(file.category, getattr(look, name)) for file, look in looks.items()] for kind, name in kinds.items()
+    }
+    return [*(lines if blank else ()), *files_doubts(facts)]
+
+
+def _of_range(levels: Levels | None, looks: dict[ImageFile, _Look]) -> list[str]:
+    """For people: that pixels of more than 8 bit use another range than they could."""
+    if levels is None:
+        return []
+    deep = [look.extent for look in looks.values() if look.extent is not None]
+    used = range_text((min(extent.least for extent in deep), max(extent.most for extent in deep)))
+    line = f"pixels of more than 8 bit in {count_of(deep)} are {used}"
+    if others := len(looks) - len(deep):
+        return [f"{line}, beside {others:,} of 8 bit: bring them to one kind, since a range counts for all images"]
+    return [f"{line}: --data.range {range_option(levels)!r} spreads these over all grey levels"]
+
+
+def _outside(image: Any) -> str:
+    """Why a picture cannot be read without a range; empty if it can."""
+    try:
+        pictured(image)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _counts(classes: Sequence[str], rows: Sequence[Entry]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from torchcaps_lab.data.base import find_data_dir
+from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.data.listed import PART_NAMES, Item, Listed, part_called, validation_is_test
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BY_PLUGIN, image_suffixes
@@ -59,24 +60,33 @@ class Listing(Listed):
     def add(self, part: str, folder: Path) -> None:
         """Lists the class folders in ``folder`` as a split.
 
-        It is refused if there are fewer than two, they differ from those of earlier splits, or one of them holds no
-        images.
+        The first split says which classes there are, unless they are known. It is refused if there are fewer than two,
+        or one of them holds no images. Later splits may lack classes, and are refused for others, or if they are empty.
         """
         found = _folders(folder)
         classes = tuple(path.name for path in found)
-        if self.parts and classes != self.classes:
-            self.refused.append(f"{folder} must hold the class folders of train, {self.classes}, got {classes}")
-        if len(classes) < 2:
+        learned = not self.classes
+        if not learned:
+            self._refuse_others(classes, folder)
+        elif len(classes) < 2:
             self.refused.append(f"{folder} must hold a folder for each of two or more classes, got {classes}")
         self.classes += tuple(name for name in classes if name not in self.classes)
         files = self.parts.setdefault(part, [])
         seen: set[Path] = {folder.resolve()}
         for path in found:
             images = sorted(self._images(path, seen))
-            if not images:
+            if learned and not images:
                 self.refused.append(f"class folder {path} holds no {self.what}{self._reasons(path)}")
             files += [ImageFile(self._name(image), path.name, image) for image in images]
+        if not learned and not files:
+            self.refused.append(f"{folder} holds no {self.what} in folders of classes{self._reasons(folder)}")
         self._leave_out_loose(folder)
+
+    def _refuse_others(self, names: Sequence[str], folder: Path) -> None:
+        try:
+            places_of(names, self.classes, str(folder))
+        except ValueError as error:
+            self.refused.append(str(error))
 
     def _images(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
         """The image files in a folder, however deep; links are followed, each folder is read once."""
@@ -143,19 +153,24 @@ def found_root(root: str | Path) -> Path:
     return root if root.exists() else at_home
 
 
-def list_folder(root: Path, kind: type[Listing] = Listing) -> Listing:
+def list_folder(root: Path, kind: type[Listing] = Listing, classes: tuple[str, ...] = ()) -> Listing:
     """Lists the images, or files of another ``kind``, of a folder of classes, or of folders of splits that hold these.
+
+    Args:
+        root: the folder.
+        kind: of files.
+        classes: names that are known, of which the folder may hold some; default: its folders, or those of train.
 
     Raises:
         ValueError: it cannot be trained on; says all that is in the way. And what :func:`looked_through` raises.
     """
-    listing = looked_through(root, kind)
+    listing = looked_through(root, kind, classes)
     if listing.refused:
         raise ValueError("; ".join(listing.refused))
     return listing
 
 
-def looked_through(root: Path, kind: type[Listing] = Listing) -> Listing:
+def looked_through(root: Path, kind: type[Listing] = Listing, classes: tuple[str, ...] = ()) -> Listing:
     """The same, also of a folder that cannot be trained on.
 
     Raises:
@@ -167,7 +182,7 @@ def looked_through(root: Path, kind: type[Listing] = Listing) -> Listing:
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
     if not root.is_dir():
         raise NotADirectoryError(f"root {root} is not a folder")
-    listing = kind(root=root)
+    listing = kind(root=root, classes=classes)
     parts = _part_folders(root, kind)
     if parts is None:
         listing.add("all", root)

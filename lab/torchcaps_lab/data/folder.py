@@ -19,7 +19,8 @@ class ImageFolder(ListedImages):
 
     Where `root` holds the folders `train` and `test`, those are the splits (with one sub-folder per class
     each), and so is `val` for validation if it is there; `training`, `valid`, `validation` and `testing` are known as
-    well, in upper and lower case. With `train` and `val` alone, `val` is what is tested on. Otherwise a share of each
+    well, in upper and lower case. Their classes are matched by name: `test` and `val` may lack some of those of
+    `train`. With `train` and `val` alone, `val` is what is tested on. Otherwise a share of each
     class is the test set, the same for every `seed`. Which images are put aside depends on their contents, so that it
     hardly changes with the folder; a run keeps the names and digests of its images, and is tested on the same.
 
@@ -66,4 +67,4 @@ class ImageFolder(ListedImages):
 
     def list_images(self) -> Listing:
         """The files of each class."""
-        return list_folder(Path(self.root))
+        return list_folder(Path(self.root), classes=self.named)

@@ -6,7 +6,7 @@ centre of mass in the middle.
 """
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from torchcaps_lab.data.bands import Bands
 
 LARGEST = 256
 """Larger pictures are shrunk to this many pixels along the longer side."""
@@ -89,16 +91,16 @@ def upright(image: "Image") -> "Image":
         return image
 
 
-def orientation(image: "Image") -> int:
+def orientation(image: "Image | Bands") -> int:
     """How :func:`upright` turns an image: its Exif orientation, 1 to 8; 1 without one. Decodes the whole file."""
     turn = getattr(image, "tag_v2", {}).get(_ORIENTATION)  # of TIFF, which Pillow turns itself
     image.load()
-    with suppress(Exception):  # as there
-        turn = turn or image.getexif().get(_ORIENTATION)
+    with suppress(Exception):  # as there, and bands have none
+        turn = turn or cast(Any, image).getexif().get(_ORIENTATION)
     return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
 
 
-def is_turned(image: "Image") -> bool:
+def is_turned(image: "Image | Bands") -> bool:
     """Whether :func:`upright` turns an image."""
     return orientation(image) != 1
 

@@ -119,9 +119,8 @@ class Hub(ListedImages):
                 listed.left_out[split] = "it is neither the training, the validation nor the test split"
                 continue
             rows, categories = self._rows(split, image, label, listed.left_out)
-            listed.classes = listed.classes or categories
-            if categories != listed.classes:
-                raise ValueError(f"split {split!r} must have the classes {listed.classes}, got {categories}")
+            if part == "train":
+                listed.classes = categories
             if rows:
                 named[part] = split
                 listed.parts[part] = rows

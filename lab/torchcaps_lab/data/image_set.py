@@ -4,7 +4,7 @@ import hashlib
 import json
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchcaps.numerics import check_size
+from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.data.view import Preprocess, View
 
 _AS_THEY_ARE = Preprocess()
@@ -228,6 +229,41 @@ class ImageSet(Dataset[Batch]):
     def prepared(self, preprocess: Preprocess) -> "ImageSet":
         """The same images, prepared in this way; a `ValueError` if it does not suit their size."""
         return replace(self, preprocess=preprocess)
+
+    def in_classes(self, classes: Sequence[str], where: str = "the images") -> "ImageSet":
+        """The same images with the labels that their classes, found by name, have among others.
+
+        Args:
+            classes: the names of the new labels; those of other images than these may be among them.
+            where: what these images are, for the message.
+
+        Raises:
+            ValueError: there are images of another class; or the images are put together, and have other classes.
+        """
+        if tuple(classes) == tuple(self.classes):
+            return self
+        if self.composition is not None:
+            raise ValueError(f"{where} must have the classes {tuple(classes)}, got {self.classes}")
+        used = sorted(self._used_labels())
+        places = torch.zeros(max(len(self.classes), 1), dtype=torch.int64)
+        found = places_of([self.classes[label] for label in used], classes, where)
+        places[used] = torch.tensor(found, dtype=torch.int64)
+        return self._relabelled(places.to(self.labels.device), tuple(classes))
+
+    def _used_labels(self) -> list[int]:
+        """The labels of these images."""
+        if self.labels.dtype == torch.bool:
+            return self.labels.any(0).nonzero().flatten().tolist()
+        return self.labels.unique().tolist()
+
+    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> "ImageSet":
+        """The same with the label ``places[label]`` in place of each."""
+        if self.labels.dtype != torch.bool:
+            return replace(self, labels=places[self.labels], classes=classes)
+        masks = self.labels.new_zeros(len(self), len(classes))
+        used = self._used_labels()
+        masks[:, places[used]] = self.labels[:, used]
+        return replace(self, labels=masks, classes=classes)
 
     def _joined(self, other: "ImageSet") -> "ImageSet":
         """These and other images of the same size and classes."""

@@ -3,19 +3,24 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
 from torchcaps_lab.data.alike import first_alike, looks_of, pixels_digest, same_content
+from torchcaps_lab.data.bands import Bands, Levels, Range, channels_of, check_range, with_range
 from torchcaps_lab.data.base import TEST_SEED, HeldOut, ImageData, Resize, stable_split, stratified_split
+from torchcaps_lab.data.classes import places_of
+from torchcaps_lab.data.doubts import image_doubts, names_doubts
 from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.manifest import (
     PARTS,
@@ -123,8 +128,6 @@ def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
         listed.notes = (validation_is_test(named["validation"], named["train"]),)
     elif "test" not in parts:
         parts["all"] = parts.pop("train")
-    if len(listed.classes) < 2:
-        raise ValueError(f"there must be two or more classes, got {listed.classes}")
     return listed
 
 
@@ -153,6 +156,11 @@ class ListedData(ImageData):
     Args:
         test: share of the items that become the test set, the same in every class and for every ``seed``; not used
             where the source has one. Which ones depends on their contents, so that it hardly changes with the source.
+        classes: the names of the classes in the order of their labels, some of which may have no items; default: those
+            of the training items.
+
+    Raises:
+        ValueError: there are fewer than two classes, or items of another one.
     """
 
     thing: ClassVar[str] = "image"
@@ -168,8 +176,12 @@ class ListedData(ImageData):
     """Whether items that cannot be read are left out, with a note, instead of raising an error."""
 
     test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
+    class_names: Sequence[Any] | None = argument(default=None, alias="classes", kw_only=True)
 
     def __post_init__(self) -> None:
+        self.named = tuple(map(str, self.class_names or ()))
+        if len({*self.named}) < len(self.named):
+            raise ValueError(f"classes must have different names, got {self.named}")
         self._followed: Manifest | None = None
         self._unrecorded = False
         self._changes = Changes()
@@ -180,8 +192,19 @@ class ListedData(ImageData):
 
     @cached_property
     def listed(self) -> Listed:
-        """The list of images, made once."""
-        return self.list_images()
+        """The list of images, made once; their classes are matched by name."""
+        listed = self.list_images()
+        trained = listed.parts.get("train", listed.parts.get("all", ()))
+        listed.classes = self.named or listed.classes or tuple(sorted({item.category for item in trained}))
+        root, things = getattr(self, "root", ""), f"{self.thing.removesuffix('s')}s"
+        if len(listed.classes) < 2:
+            holds = f"{root} must hold {things} of" if root else "there must be"
+            raise ValueError(f"{holds} two or more classes, got {listed.classes}")
+        for part, items in listed.parts.items():
+            called = things if part == "all" else f"the {part} {things}"
+            names = sorted({item.category for item in items})
+            places_of(names, listed.classes, f"{called} of {root}" if root else called)
+        return listed
 
     def load_train(self) -> ImageSet:
         """Read what to train on, including what is for validation unless that has a place of its own."""
@@ -228,6 +251,7 @@ class ListedData(ImageData):
             *_left_out_lines(manifest.left_out, self.in_file),
             *untested_lines([name for name in manifest.classes if tested and name not in tested]),
             *copies_lines(manifest, self.thing),
+            *names_doubts(manifest.classes),
         )
 
     @cached_property
@@ -305,9 +329,13 @@ class ListedImages(ListedData):
     Args:
         size: height and width of the images, one number for both. Default: their own size, which must then
             be the same for all.
-        channels: 1 makes every image grey, 3 colour. Default: 1 if they are all grey, else 3.
+        channels: 1 makes every image grey, 3 colour; default: 1 if they are all grey, else 3. Images of other numbers
+            of channels, such as .npy files and TIFF files of many bands, keep theirs.
         resize: how an image gets to `size`: keep its aspect ratio and `pad` with black, keep it and `crop`
             the centre, or `stretch`; or cut out what was written by hand (`handwriting`).
+        range: the values of pixels that become black and white, such as 0 and 4095 for 12-bit values in files of 16
+            bit; values beyond them become the same. Default: what the kind of numbers can hold, 0 to 255 of 8 bit, 0
+            to 65535 of 16 bit, 0 to 1 of floating point.
         skip_broken: leave out images that cannot be read, with a note, instead of raising an error.
         memory: GiB of decoded images that are kept in memory; more are decoded once into a file in the folder
             `decoded` of the data sets (the environment variable TORCHCAPS_DATA, else torchcaps in the user's cache
@@ -321,8 +349,9 @@ class ListedImages(ListedData):
     """How to see which images look alike."""
 
     size: Side | tuple[Side, Side] | None = argument(default=None, kw_only=True)
-    channels: Literal[1, 3] | None = argument(default=None, kw_only=True)
+    channels: Size | None = argument(default=None, kw_only=True)
     resize: Resize = argument(default="pad", kw_only=True)
+    levels: Range | None = argument(default=None, alias="range", kw_only=True)
     skip_broken: bool = argument(default=False, kw_only=True)
     memory: float = argument(default=4.0, kw_only=True)
 
@@ -330,6 +359,11 @@ class ListedImages(ListedData):
         super().__post_init__()
         if not self.memory >= 0:
             raise ValueError(f"memory must be 0 GiB or more, got {self.memory}")
+        check_range(self.levels)
+
+    def kept(self) -> dict[str, Any]:
+        """As always, with the range of pixels if one was given."""
+        return with_range(super().kept(), self.levels)
 
     @property
     def sides(self) -> tuple[int, int] | None:
@@ -338,21 +372,25 @@ class ListedImages(ListedData):
 
     def fingerprint(self) -> str:
         """A digest of the training and validation files, in their order, and of how they are read."""
-        how = (self.manifest().digest(), self.image_shape, self.resize)
+        how = (self.manifest().digest(), self.image_shape, self.resize, *(self.levels or ()))
         return hashlib.sha256(repr(how).encode()).hexdigest()
 
     def notes(self) -> tuple[str, ...]:
         """Those of all data, and how many test images look like training images, without those of the same pixels."""
         train, test = (self._read.sets[part] for part in ("train", "test"))
         if len(train) + len(test) > _COMPARED:
-            return super().notes()
+            return self._plain_notes(train)
         parts = self.manifest().merged(self._read.same).parts
         known = {entry.digest for entry in parts["train"]}
         rows = [row for row, entry in enumerate(parts["test"]) if entry.digest not in known]
         found = first_alike(looks_of(test.images, rows), looks_of(train.images, range(len(train))))
         alike = [place for place in found if place >= 0]
         told = f"{count_of(alike, 'test image')} nearly the same as a training image; {self.names_alike}"
-        return (*super().notes(), *([told] if alike else []))
+        return (*self._plain_notes(train), *([told] if alike else []))
+
+    def _plain_notes(self, train: ImageSet) -> tuple[str, ...]:
+        names = [entry.name for entry in self._read.manifest.parts["train"]]
+        return (*super().notes(), *image_doubts(train.images, names))
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The images of each split, and the problems of those that cannot be read, by name.
@@ -364,7 +402,8 @@ class ListedImages(ListedData):
         entries = [entry for part in PARTS for entry in manifest.parts[part]]
         shape, first = self._shape(entries)
         count = len(entries) + len(decoded)
-        store = ImageStore(shape, count * math.prod(shape) > self.memory * GIB, self.resize)
+        how = self.resize if self.levels is None else f"{self.resize} {self.levels}"
+        store = ImageStore(shape, count * math.prod(shape) > self.memory * GIB, how)
         label_of = {name: label for label, name in enumerate(manifest.classes)}
         sets: dict[str, ImageSet] = {}
         problems: dict[str, BrokenImage] = {}
@@ -383,32 +422,41 @@ class ListedImages(ListedData):
     def _picture(self, items: Sequence[Item], shape: tuple[int, int, int], first: Item, index: int) -> Tensor:
         item = items[index]
         if self.resize == "handwriting" and self.sides is not None:
-            return _handwriting(item, shape)
-        image = _open(item, shape[0])
+            return _handwriting(item, shape, self.levels)
+        image = _open(item, shape[0], self.levels)
         if self.sides is None and image.size != shape[:0:-1]:
             raise ValueError(
                 f"images must have one size: {first.title} has {shape[1]} x {shape[2]} pixels "
                 f"(height x width) but {item.title} has {image.height} x {image.width}; pass size to resize them"
             )
-        return _handwriting(item, shape) if self.resize == "handwriting" else to_tensor(image, shape, self.resize)
+        if self.resize == "handwriting":
+            return _handwriting(item, shape, self.levels)
+        return to_tensor(image, shape, self.resize)
 
     def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Item]:
         """The shape of all images, and the first image that can be read, whose size is taken if ``size`` is None."""
         items = [self._items[entry.name] for entry in entries]
         if not items:
             raise ValueError("none of the images that the run was trained and tested on is there any more")
-        channels = self.channels or (1 if all(self._seen[entry.name].grey for entry in entries) else 3)
+        channels = self.channels or self._channels([entry.name for entry in entries])
         if self.sides is not None:
             return (channels, *self.sides), items[0]
         problems = []
         for item in items:
             try:
-                width, height = _open(item, channels).size
+                width, height = _open(item, channels, self.levels).size
             except BrokenImage as problem:
                 problems.append(problem)
             else:
                 return (channels, height, width), item
         raise _all_broken(problems, self.advice)
+
+    def _channels(self, names: Sequence[str]) -> int:
+        """The channels of images: 1 if all are grey, 3 if some are in colour, or those that most have."""
+        counts = Counter(self._seen[name].channels for name in names)
+        del counts[0]  # those that cannot be read
+        most = max(counts, key=counts.__getitem__, default=1)
+        return 3 if most == 1 and 3 in counts else most
 
     def _digest(self, item: Item) -> str:
         return self._seen[item.name].digest
@@ -426,11 +474,11 @@ class Seen(NamedTuple):
 
     Args:
         digest: of its content.
-        grey: whether it has grey pixels; True if it is unknown.
+        channels: how many it has; 0 if it is unknown.
     """
 
     digest: str
-    grey: bool
+    channels: int
 
 
 def look(source_of: Callable[[], "Source"], title: str) -> Seen:
@@ -440,14 +488,14 @@ def look(source_of: Callable[[], "Source"], title: str) -> Seen:
     digest = "unreadable"
     try:
         source = source_of()
-        digest = pixels_digest(source) if isinstance(source, Image.Image) else digest_of(source)
+        digest = pixels_digest(source) if isinstance(source, Image.Image | Bands) else digest_of(source)
         with opened(source, title) as image:
-            grey = Image.getmodebase(image.mode) == "L"
+            channels = channels_of(image)
     except BrokenImage:
-        grey = True
+        channels = 0
     except OSError as error:
-        return Seen(f"unreadable: {error.strerror}", True)
-    return Seen(digest, grey)
+        return Seen(f"unreadable: {error.strerror}", 0)
+    return Seen(digest, channels)
 
 
 @contextmanager
@@ -459,16 +507,16 @@ def _reading(item: Item) -> Iterator[None]:
         raise BrokenImage(item.title, str(error.strerror)) from error
 
 
-def _open(item: Item, channels: int) -> "Image":
+def _open(item: Item, channels: int, levels: Levels | None) -> "Image | Bands":
     """The decoded image."""
     with _reading(item):
-        return open_image(item.source(), channels, item.title)
+        return open_image(item.source(), channels, item.title, levels)
 
 
-def _handwriting(item: Item, shape: tuple[int, int, int]) -> Tensor:
+def _handwriting(item: Item, shape: tuple[int, int, int], levels: Levels | None) -> Tensor:
     """The handwriting in an image, found as in pictures that a trained network classifies: any ink on any paper."""
     with _reading(item):
-        return load_handwriting(item.source(), shape, item.title).pixels
+        return load_handwriting(item.source(), shape, item.title, levels).pixels
 
 
 def _divided(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from glob import escape
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -13,15 +13,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.numerics import Size
-from torchcaps.spec import Within, settings
+from torchcaps.spec import Within, argument, settings
 from torchcaps.whole import LARGEST_NOTE, read_text
 from torchcaps_lab.data.augment import random_integers
+from torchcaps_lab.data.bands import Bands, Range, check_range, with_range
 from torchcaps_lab.data.base import Fit, ImageData, find_data_dir, register_dataset
 from torchcaps_lab.data.coco import Coco, check_same_size
+from torchcaps_lab.data.doubts import image_doubts
 from torchcaps_lab.data.files import image_files, seen_from
 from torchcaps_lab.data.handwriting import orientation, upright
 from torchcaps_lab.data.image_set import Batch, Composition, ImageSet
 from torchcaps_lab.data.made.base import Part
+from torchcaps_lab.data.mask_doubts import Mask, check_drawn, count_values, mask_lines, nearest_of
 from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
 from torchcaps_lab.data.scenes import INK, DigitScenes, Scenery
 from torchcaps_lab.data.stated import frame_of
@@ -98,6 +101,14 @@ class MaskSet(ImageSet):
         if isinstance(self.composition, Cuts) and len(self) and self.composition.size > min(size[1:]):
             raise ValueError(f"cut must be at most {min(size[1:])} for images of {size[1]} x {size[2]}")
 
+    def _used_labels(self) -> list[int]:
+        return [label for label in self.labels.unique().tolist() if label != NO_CLASS]
+
+    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> ImageSet:
+        table = torch.full((NO_CLASS + 1,), NO_CLASS, dtype=torch.uint8, device=places.device)
+        table[: len(places)] = places.to(torch.uint8)
+        return replace(self, labels=table[self.labels.long()], classes=classes)
+
     def _fetch(self, indices: list[int]) -> Batch:
         batch = super()._fetch(indices)
         return batch._replace(labels=batch.labels.long())
@@ -132,7 +143,9 @@ class Masks(ImageData):
         cuts: how many of each picture, in one batch.
         fold: which block of pictures is the test, from 0.
         folds: how many blocks, 2 or more.
-        channels: 1 for grey pictures, 3 for colour.
+        channels: 1 for grey pictures, 3 for colour; others must be those of the pictures.
+        nearest: take a pixel of a mask for the nearest of ``values``, where masks were saved as JPEG or made smaller.
+        range: the values of pixels of pictures that become black and white; default: what the kind of numbers can hold.
 
     Raises:
         FileNotFoundError: there is no such folder or file, or a picture has no mask.
@@ -170,9 +183,15 @@ class Masks(ImageData):
     cuts: Size = 1
     fold: Annotated[int, Within(0)] = 0
     folds: Annotated[int, Within(2)] = 5
-    channels: Literal[1, 3] = 1
+    channels: Size = 1
+    nearest: bool = False
+    levels: Range | None = argument(default=None, alias="range")
 
     def __post_init__(self) -> None:
+        check_range(self.levels)
+        self._lines: tuple[str, ...] = ()
+        if self.nearest and not self.values:
+            raise ValueError("nearest needs values, those that masks should have, got none")
         if self.fold >= self.folds:
             raise ValueError(f"fold must be less than folds, {self.folds}, got {self.fold}")
         root = Path(self.root).expanduser()
@@ -210,7 +229,7 @@ class Masks(ImageData):
 
     def kept(self) -> dict[str, Any]:
         """As always, with the size of whole pictures."""
-        return {**super().kept(), "raw_image_shape": list(self._whole.image_shape)}
+        return {**with_range(super().kept(), self.levels), "raw_image_shape": list(self._whole.image_shape)}
 
     @cached_property
     def _parts(self) -> dict[str, list[int]]:
@@ -251,48 +270,76 @@ class Masks(ImageData):
             raise FileNotFoundError(f"{picture} has no mask: expected {place / picture.stem}.png")
         return found[0]
 
+    def notes(self) -> tuple[str, ...]:
+        """Which values were taken for classes, and what speaks against it; how many pixels got another value."""
+        _ = self._whole
+        return self._lines
+
     @cached_property
     def _whole(self) -> MaskSet:
         """All pictures and masks, smaller ones with margins below and on the right that have no class."""
         pictures, masks = [], []
-        values, raw = list(self.values), []
         categories = ("background", *self._coco.names.values()) if self._coco else ()
         for pair in self._pairs:
             with opened(pair.picture) as source:
-                turn, image = orientation(source), in_mode(source, self.channels)
+                turn, image = orientation(source), in_mode(source, self.channels, self.levels)
             pictures.append(to_tensor(image, (self.channels, image.height, image.width), "pad"))
-            read = self._coco.mask(pair.picture, image.size, turn) if self._coco else _mask(pair, image.size, turn)
-            raw.append(read)
-        if not values and not self._coco:
-            values = sorted({int(one) for mask in raw for one in mask.unique()} - {self.ignore})
-        values = values or list(range(len(categories)))
+            if self._coco:
+                masks.append(Mask(pair.mask, self._coco.mask(pair.picture, image.size, turn)))
+            else:
+                masks.append(_mask(pair, image.size, turn))
+        values = list(self.values) or (list(range(len(categories))) if self._coco else self._guessed(masks))
         if not 2 <= len(values) <= _MOST:
             raise ValueError(f"masks in {self._pairs[0].mask.parent} must have 2 to {_MOST} values, got {len(values)}")
-        for pair, mask in zip(self._pairs, raw, strict=True):
-            masks.append(self._labelled(pair, mask, values))
+        if self.nearest:
+            masks = self._snapped(masks)
+        labels = [self._labelled(mask, values) for mask in masks]
         names = self.names or categories or tuple(str(value) for value in values)
         if len(names) != len(values):
             raise ValueError(f"names must be {len(values)}, one for each of the values {values}, got {names}")
-        sides = [max(mask.shape[axis] for mask in masks) for axis in (0, 1)]
+        sides = [max(mask.shape[axis] for mask in labels) for axis in (0, 1)]
         grown = (
             [F.pad(one, (0, sides[1] - one.shape[-1], 0, sides[0] - one.shape[-2]), value=fill) for one in many]
-            for many, fill in ((pictures, 0), (masks, NO_CLASS))
+            for many, fill in ((pictures, 0), (labels, NO_CLASS))
         )
-        images, labels = (torch.stack(many) for many in grown)
-        return MaskSet(images, labels, names, tuple(str(pair.picture) for pair in self._pairs))
+        images, classes = (torch.stack(many) for many in grown)
+        self._lines += tuple(image_doubts(images, [pair.picture.name for pair in self._pairs]))
+        return MaskSet(images, classes, names, tuple(str(pair.picture) for pair in self._pairs))
 
-    def _labelled(self, pair: _Pair, mask: Tensor, values: list[int]) -> Tensor:
+    def _guessed(self, masks: list[Mask]) -> list[int]:
+        """The values of masks, each taken for a class; a `ValueError` if they look like fewer that were changed."""
+        counts = count_values(masks)
+        if self.ignore is not None:
+            counts[self.ignore] = 0
+        check_drawn(masks, counts)
+        values: list[int] = counts.nonzero().flatten().tolist()
+        if 2 <= len(values) <= _MOST:
+            self._lines = tuple(mask_lines(masks, counts, values, self.ignore))
+        return values
+
+    def _snapped(self, masks: list[Mask]) -> list[Mask]:
+        """Masks with the nearest of the values in place of each."""
+        known = [*self.values, *([] if self.ignore is None else [self.ignore])]
+        counts, table = count_values(masks), nearest_of(known).to(torch.uint8)
+        counts, total = counts.index_fill(0, torch.tensor(known), 0), counts.sum()
+        self._lines = (f"{int(counts.sum()) / int(total):.1%} of the pixels of masks became the nearest of {known}",)
+        return [mask._replace(values=table[mask.values.int()]) for mask in masks]
+
+    def _labelled(self, mask: Mask, values: list[int]) -> Tensor:
         """The class of each pixel of a mask."""
         table = torch.full((256,), -1, dtype=torch.int64)
         table[values] = torch.arange(len(values))
         if self.ignore is not None:
             table[self.ignore] = NO_CLASS
-        labels = table[mask.long()]
+        labels = table[mask.values.long()]
         if (labels < 0).any():
-            found = mask[labels < 0].unique().tolist()
-            raise ValueError(f"{pair.mask} has the values {found[:5]}, which are no class: values are {values}")
+            found = mask.values[labels < 0].unique().tolist()
+            raise ValueError(
+                f"{mask.path} has the values {found[:5]}, which are no class: values are {values}; --data.nearest true "
+                "takes each for the nearest of them"
+            )
         if (labels == NO_CLASS).all():
-            raise ValueError(f"{pair.mask} is an empty mask: no pixel of it has a class")
+            raise ValueError(f"{mask.path} is an empty mask: no pixel of it has a class")
         return labels.to(torch.uint8)
 
     @cached_property
@@ -300,17 +347,21 @@ class Masks(ImageData):
         return Coco(Path(self.root) / self.masks) if self.masks.endswith(".json") else None
 
 
-def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Tensor:
-    """The values of a mask, uint8 (H, W), turned with its picture if it has the size that this has before its turn."""
+def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
+    """The values of a mask, turned with its picture if it has the size that this has before its turn."""
     with opened(pair.mask) as mask:
-        image = upright(mask)
-        mode, values = image.mode, np.array(image)
-    if mode not in ("1", "L", "P"):
+        kind, mode = mask.format or "", mask.mode
+        if isinstance(mask, Bands):
+            values = mask.pixels.squeeze(2) if mask.channels == 1 else mask.pixels
+        else:
+            values = np.array(upright(mask))
+    if values.ndim != 2 or (mode not in ("1", "L", "P") and values.dtype not in (np.uint8, np.bool_)):
         raise ValueError(f"{pair.mask} must have grey values or indexed colours of 8 bit, got mode {mode}")
     stored = values.shape[::-1]
     if stored != size[::-1] or size[0] == size[1]:
         check_same_size(pair.mask, stored, pair.picture, size)
-    return frame_of(stored, size, turn, pair.mask, pair.picture).mask(torch.from_numpy(values.astype(np.uint8)))
+    read = torch.from_numpy(values.astype(np.uint8))
+    return Mask(pair.mask, frame_of(stored, size, turn, pair.mask, pair.picture).mask(read), kind, mode)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
@@ -13,14 +14,15 @@ from torch import Tensor
 
 from torchcaps.numerics import check_choice
 from torchcaps.whole import check_file
+from torchcaps_lab.data.bands import ARRAY_SUFFIX, Bands, Levels, is_tiff, read_array, read_tiff, to_8_bit
 from torchcaps_lab.data.base import Resize
 from torchcaps_lab.data.handwriting import Handwriting, read_handwriting, upright
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    Source: TypeAlias = Path | BytesIO | Image
-    """A file, its bytes, or a PIL image."""
+    Source: TypeAlias = Path | BytesIO | Image | Bands
+    """A file, its bytes, a PIL image, or bands."""
 
 
 FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
@@ -29,6 +31,9 @@ Ghostscript run PostScript."""
 
 BY_PLUGIN = dict.fromkeys((".heic", ".heif", ".hif"), "pillow-heif")
 """What to install to read files of other suffixes."""
+
+
+_SAMPLES = 277  # the tag of TIFF for how many bands there are
 
 
 class BrokenImage(ValueError):
@@ -44,13 +49,16 @@ class BrokenImage(ValueError):
         self.why = why
 
 
-def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resize = "pad") -> Tensor:
+def load_image(
+    path: str | Path, image_shape: tuple[int, int, int], resize: Resize = "pad", levels: Levels | None = None
+) -> Tensor:
     """Read one image the way `ImageFolder` does.
 
     Args:
-        path: a file in one of the `FORMATS`.
-        image_shape: channels (1: grey, 3: colour), height and width of the result.
+        path: a file in one of the `FORMATS`, or a .npy file.
+        image_shape: channels (1: grey, 3: colour, others: those of the file), height and width of the result.
         resize: `pad` with black, `crop` the centre, `stretch`, or cut out `handwriting`.
+        levels: the values of pixels that become 0 and 255; default: the range of their kind.
 
     Returns:
         uint8 (C, H, W).
@@ -59,30 +67,41 @@ def load_image(path: str | Path, image_shape: tuple[int, int, int], resize: Resi
         ValueError: the file is not an image, or is broken; an argument is out of range.
     """
     check_resize(resize)
-    if len(image_shape) != 3 or image_shape[0] not in (1, 3) or min(image_shape) < 1:
-        raise ValueError(f"image_shape must be (1 or 3, height, width), got {image_shape}")
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise ValueError(f"image_shape must be (channels, height, width), each at least 1, got {image_shape}")
     if resize == "handwriting":
-        return load_handwriting(Path(path), image_shape).pixels
-    return to_tensor(open_image(Path(path), image_shape[0]), image_shape, resize)
+        return load_handwriting(Path(path), image_shape, levels=levels).pixels
+    return to_tensor(open_image(Path(path), image_shape[0], levels=levels), image_shape, resize)
 
 
-def load_handwriting(source: "Source", image_shape: tuple[int, int, int], name: str | Path = "") -> Handwriting:
+def load_handwriting(
+    source: "Source", image_shape: tuple[int, int, int], name: str | Path = "", levels: Levels | None = None
+) -> Handwriting:
     """The handwriting in an image that `open_image` takes, with a note; raises what that raises."""
     with opened(source, name) as image:
-        return fit_handwriting(image, image_shape)
+        return fit_handwriting(image, image_shape, levels)
 
 
-def fit_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Handwriting:
-    """The handwriting in a PIL image, with a note."""
-    more_than_8_bit = image.mode.startswith(("I", "F"))
-    return read_handwriting(in_mode(image, 1) if more_than_8_bit else image, image_shape)
+def fit_handwriting(
+    image: "Image | Bands", image_shape: tuple[int, int, int], levels: Levels | None = None
+) -> Handwriting:
+    """The handwriting in a picture, with a note."""
+    if image_shape[0] not in (1, 3):
+        raise ValueError(f"handwriting is grey or in colour, got {image_shape[0]} channels")
+    if isinstance(image, Bands) or image.mode.startswith(("I", "F")) or levels is not None:
+        picture = in_mode(image, 1, levels)
+        assert not isinstance(picture, Bands)
+        return read_handwriting(picture, image_shape)
+    return read_handwriting(image, image_shape)
 
 
-def fit_image(image: "Image", image_shape: tuple[int, int, int], resize: Resize = "pad") -> Tensor:
-    """Convert a PIL image to uint8 (C, H, W) as `load_image` does; raises what that raises."""
+def fit_image(
+    image: "Image | Bands", image_shape: tuple[int, int, int], resize: Resize = "pad", levels: Levels | None = None
+) -> Tensor:
+    """Convert a picture to uint8 (C, H, W) as `load_image` does; raises what that raises."""
     if resize == "handwriting":
-        return fit_handwriting(image, image_shape).pixels
-    return to_tensor(in_mode(image, image_shape[0]), image_shape, resize)
+        return fit_handwriting(image, image_shape, levels).pixels
+    return to_tensor(in_mode(image, image_shape[0], levels), image_shape, resize)
 
 
 def check_resize(resize: str) -> None:
@@ -95,7 +114,7 @@ def image_suffixes() -> set[str]:
     from PIL import Image
 
     kinds = _opens(FORMATS)
-    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in kinds}
+    return {ARRAY_SUFFIX, *(suffix for suffix, kind in Image.registered_extensions().items() if kind in kinds)}
 
 
 def _opens(formats: Sequence[str]) -> list[str]:
@@ -113,8 +132,10 @@ def _opens(formats: Sequence[str]) -> list[str]:
 @contextmanager
 def opened(
     source: "Source", name: str | Path = "", formats: Sequence[str] = FORMATS, most_pixels: int | None = None
-) -> Iterator["Image"]:
-    """An image file, or its bytes, of which only the header was read so far, closed at the end; a PIL image as it is.
+) -> Iterator["Image | Bands"]:
+    """An image file, or its bytes, of which only the header was read so far, closed at the end; a picture as it is.
+
+    Arrays, TIFF files of many bands, and those of colours of more than 8 bit are read whole, as :class:`Bands`.
 
     Args:
         source: the file, or what is in it.
@@ -133,14 +154,18 @@ def opened(
     if most_pixels is None:
         most_pixels = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
     try:
-        if isinstance(source, Image.Image):
-            yield source
-            return
         if isinstance(source, Path):
             check_file(source, sys.maxsize)
-        with Image.open(source, formats=formats) as image:
-            _check_pixels(image, most_pixels)
-            yield image
+        if isinstance(source, Image.Image | Bands):
+            yield source
+        elif isinstance(source, Path) and source.suffix.lower() == ARRAY_SUFFIX:
+            yield read_array(source, most_pixels)
+        elif "TIFF" in formats and is_tiff(source) and not _opens_tiff(source):
+            yield read_tiff(source, most_pixels)
+        else:
+            with Image.open(source, formats=formats) as image:
+                _check_pixels(image, most_pixels)
+                yield image
     except (FileNotFoundError, IsADirectoryError, PermissionError):
         raise  # They name it and say what is wrong.
     except UnidentifiedImageError:
@@ -150,6 +175,22 @@ def opened(
         raise BrokenImage(name, why) from None
     except Exception as error:  # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
         raise BrokenImage(name, str(error)) from error
+
+
+def _opens_tiff(source: "Path | BytesIO") -> bool:
+    """Whether Pillow has a mode for the pixels of a TIFF file, one that leaves no band out if others could read it."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(source, formats=["TIFF"]) as image:
+            bands = image.tag_v2.get(_SAMPLES, 1) if hasattr(image, "tag_v2") else 1
+            whole = image.mode != "RGBX" and len(image.getbands()) >= bands
+            return whole or find_spec("tifffile") is None
+    except (UnidentifiedImageError, SyntaxError):
+        return False
+    finally:
+        if isinstance(source, BytesIO):
+            source.seek(0)
 
 
 def _check_pixels(image: "Image", most: int) -> None:
@@ -162,45 +203,64 @@ def _check_pixels(image: "Image", most: int) -> None:
         raise ValueError(f"it has {width} x {height} pixels{tiles}, at most {most:,} are read")
 
 
-def open_image(source: "Source", channels: int, name: str | Path = "") -> "Image":
-    """Decode an image file, its bytes, or a PIL image: upright, in the mode L (1 channel) or RGB (3 channels).
+def open_image(source: "Source", channels: int, name: str | Path = "", levels: Levels | None = None) -> "Image | Bands":
+    """Decode an image file, its bytes, or a PIL image, as :func:`in_mode` returns it.
 
     Raises what `opened` raises.
     """
     with opened(source, name) as image:
-        return in_mode(image, channels)
+        return in_mode(image, channels, levels)
 
 
-def in_mode(source: "Image", channels: int) -> "Image":
-    """An image, upright, in the mode L (1 channel) or RGB (3 channels)."""
+def in_mode(source: "Image | Bands", channels: int, levels: Levels | None = None) -> "Image | Bands":
+    """A picture in bytes, upright, in the mode L (1 channel) or RGB (3 channels), or else as bands.
+
+    Args:
+        source: the picture.
+        channels: of the result; others than 1 and 3 must be those of the picture.
+        levels: the values of pixels that become 0 and 255; default: the range of their kind.
+
+    Raises:
+        ValueError: it has other channels, or pixels outside the range of their kind.
+    """
     from PIL import Image
 
+    if isinstance(source, Bands):
+        source = source.in_8_bit(levels)
+        if source.channels == channels and channels not in (1, 3):
+            return source
+        if source.channels not in (1, 3, 4):
+            raise ValueError(f"it has {source.channels} channels, of which none can be left out, expected {channels}")
+        source, levels = source.picture(), None
+    if channels not in (1, 3):
+        raise ValueError(f"it has {len(source.getbands())} channels, expected {channels}")
     image = upright(source)
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no fixed range, expected 8 or 16 bit")
-    if image.mode.startswith("I"):
-        image = _to_8_bit(image)
+    if image.mode.startswith(("I", "F")):
+        image, levels = Image.fromarray(to_8_bit(np.asarray(image), levels)), None
     if image.getbands()[-1] == "A" or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
-    return image.convert("L" if channels == 1 else "RGB")
+    image = image.convert("L" if channels == 1 else "RGB")
+    return image if levels is None else Image.fromarray(to_8_bit(np.asarray(image), levels))
 
 
-def _to_8_bit(image: "Image") -> "Image":
-    from PIL import Image
+def pictured(source: "Image | Bands", levels: Levels | None = None) -> "Image":
+    """A picture in RGB, to look at: of bands that are no colours the first three, or the first."""
+    if isinstance(source, Bands) and source.channels not in (1, 3, 4):
+        source = Bands(source.pixels[:, :, : 3 if source.channels > 3 else 1])
+    picture = in_mode(source, 3, levels)
+    assert not isinstance(picture, Bands)
+    return picture
 
-    # Pillow gives 16-bit grey as I;16 or, depending on its version and on the format, as 32-bit I.
-    pixels = np.asarray(image)
-    if pixels.min() < 0 or pixels.max() > 65535:
-        raise ValueError(f"pixels must be 16 bit, 0..65535, got {pixels.min()}..{pixels.max()}")
-    return Image.fromarray((pixels / 257).round().astype(np.uint8))
 
-
-def to_tensor(image: "Image", image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
+def to_tensor(image: "Image | Bands", image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
     """An image in the mode of its channels as uint8 (C, H, W); does not look for handwriting."""
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
 
     channels, height, width = image_shape
+    if isinstance(image, Bands):  # each is resized as a grey picture is
+        layers = [Image.fromarray(np.ascontiguousarray(image.pixels[:, :, band])) for band in range(channels)]
+        return torch.cat([to_tensor(layer, (1, height, width), resize) for layer in layers])
     if image.size != (width, height):
         if resize == "pad":
             image = ImageOps.pad(image, (width, height), color=0)
@@ -237,6 +297,19 @@ def as_shown(image: Any) -> "Image":
     return picture
 
 
+def as_source(image: Any, levels: Levels | None = None) -> "Image | Bands":
+    """An image with any kind of numbers, as it is opened: a PIL image of bytes, or bands with the numbers as they are.
+
+    Floating point of one, three or four channels becomes bytes unless ``levels`` will be applied.
+    """
+    if not hasattr(image, "shape"):
+        return as_shown(image)
+    tensor = as_tensor(image)
+    if len(tensor) in (1, 3, 4) and (levels is None or tensor.dtype == torch.uint8):
+        return as_shown(tensor)
+    return Bands(np.ascontiguousarray(tensor.cpu().permute(1, 2, 0).numpy()))
+
+
 def as_tensor(image: Any) -> Tensor:
     """An array (H, W) or (H, W, C), or a tensor (C, H, W), as a tensor (C, H, W)."""
     if isinstance(image, Tensor):
@@ -248,22 +321,50 @@ def as_tensor(image: Any) -> Tensor:
             raise ValueError(f"an array must be (H, W) or (H, W, C), or (B, H, W, C) for several, got {_shape(image)}")
         tensor = torch.tensor(image)  # a copy: those of Pillow may not be written to
         tensor = tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
+    _check_axes(image)
     if 0 in tensor.shape:
         raise ValueError(f"an image must have pixels, got {_shape(image)}")
     return tensor
 
 
-def as_numbers(image: Any) -> Tensor:
-    """An image, or tensors of several, float32 in [0, 1] with the channels before height and width."""
+def _check_axes(image: Any) -> None:
+    """Raise a `ValueError` for an image whose channels stand where those of its kind do not."""
+    if image.ndim != 3:
+        return
+    kind, order, here, there = "an array", "(H, W, C)", image.shape[2], image.shape[0]
+    turned, how = "(C, H, W)", "image.transpose(1, 2, 0)"
+    if isinstance(image, Tensor):
+        kind, order, here, there = "a tensor", "(C, H, W)", image.shape[0], image.shape[2]
+        turned, how = "(H, W, C)", "image.permute(2, 0, 1)"
+    if there in (1, 3) and here not in (1, 2, 3, 4):
+        raise ValueError(
+            f"{kind} is {order}: this one, {tuple(image.shape)}, would have {here} channels and looks like {turned}; "
+            f"give {how}"
+        )
+
+
+def as_numbers(image: Any, levels: Levels | None = None) -> Tensor:
+    """An image, or tensors of several, float32 in [0, 1] with the channels before height and width.
+
+    Args:
+        image: of bytes, or of floating point in [0, 1].
+        levels: the values that become 0 and 1; with them any numbers will do.
+    """
     tensor = image if isinstance(image, Tensor) and image.ndim == 4 else as_tensor(image)
+    if levels is not None:
+        low, high = levels
+        return ((tensor.double() - low) / (high - low)).clamp(0, 1).float()
     if tensor.dtype == torch.uint8:
         return tensor.float() / 255
     if not tensor.is_floating_point():
-        raise ValueError(f"pixels must be bytes (uint8), or floating point in [0, 1], got {tensor.dtype}")
+        raise ValueError(
+            f"pixels must be bytes (uint8), or floating point in [0, 1], got {tensor.dtype}: scale them, or pass "
+            "range, the values that become black and white"
+        )
     if tensor.numel() and not (0 <= float(tensor.min()) and float(tensor.max()) <= 1):  # NaN included
         raise ValueError(
             f"floating-point pixels must lie in [0, 1], got {float(tensor.min()):g} to {float(tensor.max()):g}: "
-            "give bytes (uint8), or scale them"
+            "give bytes (uint8), or scale them, or pass range, the values that become black and white"
         )
     return tensor.float()
 

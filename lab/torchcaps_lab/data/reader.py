@@ -13,19 +13,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from torchcaps_lab.data.bands import Levels
 from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.files import image_files
-from torchcaps_lab.data.folder import Resize, check_resize, fit_image
+from torchcaps_lab.data.folder import Resize, check_resize
 from torchcaps_lab.data.handwriting import Handwriting
 from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.picture import (
     as_numbers,
     as_picture,
     as_shown,
+    as_source,
     fit_handwriting,
     in_mode,
     load_handwriting,
     open_image,
+    to_tensor,
 )
 from torchcaps_lab.data.series_files import SOUNDS, TABLES, Columns, SeriesItem, read_sound, table
 from torchcaps_lab.data.series_set import Scale, SeriesSet, padded
@@ -98,10 +101,12 @@ class ImageReader(Reader):
     Args:
         image_shape: (C, H, W) of those that the network takes, before they are prepared.
         resize: how images of another size get there.
+        levels: the values of pixels that become black and white; default: the range of their kind.
     """
 
     image_shape: tuple[int, int, int]
     resize: Fit = "pad"
+    levels: Levels | None = None
 
     kind = ImageSet
     takes = "images"
@@ -113,9 +118,10 @@ class ImageReader(Reader):
         fit = resize or self.resize
         if fit == "handwriting":
             if isinstance(given, str | Path):
-                found = load_handwriting(Path(given), self.image_shape)
+                found = load_handwriting(Path(given), self.image_shape, levels=self.levels)
             else:
-                found = fit_handwriting(as_shown(given), self.image_shape)
+                source = as_shown(given) if self.levels is None else as_source(given, self.levels)
+                found = fit_handwriting(source, self.image_shape, self.levels)
             return found._replace(pixels=found.pixels.float() / 255)
         if fit != "keep":
             check_resize(fit)
@@ -123,20 +129,16 @@ class ImageReader(Reader):
 
     def _pixels(self, image: Any, fit: Fit) -> Tensor:
         channels = self.image_shape[0]
-        picture = None
-        if channels in (1, 3):
-            picture = open_image(Path(image), channels) if isinstance(image, str | Path) else as_picture(image)
-        elif not hasattr(image, "shape"):
-            raise ValueError(
-                f"image files have 1 or 3 channels, the network takes {channels}: give an array or a tensor"
-            )
-        if picture is None:
-            numbers = _with_channels(as_numbers(image), channels)
-            return numbers if fit == "keep" else _fit_numbers(numbers, self.image_shape, fit)
-        picture = in_mode(picture, channels)
-        if fit == "keep":
-            return fit_image(picture, (channels, picture.height, picture.width)).float() / 255
-        return fit_image(picture, self.image_shape, fit).float() / 255
+        if isinstance(image, str | Path):
+            picture = open_image(Path(image), channels, levels=self.levels)
+        else:
+            source = as_picture(image) if channels in (1, 3) or not hasattr(image, "shape") else None
+            if source is None:
+                numbers = _with_channels(as_numbers(image, self.levels), channels)
+                return numbers if fit == "keep" else _fit_numbers(numbers, self.image_shape, fit)
+            picture = in_mode(source, channels, self.levels)
+        shape = (channels, picture.height, picture.width) if fit == "keep" else self.image_shape
+        return to_tensor(picture, shape, "pad" if fit == "keep" else fit).float() / 255
 
     def together(self, rows: Sequence[Tensor]) -> Tensor:
         """Images of one shape, (B, C, H, W)."""
@@ -174,7 +176,8 @@ class ImageReader(Reader):
 
     def notes(self) -> dict[str, Any]:
         """Shape, range and fit of the images."""
-        return {"image_shape": list(self.image_shape), "pixels": "float32 in [0, 1]", "resize": self.resize}
+        told = {"image_shape": list(self.image_shape), "pixels": "float32 in [0, 1]", "resize": self.resize}
+        return told if self.levels is None else {**told, "range": list(self.levels)}
 
     def __str__(self) -> str:
         return f"images (batch, {str(self.image_shape)[1:-1]}), float32 in [0, 1]; preparing them is in it"

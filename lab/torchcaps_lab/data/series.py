@@ -113,9 +113,6 @@ class Series(ListedData):
     def list_images(self) -> Listed:
         """The series, divided by their groups where these are known."""
         listed = self.list_series()
-        listed.classes = tuple(sorted({item.category for item in listed.items}))
-        if len(listed.classes) < 2:
-            raise ValueError(f"{self.root} must hold series of two or more classes, got {listed.classes}")
         items: list[Any] = listed.items
         first = items[0]
         for item in items:
@@ -133,7 +130,7 @@ class Series(ListedData):
 
     def list_series(self) -> Listed:
         """All series, in any order of the classes."""
-        return list_series(Path(self.root), self.columns, self.sound)
+        return list_series(Path(self.root), self.columns, self.sound, self.named)
 
     def _divide(self, parts: dict[str, list[SeriesItem]]) -> None:
         """Makes whole groups the test and the validation series, of a source without such splits."""

@@ -78,8 +78,8 @@ class SeriesItem(Item):
         return BytesIO(repr((*self.values.shape,)).encode() + self.values.numpy().tobytes())
 
 
-def list_series(root: Path, columns: Columns, sound: Sound) -> Listed:
-    """The series in a folder or a file, whatever its form."""
+def list_series(root: Path, columns: Columns, sound: Sound, classes: tuple[str, ...] = ()) -> Listed:
+    """The series in a folder or a file, whatever its form; of known ``classes``, folders may hold some."""
     if root.is_file():
         return Listed(parts={"all": list(table(root, columns, labelled=True))})
     if not root.is_dir():
@@ -92,7 +92,7 @@ def list_series(root: Path, columns: Columns, sound: Sound) -> Listed:
         return Listed(parts={part: list(table(path, columns, labelled=True)) for part, path in parts.items()})
     if flat := [path for path in sorted(root.iterdir()) if path.suffix.lower() in SOUNDS and not is_junk(path)]:
         return Listed(parts={"all": [_named(path, sound) for path in flat]})
-    found = list_folder(root, _SoundFiles)
+    found = list_folder(root, _SoundFiles, classes)
     listed = {
         part: [
             SeriesItem(one.name, one.category, read_sound(one.path, sound), str(one.path), _folder_of(one.name, part))

@@ -131,14 +131,11 @@ class Text(ListedData):
             empty = {item.name for item in bare if not cut.split(item.text)}
             listed.left_out |= dict.fromkeys(sorted(empty), "it has no words")
             items[:] = [item for item in items if item.name not in empty]
-        listed.classes = tuple(sorted({item.category for item in listed.items}))
-        if len(listed.classes) < 2:
-            raise ValueError(f"{self.root} must hold texts of two or more classes, got {listed.classes}")
         return listed
 
     def list_texts(self) -> Listed:
         """All texts, in any order of the classes."""
-        return list_texts(Path(self.root), (self.text, self.label))
+        return list_texts(Path(self.root), (self.text, self.label), self.named)
 
     def fingerprint(self) -> str:
         """A digest of the training and validation texts, in their order, and of how they are read."""

@@ -41,8 +41,14 @@ _LINES = {
 """Collections of two files with a text in each line."""
 
 
-def list_texts(root: Path, columns: tuple[str, str]) -> Listed:
-    """The texts in a folder or a file, whatever its form; ``columns``: of the texts and of the labels, in a table."""
+def list_texts(root: Path, columns: tuple[str, str], known: tuple[str, ...] = ()) -> Listed:
+    """The texts in a folder or a file, whatever its form.
+
+    Args:
+        root: the folder or the file.
+        columns: those of the texts and of the labels, in a table.
+        known: names of classes, of which folders may hold some.
+    """
     left_out: dict[str, str] = {}
     if root.suffix.lower() in _TABLES and root.is_file():
         return Listed(parts={"all": _table(root, left_out, columns)}, left_out=left_out)
@@ -62,7 +68,7 @@ def list_texts(root: Path, columns: tuple[str, str]) -> Listed:
     tables = _tables(root)
     if {"train", "test"} <= tables.keys():
         return Listed(parts={part: _table(path, left_out, columns) for part, path in tables.items()}, left_out=left_out)
-    return _folder(root)
+    return _folder(root, known)
 
 
 def _tables(root: Path) -> dict[str, Path]:
@@ -77,8 +83,8 @@ def _tables(root: Path) -> dict[str, Path]:
     return tables
 
 
-def _folder(root: Path) -> Listed:
-    found = list_folder(root, _TextFiles)
+def _folder(root: Path, classes: tuple[str, ...]) -> Listed:
+    found = list_folder(root, _TextFiles, classes)
     parts = {
         part: [TextItem(file.name, file.category, decoded(file.path)) for file in files]
         for part, files in found.parts.items()

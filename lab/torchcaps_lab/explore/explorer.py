@@ -17,6 +17,7 @@ from torchcaps.models import CapsuleClassifier, SceneCapsNet
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data.bands import Bands
 from torchcaps_lab.data.picture import opened
 from torchcaps_lab.data.text_set import TextSet
 from torchcaps_lab.report import (
@@ -482,6 +483,8 @@ def _picture(file: bytes, name: str) -> "PILImage":
         ValueError: if it is not a picture, or too large.
     """
     with opened(BytesIO(file), name, UPLOADS, MOST_PIXELS) as picture:
+        if isinstance(picture, Bands):
+            raise ValueError(f"{name} has {picture.mode} channels, a picture to look at has 1, 3 or 4 of 8 bit")
         picture.load()
         return picture
 

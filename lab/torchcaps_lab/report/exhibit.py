@@ -207,17 +207,17 @@ PNG = {"plain": pngs}
 
 
 def pixels(image: Tensor) -> Tensor:
-    """What is shown of an image (C, H, W), (H, W, 3) in [0, 1]: colours for three channels, else the first in grey."""
+    """What is shown of an image (C, H, W), (H, W, 3) in [0, 1]: the first three channels in colours, of fewer one."""
     image = image.detach().cpu().float().clamp(0, 1)
-    image = image if len(image) == 3 else image[:1].expand(3, -1, -1)
+    image = image[:3] if len(image) >= 3 else image[:1].expand(3, -1, -1)
     return image.permute(1, 2, 0)
 
 
 def png(image: Tensor) -> bytes:
-    """A PNG file with 8 bits a value, in grey unless the image (C, H, W) has three channels; the same every time."""
+    """A PNG file with 8 bits a value, in grey if the image (C, H, W) has one or two channels; the same always."""
     from PIL import Image
 
     shown = pixels(image).nan_to_num().mul(255).round().to(torch.uint8)
     file = BytesIO()
-    Image.fromarray((shown if len(image) == 3 else shown[..., 0]).numpy()).save(file, "PNG")
+    Image.fromarray((shown if len(image) >= 3 else shown[..., 0]).numpy()).save(file, "PNG")
     return file.getvalue()

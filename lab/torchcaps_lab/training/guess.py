@@ -18,6 +18,9 @@ LEAST_BATCH, LARGEST_BATCH = 4, 128
 LOOKED_AT = 64
 """Images whose size and colours are looked at, evenly over all."""
 
+_LONG = 1.5
+"""How many times as long as wide images are of which it is said that they are padded."""
+
 LARGEST_SIDE = 64
 """Height and width that larger images are brought to."""
 
@@ -172,18 +175,23 @@ def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
     train = (images * 4 // 5 if of_parts is None else len(of_parts)) * 9 // 10  # others test and validate
     why = {"data": f"ImageFolder, {images:,} images of {len(listing.classes)} classes in {root}"}
     files = [file.path for part in listing.parts.values() for file in part if isinstance(file, ImageFile)]
-    sizes, colour = _looked_at(files)
+    looks = _looked_at(files)
+    sizes, colour = looks.sizes, looks.colours > 0
     size = size_for(sizes)
     side = size or min((min(one) for one in sizes), default=LARGEST_SIDE)
     photos = colour and side >= _SMALLEST_SIDE
     options = _of_photos(train, given) if photos else _of_drawings(side, train)
     size = options.get("data", {}).get("size", size)
     found = f"{min(sizes)[0]} x {min(sizes)[1]}" if len(sizes) == 1 else "several sizes"
-    why["data.size"] = f"their own, {found}" if size is None else f"{size}, for images of {found}"
+    why["data.size"] = f"their own, {found}" if size is None else f"{size}, for images of {found}{_padded(sizes)}"
     data: dict[str, Any] = {"name": "ImageFolder", "root": str(root), **({} if size is None else {"size": size})}
     if colour:
         data["channels"] = 3
-        why["data.channels"] = "3, colour"
+        share = "" if looks.colours == looks.seen else f": {looks.colours} of {looks.seen} that were looked at"
+        why["data.channels"] = f"3, colour{share}"
+    if looks.levels is not None:
+        data["range"] = list(looks.levels)
+        why["data.range"] = _of_range(looks)
     steps, on = train // options["batch_size"], options.get("model_args")
     kind = f"on {on['backbone']} with weights {on['weights']}" if on else f"for images of {side} pixels"
     why |= {
@@ -203,12 +211,16 @@ def _of_masks(root: Path) -> Guess:
     from torchcaps_lab.data.files import image_files
 
     files = image_files(root / "images")
-    sizes, colour = _looked_at(files)
+    looks = _looked_at(files)
+    sizes, colour = looks.sizes, looks.colours > 0
     cut = min(min((min(one) for one in sizes), default=0) * 3 // 4 // 8 * 8, 128) or None
     steps = len(files) * 4 // 5 * 9 // 10 // MASKS["batch_size"]  # others test and validate
-    data = {"name": "Masks", "root": str(root), "cut": cut, "channels": 3 if colour else 1}
+    data: dict[str, Any] = {"name": "Masks", "root": str(root), "cut": cut, "channels": 3 if colour else 1}
     options = {**MASKS, "data": data, "epochs": epochs_for(steps, 400, (6, 200))}
     said = {"data": f"Masks, {len(files)} pictures with masks in {root}", "data.cut": f"{cut}, squares to train on"}
+    if looks.levels is not None:
+        data["range"] = list(looks.levels)
+        said["data.range"] = _of_range(looks)
     return Guess(options, said | {name: f"{options[name]}" for name in ("batch_size", "epochs")})
 
 
@@ -279,23 +291,61 @@ def batch_size_for(images: int) -> int:
     return min(1 << most.bit_length() - 1, LARGEST_BATCH)
 
 
-def _looked_at(files: Sequence[Path]) -> tuple[set[tuple[int, int]], bool]:
-    """Heights and widths of some files that can be read, and whether any has colours."""
-    from torchcaps_lab.data.picture import BrokenImage, in_mode, opened
+class _Looks(NamedTuple):
+    """What some files look like.
 
-    sizes, colour = set(), False
+    Args:
+        seen: how many can be read.
+        sizes: heights and widths.
+        colours: how many have colours.
+        levels: the range of pixels, if it is not the usual one.
+    """
+
+    seen: int
+    sizes: set[tuple[int, int]]
+    colours: int
+    levels: tuple[float, float] | None
+
+
+def _looked_at(files: Sequence[Path]) -> _Looks:
+    """What some files that can be read look like, evenly over all."""
+    from torchcaps_lab.data.bands import channels_of
+    from torchcaps_lab.data.doubts import Extent, extent_of, range_for
+    from torchcaps_lab.data.picture import BrokenImage, opened, pictured
+
+    sizes, extents = list[tuple[int, int]](), list[Extent]()
+    colours = 0
     for path in files[:: -(-len(files) // LOOKED_AT) or 1]:
         try:
             with opened(path) as image:
                 width, height = image.size
-                image.draft("RGB", (LARGEST_SIDE, LARGEST_SIDE))  # decodes a JPEG file at a fraction of its size
-                reduced = in_mode(image, 3).resize((16, 16))
+                if hasattr(image, "draft"):
+                    image.draft("RGB", (LARGEST_SIDE, LARGEST_SIDE))  # decodes a JPEG file at a fraction of its size
+                extent = extent_of(image)
+                reduced = pictured(image, extent and range_for([extent])).resize((16, 16))
+                coloured = channels_of(image) in (1, 3)
         except (BrokenImage, OSError, ValueError):
             continue  # the data set says which files cannot be read
         red, green, blue = (band.tobytes() for band in reduced.split())
-        sizes.add((height, width))
-        colour |= not red == green == blue
-    return sizes, colour
+        sizes.append((height, width))
+        extents += [] if extent is None else [extent]
+        colours += coloured and not red == green == blue
+    deep = len(extents) == len(sizes)  # of pictures of 8 bit beside them, the range would be another one
+    return _Looks(len(sizes), {*sizes}, colours, range_for(extents) if deep else None)
+
+
+def _of_range(looks: _Looks) -> str:
+    from torchcaps_lab.data.doubts import range_text  # waits for torch
+
+    return f"{range_text(looks.levels or (0, 1))}, the values of pixels in {looks.seen} images that were looked at"
+
+
+def _padded(sizes: set[tuple[int, int]]) -> str:
+    """What becomes of images that are not square, if the longest is half as long again as wide."""
+    longest = max((max(size) / min(size) for size in sizes), default=1)
+    if longest < _LONG:
+        return ""
+    return f", up to {longest:.1f} times as long as wide, padded with black: --data.resize crop or stretch does not"
 
 
 def _unused(folder: Path) -> str:

@@ -20,6 +20,7 @@ from torchcaps.numerics import check_finite, check_size, given
 from torchcaps.routing import Routing
 from torchcaps.spec import Registry, Within
 from torchcaps_lab.data import ImageData, ImageSet, Preprocess
+from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.tasks import Task, as_task
 from torchcaps_lab.training.speed import Speed
 
@@ -47,6 +48,42 @@ def one_class_each(images: ImageSet, option: str) -> Tensor:
     if images.labels.ndim != 1:
         raise ValueError(f"{option} cannot be balanced where images have several classes: leave it at its default")
     return images.labels
+
+
+def weights_of(given: Mapping[str, float] | Sequence[float], classes: Sequence[str]) -> Tensor:
+    """Return the weight of each class.
+
+    Args:
+        given: numbers in the order of the classes; or by the names of classes, or by their numbers from 0 where these
+            are no names; classes that are not named have the weight 1.
+        classes: their names.
+
+    Returns:
+        float32 (E,).
+
+    Raises:
+        ValueError: a class is unknown or named twice, there is not one number for each, or a weight is negative, not
+            finite, or all of them are 0.
+
+    Example:
+        >>> from torchcaps_lab.training.options import weights_of
+        >>> weights_of({"dog": 3}, ("cat", "dog")), weights_of({"1": 3}, ("cat", "dog"))
+        (tensor([1., 3.]), tensor([1., 3.]))
+    """
+    if not isinstance(given, Mapping):
+        if len(given) != len(classes):
+            raise ValueError(f"class_weights must be {len(classes)} numbers, one a class, got {len(given)}")
+        given = dict(zip(classes, given, strict=True))
+    numbers = {str(number): name for number, name in enumerate(classes)}
+    named = [key if key in classes else numbers.get(key, key) for key in map(str, given)]
+    places = places_of(named, classes, "class_weights")
+    if len({*places}) < len(places):
+        raise ValueError(f"class_weights must have one number a class, got {dict(given)}")
+    weights = torch.ones(len(classes))
+    weights[places] = torch.tensor([*given.values()], dtype=torch.float32)
+    if not weights.isfinite().all() or (weights < 0).any() or not weights.any():
+        raise ValueError(f"class_weights must be 0 or more, finite, and not all 0, got {dict(given)}")
+    return weights
 
 
 @dataclass(kw_only=True)
@@ -160,7 +197,8 @@ class Optimisation:
         scheduler_interval: whether the scheduler steps each epoch or each step; ReduceLROnPlateau monitors the loss on
             the validation images after each epoch, or on the training images if there are none.
         class_weights: 'balanced' weights each image in the loss by how rare its class is, N / (E N_c), for N training
-            images of E classes, N_c of its own; None weights all alike.
+            images of E classes, N_c of its own; numbers weight the classes in their order, or by their names or
+            numbers, {"cat": 2}, where those that are not named have 1; None weights all alike.
         shard_optimizer: each of several processes keeps only a share of the optimizer's state; the steps are the same
             (ZeRO, stage 1: Rajbhandari et al. 2020).
 
@@ -179,7 +217,7 @@ class Optimisation:
     lr: float | Literal["find"] | None = None
     scheduler: SchedulerFactory | None = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
-    class_weights: Literal["balanced"] | None = None
+    class_weights: Literal["balanced"] | Mapping[str, float] | tuple[float, ...] | None = None
     shard_optimizer: bool = False
 
     def __post_init__(self) -> None:
@@ -197,10 +235,14 @@ class Optimisation:
         Raises:
             ValueError: if the loss takes no weights, or the images have masks of several classes.
         """
+        if self.class_weights is None:
+            return
+        counts = torch.bincount(one_class_each(images, "class_weights").cpu(), minlength=len(images.classes))
         if self.class_weights == "balanced":
-            counts = torch.bincount(one_class_each(images, "class_weights").cpu(), minlength=len(images.classes))
             weights = len(images) / (int((counts > 0).sum()) * counts.clamp_min(1))
-            self.loss.weigh(weights.where(counts > 0, 0.0))
+        else:
+            weights = weights_of(self.class_weights, images.classes)
+        self.loss.weigh(weights.where(counts > 0, 0.0))
 
     @property
     def spans_all_steps(self) -> bool:

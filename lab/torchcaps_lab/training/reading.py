@@ -60,7 +60,8 @@ class _Reader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.value in names:  # the first value would be lost without a word
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
             names.add(str(key.value))
-        return super().construct_mapping(node, deep)
+        read = super().construct_mapping(node, deep)
+        return {str(key) if type(key) is int else key: value for key, value in read.items()}  # numbers of classes
 
 
 _Reader.yaml_implicit_resolvers = {

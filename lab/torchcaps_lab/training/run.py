@@ -90,7 +90,7 @@ def train(
         network.float()  # whatever the precision of the training
         save(network, folder, subject, task)
         network = load_pretrained(folder.model)  # so that the summary describes what was saved
-        test = data.test.prepared(subject.preprocess)
+        test = data.test.in_classes(data.classes, "the test images").prepared(subject.preprocess)
         summary = {
             **_described(subject, task, network),
             "epochs": len(metrics),

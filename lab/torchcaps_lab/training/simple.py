@@ -1,11 +1,13 @@
 """A training in one line of Python, with the defaults of the command line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from torchcaps.spec import Given, meant, plain, refused
 from torchcaps_lab.classifier import Classifier
+from torchcaps_lab.data.arrays import is_two_arrays
 from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.training.command_line import option_arguments, training_options
 from torchcaps_lab.training.fitting import quiet_lightning
@@ -18,6 +20,7 @@ from torchcaps_lab.training.run import train_with
 
 def train(
     data: Any,
+    labels: Any = None,
     *,
     run: str | Path | None = None,
     resume: bool = False,
@@ -28,13 +31,16 @@ def train(
 
         classifier = tc.train("photos", size=64, model="capsnet_small", epochs=30)
         classifier("new.jpg").classes, classifier.summary["test_accuracy"], classifier.run
+        classifier = tc.train(images, labels, model="capsnet_small", epochs=30)
 
     Args:
         data: what the command takes first, which guesses the other options from it: a folder with one sub-folder of
             images for each class, a table of texts, or the name of a data set, such as "Digits"; or pairs of an image
             and a label, from which nothing is guessed: a list, a data set of torchvision, any ``Dataset``, which is
-            read as :class:`~torchcaps_lab.data.MapStyle` reads it. No file of options can hold these: everything else
-            is saved with the run, and to go on with it they are given again.
+            read as :class:`~torchcaps_lab.data.MapStyle` reads it; or two arrays or tensors, ``(images, labels)``,
+            images (N, H, W), (N, H, W, C) or (N, C, H, W) in bytes or floating point in [0, 1]. No file of options can
+            hold these: everything else is saved with the run, and to go on with it they are given again.
+        labels: the labels, where ``data`` are the images in one array or tensor: N whole numbers or names.
         run: folder to write, new or empty; default: ``runs`` and the name of the data, with a number if it is taken.
         resume: go on with the run in that folder, with its options and those given here.
         show: takes a line of text for each epoch; ``print`` is told first what was guessed, what is trained and how
@@ -49,13 +55,15 @@ def train(
     Raises:
         FileExistsError: if there is something in the folder of the run.
         FileNotFoundError: if there is no run to resume, no such folder and no such data set.
-        ValueError: if the data has no length or no items; if options are unknown, do not fit,
-            or are objects that a file of options cannot hold; the run saves its options in such a file, to be resumed
-            from it.
+        ValueError: if the data has no length or no items; if the order of the axes of arrays is not clear; if options
+            are unknown, do not fit, or are objects that a file of options cannot hold; the run saves its options in
+            such a file, to be resumed from it.
     """
-    named = str(data) if isinstance(data, str | Path) else type(data).__name__
+    if labels is not None:
+        data = _with_labels(data, labels)
+    named = str(data) if isinstance(data, str | Path) else _kind_of(data)
     known = option_arguments().keys() - {"data"}
-    given = {name: plain(value, name) for name, value in options.items() if name in known}
+    given = {name: plain(_by_text(value), name) for name, value in options.items() if name in known}
     rest = {name: _given(name, value) for name, value in options.items() if name not in known}
     if run is not None or resume:
         given["run"] = str(run or Path("runs") / Path(named).name.lower())
@@ -84,7 +92,7 @@ def _over_guesses(data: Any, given: dict[str, Any], resume: bool) -> tuple[dict[
     """The options over those that the data suggest, and what was guessed; a run that goes on has its own."""
     if not isinstance(data, str | Path):
         own = {
-            "run": str(Path("runs") / type(data).__name__.lower()),
+            "run": str(Path("runs") / _kind_of(data).lower()),
             "data": {"name": "MapStyle", "data": Given(data)},
         }
         return merged(own, given), []
@@ -93,6 +101,25 @@ def _over_guesses(data: Any, given: dict[str, Any], resume: bool) -> tuple[dict[
         return found.over(given)
     source = {name: value for name, value in found.options["data"].items() if name in ("name", "root")}
     return merged({"data": source}, given), []
+
+
+def _with_labels(images: Any, labels: Any) -> tuple[Any, Any]:
+    """Images and their labels as data; a `ValueError` for data that have labels of their own."""
+    if isinstance(images, str | Path):
+        raise ValueError(f"labels are for images in an array or a tensor, {images} has its own")
+    return images, labels
+
+
+def _kind_of(data: Any) -> str:
+    """The name of a kind of data in Python."""
+    return "arrays" if isinstance(data, tuple) and is_two_arrays(data[:2]) else type(data).__name__
+
+
+def _by_text(value: Any) -> Any:
+    """A mapping by whole numbers, such as weights of classes, by their text, as files of options have it."""
+    if not isinstance(value, Mapping):
+        return value
+    return {str(key) if isinstance(key, Integral) else key: one for key, one in value.items()}
 
 
 def _given(name: str, value: Any) -> Any:
