@@ -7,13 +7,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
+from torchcaps.layers.base import CapsuleLayer
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.numerics import check_size
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squashing import length, squash
 
 
-class CapsHead(nn.Module):
+class CapsHead(CapsuleLayer):
     r"""Capsules in place of the last linear layer of a network: features in, one capsule a class out.
 
     .. math:: u_{nt} = \operatorname{squash}(W_t \, \operatorname{norm}(x_n)), \quad V_{ntj} = u_{nt} W_{tj}

@@ -347,7 +347,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
     @staticmethod
     def _maps(routed: Routed, children: Capsules) -> Tensor:
-        share = routed.assignment  # [B, I, E]
+        share = routed.votes.assignment(routed.similarity)  # [B, I, E]
         orphan = (1 - share.sum(-1, keepdim=True)).clamp_min(0)
         active = children.activation.to(share.dtype)
         return (share - orphan).clamp_min(0).mT.unflatten(2, active.shape[1:]) * active[:, None]
