@@ -164,7 +164,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
 def _check_rows(X: Any) -> None:
     """Raises a ValueError for images that are not flattened; names the argument that says how they are."""
-    shape = np.shape(X) if hasattr(X, "shape") else ()
+    shape: tuple[int, ...] = tuple(X.shape) if hasattr(X, "shape") else ()
     if len(shape) > 2:
         image_shape = tuple(shape[1:]) if len(shape) == 4 else (1, *shape[1:])
         raise ValueError(

@@ -17,7 +17,7 @@ _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
-class _OnePlace:
+class _OnePlace(nn.Module):
     """Mixed into a convolution of each channel alone without padding: a map that has one place is a product."""
 
     def forward(self: Any, features: Tensor) -> Tensor:
@@ -25,7 +25,8 @@ class _OnePlace:
         windows = zip(features.shape[2:], self.kernel_size, self.stride, strict=True)
         if any(extent - kernel >= stride for extent, kernel, stride in windows):
             return super().forward(features)
-        seen = features[(slice(None), slice(None), *map(slice, self.kernel_size))]
+        window = (slice(None), slice(None), *map(slice, self.kernel_size))
+        seen = features[window]
         axes = tuple(range(2, features.ndim))
         place = (seen * self.weight.squeeze(1).to(seen.dtype)).sum(axes, keepdim=True)
         return place if self.bias is None else place + self.bias.view(-1, *[1] * len(axes))

@@ -173,7 +173,9 @@ class ShiftedNorm(nn.Module):
 
     def __init__(self, channels: int, momentum: float) -> None:
         super().__init__()
-        self.standard = nn.BatchNorm2d(channels, _EPSILON, momentum, affine=False)  # or what sync_batchnorm makes of it
+        self.standard: nn.Module = nn.BatchNorm2d(
+            channels, _EPSILON, momentum, affine=False
+        )  # or what sync_batchnorm makes of it
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_state_dict_post_hook(_with_flat_names)
         self.register_load_state_dict_pre_hook(_with_nested_names)
@@ -188,7 +190,7 @@ def _with_flat_names(norm: nn.Module, state: dict[str, Tensor], prefix: str, met
         state[prefix + name] = state.pop(f"{prefix}standard.{name}")
 
 
-def _with_nested_names(norm: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+def _with_nested_names(norm: nn.Module, state: dict[str, Tensor], prefix: str, *others: Any) -> None:
     for name, _ in norm.get_submodule("standard").named_buffers():
         if prefix + name in state:
             state[f"{prefix}standard.{name}"] = state.pop(prefix + name)
