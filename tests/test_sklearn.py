@@ -92,7 +92,7 @@ def test_weights_of_classes_are_weights_of_their_rows() -> None:
 
 @pytest.mark.parametrize("weights", [[-1, 1, 1], [0, 0, 0], [1, 1]])
 def test_weights_that_are_none(weights: list[int]) -> None:
-    with pytest.raises(ValueError, match="(?i)sample.weight"):
+    with pytest.raises(ValueError, match=r"(?i)sample.weight"):
         CapsNetClassifier(**FEW).fit(np.eye(3), [0, 1, 1], sample_weight=weights)
 
 
