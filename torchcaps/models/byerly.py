@@ -144,7 +144,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         """The class capsules of the last branch, with the activations of all, which add up to 1."""
         scores, last = self._scores_before(images)
         capsules = self.class_caps(last)
-        return capsules._replace(activation=self._merged([*scores, capsules.activation]))
+        return Capsules(capsules.pose, self._merged([*scores, capsules.activation]))
 
     def _scores_before(self, images: Tensor) -> tuple[list[Tensor], Capsules]:
         """The lengths of the class capsules, (B, E), of all branches but the last, and the children of that."""

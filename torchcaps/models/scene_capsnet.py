@@ -194,7 +194,7 @@ class _PlacedCaps(CapsLinear):
         capsules = self.parents(routed, children)
         with full_precision(capsules.pose):
             box = locate(routed)
-        return capsules._replace(pose=torch.cat([capsules.pose, box.to(capsules.pose.dtype)], -1))
+        return Capsules(torch.cat([capsules.pose, box.to(capsules.pose.dtype)], -1), capsules.activation)
 
 
 @register_model("scene_capsnet", "fully convolutional, transforms shared by all places: which classes are where")
