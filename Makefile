@@ -10,7 +10,7 @@ JOBS ?= 2
 # Many processes import the same: what they compile of Python is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-all thorough cover lowest wheel lint bench guide docs house clean
+.PHONY: setup demo test test-all thorough cover lowest compile-test wheel lint bench guide docs house clean
 
 setup: .venv/.installed
 
@@ -50,6 +50,19 @@ lowest: setup
 	.venv/lowest/bin/python -m pip install --quiet --no-compile "$(TORCH)"
 	$(BIN)/uv pip install --quiet --python .venv/lowest/bin/python --resolution lowest-direct "$(TORCH)" $(BOTH)
 	.venv/lowest/bin/python -m pytest --override-ini filterwarnings=default --numprocesses $(JOBS) $(LOWEST)
+
+# torch.compile in one piece on other releases of torch than the pinned one, each in an environment of its own that borrows
+# the other packages. On Linux their wheels from PyPI bring gigabytes of CUDA; WHEELS may be an index of CPU builds.
+COMPILED_ON := 2.10.0 2.11.0
+WHEELS ?=
+compile-test: setup
+	for version in $(COMPILED_ON); do \
+		$(PYTHON) -m venv .venv/torch-$$version && \
+		.venv/torch-$$version/bin/python -m pip install --quiet --no-compile $(if $(WHEELS),--index-url $(WHEELS)) torch==$$version && \
+		.venv/torch-$$version/bin/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})'.replace('torch-$$version/', ''))" \
+			> $$(.venv/torch-$$version/bin/python -c "import site; print(site.getsitepackages()[0])")/zz-others.pth && \
+		.venv/torch-$$version/bin/python -m pytest -m "" -k "in_one_piece or inductor or other_batches" tests/ops/test_compiled_and_exported.py || exit 1; \
+	done
 
 # Into dist/: the sdist of torchcaps and the wheel made of it, with the C++ kernels for this kind of machine; the lab's wheel.
 # Neither needs torch: what builds them has an environment of its own.

@@ -160,6 +160,14 @@ def test_code_of_the_explorer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not torch.equal(names["again"], names["look"].activation)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_code_of_attribution_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = executed("docs/attribution.md", tmp_path, monkeypatch)
+    assert names["pixels"].shape == (4, 1, 16, 16)
+    assert names["conductance"].shape == names["routing"].shape == (4, 12, 12)
+    assert names["cam"].shape == (4, 1, 12, 12)
+
+
 def test_code_of_poses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = executed("docs/poses.md", tmp_path, monkeypatch)
     assert names["way"].shape == (4, 5, 1, 8, 8)
@@ -183,8 +191,8 @@ def test_code_of_words_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_code_is_left_unexecuted() -> None:
     """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
     with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
-    pages = ("explaining", "explore", "extending", "first-steps", "interests", "layers", "poses", "pretrained",
-             "recipes", "routings", "segmentation", "series", "sets", "slots", "speed", "training",
+    pages = ("attribution", "explaining", "explore", "extending", "first-steps", "interests", "layers", "poses",
+             "pretrained", "recipes", "routings", "segmentation", "series", "sets", "slots", "speed", "training",
              "words")  # fmt: skip
     assert with_code == {"README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in pages)}
 

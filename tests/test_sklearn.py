@@ -53,3 +53,49 @@ def test_routings_by_name_and_labels_of_any_kind() -> None:
 def test_what_is_wrong_is_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CapsNetClassifier(**arguments).fit(np.eye(3), [0, 1, 1])
+
+
+def two_clouds() -> tuple[np.ndarray, np.ndarray]:
+    """30 and 10 rows of two classes that overlap."""
+    generator = np.random.default_rng(0)
+    X = np.concatenate([generator.normal(0, 1, (30, 2)), generator.normal(1, 1, (10, 2))])
+    return X, np.repeat([0, 1], [30, 10])
+
+
+FEW = {"hidden": 8, "types": 2, "epochs": 5, "random_state": 0}
+
+
+def test_rows_of_weight_zero_are_left_out() -> None:
+    X, y = two_clouds()
+    weights = np.arange(40) % 3 > 0
+    with_zeros = CapsNetClassifier(**FEW).fit(X, y, sample_weight=weights)
+    without = CapsNetClassifier(**FEW).fit(X[weights], y[weights])
+    assert np.array_equal(with_zeros.predict_proba(X), without.predict_proba(X))
+
+
+def test_the_scale_of_weights_does_not_matter() -> None:
+    X, y = two_clouds()
+    ones, sevens = (CapsNetClassifier(**FEW).fit(X, y, sample_weight=np.full(40, weight)) for weight in (1, 7))
+    assert np.allclose(ones.predict_proba(X), sevens.predict_proba(X))
+
+
+def test_weights_of_classes_are_weights_of_their_rows() -> None:
+    X, y = two_clouds()
+    balanced = CapsNetClassifier(class_weight="balanced", **FEW).fit(X, y)
+    by_label = CapsNetClassifier(class_weight={0: 2 / 3, 1: 2}, **FEW).fit(X, y)
+    by_row = CapsNetClassifier(**FEW).fit(X, y, sample_weight=np.where(y == 1, 2, 2 / 3))
+    plain = CapsNetClassifier(**FEW).fit(X, y)
+    assert np.allclose(balanced.predict_proba(X), by_label.predict_proba(X))
+    assert np.allclose(balanced.predict_proba(X), by_row.predict_proba(X))
+    assert balanced.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean()
+
+
+@pytest.mark.parametrize("weights", [[-1, 1, 1], [0, 0, 0], [1, 1]])
+def test_weights_that_are_none(weights: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"(?i)sample.weight"):
+        CapsNetClassifier(**FEW).fit(np.eye(3), [0, 1, 1], sample_weight=weights)
+
+
+def test_images_that_are_no_rows_name_the_argument() -> None:
+    with pytest.raises(ValueError, match=r"image_shape=\(1, 8, 8\)"):
+        CapsNetClassifier(**FEW).fit(np.zeros((4, 8, 8)), [0, 1, 0, 1])

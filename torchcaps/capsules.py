@@ -1,7 +1,8 @@
 """What capsule layers take and return, poses with activations, and what networks answer."""
 
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree
 
@@ -50,6 +51,11 @@ class Capsules(NamedTuple):
         """``(D,)`` for vector capsules, ``(M, D)`` for matrix capsules."""
         return tuple(self.pose.shape[self.activation.ndim :])
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the poses, as Captum asks it of what a layer takes."""
+        return self.pose.device
+
     def __repr__(self) -> str:
         return shapes_of(self)
 
@@ -59,6 +65,45 @@ class Capsules(NamedTuple):
         if sites == 1:
             return self
         return Capsules(self.pose.flatten(1, sites), self.activation.flatten(1))
+
+
+def from_pair(value: Any) -> Any:
+    """Return capsules for a plain tuple (pose, activation) of two tensors, and anything else as it is.
+
+    Tools that hook into layers, such as Captum, pass plain tuples on. Every layer and network that takes capsules
+    calls this first. These tools differentiate with respect to both tensors, and autograd refuses one that the network
+    does not use, as dynamic routing does not use activations. So in capsules from a plain tuple both depend on both:
+    the gradient of one that is not used is 0.
+    """
+    if type(value) is not tuple or len(value) != 2 or not all(isinstance(tensor, Tensor) for tensor in value):
+        return value
+    pose, activation = value
+    wanted = torch.is_grad_enabled() and (pose.requires_grad or activation.requires_grad)
+    if wanted and not torch.compiler.is_compiling():  # no tool hooks into a compiled graph
+        pose, activation = _Tied.apply(pose, activation)
+    return Capsules(pose, activation)
+
+
+class _Tied(torch.autograd.Function):
+    """Both tensors as they are, in one node: autograd gives 0 for the gradient of one that is not used."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(pose: Tensor, activation: Tensor) -> tuple[Tensor, Tensor]:
+        return pose.view_as(pose), activation.view_as(activation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        """Keeps nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, grad_pose: Tensor, grad_activation: Tensor) -> tuple[Tensor, Tensor]:
+        return grad_pose, grad_activation
+
+    @staticmethod
+    def jvp(ctx: Any, pose: Tensor, activation: Tensor) -> tuple[Tensor, Tensor]:
+        return pose.view_as(pose), activation.view_as(activation)
 
 
 @exportable

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchcaps.layers import CapsHead
-from torchcaps.losses import length_cross_entropy
 from torchcaps.names import needing
 from torchcaps.numerics import Positive, Size
 from torchcaps.routing import create_routing
@@ -19,8 +19,9 @@ with needing("estimators", "torchcaps[mixture]"):
     from numpy.typing import ArrayLike, NDArray
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils import check_random_state
+    from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 _INVERSE_TEMPERATURE = 10.0  # of the loss, and so of the probabilities
 
@@ -45,6 +46,8 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         epochs: passes over the training rows, in one cycle of the learning rate.
         batch_size: rows a step.
         learning_rate: the highest, of Adam.
+        class_weight: how much the loss of each class counts: a dict from label to weight, where missing labels have
+            1, or ``"balanced"``: n / (E n_j), for n_j rows of class j. None for 1.
         random_state: of weights and of the order of rows, as scikit-learn takes it.
         device: of torch.
 
@@ -55,7 +58,8 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         n_features_in_: F.
 
     Raises:
-        ValueError: by ``fit``, if an argument is out of its range, or rows do not have the pixels of ``image_shape``.
+        ValueError: by ``fit``, if an argument is out of its range, rows do not have the pixels of ``image_shape``, or a
+            weight is negative or not finite.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -77,13 +81,28 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     learning_rate: Positive = 3e-3
     random_state: Any = None
     device: str = "cpu"
+    class_weight: dict[Any, float] | str | None = None
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> "CapsNetClassifier":
-        """Trains on rows X, (n, F), with labels y, (n,)."""
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> "CapsNetClassifier":
+        """Trains on rows X, (n, F), with labels y, (n,).
+
+        Args:
+            X: the features, or the pixels of the images.
+            y: the labels.
+            sample_weight: how much the loss of each row counts, (n,), 0 or more. A row of weight 0 is left out as if
+                it was not given. None for 1.
+        """
         check_fields(self)
+        _check_rows(X)
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
+        weights = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+        counts = weights > 0
+        if not counts.any():
+            raise ValueError("sample_weight must be above 0 for some row, got 0 for all")
+        rows, labels, weights = rows[counts], labels[counts], weights[counts]
         self.classes_, target = np.unique(labels, return_inverse=True)
+        weights = weights * compute_sample_weight(self.class_weight, labels)
         if len(self.classes_) < 2:
             raise ValueError(f"y must have two classes or more, got one class, {self.classes_[0]!r}")
         if self.image_shape is not None and np.prod(self.image_shape) != rows.shape[1]:
@@ -91,7 +110,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with torch.random.fork_rng():  # the caller's random numbers stay what they are
             torch.manual_seed(seed)
-            self._train(torch.tensor(rows), torch.as_tensor(target))
+            self._train(torch.tensor(rows), torch.as_tensor(target), torch.tensor(weights / weights.mean()))
         return self
 
     def _network(self) -> nn.Sequential:
@@ -105,20 +124,21 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         stem += [nn.Conv2d(self.hidden, self.hidden, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
         return nn.Sequential(nn.Unflatten(1, self.image_shape), *stem, head)
 
-    def _train(self, rows: Tensor, target: Tensor) -> None:
+    def _train(self, rows: Tensor, target: Tensor, weights: Tensor) -> None:
         self.network_ = self._network().double()
         self.network_(rows[:2])  # lazy layers learn their sizes
         self.network_.to(self.device)
-        loader = DataLoader(TensorDataset(rows, target), int(self.batch_size), shuffle=True)
+        loader = DataLoader(TensorDataset(rows, target, weights), int(self.batch_size), shuffle=True)
         optimizer = torch.optim.Adam(self.network_.parameters(), self.learning_rate)
         steps = self.epochs * len(loader)
         cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, total_steps=steps)
         self.loss_curve_ = []
         for _ in range(self.epochs):
             losses = []
-            for batch, labels in loader:
+            for batch, labels, weight in loader:
                 lengths = self.network_(batch.to(self.device)).activation
-                loss = length_cross_entropy(lengths, labels.to(self.device), _INVERSE_TEMPERATURE)
+                terms = cross_entropy(_INVERSE_TEMPERATURE * lengths, labels.to(self.device), reduction="none")
+                loss = (weight.to(self.device) * terms).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -131,6 +151,7 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:
         """The probability of each class, (n, E)."""
         check_is_fitted(self)
+        _check_rows(X)
         rows = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
         parts = [self.network_(part.to(self.device)).activation for part in rows.split(1024)]
         return (_INVERSE_TEMPERATURE * torch.cat(parts)).softmax(1).cpu().numpy()
@@ -139,3 +160,14 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         """The most probable label of each row, (n,)."""
         most = self.predict_proba(X).argmax(1)
         return self.classes_[most]
+
+
+def _check_rows(X: Any) -> None:
+    """Raises a ValueError for images that are not flattened; names the argument that says how they are."""
+    shape: tuple[int, ...] = tuple(X.shape) if hasattr(X, "shape") else ()
+    if len(shape) > 2:
+        image_shape = tuple(shape[1:]) if len(shape) == 4 else (1, *shape[1:])
+        raise ValueError(
+            f"X must be (n, F), a row for each image, got shape {tuple(shape)}: give X.reshape({shape[0]}, -1), and "
+            f"image_shape={image_shape} to CapsNetClassifier. Found array with dim {len(shape)}"
+        )

@@ -208,9 +208,7 @@ def test_what_is_no_routing(make: Callable[..., object], routing: object) -> Non
         make(routing)
 
 
-@pytest.mark.parametrize(
-    "children", [[1.0, 2.0], torch.zeros(2, I, P).numpy(), (torch.zeros(2, I, P), torch.ones(2, I))]
-)
+@pytest.mark.parametrize("children", [[1.0, 2.0], torch.zeros(2, I, P).numpy(), (torch.zeros(2, I, P),) * 3])
 def test_what_are_no_children(children: Any) -> None:
     with pytest.raises(
         TypeError, match=r"children must be Capsules, or a tensor of their poses, got (list|ndarray|tuple)"

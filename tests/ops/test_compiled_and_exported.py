@@ -22,10 +22,6 @@ BACKENDS = {"self_routing_resnet20": "chunked"}
 """Where native has no kernel."""
 
 SLOW, THOROUGH = pytest.mark.slow, pytest.mark.thorough
-TRACES_PROPERTIES = pytest.mark.skipif(
-    torch.__version__ < (2, 12),
-    reason="torch.compile breaks the graph at properties of named tuples before PyTorch 2.12",
-)
 TWICE = ("byerly_maps", "capsnet_small", "capsnet_small_cnn", "efficient_capsnet_multimnist")
 TWICE += ("matrixcapsnet_cifar10", "matrixcapsnet_paper", "matrixcapsnet_small")
 """Networks of whose layers all are among those of another name."""
@@ -59,7 +55,6 @@ def gradients(model: nn.Module, activation: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.thorough
-@TRACES_PROPERTIES
 @models(lambda name: name not in COMPILED)
 def test_compiles_in_one_piece(name: str) -> None:
     model, *inputs = network(name)
@@ -68,7 +63,6 @@ def test_compiles_in_one_piece(name: str) -> None:
 
 
 @pytest.mark.thorough
-@TRACES_PROPERTIES
 def test_routed_convolutions_compile_in_one_piece() -> None:
     """Those of matrixcapsnet, of which there are more."""
     torch.manual_seed(0)
@@ -84,7 +78,6 @@ def check_compiled(model: nn.Module, *inputs: Tensor) -> None:
 
 
 @pytest.mark.thorough
-@TRACES_PROPERTIES
 @pytest.mark.parametrize("name", ["em", "homogeneous"])
 def test_compiled_layers_take_other_batches(name: str) -> None:
     torch.manual_seed(0)
@@ -100,7 +93,6 @@ def test_compiled_layers_take_other_batches(name: str) -> None:
 
 
 @pytest.mark.thorough
-@TRACES_PROPERTIES
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on its way to the code generator
 def test_inductor() -> None:
     model, images, labels = network("capsnet_digits")

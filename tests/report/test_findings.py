@@ -122,3 +122,30 @@ def test_misfits_are_named() -> None:
         examine(digits_net(), image_set(SHAPE, 30), 0)
     with pytest.raises(TypeError, match="model must be an ImageClassifier, got Linear"):
         examine(nn.Linear(2, 2), image_set(SHAPE, 30))
+
+
+def test_figures_of_two_classes() -> None:
+    """The AUC is the share of pairs of images in which that of the positive class has the larger share."""
+    torch.manual_seed(0)
+    activation, labels = torch.rand(30, 2), torch.arange(30) % 3 // 2
+    findings = Findings(labels, activation, entropy=None)
+    share = activation[:, 1] / activation.sum(1)
+    pairs = share[labels == 1][:, None] > share[labels == 0]
+    figures, others = findings.of_positive(1), findings.of_positive(0)
+    assert figures.auc == pytest.approx(pairs.double().mean().item())
+    assert figures.sensitivity == findings.per_class[1].recall
+    assert figures.specificity == findings.per_class[0].recall
+    assert others == (pytest.approx(figures.auc), figures.specificity, figures.sensitivity)
+
+
+def test_two_classes_of_which_one_has_no_images() -> None:
+    findings = Findings(torch.zeros(4, dtype=torch.int64), torch.rand(4, 2), entropy=None)
+    auc, sensitivity, specificity = findings.of_positive(1)
+    assert auc is None
+    assert sensitivity is None
+    assert specificity is not None
+
+
+def test_there_must_be_two_classes() -> None:
+    with pytest.raises(ValueError, match="positive must be 0 or 1 of 2 classes, got 1 of 3"):
+        Findings(torch.zeros(4, dtype=torch.int64), torch.rand(4, 3), entropy=None).of_positive(1)

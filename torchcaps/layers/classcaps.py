@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, from_pair
+from torchcaps.layers.base import CapsuleLayer
 from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present, without_own_transforms
 from torchcaps.layers.pose_norm import PoseMagnitude
 from torchcaps.numerics import check_finite, check_size, compute_dtype, given
@@ -53,7 +54,7 @@ def coordinate_addition(
     return field
 
 
-class ClassCaps(nn.Module):
+class ClassCaps(CapsuleLayer):
     r"""Every child of a map votes for every class, :math:`V_{yxtj} = u_{yxt} W_{tj} + c_{yx}`.
 
     All positions share the transforms, so the layer takes maps of any size; coordinate addition puts the position back
@@ -136,6 +137,7 @@ class ClassCaps(nn.Module):
             mask: as in :meth:`forward`.
             initial: parents of an earlier call, from which a ``resumable`` routing goes on.
         """
+        children = from_pair(children)
         grid = check_map(children, self.in_types, self.in_pose, self.axes)
         transforms = self.weight.expand(math.prod(grid), *self.weight.shape).flatten(0, 1)
         children = present(children, mask)
@@ -172,7 +174,9 @@ class ClassCaps(nn.Module):
 
     def parents(self, routed: Routed, children: Capsules) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns it."""
-        return as_capsules(routed, self.out_pose, torch.promote_types(children.pose.dtype, self.weight.dtype))
+        return as_capsules(
+            routed, self.out_pose, torch.promote_types(from_pair(children).pose.dtype, self.weight.dtype)
+        )
 
     def extra_repr(self) -> str:
         """Types, classes and shapes of poses."""

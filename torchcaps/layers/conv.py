@@ -6,7 +6,8 @@ from typing import ClassVar, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, from_pair
+from torchcaps.layers.base import CapsuleLayer
 from torchcaps.layers.identity_path import IdentityPath
 from torchcaps.layers.pose import (
     PerAxis,
@@ -36,7 +37,7 @@ COMPETITIONS: dict[str, type[GridWide] | None] = {
 }
 
 
-class CapsConvNd(nn.Module):
+class CapsConvNd(CapsuleLayer):
     r"""Convolutional capsules over a grid of any number of axes.
 
     The children in a window vote for the parents at its position, :math:`V_{ij} = u_i W_{ij}`, through one transform
@@ -150,6 +151,7 @@ class CapsConvNd(nn.Module):
             mask: as in :meth:`forward`.
             initial: parents of an earlier call, from which a ``resumable`` routing goes on.
         """
+        children = from_pair(children)
         windows = self.windows(children)
         children = present(children, mask)
         share = self.in_types // self.groups
@@ -184,6 +186,7 @@ class CapsConvNd(nn.Module):
 
     def parents(self, groups: list[Routed], children: Capsules, mask: Tensor | None = None) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns it."""
+        children = from_pair(children)
         windows = self.windows(children)
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
         parts = [as_capsules(routed, self.out_pose, dtype) for routed in groups]
@@ -212,7 +215,7 @@ class CapsConvNd(nn.Module):
         Raises:
             ValueError: if the children do not fit the layer.
         """
-        return self._windows_on(check_map(children, self.in_types, self.in_pose, self.axes))
+        return self._windows_on(check_map(from_pair(children), self.in_types, self.in_pose, self.axes))
 
     def _windows_on(self, grid: tuple[int, ...]) -> Windows:
         return Windows(grid, self.kernel_size, self.stride, self.padding, self.dilation)

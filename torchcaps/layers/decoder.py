@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, from_pair
 from torchcaps.numerics import (
     AnySizes,
     Size,
@@ -39,15 +39,16 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
 
     Source: Sabour, Frosst & Hinton 2017, section 4.1.
     """
+    capsules = from_pair(capsules)
     mask = chosen_classes(capsules, target)
-    mask = mask.reshape(*mask.shape, *[1] * len(capsules.pose_shape))
+    mask = mask.reshape(*mask.shape, *[1] * (capsules.pose.ndim - mask.ndim))
     dtype = real_dtype("pose", capsules.pose)
     return (capsules.pose.masked_fill(mask == 0, 0.0) * mask).to(dtype)  # NaN times 0 is NaN
 
 
 def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:
     """The classes that :func:`mask_capsules` keeps, as a mask (B, J) in the dtype of the activations."""
-    activation = capsules.activation
+    activation = from_pair(capsules).activation
     return class_mask(activation, activation.argmax(-1) if target is None else target)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
+from torchcaps.layers.base import CapsuleLayer
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.initial import start_length
 from torchcaps.numerics import check_size
@@ -14,7 +15,7 @@ from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.squashing import length, squash
 
 
-class CapsHead(nn.Module):
+class CapsHead(CapsuleLayer):
     r"""Capsules in place of the last linear layer of a network: features in, one capsule a class out.
 
     .. math:: u_{nt} = \operatorname{squash}(W_t \, \operatorname{norm}(x_n)), \quad V_{ntj} = u_{nt} W_{tj}

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, from_pair
 from torchcaps.layers.pose import check_groups
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Windows
@@ -61,6 +61,7 @@ class IdentityPath(nn.Module):
             children: poses (B, *grid, in_types, *pose), 0 for those that are not there.
             windows: of the convolution.
         """
+        children = from_pair(children)
         dtype = compute_dtype(children.pose, self.mix)
         with full_precision(children.pose):
             pose = children.pose.to(dtype).flatten(2 + windows.axes)  # [B, *grid, in_types, H]
@@ -69,7 +70,7 @@ class IdentityPath(nn.Module):
             if self.mix is not None:
                 pose = pose.unflatten(-2, (self.groups, -1))
                 pose = torch.einsum("...gth,gts->...gsh", pose, self.mix.to(dtype)).flatten(-3, -2)
-        return pose.unflatten(-1, children.pose_shape)
+        return pose.unflatten(-1, children.pose.shape[children.activation.ndim :])
 
     def _means(self, pose: Tensor, activation: Tensor, windows: Windows) -> Tensor:
         """The mean of each window's children of each type, (B, *grid', in_types, H)."""

@@ -6,7 +6,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, from_pair
+from torchcaps.layers.base import CapsuleLayer
 from torchcaps.layers.pose import Pose, check_rows, pose_shape, present, without_own_transforms
 from torchcaps.numerics import check_choice, check_positive, check_size, full_precision, given
 from torchcaps.ops import Votes
@@ -33,7 +34,7 @@ def reflected(vectors: Tensor) -> Tensor:
     return product
 
 
-class CapsLinear(nn.Module):
+class CapsLinear(CapsuleLayer):
     r"""Routes I children to J parents through votes :math:`V_{ij} = u_i W_{ij}`.
 
     ============== ============================ ==================================================
@@ -143,6 +144,7 @@ class CapsLinear(nn.Module):
 
     def _masks(self, children: Capsules | Tensor, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The mask of the children, and that of the pairs, (B, I, J), if there is one."""
+        children = from_pair(children)
         pose = children.pose if isinstance(children, Capsules) else children
         if not isinstance(mask, Tensor) or mask.ndim <= pose.ndim - len(self.in_pose):
             return mask, None
@@ -191,6 +193,7 @@ class CapsLinear(nn.Module):
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns it."""
+        children = from_pair(children)
         given = children.pose if isinstance(children, Capsules) else children
         return as_capsules(routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype))
 
@@ -199,6 +202,7 @@ class CapsLinear(nn.Module):
 
         The activations of poses alone are their lengths, or None for a routing that does not use them.
         """
+        children = from_pair(children)
         if isinstance(children, Tensor):
             pose, sites = children, children.shape[: -len(self.in_pose)]
         elif isinstance(children, Capsules):

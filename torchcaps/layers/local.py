@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, from_pair
+from torchcaps.layers.base import CapsuleLayer
 from torchcaps.layers.pose import check_axes, check_map
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_size
@@ -20,7 +21,7 @@ from torchcaps.spec import shown
 Resolution = Literal["same", "half", "double"]
 
 
-class LocalCaps(nn.Module):
+class LocalCaps(CapsuleLayer):
     r"""Capsules at each place of a grid, routed from the types of children in the window there.
 
     The vote of a type of children for a type of parents is a sum over the window,
@@ -115,6 +116,7 @@ class LocalCaps(nn.Module):
 
     def forward(self, children: Capsules) -> Capsules:
         """Routes the children in each window to the parents at its place."""
+        children = from_pair(children)
         check_map(children, self.in_types, (self.in_dim,), self.axes)
         parts = []
         for windows, transforms in zip(self.windows(children.pose), self.weight, strict=True):

@@ -139,5 +139,5 @@ def present(children: Capsules, mask: Tensor | None) -> Capsules:
             f"mask must be bool {tuple(children.activation.shape)}, one value for each child, got {mask.dtype} "
             f"{tuple(mask.shape)}"
         )
-    over_pose = mask.reshape(*mask.shape, *[1] * len(children.pose_shape))
+    over_pose = mask.reshape(*mask.shape, *[1] * (children.pose.ndim - mask.ndim))
     return Capsules(torch.where(over_pose, children.pose, 0.0), torch.where(mask, children.activation, 0.0))

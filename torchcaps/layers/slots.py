@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers.linear import CapsLinear
 from torchcaps.numerics import check_finite, check_size
-from torchcaps.routing import DynamicRouting, slot_routing
+from torchcaps.routing import DynamicRouting, Routed, slot_routing
 from torchcaps.squashing import SquashKind
 
 
@@ -31,6 +31,14 @@ class SlotAnswer(NamedTuple):
     assignment: Tensor
     slots: Capsules
     intents: Capsules
+
+
+class _Slots(CapsLinear):
+    """The slots, whose routing another layer has a say in."""
+
+    def forward(self, words: Tensor, there: Tensor | None = None, *, routed: Routed) -> Capsules:  # type: ignore[override]
+        """The slots that the votes of these words were routed to."""
+        return self.parents(routed, words)
 
 
 class SlotCaps(nn.Module):
@@ -91,7 +99,7 @@ class SlotCaps(nn.Module):
         check_finite(0, pull=pull)
         self.steps, self.pull, self.squash = steps, pull, squash
         routing = DynamicRouting(steps=steps, squash=squash)
-        self.slot_caps = CapsLinear(None, slots, features, pose_dim, transforms="shared", init_std=init_std)
+        self.slot_caps = _Slots(None, slots, features, pose_dim, transforms="shared", init_std=init_std)
         self.intent_caps = CapsLinear(slots, intents, pose_dim, intent_dim, routing=routing)
         self.down = nn.Linear(intent_dim, pose_dim, bias=False) if pull else None
 
@@ -99,10 +107,10 @@ class SlotCaps(nn.Module):
         """Where words go, and what the sentences want; words that are not there may hold any numbers."""
         votes = self.slot_caps.votes(words, there)
         routed = slot_routing(votes, steps=self.steps, squash_kind=self.squash)
-        intents = self.intent_caps(self.slot_caps.parents(routed, words))
+        intents = self.intent_caps(self.slot_caps(words, there, routed=routed))
         if self.down is not None:
             rows = torch.arange(len(words), device=words.device)
             toward = self.pull * self.down(intents.pose[rows, intents.activation.argmax(1)])
             routed = slot_routing(votes, steps=self.steps, squash_kind=self.squash, toward=toward)
-        slots = self.slot_caps.parents(routed, words)
-        return SlotAnswer(votes.logits(routed.similarity), routed.assignment, slots, intents)
+        slots = self.slot_caps(words, there, routed=routed)
+        return SlotAnswer(votes.logits(routed.similarity), votes.assignment(routed.similarity), slots, intents)

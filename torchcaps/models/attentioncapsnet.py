@@ -132,7 +132,7 @@ class AttentionCapsNet(CapsuleClassifier):
         """The class capsules, whose activations add up to 1."""
         capsules = concurrent_routing(self._layers, self.primary_of(images), self.rounds)[-1]
         shares = self._shares(capsules.pose.flatten(2))
-        return capsules._replace(activation=shares.to(capsules.activation.dtype))
+        return Capsules(capsules.pose, shares.to(capsules.activation.dtype))
 
     def _shares(self, pose: Tensor) -> Tensor:
         """The softmax of the scores of poses (B, E, H)."""

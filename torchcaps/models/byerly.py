@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import InitVar
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -144,7 +144,7 @@ class ByerlyCapsNet(CapsuleClassifier):
         """The class capsules of the last branch, with the activations of all, which add up to 1."""
         scores, last = self._scores_before(images)
         capsules = self.class_caps(last)
-        return capsules._replace(activation=self._merged([*scores, capsules.activation]))
+        return Capsules(capsules.pose, self._merged([*scores, capsules.activation]))
 
     def _scores_before(self, images: Tensor) -> tuple[list[Tensor], Capsules]:
         """The lengths of the class capsules, (B, E), of all branches but the last, and the children of that."""
@@ -160,13 +160,47 @@ class ByerlyCapsNet(CapsuleClassifier):
         return shares.to(scores[-1].dtype)
 
 
+class ShiftedNorm(nn.Module):
+    """Normalises each channel over the batch and adds a number of its own: batch normalisation without a gain.
+
+    Its state is that of :class:`torch.nn.BatchNorm2d` with a bias and no weight, which cannot be differentiated on a
+    GPU: kernels there take both or neither.
+
+    Args:
+        channels: of the maps (B, C, H, W).
+        momentum: share of a batch in the running mean and variance.
+    """
+
+    def __init__(self, channels: int, momentum: float) -> None:
+        super().__init__()
+        self.standard: nn.Module = nn.BatchNorm2d(
+            channels, _EPSILON, momentum, affine=False
+        )  # or what sync_batchnorm makes of it
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_state_dict_post_hook(_with_flat_names)
+        self.register_load_state_dict_pre_hook(_with_nested_names)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The same shape and dtype."""
+        return self.standard(features) + self.bias.to(features.dtype)[:, None, None]
+
+
+def _with_flat_names(norm: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:
+    for name, _ in norm.get_submodule("standard").named_buffers():
+        state[prefix + name] = state.pop(f"{prefix}standard.{name}")
+
+
+def _with_nested_names(norm: nn.Module, state: dict[str, Tensor], prefix: str, *others: Any) -> None:
+    for name, _ in norm.get_submodule("standard").named_buffers():
+        if prefix + name in state:
+            state[f"{prefix}standard.{name}"] = state.pop(prefix + name)
+
+
 def _convolutions(in_channels: int, widths: Sequence[int], momentum: float) -> nn.Sequential:
     """Convolutions, each with batch normalisation without a gain, and ReLU; they start as in the code of 2021."""
     layers: list[nn.Module] = []
     for before, width in pairwise((in_channels, *widths)):
         convolution = nn.Conv2d(before, width, 3, bias=False)
         nn.init.normal_(convolution.weight, std=0.05)
-        norm = nn.BatchNorm2d(width, eps=_EPSILON, momentum=momentum)
-        norm.register_parameter("weight", None)
-        layers += [convolution, norm, nn.ReLU()]
+        layers += [convolution, ShiftedNorm(width, momentum), nn.ReLU()]
     return nn.Sequential(*layers)

@@ -194,7 +194,7 @@ class _PlacedCaps(CapsLinear):
         capsules = self.parents(routed, children)
         with full_precision(capsules.pose):
             box = locate(routed)
-        return capsules._replace(pose=torch.cat([capsules.pose, box.to(capsules.pose.dtype)], -1))
+        return Capsules(torch.cat([capsules.pose, box.to(capsules.pose.dtype)], -1), capsules.activation)
 
 
 @register_model("scene_capsnet", "fully convolutional, transforms shared by all places: which classes are where")
@@ -347,7 +347,7 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
     @staticmethod
     def _maps(routed: Routed, children: Capsules) -> Tensor:
-        share = routed.assignment  # [B, I, E]
+        share = routed.votes.assignment(routed.similarity)  # [B, I, E]
         orphan = (1 - share.sum(-1, keepdim=True)).clamp_min(0)
         active = children.activation.to(share.dtype)
         return (share - orphan).clamp_min(0).mT.unflatten(2, active.shape[1:]) * active[:, None]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torchcaps.capsules import Capsules, Prediction
+from torchcaps.capsules import Capsules, Prediction, from_pair
 from torchcaps.layers import LocalCaps, PrimaryCaps, PrimaryCaps3d
 from torchcaps.layers.local import Resolution
 from torchcaps.layers.pose import AXES
@@ -184,6 +184,7 @@ class SegCaps(Segmenter):
         """
         if self.drawing is None:
             raise RuntimeError(f"this {type(self).__name__} was built without a decoder")
+        capsules = from_pair(capsules)
         chosen = capsules.activation.argmax(-1) if target is None else target
         mask = (chosen[..., None] == torch.arange(1, self.classes, device=chosen.device)).to(capsules.pose.dtype)
         poses = (capsules.pose[..., 1:, :] * mask[..., None]).flatten(-2).movedim(-1, 1)

@@ -107,7 +107,7 @@ class SelfRoutingResNet(CapsuleClassifier):
         for layer, norm in zip(self.conv_caps, self.conv_norms, strict=True):
             capsules = layer(capsules)
             pose = self._as_poses(norm(capsules.pose.flatten(3).movedim(-1, 1)))
-            capsules = capsules._replace(pose=pose)
+            capsules = Capsules(pose, capsules.activation)
         return capsules
 
     def _as_poses(self, channels: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
+from torchcaps.layers.base import CapsuleLayer
 from torchcaps.models.base import routing_of
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model
@@ -19,7 +20,7 @@ from torchcaps.spec import settings
 from torchcaps.squashing import length
 
 
-class NGramCapsules(nn.Module):
+class NGramCapsules(CapsuleLayer):
     """From word vectors to class capsules: n-grams, primary, convolutional and class capsules.
 
     Each layer has a window at every place of a text (n-grams at every ``stride``-th). A window may reach beyond the end

@@ -116,14 +116,24 @@ class Moments(NamedTuple):
         A mass of at most 1e-19 in float32 (1e-154 in float64) counts as none: derivatives there, which grow with 1 /
         mass, would overflow. Where that matters, give ``moments`` larger weights, all times one number.
         """
-        return quotient(self.sum, self.mass[..., None])
+        return mean_of(self)
 
     @property
     def variance(self) -> Tensor:
         """The variance ``scatter / mass`` of the votes, (B, J, H); as the mean, zero for a parent without children."""
-        if self.scatter is None:
-            raise ValueError("these moments hold no scatter: ask for it with moments(..., scatter=True)")
-        return quotient(self.scatter, self.mass[..., None])
+        return variance_of(self)
+
+
+def mean_of(moments: Moments) -> Tensor:
+    """``moments.mean`` as a function, since PyTorch 2.10 cannot compile properties of named tuples."""
+    return quotient(moments.sum, moments.mass[..., None])
+
+
+def variance_of(moments: Moments) -> Tensor:
+    """``moments.variance`` as a function, as :func:`mean_of`."""
+    if moments.scatter is None:
+        raise ValueError("these moments hold no scatter: ask for it with moments(..., scatter=True)")
+    return quotient(moments.scatter, moments.mass[..., None])
 
 
 class Gaussians(NamedTuple):
@@ -237,7 +247,7 @@ class VoteSource(ABC):
         Raises:
             ValueError: if the moments hold no scatter.
         """
-        return Gaussians.of(moments.mean, moments.variance + floor)
+        return Gaussians.of(mean_of(moments), variance_of(moments) + floor)
 
     def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
         """All steps of routing by agreement, where the backend has them in one: less work than step by step.

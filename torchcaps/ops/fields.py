@@ -5,7 +5,7 @@ costs next to nothing, and at the numbers of ``sites`` alone, once for each tens
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, field
+from dataclasses import MISSING, Field, field, fields
 from numbers import Real
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
@@ -48,6 +48,10 @@ class Fields:
         own = {name: value.metadata["axes"] for name, value in declared.items() if "axes" in value.metadata}
         cls._layouts = {**cls._layouts, **own}
 
+    def _values(self) -> dict[str, Any]:
+        """The declared fields by name; ``vars(self)`` cannot be traced by every version of ``torch.compile``."""
+        return {declared.name: getattr(self, declared.name) for declared in fields(self)}  # type: ignore[arg-type]
+
     def items(self) -> Iterator[tuple[str, Tensor, str]]:
         """Name, tensor and axes of each tensor that is there, those of inner ``Fields`` too.
 
@@ -55,7 +59,7 @@ class Fields:
             TypeError: if a tensor has no declared axes, or something else stands where a tensor must be.
             ValueError: if it has another number of axes.
         """
-        for name, value in vars(self).items():
+        for name, value in self._values().items():
             if isinstance(value, Fields):
                 yield from value.items()
             elif isinstance(value, Tensor):
@@ -86,7 +90,7 @@ class Fields:
 
     def with_tensors(self: FieldsType, tensors: Iterable[Any]) -> FieldsType:
         """The same with these in place of its tensors, in the order of :attr:`tensors`."""
-        following, values = iter(tensors), dict(vars(self))
+        following, values = iter(tensors), self._values()
         for name, value in values.items():
             if isinstance(value, Fields):
                 values[name] = value.with_tensors(following)

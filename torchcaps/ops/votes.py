@@ -1,7 +1,6 @@
 """Votes: what routing algorithms are written against."""
 
 import math
-from copy import copy
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -56,6 +55,22 @@ class Votes:
         >>> votes.assignment(similarity).sum(2).allclose(torch.ones(4, 32))
         True
     """
+
+    __slots__ = (
+        "_preferred",
+        "_sources",
+        "_versions",
+        "backend",
+        "children",
+        "coordinates",
+        "dtype",
+        "mask",
+        "normaliser",
+        "shape",
+        "sites",
+        "sizes",
+        "transforms",
+    )
 
     def __init__(
         self,
@@ -140,7 +155,9 @@ class Votes:
         """The same votes under another normaliser; they are not formed again. A `TypeError` if it is none."""
         check_normaliser(normaliser)
         _ = self.source  # made before the copy, so that both share it
-        votes = copy(self)
+        votes = object.__new__(type(self))  # what ``copy`` does, which torch.compile traces from PyTorch 2.12 on only
+        for name in Votes.__slots__:
+            setattr(votes, name, getattr(self, name))
         votes.normaliser = normaliser
         return votes
 

@@ -131,5 +131,6 @@ class AttentionRouting(Routing):
         if self.score is None:
             return routed
         with full_precision(routed.pose):
-            weight, bias = self.score.weight.to(routed.pose.dtype), self.score.bias.to(routed.pose.dtype)
-            return routed._replace(activation=functional.linear(routed.pose, weight, bias).squeeze(-1))
+            weights = {name: weight.to(routed.pose.dtype) for name, weight in self.score.named_parameters()}
+            score = torch.func.functional_call(self.score, weights, (routed.pose,))  # so that hooks run
+            return routed._replace(activation=score.squeeze(-1))

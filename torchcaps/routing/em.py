@@ -12,6 +12,7 @@ from torch.nn.functional import logsigmoid
 
 from torchcaps.numerics import Finite, Floor, FloorOrNone, NotNegative, Positive, Share, check_choice, positive
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
+from torchcaps.ops.backend import mean_of, variance_of
 from torchcaps.routing.base import (
     GRADIENTS,
     About,
@@ -224,7 +225,7 @@ def _gaussians(
     """Means, smoothed or not, and variances about them with their floor."""
     if unit is None and not settings.mean_smoothing:
         return votes.gaussians(moments, settings.variance_floor)
-    mean, variance = moments.mean, moments.variance
+    mean, variance = mean_of(moments), variance_of(moments)
     if settings.mean_smoothing:
         old = torch.zeros_like(mean) if previous is None else previous.gaussians.mean
         smooth = mean + settings.mean_smoothing * (old - mean)

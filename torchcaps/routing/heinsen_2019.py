@@ -8,6 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from torchcaps.numerics import check_choice, check_floor, compute_dtype, full_precision
 from torchcaps.ops import Gaussian, Moments, Votes
+from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, Steps, check_steps, register_routing, unbound
 from torchcaps.spec import settings
 
@@ -104,7 +105,7 @@ def _variance(moments: Moments, mean: Tensor, epsilon: float) -> Tensor:
     """The variance about a mean that epsilon pulls a little towards 0."""
     assert moments.scatter is not None
     mass = moments.mass[..., None]
-    return (moments.scatter + mass * (moments.mean - mean).square()) / (mass + epsilon) + epsilon
+    return (moments.scatter + mass * (mean_of(moments) - mean).square()) / (mass + epsilon) + epsilon
 
 
 @register_routing("heinsen_2019")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchcaps.numerics import Positive, check_choice, positive, quotient
 from torchcaps.ops import Similarity, Votes, axes
+from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.routing.maps import Direct
 from torchcaps.spec import settings
@@ -86,7 +87,7 @@ def kernel_density_routing(
     before = 0.0
     for step in range(steps):
         moments = votes.moments(similarity, weights)
-        pose = squash(moments.mean, squash_kind)
+        pose = squash(mean_of(moments), squash_kind)
         if step == steps - 1:
             break
         agreement = SquashedDistance(pose, pose.square().sum(-1), squash_kind=squash_kind)

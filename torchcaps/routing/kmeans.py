@@ -8,6 +8,7 @@ from torch.nn.functional import normalize
 
 from torchcaps.numerics import Finite, check_choice, negligible
 from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
+from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.routing.means import weights_for_means
@@ -93,7 +94,7 @@ def euclidean_kmeans_routing(
     similarity = None if mean is None else Gaussian.spherical(mean, sharpness)
     for step in range(steps):
         moments = votes.moments(similarity, weights)
-        mean = moments.mean if mean is None else _moved(moments, moments.mean, mean)
+        mean = mean_of(moments) if mean is None else _moved(moments, mean_of(moments), mean)
         if step < steps - 1:
             similarity = Gaussian.spherical(mean, sharpness)
     assert mean is not None
@@ -128,13 +129,13 @@ def hard_kmeans_routing(
     weights = weights_for_means(votes, weights) if euclidean else weights
     similarity: Similarity | None = None
     moments = votes.moments(similarity, weights)
-    centre = moments.mean if euclidean else moments.sum
+    centre = mean_of(moments) if euclidean else moments.sum
     if steps > 1:
         votes = votes.restricted(hard=True)
     for _ in range(steps - 1):
         similarity = Gaussian.spherical(centre, 1.0) if euclidean else InnerProduct(normalize(centre, dim=-1))
         moments = votes.moments(similarity, weights)
-        centre = _moved(moments, moments.mean if euclidean else moments.sum, centre)
+        centre = _moved(moments, mean_of(moments) if euclidean else moments.sum, centre)
     pose = centre if euclidean else squash(centre, squash_kind)
     return Routed(pose, length(pose), votes, similarity)
 

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from torchcaps.ops import Votes
+from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import About, Routed, Routing, register_routing
 from torchcaps.squashing import length
 
@@ -18,7 +19,7 @@ def mean_routing(votes: Votes, weights: Tensor | None = None) -> Routed:
 
     Source: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing Algorithm".
     """
-    pose = votes.moments(weights=weights).mean
+    pose = mean_of(votes.moments(weights=weights))
     return Routed(pose, length(pose), votes, similarity=None)
 
 

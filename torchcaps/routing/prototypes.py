@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import Finite
 from torchcaps.ops import Gaussian, Votes
+from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
 from torchcaps.routing.means import moments_and_shares
 from torchcaps.spec import settings
@@ -45,7 +46,7 @@ def prototype_routing(
     centres = prototypes.to(votes.source.children.dtype).expand(B, -1, -1)
     similarity = Gaussian.spherical(centres, 1 / math.sqrt(H) if sharpness is None else sharpness)
     moments, share = moments_and_shares(votes, similarity, weights)
-    return Routed(moments.mean, share, votes, similarity)
+    return Routed(mean_of(moments), share, votes, similarity)
 
 
 @register_routing("prototypes")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
+from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
 from torchcaps.routing.means import moments_and_shares
 
@@ -37,7 +38,7 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
     with full_precision(children):
         similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
     moments, share = moments_and_shares(votes, similarity, weights)
-    return Routed(moments.mean, share, votes, similarity)
+    return Routed(mean_of(moments), share, votes, similarity)
 
 
 @register_routing("self_routing")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import Gaussian, Moments, Normaliser, Votes
+from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
     About,
     BatchStandard,
@@ -84,7 +85,7 @@ class _Posterior:
 
     def __init__(self, moments: Moments) -> None:
         assert moments.scatter is not None
-        mass, average = moments.mass, moments.mean
+        mass, average = moments.mass, mean_of(moments)
         self.size = average.shape[-1]
         self.concentration = 1 + mass  # alpha, and kappa
         self.freedom = self.size + 1 + mass

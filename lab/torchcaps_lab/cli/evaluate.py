@@ -8,6 +8,7 @@ from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import Split, open_run
 from torchcaps_lab.cli.strange import examine_strange, fit_again
 from torchcaps_lab.data import ImageData
+from torchcaps_lab.tasks.classification import two_class_text, with_positive
 
 
 def command(
@@ -17,6 +18,7 @@ def command(
     split: Split = "test",
     batch_size: int = 128,
     crops: Literal[1, 13] | None = None,
+    positive: str | None = None,
     json: bool = False,
     strange: str | None = None,
     false_alarms: float | None = None,
@@ -30,6 +32,7 @@ def command(
         split: which of the images; all: of --data
         batch_size: images at a time
         crops: crops of each image to average; default: as trained
+        positive: of two classes the one that sensitivity and AUC are about; default: the second
         json: print JSON
         strange: images of none of the classes, a folder or a data set: how many does the network take for known?
         false_alarms: share of the validation images to take for strangers, above 0 and below 1: fits the threshold
@@ -39,20 +42,21 @@ def command(
     said = [] if false_alarms is None else [fit_again(classifier, run, data, false_alarms, imported)]
     apart = {} if strange is None else examine_strange(classifier, images, strange, batch_size)
     found = classifier.examine(images, batch_size, crops)
+    details = found.details if positive is None else with_positive(found.details, positive, images.classes)
     if json:
         result = {
             "split": split,
             "images": len(images),
             "crops": crops or classifier.preprocess.crops,
             **found.figures,
-            **found.details,
+            **details,
             **({"strangers": apart} if apart else {}),
             "classes": list(images.classes),
             "warnings": list(found.warnings),
         }
         print(dumps(jsonable(result)))
         return
-    print("\n".join([f"{split}: {found.lines[0]}", *found.lines[1:], *said]))
+    print("\n".join([f"{split}: {found.lines[0]}", *two_class_text(details), *found.lines[1:], *said]))
     if apart:
         print(
             f"{strange}: {apart['undetected']:.2%} of {apart['strange_images']:,} images are taken for known, AUC "

@@ -7,7 +7,7 @@ from torchcaps_lab.report.attributes import ATTRIBUTES, Readout, attributes, fit
 from torchcaps_lab.report.calibration import Calibration, fit_platt, fit_temperature
 from torchcaps_lab.report.canvas import new_figure, shorten
 from torchcaps_lab.report.exhibit import Exhibit, Picture, Table, list_exhibits, register_exhibit
-from torchcaps_lab.report.findings import Answers, ClassFigures, Findings, ask, evaluating, examine
+from torchcaps_lab.report.findings import Answers, ClassFigures, Findings, TwoClassFigures, ask, evaluating, examine
 from torchcaps_lab.report.flow import class_maps, class_shares
 from torchcaps_lab.report.health import routing_health
 from torchcaps_lab.report.layers import (
@@ -54,6 +54,7 @@ __all__ = [
     "Strangers",
     "Table",
     "Tested",
+    "TwoClassFigures",
     "Verdict",
     "ask",
     "assignment_entropy",

@@ -43,6 +43,27 @@ class ClassFigures(NamedTuple):
     f1: float | None
 
 
+class TwoClassFigures(NamedTuple):
+    """How well the positive one of two classes is told from the other; None where a figure has no images to go by.
+
+    Args:
+        auc: area under the ROC curve of the share of the positive class in the activations of both: the probability
+            that an image of the positive class has a larger one than an image of the other.
+        sensitivity: the recall of the positive class.
+        specificity: the recall of the other.
+
+    Example:
+        >>> from torchcaps_lab.report import Findings
+        >>> activation = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.7]])
+        >>> Findings(torch.tensor([0, 0, 1]), activation, entropy=None).of_positive(1)
+        TwoClassFigures(auc=1.0, sensitivity=1.0, specificity=0.5)
+    """
+
+    auc: float | None
+    sensitivity: float | None
+    specificity: float | None
+
+
 @dataclass(frozen=True, eq=False)
 class Findings:
     """What :func:`examine` found out about N images of E classes.
@@ -107,6 +128,26 @@ class Findings:
         found = precision_recall_fscore_support(*answers, labels=classes, zero_division=np.nan)
         shares = [[None if np.isnan(share) else float(share) for share in row] for row in found[:3]]
         return tuple(ClassFigures(int(count), *row) for count, *row in zip(found[3], *shares, strict=True))
+
+    def of_positive(self, positive: int = 1) -> TwoClassFigures:
+        """How well one of two classes is told from the other.
+
+        Args:
+            positive: the class that is looked for, 0 or 1.
+
+        Raises:
+            ValueError: if there are not two classes, or it is neither.
+        """
+        from sklearn.metrics import roc_auc_score
+
+        if self.activation.shape[1] != 2 or positive not in (0, 1):
+            raise ValueError(f"positive must be 0 or 1 of 2 classes, got {positive} of {self.activation.shape[1]}")
+        sensitivity, specificity = (self.per_class[place].recall for place in (positive, 1 - positive))
+        share = self.activation.double()[:, positive] / self.activation.double().sum(1).clamp_min(1e-30)
+        auc = None
+        if sensitivity is not None and specificity is not None and share.isfinite().all():
+            auc = float(roc_auc_score((self.labels == positive).numpy(), share.numpy()))
+        return TwoClassFigures(auc, sensitivity, specificity)
 
     @property
     def balanced_accuracy(self) -> float:

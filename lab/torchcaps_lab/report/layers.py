@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
+from torchcaps.capsules import Capsules, from_pair
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops.windows import Windows
@@ -161,6 +161,7 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
 
     def ran(name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            output = from_pair(output)
             if not isinstance(output, Capsules) or any(_same(output, layer.capsules) for layer in layers.values()):
                 return
             times = sum(layer.module is module for layer in layers.values())
@@ -191,6 +192,7 @@ def _children(module: nn.Module, given: Any) -> Capsules | None:
     if isinstance(given, Tensor):
         axes = tuple(range(-len(getattr(module, "in_pose", (0,))), 0))
         return Capsules(given, length(given, axes))
+    given = from_pair(given)
     return given if isinstance(given, Capsules) else None
 
 

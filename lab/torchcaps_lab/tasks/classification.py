@@ -62,6 +62,8 @@ class Classification(Task):
     def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
         """Accuracy, balanced accuracy, error, confusion matrix, and precision and recall of each class.
 
+        Of two classes also AUC, sensitivity and specificity, where the second class is the positive one.
+
         In the confusion matrix, rows are true and columns predicted. There are warnings if always predicting the most
         frequent class would be as accurate, if classes have no images, and if activations are not finite.
         """
@@ -72,7 +74,7 @@ class Classification(Task):
         per_class = {name: row._asdict() for name, row in zip(images.classes, findings.per_class, strict=True)}
         return Examination(
             {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy), "balanced_accuracy": balanced},
-            {"confusion": confusion, "per_class": per_class},
+            {"confusion": confusion, "per_class": per_class, **_two_classes(findings, images.classes)},
             (
                 f"{accuracy:.2%} of {len(images)} {images.what} right, balanced accuracy {balanced:.2%}",
                 *(_matrix if len(images.classes) <= _LISTED else _pairs)(findings, images.classes),
@@ -107,6 +109,40 @@ class Classification(Task):
         """Those of :func:`torchcaps_lab.report.write_report`."""
         told = {name: value for name, value in summary.items() if name != "test_per_class"}  # it has its own table
         return exhibits_of_classifier(network, images, examine(network, images), told, metrics)
+
+
+def _two_classes(findings: Findings, classes: Sequence[str]) -> dict[str, Any]:
+    """The figures of two classes, with the name of the positive one; nothing for another number of classes."""
+    if len(classes) != 2:
+        return {}
+    return {"positive": classes[1], **findings.of_positive(1)._asdict()}
+
+
+def with_positive(details: Mapping[str, Any], positive: str, classes: Sequence[str]) -> dict[str, Any]:
+    """The details of :meth:`Classification.examine` with another positive class: sensitivity and specificity swap.
+
+    Raises:
+        ValueError: if there are no such figures, or the class is none of the two.
+    """
+    if "auc" not in details:
+        raise ValueError(f"positive must be None unless the task is classification of two classes, got {positive!r}")
+    if positive not in classes:
+        raise ValueError(f"positive must be one of {', '.join(map(repr, classes))}, got {positive!r}")
+    if positive == details["positive"]:
+        return dict(details)
+    swapped = {"sensitivity": details["specificity"], "specificity": details["sensitivity"]}
+    return {**details, "positive": positive, **swapped}
+
+
+def two_class_text(details: Mapping[str, Any]) -> list[str]:
+    """The figures of two classes in a line; a dash for one that has no images to go by; nothing without any."""
+    if "auc" not in details:
+        return []
+    auc = "-" if details["auc"] is None else f"{details['auc']:.4f}"
+    shares = (details[name] for name in ("sensitivity", "specificity"))
+    sensitivity, specificity = ("-" if share is None else f"{share:.2%}" for share in shares)
+    positive = readable(details["positive"])
+    return [f"AUC {auc}, sensitivity {sensitivity}, specificity {specificity} (positive class: {positive})"]
 
 
 def _matrix(findings: Findings, classes: Sequence[str]) -> Iterator[str]:

@@ -44,15 +44,12 @@ class Call(NamedTuple):
     @property
     def listed(self) -> list[Tensor | None]:
         """All tensors but the sites, those of the similarity last; None for those that the call does not have."""
-        return [*self[:5], *self.similarity]
+        return listed(self)
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
         """B, I, J, M, P, D."""
-        N, G, M, P = self.children.shape
-        _, J, _, D = self.transforms.shape
-        windows, children = (1, G) if self.sites is None else self.sites.shape
-        return N * windows, children, J, M, P, D
+        return sizes_of(self)
 
     def gradients(self, made: Callable[[Tensor], Tensor] = torch.zeros_like) -> "Call":
         """Tensors for the gradients: zeros, or what ``made`` gives for each tensor."""
@@ -88,6 +85,19 @@ class Call(NamedTuple):
     def flat(self) -> list[Tensor]:
         """The tensors of :attr:`listed` that the call has."""
         return [field for field in self.listed if field is not None]
+
+
+def listed(call: Call) -> list[Tensor | None]:
+    """``call.listed`` as a function, since PyTorch 2.10 cannot compile properties of named tuples."""
+    return [*call[:5], *call.similarity]
+
+
+def sizes_of(call: Call) -> tuple[int, int, int, int, int, int]:
+    """``call.sizes`` as a function, as :func:`listed`."""
+    N, G, M, P = call.children.shape
+    _, J, _, D = call.transforms.shape
+    windows, children = (1, G) if call.sites is None else call.sites.shape
+    return N * windows, children, J, M, P, D
 
 
 _NAMES = (*Call._fields[:5], "similarity[0]", "similarity[1]", "similarity[2]")
@@ -156,7 +166,7 @@ class FusedVotes(VoteSource):
     def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
         """One E-step and the sums of the M-step that follows."""
         call = self._call(similarity, weights, rule.log_partition)
-        if 0 in call.sizes[1:]:  # the batch may be open
+        if 0 in sizes_of(call)[1:]:  # the batch may be open
             return naive.stored_moments(self, similarity, weights, rule, scatter)
         if self.sites is None and self.coordinates is None and not (scatter or rule.hard):
             if similarity is None and not self.adds_vectors:
@@ -182,7 +192,7 @@ class FusedVotes(VoteSource):
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
         """The normaliser, (B, I)."""
         if similarity is None:
-            B, I, J, *_ = self._call(None).sizes
+            B, I, J, *_ = sizes_of(self._call(None))
             return self.children.new_full((B, I), math.log(J + orphan) if J + orphan else -math.inf)
         if self.empty:
             return naive.logits_partition(self.logits(similarity), orphan)

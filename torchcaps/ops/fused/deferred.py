@@ -33,7 +33,7 @@ from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.backend import Agreement, Gaussians, Moments, Rule
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import passes
-from torchcaps.ops.fused.call import Call, misfit
+from torchcaps.ops.fused.call import Call, listed, misfit
 from torchcaps.ops.fused.operators import OperatorVotes, moments_gradients, scores_gradients
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.windows import in_windows
@@ -82,14 +82,14 @@ class NativeVotes(OperatorVotes):
         return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
 
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
-        tensors = call.listed
+        tensors = listed(call)
         differentiated = _eager(tensors)
         if differentiated is None:
             return super()._moments(call, orphan, hard, scatter)
         return self._ledger.moments(call, tensors, (orphan, hard, scatter), differentiated)
 
     def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
-        tensors = call.listed
+        tensors = listed(call)
         differentiated = _eager(tensors)
         if differentiated is None:
             return super()._scores(call, orphan, reduced)
