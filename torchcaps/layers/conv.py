@@ -17,6 +17,7 @@ from torchcaps.layers.pose import (
     per_axis,
     pose_shape,
     present,
+    vote_bias_of,
     without_own_transforms,
 )
 from torchcaps.layers.pose_norm import PoseScale, norm_of
@@ -66,6 +67,8 @@ class CapsConvNd(nn.Module):
             of one window and group: away from the padding, the mean vote of equally active children that agree on
             nothing then has the standard deviation of their poses. For other children, and other routings, there is
             :func:`~torchcaps.layers.preserve_deviation`.
+        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`. Without it most
+            routings give the children u and -u the same activations.
         backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
@@ -105,6 +108,7 @@ class CapsConvNd(nn.Module):
         pose_norm: PoseScale | None = None,
         residual: bool = False,
         init_std: float | None = 0.3,
+        vote_bias: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -135,7 +139,9 @@ class CapsConvNd(nn.Module):
         self.pose_norm = norm_of(out_types, out_pose, pose_norm)
         if init_std is None:
             init_std = math.sqrt(places * in_types // groups / self.in_pose[-1])
-        nn.init.normal_(self.weight, std=init_std)
+        self.bias = vote_bias_of(self, self.routing, vote_bias, self.out_pose)
+        for parameter in given(weight=self.weight, bias=self.bias).values():
+            nn.init.normal_(parameter, std=init_std)
         without_own_transforms(self, self.routing)
 
     def route(
@@ -166,6 +172,8 @@ class CapsConvNd(nn.Module):
             there = None if mask is None else windows.pad(mask[..., types])
             transforms = self.weight[:, types].flatten(0, 1)
             votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites, mask=there)
+            if self.bias is not None:
+                votes = votes.with_bias(self.bias[:, types].flatten(0, 1))
             routed.append(routing(votes, activation, initial=None if initial is None else initial[group]))
         return routed
 
