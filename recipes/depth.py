@@ -87,7 +87,7 @@ class CapsuleStack(CapsuleClassifier):
         for number, layer in enumerate(self.hidden_caps):
             capsules = layer(capsules)
             if self.norms:
-                pose = self.norms[number](capsules.pose)
+                pose = self.norms[number](capsules.pose) / math.sqrt(self.dim)  # of length about 1, as if squashed
                 capsules = Capsules(pose, length(pose))
         return capsules
 

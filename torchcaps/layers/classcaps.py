@@ -14,6 +14,7 @@ from torchcaps.layers.pose import (
     check_rows,
     pose_shape,
     present,
+    start_vote_bias,
     vote_bias_of,
     without_own_transforms,
 )
@@ -138,8 +139,8 @@ class ClassCaps(nn.Module):
         self.routing = routing_of(shape, routing, EMRouting())
         self.magnitude = PoseMagnitude() if coordinates == "scaled" else None
         self.bias = vote_bias_of(self, self.routing, vote_bias, self.out_pose)
-        for parameter in given(weight=self.weight, bias=self.bias).values():
-            nn.init.normal_(parameter, std=init_std)
+        nn.init.normal_(self.weight, std=init_std)
+        start_vote_bias(self.bias, init_std)
         without_own_transforms(self, self.routing)
 
     def route(self, children: Capsules, mask: Tensor | None = None, *, initial: Routed | None = None) -> Routed:

@@ -17,6 +17,7 @@ from torchcaps.layers.pose import (
     per_axis,
     pose_shape,
     present,
+    start_vote_bias,
     vote_bias_of,
     without_own_transforms,
 )
@@ -140,8 +141,8 @@ class CapsConvNd(nn.Module):
         if init_std is None:
             init_std = math.sqrt(places * in_types // groups / self.in_pose[-1])
         self.bias = vote_bias_of(self, self.routing, vote_bias, self.out_pose)
-        for parameter in given(weight=self.weight, bias=self.bias).values():
-            nn.init.normal_(parameter, std=init_std)
+        nn.init.normal_(self.weight, std=init_std)
+        start_vote_bias(self.bias, init_std)
         without_own_transforms(self, self.routing)
 
     def route(

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import Pose, check_rows, pose_shape, present, vote_bias_of, without_own_transforms
+from torchcaps.layers.pose import (
+    Pose,
+    check_rows,
+    pose_shape,
+    present,
+    start_vote_bias,
+    vote_bias_of,
+    without_own_transforms,
+)
 from torchcaps.numerics import check_choice, check_positive, check_size, full_precision, given
 from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
@@ -140,8 +148,7 @@ class CapsLinear(nn.Module):
             nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
         if self.child_weight is not None:
             nn.init.normal_(self.child_weight, std=1 / math.sqrt(P))  # keeps the length of a pose on average
-        if self.bias is not None:
-            nn.init.trunc_normal_(self.bias, std=init_std, a=-2 * init_std, b=2 * init_std)
+        start_vote_bias(self.bias, init_std)
 
     def votes(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Votes:
         """The votes of the children, not yet formed; ``mask`` as in :meth:`forward`."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers.pose import check_axes, check_map, vote_bias_of
+from torchcaps.layers.pose import check_axes, check_map, start_vote_bias, vote_bias_of
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_size
 from torchcaps.ops import Votes
@@ -97,8 +97,7 @@ class LocalCaps(nn.Module):
         shape = LayerShape(in_types, out_types, (seen,), (out_dim,))
         self.routing = routing_of(shape, routing, DynamicRouting(squash="half"))
         self.bias = vote_bias_of(self, self.routing, vote_bias, (out_dim,))
-        if self.bias is not None:
-            nn.init.normal_(self.bias, std=std)
+        start_vote_bias(self.bias, std)
         self.pose_norm = norm_of(out_types, out_dim, pose_norm)
 
     def windows(self, pose: Tensor) -> list[Tensor]:

@@ -103,7 +103,7 @@ def without_own_transforms(layer: nn.Module, routing: Routing) -> None:
 
 
 def vote_bias_of(layer: nn.Module, routing: Routing, vote_bias: bool, pose: tuple[int, ...]) -> nn.Parameter | None:
-    r"""The biases of a layer's votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`, not initialised yet; None without them.
+    r"""The biases of a layer's votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`, not yet drawn; None without them.
 
     Votes are linear in the pose of a child, so without a bias a child and its negative, -u, vote for opposite poses of
     equal length, and most routings give their parents equal activations. A bias is what one more number in the pose, 1,
@@ -129,6 +129,20 @@ def vote_bias_of(layer: nn.Module, routing: Routing, vote_bias: bool, pose: tupl
         raise ValueError(f"vote_bias must be False with {type(routing).__name__}, which forms no votes by itself")
     weight: Tensor = layer.get_parameter("weight")
     return nn.Parameter(torch.empty(*weight.shape[:-2], math.prod(pose)))
+
+
+def start_vote_bias(bias: Tensor | None, deviation: float) -> None:
+    """Draws the biases of votes, if there are any, from a normal distribution.
+
+    A tenth of the transforms' deviation is enough to tell a child from its negative. A bias is the same for all images
+    and for all places: as large as the transforms, it drowned the votes of short poses, and two layers did not learn.
+
+    Args:
+        bias: of the votes, or None.
+        deviation: of the transforms.
+    """
+    if bias is not None:
+        nn.init.normal_(bias, std=deviation / 10)
 
 
 def fix_weight(layer: nn.Module, values: Callable[..., Tensor]) -> None:
