@@ -95,7 +95,8 @@ class AgreementRouting(Routing):
         """A copy of this routing with fresh parameters, those of the evidence too."""
         shape = shape_of(shape, size)
         bound: Any = super().bind(shape)
-        bound.add_module("local_evidence", Evidence(shape, self.gaussian) if self.evidence else None)
+        if self.evidence:
+            bound.add_module("local_evidence", Evidence(shape, self.gaussian))
         return bound
 
     def prepared(self, votes: Votes) -> Votes:
