@@ -100,9 +100,7 @@ class AgreementRouting(Routing):
         return bound
 
     def prepared(self, votes: Votes) -> Votes:
-        """The votes, with evidence if that is learned."""
-        if not self.evidence:
-            return votes
+        """The votes with evidence."""
         evidence = self._modules.get("local_evidence")
         if evidence is None:
             raise unbound(self)
