@@ -10,8 +10,8 @@ from recipes.kit.results import describe, read_results, result_path, write_table
 
 EXPERIMENTS = ("mnist-dynamic", "two_digits", "multimnist", "affine", "smallnorb", "em_floor", "smallnorb_viewpoints",
                "digit_heads", "few_labels", "mnist-em", "fashion", "cifar10", "adversarial", "strangers",
-               "routing_health", "perturb", "routings", "words", "sentences", "series", "segmentation", "scenes",
-               "several", "transfer", "interests", "slots", "sets", "compute")  # fmt: skip
+               "routing_health", "depth", "perturb", "routings", "words", "sentences", "series", "segmentation",
+               "scenes", "several", "transfer", "interests", "slots", "sets", "compute")  # fmt: skip
 """The recipes, in the order of the tables: files of this folder, or of ``presets`` for those that need no code."""
 
 for _name in EXPERIMENTS:

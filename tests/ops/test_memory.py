@@ -182,10 +182,10 @@ def test_nor_by_a_later_algorithm(
 @pytest.mark.parametrize("backend", ["chunked", "native"])
 @pytest.mark.parametrize("routing", EVIDENT)
 def test_nor_with_evidence(monkeypatch: pytest.MonkeyPatch, routing: str, backend: str, children: int | None) -> None:
-    """Two more numbers a vote at most, one more a child, and never the logits of all pairs but where they are read."""
+    """Eight more numbers a vote at most, one more a child; logits of all pairs only where they are read."""
     evident = create_routing(routing, evidence=True).bind(LayerShape(children, J, (P,), (D,)))
     monkeypatch.setitem(ROUTINGS, routing, evident)
-    bound = max((children or 1) * J * (P + 1) * (D + 2), B * I * (J + 1), B * I * (P + 1), 2 * BUDGET)
+    bound = max((children or 1) * J * (P + 1) * (D + 8), B * I * (J + 1), B * I * (P + 1), 2 * BUDGET)
     assert bound < VOTES / 5
     assert largest(monkeypatch, routing, backend, children or 1, 1, coordinates=False) <= bound
 

@@ -8,7 +8,17 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, from_pair
 from torchcaps.layers.base import CapsuleLayer
-from torchcaps.layers.pose import Pose, check_axes, check_map, check_rows, pose_shape, present, without_own_transforms
+from torchcaps.layers.pose import (
+    Pose,
+    check_axes,
+    check_map,
+    check_rows,
+    pose_shape,
+    present,
+    start_vote_bias,
+    vote_bias_of,
+    without_own_transforms,
+)
 from torchcaps.layers.pose_norm import PoseMagnitude
 from torchcaps.numerics import check_finite, check_size, compute_dtype, given
 from torchcaps.ops import Votes
@@ -73,6 +83,8 @@ class ClassCaps(CapsuleLayer):
         coordinate_scale: a factor of the positions, scaled or not.
         axes: of the grid: 1, 2 or 3.
         init_std: standard deviation of the transforms' normal initialisation.
+        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`. Without it most
+            routings give the children u and -u the same activations.
         backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
@@ -105,6 +117,7 @@ class ClassCaps(CapsuleLayer):
         coordinate_scale: float = 1.0,
         axes: int = 2,
         init_std: float = 0.3,
+        vote_bias: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -126,7 +139,9 @@ class ClassCaps(CapsuleLayer):
         shape = LayerShape(None, classes, self.in_pose, self.out_pose, types=in_types)
         self.routing = routing_of(shape, routing, EMRouting())
         self.magnitude = PoseMagnitude() if coordinates == "scaled" else None
+        self.bias = vote_bias_of(self, self.routing, vote_bias, self.out_pose)
         nn.init.normal_(self.weight, std=init_std)
+        start_vote_bias(self.bias, init_std)
         without_own_transforms(self, self.routing)
 
     def route(self, children: Capsules, mask: Tensor | None = None, *, initial: Routed | None = None) -> Routed:
@@ -145,6 +160,8 @@ class ClassCaps(CapsuleLayer):
         flat = children.flatten()
         there = None if mask is None else mask.flatten(1)
         votes = Votes(flat.pose, transforms, offsets, backend=self.backend, mask=there)
+        if self.bias is not None:
+            votes = votes.with_bias(self.bias.expand(math.prod(grid), *self.bias.shape).flatten(0, 1))
         return self.routing(votes, flat.activation, initial=initial)
 
     def _offsets(self, children: Capsules, mask: Tensor | None) -> Tensor:

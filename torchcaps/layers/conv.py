@@ -18,6 +18,8 @@ from torchcaps.layers.pose import (
     per_axis,
     pose_shape,
     present,
+    start_vote_bias,
+    vote_bias_of,
     without_own_transforms,
 )
 from torchcaps.layers.pose_norm import PoseScale, norm_of
@@ -67,6 +69,8 @@ class CapsConvNd(CapsuleLayer):
             of one window and group: away from the padding, the mean vote of equally active children that agree on
             nothing then has the standard deviation of their poses. For other children, and other routings, there is
             :func:`~torchcaps.layers.preserve_deviation`.
+        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`. Without it most
+            routings give the children u and -u the same activations.
         backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
@@ -106,6 +110,7 @@ class CapsConvNd(CapsuleLayer):
         pose_norm: PoseScale | None = None,
         residual: bool = False,
         init_std: float | None = 0.3,
+        vote_bias: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -136,7 +141,9 @@ class CapsConvNd(CapsuleLayer):
         self.pose_norm = norm_of(out_types, out_pose, pose_norm)
         if init_std is None:
             init_std = math.sqrt(places * in_types // groups / self.in_pose[-1])
+        self.bias = vote_bias_of(self, self.routing, vote_bias, self.out_pose)
         nn.init.normal_(self.weight, std=init_std)
+        start_vote_bias(self.bias, init_std)
         without_own_transforms(self, self.routing)
 
     def route(
@@ -168,6 +175,8 @@ class CapsConvNd(CapsuleLayer):
             there = None if mask is None else windows.pad(mask[..., types])
             transforms = self.weight[:, types].flatten(0, 1)
             votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites, mask=there)
+            if self.bias is not None:
+                votes = votes.with_bias(self.bias[:, types].flatten(0, 1))
             routed.append(routing(votes, activation, initial=None if initial is None else initial[group]))
         return routed
 

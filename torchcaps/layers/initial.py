@@ -11,7 +11,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.conv import CapsConvNd
 from torchcaps.layers.linear import CapsLinear
-from torchcaps.numerics import check_positive
+from torchcaps.numerics import check_positive, given
 
 _TIMES = 4  # at most: once is not quite enough where the routing depends on the scale, as by a floor of variances
 
@@ -51,7 +51,8 @@ def _scaled(layer: CapsConvNd, inputs: tuple[Any, ...], named: dict[str, Any], p
         ratio = _deviation(children.pose) / _deviation(parents.pose)
         if not ratio.isfinite() or 0.99 < ratio < 1.01:
             break
-        layer.weight.mul_(ratio)
+        for parameter in given(weight=layer.weight, bias=layer.bias).values():
+            parameter.mul_(ratio)
         parents = layer.forward(*inputs, **named)
     return parents
 

@@ -8,7 +8,15 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, from_pair
 from torchcaps.layers.base import CapsuleLayer
-from torchcaps.layers.pose import Pose, check_rows, pose_shape, present, without_own_transforms
+from torchcaps.layers.pose import (
+    Pose,
+    check_rows,
+    pose_shape,
+    present,
+    start_vote_bias,
+    vote_bias_of,
+    without_own_transforms,
+)
 from torchcaps.numerics import check_choice, check_positive, check_size, full_precision, given
 from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
@@ -29,8 +37,9 @@ def reflected(vectors: Tensor) -> Tensor:
     Source: Householder 1958; for transforms of capsules Geng et al. 2024 (OrthCaps), section 3.3.
     """
     product = torch.eye(vectors.shape[-1], dtype=vectors.dtype, device=vectors.device).expand_as(vectors)
-    for vector in nn.functional.normalize(vectors, dim=-1).unbind(-2):
-        product = product - 2 * (product @ vector[..., None]) * vector[..., None, :]
+    with full_precision(vectors):
+        for vector in nn.functional.normalize(vectors, dim=-1).unbind(-2):
+            product = product - 2 * (product @ vector[..., None]) * vector[..., None, :]
     return product
 
 
@@ -58,6 +67,8 @@ class CapsLinear(CapsuleLayer):
             J / sqrt(I D), by which children of length 1 that agree on nothing give parents of length about 1 before the
             squash, at any depth (0.07 for CapsNet's 1152 children; the released code has 0.1); sqrt(2 / (P + J D)) for
             ``shared`` transforms, sqrt(2 / (P + D)) for ``subspace``. Those of ``orthogonal`` do not depend on it.
+        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`. Without it most
+            routings give the children u and -u the same activations.
         backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
             :func:`~torchcaps.ops.use_backend` can force.
 
@@ -92,6 +103,7 @@ class CapsLinear(CapsuleLayer):
         transforms: Transforms = "full",
         routing: Routing | None = None,
         init_std: float | None = None,
+        vote_bias: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -117,6 +129,7 @@ class CapsLinear(CapsuleLayer):
         if bound.own_transforms:  # these votes are never formed: one transform of zeros stands for all pairs
             pairs = (1, 1)
         self.weight = nn.Parameter(torch.empty(*pairs, P, D))
+        self.bias = vote_bias_of(self, bound, vote_bias, self.out_pose)
         without_own_transforms(self, bound)
         self.child_weight = (
             nn.Parameter(torch.empty(in_capsules, P, P)) if in_capsules and transforms == "factored" else None
@@ -125,7 +138,7 @@ class CapsLinear(CapsuleLayer):
         self.reset_parameters(init_std)
 
     def reset_parameters(self, init_std: float | None = None) -> None:
-        """Draws the transforms anew, if they are learned; ``init_std`` as in the constructor."""
+        """Draws transforms and biases anew, if they are learned; ``init_std`` as in the constructor."""
         J, P, D = 1 if self.transforms == "subspace" else self.out_capsules, self.in_pose[-1], self.out_pose[-1]
         if init_std is None:
             if self.in_capsules is None or self.transforms in ("shared", "subspace"):
@@ -136,6 +149,7 @@ class CapsLinear(CapsuleLayer):
             nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
         if self.child_weight is not None:
             nn.init.normal_(self.child_weight, std=1 / math.sqrt(P))  # keeps the length of a pose on average
+        start_vote_bias(self.bias, init_std)
 
     def votes(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Votes:
         """The votes of the children, not yet formed; ``mask`` as in :meth:`forward`."""
@@ -158,7 +172,8 @@ class CapsLinear(CapsuleLayer):
         mask = None if mask is None else mask.flatten(1)
         weight = reflected(self.weight) if self.transforms == "orthogonal" else self.weight
         # Always a view, which the votes keep even if the parameter gets other numbers, as by ``double()``.
-        return Votes(pose, weight.expand(-1, self.out_capsules, -1, -1), backend=self.backend, mask=mask)
+        votes = Votes(pose, weight.expand(-1, self.out_capsules, -1, -1), backend=self.backend, mask=mask)
+        return votes if self.bias is None else votes.with_bias(self.bias.expand(-1, self.out_capsules, -1))
 
     def route(
         self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None

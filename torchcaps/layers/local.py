@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, from_pair
 from torchcaps.layers.base import CapsuleLayer
-from torchcaps.layers.pose import check_axes, check_map
+from torchcaps.layers.pose import check_axes, check_map, start_vote_bias, vote_bias_of
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_size
 from torchcaps.ops import Votes
@@ -44,6 +44,8 @@ class LocalCaps(CapsuleLayer):
         routing: any routing; default: dynamic routing in 3 steps.
         pose_norm: how to normalise the parents' poses, a row of the table in :class:`~torchcaps.layers.PoseNorm`; None
             for not at all.
+        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`. Without it most
+            routings give the children u and -u the same activations.
         backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice.
 
     Shape:
@@ -75,6 +77,7 @@ class LocalCaps(CapsuleLayer):
         *,
         routing: Routing | None = None,
         pose_norm: PoseScale | None = None,
+        vote_bias: bool = False,
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -90,9 +93,12 @@ class LocalCaps(CapsuleLayer):
         self.weight = nn.Parameter(torch.empty(phases, in_types, out_types, seen, out_dim))
         # Poses whose numbers have variance 1, as PoseNorm makes them, give even sums of votes of about unit length:
         # where they are longer, a squash saturates, and nothing but the direction of a pose gets through.
-        nn.init.normal_(self.weight, std=out_types / math.sqrt(out_dim * in_types * seen))
+        std = out_types / math.sqrt(out_dim * in_types * seen)
+        nn.init.normal_(self.weight, std=std)
         shape = LayerShape(in_types, out_types, (seen,), (out_dim,))
         self.routing = routing_of(shape, routing, DynamicRouting(squash="half"))
+        self.bias = vote_bias_of(self, self.routing, vote_bias, (out_dim,))
+        start_vote_bias(self.bias, std)
         self.pose_norm = norm_of(out_types, out_dim, pose_norm)
 
     def windows(self, pose: Tensor) -> list[Tensor]:
@@ -119,8 +125,10 @@ class LocalCaps(CapsuleLayer):
         children = from_pair(children)
         check_map(children, self.in_types, (self.in_dim,), self.axes)
         parts = []
-        for windows, transforms in zip(self.windows(children.pose), self.weight, strict=True):
-            routed = self.routing(Votes(windows.flatten(0, self.axes), transforms, backend=self.backend), None)
+        for phase, windows in enumerate(self.windows(children.pose)):
+            transforms = self.weight[phase]
+            votes = Votes(windows.flatten(0, self.axes), transforms, backend=self.backend)
+            routed = self.routing(votes if self.bias is None else votes.with_bias(self.bias[phase]), None)
             parents = as_capsules(routed, (self.out_dim,), torch.promote_types(windows.dtype, transforms.dtype))
             parts.append(Capsules(*(one.unflatten(0, windows.shape[: self.axes + 1]) for one in parents)))
         pose, activation = (self._woven([part[which] for part in parts]) for which in (0, 1))

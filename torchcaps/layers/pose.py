@@ -1,5 +1,6 @@
 """Shapes of poses and of grids of capsules, as layers take them."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -99,6 +100,49 @@ def without_own_transforms(layer: nn.Module, routing: Routing) -> None:
     """Makes the transforms, ``weight``, of a layer zeros that are not learned, if its routing has transforms."""
     if routing.own_transforms:
         fix_weight(layer, torch.zeros_like)
+
+
+def vote_bias_of(layer: nn.Module, routing: Routing, vote_bias: bool, pose: tuple[int, ...]) -> nn.Parameter | None:
+    r"""The biases of a layer's votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`, not yet drawn; None without them.
+
+    Votes are linear in the pose of a child, so without a bias a child and its negative, -u, vote for opposite poses of
+    equal length, and most routings give their parents equal activations. A bias is what one more number in the pose, 1,
+    and one more row in the transform would give. It has a number for each number of the vote, so the M rows of a matrix
+    pose may have different ones. A layer with biases is not equivariant to the poses of its children: for :math:`T u`
+    it has votes :math:`T u W + b`.
+
+    Args:
+        layer: with transforms ``weight``, (..., P, D); the biases have the same axes before the pose.
+        routing: of the layer.
+        vote_bias: whether there are biases.
+        pose: of the parents.
+
+    Raises:
+        ValueError: if there should be biases, and the routing has transforms of its own.
+
+    Source: Peer, Stabinger & Rodriguez-Sanchez 2019, "Limitations of routing-by-agreement based capsule networks",
+    arXiv 1905.08744.
+    """
+    if not vote_bias:
+        return None
+    if routing.own_transforms:
+        raise ValueError(f"vote_bias must be False with {type(routing).__name__}, which forms no votes by itself")
+    weight: Tensor = layer.get_parameter("weight")
+    return nn.Parameter(torch.empty(*weight.shape[:-2], math.prod(pose)))
+
+
+def start_vote_bias(bias: Tensor | None, deviation: float) -> None:
+    """Draws the biases of votes, if there are any, from a normal distribution.
+
+    A tenth of the transforms' deviation is enough to tell a child from its negative. A bias is the same for all images
+    and for all places: as large as the transforms, it drowned the votes of short poses, and two layers did not learn.
+
+    Args:
+        bias: of the votes, or None.
+        deviation: of the transforms.
+    """
+    if bias is not None:
+        nn.init.normal_(bias, std=deviation / 10)
 
 
 def fix_weight(layer: nn.Module, values: Callable[..., Tensor]) -> None:

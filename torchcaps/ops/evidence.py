@@ -1,5 +1,6 @@
 """Votes of children that know by themselves where they belong: a log prior for each pair, linear in the child."""
 
+import math
 from copy import copy
 from dataclasses import replace
 
@@ -17,6 +18,11 @@ from torchcaps.ops.votes import Votes, check_normaliser
 _APART = 8.0
 """Half the distance c between the two means below. Rounding is least for evidence of about this size: the error is
 about eps (e / 2 + e^2 / 4 c + c / 4), 1e-6 in float32 for e = 10."""
+
+
+_TOGETHER = 8
+"""Numbers of a vector that the kernels take at once. Votes of vectors for inner products are filled up with zeros to a
+multiple: 17 numbers took three times as long as 24."""
 
 
 class EvidentVotes(Votes):
@@ -38,8 +44,7 @@ class EvidentVotes(Votes):
 
     Args:
         votes: of the same children, without evidence.
-        weight: :math:`w`, (T, J, M * P); T is 1, or divides I: child i has weights ``i % T``. P may be less than that
-            of the children, whose further numbers then count for nothing.
+        weight: :math:`w`, (T, J, M * P); T is 1, or divides I: child i has weights ``i % T``.
         bias: :math:`b`, (T, J).
         gaussian: whether the first step, which has no similarity yet, is one of a routing with Gaussians, so that all
             of its steps share the same votes.
@@ -64,6 +69,7 @@ class EvidentVotes(Votes):
             votes.sites,
             votes.mask,
         )
+        self.poses = votes.poses
         self._check(weight, bias)
         self.without = votes
         self.weight, self.bias, self.gaussian = weight, bias, gaussian
@@ -71,24 +77,23 @@ class EvidentVotes(Votes):
 
     def _check(self, weight: Tensor, bias: Tensor) -> None:
         _, I, J, _ = self.shape
-        M, P = self.children.shape[2:]
-        kinds = len(weight)
-        most = f"(T, J, M * P) = (T, {J}, at most {M * P}), T 1 or a divisor of {I}"
-        if weight.ndim != 3 or weight.shape[1] != J or weight.shape[2] % M or weight.shape[2] > M * P or I % kinds:
-            raise ValueError(f"the weights of the evidence must be {most}, got shape {tuple(weight.shape)}")
+        numbers, kinds = math.prod(self.poses.shape[2:]), len(weight)
+        if weight.shape != (kinds, J, numbers) or I % kinds:
+            raise ValueError(
+                f"the weights of the evidence must be (T, J, M * P) = (T, {J}, {numbers}), T 1 or a divisor of {I}, "
+                f"got shape {tuple(weight.shape)}"
+            )
         if bias.shape != weight.shape[:2]:
             raise ValueError(f"the biases of the evidence must be {(kinds, J)}, got shape {tuple(bias.shape)}")
 
     def evidence(self) -> Tensor:
         """The evidence ``e_ij`` of all pairs, (B, I, J)."""
-        M = self.children.shape[2]
-        weight, dtype = self._weight(), self._dtype
-        repeats = self.shape[1] // len(weight)
+        weight, bias = self._of_each(self.weight), self._of_each(self.bias)
         with full_precision(self.children):
-            children = self.gather(self.children).to(dtype)
-            kinds = children.unflatten(1, (repeats, -1)) if repeats > 1 and len(weight) > 1 else children[:, None]
-            pattern = "brtmp,tjmp->brtj" if len(weight) > 1 else "brimp,ojmp->brij"
-            return torch.einsum(pattern, kinds, weight.unflatten(-1, (M, -1))).flatten(1, 2) + self._of_each(self.bias)
+            poses = self.gather(self.poses).flatten(2).to(self._dtype)
+            if len(weight) == 1:
+                return poses @ weight[0].mT + bias
+            return torch.einsum("bip,ijp->bij", poses, weight) + bias
 
     def moments(
         self, similarity: Similarity | None = None, weights: Tensor | None = None, *, scatter: bool = False
@@ -148,12 +153,6 @@ class EvidentVotes(Votes):
     def _dtype(self) -> torch.dtype:
         return compute_dtype(self.children, self.transforms, self.weight)
 
-    def _weight(self) -> Tensor:
-        """The weights for all numbers of the children, (T, J, M * P): 0 for those that are not evidence."""
-        M, P = self.children.shape[2:]
-        weight = self.weight.to(self._dtype).unflatten(-1, (M, -1))
-        return functional.pad(weight, (0, P - weight.shape[-1])).flatten(-2)
-
     def _of_each(self, field: Tensor) -> Tensor:
         """What kinds of children have, (T, ...), for each child, (I, ...); as it is if all share it."""
         field = field.to(self._dtype)
@@ -202,23 +201,30 @@ class EvidentVotes(Votes):
         N, G, M, _ = self.children.shape
         distinct, _, P, D = self.transforms.shape
         dtype = self._dtype
-        rows = self._of_each(self._weight()).unflatten(-1, (M, P)).mT  # [T, J, P, M]: a column for each row of a pose
+        rows = self._of_each(self.weight).unflatten(-1, (M, -1)).mT  # [T, J, P, M]: a column for each row of a pose
+        beside = functional.pad(rows, (0, 0, 0, P - rows.shape[2]))  # 0 for numbers that carry biases of the votes
         constant = functional.pad(self._of_each(self.bias)[..., None, None], (0, M - 1))  # [T, J, 1, M]
-        evidence = torch.cat([rows, constant], dim=2).repeat(1, 1, 1, copies)
+        evidence = torch.cat([beside, constant], dim=2).repeat(1, 1, 1, copies)
         transforms = functional.pad(self.transforms.to(dtype), (0, 0, 0, 1))
         I = max(distinct, len(evidence))
+        evidence = functional.pad(evidence, (0, self._zeros(M * copies)))
         transforms = torch.cat([transforms.expand(I, -1, -1, -1), evidence.expand(I, -1, -1, -1)], dim=3)
         children = torch.cat([self.children.to(dtype), self.children.new_ones(N, G, M, 1, dtype=dtype)], dim=-1)
         coordinates = self.coordinates
         if coordinates is not None:
-            coordinates = functional.pad(coordinates.unflatten(-1, (M, D)), (0, M * copies)).flatten(-2)
+            coordinates = functional.pad(coordinates.unflatten(-1, (M, D)), (0, evidence.shape[-1])).flatten(-2)
         return Votes(children, transforms, coordinates, self.normaliser, self.backend, self.sites, self.mask)
 
     def _beside(self, field: Tensor, *blocks: Tensor) -> Tensor:
         """A field of the parents, (B, J, M * D), with these blocks, (M, M), beside the numbers of its rows."""
         poses = field.unflatten(-1, (self.children.shape[2], -1))
-        columns = [block.expand(*poses.shape[:-1], -1) for block in blocks]
-        return torch.cat([poses, *columns], dim=-1).flatten(-2)
+        columns = torch.cat(blocks, dim=-1)
+        columns = functional.pad(columns, (0, self._zeros(columns.shape[-1]))).expand(*poses.shape[:-1], -1)
+        return torch.cat([poses, columns], dim=-1).flatten(-2)
+
+    def _zeros(self, columns: int) -> int:
+        """How many zeros are behind the columns of evidence, beside the numbers of each row of a pose."""
+        return 0 if self.gaussian or columns > 1 else -(self.shape[3] + columns) % _TOGETHER
 
     def _of_poses(self, field: Tensor) -> Tensor:
         """A field of the parents without what stands beside their poses, (B, J, M * D)."""

@@ -174,10 +174,10 @@ def _without_kernels(votes: "Votes", similarity: Similarity | None = None, scatt
     return ("naive", "chunked") if stored else ("chunked", "naive")
 
 
-def _stored(votes: "Votes") -> bool:
-    """Whether votes in few rows are stored for Gaussians (:data:`FEW_ROWS`): those of vectors, neither few nor many."""
+def _few(votes: "Votes") -> bool:
+    """Whether votes of vectors are stored for Gaussians (:data:`FEW_ROWS`): of few rows, in a middling number."""
     numbers, (least, most) = math.prod(votes.shape), STORED_ROWS
-    return votes.children.shape[2] <= 1 and not _is_open(numbers) and least <= numbers <= most
+    return not _is_open(numbers) and votes.shape[0] <= FEW_ROWS and least <= numbers <= most
 
 
 def left_open(votes: "Votes") -> bool:
@@ -263,7 +263,8 @@ def _choice(
     trouble = _trouble(preferred.backend, similarity, rule)
     asked = preferred.reason == ASKED_FOR
     gaussian = scatter or isinstance(similarity, Gaussian)
-    if preferred.backend == FUSED["cpu"] and not asked and gaussian and _stored(votes) and votes.shape[0] <= FEW_ROWS:
+    vectors = votes.children.shape[2] <= 1
+    if preferred.backend == FUSED["cpu"] and not asked and gaussian and vectors and _few(votes):
         return Choice("naive", FEW_ROWS_REASON)
     if not trouble:
         return preferred

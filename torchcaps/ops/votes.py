@@ -38,6 +38,7 @@ class Votes:
 
     Attributes:
         shape: (B, I, J, H), the shape the votes would have if they were stored; ``sizes`` has it by letter.
+        poses: of the children, (N, G, M, P): without what :meth:`with_bias` puts beside them.
         dtype: that is computed in, float32 at least.
 
     Raises:
@@ -88,6 +89,7 @@ class Votes:
         self.sizes = dict(zip("BIJH", self.shape, strict=True))
         if mask is not None:
             self.children = torch.where(mask[..., None, None], self.children, 0.0)
+        self.poses = self.children
         self.transforms = transforms
         self.coordinates = coordinates
         self.normaliser = normaliser or OVER_PARENTS
@@ -180,7 +182,9 @@ class Votes:
         I = max(len(rows), len(self.transforms))
         transforms = torch.cat([self.transforms.to(dtype).expand(I, J, P, D), rows.expand(I, J, M, D)], dim=2)
         children = torch.cat([self.children.to(dtype), ones], dim=-1)
-        return Votes(children, transforms, self.coordinates, self.normaliser, self.backend, self.sites, self.mask)
+        votes = Votes(children, transforms, self.coordinates, self.normaliser, self.backend, self.sites, self.mask)
+        votes.poses = self.poses
+        return votes
 
     def moments(
         self, similarity: Similarity | None = None, weights: Tensor | None = None, *, scatter: bool = False

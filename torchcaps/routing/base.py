@@ -182,6 +182,9 @@ class Routing(nn.Module, ABC):
     within_window: ClassVar[bool] = False
     """Whether parents can compete only within one window of a convolution, as by an argmax or an assignment map."""
 
+    evidence: bool = False
+    """Whether :meth:`prepared` gets the votes before :meth:`route` does: if children have evidence of their own."""
+
     uses_activation: ClassVar[bool] = True
     """Whether the activations of the children matter. If not, :class:`~torchcaps.layers.CapsLinear` passes None for
     those of poses alone, which would be their lengths. It is not inherited with another ``route``."""
@@ -210,7 +213,7 @@ class Routing(nn.Module, ABC):
         """Creates the parameters, shaped for the layer; nothing by default."""
 
     def prepared(self, votes: Votes) -> Votes:
-        """The votes as :meth:`route` gets them; by default as they come."""
+        """The votes as :meth:`route` gets them with ``evidence``; by default as they come."""
         return votes
 
     @property
@@ -266,7 +269,7 @@ class Routing(nn.Module, ABC):
             if pairs.dtype != torch.bool or pairs.shape != (B, I, J):
                 raise ValueError(f"pairs must be bool {(B, I, J)}, got {pairs.dtype} {tuple(pairs.shape)}")
             more["pairs"] = pairs
-        return self.route(self.prepared(votes), activation, **more)
+        return self.route(self.prepared(votes) if self.evidence else votes, activation, **more)
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments.

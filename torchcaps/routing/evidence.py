@@ -95,13 +95,12 @@ class AgreementRouting(Routing):
         """A copy of this routing with fresh parameters, those of the evidence too."""
         shape = shape_of(shape, size)
         bound: Any = super().bind(shape)
-        bound.add_module("local_evidence", Evidence(shape, self.gaussian) if self.evidence else None)
+        if self.evidence:
+            bound.add_module("local_evidence", Evidence(shape, self.gaussian))
         return bound
 
     def prepared(self, votes: Votes) -> Votes:
-        """The votes, with evidence if that is learned."""
-        if not self.evidence:
-            return votes
+        """The votes with evidence."""
         evidence = self._modules.get("local_evidence")
         if evidence is None:
             raise unbound(self)

@@ -33,8 +33,8 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
 
     Source: Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks", section 3.
     """
-    dtype = compute_dtype(votes.children, weight)
-    children = votes.gather(votes.children.flatten(2)).to(dtype)
+    dtype = compute_dtype(votes.poses, weight)
+    children = votes.gather(votes.poses.flatten(2)).to(dtype)
     with full_precision(children):
         similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
     moments, share = moments_and_shares(votes, similarity, weights)

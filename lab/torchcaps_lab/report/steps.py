@@ -180,7 +180,7 @@ def stretched(temperatures: Sequence[float], steps: int) -> list[float]:
 
 @contextmanager
 def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
-    """Inside the ``with`` block all routings of a network make this number of steps; 1 is uniform assignment.
+    """Inside the ``with`` block all routings of a network make this number of steps; 1 is uniform without evidence.
 
     EM routing keeps the first and the last inverse temperature of its training, and so its sharpness where that changes
     from step to step: see :func:`stretched`.
