@@ -112,3 +112,14 @@ def test_any_layer_can_be_started() -> None:
     assert all(one < other for one, other in pairwise(float(length.detach()) for length in lengths))
     with pytest.raises(ValueError, match="target must be"):
         start_length(layer, children, 0.0)
+
+
+def test_biases_of_votes_are_scaled_with_the_transforms() -> None:
+    layer = tc.CapsLinear(600, 10, 8, 16, vote_bias=True)
+    children = tc.Capsules(torch.randn(4, 600, 8), torch.ones(4, 600))
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    factor = start_length(layer, children)
+    assert factor != 1
+    torch.testing.assert_close(layer.weight, weight * factor)
+    torch.testing.assert_close(layer.bias, bias * factor)
+    assert layer(children).activation.mean().item() == pytest.approx(START, rel=0.1)

@@ -109,20 +109,28 @@ def start_length(layer: CapsLinear | ClassCaps, children: Capsules, target: floa
     if not len(few.pose):
         return 1.0
     factor = _Probe(layer, few).factor(target)
-    layer.weight.mul_(factor)
+    for parameter in _of_votes(layer):
+        parameter.mul_(factor)
     return factor
+
+
+def _of_votes(layer: CapsLinear | ClassCaps) -> list[nn.Parameter]:
+    """What the votes are linear in: the transforms and, if it is learned, the bias."""
+    return list(given(weight=layer.weight, bias=layer.bias).values())
 
 
 class _Probe:
     """A copy of a layer with transforms times a factor, and the mean activation of its parents."""
 
     def __init__(self, layer: CapsLinear | ClassCaps, children: Capsules) -> None:
-        self.layer, self.weight, self.children = copy.deepcopy(layer), layer.weight.detach().clone(), children
+        self.layer, self.children = copy.deepcopy(layer), children
+        self.start = [parameter.detach().clone() for parameter in _of_votes(layer)]
         self.logistic = False
 
     def mean(self, factor: float) -> float:
         """The mean activation; infinite where it is no number."""
-        self.layer.weight.copy_(self.weight * factor)
+        for parameter, start in zip(_of_votes(self.layer), self.start, strict=True):
+            parameter.copy_(start * factor)
         routed = self.layer.route(self.children)
         self.logistic = routed.logit is not None
         mean = float(routed.activation.double().mean())

@@ -1,7 +1,6 @@
 """Votes of children that know by themselves where they belong: a log prior for each pair, linear in the child."""
 
 import math
-from copy import copy
 from dataclasses import replace
 
 import torch
@@ -58,6 +57,9 @@ class EvidentVotes(Votes):
         >>> votes.assignment().allclose(votes.evidence().softmax(-1), atol=1e-6)
         True
     """
+
+    __slots__ = ("_extended", "bias", "gaussian", "weight", "without")
+    fields = (*Votes.fields, *__slots__)
 
     def __init__(self, votes: Votes, weight: Tensor, bias: Tensor, gaussian: bool = False) -> None:
         super().__init__(
@@ -129,9 +131,7 @@ class EvidentVotes(Votes):
     def under(self, normaliser: Normaliser) -> "EvidentVotes":
         """The same votes under another normaliser; they are not formed again. A `TypeError` if it is none."""
         check_normaliser(normaliser)
-        votes = copy(self)
-        votes.normaliser = normaliser
-        return votes
+        return self._copied_under(normaliser)
 
     def with_bias(self, bias: Tensor) -> "EvidentVotes":
         """The votes with a bias for each pair, as in :class:`Votes`, and with the same evidence."""

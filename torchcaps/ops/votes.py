@@ -3,10 +3,11 @@
 import math
 from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from torchcaps.numerics import check_size, compute_dtype, full_precision
 from torchcaps.ops.backend import SOFTMAX, Agreement, Gaussians, Moments, Rule, VoteSource
@@ -67,11 +68,14 @@ class Votes:
         "dtype",
         "mask",
         "normaliser",
+        "poses",
         "shape",
         "sites",
         "sizes",
         "transforms",
     )
+    fields: ClassVar[tuple[str, ...]] = __slots__
+    """The attributes that a copy has: those of this class, and of a subclass those that it adds."""
 
     def __init__(
         self,
@@ -157,8 +161,11 @@ class Votes:
         """The same votes under another normaliser; they are not formed again. A `TypeError` if it is none."""
         check_normaliser(normaliser)
         _ = self.source  # made before the copy, so that both share it
+        return self._copied_under(normaliser)
+
+    def _copied_under(self, normaliser: Normaliser) -> Self:
         votes = object.__new__(type(self))  # what ``copy`` does, which torch.compile traces from PyTorch 2.12 on only
-        for name in Votes.__slots__:
+        for name in self.fields:
             setattr(votes, name, getattr(self, name))
         votes.normaliser = normaliser
         return votes
