@@ -1,7 +1,8 @@
 """Heads on one backbone, trained on single digits: where does routing pay?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recipes.attacks import Attacker, Sample, Scores, draw_sample, with_signs
-from recipes.kit.base import Line, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.charts import bars_under_images
 from recipes.kit.lab import data_of
 from recipes.kit.measures import activations_of, all_found, by_groups, percent
 from recipes.kit.options import TrainingOptions
@@ -24,10 +26,22 @@ HEADS: dict[str, dict[str, Any]] = facts_of("digit-heads")["heads"]
 SINGLE, ABOVE, BESIDE = "single digits", "two, one above the other", "two, side by side"
 OVERLAPPING, AFFINE, HIDDEN = "two that overlap", "affine transforms", "a square hidden"
 ATTACKED, NOISY = "FGSM 0.1, white box", "random signs 0.1"
+PAIRS = {ABOVE: "one above the other", BESIDE: "side by side"}
+"""The layouts of the tests of two digits that do not overlap."""
+
 TESTS = (SINGLE, ABOVE, BESIDE, OVERLAPPING, AFFINE, HIDDEN, ATTACKED, NOISY)
 """The measures, errors in percent: of the single digits, the most active class; of two, the two most active ones."""
 
 ENTROPY = "entropy of the couplings"
+
+DRAWN = (
+    "convolutional twin, pooled",
+    "class maps, batch norm",
+    "K-Means, 1 step, batch norm",
+    "K-Means, 3 steps, batch norm",
+    "K-Means with evidence, batch norm",
+)
+"""The heads in the picture, as far as they were measured."""
 
 
 class Shown(NamedTuple):
@@ -100,7 +114,7 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         settings, test = study.settings, data_of(study.settings.data).test
         one = F.one_hot(test.labels, len(test.classes)).bool()
         pairs = fixed_pairs(Overlay(test, settings.overlap, settings.shift), settings.pairs, seed=0)
-        layouts = {ABOVE: LAYOUTS["one above the other"], BESIDE: LAYOUTS["side by side"]}
+        layouts = {name: LAYOUTS[layout] for name, layout in PAIRS.items()}
         shown = {
             SINGLE: Shown(test.images, one),
             **{name: Shown(*arrange(test, layout, settings.pairs)) for name, layout in layouts.items()},
@@ -119,6 +133,21 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         found = {name: percent(one) for name, one in wrong.items()}
         entropy = ask(network, replace(given.test, preprocess=study.trained[row].classifier.preprocess)).entropy
         return found if entropy is None else {**found, ENTROPY: entropy}
+
+    def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
+        """Bars of the accuracy on single digits and on two, mean of the seeds, with an example of each above them."""
+        test = data_of(studies[0].settings.data).test
+        examples = {SINGLE: test.images[0].amax(0)}
+        for name, layout in PAIRS.items():
+            examples[name] = arrange(test, LAYOUTS[layout], 1).images[0].amax(0)
+        bars = {}
+        for head in DRAWN:
+            seeds = [study.figures for study in studies if (head, SINGLE) in study.figures]
+            if seeds:
+                bars[head] = [100 - fmean(figures[head, name] for figures in seeds) for name in examples]
+        if not bars:
+            return {}
+        return {"pairs": Picture(bars_under_images(examples, bars, "all digits found, % of images"), self.caption)}
 
 
 def _attacked(classifier: Classifier, sample: Sample) -> dict[str, Tensor]:
