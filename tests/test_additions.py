@@ -11,14 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DIFFS = ROOT / "tests" / "additions"
-MOST = {
-    "routing": (5, 900),
-    "data set": (3, 450),
-    "task": (4, 700),
-    "picture of the report": (3, 450),
-    "backend": (5, 1000),
-}
-"""Files to read for each, and their lines, at most."""
+MOST = {"routing": 5, "data set": 3, "task": 4, "picture of the report": 3, "backend": 5}
+"""Files to read for each, at most."""
 
 WORKS = """
 import torch, torchcaps as tc
@@ -49,10 +43,7 @@ def test_what_is_to_be_read_is_there() -> None:
 
 @pytest.mark.parametrize("what", MOST)
 def test_little_is_to_be_read(what: str) -> None:
-    files, lines = MOST[what]
-    read = table()[what]
-    assert 0 < len(read) <= files
-    assert sum(len(file.read_text().splitlines()) for file in read) <= lines
+    assert 0 < len(table()[what]) <= MOST[what]
 
 
 @pytest.mark.parametrize("diff", sorted(DIFFS.glob("*.diff")), ids=lambda diff: diff.stem)

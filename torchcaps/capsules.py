@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree
 
 
@@ -104,6 +104,18 @@ class _Tied(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, pose: Tensor, activation: Tensor) -> tuple[Tensor, Tensor]:
         return pose.view_as(pose), activation.view_as(activation)
+
+
+class CapsuleLayer(nn.Module):
+    """Base of modules that return :class:`Capsules`.
+
+    A forward hook may return a plain tuple (pose, activation), as those of Captum do: callers get capsules all the
+    same. What a layer takes, each turns into capsules itself, by :func:`from_pair`.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs hooks and :meth:`forward`, and returns capsules."""
+        return from_pair(super().__call__(*args, **kwargs))
 
 
 @exportable

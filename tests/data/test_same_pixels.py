@@ -55,7 +55,7 @@ def test_the_same_picture_in_other_formats_is_in_one_part(tmp_path, how, memory)
 def test_nothing_is_decoded_twice_for_it(tmp_path, monkeypatch):
     opened: list[str] = []
     original = listed._open
-    monkeypatch.setattr(listed, "_open", lambda item, channels: opened.append(item.name) or original(item, channels))
+    monkeypatch.setattr(listed, "_open", lambda item, *rest: opened.append(item.name) or original(item, *rest))
     data = ImageFolder(make_copies(tmp_path), size=8)
     assert (len(data.train) > 0, len(opened), len(set(opened))) == (True, 120, 120)
     for part in (data.train, data.validation, data.test):
@@ -140,7 +140,7 @@ def test_near_copies_are_named_by_check_and_counted_in_training(tmp_path, capsys
 
 def test_pictures_of_one_grey_look_like_none(tmp_path):
     for number in range(12):
-        saved(tmp_path / "ab"[number % 2] / f"{number}.png", Image.new("L", (8, 8), 20 * number))
+        saved(tmp_path / "ab"[number % 2] / f"{number}.png", Image.new("L", (8, 8), 20 * number + 1))
     assert ImageFolder(str(tmp_path), validation=0).notes() == ()
 
 

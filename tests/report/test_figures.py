@@ -281,7 +281,7 @@ def test_confusion_matrices_of_any_size(classes: int) -> None:
 def test_pictures_of_any_number_of_channels(channels: int) -> None:
     images = torch.rand(2, channels, 4, 6, dtype=torch.float64)
     top, bottom = reconstructed(images, 1 - images, ["a", "b"]).axes[:2]
-    shown = (images if channels == 3 else images[:, :1].expand(-1, 3, -1, -1)).permute(0, 2, 3, 1)
+    shown = (images[:, :3] if channels >= 3 else images[:, :1].expand(-1, 3, -1, -1)).permute(0, 2, 3, 1)
     np.testing.assert_allclose(np.asarray(top.images[0].get_array()), shown[0], rtol=1e-6)
     np.testing.assert_allclose(np.asarray(bottom.images[0].get_array()), 1 - shown[0], rtol=1e-5, atol=1e-7)
 

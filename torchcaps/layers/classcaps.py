@@ -6,8 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, from_pair
-from torchcaps.layers.base import CapsuleLayer
+from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
 from torchcaps.layers.pose import (
     Pose,
     check_axes,

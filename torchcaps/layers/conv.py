@@ -6,8 +6,7 @@ from typing import ClassVar, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules, from_pair
-from torchcaps.layers.base import CapsuleLayer
+from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
 from torchcaps.layers.identity_path import IdentityPath
 from torchcaps.layers.pose import (
     PerAxis,

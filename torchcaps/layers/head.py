@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules
-from torchcaps.layers.base import CapsuleLayer
+from torchcaps.capsules import CapsuleLayer, Capsules
 from torchcaps.layers.classcaps import ClassCaps
 from torchcaps.layers.initial import start_length
 from torchcaps.numerics import check_size

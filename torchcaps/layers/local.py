@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules, from_pair
-from torchcaps.layers.base import CapsuleLayer
+from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
 from torchcaps.layers.pose import check_axes, check_map, start_vote_bias, vote_bias_of
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_size

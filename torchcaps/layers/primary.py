@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.capsules import Capsules
-from torchcaps.layers.base import CapsuleLayer
+from torchcaps.capsules import CapsuleLayer, Capsules
 from torchcaps.layers.pose import AXES, PerAxis, Pose, per_axis, pose_shape
 from torchcaps.layers.pose_norm import PoseScale, norm_of
 from torchcaps.numerics import check_choice, check_size

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.capsules import Capsules, Prediction
+from torchcaps.capsules import CapsuleLayer, Capsules, Prediction
 from torchcaps.layers import CapsConv1d, CapsLinear, PrimaryCaps1d
-from torchcaps.layers.base import CapsuleLayer
 from torchcaps.models.base import routing_of
 from torchcaps.models.initial import zero_bias
 from torchcaps.models.registry import register_model

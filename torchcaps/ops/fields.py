@@ -48,10 +48,6 @@ class Fields:
         own = {name: value.metadata["axes"] for name, value in declared.items() if "axes" in value.metadata}
         cls._layouts = {**cls._layouts, **own}
 
-    def _values(self) -> dict[str, Any]:
-        """The declared fields by name; ``vars(self)`` cannot be traced by every version of ``torch.compile``."""
-        return {declared.name: getattr(self, declared.name) for declared in fields(self)}  # type: ignore[arg-type]
-
     def items(self) -> Iterator[tuple[str, Tensor, str]]:
         """Name, tensor and axes of each tensor that is there, those of inner ``Fields`` too.
 
@@ -59,7 +55,8 @@ class Fields:
             TypeError: if a tensor has no declared axes, or something else stands where a tensor must be.
             ValueError: if it has another number of axes.
         """
-        for name, value in self._values().items():
+        for declared in fields(self):  # type: ignore[arg-type]  # every torch.compile traces it, unlike ``vars(self)``
+            name, value = declared.name, getattr(self, declared.name)
             if isinstance(value, Fields):
                 yield from value.items()
             elif isinstance(value, Tensor):
@@ -90,12 +87,15 @@ class Fields:
 
     def with_tensors(self: FieldsType, tensors: Iterable[Any]) -> FieldsType:
         """The same with these in place of its tensors, in the order of :attr:`tensors`."""
-        following, values = iter(tensors), self._values()
-        for name, value in values.items():
+        following = iter(tensors)
+        values: dict[str, Any] = {}
+        for declared in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, declared.name)
             if isinstance(value, Fields):
-                values[name] = value.with_tensors(following)
+                value = value.with_tensors(following)
             elif isinstance(value, Tensor):
-                values[name] = next(following)
+                value = next(following)
+            values[declared.name] = value
         return type(self)(**values)
 
     def map(self: FieldsType, function: Callable[[Tensor, str], Tensor]) -> FieldsType:

@@ -59,6 +59,7 @@ class Votes:
     """
 
     __slots__ = (
+        "__weakref__",
         "_preferred",
         "_sources",
         "_versions",
@@ -74,7 +75,7 @@ class Votes:
         "sizes",
         "transforms",
     )
-    fields: ClassVar[tuple[str, ...]] = __slots__
+    fields: ClassVar[tuple[str, ...]] = __slots__[1:]
     """The attributes that a copy has: those of this class, and of a subclass those that it adds."""
 
     def __init__(

@@ -40,7 +40,7 @@ def fit_again(classifier: Classifier, run: str, data: Any, false_alarms: float, 
     config = read_json(file, LARGEST_NOTE)
     config["extra"]["strangers"] = found.config()
     write_whole(file, json.dumps(config, indent=2) + "\n")
-    return f"{found}; saved in {file}"
+    return f"{found}; saved in {folder / CONFIG_FILE}"
 
 
 def examine_strange(classifier: Classifier, known: ImageSet, strange: str, batch_size: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ class Call(NamedTuple):
 
     Example:
         >>> call = tc.ops.fused.Call(torch.randn(2, 6, 1, 4), torch.randn(6, 3, 4, 5), None, None, None, None, ())
-        >>> call.sizes
+        >>> tc.ops.fused.call.sizes_of(call)
         (2, 6, 3, 1, 4, 5)
     """
 
@@ -38,22 +38,12 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Any], sites: Tensor | None) -> "Call":
-        """From the other tensors, in the order of :attr:`listed`."""
+        """From the other tensors, in the order of :func:`listed`."""
         return cls._make((*tensors[:5], sites, tuple(tensors[5:])))
-
-    @property
-    def listed(self) -> list[Tensor | None]:
-        """All tensors but the sites, those of the similarity last; None for those that the call does not have."""
-        return listed(self)
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int, int, int]:
-        """B, I, J, M, P, D."""
-        return sizes_of(self)
 
     def gradients(self, made: Callable[[Tensor], Tensor] = torch.zeros_like) -> "Call":
         """Tensors for the gradients: zeros, or what ``made`` gives for each tensor."""
-        return Call.of([None if field is None else made(field) for field in self.listed], None)
+        return Call.of([None if field is None else made(field) for field in listed(self)], None)
 
     def readable(self) -> "Call":
         """The same tensors, contiguous, as the kernels read them.
@@ -61,7 +51,7 @@ class Call(NamedTuple):
         Raises:
             ValueError: if one does not fit the children: the kernels would read beyond its memory.
         """
-        B, I, J, M, P, D = self.sizes
+        B, I, J, M, P, D = sizes_of(self)
         children, by_child, by_vote = self.children, self.children.shape[:2], (B, J, M * D)
         if children.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"children must be float32 or float64, got {children.dtype}")
@@ -69,7 +59,7 @@ class Call(NamedTuple):
             raise ValueError(f"similarity must have none, one or three tensors, got {len(self.similarity)}")
         own = 1 if self.transforms.shape[0] == 1 else I
         shapes = (children.shape, (own, J, P, D), (I, M * D), by_child, by_child, by_vote, by_vote, (B, J))
-        dtype, device, found = children.dtype, children.device, self.listed
+        dtype, device, found = children.dtype, children.device, listed(self)
         for place, (tensor, shape) in enumerate(zip(found, shapes, strict=False)):
             if tensor is not None:
                 if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device:
@@ -83,17 +73,20 @@ class Call(NamedTuple):
         return Call.of(found, sites)
 
     def flat(self) -> list[Tensor]:
-        """The tensors of :attr:`listed` that the call has."""
-        return [field for field in self.listed if field is not None]
+        """The tensors of :func:`listed` that the call has."""
+        return [field for field in listed(self) if field is not None]
 
 
 def listed(call: Call) -> list[Tensor | None]:
-    """``call.listed`` as a function, since PyTorch 2.10 cannot compile properties of named tuples."""
+    """All tensors but the sites, those of the similarity last; None for those that the call does not have.
+
+    A function, since PyTorch 2.10 cannot compile properties of named tuples.
+    """
     return [*call[:5], *call.similarity]
 
 
 def sizes_of(call: Call) -> tuple[int, int, int, int, int, int]:
-    """``call.sizes`` as a function, as :func:`listed`."""
+    """B, I, J, M, P, D. A function, as :func:`listed`."""
     N, G, M, P = call.children.shape
     _, J, _, D = call.transforms.shape
     windows, children = (1, G) if call.sites is None else call.sites.shape

@@ -33,7 +33,7 @@ from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.backend import Agreement, Gaussians, Moments, Rule
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import passes
-from torchcaps.ops.fused.call import Call, listed, misfit
+from torchcaps.ops.fused.call import Call, listed, misfit, sizes_of
 from torchcaps.ops.fused.operators import OperatorVotes, moments_gradients, scores_gradients
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.windows import in_windows
@@ -223,7 +223,7 @@ class Ledger:
             return passes.scores(call.readable(), *options)
         step = _Step(self.entries, self._parts, options, name)
         token = logits = None
-        if reduced and len(call.similarity) == 3 and (differentiated or math.prod(call.sizes[:3]) <= _LOGITS):
+        if reduced and len(call.similarity) == 3 and (differentiated or math.prod(sizes_of(call)[:3]) <= _LOGITS):
             logits = passes.empty_logits(call, step.parts)
         if differentiated:
             scores, token = _Scores.apply(step, self._token(), logits, call.sites, *tensors)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchcaps.numerics import positive
 from torchcaps.ops.backend import Moments
 from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradients
-from torchcaps.ops.fused.call import Call, FusedVotes, readable, stored_moments, stored_scores
+from torchcaps.ops.fused.call import Call, FusedVotes, readable, sizes_of, stored_moments, stored_scores
 
 
 class Kernels(Protocol):
@@ -113,7 +113,7 @@ def _moments(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _moments_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     call, _, (_, _, scatter) = _opened(arguments)
-    B, _, J, M, _, D = call.sizes
+    B, _, J, M, _, D = sizes_of(call)
     total = call.children.new_empty(B, J, M * D)
     return total.new_empty(B, J), total, *(torch.empty_like(total) if scatter else total.new_empty(0) for _ in range(2))
 
@@ -121,7 +121,7 @@ def _moments_shapes(*arguments: Any) -> tuple[Tensor, ...]:
 def _moments_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
     call, backend, (orphan, hard, *upstream) = _opened(arguments)
-    B, _, J, M, _, D = call.sizes
+    B, _, J, M, _, D = sizes_of(call)
     pieces: list[Any] = [
         None if grad is None else readable(name, grad, (B, J) if name == "grad_mass" else (B, J, M * D), call.children)
         for name, grad in zip(("mean", "grad_mass", "grad_sum", "grad_scatter", "rest"), upstream, strict=False)
@@ -137,14 +137,14 @@ def _scores(*arguments: Any) -> Tensor:
 
 def _scores_shapes(*arguments: Any) -> Tensor:
     call, _, (_, reduced) = _opened(arguments)
-    B, I, J, *_ = call.sizes
+    B, I, J, *_ = sizes_of(call)
     return call.children.new_empty((B, I) if reduced else (B, I, J))
 
 
 def _scores_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
     call, backend, (orphan, reduced, scores, grad) = _opened(arguments)
-    shape = call.sizes[: 2 if reduced else 3]
+    shape = sizes_of(call)[: 2 if reduced else 3]
     pieces = (readable(name, field, shape, call.children) for name, field in (("scores", scores), ("grad", grad)))
     return _kernels(backend).scores_backward(call.readable(), *pieces, orphan=orphan, reduced=reduced).flat()
 
@@ -166,7 +166,7 @@ def _gradients(
     Args:
         run: finds those that are there, from a call and the upstream gradients.
         function: what they are the gradients of, in plain PyTorch, of a call and its options.
-        tensors: of the call, as :attr:`Call.listed`.
+        tensors: of the call, as :func:`~torchcaps.ops.fused.call.listed`.
         sites: of the call.
         upstream: the gradients of the results.
         options: of the function.

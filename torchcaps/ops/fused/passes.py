@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.ops.backend import Agreement, Gaussians, Moments
 from torchcaps.ops.derivatives import Tensors
-from torchcaps.ops.fused.call import Call
+from torchcaps.ops.fused.call import Call, listed, sizes_of
 from torchcaps.ops.fused.library import library
 from torchcaps.ops.fused.memory_pool import MemoryPool
 from torchcaps.squashing import kind_of
@@ -215,7 +215,7 @@ def moments(
         logits: what :func:`scores` wrote down.
         kept: the votes, if they are few.
     """
-    B, _, J, M, _, D = call.sizes
+    B, _, J, M, _, D = sizes_of(call)
     total = call.children.new_empty(B, J, M * D)
     mass = total.new_empty(B, J)
     second, rest = (torch.empty_like(total), torch.empty_like(total)) if scatter else (None, None)
@@ -231,7 +231,7 @@ def moments(
 
 def scores(call: Call, orphan: bool, reduced: bool, parts: int | None = None, logits: Tensor | None = None) -> Tensor:
     """The logits (B, I, J), or their normaliser (B, I); ``logits``, if given, is filled with the logits."""
-    B, I, J, *_ = call.sizes
+    B, I, J, *_ = sizes_of(call)
     out = call.children.new_empty((B, I) if reduced else (B, I, J))
     if J == 0:
         return out.fill_(0.0 if orphan else -torch.inf)
@@ -274,10 +274,10 @@ def moments_flow(
     slope = None if grad_scatter is None else 2 * grad_scatter.contiguous()
     shares = flow = None
     if passing:
-        J = call.sizes[2]
+        J = sizes_of(call)[2]
         shares = _coefficients(call, parts, J if call.similarity or hard else 1)
         flow = _coefficients(call, parts, J) if call.similarity and not hard else None
-    gradients = _empty_gradients((*_VOTES, *wanted, wanted[2], wanted[2]), call.listed, call)
+    gradients = _empty_gradients((*_VOTES, *wanted, wanted[2], wanted[2]), listed(call), call)
     if votes is not None:
         votes = _aligned(votes)
     _run(
@@ -333,8 +333,8 @@ def scores_flow(
         orphan: as in :func:`scores`.
         reduced: as in :func:`scores`.
     """
-    gradients = _empty_gradients((*_VOTES, True, True, *(compared,) * 3), call.listed, call)
-    flow = into if into is not None or not passing else _coefficients(call, parts, call.sizes[2])
+    gradients = _empty_gradients((*_VOTES, True, True, *(compared,) * 3), listed(call), call)
+    flow = into if into is not None or not passing else _coefficients(call, parts, sizes_of(call)[2])
     _run(
         _FLOW,
         call,
@@ -380,7 +380,7 @@ def agreement_forward(
         The poses, and what the last step compared with, None in the first one; and for a backward pass the sums of all
         steps, and what the steps between compared with.
     """
-    B, _, J, M, _, D = call.sizes
+    B, _, J, M, _, D = sizes_of(call)
     pose = call.children.new_empty(B, J, M * D)
     alpha = torch.empty_like(pose) if settings.steps > 1 else None
     sums = alphas = None
@@ -418,7 +418,7 @@ def agreement_backward(
     (sums, alphas, alpha, votes), (pose, last), parts = steps, upstream, row_parts(call)
     if votes is not None:
         votes = _aligned(votes)
-    gradients, J = _empty_gradients(wanted, (*call[:3], bias), call), call.sizes[2]
+    gradients, J = _empty_gradients(wanted, (*call[:3], bias), call), sizes_of(call)[2]
     coefficients, several = None, 2 * (settings.steps - 1) * J + 1  # two a step of each parent, and of the first one
     if True in wanted[:3]:
         coefficients = _coefficients(call, parts, several)
@@ -480,7 +480,7 @@ def moments_backward(
     hard: bool,
 ) -> Call:
     """The gradients of every tensor of the call."""
-    if 0 in call.sizes:
+    if 0 in sizes_of(call):
         return call.gradients()
     parts, upstream = row_parts(call), (grad_mass, grad_sum, grad_scatter)
     return _all_gradients(call, moments_flow(call, mean, rest, upstream, parts, orphan=orphan, hard=hard), parts)
@@ -488,7 +488,7 @@ def moments_backward(
 
 def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool) -> Call:
     """The gradients of every tensor of the call."""
-    if 0 in call.sizes:
+    if 0 in sizes_of(call):
         return call.gradients()
     parts = row_parts(call)
     return _all_gradients(call, scores_flow(call, scores, grad, parts, orphan=orphan, reduced=reduced), parts)
@@ -505,12 +505,12 @@ def row_parts(call: Call) -> int:
 
 def empty_logits(call: Call, parts: int) -> Tensor:
     """Memory for the logits of a step, for :func:`scores` to fill."""
-    return _coefficients(call, parts, call.sizes[2])
+    return _coefficients(call, parts, sizes_of(call)[2])
 
 
 def _coefficients(call: Call, parts: int, parents: int) -> Tensor:
     """Memory for a number of each child and each of so many parents."""
-    (B, I, *_), dtype = call.sizes, call.children.dtype
+    (B, I, *_), dtype = sizes_of(call), call.children.dtype
     lanes = library().vector_bytes // dtype.itemsize
     width = B if B <= lanes // _FEW else lanes
     shape = -(-B // lanes) + parts, -(-I // _TOGETHER), parents, _TOGETHER, width
@@ -519,7 +519,7 @@ def _coefficients(call: Call, parts: int, parents: int) -> Tensor:
 
 def _empty_gradients(wanted: Sequence[bool], fields: Sequence[Tensor | None], call: Call) -> Gradients:
     """Memory for the gradients of the fields that are there, if wanted; zeros where there are no votes to fill it."""
-    made = torch.zeros_like if 0 in call.sizes else torch.empty_like
+    made = torch.zeros_like if 0 in sizes_of(call) else torch.empty_like
     found: Gradients = []
     for want, field in zip(wanted, fields, strict=False):
         found.append(made(field) if want and field is not None else None)
@@ -560,7 +560,7 @@ def _run(which: int, call: Call, agreement: dict[str, Any] | None = None, **fiel
     if outcome == _OUTSIDE:
         raise IndexError(f"sites must be from 0 to {grid - 1}, got {sites}")
     if outcome == _NO_MEMORY:
-        B, *_ = call.sizes
+        B, *_ = sizes_of(call)
         raise MemoryError(f"no memory for the native kernels to work on votes (B, I, J, H) = {(B, I, J, M * D)}")
     return int(outcome)
 

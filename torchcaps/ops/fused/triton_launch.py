@@ -18,7 +18,7 @@ from torch import Tensor
 from torchcaps.numerics import compute_dtype, positive
 from torchcaps.ops.derivatives import about_mean
 from torchcaps.ops.fused import triton_kernels as device
-from torchcaps.ops.fused.call import Call
+from torchcaps.ops.fused.call import Call, sizes_of
 from torchcaps.ops.naive import dense_votes
 
 
@@ -173,7 +173,7 @@ class Launch:
         self.source = call
         self.dtype = compute_dtype(call.children, call.transforms, *call.similarity)
         self.warps = tiling.warps or warps
-        self.B, self.I, self.J, M, P, D = call.sizes
+        self.B, self.I, self.J, M, P, D = sizes_of(call)
         self.H, self.G = M * D, call.children.shape[1]
         self.W = 1 if call.sites is None else len(call.sites)
 
