@@ -50,9 +50,6 @@ PLAIN = {
 ENOUGH = 5
 """Seeds for a verdict."""
 
-CLAIMED = ("dynamic, 3 steps", "variational Bayes")
-"""Of these the README speaks."""
-
 MARKS = "<!-- from the result -->", "<!-- until here -->"
 
 
@@ -260,24 +257,36 @@ def section() -> str:
     return "\n".join(parts).strip()
 
 
-SAYS = {"fewer": "**Fewer errors**", "more": "**More errors**", "open": "**No sure difference**"}
+FINDS = {"fewer": "more pairs", "more": "fewer pairs", "open": "about as many pairs"}
+"""What fewer errors mean for those who count what is right."""
 
 
 def claim() -> str:
-    """For those who do not open the page: what routing changes, and how sure that is."""
+    """What the README shows of digits: a table, and what the intervals of the differences let one say."""
     runs = of_digits()
-    found = {
-        f"{head}, on two digits": difference(runs, head, WITHOUT[head], digit_heads.ABOVE)
-        for head in in_common(runs, WITHOUT, ENOUGH)
-    }
-    for view in VIEWPOINTS:
-        heads = compared(of_views(view))
-        found |= {f"{head}, on novel {view}s": heads[head] for head in CLAIMED if head in heads}
-    told = {
-        words: "; ".join(f"{name} ({one.told})" for name, one in found.items() if one.verdict == verdict)
-        for verdict, words in SAYS.items()
-    }
-    return ". ".join(f"{words}: {those}" for words, those in told.items() if those)
+    shown = [head for head in digit_heads.DRAWN if head in runs]
+    tests = (digit_heads.SINGLE, *digit_heads.PAIRS)
+    lines = [
+        f"| all digits found, mean of the seeds | {' | '.join(tests)} | seeds |",
+        "|---|" + "---|" * (len(tests) + 1),
+    ]
+    for head in shown:
+        right = [f"{100 - (mean(runs[head], test) or 0.0):.1f} %" for test in tests]
+        lines.append(f"| {head} | {' | '.join(right)} | {len(runs[head])} |")
+    return "\n".join([*lines, "", *comparisons(runs)])
+
+
+def comparisons(runs: Runs) -> Iterator[str]:
+    """A sentence for each head in the README's table and what it is compared with."""
+    for others, name in ((WITHOUT, "without routing"), (PLAIN, "the plain network")):
+        for head in in_common(runs, others, ENOUGH):
+            if head in digit_heads.DRAWN:
+                pairs = (difference(runs, head, others[head], test) for test in digit_heads.PAIRS)
+                words = [
+                    f"{FINDS[pair.verdict]} {layout}"
+                    for pair, layout in zip(pairs, digit_heads.PAIRS.values(), strict=True)
+                ]
+                yield f"- {head} finds {' and '.join(words)} than {others[head]} ({name})."
 
 
 def draw() -> Any:
@@ -307,10 +316,13 @@ def draw_digits() -> Any:
     """What routing changes in each test of digits, with intervals."""
     runs = of_digits()
     heads = in_common(runs, WITHOUT)
-    figure = new_figure(4.0 * len(heads) + 1.5, 4.2, "constrained")
-    for axes, head in zip(
-        figure.subplots(1, len(heads), squeeze=False, sharex=True, sharey=True)[0], heads, strict=True
-    ):
+    columns = 3
+    rows = -(-len(heads) // columns)
+    figure = new_figure(4.0 * columns + 1.5, 4.2 * rows, "constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    for axes in panels[len(heads) :]:
+        axes.set_axis_off()
+    for axes, head in zip(panels, heads, strict=False):
         found = {test: difference(runs, head, WITHOUT[head], test) for test in digit_heads.TESTS}
         intervals(axes, found, dict.fromkeys(found, "C0"))
         axes.set(title=head, xlabel=f"error less that of {WITHOUT[head]}, points")
@@ -338,7 +350,7 @@ def filled(page: str, figures: str) -> str:
 
 def pages() -> dict[Path, str]:
     """What stands between the marks of each document."""
-    return {PAGE: f"\n\n{section()}\n\n", README: claim()}
+    return {PAGE: f"\n\n{section()}\n\n", README: f"\n\n{claim()}\n\n"}
 
 
 if __name__ == "__main__":

@@ -137,14 +137,14 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Bars of the accuracy on single digits and on two, mean of the seeds, with an example of each above them."""
         test = data_of(studies[0].settings.data).test
-        examples = {SINGLE: test.images[0].amax(0)}
-        for name, layout in PAIRS.items():
-            examples[name] = arrange(test, LAYOUTS[layout], 1).images[0].amax(0)
+        examples = {"single digits": test.images[0].amax(0)}
+        for layout in PAIRS.values():
+            examples[layout] = arrange(test, LAYOUTS[layout], 1).images[0].amax(0)
         bars = {}
         for head in DRAWN:
             seeds = [study.figures for study in studies if (head, SINGLE) in study.figures]
             if seeds:
-                bars[head] = [100 - fmean(figures[head, name] for figures in seeds) for name in examples]
+                bars[head] = [100 - fmean(figures[head, name] for figures in seeds) for name in (SINGLE, *PAIRS)]
         if not bars:
             return {}
         return {"pairs": Picture(bars_under_images(examples, bars, "all digits found, % of images"), self.caption)}

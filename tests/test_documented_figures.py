@@ -101,6 +101,7 @@ ABOVE, BESIDE = "one above the other, the most active", "side by side, the most 
 CLEAN = "single digit, accuracy"
 TWIN, DYNAMIC, KMEANS = "convolutional twin, pooled", "dynamic, accumulating, 3 steps", "inner-product K-Means, 3 steps"
 VARIANT = "variant of K-Means: {}"
+SQUASHED_INSIDE = VARIANT.format("squashed in between, too")
 CAPS, CNN = "matrix capsules", "convolutional network"
 EM = ("1 step", "2 steps", "matrix pose, 3 steps, spread loss, coordinates", "5 steps")
 CAPS_EM, CAPS_DYNAMIC = "MatrixCapsNet, EM routing", "CapsNet, dynamic routing, 3 steps"
@@ -144,6 +145,17 @@ def by_seeds(row: str) -> list[float]:
     return [*(100 - one for one in of_compute(row)[1:]), max(rows("compute")[row, "minutes of training"]["ours"])]
 
 
+def spread(values: list[float]) -> list[float]:
+    """The mean and the range of some seeds."""
+    return [mean(values), *ends(values)]
+
+
+def in_the_table(row: str) -> list[float]:
+    """Mean and range of the test accuracies of ``compute``, the published one, and the longest training."""
+    *accuracies, minutes = by_seeds(row)
+    return [*spread(accuracies), 100 - of_compute(row)[0], minutes]
+
+
 def attack(name: str, *of: str) -> list[float]:
     return ours("adversarial", f"accuracy, {name}", *of)
 
@@ -171,41 +183,15 @@ def swapped() -> list[float]:
 
 SAID: dict[str, list[tuple[str, list[float]]]] = {
     "README.md": [
-        ("as good ({} against {} %) and", [mean(accuracy(*PHOTOS_CNN)), mean(accuracy(*PHOTOS))]),
-        ("convolutions {} %, dynamic routing {} %, K-Means {} %;", ours(WHOLE, ABOVE, TWIN, DYNAMIC, KMEANS)),
-        (
-            "{} (blue) and {} parameters (others), {} to {} % on single digits",
-            [*parameters(WHOLE, TWIN, DYNAMIC), *ends(ours(WHOLE, CLEAN, TWIN, DYNAMIC, KMEANS))],
-        ),
-        ("With equal parameters ({} million), capsules lose {} points under affine", [
-            parameters("affine", "CapsNet")[0] / 1e6, more("affine", "affine test accuracy", "CNN", "CapsNet"),
+        ("CapsNet, dynamic routing | {} ({} to {}), three seeds | | {} | {} |", in_the_table(LONG)),
+        ("Efficient-CapsNet, self-attention | {} ({} to {}), three seeds | | {} | {} |", in_the_table(TURNED)),
+        ("Bayes in three steps | {} ({} to {}), three seeds | {} ({} to {}) | {} | {} |", [
+            *spread(by_seeds(BAYES[0])[:-1]), *spread(by_seeds(BAYES[1])[:-1]), *in_the_table(BAYES[0])[-2:],
         ]),
-        ("stem, dynamic routing, three seeds | {}, {}, {} % | {} min", by_seeds(LONG)),
-        ("residual network | {}, {} (both digits), {} % | {}, {}, {} min", [
-            one for kind in zip(*map(by_seeds, RESIDUAL), strict=True) for one in kind
-        ]),
-        ("`efficient_capsnet` ({} parameters, and its decoder) | {} % | {} min", [
-            alone("efficient_capsnet"), *trained("mnist-efficient_capsnet")[1:],
-        ]),
-        ("({} parameters), 2 steps of EM | {} % | {} min", trained("mnist-matrixcapsnet_small-soft")),
-        ("| 500 photos of 5 classes, {} to test", [read(PHOTOS[0])["images"]["test"]]),
-        ("three seeds; its CNN | {}, {}, {} %; {}, {}, {} % | {} min", [
-            *accuracy(*PHOTOS, *PHOTOS_CNN),
+        ("residual network | {}, one seed | | {} | {} |", [in_the_table(RESIDUAL[1])[place] for place in (0, 3, 4)]),
+        ("ImageNet weights | {} ({} to {}), three seeds | its CNN: {} ({} to {}) | | {} |", [
+            *spread(accuracy(*PHOTOS)), *spread(accuracy(*PHOTOS_CNN)),
             max(read(name)["training_seconds"] for name in (*PHOTOS, *PHOTOS_CNN)) / 60,
-        ]),
-        ("_smallnorb` ({} parameters)", [alone("efficient_capsnet_smallnorb")]),
-        ("with 1 step, no routing | {}, {}, {}; {}, {}, {}; {}, {}, {} % | {}, {}, {} min", [
-            *(one for row in (TURNED, *BAYES) for one in by_seeds(row)[:-1]),
-            *(by_seeds(row)[-1] for row in (TURNED, *BAYES)),
-        ]),
-        ("({} parameters), 1 step of EM: no routing; its CNN baseline ({} parameters) | {}; {} % | {}, {} min", trained(
-            "smallnorb-matrixcapsnet_small-soft", "smallnorb-matrixcapsnet_cnn"
-        )),
-        ("10 x 16, dynamic | {} ms, {} MiB | {} ms, {} MiB | 1/{} | {} |", both("DigitCaps")),
-        ("batch 8, 28x28 | {} ms, {} MiB | {} ms, {} MiB | 1/{} | {} |", both("matrixcapsnet")),
-        ("with decoder | {} ms | {} ms; its convolutions with a linear head: {} ms | | {} |", [
-            *(step(*one)[0] for one in (("capsnet", "naive"), ("capsnet", "native"), ("yardstick", "cnn"))),
-            limit("capsnet"),
         ]),
     ],
     "docs/recipes.md": [
@@ -215,7 +201,13 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ]),
         *((f"{words} {{}} % | {{}} %; {{}}, {{}}, {{}} % |", [
             *published(WHOLE, ABOVE, row), *ours("two-digits", ABOVE, row), *rows(WHOLE)[row, ABOVE]["ours"],
-        ]) for words, row in (("pooled | about", TWIN), ("routing | about", DYNAMIC), ("K-Means | over", KMEANS))),
+        ]) for words, row in (("pooled | about", TWIN), ("K-Means | over", KMEANS))),
+        ("inside | about {} % | {}, {}, {} % (paper preset) |", [
+            *published(WHOLE, ABOVE, SQUASHED_INSIDE), *rows(WHOLE)[SQUASHED_INSIDE, ABOVE]["ours"],
+        ]),
+        ("accumulating | | {} %; {}, {}, {} % |", [
+            *ours("two-digits", ABOVE, DYNAMIC), *rows(WHOLE)[DYNAMIC, ABOVE]["ours"],
+        ]),
         ("not both found | CapsNet | {} % | {} % |", [
             *published("multimnist", "exact-pair test error", "CapsNet, 3 steps"),
             *ours("multimnist", "exact-pair test error", "CapsNet, 3 steps"),
@@ -290,7 +282,7 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ("(1 to 5 steps: {}, {}, {}, {}, {} %)", found(*STEPS)),
         ("of {}: {} %), nor do tanh, {} %, and 1 - exp(-n), {} %; n / (1 + n) finds {} %", [0.5, *found(*SQUASHES)]),
         ("of length 1, find {} %; dynamic routing without accumulation {} %", found(
-            VARIANT.format("squashed in between, too"), "dynamic, not accumulating, 3 steps"
+            SQUASHED_INSIDE, "dynamic, not accumulating, 3 steps"
         )),
         ("with {} to {} % test error, and {} to {} % under affine", [
             *ends(of_routings("test error", *BEST)), *ends(of_routings("error under affine transforms", *BEST)),
@@ -312,15 +304,8 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
 """Words around figures, which stand as ``{}``, and what these are."""
 
 NONE = {
-    "README.md": [
-        "1,797 embedded digits",
-        "Published, after far longer training: MNIST 99.74 % (Efficient-CapsNet), 99.56 % (EM); "
-        "smallNORB 98.4 % (variational Bayes), 98.2 % (EM), 97.46 % (Efficient-CapsNet), 94.8 % (CNN).",
-        "torch==2.10.*",
-        "Python 3.10 or newer",
-        "Apache-2.0",
-    ],
-    "docs/recipes.md": ["5,000 digits of MNIST"],
+    "README.md": ["Python 3.10 or newer", "Apache-2.0"],
+    "docs/recipes.md": ["5,000 digits of MNIST", "n²/(0.5+n²) inside"],
 }
 """Figures that are no results: of others, of data, of settings."""
 

@@ -136,7 +136,7 @@ def bars_under_images(images: Mapping[str, Tensor], series: Mapping[str, Sequenc
         series: a value for each group, by name.
         what: the axis says.
     """
-    figure = new_figure(9.0, 5.2)
+    figure = new_figure(max(1.8 * len(images), 6.5), 5.2)
     grid = figure.add_gridspec(2, len(images), height_ratios=(1.0, 2.6))
     for place, (name, image) in enumerate(images.items()):
         axes = figure.add_subplot(grid[0, place])
@@ -147,7 +147,7 @@ def bars_under_images(images: Mapping[str, Tensor], series: Mapping[str, Sequenc
     bars_upwards(axes, list(images), series)
     axes.set_ylim(0, 108)
     axes.set_ylabel(what)
-    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    axes.legend(fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     return figure
 
 
