@@ -284,6 +284,10 @@ SAID: dict[str, list[tuple[str, list[float]]]] = {
         ("of length 1, find {} %; dynamic routing without accumulation {} %", found(
             SQUASHED_INSIDE, "dynamic, not accumulating, 3 steps"
         )),
+        ("learns, at {} % test error with 8 layers. Without it, {} % are wrong. Layers need no squash in between: "
+         "without one, and with a bias, 8 layers have {} %", ours("depth", "test error", *(
+             f"8 layers, {kind}" for kind in ("squashed, bias", "squashed", "not squashed, bias")
+        ))),
         ("with {} to {} % test error, and {} to {} % under affine", [
             *ends(of_routings("test error", *BEST)), *ends(of_routings("error under affine transforms", *BEST)),
         ]),
