@@ -110,6 +110,7 @@ DIGITS = ["--data", "Digits", "--model", "capsnet_digits", "--run", "r"]
         (["train", *DIGITS, "--task", "SeveralLabels", "--task.count", "-1"], "error: count must be at least 1"),
         (["evaluate", "digits", "--data", "ImageFolder", "--data.root", "nowhere"], "error: root nowhere does not ex"),
         (["evaluate", "digits", "--data", "Nope"], "data must be one of ['annotated', "),
+        (["evaluate", "digits", "--data", "text", "--data.path", "x"], "error: there is no option data.path"),
     ],
     ids=str,
 )  # fmt: skip
@@ -258,6 +259,15 @@ def test_texts_are_told_by_where_they_are_and_how_they_begin(capsys: pytest.Capt
         assert places == ["lines.txt:1", "lines.txt:2", None]
     finally:
         Path("lines.txt").unlink()
+
+
+def test_an_error_repeats_no_megabytes_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "names.csv"
+    table.write_text("x" * 100_000 + "\n")
+    error = told_by(capsys, "train", str(table), "--run", str(tmp_path / "run"))
+    assert len(error) < 5_000
+    assert "'text'" in error
+    assert error.endswith("--data.text names it\n")
 
 
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

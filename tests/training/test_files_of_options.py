@@ -1,6 +1,7 @@
 """A file of options is read once, into plain values; what these name is looked up, and never imported or called."""
 
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from benchmarks.hostile import harmless, texts, watched
 from torchcaps_lab.cli import main
 from torchcaps_lab.cli.plugins import import_named
 from torchcaps_lab.training import read_options, training_options
-from torchcaps_lab.training.reading import as_yaml
+from torchcaps_lab.training.reading import as_yaml, parsed
 
 SMALL = {
     "data": "Digits",
@@ -246,3 +247,11 @@ def test_what_was_imported_by_name_is_taken(tmp_path: Path, monkeypatch: pytest.
     found = training_options(read_options(config, ["elsewhere/friendly_caps.py"]))
     assert found.plain()["data"]["name"] == "Friendly"
     assert type(found.make()[0].data).__name__ == "Friendly"
+
+
+def test_text_that_looks_like_a_number_stays_text_where_it_is_written_down() -> None:
+    """A folder or a class may be called 1e3; every text of up to three of these signs is read as it was written."""
+    short = ["".join(signs) for length in range(1, 4) for signs in product("01e_.+-", repeat=length)]
+    names = [*short, "1:30", "0x1f", "0b1", "~", "null", "no", "12E5", ".inf", "2001-01-01", "=", "<<", "1e+05"]
+    options: dict[str, object] = {"classes": names, "weights": dict.fromkeys(names, 1.5), "lr": 1e-8, "epochs": 3}
+    assert parsed(as_yaml(options), "the options") == options

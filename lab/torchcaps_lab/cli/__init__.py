@@ -10,7 +10,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from torchcaps_lab.cli.extras import advice
-from torchcaps_lab.cli.output import discard_output
+from torchcaps_lab.cli.output import discard_output, shortened
 from torchcaps_lab.cli.parser import WrongUsage, parser_of
 from torchcaps_lab.cli.plugins import import_named, import_plugins, importing, named_imports
 from torchcaps_lab.cli.source import docstring
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = advice(error) if isinstance(error, ModuleNotFoundError) else str(error)
         if text is None or os.environ.get("TORCHCAPS_TRACEBACK"):
             raise
-        print(f"torchcaps {name}: error: {text}", file=sys.stderr)
+        print(f"torchcaps {name}: error: {shortened(text)}", file=sys.stderr)
         return 1
     return 0
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from torchcaps.spec import MISSING, alternatives, declared, fit, meant, registry_of
+from torchcaps_lab.cli.output import shortened
 from torchcaps_lab.cli.plugins import add_import
 from torchcaps_lab.cli.source import Sketch, docstring, documented, sketches
 from torchcaps_lab.training.reading import put, typed
@@ -99,14 +100,14 @@ class OptionParser(ArgumentParser):
         try:
             return [fit(hint, one, name) for one in value] if action.nargs in ("+", "*") else fit(hint, value, name)
         except ValueError as error:
-            self.error(f"--{error}" if action.option_strings else str(error))
+            self.error(f"--{error}" if action.option_strings and str(error).startswith(name) else str(error))
 
     def error(self, message: str) -> NoReturn:
         """Says what is wrong, and what looks like an unknown option, and ends the process."""
         if unknown := re.match(r"unrecognized arguments: --([\w.-]+)", message):
             names = [name.removeprefix("--") for name in self._option_string_actions if name.startswith("--")]
             message += meant(unknown[1].replace("-", "_"), names).replace("mean ", "mean --")
-        self.exit(2, f"{self.prog}: error: {message}\n'{self.prog} --help' lists the options.\n")
+        self.exit(2, f"{self.prog}: error: {shortened(message)}\n'{self.prog} --help' lists the options.\n")
 
     def _words(self, arguments: Sequence[str]) -> list[str]:
         """The arguments, a flag with its value as one; empty ones are refused: a folder would be the working one."""

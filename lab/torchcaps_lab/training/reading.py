@@ -84,6 +84,16 @@ for _kind in ("int", "float"):
     _Reader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Reader.construct_number)
 
 
+class _Writer(yaml.SafeDumper):
+    """Puts text between quotes that other readers of YAML, or ours, would take for something else, as 1e3."""
+
+
+_Writer.yaml_implicit_resolvers = {
+    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Reader.yaml_implicit_resolvers.get(first, ())]
+    for first in yaml.SafeDumper.yaml_implicit_resolvers.keys() | _Reader.yaml_implicit_resolvers.keys()
+}
+
+
 class _TooMuch(Exception):
     """There are more values than options have."""
 
@@ -237,7 +247,7 @@ def as_yaml(options: Mapping[str, Any]) -> str:
     """Options as text that :func:`read_options` reads."""
     if not options:
         return ""
-    text = yaml.safe_dump(dict(options), sort_keys=False, allow_unicode=True)
+    text = yaml.dump(dict(options), Dumper=_Writer, sort_keys=False, allow_unicode=True)
     if parsed(text, "the options") != options:  # some line breaks of Unicode are written as they are, and folded
-        text = yaml.safe_dump(dict(options), sort_keys=False)
+        text = yaml.dump(dict(options), Dumper=_Writer, sort_keys=False)
     return text
