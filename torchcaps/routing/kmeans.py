@@ -1,5 +1,7 @@
 """Routing as K-Means of the votes (Su Jianlin 2018): by inner product, by distance, and with hard assignments."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -16,11 +18,55 @@ from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
 
 Metric = Literal["euclidean", "inner"]
+Assignment = Literal["soft", "straight_through"]
 
 
 def _moved(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
     """The centres (B, J, H): the new ones, but the old ones of parents that no vote chose."""
     return torch.where(negligible(moments.mass)[..., None], old, new)
+
+
+def _moved_sum(moments: Moments, old: Tensor) -> Tensor:
+    """The sums of the votes, (B, J, H), but the old centres of parents that no vote chose."""
+    return _moved(moments, moments.sum, old)
+
+
+def _moved_mean(moments: Moments, old: Tensor | None) -> Tensor:
+    """The means of the votes, (B, J, H), but the old ones, if there are any, of parents that no vote chose."""
+    mean = mean_of(moments)
+    return mean if old is None else _moved(moments, mean, old)
+
+
+def _straight_through(
+    votes: Votes, similarity: Similarity, weights: Tensor | None, centre_of: Callable[[Moments], Tensor]
+) -> Tensor:
+    r"""The centres of hard assignments with the gradients of those of soft ones, (B, J, H).
+
+    .. math:: c_j = c_j^{\text{hard}} + \big(c_j^{\text{soft}} - \operatorname{sg}(c_j^{\text{soft}})\big)
+
+    Both come from one similarity; sg stops the gradient, so the term in brackets is 0 and has the gradient of
+    :math:`c_j^{\text{soft}}`.
+
+    Args:
+        votes: of I children for J parents.
+        similarity: of this step.
+        weights: child activations, (N, G), or None.
+        centre_of: the centres (B, J, H) of moments.
+
+    Source: the straight-through estimator: Bengio, Leonard & Courville 2013, "Estimating or propagating gradients
+    through stochastic neurons for conditional computation", section 4.
+    """
+    with torch.no_grad():
+        hard = centre_of(votes.restricted(hard=True).moments(similarity, weights))
+    if not torch.is_grad_enabled():
+        return hard
+    soft = centre_of(votes.moments(similarity, weights))
+    return hard + (soft - soft.detach())
+
+
+def _read(votes: Votes, similarity: Similarity | None, assignment: Assignment) -> Votes:
+    """The votes under the normaliser of the last step: the first step is soft."""
+    return votes if assignment == "soft" or similarity is None else votes.restricted(hard=True)
 
 
 def inner_product_kmeans_routing(
@@ -31,6 +77,7 @@ def inner_product_kmeans_routing(
     sharpness: float = 1.0,
     squash_kind: str = "half",
     initial: Routed | None = None,
+    assignment: Assignment = "soft",
 ) -> Routed:
     r"""Soft K-Means with the similarity :math:`\langle V_{ij}, s_j / |s_j| \rangle`.
 
@@ -48,17 +95,33 @@ def inner_product_kmeans_routing(
         sharpness: K; at 1 the scale of the transforms learns it.
         squash_kind: a row of the table in :func:`~torchcaps.squash`.
         initial: parents of an earlier call, to go on from their directions.
+        assignment: ``"straight_through"`` gives the whole child to its most similar parent, in all steps but the first
+            one, with the gradients of the soft centres. The poses are those of :func:`hard_kmeans_routing`. Each of
+            these steps takes two passes over the votes.
+
+    Raises:
+        ValueError: if there is no such assignment, or ``initial`` beside ``"straight_through"``: a parent that no vote
+            chose keeps its centre, which a squashed pose does not tell.
 
     Source: Su Jianlin 2018b, "Another new year's offering: from K-Means to Capsule" (kexue.fm/archives/5112).
     """
     check_steps(steps)
+    check_choice("assignment", assignment, get_args(Assignment))
+    if initial is not None and assignment != "soft":
+        raise ValueError(f"initial must be None with assignment {assignment!r}")
     similarity = None if initial is None else InnerProduct(sharpness * normalize(initial.pose, dim=-1))
+    centre: Tensor | None = None
     for step in range(steps):
-        centre = votes.moments(similarity, weights).sum
+        if centre is None or similarity is None or assignment == "soft":
+            centre = votes.moments(similarity, weights).sum
+        else:
+            kept = partial(_moved_sum, old=centre)
+            centre = _straight_through(votes, similarity, weights, kept)
         if step < steps - 1:
             similarity = InnerProduct(sharpness * normalize(centre, dim=-1))
+    assert centre is not None
     pose = squash(centre, squash_kind)
-    return Routed(pose, length(pose), votes, similarity)
+    return Routed(pose, length(pose), _read(votes, similarity, assignment), similarity)
 
 
 def euclidean_kmeans_routing(
@@ -68,6 +131,7 @@ def euclidean_kmeans_routing(
     steps: int = 3,
     sharpness: float = 1.0,
     initial: Routed | None = None,
+    assignment: Assignment = "soft",
 ) -> Routed:
     r"""Soft K-Means proper.
 
@@ -85,20 +149,30 @@ def euclidean_kmeans_routing(
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
         initial: parents of an earlier call, to go on from their means.
+        assignment: ``"straight_through"`` gives the whole child to its nearest parent, in all steps but the first one,
+            with the gradients of the soft means. The poses are those of :func:`hard_kmeans_routing`. Each of these
+            steps takes two passes over the votes.
+
+    Raises:
+        ValueError: if there is no such assignment.
 
     Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean distance.
     """
     check_steps(steps)
+    check_choice("assignment", assignment, get_args(Assignment))
     weights = weights_for_means(votes, weights)
     mean = None if initial is None else initial.pose
     similarity = None if mean is None else Gaussian.spherical(mean, sharpness)
     for step in range(steps):
-        moments = votes.moments(similarity, weights)
-        mean = mean_of(moments) if mean is None else _moved(moments, mean_of(moments), mean)
+        moved = partial(_moved_mean, old=mean)
+        if similarity is None or assignment == "soft":
+            mean = moved(votes.moments(similarity, weights))
+        else:
+            mean = _straight_through(votes, similarity, weights, moved)
         if step < steps - 1:
             similarity = Gaussian.spherical(mean, sharpness)
     assert mean is not None
-    return Routed(mean, length(mean), votes, similarity)
+    return Routed(mean, length(mean), _read(votes, similarity, assignment), similarity)
 
 
 @torch.no_grad()
@@ -149,6 +223,7 @@ class InnerProductKMeansRouting(AgreementRouting):
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
         squash: a row of the table in :func:`~torchcaps.squash`.
+        assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in the backward pass.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
@@ -175,11 +250,21 @@ class InnerProductKMeansRouting(AgreementRouting):
     steps: Steps = 3
     sharpness: Finite = 1.0
     squash: SquashKind = "half"
+    assignment: Assignment = "soft"
+
+    def __post_init__(self) -> None:
+        self.exact_gradients = self.resumable = self.assignment == "soft"
+        self.within_window = not self.exact_gradients
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
         return inner_product_kmeans_routing(
-            votes, steps=self.steps, sharpness=self.sharpness, squash_kind=self.squash, initial=initial
+            votes,
+            steps=self.steps,
+            sharpness=self.sharpness,
+            squash_kind=self.squash,
+            initial=initial,
+            assignment=self.assignment,
         )
 
 
@@ -191,6 +276,7 @@ class EuclideanKMeansRouting(AgreementRouting):
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
+        assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in the backward pass.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
@@ -216,10 +302,22 @@ class EuclideanKMeansRouting(AgreementRouting):
 
     steps: Steps = 3
     sharpness: Finite = 1.0
+    assignment: Assignment = "soft"
+
+    def __post_init__(self) -> None:
+        self.exact_gradients = self.assignment == "soft"
+        self.within_window = not self.exact_gradients
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; a mean forgets how long the votes were, so their activations weight them."""
-        return euclidean_kmeans_routing(votes, activation, steps=self.steps, sharpness=self.sharpness, initial=initial)
+        return euclidean_kmeans_routing(
+            votes,
+            activation,
+            steps=self.steps,
+            sharpness=self.sharpness,
+            initial=initial,
+            assignment=self.assignment,
+        )
 
 
 @register_routing("hard_kmeans")
