@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.numerics import Finite, Positive, Advance, Ramp, check_choice, class_mask, compute_dtype, real_dtype
+from torchcaps.numerics import Advance, Finite, Positive, Ramp, check_choice, class_mask, compute_dtype, real_dtype
 from torchcaps.spec import Registry, settings
 
 Weighting = Literal["paper", "released"]

@@ -278,3 +278,52 @@ class TestStraightThrough:
     def test_there_is_no_other(self, soft: Callable) -> None:
         with pytest.raises(ValueError, match=r"assignment must be .*'hard'"):
             soft(Votes(*problem()[:2]), assignment="hard")
+
+
+class TestPlainDistance:
+    """exp(-distance) and not exp(-distance²)."""
+
+    @pytest.mark.parametrize("backend", ["naive", "chunked"])
+    @STEPS
+    def test_equations(self, backend: str, steps: int) -> None:
+        def book(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            logits, mean, c = torch.zeros(V.shape[:3], dtype=V.dtype), V, V
+            for _ in range(steps):
+                c = logits.softmax(2)
+                r = (c * a[..., None])[..., None]
+                mean = (r * V).sum(1) / r.sum(1)
+                logits = -1.5 * (V - mean[:, None]).norm(dim=-1)
+            return mean, mean.norm(dim=-1), c
+
+        route = partial(euclidean_kmeans_routing, steps=steps, sharpness=1.5, distance="plain")
+        check_equations(route, book, (), backend)
+
+    @pytest.mark.parametrize(("distance", "factor"), [("plain", 1 / 4), ("squared", 1 / 16)])
+    def test_votes_four_times_as_large_need_another_sharpness(self, distance: str, factor: float) -> None:
+        children, transforms, _ = problem()
+        route = partial(euclidean_kmeans_routing, distance=distance)
+        small, large = (Votes(children, size * transforms) for size in (1, 4))
+        before, after = route(small, sharpness=0.8), route(large, sharpness=0.8 * factor)
+        torch.testing.assert_close(after.assignment, before.assignment, **EXACT)
+        torch.testing.assert_close(after.pose, 4 * before.pose, **EXACT)
+
+    def test_the_nearest_parent_is_the_same(self) -> None:
+        votes = Votes(*problem()[:2])
+        plain, squared = (
+            euclidean_kmeans_routing(votes, assignment="straight_through", distance=one) for one in ("plain", "squared")
+        )
+        torch.testing.assert_close(plain[:2], squared[:2], **EXACT)
+
+    def test_gradients_where_a_vote_is_the_centre(self) -> None:
+        children = torch.ones(1, 3, 2, dtype=torch.float64, requires_grad=True)
+        votes = Votes(children, torch.eye(2, dtype=torch.float64).expand(1, 4, 2, 2))
+        euclidean_kmeans_routing(votes, distance="plain").pose.sum().backward()
+        torch.testing.assert_close(children.grad, torch.full_like(children, 4 / 3))
+
+    @pytest.mark.parametrize("evidence", [False, True])
+    def test_module(self, evidence: bool) -> None:
+        check_routing(EuclideanKMeansRouting(distance="plain", evidence=evidence))
+
+    def test_there_is_no_other(self) -> None:
+        with pytest.raises(ValueError, match=r"distance must be .*'cosine'"):
+            euclidean_kmeans_routing(Votes(*problem()[:2]), distance="cosine")

@@ -5,7 +5,7 @@ from torchcaps.ops.competition import GridWide, Normaliser, PositionWide
 from torchcaps.ops.evidence import EvidentVotes
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.plan import BACKENDS, choose_backend, use_backend
-from torchcaps.ops.similarity import Adjusted, Gaussian, Given, InnerProduct, Similarity
+from torchcaps.ops.similarity import Adjusted, Distance, Gaussian, Given, InnerProduct, Similarity
 from torchcaps.ops.votes import Votes
 from torchcaps.ops.windows import Windows
 
@@ -14,6 +14,7 @@ __all__ = [
     "Adjusted",
     "Agreement",
     "AssignmentMap",
+    "Distance",
     "EvidentVotes",
     "Fields",
     "Gaussian",

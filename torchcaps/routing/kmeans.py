@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from torchcaps.numerics import Finite, check_choice, negligible
-from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
+from torchcaps.ops import Distance, Gaussian, InnerProduct, Moments, Similarity, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.routing.evidence import AgreementRouting
@@ -19,6 +19,7 @@ from torchcaps.squashing import SquashKind, length, squash
 
 Metric = Literal["euclidean", "inner"]
 Assignment = Literal["soft", "straight_through"]
+Measure = Literal["squared", "plain"]
 
 
 def _moved(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
@@ -132,6 +133,7 @@ def euclidean_kmeans_routing(
     sharpness: float = 1.0,
     initial: Routed | None = None,
     assignment: Assignment = "soft",
+    distance: Measure = "squared",
 ) -> Routed:
     r"""Soft K-Means proper.
 
@@ -152,17 +154,21 @@ def euclidean_kmeans_routing(
         assignment: ``"straight_through"`` gives the whole child to its nearest parent, in all steps but the first one,
             with the gradients of the soft means. The poses are those of :func:`hard_kmeans_routing`. Each of these
             steps takes two passes over the votes.
+        distance: ``"plain"`` compares by :math:`-K |V_{ij} - \mu_j|`, the exp(-distance) of many overviews, so that
+            twice as large votes need half the K and not a quarter. It has no fused kernel.
 
     Raises:
-        ValueError: if there is no such assignment.
+        ValueError: if there is no such assignment or distance.
 
     Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean distance.
     """
     check_steps(steps)
     check_choice("assignment", assignment, get_args(Assignment))
+    check_choice("distance", distance, get_args(Measure))
+    near = partial(Gaussian.spherical if distance == "squared" else Distance, sharpness=sharpness)
     weights = weights_for_means(votes, weights)
     mean = None if initial is None else initial.pose
-    similarity = None if mean is None else Gaussian.spherical(mean, sharpness)
+    similarity = None if mean is None else near(mean)
     for step in range(steps):
         moved = partial(_moved_mean, old=mean)
         if similarity is None or assignment == "soft":
@@ -170,7 +176,7 @@ def euclidean_kmeans_routing(
         else:
             mean = _straight_through(votes, similarity, weights, moved)
         if step < steps - 1:
-            similarity = Gaussian.spherical(mean, sharpness)
+            similarity = near(mean)
     assert mean is not None
     return Routed(mean, length(mean), _read(votes, similarity, assignment), similarity)
 
@@ -277,6 +283,7 @@ class EuclideanKMeansRouting(AgreementRouting):
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
         assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in the backward pass.
+        distance: ``squared``, or ``plain``: exp(-distance) weighs the votes.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
@@ -303,6 +310,7 @@ class EuclideanKMeansRouting(AgreementRouting):
     steps: Steps = 3
     sharpness: Finite = 1.0
     assignment: Assignment = "soft"
+    distance: Measure = "squared"
 
     def __post_init__(self) -> None:
         self.exact_gradients = self.assignment == "soft"
@@ -317,6 +325,7 @@ class EuclideanKMeansRouting(AgreementRouting):
             sharpness=self.sharpness,
             initial=initial,
             assignment=self.assignment,
+            distance=self.distance,
         )
 
 
