@@ -10,12 +10,13 @@ from torch.nn.functional import normalize
 
 from torchcaps.numerics import Finite, check_choice, negligible
 from torchcaps.ops import Distance, Gaussian, InnerProduct, Moments, Similarity, Votes
+from torchcaps.ops.agreement import Squashed
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.routing.evidence import AgreementRouting
-from torchcaps.routing.means import weights_for_means
+from torchcaps.routing.means import Softmax, check_softmax, competing, weights_for_means
 from torchcaps.spec import settings
-from torchcaps.squashing import SquashKind, length, squash
+from torchcaps.squashing import SquashInRouting, SquashKind, length, squash
 
 Metric = Literal["euclidean", "inner"]
 Assignment = Literal["soft", "straight_through"]
@@ -76,9 +77,10 @@ def inner_product_kmeans_routing(
     *,
     steps: int = 3,
     sharpness: float = 1.0,
-    squash_kind: str = "half",
+    squash_kind: str | Squashed = "half",
     initial: Routed | None = None,
     assignment: Assignment = "soft",
+    softmax: Softmax = "parents",
 ) -> Routed:
     r"""Soft K-Means with the similarity :math:`\langle V_{ij}, s_j / |s_j| \rangle`.
 
@@ -94,20 +96,25 @@ def inner_product_kmeans_routing(
         weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
-        squash_kind: a row of the table in :func:`~torchcaps.squash`.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`; or a function of the poses (B, J, H), such as a
+            :class:`~torchcaps.LearnedSquash`.
         initial: parents of an earlier call, to go on from their directions.
         assignment: ``"straight_through"`` gives the whole child to its most similar parent, in all steps but the first
             one, with the gradients of the soft centres. The poses are those of :func:`hard_kmeans_routing`. Each of
             these steps takes two passes over the votes.
+        softmax: over the ``"parents"`` of a child; or over the ``"children"`` of a parent, whose centre is then a
+            weighted mean of its votes, from 1 / I. Su 2018a tried both and found little difference.
 
     Raises:
-        ValueError: if there is no such assignment, or ``initial`` beside ``"straight_through"``: a parent that no vote
+        ValueError: if there is no such assignment or softmax, ``"straight_through"`` beside a softmax over the
+            children, or ``initial`` beside ``"straight_through"``: a parent that no vote
             chose keeps its centre, which a squashed pose does not tell.
 
     Source: Su Jianlin 2018b, "Another new year's offering: from K-Means to Capsule" (kexue.fm/archives/5112).
     """
     check_steps(steps)
     check_choice("assignment", assignment, get_args(Assignment))
+    votes = competing(votes, softmax, straight_through=assignment != "soft")
     if initial is not None and assignment != "soft":
         raise ValueError(f"initial must be None with assignment {assignment!r}")
     similarity = None if initial is None else InnerProduct(sharpness * normalize(initial.pose, dim=-1))
@@ -121,7 +128,7 @@ def inner_product_kmeans_routing(
         if step < steps - 1:
             similarity = InnerProduct(sharpness * normalize(centre, dim=-1))
     assert centre is not None
-    pose = squash(centre, squash_kind)
+    pose = squash(centre, squash_kind) if isinstance(squash_kind, str) else squash_kind(centre)
     return Routed(pose, length(pose), _read(votes, similarity, assignment), similarity)
 
 
@@ -228,8 +235,10 @@ class InnerProductKMeansRouting(AgreementRouting):
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
-        squash: a row of the table in :func:`~torchcaps.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`, or ``learned``: n² / (c + n²), whose constant c is
+            learned inside the routing, from 0.5 on (:class:`~torchcaps.LearnedSquash`).
         assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in the backward pass.
+        softmax: over the ``parents`` of a child, or over the ``children`` of a parent.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
@@ -252,15 +261,18 @@ class InnerProductKMeansRouting(AgreementRouting):
 
     resumable = True
     uses_activation = False
+    squash_start = 0.5
 
     steps: Steps = 3
     sharpness: Finite = 1.0
-    squash: SquashKind = "half"
+    squash: SquashInRouting = "half"
     assignment: Assignment = "soft"
+    softmax: Softmax = "parents"
 
     def __post_init__(self) -> None:
         self.exact_gradients = self.resumable = self.assignment == "soft"
-        self.within_window = not self.exact_gradients
+        check_softmax(self.softmax, straight_through=not self.exact_gradients)
+        self.within_window = not self.exact_gradients or self.softmax == "children"
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
@@ -268,9 +280,10 @@ class InnerProductKMeansRouting(AgreementRouting):
             votes,
             steps=self.steps,
             sharpness=self.sharpness,
-            squash_kind=self.squash,
+            squash_kind=self.squashed(self.squash),
             initial=initial,
             assignment=self.assignment,
+            softmax=self.softmax,
         )
 
 
