@@ -2,21 +2,22 @@
 
     python examples/sketch.py
 
-What it can mean: routing weights exp(-distance), normalised over the parents, are soft K-Means, here `euclidean`; tanh
-units are poses between -1 and 1 whose length says how sure they are. What it cannot: a squash that gives back its input
-times its length bounds nothing; weights that add outputs of earlier steps to their own softmax are no routing; and once
-all pixels are flattened no capsule has a place. A few seconds on a CPU.
+What it can mean: routing weights exp(-distance), normalised over the parents, are soft K-Means with the plain distance
+and not its square, here `euclidean` with `distance="plain"`; tanh units are poses between -1 and 1 whose length shows
+how sure they are. What it cannot: a squash that gives back its input times its length bounds nothing; weights that add
+outputs of earlier steps to their own softmax are no routing; and once all pixels are flattened no capsule has a place.
+A few seconds on a CPU.
 """
 
 import torch
 from torch import Tensor, nn
 
 import torchcaps as tc
-from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.data import Digits, ImageSet, Preprocess
 
 
 class Sketch(nn.Module):
-    """Primary capsules from all pixels at once, class capsules by soft K-Means of their votes.
+    """Primary capsules from all pixels at once, class capsules by soft K-Means with the plain distance of their votes.
 
     Args:
         pixels: in an image.
@@ -30,7 +31,7 @@ class Sketch(nn.Module):
         self.primary = nn.Sequential(
             nn.Flatten(), nn.Linear(pixels, parts * dim), nn.Unflatten(1, (parts, dim)), nn.Tanh()
         )
-        routing = tc.create_routing("euclidean", steps=3, sharpness=1.0)
+        routing = tc.create_routing("euclidean", steps=3, distance="plain")
         self.classes = tc.CapsLinear(parts, classes, dim, 16, routing=routing)
 
     def forward(self, images: Tensor) -> tc.Capsules:
@@ -39,8 +40,8 @@ class Sketch(nn.Module):
 
 
 def binary(digits: ImageSet) -> Tensor:
-    """Pixels above half are 1, the others 0."""
-    return (digits.images > 127).float()
+    """Pixels above half are 1, the others 0: on the command line, ``--preprocess.binarise true``."""
+    return Preprocess(binarise=True).evaluate(digits.images.float() / 255).images
 
 
 def main(epochs: int = 30, batch: int = 64) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.numerics import Finite, Positive, check_choice, class_mask, compute_dtype, real_dtype
+from torchcaps.numerics import Advance, Finite, Positive, Ramp, check_choice, class_mask, compute_dtype, real_dtype
 from torchcaps.spec import Registry, settings
 
 Weighting = Literal["paper", "released"]
@@ -361,7 +361,7 @@ class SpreadLoss(ActivationLoss):
     def advance(self, epoch: int, epochs: int, step: int) -> None:
         """Sets the margin for the next step."""
         if self.schedule == "linear":
-            self.margin = self.start + (self.end - self.start) * min(epoch / max(epochs - 1, 1), 1.0)
+            self.margin = Ramp(self.start, self.end).at(Advance(epoch, epochs, step))
         elif self.schedule == "stepped":
             self.margin = min(self.start + 0.1 * epoch, self.end)
         elif self.schedule == "sigmoid":

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
 from numbers import Integral
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -307,6 +307,43 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
         if 0 <= low <= high < shape[1]:
             raise
         raise ValueError(f"target must be labels in 0..{shape[1] - 1}, got {low} to {high}") from error
+
+
+class Advance(NamedTuple):
+    """How far a training has come.
+
+    Args:
+        epoch: the present one, from 0.
+        epochs: the number of all.
+        step: steps so far, over all epochs.
+    """
+
+    epoch: int
+    epochs: int
+    step: int = 0
+
+    @property
+    def share(self) -> float:
+        """0 in the first epoch, 1 in the last one and after it; 0 if there is only one."""
+        return min(self.epoch / max(self.epochs - 1, 1), 1.0)
+
+
+class Ramp(NamedTuple):
+    r"""A number that changes evenly over the epochs of a training: :math:`a + (b - a) \frac{t}{T - 1}`.
+
+    It depends on nothing but the progress, so a training that is resumed goes on with it exactly.
+
+    Args:
+        start: a, in the first epoch.
+        end: b, in the last one.
+    """
+
+    start: float
+    end: float
+
+    def at(self, progress: Advance) -> float:
+        """The number at that point of a training."""
+        return self.end if progress.share == 1 else self.start + (self.end - self.start) * progress.share
 
 
 _ROUNDING = 0.01

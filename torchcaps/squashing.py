@@ -12,6 +12,7 @@ from torchcaps.spec import settings
 
 Dims = int | tuple[int, ...]
 SquashKind = Literal["sabour", "half", "tanh", "exponential", "rational", "none"]
+SquashInRouting = Literal["sabour", "half", "tanh", "exponential", "rational", "none", "learned"]
 
 
 def _squared_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:

@@ -162,6 +162,41 @@ def test_crops_must_fit_the_images() -> None:
         Preprocess(crop=7, crops=13).image_shape(SHAPE)
 
 
+class TestBinarise:
+    """Pixels above one half are 1, all others 0: for every image, and for people too."""
+
+    LEVELS = torch.tensor([0, 127, 128, 255]).view(1, 1, 2, 2) / 255
+
+    def test_the_threshold_is_one_half(self) -> None:
+        expected = torch.tensor([0.0, 0, 1, 1]).view(1, 1, 2, 2)
+        for view in (
+            Preprocess(binarise=True).evaluate(self.LEVELS),
+            Preprocess(binarise=True).train(self.LEVELS, torch.arange(1), 0),
+        ):
+            assert torch.equal(view.images, expected)
+            assert torch.equal(view.pictures, expected)
+
+    def test_monotone_changes_that_keep_one_half_change_nothing(self) -> None:
+        images = torch.rand(3, 1, 8, 8)
+        bright = 0.5 + (images - 0.5).sign() * (images - 0.5).abs().sqrt()
+        once = Preprocess(binarise=True).evaluate(images).images
+        assert torch.equal(Preprocess(binarise=True).evaluate(bright).images, once)
+        assert torch.equal(Preprocess(binarise=True).evaluate(once).images, once)
+
+    def test_it_comes_before_the_scale(self) -> None:
+        images = torch.rand(3, 1, 8, 8)
+        binary = (images > 0.5).float()
+        assert torch.equal(Preprocess(binarise=True, standardise=True).evaluate(images).images, standardise(binary))
+        scaled = Preprocess(binarise=True, mean=(0.5,), deviation=(0.5,)).evaluate(images).images
+        assert torch.equal(scaled, 2 * binary - 1)
+
+    def test_it_is_saved_and_files_without_it_load(self) -> None:
+        config = Preprocess(binarise=True).config()
+        assert Preprocess.from_config(config).binarise
+        del config["binarise"]
+        assert not Preprocess.from_config(config).binarise
+
+
 # Image sets
 
 

@@ -57,7 +57,7 @@ def test_the_sketch_routes_by_distance_and_is_learned(example: dict[str, Any]) -
     images = torch.rand(2, 1, 8, 8).round()
     children = model.primary(images)
     routed = model.classes.route(children)
-    earlier = tc.create_routing("euclidean", steps=2).bind(10, 16)(routed.votes, tc.length(children))
-    distance = (routed.votes.dense() - earlier.pose[:, None]).square().sum(-1)
+    earlier = tc.create_routing("euclidean", steps=2, distance="plain").bind(10, 16)(routed.votes, tc.length(children))
+    distance = (routed.votes.dense() - earlier.pose[:, None]).norm(dim=-1)
     torch.testing.assert_close(routed.assignment, (-distance).softmax(-1))
     assert example["main"](epochs=3) > 0.6

@@ -10,6 +10,7 @@ from by_the_book import D, H, I, J, M, P, check_equations, normal, problem
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchcaps import CapsConv2d
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     EuclideanKMeansRouting,
@@ -21,6 +22,7 @@ from torchcaps.routing import (
     hard_kmeans_routing,
     inner_product_kmeans_routing,
 )
+from torchcaps.testing import check_routing
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
@@ -181,3 +183,147 @@ def test_a_parent_that_hears_nothing_has_finite_gradients(backend: str) -> None:
     assert (routed.pose[:, 0] == 0).all()
     gradients = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), (children, transforms))
     assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.fixture(params=["euclidean", "inner"])
+def soft(request: pytest.FixtureRequest) -> Callable:
+    """Soft K-Means in that metric."""
+    return euclidean_kmeans_routing if request.param == "euclidean" else inner_product_kmeans_routing
+
+
+class TestStraightThrough:
+    """Hard in the forward pass, soft in the backward pass."""
+
+    @BACKENDS
+    @STEPS
+    @METRICS
+    def test_poses_and_assignments_are_those_of_hard_kmeans(self, backend: str, steps: int, metric: str) -> None:
+        votes = Votes(*(one.requires_grad_() for one in problem()[:2]), backend=backend)
+        route = euclidean_kmeans_routing if metric == "euclidean" else inner_product_kmeans_routing
+        routed = route(votes, steps=steps, sharpness=0.3, assignment="straight_through")
+        hard = hard_kmeans_routing(votes, steps=steps, metric=metric)
+        torch.testing.assert_close(
+            (*routed[:2], routed.assignment), (*hard[:2], hard.assignment), rtol=1e-12, atol=1e-12
+        )
+        assert routed.pose.requires_grad
+
+    @BACKENDS
+    def test_gradients_of_a_step_are_those_of_the_soft_step_from_the_same_centres(self, backend: str) -> None:
+        """With the sums S of two steps: dS / dV of the hard ones is dS / dV of the soft ones, at hard first centres."""
+        found = []
+        for assignment in ("straight_through", "soft"):
+            children, transforms = leaves = [one.requires_grad_() for one in problem()[:2]]
+            votes = Votes(children, transforms, backend=backend)
+            # After the first step, which is soft in both, the centres are the same.
+            routed = inner_product_kmeans_routing(votes, steps=2, squash_kind="none", assignment=assignment)
+            found.append(torch.autograd.grad(routed.pose, leaves, normal(*routed.pose.shape, seed=8)))
+        torch.testing.assert_close(*found, **EXACT)
+
+    @STEPS
+    def test_every_step_is_hard_plus_soft_minus_soft_without_gradient(self, soft: Callable, steps: int) -> None:
+        """Written out for stored votes, with an argmax and a softmax, and differentiated by autograd."""
+        euclidean = soft is euclidean_kmeans_routing
+
+        def book(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            r = torch.full(V.shape[:3], 1 / J, dtype=V.dtype)
+            centre = V.mean(1) if euclidean else V.sum(1) / J
+            for _ in range(steps - 1):
+                if euclidean:
+                    logits = -0.3 * (V - centre[:, None]).square().sum(-1)
+                else:
+                    logits = 0.3 * (V * (centre / centre.norm(dim=-1, keepdim=True))[:, None]).sum(-1)
+                r = torch.nn.functional.one_hot(logits.argmax(-1), J).to(V.dtype)
+                hard, new = (torch.einsum("bij,bijh->bjh", one, V) for one in (r, logits.softmax(-1)))
+                lost = r.sum(1)[..., None] == 0
+                if euclidean:
+                    hard, new = hard / r.sum(1)[..., None], new / logits.softmax(-1).sum(1)[..., None]
+                centre = torch.where(lost, centre, hard).detach() + new - new.detach()
+            pose = centre if euclidean else squash(centre)
+            return pose, pose.norm(dim=-1), r
+
+        def route(votes: Votes, a: Tensor) -> Routed:
+            return soft(votes, steps=steps, sharpness=0.3, assignment="straight_through")
+
+        check_equations(route, book, (), "native")
+
+    def test_without_gradients_there_is_one_pass_a_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls, moments = [], Votes.moments
+        monkeypatch.setattr(Votes, "moments", lambda self, *given, **named: calls.append(1) or moments(self, *given))
+        votes = Votes(*problem()[:2])
+        for grad, passes in ((True, 5), (False, 3)):
+            calls.clear()
+            with torch.set_grad_enabled(grad):
+                inner_product_kmeans_routing(votes, steps=3, assignment="straight_through")
+            assert len(calls) == passes
+
+    @pytest.mark.parametrize("routing", [InnerProductKMeansRouting, EuclideanKMeansRouting])
+    @pytest.mark.parametrize("evidence", [False, True])
+    def test_module(self, routing: type[Routing], evidence: bool) -> None:
+        check_routing(routing(assignment="straight_through", evidence=evidence))
+
+    def test_parents_compete_within_one_window(self) -> None:
+        routing = InnerProductKMeansRouting(assignment="straight_through")
+        CapsConv2d(2, 3, 4, 4, 3, routing=routing, competition="window")
+        with pytest.raises(ValueError, match="competition must be 'window'"):
+            CapsConv2d(2, 3, 4, 4, 3, routing=routing, competition="image")
+
+    def test_a_parent_without_votes_keeps_a_centre_that_its_pose_does_not_tell(self) -> None:
+        routing = InnerProductKMeansRouting(assignment="straight_through").bind(J, H)
+        votes = Votes(*problem()[:2])
+        with pytest.raises(ValueError, match="initial must be None"):
+            routing(votes, initial=routing(votes))
+        with pytest.raises(ValueError, match="initial must be None"):
+            inner_product_kmeans_routing(votes, initial=routing(votes), assignment="straight_through")
+
+    def test_there_is_no_other(self, soft: Callable) -> None:
+        with pytest.raises(ValueError, match=r"assignment must be .*'hard'"):
+            soft(Votes(*problem()[:2]), assignment="hard")
+
+
+class TestPlainDistance:
+    """exp(-distance) and not exp(-distance²)."""
+
+    @pytest.mark.parametrize("backend", ["naive", "chunked"])
+    @STEPS
+    def test_equations(self, backend: str, steps: int) -> None:
+        def book(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            logits, mean, c = torch.zeros(V.shape[:3], dtype=V.dtype), V, V
+            for _ in range(steps):
+                c = logits.softmax(2)
+                r = (c * a[..., None])[..., None]
+                mean = (r * V).sum(1) / r.sum(1)
+                logits = -1.5 * (V - mean[:, None]).norm(dim=-1)
+            return mean, mean.norm(dim=-1), c
+
+        route = partial(euclidean_kmeans_routing, steps=steps, sharpness=1.5, distance="plain")
+        check_equations(route, book, (), backend)
+
+    @pytest.mark.parametrize(("distance", "factor"), [("plain", 1 / 4), ("squared", 1 / 16)])
+    def test_votes_four_times_as_large_need_another_sharpness(self, distance: str, factor: float) -> None:
+        children, transforms, _ = problem()
+        route = partial(euclidean_kmeans_routing, distance=distance)
+        small, large = (Votes(children, size * transforms) for size in (1, 4))
+        before, after = route(small, sharpness=0.8), route(large, sharpness=0.8 * factor)
+        torch.testing.assert_close(after.assignment, before.assignment, **EXACT)
+        torch.testing.assert_close(after.pose, 4 * before.pose, **EXACT)
+
+    def test_the_nearest_parent_is_the_same(self) -> None:
+        votes = Votes(*problem()[:2])
+        plain, squared = (
+            euclidean_kmeans_routing(votes, assignment="straight_through", distance=one) for one in ("plain", "squared")
+        )
+        torch.testing.assert_close(plain[:2], squared[:2], **EXACT)
+
+    def test_gradients_where_a_vote_is_the_centre(self) -> None:
+        children = torch.ones(1, 3, 2, dtype=torch.float64, requires_grad=True)
+        votes = Votes(children, torch.eye(2, dtype=torch.float64).expand(1, 4, 2, 2))
+        euclidean_kmeans_routing(votes, distance="plain").pose.sum().backward()
+        torch.testing.assert_close(children.grad, torch.full_like(children, 4 / 3))
+
+    @pytest.mark.parametrize("evidence", [False, True])
+    def test_module(self, evidence: bool) -> None:
+        check_routing(EuclideanKMeansRouting(distance="plain", evidence=evidence))
+
+    def test_there_is_no_other(self) -> None:
+        with pytest.raises(ValueError, match=r"distance must be .*'cosine'"):
+            euclidean_kmeans_routing(Votes(*problem()[:2]), distance="cosine")

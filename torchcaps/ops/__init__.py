@@ -1,11 +1,11 @@
 """The one primitive under every routing algorithm: similarity, assignment and moments of votes that are not stored."""
 
 from torchcaps.ops.backend import Agreement, AssignmentMap, Gaussians, Moments, Rule, VoteSource
-from torchcaps.ops.competition import GridWide, Normaliser, PositionWide
+from torchcaps.ops.competition import GridWide, Normaliser, OverChildren, PositionWide
 from torchcaps.ops.evidence import EvidentVotes
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.plan import BACKENDS, choose_backend, use_backend
-from torchcaps.ops.similarity import Adjusted, Gaussian, Given, InnerProduct, Similarity
+from torchcaps.ops.similarity import Adjusted, Distance, Gaussian, Given, InnerProduct, Similarity
 from torchcaps.ops.votes import Votes
 from torchcaps.ops.windows import Windows
 
@@ -14,6 +14,7 @@ __all__ = [
     "Adjusted",
     "Agreement",
     "AssignmentMap",
+    "Distance",
     "EvidentVotes",
     "Fields",
     "Gaussian",
@@ -23,6 +24,7 @@ __all__ = [
     "InnerProduct",
     "Moments",
     "Normaliser",
+    "OverChildren",
     "PositionWide",
     "Rule",
     "Similarity",

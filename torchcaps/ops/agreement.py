@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,8 +15,17 @@ Total = Callable[[InnerProduct | None], Tensor]
 """From a similarity, or None for a uniform assignment, to the sums of the votes under it, (B, J, H)."""
 
 
+Squashed = Callable[[Tensor], Tensor]
+"""From poses (B, J, H) to squashed ones."""
+
+
 def step_by_step(
-    total: Total, agreement: Agreement, bias: Tensor | None, alpha: Tensor | None = None, constant: bool = False
+    total: Total,
+    agreement: Agreement,
+    bias: Tensor | None,
+    alpha: Tensor | None = None,
+    constant: bool = False,
+    squashed: Squashed | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The poses (B, J, H), and what the last step compared the votes with; None if its assignment was uniform.
 
@@ -25,7 +35,9 @@ def step_by_step(
         bias: added before each squash, (J, H), or None.
         alpha: what the first step compares the votes with, (B, J, H); None for a uniform assignment.
         constant: whether alpha is taken as constant, so that no gradient flows through the steps before the last.
+        squashed: in place of the squash of the agreement.
     """
+    squashed = squashed or partial(squash, kind=agreement.squash)
     pose: Tensor | None = None
     for step in range(agreement.steps):
         with torch.no_grad() if constant and step < agreement.steps - 1 else nullcontext():
@@ -34,7 +46,7 @@ def step_by_step(
             if alpha is not None and constant:
                 alpha = alpha.detach()
             found = total(None if alpha is None else InnerProduct(alpha))
-            pose = squash(found if bias is None else found + bias, agreement.squash)
+            pose = squashed(found if bias is None else found + bias)
     assert pose is not None
     return pose, alpha
 

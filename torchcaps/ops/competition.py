@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchcaps.numerics import check_finite
 from torchcaps.ops.backend import AssignmentMap, Rule, VoteSource
+from torchcaps.ops.fields import axes
 from torchcaps.ops.similarity import Adjusted, Given, Similarity
 from torchcaps.ops.windows import Windows
 
@@ -91,6 +92,54 @@ class Normaliser:
             similarity: adjusted already.
         """
         return Rule(self.orphan, self.hard, None, self.scale, self.offset, self.mapping)
+
+
+@dataclass(frozen=True, eq=False)
+class Shares(AssignmentMap):
+    """Assignments that are given, whatever the logits are.
+
+    Args:
+        values: the assignments, (B, I, J).
+
+    Example:
+        >>> from torchcaps.ops.competition import Shares
+        >>> Shares(torch.full((2, 6, 3), 0.5)).assignment(torch.randn(2, 6, 3)).unique()
+        tensor([0.5000])
+    """
+
+    values: Tensor = axes("BIJ")
+
+    def assignment(self, logits: Tensor) -> Tensor:
+        """The values."""
+        return self.values
+
+
+@dataclass(frozen=True, eq=False)
+class OverChildren(Normaliser):
+    r"""Children compete for each parent of one window, and parents do not compete for a child.
+
+    .. math:: R_{ij} = \operatorname{softmax}_i l_{ij}, \quad \sum_i R_{ij} = 1
+
+    The assignments of all pairs are formed for it, (B, I, J), but no votes.
+
+    Args:
+        present: bool (B, I), False for children that are not there; None if all are.
+
+    Example:
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5)).over_children()
+        >>> votes.moments().mass  # each parent has one child in all
+        tensor([[1., 1., 1.],
+                [1., 1., 1.]])
+    """
+
+    present: Tensor | None = None
+
+    def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
+        """The rule with the assignments."""
+        logits = source.logits(similarity)
+        if self.present is not None:  # a finite number, so that where no child is there nothing is NaN
+            logits = logits.masked_fill(~self.present[..., None], torch.finfo(logits.dtype).min)
+        return Rule(scale=self.scale, offset=self.offset, mapping=Shares(logits.softmax(1)))
 
 
 OVER_PARENTS = Normaliser()

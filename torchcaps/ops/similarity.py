@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops.fields import Fields, axes
+from torchcaps.squashing import length
 
 
 class Similarity(Fields, ABC):
@@ -120,6 +121,31 @@ class Gaussian(Similarity):
         """The same with other precisions and weights."""
         factor = _for_each_number(sharpness, self.precision)
         return Gaussian(self.mean, self.precision * factor, self.log_weight * sharpness)
+
+
+@dataclass(frozen=True, eq=False)
+class Distance(Similarity):
+    r"""Similarity :math:`l_{ij} = -K |V_{ij} - \mu_j|`: the distance itself, and not its square as in a Gaussian.
+
+    Votes far away count for more than under a Gaussian. Its gradient has one length, K, for all votes but those at
+    :math:`\mu_j`, where it is 0. It runs on ``naive`` and ``chunked``.
+
+    Args:
+        centre: :math:`\mu`, (B, J, H).
+        sharpness: K.
+
+    Example:
+        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
+        >>> votes.moments(tc.ops.Distance(votes.moments().mean, 2.0)).mean.shape
+        torch.Size([2, 3, 5])
+    """
+
+    centre: Tensor = axes("BJH")
+    sharpness: float = 1.0
+
+    def logits(self, votes: Tensor) -> Tensor:
+        """The logits (B, I, J) of votes (B, I, J, H)."""
+        return -self.sharpness * length(votes - self.centre[:, None])
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from torchcaps.ops.backend import SOFTMAX, Agreement, Gaussians, Moments, Rule, 
 from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
-from torchcaps.ops.competition import OVER_PARENTS, Normaliser
+from torchcaps.ops.competition import OVER_PARENTS, Normaliser, OverChildren
 from torchcaps.ops.fields import FieldsType, check_field, check_votes
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
 from torchcaps.ops.plan import BACKENDS, Choice, left_open, plan, preferred_backend
@@ -163,6 +163,10 @@ class Votes:
         check_normaliser(normaliser)
         _ = self.source  # made before the copy, so that both share it
         return self._copied_under(normaliser)
+
+    def over_children(self) -> "Votes":
+        """The same votes, of which the children compete for each parent: :class:`~torchcaps.ops.OverChildren`."""
+        return self.under(OverChildren(present=None if self.mask is None else self.gather(self.mask)))
 
     def _copied_under(self, normaliser: Normaliser) -> Self:
         votes = object.__new__(type(self))  # what ``copy`` does, which torch.compile traces from PyTorch 2.12 on only

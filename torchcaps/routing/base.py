@@ -173,13 +173,16 @@ class Routing(nn.Module, ABC):
     trainable: ClassVar[bool] = True
     """Whether gradients flow through this routing."""
 
-    resumable: ClassVar[bool] = False
+    exact_gradients: bool = True
+    """Whether its gradients are the derivatives of what it computes: those of a straight-through estimator are not."""
+
+    resumable: bool = False
     """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
 
     masks_pairs: ClassVar[bool] = False
     """Whether :meth:`route` takes a mask of pairs, ``pairs``, (B, I, J), and keeps the masked ones apart."""
 
-    within_window: ClassVar[bool] = False
+    within_window: bool = False
     """Whether parents can compete only within one window of a convolution, as by an argmax or an assignment map."""
 
     evidence: bool = False

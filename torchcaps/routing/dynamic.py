@@ -1,11 +1,13 @@
 """Dynamic routing (Sabour, Frosst & Hinton 2017)."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from torchcaps.numerics import check_choice
 from torchcaps.ops import Agreement, InnerProduct, Votes
-from torchcaps.ops.agreement import next_alpha, step_by_step
+from torchcaps.ops.agreement import Squashed, next_alpha, step_by_step
 from torchcaps.routing.base import (
     GRADIENTS,
     About,
@@ -18,8 +20,9 @@ from torchcaps.routing.base import (
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
+from torchcaps.routing.means import Softmax, check_softmax, competing
 from torchcaps.spec import settings
-from torchcaps.squashing import SquashKind, length
+from torchcaps.squashing import SquashInRouting, length
 
 
 def dynamic_routing(
@@ -30,9 +33,10 @@ def dynamic_routing(
     bias: Tensor | None = None,
     accumulate: bool = True,
     orphan: bool = False,
-    squash_kind: str = "sabour",
+    squash_kind: str | Squashed = "sabour",
     gradient: Gradient = "all",
     initial: Routed | None = None,
+    softmax: Softmax = "parents",
 ) -> Routed:
     r"""Routing by agreement.
 
@@ -52,27 +56,40 @@ def dynamic_routing(
         bias: added before each squash, (J, H), or None (the released code has one).
         accumulate: False keeps only the last step, :math:`\alpha_j = v_j` (Su 2018a, section on the accumulation).
         orphan: leaky routing: a zero logit "none of these parents" beside the parents (released code).
-        squash_kind: a row of the table in :func:`~torchcaps.squash`.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`; or a function of the poses (B, J, H), such as a
+            :class:`~torchcaps.LearnedSquash`, with which the steps are made one by one.
         gradient: through ``"all"`` steps as in the released code, or through the ``"last"`` only, where alpha is then a
             constant; many ports detach the earlier steps.
         initial: parents of an earlier call to go on from, alpha included.
+        softmax: over the ``"parents"`` of a child; or over the ``"children"`` of a parent, whose pose is then the
+            squash of a weighted mean of its votes, from 1 / I. Su 2018a tried both and found little difference.
 
     Raises:
-        ValueError: if ``initial`` comes from another similarity than inner products.
+        ValueError: if ``initial`` comes from another similarity than inner products; if there is no such softmax, or
+            an orphan beside one over the children.
 
     Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", Procedure 1; the code released with it.
     """
     check_steps(steps)
     check_choice("gradient", gradient, GRADIENTS)
+    votes = competing(votes, softmax, orphan=orphan)
     if orphan:
         votes = votes.restricted(orphan=True)
-    agreement = Agreement(steps, squash_kind, accumulate)
+    squashed = None if isinstance(squash_kind, str) else squash_kind
+    agreement = Agreement(steps, squash_kind if isinstance(squash_kind, str) else "none", accumulate)
     alpha = None if initial is None else _alpha_after(initial, accumulate)
-    found = votes.agree(agreement, bias) if weights is None and alpha is None and gradient == "all" else None
+    at_once = weights is None and alpha is None and gradient == "all" and squashed is None
+    found = votes.agree(agreement, bias) if at_once else None
     if found is None:
-        found = step_by_step(lambda one: votes.moments(one, weights).sum, agreement, bias, alpha, gradient == "last")
+        total = partial(_total, votes, weights)
+        found = step_by_step(total, agreement, bias, alpha, gradient == "last", squashed)
     pose, alpha = found
     return Routed(pose, length(pose), votes, None if alpha is None else InnerProduct(alpha))
+
+
+def _total(votes: Votes, weights: Tensor | None, similarity: InnerProduct | None) -> Tensor:
+    """The sums of the votes under a similarity, (B, J, H)."""
+    return votes.moments(similarity, weights).sum
 
 
 def _alpha_after(routed: Routed, accumulate: bool) -> Tensor:
@@ -94,8 +111,10 @@ class DynamicRouting(AgreementRouting):
         bias: learn a bias inside the loop, (J, H), starting at 0.1, as in the released code.
         accumulate: add the agreement up over the steps (Sabour), or keep the last (Su 2018a).
         orphan: leaky routing.
-        squash: a row of the table in :func:`~torchcaps.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`, or ``learned``: n² / (c + n²), whose constant c is
+            learned inside the routing, from 1 on (:class:`~torchcaps.LearnedSquash`).
         gradient: through all steps, or only the last.
+        softmax: over the ``parents`` of a child, or over the ``children`` of a parent.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
@@ -124,10 +143,13 @@ class DynamicRouting(AgreementRouting):
     bias: bool = False
     accumulate: bool = True
     orphan: bool = False
-    squash: SquashKind = "sabour"
+    squash: SquashInRouting = "sabour"
     gradient: Gradient = "all"
+    softmax: Softmax = "parents"
 
     def __post_init__(self) -> None:
+        check_softmax(self.softmax, orphan=self.orphan)
+        self.within_window = self.softmax == "children"
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
@@ -145,7 +167,8 @@ class DynamicRouting(AgreementRouting):
             bias=self.offset,
             accumulate=self.accumulate,
             orphan=self.orphan,
-            squash_kind=self.squash,
+            squash_kind=self.squashed(self.squash),
             gradient=self.gradient,
             initial=initial,
+            softmax=self.softmax,
         )

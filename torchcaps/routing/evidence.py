@@ -1,7 +1,7 @@
 """A learned log prior that depends on the child: routing that starts from what each child knows by itself."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -9,6 +9,7 @@ from torch import nn
 from torchcaps.ops import EvidentVotes, Votes
 from torchcaps.routing.base import LayerShape, Routing, shape_of, unbound
 from torchcaps.spec import argument, settings
+from torchcaps.squashing import LearnedSquash
 
 
 class Evidence(nn.Module):
@@ -89,15 +90,29 @@ class AgreementRouting(Routing):
     gaussian: ClassVar[bool] = False
     """Whether its parents are Gaussians."""
 
+    squash_start: ClassVar[float] = 1.0
+    """The constant c of a squash that is learned, n² / (c + n²), before training."""
+
     evidence: bool = argument(default=False, kw_only=True)
 
     def bind(self, shape: LayerShape | int, size: int | None = None) -> Routing:
-        """A copy of this routing with fresh parameters, those of the evidence too."""
+        """A copy of this routing with fresh parameters, those of the evidence and of a learned squash too."""
         shape = shape_of(shape, size)
         bound: Any = super().bind(shape)
         if self.evidence:
             bound.add_module("local_evidence", Evidence(shape, self.gaussian))
+        if getattr(self, "squash", None) == "learned":
+            bound.add_module("learned_squash", LearnedSquash(self.squash_start))
         return bound
+
+    def squashed(self, kind: str) -> str | LearnedSquash:
+        """The squash of that kind, as the functions of routing take it: ``learned`` is a module with its constant."""
+        if kind != "learned":
+            return kind
+        learned = self._modules.get("learned_squash")
+        if learned is None:
+            raise unbound(self)
+        return cast(LearnedSquash, learned)
 
     def prepared(self, votes: Votes) -> Votes:
         """The votes with evidence."""

@@ -1,5 +1,7 @@
 """Routing as K-Means of the votes (Su Jianlin 2018): by inner product, by distance, and with hard assignments."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -7,20 +9,66 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from torchcaps.numerics import Finite, check_choice, negligible
-from torchcaps.ops import Gaussian, InnerProduct, Moments, Similarity, Votes
+from torchcaps.ops import Distance, Gaussian, InnerProduct, Moments, Similarity, Votes
+from torchcaps.ops.agreement import Squashed
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
 from torchcaps.routing.evidence import AgreementRouting
-from torchcaps.routing.means import weights_for_means
+from torchcaps.routing.means import Softmax, check_softmax, competing, weights_for_means
 from torchcaps.spec import settings
-from torchcaps.squashing import SquashKind, length, squash
+from torchcaps.squashing import SquashInRouting, SquashKind, length, squash
 
 Metric = Literal["euclidean", "inner"]
+Assignment = Literal["soft", "straight_through"]
+Measure = Literal["squared", "plain"]
 
 
 def _moved(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
     """The centres (B, J, H): the new ones, but the old ones of parents that no vote chose."""
     return torch.where(negligible(moments.mass)[..., None], old, new)
+
+
+def _moved_sum(moments: Moments, old: Tensor) -> Tensor:
+    """The sums of the votes, (B, J, H), but the old centres of parents that no vote chose."""
+    return _moved(moments, moments.sum, old)
+
+
+def _moved_mean(moments: Moments, old: Tensor | None) -> Tensor:
+    """The means of the votes, (B, J, H), but the old ones, if there are any, of parents that no vote chose."""
+    mean = mean_of(moments)
+    return mean if old is None else _moved(moments, mean, old)
+
+
+def _straight_through(
+    votes: Votes, similarity: Similarity, weights: Tensor | None, centre_of: Callable[[Moments], Tensor]
+) -> Tensor:
+    r"""The centres of hard assignments with the gradients of those of soft ones, (B, J, H).
+
+    .. math:: c_j = c_j^{\text{hard}} + \big(c_j^{\text{soft}} - \operatorname{sg}(c_j^{\text{soft}})\big)
+
+    Both come from one similarity; sg stops the gradient, so the term in brackets is 0 and has the gradient of
+    :math:`c_j^{\text{soft}}`.
+
+    Args:
+        votes: of I children for J parents.
+        similarity: of this step.
+        weights: child activations, (N, G), or None.
+        centre_of: the centres (B, J, H) of moments.
+
+    Source: the straight-through estimator: Bengio, Leonard & Courville 2013, "Estimating or propagating gradients
+    through stochastic neurons for conditional computation", section 4.
+    """
+    with torch.no_grad():
+        hard = centre_of(votes.restricted(hard=True).moments(similarity, weights))
+    if not torch.is_grad_enabled():
+        return hard
+    soft = centre_of(votes.moments(similarity, weights))
+    return hard + (soft - soft.detach())
+
+
+def _read(votes: Votes, similarity: Similarity | None, assignment: Assignment) -> Votes:
+    """The votes under the normaliser of the last step: the first step is soft."""
+    return votes if assignment == "soft" or similarity is None else votes.restricted(hard=True)
 
 
 def inner_product_kmeans_routing(
@@ -29,8 +77,10 @@ def inner_product_kmeans_routing(
     *,
     steps: int = 3,
     sharpness: float = 1.0,
-    squash_kind: str = "half",
+    squash_kind: str | Squashed = "half",
     initial: Routed | None = None,
+    assignment: Assignment = "soft",
+    softmax: Softmax = "parents",
 ) -> Routed:
     r"""Soft K-Means with the similarity :math:`\langle V_{ij}, s_j / |s_j| \rangle`.
 
@@ -46,19 +96,40 @@ def inner_product_kmeans_routing(
         weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
-        squash_kind: a row of the table in :func:`~torchcaps.squash`.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`; or a function of the poses (B, J, H), such as a
+            :class:`~torchcaps.LearnedSquash`.
         initial: parents of an earlier call, to go on from their directions.
+        assignment: ``"straight_through"`` gives the whole child to its most similar parent, in all steps but the first
+            one, with the gradients of the soft centres. The poses are those of :func:`hard_kmeans_routing`. Each of
+            these steps takes two passes over the votes.
+        softmax: over the ``"parents"`` of a child; or over the ``"children"`` of a parent, whose centre is then a
+            weighted mean of its votes, from 1 / I. Su 2018a tried both and found little difference.
+
+    Raises:
+        ValueError: if there is no such assignment or softmax, ``"straight_through"`` beside a softmax over the
+            children, or ``initial`` beside ``"straight_through"``: a parent that no vote
+            chose keeps its centre, which a squashed pose does not tell.
 
     Source: Su Jianlin 2018b, "Another new year's offering: from K-Means to Capsule" (kexue.fm/archives/5112).
     """
     check_steps(steps)
+    check_choice("assignment", assignment, get_args(Assignment))
+    votes = competing(votes, softmax, straight_through=assignment != "soft")
+    if initial is not None and assignment != "soft":
+        raise ValueError(f"initial must be None with assignment {assignment!r}")
     similarity = None if initial is None else InnerProduct(sharpness * normalize(initial.pose, dim=-1))
+    centre: Tensor | None = None
     for step in range(steps):
-        centre = votes.moments(similarity, weights).sum
+        if centre is None or similarity is None or assignment == "soft":
+            centre = votes.moments(similarity, weights).sum
+        else:
+            kept = partial(_moved_sum, old=centre)
+            centre = _straight_through(votes, similarity, weights, kept)
         if step < steps - 1:
             similarity = InnerProduct(sharpness * normalize(centre, dim=-1))
-    pose = squash(centre, squash_kind)
-    return Routed(pose, length(pose), votes, similarity)
+    assert centre is not None
+    pose = squash(centre, squash_kind) if isinstance(squash_kind, str) else squash_kind(centre)
+    return Routed(pose, length(pose), _read(votes, similarity, assignment), similarity)
 
 
 def euclidean_kmeans_routing(
@@ -68,6 +139,8 @@ def euclidean_kmeans_routing(
     steps: int = 3,
     sharpness: float = 1.0,
     initial: Routed | None = None,
+    assignment: Assignment = "soft",
+    distance: Measure = "squared",
 ) -> Routed:
     r"""Soft K-Means proper.
 
@@ -85,20 +158,34 @@ def euclidean_kmeans_routing(
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
         initial: parents of an earlier call, to go on from their means.
+        assignment: ``"straight_through"`` gives the whole child to its nearest parent, in all steps but the first one,
+            with the gradients of the soft means. The poses are those of :func:`hard_kmeans_routing`. Each of these
+            steps takes two passes over the votes.
+        distance: ``"plain"`` compares by :math:`-K |V_{ij} - \mu_j|`, the exp(-distance) of many overviews, so that
+            twice as large votes need half the K and not a quarter. It has no fused kernel.
+
+    Raises:
+        ValueError: if there is no such assignment or distance.
 
     Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean distance.
     """
     check_steps(steps)
+    check_choice("assignment", assignment, get_args(Assignment))
+    check_choice("distance", distance, get_args(Measure))
+    near = partial(Gaussian.spherical if distance == "squared" else Distance, sharpness=sharpness)
     weights = weights_for_means(votes, weights)
     mean = None if initial is None else initial.pose
-    similarity = None if mean is None else Gaussian.spherical(mean, sharpness)
+    similarity = None if mean is None else near(mean)
     for step in range(steps):
-        moments = votes.moments(similarity, weights)
-        mean = mean_of(moments) if mean is None else _moved(moments, mean_of(moments), mean)
+        moved = partial(_moved_mean, old=mean)
+        if similarity is None or assignment == "soft":
+            mean = moved(votes.moments(similarity, weights))
+        else:
+            mean = _straight_through(votes, similarity, weights, moved)
         if step < steps - 1:
-            similarity = Gaussian.spherical(mean, sharpness)
+            similarity = near(mean)
     assert mean is not None
-    return Routed(mean, length(mean), votes, similarity)
+    return Routed(mean, length(mean), _read(votes, similarity, assignment), similarity)
 
 
 @torch.no_grad()
@@ -148,7 +235,10 @@ class InnerProductKMeansRouting(AgreementRouting):
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
-        squash: a row of the table in :func:`~torchcaps.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`, or ``learned``: n² / (c + n²), whose constant c is
+            learned inside the routing, from 0.5 on (:class:`~torchcaps.LearnedSquash`).
+        assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in the backward pass.
+        softmax: over the ``parents`` of a child, or over the ``children`` of a parent.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
@@ -171,15 +261,29 @@ class InnerProductKMeansRouting(AgreementRouting):
 
     resumable = True
     uses_activation = False
+    squash_start = 0.5
 
     steps: Steps = 3
     sharpness: Finite = 1.0
-    squash: SquashKind = "half"
+    squash: SquashInRouting = "half"
+    assignment: Assignment = "soft"
+    softmax: Softmax = "parents"
+
+    def __post_init__(self) -> None:
+        self.exact_gradients = self.resumable = self.assignment == "soft"
+        check_softmax(self.softmax, straight_through=not self.exact_gradients)
+        self.within_window = not self.exact_gradients or self.softmax == "children"
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; the child activations are the lengths of their poses already, and are not used again."""
         return inner_product_kmeans_routing(
-            votes, steps=self.steps, sharpness=self.sharpness, squash_kind=self.squash, initial=initial
+            votes,
+            steps=self.steps,
+            sharpness=self.sharpness,
+            squash_kind=self.squashed(self.squash),
+            initial=initial,
+            assignment=self.assignment,
+            softmax=self.softmax,
         )
 
 
@@ -191,6 +295,8 @@ class EuclideanKMeansRouting(AgreementRouting):
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
+        assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in the backward pass.
+        distance: ``squared``, or ``plain``: exp(-distance) weighs the votes.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
@@ -216,10 +322,24 @@ class EuclideanKMeansRouting(AgreementRouting):
 
     steps: Steps = 3
     sharpness: Finite = 1.0
+    assignment: Assignment = "soft"
+    distance: Measure = "squared"
+
+    def __post_init__(self) -> None:
+        self.exact_gradients = self.assignment == "soft"
+        self.within_window = not self.exact_gradients
 
     def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
         """Routes; a mean forgets how long the votes were, so their activations weight them."""
-        return euclidean_kmeans_routing(votes, activation, steps=self.steps, sharpness=self.sharpness, initial=initial)
+        return euclidean_kmeans_routing(
+            votes,
+            activation,
+            steps=self.steps,
+            sharpness=self.sharpness,
+            initial=initial,
+            assignment=self.assignment,
+            distance=self.distance,
+        )
 
 
 @register_routing("hard_kmeans")

@@ -1,11 +1,12 @@
 """Means and shares of votes that do not depend on the scale of the child activations."""
 
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import quotient
+from torchcaps.numerics import check_choice, quotient
 from torchcaps.ops import Moments, Similarity, Votes
 
 
@@ -27,6 +28,34 @@ def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
     if weights is None:
         return votes.children.new_full(votes.children.shape[:2], large, dtype=dtype)
     return weights.to(dtype) * large
+
+
+Softmax = Literal["parents", "children"]
+"""Over what the softmax of an assignment is: which of them compete."""
+
+
+def competing(votes: Votes, softmax: Softmax, **others: bool) -> Votes:
+    r"""The votes with a softmax over the parents, or over the children: :math:`\sum_i R_{ij} = 1`.
+
+    Args:
+        votes: of I children for J parents.
+        softmax: over ``"parents"``, as the votes come; or over ``"children"``, see
+            :class:`~torchcaps.ops.OverChildren`.
+        others: settings that only make sense where parents compete, and whether they are chosen.
+
+    Raises:
+        ValueError: if there is no such softmax, or one of these settings is chosen beside ``"children"``.
+    """
+    check_softmax(softmax, **others)
+    return votes if softmax == "parents" else votes.over_children()
+
+
+def check_softmax(softmax: Softmax, **others: bool) -> None:
+    """Checks what the softmax is over; raises as :func:`competing`."""
+    check_choice("softmax", softmax, get_args(Softmax))
+    chosen = [name for name, value in others.items() if value]
+    if softmax == "children" and chosen:
+        raise ValueError(f"softmax must be over 'parents' with {chosen[0]}, where these compete for a child")
 
 
 def moments_and_shares(votes: Votes, similarity: Similarity | None, weights: Tensor | None) -> tuple[Moments, Tensor]:

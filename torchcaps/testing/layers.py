@@ -41,6 +41,11 @@ class Subject:
         return all(module.trainable for module in self.layer.modules() if isinstance(module, Routing))
 
     @property
+    def differentiates(self) -> bool:
+        """Whether gradients of all its routings are the derivatives."""
+        return all(module.exact_gradients for module in self.layer.modules() if isinstance(module, Routing))
+
+    @property
     def masked(self) -> bool:
         """Whether it can be told which children are not there."""
         return "mask" in inspect.signature(self.layer.forward).parameters
@@ -253,7 +258,7 @@ def _backends(subject: Subject) -> None:
 
 
 def _gradients(subject: Subject) -> None:
-    if not subject.learns:
+    if not (subject.learns and subject.differentiates):
         return
     layer: Any = subject.apart()
     named = dict(layer.named_parameters())

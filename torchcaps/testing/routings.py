@@ -84,7 +84,8 @@ def check_routing(routing: Routing | str) -> None:
     equal results on all backends that support it; gradients against finite differences; and resuming from earlier
     parents, or refusing to.
 
-    A routing that is not ``trainable`` is checked in evaluation mode, without gradients. With batch normalisation,
+    A routing that is not ``trainable`` is checked in evaluation mode, without gradients, and one without
+    ``exact_gradients`` not against finite differences. With batch normalisation,
     examples share statistics in training: their independence is checked in evaluation mode.
 
     Args:
@@ -283,7 +284,7 @@ def _on_backend(routing: Routing, problem: Problem, backend: str) -> dict[str, T
 
 
 def _gradients(template: Routing) -> None:
-    if not template.trainable:
+    if not (template.trainable and template.exact_gradients):
         return
     problem = Problem.make(1, 3, 2)
     routing = _bound(template, problem)

@@ -74,9 +74,9 @@ class Preprocess:
     """How images are prepared: training images at random, all others always in the same way.
 
     Training images are rescaled, shifted, turned, stretched, cropped, flipped, augmented, changed in brightness and in
-    contrast, erased in part and standardised or normalised, in this order; each step is left out unless asked for. All
-    others are rescaled, cropped in the centre and standardised or normalised. `rotate`, `zoom` and `randaugment` need
-    the extra `augment`.
+    contrast, erased in part, binarised and standardised or normalised, in this order; each step is left out unless
+    asked for. All others are rescaled, cropped in the centre, binarised and standardised or normalised. `rotate`,
+    `zoom` and `randaugment` need the extra `augment`.
 
     With `crop=32, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True` this is the way of G. Hinton,
     S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, on smallNORB of 48 x 48 pixels, except that the
@@ -104,6 +104,7 @@ class Preprocess:
         zoom: stretch training images, width and height each by up to this share; borders that come in are black.
         randaugment: change each training image by this many operations of RandAugment, of magnitude 9.
         erase: the probability that a rectangle of a training image becomes black.
+        binarise: make pixels above 0.5 one and all others zero, after all changes and before `standardise` or `mean`.
 
     Raises:
         ValueError: a number is out of range, or thirteen crops are asked for without `crop`.
@@ -132,6 +133,7 @@ class Preprocess:
     rescale: Annotated[int, Within(1, MOST_PIXELS)] | None = None
     mean: Annotated[tuple[float, ...], Within()] | None = None
     deviation: Annotated[tuple[float, ...], Within(0, open=True)] | None = None
+    binarise: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -226,6 +228,8 @@ class Preprocess:
         return images if self.rescale is None else rescale(images, self.rescale)
 
     def _view(self, images: Tensor) -> View:
+        if self.binarise:
+            images = (images > 0.5).to(images.dtype)
         pictures = images.clamp(0, 1)
         if self.standardise:
             return View(standardise(images), pictures)

@@ -17,6 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from torchcaps.numerics import Advance
 from torchcaps.whole import owned
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.tasks import Criteria
@@ -221,7 +222,12 @@ class Fitting:
             )
 
     def take_best(self) -> dict[str, Any]:
-        """Loads the weights of the epoch that the schedule wants kept, and says which epoch that is."""
+        """Takes the weights and settings of the epoch that the schedule wants kept, and says which epoch that is."""
+        kept = self._weights_kept()
+        self.learner.ramps.set(Advance(max(kept["epoch"], 1) - 1, self.trainer.max_epochs or 1))
+        return kept
+
+    def _weights_kept(self) -> dict[str, Any]:
         main, rows = self.learner.task.main, self.history.rows
         if self.best is None:
             return {"epoch": len(rows), "by": "the last"}

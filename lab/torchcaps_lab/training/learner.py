@@ -13,10 +13,12 @@ from torchmetrics import Metric
 
 from torchcaps.losses import ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.numerics import Advance
 from torchcaps_lab.data import Batch, Preprocess, mixed_seed
 from torchcaps_lab.tasks import Classification, Criteria, Task
 from torchcaps_lab.training.diverged import TrainingDiverged, first_not_finite, not_finite
 from torchcaps_lab.training.options import Optimisation
+from torchcaps_lab.training.ramp import Ramps
 from torchcaps_lab.training.speed import Speed
 
 LOOK_EVERY = 50
@@ -99,6 +101,9 @@ class Learner(L.LightningModule):
         self.model = model
         self.speed = speed or Speed()
         self.speed.lay_out(self.model)
+        self.ramps = Ramps(self.model, optimisation.ramp)
+        if optimisation.ramp and self.speed.compile is not None:
+            raise ValueError("ramp cannot be combined with speed.compile: each new value would be compiled anew")
         self.run = self.speed.step()
         self.task = task or Classification()
         self.optimisation = optimisation
@@ -150,7 +155,8 @@ class Learner(L.LightningModule):
             self.speed.settle(getattr(optimizer, "optim", optimizer))  # or its shard here
 
     def on_train_epoch_start(self) -> None:
-        """Sets the seed of the epoch, and starts to watch its losses."""
+        """Sets the seed of the epoch and the settings that change, and starts to watch its losses."""
+        self.ramps.set(Advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step))
         self._seed_of_epoch = mixed_seed(self.seed, self.current_epoch, self.global_rank)
         self._first_bad = torch.tensor(-1, device=self.device)
 

@@ -199,6 +199,8 @@ class Optimisation:
         class_weights: 'balanced' weights each image in the loss by how rare its class is, N / (E N_c), for N training
             images of E classes, N_c of its own; numbers weight the classes in their order, or by their names or
             numbers, {"cat": 2}, where those that are not named have 1; None weights all alike.
+        ramp: settings of the routing that change evenly over the epochs, each with its first and its last value:
+            {"sharpness": (0.5, 4.0)}; the network is saved with the value of the epoch that is kept.
         shard_optimizer: each of several processes keeps only a share of the optimizer's state; the steps are the same
             (ZeRO, stage 1: Rajbhandari et al. 2020).
 
@@ -218,6 +220,7 @@ class Optimisation:
     scheduler: SchedulerFactory | None = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
     class_weights: Literal["balanced"] | Mapping[str, float] | tuple[float, ...] | None = None
+    ramp: Mapping[str, tuple[float, float]] | None = None
     shard_optimizer: bool = False
 
     def __post_init__(self) -> None:
