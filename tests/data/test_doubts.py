@@ -50,6 +50,42 @@ def test_masks_whose_values_were_changed_are_refused_and_can_be_repaired(
         _ = Masks(root, values=(0, 255)).train
 
 
+def save_boxes(root: Path, shift: int = 0, smooth: bool = False, suffix: str = "png", most: int = 255) -> Path:
+    """Boxes along rows and columns; ``shift`` numbers the colours of every other mask in another order."""
+    for folder in ("images", "masks"):
+        (root / folder).mkdir(exist_ok=True)
+    for number in range(6):
+        disc(32, 90, number).save(root / f"images/{number}.png")
+        mask = Image.new("L", (32, 32))
+        ImageDraw.Draw(mask).rectangle((5 + number, 4, 20, 25 - number), fill=most)
+        if smooth:
+            mask = mask.resize((64, 64), Image.Resampling.BILINEAR).resize((32, 32), Image.Resampling.BILINEAR)
+        if shift:
+            order = [0, 1] if number % 2 else [shift, 0]
+            mask = Image.fromarray(np.array(order, np.uint8)[np.array(mask) // 255], "P")
+            shades = {value: [90 * place, 0, 0] for place, value in enumerate(order)}
+            mask.putpalette([one for value in range(3) for one in shades.get(value, [9, 9, 9])])
+        mask.save(root / f"masks/{number}.{suffix}")
+    return root
+
+
+def test_smooth_edges_of_boxes_are_doubted(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"look as if 2 were drawn, \[0, 255\], and edges are smooth"):
+        _ = Masks(save_boxes(tmp_path, smooth=True)).train
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_numbers_of_colours_that_mean_others_in_other_masks_are_refused(tmp_path: Path, shift: int) -> None:
+    with pytest.raises(ValueError, match=r"value 0 of masks is the colour \(90, 0, 0\) in .*0.png and \(0, 0, 0\) in"):
+        _ = Masks(save_boxes(tmp_path, shift=shift)).train
+    assert len(Masks(tmp_path, values=(0, 1, 2)).classes) == 3
+
+
+def test_values_that_jpeg_cannot_keep_apart_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"too near for JPEG files, .* --data.values '\[0, 1.*'"):
+        _ = Masks(save_boxes(tmp_path, suffix="jpg", most=1)).train
+
+
 def test_drawn_masks_of_many_classes_are_not_doubted(tmp_path: Path) -> None:
     data = Masks(save_pairs(tmp_path, values=(10, 20, 30, 40, 50, 255)))
     assert len(data.classes) == 7

@@ -1,6 +1,6 @@
 """Doubts about the values of masks that are taken for classes: files that change values, edges, inverted masks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,9 @@ Discs of 2 to 21 classes: 0.00 to 0.02 as drawn, 0.15 with a contour of one pixe
 made larger or smaller smoothly.
 """
 
+_BETWEEN = 0.7
+"""Share of the pixels of a value that lie between others, above which smoothing made it; 0.8 at corners of boxes."""
+
 _MOST_DRAWN = 4  # values: as few classes meet at many places where things are small
 _RARE = 0.001
 _NEAR = 24  # a value that is nearer to one that is more frequent is one that was changed
@@ -32,12 +35,14 @@ class Mask(NamedTuple):
         values: uint8 (H, W).
         format: of the file.
         mode: of its pixels in Pillow.
+        colours: of its values, where these are numbers of colours.
     """
 
     path: Path
     values: Tensor
     format: str = "PNG"
     mode: str = "L"
+    colours: Mapping[int, tuple[int, ...]] = {}
 
 
 def count_values(masks: Sequence[Mask]) -> Tensor:
@@ -68,21 +73,78 @@ def smooth_share(values: Tensor) -> float:
     return int(several.sum()) / edges if edges else 0.0
 
 
+def between_share(masks: Sequence[Mask]) -> Tensor:
+    """The share of the pixels of each value that lie between a lower and a higher one, in a row or a column, (256,)."""
+    inside, between = torch.zeros(256), torch.zeros(256)
+    for mask in masks:
+        here = mask.values[1:-1, 1:-1].int()
+        rows, columns = (values.int() for values in (mask.values[:, 1:-1], mask.values[1:-1]))
+        sides = ((rows[:-2], rows[2:]), (columns[:, :-2], columns[:, 2:]))
+        lies = [(here > torch.minimum(*pair)) & (here < torch.maximum(*pair)) for pair in sides]
+        inside += torch.bincount(here.flatten(), minlength=256)
+        between += torch.bincount(here[lies[0] | lies[1]], minlength=256)
+    return between / inside.clamp_min(1)
+
+
+def _smooth(masks: Sequence[Mask], counts: Tensor) -> list[Mask]:
+    """Masks whose edges are smooth, if most are: edges in all directions, or the straight ones of boxes."""
+    if int((counts > 0).sum()) <= _MOST_DRAWN:
+        return []
+    looked_at = masks[:: -(-len(masks) // _LOOKED_AT) or 1]
+    ragged = [mask for mask in looked_at if smooth_share(mask.values) > _RAGGED]
+    if 2 * len(ragged) > len(looked_at):
+        return ragged
+    added = count_values(looked_at).nonzero().flatten().tolist()
+    added = [value for value in added if counts[value] and value not in _with_interior(looked_at)]
+    share = between_share(looked_at)
+    return list(looked_at) if len(added) > 1 and all(share[value] > _BETWEEN for value in added) else []
+
+
+def _with_interior(masks: Sequence[Mask]) -> set[int]:
+    """The values that fill 3 x 3 pixels somewhere."""
+    filled = set[int]()
+    for mask in masks:
+        blocks = mask.values.unfold(0, 3, 1).unfold(1, 3, 1).flatten(2)
+        filled |= set(blocks[(blocks == blocks[..., :1]).all(2)][:, 0].tolist())
+    return filled
+
+
 def check_drawn(masks: Sequence[Mask], counts: Tensor) -> None:
     """Raise a `ValueError` if the values of masks, taken for classes, look like fewer ones that were changed."""
-    count = int((counts > 0).sum())
+    count, drawn = int((counts > 0).sum()), main_values(counts)
     lossy = [mask for mask in masks if mask.format in LOSSY]
-    looked_at = masks[:: -(-len(masks) // _LOOKED_AT) or 1]
-    smooth = [mask for mask in looked_at if count > _MOST_DRAWN and smooth_share(mask.values) > _RAGGED]
-    if count < 3 or not (lossy or 2 * len(smooth) > len(looked_at)):
+    if lossy and count > 1 and len(drawn) < 2:
+        raise ValueError(
+            f"the values of the masks are too near for {lossy[0].format} files, which change values: {lossy[0].path}; "
+            f"save what was drawn as PNG, or take the values as they are: --data.values "
+            f"'{counts.nonzero().flatten().tolist()}'"
+        )
+    changed = lossy or _smooth(masks, counts)
+    if count < 3 or not changed:
         return
-    drawn = main_values(counts)
-    first, why = (lossy[0], f"{lossy[0].format} files do not keep values") if lossy else (smooth[0], "edges are smooth")
+    if not lossy:
+        filled = _with_interior(changed)
+        drawn = [value for value in drawn if value in filled] or drawn
+    why = f"{lossy[0].format} files do not keep values" if lossy else "edges are smooth"
     raise ValueError(
-        f"the masks have {count} values, but look as if {len(drawn)} were drawn, {drawn}, and {why}: {first.path}; "
-        f"save masks as PNG without smoothing, or take each pixel for the nearest of the values that you name: "
-        f"--data.values '{drawn}' --data.nearest true"
+        f"the masks have {count} values, but look as if {len(drawn)} were drawn, {drawn}, and {why}: "
+        f"{changed[0].path}; save masks as PNG without smoothing, or take each pixel for the nearest of the values "
+        f"that you name: --data.values '{drawn}' --data.nearest true"
     )
+
+
+def check_colours(masks: Sequence[Mask]) -> None:
+    """Raise a `ValueError` if a value, the number of a colour, stands for two colours in two masks."""
+    first: dict[int, Mask] = {}
+    for mask in masks:
+        for value, colour in mask.colours.items():
+            other = first.setdefault(value, mask)
+            if other.colours[value] != colour:
+                raise ValueError(
+                    f"the value {value} of masks is the colour {other.colours[value]} in {other.path} and {colour} in "
+                    f"{mask.path}: each has numbers of its own for colours; save all with one palette, or name the "
+                    "values to take them as they are: --data.values '[0, 1]'"
+                )
 
 
 def mask_lines(masks: Sequence[Mask], counts: Tensor, values: Sequence[int], ignore: int | None) -> Iterator[str]:

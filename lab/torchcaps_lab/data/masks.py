@@ -24,7 +24,7 @@ from torchcaps_lab.data.files import image_files, seen_from
 from torchcaps_lab.data.handwriting import orientation, upright
 from torchcaps_lab.data.image_set import Batch, Composition, ImageSet
 from torchcaps_lab.data.made.base import Part
-from torchcaps_lab.data.mask_doubts import Mask, check_drawn, count_values, mask_lines, nearest_of
+from torchcaps_lab.data.mask_doubts import Mask, check_colours, check_drawn, count_values, mask_lines, nearest_of
 from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
 from torchcaps_lab.data.scenes import INK, DigitScenes, Scenery
 from torchcaps_lab.data.stated import frame_of
@@ -311,6 +311,7 @@ class Masks(ImageData):
         counts = count_values(masks)
         if self.ignore is not None:
             counts[self.ignore] = 0
+        check_colours(masks)
         check_drawn(masks, counts)
         values: list[int] = counts.nonzero().flatten().tolist()
         if 2 <= len(values) <= _MOST:
@@ -351,6 +352,7 @@ def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
     """The values of a mask, turned with its picture if it has the size that this has before its turn."""
     with opened(pair.mask) as mask:
         kind, mode = mask.format or "", mask.mode
+        palette = np.reshape(mask.getpalette() or [], (-1, 3)) if mode == "P" else ()
         if isinstance(mask, Bands):
             values = mask.pixels.squeeze(2) if mask.channels == 1 else mask.pixels
         else:
@@ -361,7 +363,8 @@ def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
     if stored != size[::-1] or size[0] == size[1]:
         check_same_size(pair.mask, stored, pair.picture, size)
     read = torch.from_numpy(values.astype(np.uint8))
-    return Mask(pair.mask, frame_of(stored, size, turn, pair.mask, pair.picture).mask(read), kind, mode)
+    colours = {int(value): tuple(palette[value].tolist()) for value in np.unique(values) if value < len(palette)}
+    return Mask(pair.mask, frame_of(stored, size, turn, pair.mask, pair.picture).mask(read), kind, mode, colours)
 
 
 @dataclass(frozen=True)
