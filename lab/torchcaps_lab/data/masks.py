@@ -352,10 +352,11 @@ def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
     """The values of a mask, turned with its picture if it has the size that this has before its turn."""
     with opened(pair.mask) as mask:
         kind, mode = mask.format or "", mask.mode
-        palette = np.reshape(mask.getpalette() or [], (-1, 3)) if mode == "P" else ()
+        palette: Any = ()
         if isinstance(mask, Bands):
             values = mask.pixels.squeeze(2) if mask.channels == 1 else mask.pixels
         else:
+            palette = np.reshape((mask.getpalette() if mode == "P" else None) or [], (-1, 3))
             values = np.array(upright(mask))
     if values.ndim != 2 or (mode not in ("1", "L", "P") and values.dtype not in (np.uint8, np.bool_)):
         raise ValueError(f"{pair.mask} must have grey values or indexed colours of 8 bit, got mode {mode}")
