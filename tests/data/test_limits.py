@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import struct
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import torch
 
 from torchcaps.whole import check_file, named_below, parsed_json, read_json, read_text
-from torchcaps_lab.data import Manifest, Series, Text, read_idx
+from torchcaps_lab.data import ImageSet, Manifest, Series, Text, read_idx
+from torchcaps_lab.data.base import stable_split
 from torchcaps_lab.data.series_files import Columns, read_sound, table
 from torchcaps_lab.data.smallnorb import read_binary_matrix
 from torchcaps_lab.data.sound import Sound
@@ -281,3 +283,18 @@ def test_names_below_a_folder(tmp_path: Path, name: str) -> None:
     assert named_below(root, name, "the list").read_text() == "x"
     with pytest.raises(FileNotFoundError, match=r"the file .*gone does not exist, which the list names"):
         named_below(root, "gone", "the list")
+
+
+def test_a_label_for_each_example_is_no_class() -> None:
+    images = torch.zeros(10_001, 1, 1, 1, dtype=torch.uint8)
+    names = tuple(map(str, range(10_001)))
+    with pytest.raises(ValueError, match=r"at most 10,000 classes, got 10,001 for 10,001 examples"):
+        ImageSet(images, torch.arange(10_001), names)
+
+
+def test_many_classes_are_split_in_a_moment() -> None:
+    labels, digests = torch.arange(20_000), [str(number) for number in range(20_000)]
+    begun = time.process_time()
+    kept, aside = stable_split(labels.repeat(2), digests * 2, 0.2, seed=0)
+    assert (len(kept), len(aside)) == (20_000, 20_000)
+    assert time.process_time() - begun < 5

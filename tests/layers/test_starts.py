@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import torchcaps as tc
-from torchcaps.layers.initial import START, start_length
+from torchcaps.layers import balanced_length, start_length
 
 
 def start(classes: int, positions: int, scale: float = 1.0, routing: str = "dynamic", types: int = 8) -> Tensor:
@@ -21,8 +21,17 @@ def start(classes: int, positions: int, scale: float = 1.0, routing: str = "dyna
 
 @pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "self_attention", "mean", "max_min"])
 @pytest.mark.parametrize(("classes", "positions"), [(2, 1), (2, 400), (10, 49), (50, 49), (168, 49)])
-def test_it_is_a_tenth(classes: int, positions: int, routing: str) -> None:
-    assert 0.7 * START < float(start(classes, positions, routing=routing).mean()) < 1.5 * START
+def test_it_is_the_balanced_length(classes: int, positions: int, routing: str) -> None:
+    """Where the largest mean length is 1, at most half of that."""
+    wanted = min(balanced_length(classes), 0.5)
+    assert 0.7 * wanted < float(start(classes, positions, routing=routing).mean()) < 1.5 * wanted
+
+
+@pytest.mark.parametrize("classes", [2, 10, 168])
+def test_at_the_balanced_length_the_margin_loss_pulls_neither_way(classes: int) -> None:
+    lengths = torch.full((classes, classes), balanced_length(classes), dtype=torch.float64, requires_grad=True)
+    tc.margin_loss(lengths, torch.arange(classes)).backward()
+    torch.testing.assert_close(lengths.grad.sum(), torch.zeros((), dtype=torch.float64), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "kmeans", "em"])
@@ -81,7 +90,7 @@ class TestFirstBatch:
         features[1, 2] = torch.inf
         head = tc.CapsHead(3)
         head(features)
-        assert float(head(torch.randn(8, 9)).activation.detach().mean()) == pytest.approx(START, rel=0.5)
+        assert float(head(torch.randn(8, 9)).activation.detach().mean()) == pytest.approx(balanced_length(3), rel=0.5)
 
     def test_the_same_seed_gives_the_same_start(self) -> None:
         weights = []
@@ -122,4 +131,4 @@ def test_biases_of_votes_are_scaled_with_the_transforms() -> None:
     assert factor != 1
     torch.testing.assert_close(layer.weight, weight * factor)
     torch.testing.assert_close(layer.bias, bias * factor)
-    assert layer(children).activation.mean().item() == pytest.approx(START, rel=0.1)
+    assert layer(children).activation.mean().item() == pytest.approx(balanced_length(10), rel=0.1)

@@ -50,6 +50,9 @@ def test_capsnet_has_the_steps_and_the_loss_of_its_row(row):
         )
         return
     assert (options.model, options.reconstruction) == ("capsnet_small", 0.0005)
+    if row == "K-Means by exp(-distance), binary pixels":
+        assert (type(options.loss).__name__, options.preprocess.binarise) == ("LengthCrossEntropy", True)
+        return
     assert options.routing.steps == (1 if row.startswith("1 step,") else 3)
     assert options.loss.weighting == ("released" if row.endswith("the code") else "paper")
     without = "decoder_hidden" in options.model_args and options.model_args["decoder_hidden"] is None

@@ -12,7 +12,7 @@ from torchcaps.layers.fixed_point import (
 )
 from torchcaps.layers.head import CapsHead
 from torchcaps.layers.identity_path import IdentityPath
-from torchcaps.layers.initial import preserve_deviation, start_length
+from torchcaps.layers.initial import balanced_length, preserve_deviation, start_length
 from torchcaps.layers.linear import CapsLinear, reflected
 from torchcaps.layers.local import LocalCaps
 from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
@@ -42,6 +42,7 @@ __all__ = [
     "SelfWeightedPooling",
     "SlotAnswer",
     "SlotCaps",
+    "balanced_length",
     "concurrent_routing",
     "coordinate_addition",
     "implicit_activation",

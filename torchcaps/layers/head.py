@@ -22,8 +22,8 @@ class CapsHead(CapsuleLayer):
     The features :math:`x_n` of each position n, standardised over their channels, become ``types`` primary capsules,
     which all vote for the classes. Positions share the transforms, so maps and sequences may have any size. The first
     batch sets the number of channels and draws the transforms of the classes (0 until then), unless they are loaded:
-    pass one through before an optimizer is made. The transforms are scaled so that lengths start at 0.1 on average for
-    any number of classes and positions, see :func:`~torchcaps.layers.start_length`.
+    pass one through before an optimizer is made. The transforms are scaled so that the mean length at
+    the start does not depend on positions and features, see :func:`~torchcaps.layers.start_length`.
 
     Args:
         classes: parents, J.

@@ -61,23 +61,44 @@ def _deviation(pose: Tensor) -> Tensor:
     return pose.double().std()
 
 
-START = 0.1
-"""The mean length of parents before a training: far from both ends of a squash, and the most that the margin loss lets
-an absent class have, so that many absent classes do not push all lengths to 0 together."""
+_PRESENT, _ABSENT, _DOWN_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda of the margin loss, by default
+
+
+def balanced_length(parents: int) -> float:
+    r"""Return the length at which the margin loss neither raises nor lowers the mean length of class capsules.
+
+    With one class of J present in each example, and all of length a, the loss pulls the mean upwards by
+    :math:`2 (m^+ - a)` and downwards by :math:`2 \lambda (J - 1) (a - m^-)`. These are equal at
+
+    .. math:: a = \frac{m^+ + \lambda (J - 1) m^-}{1 + \lambda (J - 1)}
+
+    which is 0.25 for 10 classes and 0.11 for 168. From longer ones the many absent classes push all lengths to 0
+    together, where a squash has no gradient. From shorter ones a few large steps overshoot in the same way.
+
+    Args:
+        parents: J.
+
+    Example:
+        >>> round(tc.layers.balanced_length(10), 3), round(tc.layers.balanced_length(168), 3)
+        (0.245, 0.109)
+    """
+    down = _DOWN_WEIGHT * (parents - 1)
+    return (_PRESENT + down * _ABSENT) / (1 + down)
+
 
 _EXAMPLES = 8  # of the first batch: a mean over all parents needs no more
 _FACTORS = [4.0**power for power in range(-8, 9)]
 
 
 @torch.no_grad()
-def start_length(layer: CapsLinear | ClassCaps, children: Capsules, target: float = START) -> float:
-    r"""Scales a layer's transforms so that its parents have a mean length of ``target`` for these children.
+def start_length(layer: CapsLinear | ClassCaps, children: Capsules, target: float | None = None) -> float:
+    r"""Scale a layer's transforms so that its parents have a mean length of ``target`` for these children.
 
     The length of a parent grows with the number of children that share in it and with their poses, and it depends on
     the routing: what falls on each of J parents is a share of 1 / J where all are alike, and all of it where they are
     not. No formula has all of these. So the layer is run on a few of the examples, with transforms that are larger and
-    larger, until the mean length is ``target``. With few children for many parents it never is, since each child then
-    goes to one parent: the start is at half of the largest mean length.
+    larger, until the mean length is ``target``, or half of the largest mean length if that is less. With few children
+    for many parents it is, since each child then goes to one parent.
 
     Activations that are logistic functions, as of EM routing, start at 0.5 if they would at less than 0.1 or more than
     0.9. Nothing is scaled where routings normalise poses, whose lengths are no probabilities, nor where children are
@@ -87,7 +108,7 @@ def start_length(layer: CapsLinear | ClassCaps, children: Capsules, target: floa
         layer: with ``weight`` and ``routing``, such as :class:`~torchcaps.CapsLinear`; its statistics and the state of
             its routing stay.
         children: of a first batch.
-        target: mean of the activations that are lengths.
+        target: mean of the activations that are lengths. Default: :func:`balanced_length` of its parents.
 
     Returns:
         The factor by which the transforms were multiplied.
@@ -100,10 +121,10 @@ def start_length(layer: CapsLinear | ClassCaps, children: Capsules, target: floa
     Example:
         >>> layer, children = tc.CapsLinear(600, 10, 8, 16), tc.Capsules(torch.randn(4, 600, 8), torch.ones(4, 600))
         >>> factor = tc.layers.start_length(layer, children)
-        >>> 0.09 < layer(children).activation.mean() < 0.11
+        >>> 0.23 < layer(children).activation.mean() < 0.26
         tensor(True)
     """
-    check_positive(target=target)
+    check_positive(**given(target=target))
     rows = children.pose.flatten(1).isfinite().all(1) & children.activation.flatten(1).isfinite().all(1)
     few = Capsules(children.pose[rows][:_EXAMPLES], children.activation[rows][:_EXAMPLES])
     if not len(few.pose):
@@ -125,23 +146,25 @@ class _Probe:
     def __init__(self, layer: CapsLinear | ClassCaps, children: Capsules) -> None:
         self.layer, self.children = copy.deepcopy(layer), children
         self.start = [parameter.detach().clone() for parameter in _of_votes(layer)]
-        self.logistic = False
+        self.logistic, self.parents = False, 0
 
     def mean(self, factor: float) -> float:
         """The mean activation; infinite where it is no number."""
         for parameter, start in zip(_of_votes(self.layer), self.start, strict=True):
             parameter.copy_(start * factor)
         routed = self.layer.route(self.children)
-        self.logistic = routed.logit is not None
+        self.logistic, self.parents = routed.logit is not None, routed.activation.shape[-1]
         mean = float(routed.activation.double().mean())
         return mean if math.isfinite(mean) else math.inf
 
-    def factor(self, target: float) -> float:
+    def factor(self, target: float | None) -> float:
         """The smallest at which the mean crosses the target, or half of the largest mean; 1 where no scale matters."""
         now = self.mean(1.0)
         normalised = now > 1 and abs(self.mean(1 / 4) - now) < 0.1 * now
         if normalised or (self.logistic and 0.1 <= now <= 0.9):
             return 1.0
+        if target is None:
+            target = balanced_length(self.parents)
         goal = 0.5 if self.logistic else target
         means = [self.mean(factor) for factor in _FACTORS]
         if not self.logistic:

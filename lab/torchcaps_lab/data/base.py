@@ -242,8 +242,11 @@ def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int
     check_held_out_share("share", share)
     scores = [hashlib.sha256(f"{seed} {digest}".encode()).digest() for digest in digests]
     held_out = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
-        members = sorted((labels == label).nonzero().squeeze(1).tolist(), key=scores.__getitem__)
+    of_class: dict[int, list[int]] = {}
+    for index, label in enumerate(labels.tolist()):
+        of_class.setdefault(label, []).append(index)
+    for indices in of_class.values():
+        members = sorted(indices, key=scores.__getitem__)
         end = count = count_aside(share, len(members))
         while 0 < end < len(members) and digests[members[end - 1]] == digests[members[end]]:
             end += 1

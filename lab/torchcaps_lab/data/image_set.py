@@ -112,6 +112,10 @@ class Composition(ABC):
         """
 
 
+MOST_CLASSES = 10_000
+"""Measures of a test count all pairs of classes: 10,000 classes take 0.8 GB."""
+
+
 @dataclass(frozen=True, eq=False)
 class ImageSet(Dataset[Batch]):
     """Labelled images of one size, held in memory as bytes and prepared for the network when they are fetched.
@@ -166,6 +170,11 @@ class ImageSet(Dataset[Batch]):
 
     def _check_labels(self) -> None:
         labels, count, classes = self.labels, len(self.images), len(self.classes)
+        if classes > MOST_CLASSES:
+            raise ValueError(
+                f"there may be at most {MOST_CLASSES:,} classes, got {classes:,} for {count:,} examples: "
+                "are these labels names of single examples?"
+            )
         if labels.dtype == torch.bool and labels.shape == (count, classes):
             return
         if labels.dtype != torch.int64 or labels.shape != (count,):
