@@ -187,6 +187,15 @@ class TestSpread:
         loss.advance(3, 5, 100)
         assert loss.margin == 0.6
 
+    def test_a_sum_is_the_mean_times_the_batch(self) -> None:
+        activation, labels = torch.rand(6, 4, dtype=torch.float64), torch.arange(6) % 4
+        mean, total = (SpreadLoss(end=0.7, schedule="constant", reduction=one) for one in ("mean", "sum"))
+        torch.testing.assert_close(total(activation, labels), 6 * mean(activation, labels))
+        each = [total(one[None], label[None]) for one, label in zip(activation, labels, strict=True)]
+        torch.testing.assert_close(total(activation, labels), torch.stack(each).sum())
+        with pytest.raises(ValueError, match="reduction must be one of"):
+            spread_loss(activation, labels, reduction="none")
+
     @pytest.mark.parametrize("schedule", ["linear", "stepped", "sigmoid", "constant"])
     def test_advance_drives_the_loss(self, schedule: str) -> None:
         loss = SpreadLoss(schedule=schedule)

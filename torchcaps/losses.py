@@ -13,6 +13,7 @@ from torchcaps.spec import Registry, settings
 
 Weighting = Literal["paper", "released"]
 Schedule = Literal["linear", "stepped", "sigmoid", "constant"]
+Reduction = Literal["mean", "sum"]
 
 
 def _given(activation: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -290,7 +291,13 @@ class ReconstructionLoss(nn.Module):
         return self.weight * reconstruction_loss(reconstruction, images)
 
 
-def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9, weight: Tensor | None = None) -> Tensor:
+def spread_loss(
+    activation: Tensor,
+    target: Tensor,
+    margin: float = 0.9,
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+) -> Tensor:
     r"""Spread loss: the true class should be more active than each of the others by a margin.
 
     .. math:: L = \sum_{i \ne t} \max(0, m - (a_t - a_i))^2
@@ -303,17 +310,21 @@ def spread_loss(activation: Tensor, target: Tensor, margin: float = 0.9, weight:
         target: labels (B,).
         margin: m.
         weight: see :func:`margin_loss`.
+        reduction: over the batch: ``"mean"``, or ``"sum"`` as in a port, whose loss is B times this one.
 
     Raises:
-        ValueError: if shapes do not fit, the target is no labels, or a label is out of range.
+        ValueError: if shapes do not fit, the target is no labels, a label is out of range, or there is no such
+            reduction.
 
     Source: Hinton, Sabour & Frosst 2018, equation 3.
     """
+    check_choice("reduction", reduction, get_args(Reduction))
     activation, mask = _given(activation, target)
     if mask.shape == target.shape:
         raise ValueError("target must be labels (B,): spread loss has one true class for each image")
     true = (activation * mask).sum(1, keepdim=True)
-    return _mean(((1 - mask) * (margin - (true - activation)).relu().square()).sum(1), mask, weight)
+    mean = _mean(((1 - mask) * (margin - (true - activation)).relu().square()).sum(1), mask, weight)
+    return mean * len(activation) if reduction == "sum" else mean
 
 
 @settings
@@ -334,6 +345,7 @@ class SpreadLoss(ActivationLoss):
         end: last margin.
         schedule: a row of the table.
         period: of the sigmoid, in steps.
+        reduction: over the batch: ``mean``, or ``sum``, beside which other terms of the loss weigh B times less.
 
     Raises:
         ValueError: if a number is not finite, the period is not above 0, or there is no such schedule.
@@ -353,6 +365,7 @@ class SpreadLoss(ActivationLoss):
     end: Finite = 0.9
     schedule: Schedule = "linear"
     period: Positive = 50000.0
+    reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
         self.margin = self.end
@@ -370,4 +383,4 @@ class SpreadLoss(ActivationLoss):
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss at the present margin, a scalar."""
-        return spread_loss(activation, target, self.margin, self.class_weights)
+        return spread_loss(activation, target, self.margin, self.class_weights, self.reduction)

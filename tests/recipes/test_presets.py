@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from recipes import PRESETS, RECIPES
@@ -13,6 +14,7 @@ from torchcaps_lab.training import training_options
 
 NORB, VIEWPOINTS, MNIST = (RECIPES[name] for name in ("smallnorb-em", "smallnorb-viewpoints", "mnist-dynamic"))
 CNN = "convolutional network"
+SKETCH = "K-Means by exp(-distance), binary pixels"
 
 
 def parsed(name: str, preset: str, row: str) -> Any:
@@ -48,6 +50,10 @@ def test_capsnet_has_the_steps_and_the_loss_of_its_row(row):
             None,
             "NegativeLogLikelihood",
         )
+        return
+    if row == SKETCH:
+        assert (options.model, options.preprocess.binarise) == ("capsnet_small", True)
+        assert (options.routing.distance, type(options.loss).__name__) == ("plain", "LengthCrossEntropy")
         return
     assert (options.model, options.reconstruction) == ("capsnet_small", 0.0005)
     if row == "K-Means by exp(-distance), binary pixels":
@@ -85,6 +91,24 @@ def test_the_paper_preset_of_capsnet():
 def test_the_paper_presets_train_as_long_as_the_papers(name, row, images, steps):
     options = parsed(name, "paper", row)
     assert options.epochs * (images // options.batch_size) == pytest.approx(steps, abs=1000)
+
+
+@pytest.mark.parametrize("preset", ["paper", "quick"])
+@pytest.mark.parametrize("floor", [0.0, 0.3])
+def test_mnist_em_as_in_the_article(preset, floor):
+    row = "MatrixCapsNet, as in the article" + (f", cost_floor {floor}" if floor else "")
+    options = parsed("mnist-em", preset, row)
+    assert (options.model, options.batch_size, options.trainer.gradient_clip_val) == ("matrixcapsnet_mnist", 8, 4.0)
+    levels = torch.tensor([0, 64, 128, 255.0]).view(1, 1, 2, 2)
+    seen = options.preprocess.evaluate(levels / 255).images
+    torch.testing.assert_close(seen, (levels - 128) / 128, rtol=0, atol=1e-6)
+    margins = []
+    for epoch in range(options.epochs):
+        options.loss.advance(epoch, options.epochs, 7500 * epoch)
+        margins.append(options.loss.margin)
+    assert margins == pytest.approx([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+    assert (options.loss.reduction, options.routing.cost_floor) == ("sum", floor)
+    assert options.optimizer([torch.nn.Parameter(torch.ones(1))]).defaults["lr"] == 0.001
 
 
 SHAPES = {"mnist-em": (1, 28, 28), "fashion": (1, 28, 28), "cifar10": (3, 32, 32)}
