@@ -224,5 +224,6 @@ def _figure(studies: Sequence[Study]) -> "Figure":
         axes.set(xlabel="layers of capsules", ylabel=label)
         axes.set_xticks(DEPTHS)
         axes.grid(alpha=0.3)
-    panels[0].legend(fontsize=8, frameon=False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=6, fontsize=8, frameon=False)
     return figure
