@@ -1,7 +1,8 @@
 """Builds the C++ kernels into the wheel; everything else is said in pyproject.toml.
 
-Without a compiler, or with TORCHCAPS_KERNELS=0, the wheel is one for any machine: the kernels are then compiled when
-they are first used, where there is a compiler, and routing is slower where there is none.
+Without a compiler, or with TORCHCAPS_KERNELS=0, the wheel is one for any machine: the
+kernels are then compiled when they are first used, where there is a compiler, and
+routing is slower where there is none.
 """
 
 import importlib.util
@@ -17,7 +18,9 @@ from setuptools.command.build_py import build_py
 
 
 def compiling() -> ModuleType:
-    """``torchcaps/ops/fused/compiling.py``, without the package around it, which needs torch."""
+    """``torchcaps/ops/fused/compiling.py``, without the package around it, which needs
+    torch.
+    """
     path = Path(__file__).parent / "torchcaps" / "ops" / "fused" / "compiling.py"
     spec = importlib.util.spec_from_file_location("compiling", path)
     assert spec is not None
@@ -41,7 +44,9 @@ class BuildWithKernels(build_py):
         super().run()
         if self.editable_mode or (found := compiler()) is None:
             return
-        compiling().compile_for_others(found, Path(self.build_lib) / "torchcaps" / "ops" / "fused" / "built")
+        compiling().compile_for_others(
+            found, Path(self.build_lib) / "torchcaps" / "ops" / "fused" / "built"
+        )
 
 
 class KernelsOrNot(Distribution):
@@ -60,4 +65,7 @@ class WheelWithKernels(bdist_wheel):
         return ("py3", "none", "any" if self.root_is_pure else super().get_tag()[2])
 
 
-setup(distclass=KernelsOrNot, cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelWithKernels})
+setup(
+    distclass=KernelsOrNot,
+    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelWithKernels},
+)

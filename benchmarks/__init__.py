@@ -1,1 +1,3 @@
-"""Speed and memory beside what the hardware could do, and behaviour under faults: ``python -m benchmarks``."""
+"""Speed and memory beside what the hardware could do, and behaviour under faults:
+``python -m benchmarks``.
+"""

@@ -18,11 +18,16 @@ from torchcaps.ops.plan import BACKENDS
 PARTS = {
     "suite": "layers and networks with every backend (the default)",
     "compare": "two versions of the code, in turn",
-    "routings": "all routing algorithms: a description of each, and its time and memory on two layers",
+    "routings": (
+        "all routing algorithms: a description of each, and its time and memory "
+        "on two layers"
+    ),
     "first-minutes": "how long a newcomer waits: help, errors, predictions, the first epoch",
     "faults": "behaviour with damaged and hostile files, and after interruptions",
 }
-"""The parts, each with ``add_options(parser)`` and ``run(options, show)`` in the module of its name."""
+"""The parts, each with ``add_options(parser)`` and ``run(options, show)`` in the module
+of its name.
+"""
 
 
 def positive(text: str) -> int:
@@ -40,12 +45,17 @@ def amount(text: str) -> float:
     return value
 
 
-def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = print) -> int:
+def main(
+    arguments: Sequence[str] | None = None, show: Callable[[str], None] = print
+) -> int:
     """Runs one part, and returns the exit status: 1 after an error."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", allow_abbrev=False)
     parts = parser.add_subparsers(dest="part", required=True)
     for name, what in PARTS.items():
-        add_options(name, parts.add_parser(name, help=what, description=what, allow_abbrev=False))
+        add_options(
+            name,
+            parts.add_parser(name, help=what, description=what, allow_abbrev=False),
+        )
     given = list(sys.argv[1:] if arguments is None else arguments)
     named = given[:1] and given[0] in (*PARTS, "-h", "--help")
     options = parser.parse_args(given if named else ["suite", *given])
@@ -66,38 +76,93 @@ def add_options(part: str, parser: argparse.ArgumentParser) -> None:
         add("--quick", action="store_true", help="try only a few of each")
         add("--seed", type=int, default=0, help="of the damage and its moments")
         return
-    add("--runs", type=positive, default=5, help="timed rounds, in which all take turns; default: 5")
-    add("--threads", type=positive, default=torch.get_num_threads(), help="of torch, on a CPU")
+    add(
+        "--runs",
+        type=positive,
+        default=5,
+        help="timed rounds, in which all take turns; default: 5",
+    )
+    add(
+        "--threads",
+        type=positive,
+        default=torch.get_num_threads(),
+        help="of torch, on a CPU",
+    )
     if part == "first-minutes":
-        add("--against", type=Path, help="the root of a checkout of another version, measured in turn")
+        add(
+            "--against",
+            type=Path,
+            help="the root of a checkout of another version, measured in turn",
+        )
         add("--out", type=Path, help="a JSON file for the results")
         return
     add("--no-memory", action="store_true", help="measure times only")
     if part == "routings":
         from benchmarks.routings import ROUTINGS
 
-        add("--only", nargs="+", choices=sorted(ROUTINGS), default=sorted(ROUTINGS), help="default: all")
+        add(
+            "--only",
+            nargs="+",
+            choices=sorted(ROUTINGS),
+            default=sorted(ROUTINGS),
+            help="default: all",
+        )
         add("--batch", type=positive, default=16, help="images")
-        add("--backend", choices=("auto", *BACKENDS), default="auto", help="default: auto")
+        add(
+            "--backend",
+            choices=("auto", *BACKENDS),
+            default="auto",
+            help="default: auto",
+        )
         add("--words", action="store_true", help="measure nothing")
-        add("--note", default="", help="a sentence about the machine, put below the figures")
-        add("--into", type=Path, help="a page to write the tables into, between its two marks")
+        add(
+            "--note",
+            default="",
+            help="a sentence about the machine, put below the figures",
+        )
+        add(
+            "--into",
+            type=Path,
+            help="a page to write the tables into, between its two marks",
+        )
         return
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="default: all")
-    add("--backends", nargs="+", choices=("auto", *BACKENDS), help="default: all that run on the device")
-    add("--seconds", type=amount, default=30.0, help="time limit for the rounds of one comparison; at least 3 are made")
+    add(
+        "--backends",
+        nargs="+",
+        choices=("auto", *BACKENDS),
+        help="default: all that run on the device",
+    )
+    add(
+        "--seconds",
+        type=amount,
+        default=30.0,
+        help="time limit for the rounds of one comparison; at least 3 are made",
+    )
     add("--batch", type=positive, help="of every case; default: its own")
     if part == "compare":
-        add("--against", type=Path, required=True, help="the root of a checkout of the other version")
+        add(
+            "--against",
+            type=Path,
+            required=True,
+            help="the root of a checkout of the other version",
+        )
     add("--out", type=Path, help="a JSON file for the results")
 
 
 def check_backends(names: Sequence[str], device: str) -> None:
-    """Raises a `ValueError` unless each of the backends runs a tiny layer on the device."""
+    """Raises a `ValueError` unless each of the backends runs a tiny layer on the
+    device.
+    """
     for name in names:
         try:
-            call_of(LayerCase("two", 1, partial(CapsLinear, 2, 2, 8, 16), (2,), (8,)), name, False, device)()
+            call_of(
+                LayerCase("two", 1, partial(CapsLinear, 2, 2, 8, 16), (2,), (8,)),
+                name,
+                False,
+                device,
+            )()
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"--backends {name} on {device}: {error}") from error
 

@@ -14,7 +14,9 @@ import torchcaps as tc
 from torchcaps.routing import EMRouting, Routing, create_routing
 
 FEW_IMAGES = (1, 2, 4, 8)
-"""Small batches of DigitCaps, for which the fused backend is compared with stored votes."""
+"""Small batches of DigitCaps, for which the fused backend is compared with stored
+votes.
+"""
 DYNAMIC = partial(create_routing, "dynamic", steps=3)
 EM = partial(EMRouting.preset, "standardised", steps=3)
 """With standardised costs, which suit any size of layer."""
@@ -50,25 +52,34 @@ class Case(ABC):
 
     @property
     def votes(self) -> int:
-        """How many numbers the votes of the largest layer have if they are stored, counted in a pass of one image."""
+        """How many numbers the votes of the largest layer have if they are stored,
+        counted in a pass of one image.
+        """
         one, found = with_batch(self, 1), [0]
         module = one.build()
         for routing in module.modules():
             if isinstance(routing, Routing):
-                routing.register_forward_pre_hook(lambda _, given: found.append(math.prod(given[0].shape)))
+                routing.register_forward_pre_hook(
+                    lambda _, given: found.append(math.prod(given[0].shape))
+                )
         with torch.no_grad():
             one.forward(module, one.inputs("cpu"))
         return self.batch * max(found)
 
 
-def call_of(case: Case, backend: str, training: bool, device: str = "cpu") -> Callable[[], object]:
-    """The forward pass of a case, or its training step without the optimizer, as a function without arguments.
+def call_of(
+    case: Case, backend: str, training: bool, device: str = "cpu"
+) -> Callable[[], object]:
+    """The forward pass of a case, or its training step without the optimizer, as a
+    function without arguments.
 
     A training step clears the gradients first, and leaves new ones.
     """
     torch.manual_seed(0)
     module, inputs = case.build().to(device), case.inputs(device)
-    leaves = [tensor for tensor in (*module.parameters(), *inputs) if tensor.requires_grad]
+    leaves = [
+        tensor for tensor in (*module.parameters(), *inputs) if tensor.requires_grad
+    ]
 
     def call() -> object:
         for leaf in leaves:
@@ -107,7 +118,9 @@ class LayerCase(Case):
         """Poses and activations."""
         pose = torch.randn(self.batch, *self.sites, *self.pose) * 0.3
         activation = torch.rand(self.batch, *self.sites)
-        return tuple(tensor.to(device).requires_grad_() for tensor in (pose, activation))
+        return tuple(
+            tensor.to(device).requires_grad_() for tensor in (pose, activation)
+        )
 
     def forward(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tc.Capsules:
         """The parents."""
@@ -128,14 +141,18 @@ class NetworkCase(Case):
 
     def inputs(self, device: str) -> tuple[Tensor, ...]:
         """Images and labels."""
-        return torch.rand(self.batch, 1, 28, 28).to(device), (torch.arange(self.batch) % 10).to(device)
+        return torch.rand(self.batch, 1, 28, 28).to(device), (
+            torch.arange(self.batch) % 10
+        ).to(device)
 
     def forward(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
         """The prediction."""
         return module(*inputs)
 
     def loss(self, output: Any, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Margin loss, and the reconstruction's where there is one; spread loss for matrix capsules."""
+        """Margin loss, and the reconstruction's where there is one; spread loss for
+        matrix capsules.
+        """
         images, labels = inputs
         if self.name.startswith("matrixcapsnet"):
             return tc.spread_loss(output.activation, labels, 0.2)
@@ -147,11 +164,19 @@ class NetworkCase(Case):
 
 @dataclass(frozen=True)
 class YardstickCase(NetworkCase):
-    """CapsNet's two convolutions and a linear head: the cost of the same features without capsules."""
+    """CapsNet's two convolutions and a linear head: the cost of the same features
+    without capsules.
+    """
 
     def build(self) -> nn.Module:
         """The network."""
-        features = nn.Conv2d(1, 256, 9), nn.ReLU(), nn.Conv2d(256, 256, 9, 2), nn.ReLU(), nn.Flatten()
+        features = (
+            nn.Conv2d(1, 256, 9),
+            nn.ReLU(),
+            nn.Conv2d(256, 256, 9, 2),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
         return nn.Sequential(*features, nn.Linear(256 * 6 * 6, 10))
 
     def forward(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -169,19 +194,45 @@ _MATRIX = (4, 4)
 CASES: dict[str, Case] = {
     "digitcaps": LayerCase("DigitCaps", 128, DIGITCAPS, (1152,), (8,)),
     "convcaps1": LayerCase(
-        "ConvCaps1", 16, partial(tc.CapsConv2d, 32, 32, _MATRIX, _MATRIX, 3, 2), (14, 14, 32), _MATRIX, EM
+        "ConvCaps1",
+        16,
+        partial(tc.CapsConv2d, 32, 32, _MATRIX, _MATRIX, 3, 2),
+        (14, 14, 32),
+        _MATRIX,
+        EM,
     ),
     "convcaps2": LayerCase(
-        "ConvCaps2", 16, partial(tc.CapsConv2d, 32, 32, _MATRIX, _MATRIX, 3), (6, 6, 32), _MATRIX, EM
+        "ConvCaps2",
+        16,
+        partial(tc.CapsConv2d, 32, 32, _MATRIX, _MATRIX, 3),
+        (6, 6, 32),
+        _MATRIX,
+        EM,
     ),
-    "classcaps": LayerCase("ClassCaps", 16, partial(tc.ClassCaps, 32, 5, _MATRIX, _MATRIX), (4, 4, 32), _MATRIX, EM),
+    "classcaps": LayerCase(
+        "ClassCaps",
+        16,
+        partial(tc.ClassCaps, 32, 5, _MATRIX, _MATRIX),
+        (4, 4, 32),
+        _MATRIX,
+        EM,
+    ),
     "capsnet": NetworkCase("capsnet", 32),
     "sharedcapsnet": NetworkCase("sharedcapsnet", 32),
     "matrixcapsnet": NetworkCase("matrixcapsnet", 8),
-    **{f"digitcaps{few}": LayerCase(f"DigitCaps, batch {few}", few, DIGITCAPS, (1152,), (8,)) for few in FEW_IMAGES},
+    **{
+        f"digitcaps{few}": LayerCase(
+            f"DigitCaps, batch {few}", few, DIGITCAPS, (1152,), (8,)
+        )
+        for few in FEW_IMAGES
+    },
     # next to no work: the time of a call
-    "call": LayerCase("layer of 8 children", 1, partial(tc.CapsLinear, 8, 10, 8, 16), (8,), (8,)),
-    "pose32": LayerCase("poses of 32", 32, partial(tc.CapsLinear, 288, 10, 32, 32), (288,), (32,)),
+    "call": LayerCase(
+        "layer of 8 children", 1, partial(tc.CapsLinear, 8, 10, 8, 16), (8,), (8,)
+    ),
+    "pose32": LayerCase(
+        "poses of 32", 32, partial(tc.CapsLinear, 288, 10, 32, 32), (288,), (32,)
+    ),
 }
 """The cases of the suite; of networks, it measures the training step only."""
 

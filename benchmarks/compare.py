@@ -1,4 +1,6 @@
-"""Two versions of the code in one run: the same case in turn, each version in its own process."""
+"""Two versions of the code in one run: the same case in turn, each version in its own
+process.
+"""
 
 import argparse
 import json
@@ -23,7 +25,8 @@ ROOT = Path(__file__).parent.parent
 LONG_ENOUGH = 0.1
 """Seconds of calls in a row."""
 
-# The cases are always those of this version; the layers and networks are those of the version named first.
+# The cases are always those of this version; the layers and networks are those of the
+# version named first.
 _START = """
 import sys
 sys.path[0] = sys.argv[1]
@@ -34,8 +37,12 @@ serve(*sys.argv[3:])
 """
 
 
-def serve(name: str, backend: str, training: str, device: str, threads: str, batch: str) -> None:
-    """The process of one version: prints the extra memory of the case, then its seconds for each line of the input."""
+def serve(
+    name: str, backend: str, training: str, device: str, threads: str, batch: str
+) -> None:
+    """The process of one version: prints the extra memory of the case, then its seconds
+    for each line of the input.
+    """
     torch.set_num_threads(int(threads))
     case = with_batch(CASES[name], int(batch) or None)
     arguments = backend, training == "1", device
@@ -45,7 +52,8 @@ def serve(name: str, backend: str, training: str, device: str, threads: str, bat
     _say({"peak": measure.peak_growth(call) if known else None})
     measure.timed(call, device)
     for _ in sys.stdin:
-        # Calls in a row: the first ones find caches full of what the other version left there.
+        # Calls in a row: the first ones find caches full of what the other version left
+        # there.
         seconds = [measure.timed(call, device)]
         while sum(seconds) < LONG_ENOUGH:
             seconds.append(measure.timed(call, device))
@@ -114,7 +122,10 @@ class Worker:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise OSError(f"the version in {self.tree} cannot run this case: see its message above")
+            raise OSError(
+                f"the version in {self.tree} cannot run this case: see its message "
+                "above"
+            )
         return json.loads(line)
 
     def run(self) -> float:
@@ -132,26 +143,47 @@ def run(given: argparse.Namespace, show: Show) -> None:
         ValueError: if there is no version in the other folder.
     """
     if not (given.against / "torchcaps" / "__init__.py").is_file():
-        raise ValueError(f"--against must be the root of a checkout with a folder torchcaps in it, got {given.against}")
+        raise ValueError(
+            "--against must be the root of a checkout with a folder torchcaps in it, "
+            f"got {given.against}"
+        )
     options, about = Options.of(given), report.environment(given.device, given.threads)
     backend = given.backends[0] if given.backends else "auto"
     pairs = []
     for name in given.cases:
-        for training in (True,) if isinstance(CASES[name], NetworkCase) else (False, True):
-            show(f"measuring {name}, {'training step' if training else 'forward'}, in both versions")
-            pairs.append(paired(name, training, given.against.resolve(), backend, options))
+        for training in (
+            (True,) if isinstance(CASES[name], NetworkCase) else (False, True)
+        ):
+            show(
+                f"measuring {name}, {'training step' if training else 'forward'}, in "
+                "both versions"
+            )
+            pairs.append(
+                paired(name, training, given.against.resolve(), backend, options)
+            )
     show("\n" + compare_table(pairs))
     if given.out:
         rows = [{**pair._asdict(), "ratio": pair.ratio._asdict()} for pair in pairs]
         report.write_json(given.out, **about, against=given.against.name, pairs=rows)
 
 
-def paired(name: str, training: bool, against: Path, backend: str, options: Options) -> Pair:
+def paired(
+    name: str, training: bool, against: Path, backend: str, options: Options
+) -> Pair:
     """One call in both versions, in turn."""
     batch = options.batch or 0
-    arguments = [name, backend, str(int(training)), options.device, str(options.threads), str(batch)]
+    arguments = [
+        name,
+        backend,
+        str(int(training)),
+        options.device,
+        str(options.threads),
+        str(batch),
+    ]
     with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(tree, arguments)) for tree in (against, ROOT)]
+        workers = [
+            stack.enter_context(Worker(tree, arguments)) for tree in (against, ROOT)
+        ]
         peaks = [worker.answer()["peak"] for worker in workers]
         seconds: list[list[float]] = [[], []]
         start = time.perf_counter()
@@ -167,8 +199,25 @@ def compare_table(pairs: list[Pair]) -> str:
     """One row for each call."""
     rows = []
     for pair in pairs:
-        memory = ["" if peak is None else f"{peak / report.MIB:.1f}" for peak in (pair.other_peak, pair.this_peak)]
-        middle = [report.milliseconds(Spread.of(values).median) for values in (pair.other, pair.this)]
+        memory = [
+            "" if peak is None else f"{peak / report.MIB:.1f}"
+            for peak in (pair.other_peak, pair.this_peak)
+        ]
+        middle = [
+            report.milliseconds(Spread.of(values).median)
+            for values in (pair.other, pair.this)
+        ]
         what = "training" if pair.training else "forward"
         rows.append((pair.case, what, *middle, report.times(pair.ratio), *memory))
-    return report.table(("case", "pass", "other ms", "this ms", "other / this", "other MiB", "this MiB"), rows)
+    return report.table(
+        (
+            "case",
+            "pass",
+            "other ms",
+            "this ms",
+            "other / this",
+            "other MiB",
+            "this MiB",
+        ),
+        rows,
+    )

@@ -1,8 +1,11 @@
-"""``python -m benchmarks faults``: behaviour with damaged and hostile files, and after interruptions.
+"""``python -m benchmarks faults``: behaviour with damaged and hostile files, and after
+interruptions.
 
-Fuzzes files of options, saved networks, images and checkpoints; passes options that would run commands; kills trainings
-at random moments and resumes them; fills their disk; starts one run several times at once. Prints a table: how often
-each was tried, how often it went as expected, and the seconds. Exits with an error unless everything went as expected.
+Fuzzes files of options, saved networks, images and checkpoints; passes options that
+would run commands; kills trainings at random moments and resumes them; fills their
+disk; starts one run several times at once. Prints a table: how often each was tried,
+how often it went as expected, and the seconds. Exits with an error unless everything
+went as expected.
 """
 
 import argparse
@@ -32,8 +35,18 @@ from benchmarks.hostile import TRIED, harmless, texts
 from benchmarks.report import Show, markdown
 from torchcaps.models import create_model, load_pretrained
 from torchcaps_lab.data import load_image
-from torchcaps_lab.training import RunFolder, quiet_lightning, read_options, train_with, training_options
-from torchcaps_lab.training.checkpoints import SealedCheckpoints, is_whole, newest_checkpoint
+from torchcaps_lab.training import (
+    RunFolder,
+    quiet_lightning,
+    read_options,
+    train_with,
+    training_options,
+)
+from torchcaps_lab.training.checkpoints import (
+    SealedCheckpoints,
+    is_whole,
+    newest_checkpoint,
+)
 
 NAMED = (ValueError, OSError, FloatingPointError)
 """Errors that the command line reports in one line; anything else is a crash."""
@@ -51,7 +64,8 @@ class Fault(NamedTuple):
     Args:
         what: is tried.
         expected: each time.
-        tries: given an empty folder, how often, and a source of chance, says for each time whether it went as expected.
+        tries: given an empty folder, how often, and a source of chance, says for each
+            time whether it went as expected.
     """
 
     what: str
@@ -87,7 +101,9 @@ def no_crash(act: Callable[[], Any]) -> bool:
 
 
 def damaged(content: bytes, chance: random.Random) -> bytes:
-    """The bytes with random changes: bits flipped, bytes removed or inserted, the end cut off."""
+    """The bytes with random changes: bits flipped, bytes removed or inserted, the end
+    cut off.
+    """
     found = bytearray(content)
     for _ in range(chance.choice((1, 1, 3, 10))):
         place = chance.randrange(len(found) + 1) if found else 0
@@ -104,22 +120,32 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
 
 
 def misfit(options: Any, chance: random.Random) -> Any:
-    """Options, or other content of YAML and JSON, with one value replaced by one that does not belong there."""
+    """Options, or other content of YAML and JSON, with one value replaced by one that
+    does not belong there.
+    """
     if chance.random() < 0.3 or not options or not isinstance(options, dict | list):
         return chance.choice(TRIED["misfits"])
     changed: Any = options.copy()
-    key = chance.choice(list(options) if isinstance(options, dict) else range(len(options)))
+    key = chance.choice(
+        list(options) if isinstance(options, dict) else range(len(options))
+    )
     changed[key] = misfit(options[key], chance)
     return changed
 
 
 @fault("files of options, fuzzed", CRASH)
 def fuzzed_options(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """Reads files of options with damaged text, or with values that do not belong there."""
+    """Reads files of options with damaged text, or with values that do not belong
+    there.
+    """
     text = yaml.safe_dump({**OPTIONS, "run": "x"}).encode()
     for number in range(count):
         path = folder / "config.yaml"
-        wrong = damaged(text, chance) if number % 2 else yaml.safe_dump(misfit(OPTIONS, chance)).encode()
+        wrong = (
+            damaged(text, chance)
+            if number % 2
+            else yaml.safe_dump(misfit(OPTIONS, chance)).encode()
+        )
         path.write_bytes(wrong)
 
         def act(path: Path = path) -> None:
@@ -140,7 +166,9 @@ def fuzzed_networks(folder: Path, count: int, chance: random.Random) -> Iterator
         config.write_bytes(text)
         weights.write_bytes(tensors)
         if number % 3 == 0:
-            weights.write_bytes(damaged(tensors[: 8 + 2000], chance) + tensors[8 + 2000 :])
+            weights.write_bytes(
+                damaged(tensors[: 8 + 2000], chance) + tensors[8 + 2000 :]
+            )
         elif number % 3 == 1:
             config.write_bytes(damaged(text, chance))
         else:
@@ -163,14 +191,25 @@ def fuzzed_images(folder: Path, count: int, chance: random.Random) -> Iterator[b
 
 @fault("options that run commands", REFUSED)
 def hostile_options(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """Options that would run a command, in every place: all must be refused, and nothing executed."""
+    """Options that would run a command, in every place: all must be refused, and
+    nothing executed.
+    """
     mark = folder / "mark"
-    run = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(mark)]}}
+    run = {
+        "class_path": "subprocess.Popen",
+        "init_args": {"args": ["touch", str(mark)]},
+    }
     system = {"class_path": "os.system", "dict_kwargs": {"command": f"touch {mark}"}}
     (folder / "more.yaml").write_text(yaml.safe_dump({"extra": {"logger": run}}))
     (folder / "hostile_module.py").write_text(f"open({str(mark)!r}, 'w')")
-    places: list[dict[str, Any]] = [{name: run} for name in (*OPTIONS, "scheduler", "task", "loss", "seed", "unknown")]
-    places += [{name: "hostile_module.Thing"} for name in ("data", "routing", "optimizer", "scheduler", "task", "loss")]
+    places: list[dict[str, Any]] = [
+        {name: run}
+        for name in (*OPTIONS, "scheduler", "task", "loss", "seed", "unknown")
+    ]
+    places += [
+        {name: "hostile_module.Thing"}
+        for name in ("data", "routing", "optimizer", "scheduler", "task", "loss")
+    ]
     places += [
         {"optimizer": system},
         {"optimizer.class_path": "os.system"},
@@ -195,16 +234,26 @@ def _begin(path: Path) -> None:
     subject.network(0)
 
 
-@fault("random YAML that names what to run", "nothing imported or called outside the tables")
+@fault(
+    "random YAML that names what to run",
+    "nothing imported or called outside the tables",
+)
 def hostile_texts(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """Random YAML, biased to what readers disagree about: no text imports a module or calls what is in no table."""
+    """Random YAML, biased to what readers disagree about: no text imports a module or
+    calls what is in no table.
+    """
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
     mark, found = folder / "mark", list[bool]()
 
     @seed(0)
-    @settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(texts(mark))
     def one(text: str) -> None:
         found.append(harmless(text, folder / "config.yaml") and not mark.exists())
@@ -224,14 +273,24 @@ class _Command:
 
 
 @fault("checkpoints: flipped, cut, hostile", REFUSED)
-def damaged_checkpoints(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """Checkpoints with one bit flipped, or cut, or that would run a command: all must be detected."""
+def damaged_checkpoints(
+    folder: Path, count: int, chance: random.Random
+) -> Iterator[bool]:
+    """Checkpoints with one bit flipped, or cut, or that would run a command: all must
+    be detected.
+    """
     path, mark = folder / "epoch00000.ckpt", folder / "mark"
-    SealedCheckpoints().save_checkpoint({"state_dict": {"weight": torch.rand(5000)}}, path)
+    SealedCheckpoints().save_checkpoint(
+        {"state_dict": {"weight": torch.rand(5000)}}, path
+    )
     content = path.read_bytes()
     for number in range(count):
         place = chance.randrange(len(content))
-        flipped = content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :]
+        flipped = (
+            content[:place]
+            + bytes([content[place] ^ 1 << chance.randrange(8)])
+            + content[place + 1 :]
+        )
         path.write_bytes(flipped if number % 2 else content[:place])
         yield not is_whole(path)
     torch.save({"state_dict": _Command(mark)}, path)
@@ -242,7 +301,10 @@ def damaged_checkpoints(folder: Path, count: int, chance: random.Random) -> Iter
 
 
 def _train(folder: Path, epochs: int) -> None:
-    train_with(RunFolder(folder), training_options({**OPTIONS, "epochs": epochs, "run": str(folder)}))
+    train_with(
+        RunFolder(folder),
+        training_options({**OPTIONS, "epochs": epochs, "run": str(folder)}),
+    )
 
 
 def _train_bounded(folder: Path, epochs: int, most_bytes: int | None) -> None:
@@ -253,7 +315,9 @@ def _train_bounded(folder: Path, epochs: int, most_bytes: int | None) -> None:
 
 
 def named_exit(log_file: Path, act: Callable[..., None], *arguments: Any) -> None:
-    """Acts in a child process, which exits with 0, with 1 after a named error, or with 2 after a crash."""
+    """Acts in a child process, which exits with 0, with 1 after a named error, or with
+    2 after a crash.
+    """
     with log_file.open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -268,15 +332,25 @@ def named_exit(log_file: Path, act: Callable[..., None], *arguments: Any) -> Non
         os._exit(0)
 
 
-def start(folder: Path, epochs: int | None = None, most_bytes: int | None = None) -> Any:
+def start(
+    folder: Path, epochs: int | None = None, most_bytes: int | None = None
+) -> Any:
     """Starts or resumes a training in a child process."""
-    arguments = (folder.parent / f"{folder.name}.log", _train_bounded, folder, epochs or OPTIONS["epochs"], most_bytes)
+    arguments = (
+        folder.parent / f"{folder.name}.log",
+        _train_bounded,
+        folder,
+        epochs or OPTIONS["epochs"],
+        most_bytes,
+    )
     process = FORK.Process(target=named_exit, args=arguments)
     process.start()
     return process
 
 
-def finish(folder: Path, epochs: int | None = None, most_bytes: int | None = None) -> int:
+def finish(
+    folder: Path, epochs: int | None = None, most_bytes: int | None = None
+) -> int:
     """Trains in a child process, waits for it and returns its exit status."""
     process = start(folder, epochs, most_bytes)
     process.join()
@@ -286,19 +360,26 @@ def finish(folder: Path, epochs: int | None = None, most_bytes: int | None = Non
 def outcome(folder: Path) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
     """The metrics of a run, without the seconds, and its weights."""
     with (folder / "metrics.csv").open(newline="") as file:
-        rows = [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+        rows = [
+            {name: value for name, value in row.items() if name != "seconds"}
+            for row in csv.DictReader(file)
+        ]
     return rows, load_file(folder / "model" / "model.safetensors")
 
 
 def same(one: Path, other: Path) -> bool:
     """Whether two runs have the same metrics and weights, bit by bit."""
     (rows, weights), (others, expected) = outcome(one), outcome(other)
-    return rows == others and all(torch.equal(weights[name], expected[name]) for name in weights | expected)
+    return rows == others and all(
+        torch.equal(weights[name], expected[name]) for name in weights | expected
+    )
 
 
 @fault("SIGKILL at a random moment", "resumed to the same bits")
 def kills(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """SIGKILL at a random moment, then resumed: must give the same bits as an uninterrupted training."""
+    """SIGKILL at a random moment, then resumed: must give the same bits as an
+    uninterrupted training.
+    """
     began = time.perf_counter()
     finish(folder / "unbroken")
     seconds = time.perf_counter() - began
@@ -330,7 +411,9 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path | None]:
 
 @fault("full disk", "named, older checkpoint whole, resumed to the same bits")
 def full_disks(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """No room for the next checkpoint: a named error; the last one is kept, and the run resumes once there is room."""
+    """No room for the next checkpoint: a named error; the last one is kept, and the run
+    resumes once there is room.
+    """
     finish(folder / "unbroken")
     with small_disk(folder, 8) as disk:
         for number in range(count):
@@ -346,7 +429,9 @@ def full_disks(folder: Path, count: int, chance: random.Random) -> Iterator[bool
             kept = newest_checkpoint(run / "checkpoints") is not None
             if filler is not None:
                 filler.unlink()
-            yield failed and kept and finish(run) == 0 and same(run, folder / "unbroken")
+            yield (
+                failed and kept and finish(run) == 0 and same(run, folder / "unbroken")
+            )
 
 
 def _fill(disk: Path, room: int) -> Path:
@@ -361,7 +446,9 @@ def _fill(disk: Path, room: int) -> Path:
 
 @fault("one run started three times at once", "one trains, the others say so")
 def starts(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """One run, started several times at once: one process trains, the others fail with a named error."""
+    """One run, started several times at once: one process trains, the others fail with
+    a named error.
+    """
     for number in range(count):
         processes = [start(folder / f"started-{number}", epochs=2) for _ in range(3)]
         for process in processes:
@@ -370,7 +457,9 @@ def starts(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
 
 
 def run(options: argparse.Namespace, show: Show) -> None:
-    """Tries all faults and shows the table; raises a `ValueError` unless everything went as expected."""
+    """Tries all faults and shows the table; raises a `ValueError` unless everything
+    went as expected.
+    """
     quiet_lightning()
     torch.set_num_threads(1)  # processes are forked
     counts = TRIED["counts"]["quick" if options.quick else "full"]
@@ -384,9 +473,13 @@ def run(options: argparse.Namespace, show: Show) -> None:
             found = list(tries(folder, counts.get(tries.__name__, 1), chance))
             seconds = time.perf_counter() - start
             show(f"{what}: {sum(found)} of {len(found)} ({seconds:.0f} s)")
-            rows.append((what, expected, str(len(found)), str(sum(found)), f"{seconds:.0f}"))
+            rows.append(
+                (what, expected, str(len(found)), str(sum(found)), f"{seconds:.0f}")
+            )
             wrong += [] if all(found) else [what]
-    show("\n" + markdown(("fault", "expected", "tried", "as expected", "seconds"), rows))
+    show(
+        "\n" + markdown(("fault", "expected", "tried", "as expected", "seconds"), rows)
+    )
     if wrong:
         raise ValueError(f"not as expected: {', '.join(wrong)}")
 

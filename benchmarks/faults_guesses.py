@@ -1,4 +1,6 @@
-"""Faults of what is guessed of data: classes by place, values of masks, ranges of pixels, orders of axes."""
+"""Faults of what is guessed of data: classes by place, values of masks, ranges of
+pixels, orders of axes.
+"""
 
 import random
 from collections.abc import Iterator
@@ -18,31 +20,50 @@ def _shade(name: str) -> int:
     return 20 + 40 * NAMES.index(name)
 
 
-@fault("splits, arrays and image sets whose classes are some of those known, in any order", "labels by name")
+@fault(
+    "splits, arrays and image sets whose classes are some of those known, in any order",
+    "labels by name",
+)
 def classes_by_name(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """The class of each image can be read off its pixels, whatever the order of names."""
+    """The class of each image can be read off its pixels, whatever the order of
+    names.
+    """
     for number in range(count):
         known = tuple(chance.sample(NAMES, 4))
         some = tuple(chance.sample(known, chance.randrange(1, 5)))
-        images = torch.stack([torch.full((1, 3, 3), _shade(name), dtype=torch.uint8) for name in some])
+        images = torch.stack(
+            [torch.full((1, 3, 3), _shade(name), dtype=torch.uint8) for name in some]
+        )
         found = ImageSet(images, torch.arange(len(some)), some).in_classes(known)
-        yield [_shade(known[label]) for label in found.labels.tolist()] == images[:, 0, 0, 0].tolist()
+        yield [_shade(known[label]) for label in found.labels.tolist()] == images[
+            :, 0, 0, 0
+        ].tolist()
         root = folder / f"classes{number}"
         for part, names in (("train", known), ("test", some)):
             for name in names:
                 (root / part / name).mkdir(parents=True)
-                Image.new("L", (4, 4), _shade(name)).save(root / part / name / f"{part}.png")
+                Image.new("L", (4, 4), _shade(name)).save(
+                    root / part / name / f"{part}.png"
+                )
         data = ImageFolder(root, validation=0)
-        yield [_shade(data.classes[label]) for label in data.test.labels.tolist()] == data.test.images[
-            :, 0, 0, 0
-        ].tolist()
+        yield [
+            _shade(data.classes[label]) for label in data.test.labels.tolist()
+        ] == data.test.images[:, 0, 0, 0].tolist()
 
 
-@fault("masks that were drawn, saved as JPEG or made smaller", "taken as drawn, or refused with the values drawn")
+@fault(
+    "masks that were drawn, saved as JPEG or made smaller",
+    "taken as drawn, or refused with the values drawn",
+)
 def changed_masks(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """Masks of two to four classes; only those that are as drawn may be trained on without more options."""
+    """Masks of two to four classes; only those that are as drawn may be trained on
+    without more options.
+    """
     for number in range(count):
-        root, how = folder / f"masks{number}", chance.choice(("drawn", "jpeg", "smaller"))
+        root, how = (
+            folder / f"masks{number}",
+            chance.choice(("drawn", "jpeg", "smaller")),
+        )
         values = sorted(chance.sample((60, 120, 180, 255), chance.randrange(1, 4)))
         for part in ("images", "masks"):
             (root / part).mkdir(parents=True)
@@ -52,8 +73,14 @@ def changed_masks(folder: Path, count: int, chance: random.Random) -> Iterator[b
             mask = Image.new("L", (48 * scale, 48 * scale), 0)
             for value in values:
                 left, top = (scale * chance.randrange(2, 24) for _ in range(2))
-                ImageDraw.Draw(mask).ellipse((left, top, left + 18 * scale, top + 20 * scale), fill=value)
-            mask = mask.resize((48, 48), Image.Resampling.BILINEAR) if how == "smaller" else mask
+                ImageDraw.Draw(mask).ellipse(
+                    (left, top, left + 18 * scale, top + 20 * scale), fill=value
+                )
+            mask = (
+                mask.resize((48, 48), Image.Resampling.BILINEAR)
+                if how == "smaller"
+                else mask
+            )
             mask.save(root / f"masks/{place}.{'jpg' if how == 'jpeg' else 'png'}")
         try:
             classes = Masks(root).classes
@@ -63,9 +90,14 @@ def changed_masks(folder: Path, count: int, chance: random.Random) -> Iterator[b
             yield how == "drawn" and set(classes) <= {"0", *map(str, values)}
 
 
-@fault("values of 9 to 16 bit in pictures of 16 bit", "the range is noted, and with it all grey levels are used")
+@fault(
+    "values of 9 to 16 bit in pictures of 16 bit",
+    "the range is noted, and with it all grey levels are used",
+)
 def deep_pictures(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """A set whose pixels use less than a quarter of the range is noted; with the range that is left they use all."""
+    """A set whose pixels use less than a quarter of the range is noted; with the range
+    that is left they use all.
+    """
     for number in range(count):
         root, most = folder / f"deep{number}", 2 ** chance.randrange(9, 15) - 1
         for name in ("a", "b"):
@@ -73,16 +105,28 @@ def deep_pictures(folder: Path, count: int, chance: random.Random) -> Iterator[b
             for place in range(3):
                 pixels = np.linspace(0, most, 32 * 32).reshape(32, 32).astype(np.uint16)
                 pixels[0, 0] = chance.randrange(most)
-                Image.fromarray(np.roll(pixels, 32 * place + (name == "b"))).save(root / name / f"{place}.png")
+                Image.fromarray(np.roll(pixels, 32 * place + (name == "b"))).save(
+                    root / name / f"{place}.png"
+                )
         noted = any("--data.range" in note for note in ImageFolder(root).notes())
-        yield noted and len(ImageFolder(root, range=(0, most)).train.images.unique()) >= 250
+        yield (
+            noted
+            and len(ImageFolder(root, range=(0, most)).train.images.unique()) >= 250
+        )
 
 
-@fault("arrays of images in any order of axes", "the order in which they were made, or an error that names both")
+@fault(
+    "arrays of images in any order of axes",
+    "the order in which they were made, or an error that names both",
+)
 def orders_of_axes(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Images of 1, 3 or 4 channels and sides of 1 to 40."""
     for number in range(count):
-        channels, height, width = chance.choice((1, 3, 4)), chance.randrange(1, 40), chance.randrange(1, 40)
+        channels, height, width = (
+            chance.choice((1, 3, 4)),
+            chance.randrange(1, 40),
+            chance.randrange(1, 40),
+        )
         images = torch.randint(0, 256, (12, channels, height, width), dtype=torch.uint8)
         labels = [place % 2 for place in range(12)]
         given = images if number % 2 else images.permute(0, 2, 3, 1)
@@ -90,14 +134,20 @@ def orders_of_axes(folder: Path, count: int, chance: random.Random) -> Iterator[
             data = MapStyle((given, labels), test=0, validation=0)
             shape = data.image_shape
         except ValueError as error:
-            yield "NHWC" in str(error) or "not clear" in str(error) or "looks like" in str(error)
+            yield (
+                "NHWC" in str(error)
+                or "not clear" in str(error)
+                or "looks like" in str(error)
+            )
         else:
             yield shape[1:] == (height, width)
 
 
 @fault("pictures in .npy files, fuzzed", CRASH)
 def fuzzed_arrays(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """Whatever a header states, no more is read than is there, and nothing is unpickled."""
+    """Whatever a header states, no more is read than is there, and nothing is
+    unpickled.
+    """
     path = folder / "picture.npy"
     np.save(path, np.arange(3 * 8 * 9, dtype=np.uint8).reshape(8, 9, 3))
     content = path.read_bytes()

@@ -1,4 +1,6 @@
-"""Rows of ``python -m benchmarks faults``: files that state what is not so, lead out of their folder, or never end."""
+"""Rows of ``python -m benchmarks faults``: files that state what is not so, lead out of
+their folder, or never end.
+"""
 
 import json
 import os
@@ -30,7 +32,11 @@ SECONDS, MEBIBYTES = 20, 1024
 def _modest(act: Callable[[], Any]) -> bool:
     """Whether a call works or fails with a named error, in little time and memory."""
     start, before = time.perf_counter(), _peak()
-    return no_crash(act) and time.perf_counter() - start < SECONDS and _peak() - before < MEBIBYTES
+    return (
+        no_crash(act)
+        and time.perf_counter() - start < SECONDS
+        and _peak() - before < MEBIBYTES
+    )
 
 
 def _peak() -> float:
@@ -39,9 +45,13 @@ def _peak() -> float:
 
 
 def _wav(path: Path, rate: int, stated: int) -> None:
-    content = (10_000 * torch.sin(torch.arange(4000) / 3)).to(torch.int16).numpy().tobytes()
+    content = (
+        (10_000 * torch.sin(torch.arange(4000) / 3)).to(torch.int16).numpy().tobytes()
+    )
     form = struct.pack("<HHIIHH", 1, 1, rate, rate * 2 % 2**32, 2, 16)
-    head = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", stated)
+    head = (
+        b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", stated)
+    )
     path.write_bytes(b"RIFF" + struct.pack("<I", 36 + len(content)) + head + content)
 
 
@@ -55,7 +65,9 @@ def _flac(path: Path, stated: int) -> None:
     path.write_bytes(content)
 
 
-@fault("small files that state or hold much", "works, or a named error, in 20 s and 1 GiB")
+@fault(
+    "small files that state or hold much", "works, or a named error, in 20 s and 1 GiB"
+)
 def stated_sizes(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Sounds, tables, vectors, JSON and options of a few KB to a MiB."""
     for number in range(count):
@@ -69,7 +81,9 @@ def stated_sizes(folder: Path, count: int, chance: random.Random) -> Iterator[bo
         yield _modest(lambda: list(table(folder / "a.csv", Columns())))
         (folder / "a.vec").write_text(f"{size} {size}\ncat{' 1' * len(letters)}\n")
         yield _modest(partial(read_vectors, folder / "a.vec", Words(("cat",))))
-        (folder / "a.json").write_text(chance.choice(("[", '{"a":', '{"a": ' + "9" * 9)) * (len(letters) // 4))
+        (folder / "a.json").write_text(
+            chance.choice(("[", '{"a":', '{"a": ' + "9" * 9)) * (len(letters) // 4)
+        )
         yield _modest(partial(read_json, folder / "a.json", 2**26))
         many = min(len(letters), 2**17)
         texts = (
@@ -88,9 +102,14 @@ def stated_sizes(folder: Path, count: int, chance: random.Random) -> Iterator[bo
 _BOX = "<object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object>"
 
 
-@fault("annotations that name files elsewhere, or state other sizes", "the picture in the folder, or a named error")
+@fault(
+    "annotations that name files elsewhere, or state other sizes",
+    "the picture in the folder, or a named error",
+)
 def annotations(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """COCO's and VOC's files with names, sizes, boxes, outlines and runs of pixels that are not so."""
+    """COCO's and VOC's files with names, sizes, boxes, outlines and runs of pixels that
+    are not so.
+    """
     root = folder / "root"
     (root / "images").mkdir(parents=True)
     (root / "notes").mkdir()
@@ -109,40 +128,78 @@ def annotations(folder: Path, count: int, chance: random.Random) -> Iterator[boo
     numbers: tuple[Any, ...] = (60, 40, 0, -1, 1e9, 1e400, "x", None, 2**40, [1])
     for _ in range(count):
         name, sides = chance.choice(names), chance.choices(numbers, k=2)
-        runs = "".join(chr(chance.randrange(33, 127)) for _ in range(chance.randrange(20)))
+        runs = "".join(
+            chr(chance.randrange(33, 127)) for _ in range(chance.randrange(20))
+        )
         marks = (
             [chance.choices(numbers, k=8)],
             {"size": [40, 60], "counts": runs},
             {"size": sides, "counts": [0, 10**9]},
         )
         image = {"id": 1, "file_name": name, "width": sides[0], "height": sides[1]}
-        row = {"id": 1, "image_id": 1, "category_id": 1, "bbox": chance.choices(numbers, k=4),
-               "segmentation": chance.choice(marks)}  # fmt: skip
-        content = {"images": [image], "annotations": [row], "categories": [{"id": 1, "name": "cat"}]}
+        row = {
+            "id": 1,
+            "image_id": 1,
+            "category_id": 1,
+            "bbox": chance.choices(numbers, k=4),
+            "segmentation": chance.choice(marks),
+        }
+        content = {
+            "images": [image],
+            "annotations": [row],
+            "categories": [{"id": 1, "name": "cat"}],
+        }
         (root / "all.json").write_text(json.dumps(content))
         size = f"<size><width>{sides[0]}</width><height>{sides[1]}</height></size>"
-        (root / "notes" / "a.xml").write_text(f"<annotation><filename>{name}</filename>{size}{_BOX}</annotation>")
+        (root / "notes" / "a.xml").write_text(
+            f"<annotation><filename>{name}</filename>{size}{_BOX}</annotation>"
+        )
         for notes in (root / "all.json", root / "notes"):
             files = list[str]()
-            yield _modest(partial(_read, root, notes, files)) and all("outside" not in file for file in files)
+            yield _modest(partial(_read, root, notes, files)) and all(
+                "outside" not in file for file in files
+            )
         yield _modest(lambda: Masks(root, masks="all.json", folds=2).train)
 
 
 def _read(root: Path, notes: Path, files: list[str]) -> None:
-    train = AnnotatedImages(root, notes, classes=("cat",), channels=1, validation=0.0, test=0.0).train
+    train = AnnotatedImages(
+        root, notes, classes=("cat",), channels=1, validation=0.0, test=0.0
+    ).train
     files += train.files or ()
 
 
-@fault("links in the folder of a run that lead out of it", "refused, nothing elsewhere changed")
+@fault(
+    "links in the folder of a run that lead out of it",
+    "refused, nothing elsewhere changed",
+)
 def links(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """A run whose folders and files are links is begun, and resumed: nothing is written or deleted through them."""
+    """A run whose folders and files are links is begun, and resumed: nothing is written
+    or deleted through them.
+    """
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    files = ("index.html", "epoch00000.ckpt", "model.safetensors", "config.json", "metrics.csv")
+    files = (
+        "index.html",
+        "epoch00000.ckpt",
+        "model.safetensors",
+        "config.json",
+        "metrics.csv",
+    )
     for name in files:
         (elsewhere / name).write_text("precious")
-    places = ("checkpoints", "report", "model", "tensorboard", "metrics.csv", "summary.json", ".lock",
-              "checkpoints/epoch00000.ckpt", "report/index.html", "model/model.safetensors")  # fmt: skip
+    places = (
+        "checkpoints",
+        "report",
+        "model",
+        "tensorboard",
+        "metrics.csv",
+        "summary.json",
+        ".lock",
+        "checkpoints/epoch00000.ckpt",
+        "report/index.html",
+        "model/model.safetensors",
+    )
     finish(folder / "whole", epochs=1)
     for number in range(count):
         run, place = folder / f"run-{number}", chance.choice(places)
@@ -153,10 +210,16 @@ def links(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
         aside = path.with_name(f"{path.name}.aside")
         if path.exists():
             path.rename(aside)
-        path.symlink_to(elsewhere if "." not in path.name.lstrip(".") else elsewhere / files[0])
+        path.symlink_to(
+            elsewhere if "." not in path.name.lstrip(".") else elsewhere / files[0]
+        )
         refused = finish(run, epochs=2) == 1
         kept = sorted(one.name for one in elsewhere.iterdir()) == sorted(files)
-        yield refused and kept and all((elsewhere / name).read_text() == "precious" for name in files)
+        yield (
+            refused
+            and kept
+            and all((elsewhere / name).read_text() == "precious" for name in files)
+        )
         path.unlink()
         if aside.exists():
             aside.rename(path)

@@ -1,4 +1,6 @@
-"""Faults of what no ``state_dict`` holds: all else that a checkpoint has to hold, and that a network has to keep."""
+"""Faults of what no ``state_dict`` holds: all else that a checkpoint has to hold, and
+that a network has to keep.
+"""
 
 import copy
 import random
@@ -18,13 +20,24 @@ WATCHING = {"name": "ReduceLROnPlateau", "patience": 0, "threshold": 0.5}
 CYCLE = {"name": "OneCycleLR", "max_lr": 0.01}
 VARIANTS: dict[str, dict[str, Any]] = {
     "a rate that watches": {"scheduler": WATCHING},
-    "and an average": {"scheduler": WATCHING, "trainer": {"average": 0.9}, "keep": "best"},
+    "and an average": {
+        "scheduler": WATCHING,
+        "trainer": {"average": 0.9},
+        "keep": "best",
+    },
     "a cycle": {
         "scheduler": {"name": "OneCycleLR", "max_lr": 0.01},
         "trainer": {"extra": {"accumulate_grad_batches": 2}},
     },
-    "an early end": {"stop": "early", "patience": 1, "trainer": {"extra": {"min_epochs": 4}}},
-    "steps": {"scheduler": WATCHING, "trainer": {"average": 0.9, "extra": {"max_steps": 47}}},
+    "an early end": {
+        "stop": "early",
+        "patience": 1,
+        "trainer": {"extra": {"min_epochs": 4}},
+    },
+    "steps": {
+        "scheduler": WATCHING,
+        "trainer": {"average": 0.9, "extra": {"max_steps": 47}},
+    },
 }
 """Options of trainings whose state is more than weights and an optimizer."""
 
@@ -33,19 +46,29 @@ MOST_KILLS = 3
 
 def _train(folder: Path, variant: dict[str, Any]) -> None:
     trainer = {**OPTIONS["trainer"], **variant.get("trainer", {})}
-    options = training_options({**OPTIONS, **variant, "trainer": trainer, "run": str(folder)})
+    options = training_options(
+        {**OPTIONS, **variant, "trainer": trainer, "run": str(folder)}
+    )
     train_with(RunFolder(folder), options)
 
 
 def _start(folder: Path, variant: dict[str, Any]) -> Any:
-    process = FORK.Process(target=named_exit, args=(folder.parent / f"{folder.name}.log", _train, folder, variant))
+    process = FORK.Process(
+        target=named_exit,
+        args=(folder.parent / f"{folder.name}.log", _train, folder, variant),
+    )
     process.start()
     return process
 
 
-@fault("SIGKILL again and again, with rates, averages and ends that act", "resumed to the same bits")
+@fault(
+    "SIGKILL again and again, with rates, averages and ends that act",
+    "resumed to the same bits",
+)
 def kills_of_all(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """Each kind of training is killed up to three times, at random moments, and resumed: the same bits as in one go."""
+    """Each kind of training is killed up to three times, at random moments, and
+    resumed: the same bits as in one go.
+    """
     for name, variant in VARIANTS.items():
         unbroken, began = folder / name / "unbroken", time.perf_counter()
         unbroken.parent.mkdir()
@@ -63,9 +86,14 @@ def kills_of_all(folder: Path, count: int, chance: random.Random) -> Iterator[bo
             yield last.exitcode == 0 and same(run, unbroken)
 
 
-@fault("another number of classes after random work on a network", "all that does not depend on it stays")
+@fault(
+    "another number of classes after random work on a network",
+    "all that does not depend on it stays",
+)
 def resets(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
-    """Networks with layers frozen, in evaluation mode and hooked at random get other numbers of classes, and back."""
+    """Networks with layers frozen, in evaluation mode and hooked at random get other
+    numbers of classes, and back.
+    """
     for name in chance.sample(list_models(), min(count, len(list_models()))):
         network = create_model(name)
         for module in network.modules():
@@ -79,16 +107,33 @@ def resets(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
 
 
 def _keeps(network: Any, classes: int) -> bool:
-    """Gives a network that many classes; whether it and its tensors kept all that they could keep."""
-    modules = [(module, module.training, len(module._forward_hooks)) for module in network.modules()]
-    weights = {name: (weight, copy.deepcopy(weight)) for name, weight in network.named_parameters()}
+    """Gives a network that many classes; whether it and its tensors kept all that they
+    could keep.
+    """
+    modules = [
+        (module, module.training, len(module._forward_hooks))
+        for module in network.modules()
+    ]
+    weights = {
+        name: (weight, copy.deepcopy(weight))
+        for name, weight in network.named_parameters()
+    }
     network.reset_classifier(classes)
-    after = [(module, module.training, len(module._forward_hooks)) for module in network.modules()]
-    kept = all(_is(weight, *weights[name]) for name, weight in network.named_parameters())
+    after = [
+        (module, module.training, len(module._forward_hooks))
+        for module in network.modules()
+    ]
+    kept = all(
+        _is(weight, *weights[name]) for name, weight in network.named_parameters()
+    )
     return after == modules and kept and network.config()["classes"] == classes
 
 
 def _is(now: nn.Parameter, weight: nn.Parameter, copied: nn.Parameter) -> bool:
     if now.shape != copied.shape:
         return now is not weight
-    return now is weight and now.requires_grad == copied.requires_grad and torch.equal(now, copied)
+    return (
+        now is weight
+        and now.requires_grad == copied.requires_grad
+        and torch.equal(now, copied)
+    )

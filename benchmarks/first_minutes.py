@@ -1,4 +1,6 @@
-"""How long a newcomer waits: processor seconds of commands, each in its own process, of one version or of two."""
+"""How long a newcomer waits: processor seconds of commands, each in its own process, of
+one version or of two.
+"""
 
 import argparse
 import os
@@ -14,13 +16,32 @@ from typing import NamedTuple
 from benchmarks import report
 
 ROOT = Path(__file__).parent.parent
-TRAINING = ("train", "--data", "ImageFolder", "--data.root", "photos", "--data.size", "28", "--model", "capsnet_small",
-            "--batch_size", "32", "--epochs", "3", "--report", "false", "--trainer.accelerator", "cpu")  # fmt: skip
+TRAINING = (
+    "train",
+    "--data",
+    "ImageFolder",
+    "--data.root",
+    "photos",
+    "--data.size",
+    "28",
+    "--model",
+    "capsnet_small",
+    "--batch_size",
+    "32",
+    "--epochs",
+    "3",
+    "--report",
+    "false",
+    "--trainer.accelerator",
+    "cpu",
+)
 """Options that earlier versions have, too."""
 
 
 class Wait(NamedTuple):
-    """A command, and the beginning of the line that ends the wait; without one its end does."""
+    """A command, and the beginning of the line that ends the wait; without one its end
+    does.
+    """
 
     words: tuple[str, ...]
     until: str | None = None
@@ -34,7 +55,9 @@ WAITS = {
     "a missing run: `evaluate nowhere`": Wait(("evaluate", "nowhere")),
     "`torchcaps models`": Wait(("models",)),
     "`torchcaps check photos`, 280 images": Wait(("check", "photos")),
-    "`torchcaps predict`, 28 files": Wait(("predict", "mnist/efficient_capsnet", "photos/0")),
+    "`torchcaps predict`, 28 files": Wait(
+        ("predict", "mnist/efficient_capsnet", "photos/0")
+    ),
     "training: the first line": Wait(TRAINING, ""),
     "training: the first epoch of 5 steps": Wait(TRAINING, "epoch 1/"),
 }
@@ -42,19 +65,25 @@ WAITS = {
 
 
 def seconds(wait: Wait, root: Path, folder: Path) -> float:
-    """Processor seconds of a command of the version in ``root``, with those of its children.
+    """Processor seconds of a command of the version in ``root``, with those of its
+    children.
 
     Raises:
         ValueError: if the line that is waited for does not come.
     """
     new = ("--run", f"run-{time.monotonic_ns()}") if wait.until is not None else ()
     path = os.pathsep.join([str(root), str(root / "lab")])
-    # Python keeps what it compiled, as on a user's machine: the first round compiles, the others do not.
+    # Python keeps what it compiled, as on a user's machine: the first round compiles,
+    # the others do not.
     given = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": path}
     with subprocess.Popen(
         [sys.executable, "-m", "torchcaps_lab", *wait.words, *new],
-        cwd=folder, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as process:  # fmt: skip
+        cwd=folder,
+        env=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         lines = []
         while line := process.stdout.readline():  # type: ignore[union-attr]
             lines.append(line)
@@ -63,7 +92,10 @@ def seconds(wait: Wait, root: Path, folder: Path) -> float:
                 break
         else:
             if wait.until is not None:
-                raise ValueError(f"{' '.join(wait.words)} did not say {wait.until!r}: {''.join(lines[-3:])}")
+                raise ValueError(
+                    f"{' '.join(wait.words)} did not say {wait.until!r}: "
+                    f"{''.join(lines[-3:])}"
+                )
         _, _, usage = os.wait4(process.pid, 0)
         process.returncode = 0  # it was waited for
     return usage.ru_utime + usage.ru_stime
@@ -85,15 +117,26 @@ def write_photos(folder: Path) -> None:
 
 def run(options: argparse.Namespace, show: Callable[[str], None]) -> None:
     """Measures, and shows a table; versions take turns."""
-    roots: Sequence[Path] = [ROOT] if options.against is None else [options.against.resolve(), ROOT]
+    roots: Sequence[Path] = (
+        [ROOT] if options.against is None else [options.against.resolve(), ROOT]
+    )
     rows: dict[str, list[float]] = {}
     heads = ["processor seconds", *(["before"] if len(roots) > 1 else []), "now"]
     show(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with TemporaryDirectory() as name:
         write_photos(Path(name))
         for what, wait in WAITS.items():
-            found = [[seconds(wait, root, Path(name)) for root in roots] for _ in range(options.runs)]
-            rows[what] = [round(median(column), 2) for column in zip(*found, strict=True)]
+            found = [
+                [seconds(wait, root, Path(name)) for root in roots]
+                for _ in range(options.runs)
+            ]
+            rows[what] = [
+                round(median(column), 2) for column in zip(*found, strict=True)
+            ]
             show(f"| {what} | {' | '.join(f'{value:.2f}' for value in rows[what])} |")
     if options.out is not None:
-        report.write_json(options.out, **report.environment("cpu", options.threads), processor_seconds=rows)
+        report.write_json(
+            options.out,
+            **report.environment("cpu", options.threads),
+            processor_seconds=rows,
+        )

@@ -23,7 +23,8 @@ FEWEST = 3
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 HAVE_PEAK = _CLEAR.exists()
-"""Whether the peak of a process's resident memory can be read and reset on this system."""
+"""Whether the peak of a process's resident memory can be read and reset on this system.
+"""
 
 
 class Spread(NamedTuple):
@@ -40,7 +41,9 @@ class Spread(NamedTuple):
 
 
 def timed(call: Call, device: str) -> float:
-    """Seconds of one call; on a GPU between two events on its stream, after all earlier work has ended."""
+    """Seconds of one call; on a GPU between two events on its stream, after all earlier
+    work has ended.
+    """
     if device != "cuda":
         start = time.perf_counter()
         call()
@@ -57,7 +60,8 @@ def timed(call: Call, device: str) -> float:
 def interleaved(
     calls: dict[str, Call], runs: int, device: str = "cpu", seconds: float = math.inf
 ) -> dict[str, list[float]]:
-    """Seconds of each call; after a warm-up they run in turn (A B A B ...), so that a drift of the machine affects all.
+    """Seconds of each call; after a warm-up they run in turn (A B A B ...), so that a
+    drift of the machine affects all.
 
     Args:
         calls: by name.
@@ -78,17 +82,22 @@ def interleaved(
 
 
 def full_float32() -> None:
-    """Turns off TF32 and lower precisions in float32 matrix products and convolutions."""
+    """Turns off TF32 and lower precisions in float32 matrix products and
+    convolutions.
+    """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
 
 
-def peak_memory(case: Case, backend: str, training: bool, device: str, threads: int) -> int | None:
-    """Peak of the memory of one call, in bytes, beyond weights and inputs; its results and gradients count.
+def peak_memory(
+    case: Case, backend: str, training: bool, device: str, threads: int
+) -> int | None:
+    """Peak of the memory of one call, in bytes, beyond weights and inputs; its results
+    and gradients count.
 
-    On a GPU, the growth of the allocated memory. On a CPU, the growth of the resident memory of a fresh process that
-    has run a batch of 1 before, so that everything is loaded; None if the system does not give it, or the process was
-    killed.
+    On a GPU, the growth of the allocated memory. On a CPU, the growth of the resident
+    memory of a fresh process that has run a batch of 1 before, so that everything is
+    loaded; None if the system does not give it, or the process was killed.
     """
     if device == "cuda":
         return _peak_on_gpu(call_of(case, backend, training, device))
@@ -98,7 +107,9 @@ def peak_memory(case: Case, backend: str, training: bool, device: str, threads: 
 
 
 def in_new_process(function: Callable[..., int], *arguments: Any) -> int | None:
-    """The result of a function in a fresh process; None if that was killed, for example out of memory."""
+    """The result of a function in a fresh process; None if that was killed, for example
+    out of memory.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torchcaps"])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -127,7 +138,9 @@ def _peak_of(case: Case, backend: str, training: bool, threads: int) -> int:
 
 
 def peak_growth(call: Call) -> int:
-    """Bytes by which one call raises the peak of this process's resident memory; Linux only."""
+    """Bytes by which one call raises the peak of this process's resident memory; Linux
+    only.
+    """
     gc.collect()
     _release_free_memory()
     _CLEAR.write_text("5")  # the peak is the present size from here on
@@ -138,7 +151,9 @@ def peak_growth(call: Call) -> int:
 
 
 def _peak_resident() -> int:
-    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+    (line,) = (
+        line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM")
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -156,4 +171,11 @@ def available_memory(device: str) -> float:
         return float(torch.cuda.mem_get_info()[0])
     info = Path("/proc/meminfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), math.inf)
+    return next(
+        (
+            1024.0 * int(line.split()[1])
+            for line in lines
+            if line.startswith("MemAvailable")
+        ),
+        math.inf,
+    )

@@ -24,7 +24,9 @@ Show = Callable[[str], None]
 """Takes lines of text."""
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
-"""Environment variable that makes torch ask for huge pages for large tensors, whose first use then costs less."""
+"""Environment variable that makes torch ask for huge pages for large tensors, whose
+first use then costs less.
+"""
 
 MIB = 2**20
 
@@ -34,7 +36,11 @@ def environment(device: str, threads: int) -> dict[str, Any]:
     hardware = f"{_processor()}, {os.cpu_count()} cores"
     if device == "cuda":
         hardware = f"{torch.cuda.get_device_name()}, {hardware}"
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "torchcaps": torchcaps.__version__}
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchcaps": torchcaps.__version__,
+    }
     if device == "cuda":
         versions |= {"cuda": str(torch.version.cuda), "triton": _version("triton")}
     return {
@@ -44,7 +50,11 @@ def environment(device: str, threads: int) -> dict[str, Any]:
         "hardware": hardware,
         "system": f"{platform.system()} {platform.release()}",
         "versions": versions,
-        "settings": {"threads": threads, HUGE_PAGES: os.environ.get(HUGE_PAGES, "0"), "dtype": "float32, no TF32"},
+        "settings": {
+            "threads": threads,
+            HUGE_PAGES: os.environ.get(HUGE_PAGES, "0"),
+            "dtype": "float32, no TF32",
+        },
     }
 
 
@@ -57,13 +67,19 @@ def _version(package: str) -> str:
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    found = (
+        re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
+        if info.exists()
+        else None
+    )
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def heading(about: dict[str, Any]) -> str:
     """The environment in two lines."""
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    versions = ", ".join(
+        f"{name} {version}" for name, version in about["versions"].items()
+    )
     settings = ", ".join(f"{name} {value}" for name, value in about["settings"].items())
     return f"{about['hardware']}; {versions}\n{settings}"
 
@@ -75,7 +91,9 @@ def write_json(path: Path, **content: Any) -> None:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table with columns as wide as needed, the first aligned left, the others right."""
+    """A table with columns as wide as needed, the first aligned left, the others
+    right.
+    """
     lines = [list(titles), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
     ends = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
@@ -99,7 +117,12 @@ def suite_table(rows: "list[Row]") -> str:
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
-    what = (row.case, str(row.batch), "training" if row.training else "forward", row.backend)
+    what = (
+        row.case,
+        str(row.batch),
+        "training" if row.training else "forward",
+        row.backend,
+    )
     if not row.seconds:
         return (*what, row.trouble, "", "")
     median, low, high = Spread.of(row.seconds)

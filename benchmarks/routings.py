@@ -1,9 +1,12 @@
-"""``python -m benchmarks routings``: all routing algorithms in one table, with descriptions and costs.
+"""``python -m benchmarks routings``: all routing algorithms in one table, with
+descriptions and costs.
 
-The descriptions come from the routings themselves. Times of the forward pass and of a training step, and the memory of
-the latter, are measured on two layers, with all routings in turn in each round: the class capsules of CapsNet, and a
-convolution over matrix capsules in which the parents of a window compete. Each routing has its default settings.
-With ``--backend chunked`` all of them run in plain PyTorch, so that algorithms are compared, not kernels.
+The descriptions come from the routings themselves. Times of the forward pass and of a
+training step, and the memory of the latter, are measured on two layers, with all
+routings in turn in each round: the class capsules of CapsNet, and a convolution over
+matrix capsules in which the parents of a window compete. Each routing has its default
+settings. With ``--backend chunked`` all of them run in plain PyTorch, so that
+algorithms are compared, not kernels.
 """
 
 import argparse
@@ -37,24 +40,41 @@ def cases(name: str, batch: int) -> dict[str, LayerCase]:
 
 @dataclass(frozen=True)
 class Measured:
-    """One routing on one layer: median seconds, and bytes of a training step; None if it was not measured."""
+    """One routing on one layer: median seconds, and bytes of a training step; None if
+    it was not measured.
+    """
 
     forward: float
     training: float | None
     memory: int | None
 
 
-def measured(layer: str, names: list[str], options: argparse.Namespace) -> dict[str, Measured]:
+def measured(
+    layer: str, names: list[str], options: argparse.Namespace
+) -> dict[str, Measured]:
     """Measures the routings of these names on a layer, in turn."""
     torch.set_num_threads(options.threads)
     trained = [name for name in names if ROUTINGS[name].trainable]
-    calls = {(name, False): call_of(cases(name, options.batch)[layer], options.backend, False) for name in names}
-    calls |= {(name, True): call_of(cases(name, options.batch)[layer], options.backend, True) for name in trained}
-    times = measure.interleaved({str(key): call for key, call in calls.items()}, options.runs)
+    calls = {
+        (name, False): call_of(
+            cases(name, options.batch)[layer], options.backend, False
+        )
+        for name in names
+    }
+    calls |= {
+        (name, True): call_of(cases(name, options.batch)[layer], options.backend, True)
+        for name in trained
+    }
+    times = measure.interleaved(
+        {str(key): call for key, call in calls.items()}, options.runs
+    )
     found = {key: median(times[str(key)]) for key in calls}
     wanted = trained if measure.HAVE_PEAK and not options.no_memory else []
     memory = {name: measure.peak_growth(calls[name, True]) for name in wanted}
-    return {name: Measured(found[name, False], found.get((name, True)), memory.get(name)) for name in names}
+    return {
+        name: Measured(found[name, False], found.get((name, True)), memory.get(name))
+        for name in names
+    }
 
 
 def refused(names: list[str], backend: str) -> list[str]:
@@ -73,7 +93,9 @@ def refused(names: list[str], backend: str) -> list[str]:
             found.append(name)
             why = error
     if len(found) == len(names):
-        raise ValueError(f"--backend {backend} can do none of {', '.join(names)}: {why}")
+        raise ValueError(
+            f"--backend {backend} can do none of {', '.join(names)}: {why}"
+        )
     return found
 
 
@@ -84,29 +106,45 @@ _WHAT = {
     "source": "source",
     "reported by its authors": "reported",
 }
-_COSTS = {"parameters of its own": "parameters", "multiply-adds": "cost", "kept for backward": "memory"}
-"""Titles of the columns, and the fields of :class:`~torchcaps.routing.base.About` in them."""
+_COSTS = {
+    "parameters of its own": "parameters",
+    "multiply-adds": "cost",
+    "kept for backward": "memory",
+}
+"""Titles of the columns, and the fields of :class:`~torchcaps.routing.base.About` in
+them.
+"""
 
 
 def words(names: list[str]) -> str:
-    """Two tables in Markdown: a description of each routing, and its parameters and costs."""
+    """Two tables in Markdown: a description of each routing, and its parameters and
+    costs.
+    """
     about = {name: ROUTINGS[name].about or About(*["not said"] * 8) for name in names}
     return "\n\n".join(
         report.markdown(
             ["routing", *columns],
-            [[f"`{name}`", *(getattr(one, c) for c in columns.values())] for name, one in about.items()],
+            [
+                [f"`{name}`", *(getattr(one, c) for c in columns.values())]
+                for name, one in about.items()
+            ],
         )
         for columns in (_WHAT, _COSTS)
     )
 
 
 def figures(found: dict[str, dict[str, Measured]]) -> str:
-    """A table in Markdown of times and memory, the fastest training step of the first layer first."""
+    """A table in Markdown of times and memory, the fastest training step of the first
+    layer first.
+    """
     titles = ["routing"]
     for layer in found:
         titles += [f"{layer}: forward, ms", "training step, ms", "its memory, MiB"]
     first = next(iter(found.values()))
-    order = sorted(first, key=lambda name: (first[name].training is None, first[name].training or 0.0))
+    order = sorted(
+        first,
+        key=lambda name: (first[name].training is None, first[name].training or 0.0),
+    )
     rows = []
     for name in order:
         cells = [f"`{name}`"]
@@ -137,11 +175,19 @@ def run(options: argparse.Namespace, show: Show) -> None:
     if not options.words:
         measure.full_float32()
         about = report.environment("cpu", options.threads)
-        left_out = refused(options.only, options.backend) if options.backend != "auto" else []
+        left_out = (
+            refused(options.only, options.backend) if options.backend != "auto" else []
+        )
         names = [name for name in options.only if name not in left_out]
         found = {layer: measured(layer, names, options) for layer in cases("mean", 1)}
-        where = f"{about['hardware']}, {options.threads} threads, torch {about['versions']['torch']}"
-        settings = f"batches of {options.batch}, medians of {options.runs} rounds in which all took turns"
+        where = (
+            f"{about['hardware']}, {options.threads} threads, torch "
+            f"{about['versions']['torch']}"
+        )
+        settings = (
+            f"batches of {options.batch}, medians of {options.runs} rounds in "
+            "which all took turns"
+        )
         if options.backend != "auto":
             settings += f"; backend {options.backend}"
         if left_out:

@@ -1,4 +1,6 @@
-"""The suite: every layer and network, with every backend that runs on the device, forward and training step."""
+"""The suite: every layer and network, with every backend that runs on the device,
+forward and training step.
+"""
 
 import argparse
 import gc
@@ -10,7 +12,14 @@ import torch
 
 from benchmarks import report
 from benchmarks.cases import BESIDE, CASES, Case, NetworkCase, call_of, with_batch
-from benchmarks.measure import Call, Spread, available_memory, full_float32, interleaved, peak_memory
+from benchmarks.measure import (
+    Call,
+    Spread,
+    available_memory,
+    full_float32,
+    interleaved,
+    peak_memory,
+)
 from benchmarks.report import Show
 from torchcaps.ops.fused import why_not
 from torchcaps.ops.plan import FUSED
@@ -19,7 +28,9 @@ FLOAT = 4
 """Bytes of a float32 number."""
 
 STORED = 14
-"""At most this many tensors of the size of the votes are alive in a training step of ``naive``."""
+"""At most this many tensors of the size of the votes are alive in a training step of
+``naive``.
+"""
 
 GPU_BATCH = 128
 
@@ -50,7 +61,9 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """The row for JSON, with the median of the seconds."""
-        return asdict(self) | ({"median_seconds": Spread.of(self.seconds).median} if self.seconds else {})
+        return asdict(self) | (
+            {"median_seconds": Spread.of(self.seconds).median} if self.seconds else {}
+        )
 
 
 def backends(device: str) -> list[str]:
@@ -96,7 +109,15 @@ class Options:
         if given.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda needs a GPU that torch can use")
         chosen = None if given.backends is None else tuple(given.backends)
-        return cls(given.device, given.runs, given.seconds, given.threads, given.batch, chosen, not given.no_memory)
+        return cls(
+            given.device,
+            given.runs,
+            given.seconds,
+            given.threads,
+            given.batch,
+            chosen,
+            not given.no_memory,
+        )
 
 
 def run(given: argparse.Namespace, show: Show) -> None:
@@ -119,12 +140,17 @@ def measured(names: Iterable[str], options: Options, show: Show) -> list[Row]:
         case = options.case(CASES[name])
         beside = options.case(BESIDE[name]) if name in BESIDE else None
         for training in (True,) if isinstance(case, NetworkCase) else (False, True):
-            show(f"measuring {case.name}, batch {case.batch}, {'training step' if training else 'forward'}")
+            show(
+                f"measuring {case.name}, batch {case.batch}, "
+                f"{'training step' if training else 'forward'}"
+            )
             rows += compare(case, training, options, beside)
     return rows
 
 
-def compare(case: Case, training: bool, options: Options, beside: Case | None = None) -> list[Row]:
+def compare(
+    case: Case, training: bool, options: Options, beside: Case | None = None
+) -> list[Row]:
     """Measures a case with every backend, and another one beside it, in turn."""
     calls: dict[str, Call] = {}
     missing = []
@@ -132,16 +158,36 @@ def compare(case: Case, training: bool, options: Options, beside: Case | None = 
         try:
             calls[backend] = _ready(case, backend, training, options.device)
         except MemoryError as error:
-            missing.append(Row(case.name, case.batch, training, backend, trouble=str(error)))
+            missing.append(
+                Row(case.name, case.batch, training, backend, trouble=str(error))
+            )
     if beside is not None:
         calls["cnn"] = call_of(beside, "auto", training, options.device)
     seconds = interleaved(calls, options.runs, options.device, options.seconds)
     del calls
     rows = []
     for backend, values in seconds.items():
-        what, called = (beside, "auto") if backend == "cnn" and beside is not None else (case, backend)
-        peak = peak_memory(what, called, training, options.device, options.threads) if options.memory else None
-        rows.append(Row(what.name, what.batch, training, backend, values, FLOAT * what.votes, peak))
+        what, called = (
+            (beside, "auto")
+            if backend == "cnn" and beside is not None
+            else (case, backend)
+        )
+        peak = (
+            peak_memory(what, called, training, options.device, options.threads)
+            if options.memory
+            else None
+        )
+        rows.append(
+            Row(
+                what.name,
+                what.batch,
+                training,
+                backend,
+                values,
+                FLOAT * what.votes,
+                peak,
+            )
+        )
     return [*rows, *missing]
 
 
@@ -154,7 +200,9 @@ def _ready(case: Case, backend: str, training: bool, device: str) -> Call:
     if backend == "naive":
         need = FLOAT * case.votes * (STORED if training else STORED // 2)
         if need > (has := available_memory(device)):
-            raise MemoryError(f"may need {need / 2**30:.1f} GiB, {has / 2**30:.1f} GiB are free")
+            raise MemoryError(
+                f"may need {need / 2**30:.1f} GiB, {has / 2**30:.1f} GiB are free"
+            )
     call = call_of(case, backend, training, device)
     try:
         call()

@@ -1,4 +1,6 @@
-"""Draws the picture of docs/attribution.md by running its code: ``python -m docs.attribution``, from the root."""
+"""Draws the picture of docs/attribution.md by running its code: ``python -m
+docs.attribution``, from the root.
+"""
 
 import re
 from pathlib import Path
@@ -25,7 +27,9 @@ def computed() -> dict[str, Any]:
     """The names that the code of the page defines, with its network trained."""
     torch.manual_seed(SEED)
     names: dict[str, Any] = {}
-    first, *others = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    first, *others = re.findall(
+        r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
     exec(compile(first, PAGE.name, "exec"), names)
     train(names["network"], names["digits"].train)
     for block in others:
@@ -54,7 +58,9 @@ def draw(names: dict[str, Any]) -> None:
         "routing map": names["routing"],
     }
     images = names["images"][:, 0]
-    figure, axes = plt.subplots(len(images), len(columns) + 1, figsize=(8, 6.4), layout="constrained")
+    figure, axes = plt.subplots(
+        len(images), len(columns) + 1, figsize=(8, 6.4), layout="constrained"
+    )
     for row, image in zip(axes, images, strict=True):
         row[0].imshow(image, cmap="gray")
     axes[0, 0].set_title("image", fontsize=10)

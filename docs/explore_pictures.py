@@ -1,10 +1,13 @@
-"""Draws the pictures of ``torchcaps explore``: ``python -m docs.explore_pictures``, from the root of the repository.
+"""Draws the pictures of ``torchcaps explore``: ``python -m docs.explore_pictures``,
+from the root of the repository.
 
-``pose.gif``, a digit that changes as numbers of its pose move, is made with a trained network of the package and a test
-image of MNIST (if it is not there, of scikit-learn's digits). ``--page`` makes ``explore.png``, ``explore-scenes.png``
-and ``explore-words.png`` too, the page as a browser shows it with networks of single images, of scenes and of texts;
-``--page trec/text_pooled`` makes the one that this network belongs to. ``--moves 100`` prints how long the way from a
-slider to the picture is. Both need playwright and Chromium.
+``pose.gif``, a digit that changes as numbers of its pose move, is made with a trained
+network of the package and a test image of MNIST (if it is not there, of scikit-learn's
+digits). ``--page`` makes ``explore.png``, ``explore-scenes.png`` and
+``explore-words.png`` too, the page as a browser shows it with networks of single
+images, of scenes and of texts; ``--page trec/text_pooled`` makes the one that this
+network belongs to. ``--moves 100`` prints how long the way from a slider to the picture
+is. Both need playwright and Chromium.
 """
 
 import argparse
@@ -38,7 +41,9 @@ SHOWN = ("mnist/capsnet_small", "scenes/scene_capsnet", "trec/text_pooled")
 
 INK, GREY, PALE, RED, BLUE = "#1d2530", "#667080", "#dfe3e8", "#b5382c", "#2b5c8a"
 SIZE, SIDE, SCALE, FRAMES = (720, 250), 168, 2, 28
-"""The picture and a digit in it in pixels; how much larger it is drawn; frames for each number that moves."""
+"""The picture and a digit in it in pixels; how much larger it is drawn; frames for each
+number that moves.
+"""
 
 
 class Scene(NamedTuple):
@@ -61,8 +66,12 @@ def scene(label: int, number: int) -> Scene:
     samples = local_samples(NETWORK, classifier)
     assert samples is not None
     place = int((samples.labels == label).nonzero()[number])
-    view = classifier.preprocess.evaluate(samples.images[place : place + 1].float() / 255)
-    observation = Observation(classifier.network, Selection(view.images, view.pictures, torch.tensor([label])))
+    view = classifier.preprocess.evaluate(
+        samples.images[place : place + 1].float() / 255
+    )
+    observation = Observation(
+        classifier.network, Selection(view.images, view.pictures, torch.tensor([label]))
+    )
     exhibit = ClassPose.of(observation)
     assert exhibit is not None
     return Scene(view.pictures[0], observation, exhibit)
@@ -74,7 +83,10 @@ def numbers_to_move(tells: tuple[str, ...], measures: tuple[str, ...]) -> list[i
     def size(place: int) -> float:
         return abs(float(tells[place].split()[-1].rstrip("°%")))
 
-    found = [[place for place, text in enumerate(tells) if text.startswith(measure)] for measure in measures]
+    found = [
+        [place for place, text in enumerate(tells) if text.startswith(measure)]
+        for measure in measures
+    ]
     return [max(places, key=size) for places in found if places]
 
 
@@ -82,10 +94,14 @@ def frames(shown: Scene, measures: tuple[str, ...]) -> Iterator[Image.Image]:
     """Each chosen number goes up, down and back."""
     pose, reach = shown.exhibit.pose, shown.exhibit.reach
     for place in numbers_to_move(shown.exhibit.tells, measures):
-        waves = torch.tensor([math.sin(2 * math.pi * frame / FRAMES) for frame in range(FRAMES)])
+        waves = torch.tensor(
+            [math.sin(2 * math.pi * frame / FRAMES) for frame in range(FRAMES)]
+        )
         moved = pose.repeat(FRAMES, 1)
         moved[:, place] += reach * waves
-        drawn = shown.observation.draw(moved, torch.full((FRAMES,), shown.exhibit.target))
+        drawn = shown.observation.draw(
+            moved, torch.full((FRAMES,), shown.exhibit.target)
+        )
         for numbers, picture in zip(moved, drawn, strict=True):
             yield frame(shown, numbers, picture, place)
 
@@ -106,21 +122,42 @@ def frame(shown: Scene, numbers: Tensor, picture: Tensor, place: int) -> Image.I
         x, radius = left + share * (right - left), 5 if row == place else 3.5
         pen.ellipse(scaled(x - radius, y - radius, x + radius, y + radius), colour)
     what = shown.exhibit.tells[place].rsplit(" ", 1)[0]
-    text(pen, (left + right) / 2, SIDE + 32, f"the {len(numbers)} numbers of its pose", GREY)
+    text(
+        pen,
+        (left + right) / 2,
+        SIDE + 32,
+        f"the {len(numbers)} numbers of its pose",
+        GREY,
+    )
     text(pen, (left + right) / 2, SIDE + 54, f"number {place + 1}: {what}", RED)
     return canvas.resize(SIZE, Image.Resampling.LANCZOS)
 
 
-def put(canvas: Image.Image, pen: ImageDraw.ImageDraw, image: Tensor, left: int, caption: str) -> None:
+def put(
+    canvas: Image.Image,
+    pen: ImageDraw.ImageDraw,
+    image: Tensor,
+    left: int,
+    caption: str,
+) -> None:
     """An image, large, with a caption below."""
     tile = Image.fromarray(pixels(image).mul(255).round().byte().numpy())
-    canvas.paste(tile.resize((SIDE * SCALE,) * 2, Image.Resampling.BICUBIC), (left * SCALE, 16 * SCALE))
+    canvas.paste(
+        tile.resize((SIDE * SCALE,) * 2, Image.Resampling.BICUBIC),
+        (left * SCALE, 16 * SCALE),
+    )
     text(pen, left + SIDE / 2, SIDE + 32, caption, GREY)
 
 
 def text(pen: ImageDraw.ImageDraw, x: float, y: float, words: str, colour: str) -> None:
     """Centred words."""
-    pen.text((x * SCALE, y * SCALE), words, colour, ImageFont.load_default(15 * SCALE), anchor="mm")
+    pen.text(
+        (x * SCALE, y * SCALE),
+        words,
+        colour,
+        ImageFont.load_default(15 * SCALE),
+        anchor="mm",
+    )
 
 
 def scaled(*numbers: float) -> list[float]:
@@ -132,19 +169,31 @@ def write_gif(path: Path, label: int, number: int, measures: tuple[str, ...]) ->
     """The moving picture."""
     shown = list(frames(scene(label, number), measures))
     palette = shown[FRAMES // 4].quantize(64)
-    first, *rest = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in shown]
-    first.save(path, save_all=True, append_images=rest, duration=80, loop=0, optimize=True)
+    first, *rest = [
+        one.quantize(palette=palette, dither=Image.Dither.NONE) for one in shown
+    ]
+    first.save(
+        path, save_all=True, append_images=rest, duration=80, loop=0, optimize=True
+    )
 
 
 @contextmanager
-def opened_page(classifiers: Mapping[str, Classifier], height: int = 800) -> Iterator[Any]:
+def opened_page(
+    classifiers: Mapping[str, Classifier], height: int = 800
+) -> Iterator[Any]:
     """The page of these networks in headless Chromium, settled."""
     from playwright.sync_api import sync_playwright
 
-    explorer = Explorer(classifiers, {name: partial(local_samples, name, one) for name, one in classifiers.items()})
+    explorer = Explorer(
+        classifiers,
+        {name: partial(local_samples, name, one) for name, one in classifiers.items()},
+    )
     explorer.warm_up()
     with served(application(explorer)) as address, sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--headless", "--no-sandbox"])
+        browser = driver.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--headless", "--no-sandbox"],
+        )
         page = browser.new_page(viewport={"width": 1280, "height": height})
         page.goto(address)
         settle(page, "[data-ready]")
@@ -154,7 +203,9 @@ def opened_page(classifiers: Mapping[str, Classifier], height: int = 800) -> Ite
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
-    """The address of an application, served by another thread, which ends whatever happens in the ``with`` block."""
+    """The address of an application, served by another thread, which ends whatever
+    happens in the ``with`` block.
+    """
     from uvicorn import Config, Server
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -177,14 +228,30 @@ def shoot(page: Any, path: Path) -> None:
     """The window, in the colours that the page uses most."""
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=path)
-    picture = Image.open(path).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    picture = (
+        Image.open(path)
+        .convert("RGB")
+        .quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    )
     picture.save(path, optimize=True)
 
 
 def draw_a_digit(page: Any) -> None:
     """By the mouse."""
-    stroke(page, [(0.33, 0.22), (0.55, 0.17), (0.68, 0.28), (0.6, 0.42), (0.47, 0.48), (0.63, 0.55), (0.7, 0.68),
-                  (0.58, 0.81), (0.33, 0.8)])  # fmt: skip
+    stroke(
+        page,
+        [
+            (0.33, 0.22),
+            (0.55, 0.17),
+            (0.68, 0.28),
+            (0.6, 0.42),
+            (0.47, 0.48),
+            (0.63, 0.55),
+            (0.7, 0.68),
+            (0.58, 0.81),
+            (0.33, 0.8),
+        ],
+    )
 
 
 def point_at_a_class(page: Any) -> None:
@@ -195,7 +262,11 @@ def point_at_a_class(page: Any) -> None:
 
 def ask_a_question(page: Any) -> None:
     """One that speaks for several classes."""
-    page.fill("#text", "How far is it from the Eiffel Tower to the grave of the man who wrote Hamlet ?")
+    page.fill(
+        "#text",
+        "How far is it from the Eiffel Tower to the grave of the man who wrote Hamlet "
+        "?",
+    )
     settle(page)
 
 
@@ -222,13 +293,17 @@ def view_of(classifier: Classifier) -> str:
     """The picture that a network belongs to."""
     if classifier.words is not None:
         return "explore-words"
-    return "explore-scenes" if isinstance(classifier.network, SceneCapsNet) else "explore"
+    return (
+        "explore-scenes" if isinstance(classifier.network, SceneCapsNet) else "explore"
+    )
 
 
 def write_pages(folder: Path, classifiers: Mapping[str, Classifier]) -> None:
     """The page as a picture, of each kind of network that is there."""
     for name, view in VIEWS.items():
-        alike = {network: one for network, one in classifiers.items() if view_of(one) == name}
+        alike = {
+            network: one for network, one in classifiers.items() if view_of(one) == name
+        }
         if alike:
             with opened_page(alike, view.height) as page:
                 view.prepare(page)
@@ -236,7 +311,9 @@ def write_pages(folder: Path, classifiers: Mapping[str, Classifier]) -> None:
 
 
 def time_moves(moves: int) -> list[float]:
-    """Milliseconds from a slider's move to the picture that it draws, of so many moves one after the other."""
+    """Milliseconds from a slider's move to the picture that it draws, of so many moves
+    one after the other.
+    """
     found = []
     with opened_page({NETWORK: Classifier.open(NETWORK)}) as page:
         slider = page.locator("#sliders input").nth(2)
@@ -250,7 +327,9 @@ def time_moves(moves: int) -> list[float]:
 def stroke(page: Any, points: list[tuple[float, float]]) -> None:
     """Drawn with the mouse."""
     box = page.locator("#canvas").bounding_box()
-    (x, y), *rest = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    (x, y), *rest = [
+        (box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points
+    ]
     page.mouse.move(x, y)
     page.mouse.down()
     for there in rest:
@@ -262,23 +341,34 @@ def stroke(page: Any, points: list[tuple[float, float]]) -> None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m docs.explore_pictures", description=(__doc__ or "").splitlines()[0]
+        prog="python -m docs.explore_pictures",
+        description=(__doc__ or "").splitlines()[0],
     )
     parser.add_argument("--out", type=Path, default=PICTURES)
     parser.add_argument("--label", type=int, default=5)
-    parser.add_argument("--number", type=int, default=0, help="which test image of that digit")
+    parser.add_argument(
+        "--number", type=int, default=0, help="which test image of that digit"
+    )
     parser.add_argument("--measures", nargs="+", default=("slant", "width", "weight"))
     parser.add_argument(
-        "--page", nargs="*", metavar="NETWORK", help="picture the page too, with these networks; default: three"
+        "--page",
+        nargs="*",
+        metavar="NETWORK",
+        help="picture the page too, with these networks; default: three",
     )
     parser.add_argument(
-        "--moves", type=int, help="only measure how long so many moves of a slider take, in the browser"
+        "--moves",
+        type=int,
+        help="only measure how long so many moves of a slider take, in the browser",
     )
     options = parser.parse_args()
     if options.moves:
         times = time_moves(options.moves)
         most = times[int(0.95 * (len(times) - 1))]
-        told = f"median {median(times):.0f} ms, best {times[0]:.0f} ms, 19 of 20 within {most:.0f} ms"
+        told = (
+            f"median {median(times):.0f} ms, best {times[0]:.0f} ms, 19 of 20 "
+            f"within {most:.0f} ms"
+        )
         sys.stdout.write(f"{len(times)} moves of a slider: {told}\n")
         return
     named = [] if options.page is None else options.page or SHOWN
@@ -288,7 +378,9 @@ def main() -> None:
             Explorer(classifiers)  # takes none without capsules
     except (ValueError, OSError) as error:
         parser.error(f"--page: {error}")
-    write_gif(options.out / "pose.gif", options.label, options.number, tuple(options.measures))
+    write_gif(
+        options.out / "pose.gif", options.label, options.number, tuple(options.measures)
+    )
     write_pages(options.out, classifiers)
 
 

@@ -1,8 +1,10 @@
-"""The house and its rooms: ``python -m docs.house`` draws it anew from the imports, from the root of the repository.
+"""The house and its rooms: ``python -m docs.house`` draws it anew from the imports,
+from the root of the repository.
 
-A room is a module or a package directly below ``torchcaps`` or ``torchcaps_lab``. An arrow goes from a room to one that
-it imports from; imports that follow from others (A from B, B from C: so A may well from C) are left out of the picture.
-Lines of code are those that are neither blank nor comment nor docstring.
+A room is a module or a package directly below ``torchcaps`` or ``torchcaps_lab``. An
+arrow goes from a room to one that it imports from; imports that follow from others (A
+from B, B from C: so A may well from C) are left out of the picture. Lines of code are
+those that are neither blank nor comment nor docstring.
 """
 
 import argparse
@@ -21,13 +23,31 @@ LAB = "torchcaps_lab"
 PICTURE = Path(__file__).with_suffix(".svg")
 
 ORDER = (
-    "capsules", "names", "whole", "spec", "numerics", "squashing", "ops", "routing", "layers", "losses", "models",
-    "data", "report", "tasks", "classifier", "explore", "training", "cli",
-)  # fmt: skip
+    "capsules",
+    "names",
+    "whole",
+    "spec",
+    "numerics",
+    "squashing",
+    "ops",
+    "routing",
+    "layers",
+    "losses",
+    "models",
+    "data",
+    "report",
+    "tasks",
+    "classifier",
+    "explore",
+    "training",
+    "cli",
+)
 """Each room imports from those before it only."""
 
 BESIDE = {"mixture": "layers", "sklearn": "losses", "testing": "data"}
-"""Rooms that no other imports from, and the last room of the order that they may stand on."""
+"""Rooms that no other imports from, and the last room of the order that they may stand
+on.
+"""
 
 FRONT_DOORS = (PACKAGE, LAB, f"{LAB}.__main__")
 """Modules that are no room: they hand on what is in one."""
@@ -53,8 +73,16 @@ class Import(NamedTuple):
 def modules() -> dict[str, Path]:
     """The files of both packages by the names of their modules."""
     found = {}
-    for path in sorted([*(ROOT / PACKAGE).rglob("*.py"), *(ROOT / "lab" / LAB).rglob("*.py")]):
-        parts = path.relative_to(ROOT / "lab" if path.is_relative_to(ROOT / "lab") else ROOT).with_suffix("").parts
+    for path in sorted(
+        [*(ROOT / PACKAGE).rglob("*.py"), *(ROOT / "lab" / LAB).rglob("*.py")]
+    ):
+        parts = (
+            path.relative_to(
+                ROOT / "lab" if path.is_relative_to(ROOT / "lab") else ROOT
+            )
+            .with_suffix("")
+            .parts
+        )
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -67,7 +95,9 @@ def tree(module: str) -> ast.Module:
 
 @cache
 def imports(module: str) -> tuple[Import, ...]:
-    """What a module imports of the package, but not what it imports for type checkers."""
+    """What a module imports of the package, but not what it imports for type
+    checkers.
+    """
     return tuple(_imports(module, tree(module), lazy=False))
 
 
@@ -80,7 +110,12 @@ def _imports(module: str, node: ast.AST, lazy: bool) -> Iterator[Import]:
                 yield Import(module, target, child.lineno, lazy)
         else:
             yield from _imports(
-                module, child, lazy or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                module,
+                child,
+                lazy
+                or isinstance(
+                    child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+                ),
             )
 
 
@@ -90,19 +125,33 @@ def _targets(module: str, statement: ast.Import | ast.ImportFrom) -> Iterator[st
         return
     source = statement.module or ""
     if statement.level:
-        base = module.split(".") if modules()[module].name == "__init__.py" else module.split(".")[:-1]
-        source = ".".join([*base[: len(base) - statement.level + 1], *filter(None, [source])])
+        base = (
+            module.split(".")
+            if modules()[module].name == "__init__.py"
+            else module.split(".")[:-1]
+        )
+        source = ".".join(
+            [*base[: len(base) - statement.level + 1], *filter(None, [source])]
+        )
     if source in modules():
-        yield from dict.fromkeys(_owner(source, alias.name) for alias in statement.names)
+        yield from dict.fromkeys(
+            _owner(source, alias.name) for alias in statement.names
+        )
 
 
 def _owner(source: str, name: str) -> str:
-    """The module that an imported name stands for; a name of the package itself is that of the room that it is from."""
+    """The module that an imported name stands for; a name of the package itself is that
+    of the room that it is from.
+    """
     if f"{source}.{name}" in modules():
         return f"{source}.{name}"
     if source == PACKAGE:
-        for statement in ast.walk(tree(PACKAGE)):  # in functions too: some names are loaded when asked for
-            if isinstance(statement, ast.ImportFrom) and name in {a.asname or a.name for a in statement.names}:
+        for statement in ast.walk(
+            tree(PACKAGE)
+        ):  # in functions too: some names are loaded when asked for
+            if isinstance(statement, ast.ImportFrom) and name in {
+                a.asname or a.name for a in statement.names
+            }:
                 return statement.module or PACKAGE
     return source
 
@@ -119,7 +168,11 @@ def rooms() -> dict[str, set[str]]:
         if room(module):
             targets = {room(one.target) for one in imports(module)}
             found.setdefault(room(module), set()).update(targets - {"", room(module)})
-    return {name: found[name] for name in found if any(room(module) == name for module in modules())}
+    return {
+        name: found[name]
+        for name in found
+        if any(room(module) == name for module in modules())
+    }
 
 
 def may_import(importer: str, imported: str) -> bool:
@@ -128,15 +181,23 @@ def may_import(importer: str, imported: str) -> bool:
         return True
     if imported not in ORDER or importer not in (*ORDER, *BESIDE):
         return False
-    last = ORDER.index(BESIDE[importer]) if importer in BESIDE else ORDER.index(importer) - 1
+    last = (
+        ORDER.index(BESIDE[importer])
+        if importer in BESIDE
+        else ORDER.index(importer) - 1
+    )
     return ORDER.index(imported) <= last
 
 
 def code_lines(path: Path) -> set[int]:
-    """The numbers of the lines of a file that are neither blank nor comment nor docstring."""
+    """The numbers of the lines of a file that are neither blank nor comment nor
+    docstring.
+    """
     text = path.read_text(encoding="utf-8")
     code = {
-        n for n, line in enumerate(text.splitlines(), 1) if line.strip() and not line.strip().startswith(("#", "//"))
+        n
+        for n, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.strip().startswith(("#", "//"))
     }
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
@@ -163,17 +224,25 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     def reach(name: str) -> set[str]:
         if name not in behind:
             behind[name] = set()  # ends a circle
-            behind[name] = set().union(*({target} | reach(target) for target in graph[name]))
+            behind[name] = set().union(
+                *({target} | reach(target) for target in graph[name])
+            )
         return behind[name]
 
     return {
-        name: {target for target in targets if not any(target in reach(other) for other in targets - {target})}
+        name: {
+            target
+            for target in targets
+            if not any(target in reach(other) for other in targets - {target})
+        }
         for name, targets in graph.items()
     }
 
 
 WIDTH, HEIGHT, GAP, ROW, MARGIN, BAR = 176, 52, 40, 96, 24, 152
-"""Of the picture, in pixels: a box, the space between boxes and between the tops of two rows, the edge, a full bar."""
+"""Of the picture, in pixels: a box, the space between boxes and between the tops of two
+rows, the edge, a full bar.
+"""
 
 STYLE = """
 text { font-family: Helvetica, Arial, sans-serif; text-anchor: middle; fill: #1f2933; }
@@ -192,7 +261,9 @@ class Point(NamedTuple):
 
 
 def layers(arrows: dict[str, set[str]]) -> dict[str, int]:
-    """The row of each room, 0 at the bottom: above all that it imports from, and close to what imports it."""
+    """The row of each room, 0 at the bottom: above all that it imports from, and close
+    to what imports it.
+    """
 
     def lowest(name: str) -> int:
         return max((1 + lowest(target) for target in arrows[name]), default=0)
@@ -205,10 +276,21 @@ def layers(arrows: dict[str, set[str]]) -> dict[str, int]:
     return rows
 
 
-def chains(arrows: dict[str, set[str]], rows: dict[str, int]) -> dict[tuple[str, str], list[str]]:
-    """Each arrow as the boxes and, in the rows between them, the gaps that it passes."""
+def chains(
+    arrows: dict[str, set[str]], rows: dict[str, int]
+) -> dict[tuple[str, str], list[str]]:
+    """Each arrow as the boxes and, in the rows between them, the gaps that it
+    passes.
+    """
     return {
-        (name, target): [name, *(f"{name} {target} {row}" for row in range(rows[name] - 1, rows[target], -1)), target]
+        (name, target): [
+            name,
+            *(
+                f"{name} {target} {row}"
+                for row in range(rows[name] - 1, rows[target], -1)
+            ),
+            target,
+        ]
         for name, targets in arrows.items()
         for target in sorted(targets)
     }
@@ -227,7 +309,11 @@ def places(rows: dict[str, int], paths: Sequence[Sequence[str]]) -> dict[str, Po
     for _ in range(40):
         for row in range(max(row_of.values()) + 1):
             items = [name for name in row_of if row_of[name] == row]
-            wish = {name: sum(x[other] for other in beside[name]) / max(len(beside[name]), 1) for name in items}
+            wish = {
+                name: sum(x[other] for other in beside[name])
+                / max(len(beside[name]), 1)
+                for name in items
+            }
             items.sort(key=lambda name: wish[name])
             widths = [WIDTH if name in rows else GAP for name in items]
             left = -(sum(widths) + GAP * (len(items) - 1)) / 2
@@ -235,17 +321,30 @@ def places(rows: dict[str, int], paths: Sequence[Sequence[str]]) -> dict[str, Po
                 x[name] = left + width / 2
                 left += width + GAP
     start, top = min(x.values()) - WIDTH / 2, max(row_of.values())
-    return {name: Point(x[name] - start + MARGIN, (top - row_of[name]) * ROW + MARGIN + HEIGHT / 2) for name in row_of}
+    return {
+        name: Point(
+            x[name] - start + MARGIN, (top - row_of[name]) * ROW + MARGIN + HEIGHT / 2
+        )
+        for name in row_of
+    }
 
 
 def curve(points: Sequence[Point]) -> str:
-    """The path of an arrow from the bottom of the first box, through gaps, to the top of the last."""
+    """The path of an arrow from the bottom of the first box, through gaps, to the top
+    of the last.
+    """
     half = HEIGHT / 2
     x, y = points[0].x, points[0].y + half
     drawn = [f"M{x:.0f} {y:.0f}"]
     for number, point in enumerate(points[1:], 2):
-        upper, bend = point.y - half - (4 if number == len(points) else 0), (ROW - HEIGHT) / 2
-        drawn.append(f"C{x:.0f} {y + bend:.0f} {point.x:.0f} {upper - bend:.0f} {point.x:.0f} {upper:.0f}")
+        upper, bend = (
+            point.y - half - (4 if number == len(points) else 0),
+            (ROW - HEIGHT) / 2,
+        )
+        drawn.append(
+            f"C{x:.0f} {y + bend:.0f} {point.x:.0f} {upper - bend:.0f} {point.x:.0f} "
+            f"{upper:.0f}"
+        )
         if number < len(points):
             drawn.append(f"V{point.y + half:.0f}")
         x, y = point.x, point.y + half
@@ -261,16 +360,22 @@ def picture() -> str:
     width = max(point.x for point in at.values()) + WIDTH / 2 + MARGIN
     height = max(point.y for point in at.values()) + HEIGHT / 2 + MARGIN
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}">',
-        f"<title>The rooms of {PACKAGE}, what each imports from, and its lines of code</title>",
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} '
+        f'{height:.0f}" width="{width:.0f}">',
+        f"<title>The rooms of {PACKAGE}, what each imports from, and its lines of "
+        "code</title>",
         f"<style>{STYLE}</style>",
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="5" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="5" refY="4" '
+        'markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="#7b8794"/></marker></defs>',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for (name, target), path in paths.items():
         line = curve([at[step] for step in path])
-        parts.append(f'<path class="import" data-from="{name}" data-to="{target}" d="{line}" marker-end="url(#head)"/>')
+        parts.append(
+            f'<path class="import" data-from="{name}" data-to="{target}" '
+            f'd="{line}" marker-end="url(#head)"/>'
+        )
     parts += [_box(name, at[name], sizes[name], max(sizes.values())) for name in sizes]
     return "\n".join([*parts, "</svg>", ""])
 
@@ -280,17 +385,23 @@ def _box(name: str, middle: Point, lines: int, most: int) -> str:
     kind = "room beside" if name in BESIDE else "room"
     bar = max(BAR * lines / most, 1)
     return (
-        f'<rect class="{kind}" data-room="{name}" x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>'
-        f'<text class="name" x="{middle.x:.0f}" y="{y + 20:.0f}">{escape(name)}</text>'
-        f'<text class="lines" x="{middle.x:.0f}" y="{y + 36:.0f}">{lines:,} lines</text>'
-        f'<rect class="bar" x="{middle.x - bar / 2:.1f}" y="{y + 42:.0f}" width="{bar:.1f}" height="4"/>'
+        f'<rect class="{kind}" data-room="{name}" x="{x:.0f}" y="{y:.0f}" '
+        f'width="{WIDTH}" height="{HEIGHT}" rx="6"/>'
+        f'<text class="name" x="{middle.x:.0f}" '
+        f'y="{y + 20:.0f}">{escape(name)}</text>'
+        f'<text class="lines" x="{middle.x:.0f}" y="{y + 36:.0f}">{lines:,} '
+        "lines</text>"
+        f'<rect class="bar" x="{middle.x - bar / 2:.1f}" y="{y + 42:.0f}" '
+        f'width="{bar:.1f}" height="4"/>'
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draws the picture."""
     parser = argparse.ArgumentParser(prog="python -m docs.house", description=__doc__)
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="the SVG file to write")
+    parser.add_argument(
+        "--picture", type=Path, default=PICTURE, help="the SVG file to write"
+    )
     options = parser.parse_args(arguments)
     options.picture.write_text(picture(), encoding="utf-8")
     sys.stdout.write(f"{options.picture}\n")

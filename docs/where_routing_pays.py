@@ -1,9 +1,12 @@
-"""The page of the studies of heads: ``python -m docs.where_routing_pays`` writes its tables and pictures anew.
+"""The page of the studies of heads: ``python -m docs.where_routing_pays`` writes its
+tables and pictures anew.
 
-Everything comes from two results in ``docs/results/recipes``, of ``smallnorb-viewpoints`` and of ``digit-heads``.
-Heads are compared in pairs, on the same toys, or groups of digits, and with the same seeds: an interval is of the
-difference, by drawing seeds and toys anew, both with replacement (Owen 2007, "The pigeonhole bootstrap"). Of few seeds
-such intervals are too narrow: there is no verdict below five.
+Everything comes from two results in ``docs/results/recipes``, of
+``smallnorb-viewpoints`` and of ``digit-heads``. Heads are compared in pairs, on the
+same toys, or groups of digits, and with the same seeds: an interval is of the
+difference, by drawing seeds and toys anew, both with replacement (Owen 2007, "The
+pigeonhole bootstrap"). Of few seeds such intervals are too narrow: there is no verdict
+below five.
 """
 
 import json
@@ -15,16 +18,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recipes import digit_heads
-from recipes.smallnorb_viewpoints import ENTROPY, FAMILIAR, HEADS, NOVEL, SAME, VIEWPOINTS
+from recipes.smallnorb_viewpoints import (
+    ENTROPY,
+    FAMILIAR,
+    HEADS,
+    NOVEL,
+    SAME,
+    VIEWPOINTS,
+)
 from torchcaps_lab.report import new_figure
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results/recipes"
-RESULT, DIGITS = RESULTS / "smallnorb-viewpoints-quick.json", RESULTS / "digit-heads-quick.json"
+RESULT, DIGITS = (
+    RESULTS / "smallnorb-viewpoints-quick.json",
+    RESULTS / "digit-heads-quick.json",
+)
 PAGE, README = ROOT / "where-routing-pays.md", ROOT.parent / "README.md"
 PICTURES = ROOT / "pictures"
 UNIFORM, PUBLISHED = "dynamic, 1 step", "fully connected"
-"""What the others are compared with on viewpoints: no routing, and the head that is most like the published CNN's."""
+"""What the others are compared with on viewpoints: no routing, and the head that is
+most like the published CNN's.
+"""
 
 WITHOUT = {
     "dynamic, 3 steps": UNIFORM,
@@ -45,10 +60,14 @@ PLAIN = {
     "evidence alone, batch norm": "class maps, batch norm",
     "K-Means with evidence, batch norm": "class maps, batch norm",
 }
-"""Heads of digits that are capsules, and the plain network with local evidence that does the same."""
+"""Heads of digits that are capsules, and the plain network with local evidence that
+does the same.
+"""
 
 EVIDENT = {"K-Means with evidence, batch norm": "K-Means, 3 steps, batch norm"}
-"""Heads of digits that start from what each child knows, and the same that start from equal shares."""
+"""Heads of digits that start from what each child knows, and the same that start from
+equal shares.
+"""
 
 ENOUGH = 5
 """Seeds for a verdict."""
@@ -61,7 +80,8 @@ class Run(NamedTuple):
 
     Args:
         facts: parameters, figures by measure.
-        shares: of the images of each toy, or group, that were wrong, in percent, by measure, (toys,).
+        shares: of the images of each toy, or group, that were wrong, in percent, by
+            measure, (toys,).
         epochs: errors after each epoch, by measure, if they are known.
     """
 
@@ -74,18 +94,29 @@ Runs = Mapping[str, Mapping[int, Run]]
 """By head and seed."""
 
 
-def read(path: Path = RESULT, prefix: str = "", heads: Iterable[str] = HEADS) -> dict[str, dict[int, Run]]:
-    """The runs of the heads that have any, in their order; ``prefix`` is what their rows begin with."""
+def read(
+    path: Path = RESULT, prefix: str = "", heads: Iterable[str] = HEADS
+) -> dict[str, dict[int, Run]]:
+    """The runs of the heads that have any, in their order; ``prefix`` is what their
+    rows begin with.
+    """
     if not path.is_file():
         return {}
     result = json.loads(path.read_text(encoding="utf-8"))
     found: dict[str, dict[int, Run]] = {}
     for head in heads:
-        for seed, facts, curves in zip(result["seeds"], result["facts"], result["curves"], strict=True):
+        for seed, facts, curves in zip(
+            result["seeds"], result["facts"], result["curves"], strict=True
+        ):
             if (row := f"{prefix}{head}") in facts:
                 wrong, images = curves[row]["wrong"], curves[row]["images"]
-                shares = {name: 100 * np.array(wrong[name]) / np.array(images[name]) for name in wrong}
-                found.setdefault(head, {})[seed] = Run(facts[row], shares, curves[row].get("epochs", {}))
+                shares = {
+                    name: 100 * np.array(wrong[name]) / np.array(images[name])
+                    for name in wrong
+                }
+                found.setdefault(head, {})[seed] = Run(
+                    facts[row], shares, curves[row].get("epochs", {})
+                )
     return found
 
 
@@ -100,7 +131,9 @@ def of_digits() -> dict[str, dict[int, Run]]:
 
 
 class Difference(NamedTuple):
-    """A head less another, in points: the mean, the ends of its interval of 95 %, and the number of seeds."""
+    """A head less another, in points: the mean, the ends of its interval of 95 %, and
+    the number of seeds.
+    """
 
     mean: float
     low: float
@@ -120,35 +153,50 @@ class Difference(NamedTuple):
 
 
 def interval(differences: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
-    """Ends of the 95 % interval of the mean of differences (seeds, toys), which are drawn anew along both axes."""
+    """Ends of the 95 % interval of the mean of differences (seeds, toys), which are
+    drawn anew along both axes.
+    """
     random, (seeds, toys) = np.random.default_rng(0), differences.shape
-    chosen = random.integers(seeds, size=(draws, seeds)), random.integers(toys, size=(draws, toys))
+    chosen = (
+        random.integers(seeds, size=(draws, seeds)),
+        random.integers(toys, size=(draws, toys)),
+    )
     means = differences[chosen[0][:, :, None], chosen[1][:, None, :]].mean((1, 2))
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
 
 
 def slope(runs: Sequence[Run]) -> float:
-    """By how many points the novel error falls in a training while the familiar one falls by one: least squares."""
+    """By how many points the novel error falls in a training while the familiar one
+    falls by one: least squares.
+    """
     familiar, novel = (
-        np.concatenate([np.array(one.epochs[name]) - np.mean(one.epochs[name]) for one in runs])
+        np.concatenate(
+            [np.array(one.epochs[name]) - np.mean(one.epochs[name]) for one in runs]
+        )
         for name in (FAMILIAR, NOVEL)
     )
     return float(familiar @ novel / (familiar @ familiar))
 
 
-def difference(runs: Runs, head: str, other: str, measure: str = NOVEL, matched: str = "") -> Difference:
-    """How many more images a head gets wrong than another, over the seeds that both have.
+def difference(
+    runs: Runs, head: str, other: str, measure: str = NOVEL, matched: str = ""
+) -> Difference:
+    """How many more images a head gets wrong than another, over the seeds that both
+    have.
 
     Args:
         runs: of all heads.
         head: this one.
         other: and that.
         measure: of which images.
-        matched: less what the errors of this other measure let expect: their difference times the :func:`slope` of
-            both heads.
+        matched: less what the errors of this other measure let expect: their difference
+            times the :func:`slope` of both heads.
     """
-    pairs = [(runs[head][seed], runs[other][seed]) for seed in sorted(runs[head].keys() & runs[other].keys())]
+    pairs = [
+        (runs[head][seed], runs[other][seed])
+        for seed in sorted(runs[head].keys() & runs[other].keys())
+    ]
 
     def less(name: str) -> np.ndarray:
         return np.array([one.shares[name] - two.shares[name] for one, two in pairs])
@@ -161,7 +209,11 @@ def difference(runs: Runs, head: str, other: str, measure: str = NOVEL, matched:
 
 def mean(runs: Mapping[int, Run], measure: str) -> float | None:
     """A figure of a head over its seeds; None if it has none."""
-    values = [one.facts["figures"][measure] for one in runs.values() if measure in one.facts["figures"]]
+    values = [
+        one.facts["figures"][measure]
+        for one in runs.values()
+        if measure in one.facts["figures"]
+    ]
     return float(np.mean(values)) if values else None
 
 
@@ -169,14 +221,24 @@ def table(runs: Runs) -> Iterator[str]:
     """A row for each head, tested on viewpoints."""
     found, matched = compared(runs, 1), compared(runs, 1, matched=FAMILIAR)
     yield (
-        "| head | parameters | seeds | entropy | familiar views | novel views | of the same toys "
+        "| head | parameters | seeds | entropy | familiar views | novel views | of "
+        "the same toys "
         f"| novel, less {UNIFORM} | at equal familiar error |"
     )
     yield "|" + "---|" * 9
     for head, of_seeds in runs.items():
-        entropy, *errors = (mean(of_seeds, one) for one in (ENTROPY, FAMILIAR, NOVEL, SAME))
-        cells = [head, f"{next(iter(of_seeds.values())).facts['parameters']:,}", str(len(of_seeds))]
-        cells += ["" if entropy is None else f"{entropy:.2f}", *(f"{one:.1f} %" for one in errors)]
+        entropy, *errors = (
+            mean(of_seeds, one) for one in (ENTROPY, FAMILIAR, NOVEL, SAME)
+        )
+        cells = [
+            head,
+            f"{next(iter(of_seeds.values())).facts['parameters']:,}",
+            str(len(of_seeds)),
+        ]
+        cells += [
+            "" if entropy is None else f"{entropy:.2f}",
+            *(f"{one:.1f} %" for one in errors),
+        ]
         if head in found:
             cells += [found[head].told, matched[head].told]
         yield f"| {' | '.join(cells + [''] * (9 - len(cells)))} |"
@@ -190,7 +252,11 @@ def digit_table(runs: Runs) -> Iterator[str]:
         errors = [f"{mean(of_seeds, test):.1f} %" for test in digit_heads.TESTS]
         entropy = mean(of_seeds, digit_heads.ENTROPY)
         parameters = next(iter(of_seeds.values())).facts["parameters"]
-        facts = ["" if entropy is None else f"{entropy:.2f}", f"{parameters:,}", str(len(of_seeds))]
+        facts = [
+            "" if entropy is None else f"{entropy:.2f}",
+            f"{parameters:,}",
+            str(len(of_seeds)),
+        ]
         yield f"| {head} | {' | '.join([*errors, *facts])} |"
 
 
@@ -199,14 +265,21 @@ def pairs_table(runs: Runs, others: Mapping[str, str]) -> Iterator[str]:
     yield f"| error | {' | '.join(digit_heads.TESTS)} |"
     yield "|---|" + "---|" * len(digit_heads.TESTS)
     for head in in_common(runs, others):
-        differences = [difference(runs, head, others[head], test).told for test in digit_heads.TESTS]
+        differences = [
+            difference(runs, head, others[head], test).told
+            for test in digit_heads.TESTS
+        ]
         yield f"| {head}, less {others[head]} | {' | '.join(differences)} |"
 
 
 def in_common(runs: Runs, others: Mapping[str, str], least: int = 1) -> list[str]:
-    """The heads that have so many seeds in common with those that they are compared with."""
+    """The heads that have so many seeds in common with those that they are compared
+    with.
+    """
     return [
-        head for head, other in others.items() if len(runs.get(head, {}).keys() & runs.get(other, {}).keys()) >= least
+        head
+        for head, other in others.items()
+        if len(runs.get(head, {}).keys() & runs.get(other, {}).keys()) >= least
     ]
 
 
@@ -217,33 +290,56 @@ WORDS = {
 }
 
 
-def compared(runs: Runs, least: int = ENOUGH, matched: str = "", other: str = UNIFORM) -> dict[str, Difference]:
-    """The heads that have so many seeds in common with another, each less that; see :func:`difference`."""
+def compared(
+    runs: Runs, least: int = ENOUGH, matched: str = "", other: str = UNIFORM
+) -> dict[str, Difference]:
+    """The heads that have so many seeds in common with another, each less that; see
+    :func:`difference`.
+    """
     known = runs.get(other, {}).keys()
-    heads = [head for head in runs if head != other and len(known & runs[head].keys()) >= least]
+    heads = [
+        head
+        for head in runs
+        if head != other and len(known & runs[head].keys()) >= least
+    ]
     return {head: difference(runs, head, other, matched=matched) for head in heads}
 
 
-def sentences(what: str, found: Mapping[str, Difference], other: str = "no routing") -> Iterator[str]:
+def sentences(
+    what: str, found: Mapping[str, Difference], other: str = "no routing"
+) -> Iterator[str]:
     """What the intervals say, where there are seeds enough."""
     for verdict, words in WORDS.items():
-        if told := [f"{name} ({one.told}, {one.seeds} seeds)" for name, one in found.items() if one.verdict == verdict]:
+        if told := [
+            f"{name} ({one.told}, {one.seeds} seeds)"
+            for name, one in found.items()
+            if one.verdict == verdict
+        ]:
             yield f"- {what}, {words.format(other)}: {'; '.join(told)}."
 
 
 def digit_sentences(runs: Runs, others: Mapping[str, str]) -> Iterator[str]:
     """The same of digits, head by head."""
     for head in in_common(runs, others, ENOUGH):
-        differences = {test: difference(runs, head, others[head], test) for test in digit_heads.TESTS}
+        differences = {
+            test: difference(runs, head, others[head], test)
+            for test in digit_heads.TESTS
+        }
         yield from sentences(head, differences, others[head])
 
 
 def view_sentences(title: str, runs: Runs) -> Iterator[str]:
-    """The same of viewpoints: against no routing, and against the published twin, also at equal familiar error."""
+    """The same of viewpoints: against no routing, and against the published twin, also
+    at equal familiar error.
+    """
     twin = "the fully connected head (the published CNN ends so)"
     yield from sentences(title, compared(runs))
     yield from sentences(title, compared(runs, other=PUBLISHED), twin)
-    yield from sentences(f"{title}, at equal familiar error", compared(runs, matched=FAMILIAR, other=PUBLISHED), twin)
+    yield from sentences(
+        f"{title}, at equal familiar error",
+        compared(runs, matched=FAMILIAR, other=PUBLISHED),
+        twin,
+    )
 
 
 def section() -> str:
@@ -258,10 +354,24 @@ def section() -> str:
         }
         for title, others in tables.items():
             table_of_pairs = pairs_table(runs, others)
-            parts += [f"### {title}", "", *table_of_pairs, "", *digit_sentences(runs, others), ""]
+            parts += [
+                f"### {title}",
+                "",
+                *table_of_pairs,
+                "",
+                *digit_sentences(runs, others),
+                "",
+            ]
     for view in VIEWPOINTS:
         if runs := of_views(view):
-            parts += [f"## Novel {view}s", "", *table(runs), "", *view_sentences(f"Novel {view}s", runs), ""]
+            parts += [
+                f"## Novel {view}s",
+                "",
+                *table(runs),
+                "",
+                *view_sentences(f"Novel {view}s", runs),
+                "",
+            ]
     return "\n".join(parts).strip()
 
 
@@ -270,7 +380,9 @@ FINDS = {"fewer": "more", "more": "fewer", "open": "about as many"}
 
 
 def claim() -> str:
-    """What the README shows of digits: a table, and what the intervals of the differences let one say."""
+    """What the README shows of digits: a table, and what the intervals of the
+    differences let one say.
+    """
     runs = of_digits()
     shown = [head for head in digit_heads.DRAWN if head in runs]
     tests = (digit_heads.SINGLE, *digit_heads.PAIRS)
@@ -289,34 +401,60 @@ def comparisons(runs: Runs) -> Iterator[str]:
     for others in (WITHOUT, PLAIN, EVIDENT):
         for head in in_common(runs, others, ENOUGH):
             if head in digit_heads.DRAWN:
-                pairs = (difference(runs, head, others[head], test) for test in digit_heads.PAIRS)
+                pairs = (
+                    difference(runs, head, others[head], test)
+                    for test in digit_heads.PAIRS
+                )
                 words = [
                     f"{FINDS[pair.verdict]} pairs {layout}"
-                    for pair, layout in zip(pairs, digit_heads.PAIRS.values(), strict=True)
+                    for pair, layout in zip(
+                        pairs, digit_heads.PAIRS.values(), strict=True
+                    )
                 ]
-                yield f"- **{head}** beside **{others[head]}** finds {' and '.join(words)}."
+                yield (
+                    f"- **{head}** beside **{others[head]}** finds "
+                    f"{' and '.join(words)}."
+                )
 
 
 def draw() -> Any:
-    """Above, novel against familiar error, a dot for each seed; below, the differences with their intervals."""
+    """Above, novel against familiar error, a dot for each seed; below, the differences
+    with their intervals.
+    """
     views = {view: runs for view in VIEWPOINTS if (runs := of_views(view))}
     figure = new_figure(5.5 * len(views) + 0.5, 8.0, "constrained")
     panels = figure.subplots(2, len(views), squeeze=False, sharex="row")
     colours = {head: f"C{place}" for place, head in enumerate(HEADS)}
     for (above, below), (view, runs) in zip(panels.T, views.items(), strict=True):
         for head, of_seeds in runs.items():
-            errors = [[one.facts["figures"][name] for one in of_seeds.values()] for name in (FAMILIAR, NOVEL)]
+            errors = [
+                [one.facts["figures"][name] for one in of_seeds.values()]
+                for name in (FAMILIAR, NOVEL)
+            ]
             above.plot(*errors, "o", color=colours[head], markersize=4, alpha=0.5)
-            above.plot(*map(np.mean, errors), "o", color=colours[head], markersize=9, label=head)
+            above.plot(
+                *map(np.mean, errors),
+                "o",
+                color=colours[head],
+                markersize=9,
+                label=head,
+            )
         if above is not panels[0, 0]:
             above.sharey(panels[0, 0])
-        above.set(title=f"novel {view}s", xlabel="error on familiar views of other toys, %")
+        above.set(
+            title=f"novel {view}s", xlabel="error on familiar views of other toys, %"
+        )
         above.set_ylabel("error on novel views of other toys, %")
         intervals(below, compared(runs, 1), colours)
         below.set_xlabel(f"novel error less that of {UNIFORM}, points")
         above.grid(alpha=0.3)
-    handles, labels = max((axes.get_legend_handles_labels() for axes in panels[0]), key=lambda one: len(one[0]))
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    handles, labels = max(
+        (axes.get_legend_handles_labels() for axes in panels[0]),
+        key=lambda one: len(one[0]),
+    )
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False
+    )
     return figure
 
 
@@ -327,22 +465,37 @@ def draw_digits() -> Any:
     columns = 3
     rows = -(-len(heads) // columns)
     figure = new_figure(4.0 * columns + 1.5, 4.2 * rows, "constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    panels = figure.subplots(
+        rows, columns, squeeze=False, sharex=True, sharey=True
+    ).ravel()
     for axes in panels[len(heads) :]:
         axes.set_axis_off()
     for axes, head in zip(panels, heads, strict=False):
-        found = {test: difference(runs, head, WITHOUT[head], test) for test in digit_heads.TESTS}
+        found = {
+            test: difference(runs, head, WITHOUT[head], test)
+            for test in digit_heads.TESTS
+        }
         intervals(axes, found, dict.fromkeys(found, "C0"))
         axes.set(title=head, xlabel=f"error less that of {WITHOUT[head]}, points")
     return figure
 
 
-def intervals(axes: Any, found: Mapping[str, Difference], colours: Mapping[str, str]) -> None:
-    """Differences from top to bottom, each with its interval and the number of seeds."""
+def intervals(
+    axes: Any, found: Mapping[str, Difference], colours: Mapping[str, str]
+) -> None:
+    """Differences from top to bottom, each with its interval and the number of
+    seeds.
+    """
     for place, (name, one) in enumerate(found.items()):
         axes.plot([one.low, one.high], [place, place], color=colours[name], linewidth=2)
         axes.plot(one.mean, place, "o", color=colours[name])
-        axes.annotate(str(one.seeds), (one.high, place), (4, -3), textcoords="offset points", fontsize=8)
+        axes.annotate(
+            str(one.seeds),
+            (one.high, place),
+            (4, -3),
+            textcoords="offset points",
+            fontsize=8,
+        )
     axes.set_yticks(range(len(found)), list(found), fontsize=9)
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.axvline(0, color="0.5", linewidth=1)
@@ -353,7 +506,12 @@ def intervals(axes: Any, found: Mapping[str, Difference], colours: Mapping[str, 
 def filled(page: str, figures: str) -> str:
     """A page with figures between its marks."""
     begin, end = map(re.escape, MARKS)
-    return re.sub(f"{begin}.*{end}", lambda _: f"{MARKS[0]}{figures}{MARKS[1]}", page, flags=re.DOTALL)
+    return re.sub(
+        f"{begin}.*{end}",
+        lambda _: f"{MARKS[0]}{figures}{MARKS[1]}",
+        page,
+        flags=re.DOTALL,
+    )
 
 
 def pages() -> dict[Path, str]:
@@ -363,7 +521,9 @@ def pages() -> dict[Path, str]:
 
 if __name__ == "__main__":
     for path, figures in pages().items():
-        path.write_text(filled(path.read_text(encoding="utf-8"), figures), encoding="utf-8")
+        path.write_text(
+            filled(path.read_text(encoding="utf-8"), figures), encoding="utf-8"
+        )
     draw().savefig(PICTURES / "where-routing-pays.png")
     if of_digits():
         draw_digits().savefig(PICTURES / "where-routing-pays-digits.png")

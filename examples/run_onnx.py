@@ -1,10 +1,11 @@
-"""Uses a file that ``torchcaps export`` wrote, without torchcaps and without torch: onnxruntime, NumPy and Pillow.
+"""Uses a file that ``torchcaps export`` wrote, without torchcaps and without torch:
+onnxruntime, NumPy and Pillow.
 
     torchcaps export mnist/efficient_capsnet --to digits.onnx
     python examples/run_onnx.py digits.onnx digit.png
 
-The picture is brought to the network's size with its shape kept, and padded with black; ``torchcaps predict`` does more
-for networks that read handwriting.
+The picture is brought to the network's size with its shape kept, and padded with black;
+``torchcaps predict`` does more for networks that read handwriting.
 """
 
 import argparse
@@ -34,8 +35,12 @@ def main(model: str, picture: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Says what an exported network sees in a picture.")
-    parser.add_argument("model", help="a file that torchcaps export --format onnx wrote")
+    parser = argparse.ArgumentParser(
+        description="Says what an exported network sees in a picture."
+    )
+    parser.add_argument(
+        "model", help="a file that torchcaps export --format onnx wrote"
+    )
     parser.add_argument("picture", help="an image file")
     options = parser.parse_args()
     main(options.model, options.picture)

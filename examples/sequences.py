@@ -1,9 +1,10 @@
-"""Capsules over sequences: which of three beats a noisy signal holds, wherever it is and however long the signal.
+"""Capsules over sequences: which of three beats a noisy signal holds, wherever it is
+and however long the signal.
 
     python examples/sequences.py
 
-The same layers as over images, with one axis less; a mask leaves out what lies behind the end of shorter signals. A few
-seconds on a CPU.
+The same layers as over images, with one axis less; a mask leaves out what lies behind
+the end of shorter signals. A few seconds on a CPU.
 """
 
 import torch
@@ -20,13 +21,17 @@ BEATS = {
 
 
 def signals(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Signals (B, 1, L), how long each is (B,), with noise behind its end, and which beat it holds (B,)."""
+    """Signals (B, 1, L), how long each is (B,), with noise behind its end, and which
+    beat it holds (B,).
+    """
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(len(BEATS), (count,), generator=random)
     lengths = torch.randint(24, LONGEST + 1, (count,), generator=random)
     made = 0.2 * torch.randn(count, 1, LONGEST, generator=random)
     shapes = torch.tensor(list(BEATS.values()))
-    for signal, label, long in zip(made[:, 0], labels.tolist(), lengths.tolist(), strict=True):
+    for signal, label, long in zip(
+        made[:, 0], labels.tolist(), lengths.tolist(), strict=True
+    ):
         start = int(torch.randint(long - 15, (), generator=random))
         signal[start : start + 16] += shapes[label].repeat_interleave(2)
         signal[long:] = 3 * torch.randn(LONGEST - long, generator=random)
@@ -40,8 +45,12 @@ class Listener(nn.Module):
         super().__init__()
         self.primary = tc.PrimaryCaps1d(1, types=8, dim=8, kernel_size=9, stride=2)
         routing = tc.create_routing("dynamic", steps=2)
-        self.convolution = tc.CapsConv1d(8, 8, 8, 8, kernel_size=5, stride=2, routing=routing, init_std=None)
-        self.classes = tc.CapsLinear(None, len(BEATS), 8, 8, transforms="shared", routing=routing)
+        self.convolution = tc.CapsConv1d(
+            8, 8, 8, 8, kernel_size=5, stride=2, routing=routing, init_std=None
+        )
+        self.classes = tc.CapsLinear(
+            None, len(BEATS), 8, 8, transforms="shared", routing=routing
+        )
 
     def forward(self, signals: Tensor, lengths: Tensor) -> tc.Capsules:
         """Only windows that end before the signal does take part."""
@@ -66,8 +75,13 @@ def main(steps: int = 200, batch: int = 64) -> float:
     model.eval()
     made, lengths, labels = signals(500, seed=0)
     with torch.no_grad():
-        return (model(made, lengths).activation.argmax(1) == labels).double().mean().item()
+        return (
+            (model(made, lengths).activation.argmax(1) == labels).double().mean().item()
+        )
 
 
 if __name__ == "__main__":
-    print(f"{main():.1%} of 500 signals classified correctly (by chance: {1 / len(BEATS):.1%})")
+    print(
+        f"{main():.1%} of 500 signals classified correctly (by chance: "
+        f"{1 / len(BEATS):.1%})"
+    )

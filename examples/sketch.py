@@ -1,12 +1,15 @@
-"""A sketch of capsules, as overviews draw it: Flatten and Linear, tanh units, routing by exp(-distance), binary digits.
+"""A sketch of capsules, as overviews draw it: Flatten and Linear, tanh units, routing
+by exp(-distance), binary digits.
 
     python examples/sketch.py
 
-What it can mean: routing weights exp(-distance), normalised over the parents, are soft K-Means with the plain distance
-and not its square, here `euclidean` with `distance="plain"`; tanh units are poses between -1 and 1 whose length shows
-how sure they are. What it cannot: a squash that gives back its input times its length bounds nothing; weights that add
-outputs of earlier steps to their own softmax are no routing; and once all pixels are flattened no capsule has a place.
-A few seconds on a CPU.
+What it can mean: routing weights exp(-distance), normalised over the parents, are soft
+K-Means with the plain distance and not its square, here `euclidean` with
+`distance="plain"`; tanh units are poses between -1 and 1 whose length shows
+how sure they are. What it cannot: a squash that gives back its input times its length
+bounds nothing; weights that add outputs of earlier steps to their own softmax are no
+routing; and once all pixels are flattened no capsule has a place. A few seconds on a
+CPU.
 """
 
 import torch
@@ -17,7 +20,8 @@ from torchcaps_lab.data import Digits, ImageSet, Preprocess
 
 
 class Sketch(nn.Module):
-    """Primary capsules from all pixels at once, class capsules by soft K-Means with the plain distance of their votes.
+    """Primary capsules from all pixels at once, class capsules by soft K-Means with the
+    plain distance of their votes.
 
     Args:
         pixels: in an image.
@@ -26,26 +30,37 @@ class Sketch(nn.Module):
         classes: how many class capsules.
     """
 
-    def __init__(self, pixels: int = 64, parts: int = 32, dim: int = 8, classes: int = 10) -> None:
+    def __init__(
+        self, pixels: int = 64, parts: int = 32, dim: int = 8, classes: int = 10
+    ) -> None:
         super().__init__()
         self.primary = nn.Sequential(
-            nn.Flatten(), nn.Linear(pixels, parts * dim), nn.Unflatten(1, (parts, dim)), nn.Tanh()
+            nn.Flatten(),
+            nn.Linear(pixels, parts * dim),
+            nn.Unflatten(1, (parts, dim)),
+            nn.Tanh(),
         )
         routing = tc.create_routing("euclidean", steps=3, distance="plain")
         self.classes = tc.CapsLinear(parts, classes, dim, 16, routing=routing)
 
     def forward(self, images: Tensor) -> tc.Capsules:
-        """From binary images (B, 1, H, W) to the poses (B, J, 16) of the classes, and their lengths (B, J)."""
+        """From binary images (B, 1, H, W) to the poses (B, J, 16) of the classes, and
+        their lengths (B, J).
+        """
         return self.classes(self.primary(images))
 
 
 def binary(digits: ImageSet) -> Tensor:
-    """Pixels above half are 1, the others 0: on the command line, ``--preprocess.binarise true``."""
+    """Pixels above half are 1, the others 0: on the command line,
+    ``--preprocess.binarise true``.
+    """
     return Preprocess(binarise=True).evaluate(digits.images.float() / 255).images
 
 
 def main(epochs: int = 30, batch: int = 64) -> float:
-    """Trains on the embedded digits with the cross-entropy of the lengths, and gives the accuracy on test images."""
+    """Trains on the embedded digits with the cross-entropy of the lengths, and gives
+    the accuracy on test images.
+    """
     torch.manual_seed(0)
     digits = Digits(validation=0)
     images, labels = binary(digits.train), digits.train.labels
@@ -53,12 +68,19 @@ def main(epochs: int = 30, batch: int = 64) -> float:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(epochs):
         for chosen in torch.randperm(len(images)).split(batch):
-            loss = nn.functional.cross_entropy(model(images[chosen]).activation, labels[chosen])
+            loss = nn.functional.cross_entropy(
+                model(images[chosen]).activation, labels[chosen]
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     with torch.no_grad():
-        return (model(binary(digits.test)).activation.argmax(1) == digits.test.labels).double().mean().item()
+        return (
+            (model(binary(digits.test)).activation.argmax(1) == digits.test.labels)
+            .double()
+            .mean()
+            .item()
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Capsules over volumes: balls, cubes and octahedra among blobs, of any size and at any place, told apart.
+"""Capsules over volumes: balls, cubes and octahedra among blobs, of any size and at any
+place, told apart.
 
     python examples/volumes.py
 
-The same layers as over images, with one more axis. Needs scikit-image (`pip install 'torchcaps-lab[poses]'`); about ten
-seconds on a CPU.
+The same layers as over images, with one more axis. Needs scikit-image (`pip install
+'torchcaps-lab[poses]'`); about ten seconds on a CPU.
 """
 
 import numpy as np
@@ -31,9 +32,14 @@ def volumes(count: int, seed: int) -> tuple[Tensor, Tensor]:
     labels = random.integers(len(SHAPES), size=count)
     made = np.zeros((count, 1, SIZE, SIZE, SIZE), dtype=np.float32)
     for volume, label in zip(made[:, 0], labels, strict=True):
-        volume += 0.3 * binary_blobs(SIZE, blob_size_fraction=0.2, n_dim=3, volume_fraction=0.2, rng=random)
+        volume += 0.3 * binary_blobs(
+            SIZE, blob_size_fraction=0.2, n_dim=3, volume_fraction=0.2, rng=random
+        )
         solid = figure(label, int(random.integers(3, 6)))
-        place = tuple(slice(start, start + len(solid)) for start in random.integers(SIZE - len(solid) + 1, size=3))
+        place = tuple(
+            slice(start, start + len(solid))
+            for start in random.integers(SIZE - len(solid) + 1, size=3)
+        )
         volume[place] = np.maximum(volume[place], solid)
     return torch.from_numpy(made), torch.from_numpy(labels)
 
@@ -45,8 +51,19 @@ def network() -> nn.Sequential:
         nn.Conv3d(1, 8, 3, stride=2),  # (B, 8, 6, 6, 6)
         nn.BatchNorm3d(8),
         nn.ReLU(),
-        tc.PrimaryCaps3d(8, types=4, dim=6, kernel_size=3, stride=1),  # poses (B, 4, 4, 4, 4, 6)
-        tc.CapsConv3d(4, 4, in_pose=6, out_pose=6, kernel_size=2, stride=2, routing=routing, init_std=None),
+        tc.PrimaryCaps3d(
+            8, types=4, dim=6, kernel_size=3, stride=1
+        ),  # poses (B, 4, 4, 4, 4, 6)
+        tc.CapsConv3d(
+            4,
+            4,
+            in_pose=6,
+            out_pose=6,
+            kernel_size=2,
+            stride=2,
+            routing=routing,
+            init_std=None,
+        ),
         tc.CapsLinear(2**3 * 4, len(SHAPES), in_pose=6, out_pose=8, routing=routing),
     )
 
@@ -69,4 +86,7 @@ def main(steps: int = 150, batch: int = 32) -> float:
 
 
 if __name__ == "__main__":
-    print(f"{main():.1%} of 300 volumes classified correctly (by chance: {1 / len(SHAPES):.1%})")
+    print(
+        f"{main():.1%} of 300 volumes classified correctly (by chance: "
+        f"{1 / len(SHAPES):.1%})"
+    )

@@ -1,4 +1,6 @@
-"""The version is that of torchcaps beside it, which this package needs; everything else is said in pyproject.toml."""
+"""The version is that of torchcaps beside it, which this package needs; everything else
+is said in pyproject.toml.
+"""
 
 import re
 from pathlib import Path
@@ -6,7 +8,9 @@ from pathlib import Path
 from setuptools import setup
 
 CORE = Path(__file__).resolve().parents[1] / "torchcaps" / "__init__.py"
-(VERSION,) = re.findall(r'^__version__ = "(.*)"$', CORE.read_text(encoding="utf-8"), re.MULTILINE)
+(VERSION,) = re.findall(
+    r'^__version__ = "(.*)"$', CORE.read_text(encoding="utf-8"), re.MULTILINE
+)
 
 setup(
     version=VERSION,

@@ -1,4 +1,6 @@
-"""``python -m recipes`` lists the recipes, ``python -m recipes run NAME ...`` runs one: from the root of a checkout."""
+"""``python -m recipes`` lists the recipes, ``python -m recipes run NAME ...`` runs one:
+from the root of a checkout.
+"""
 
 import shlex
 import sys
@@ -7,12 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipes import PRESETS, RECIPES, RUNS, describe, get_recipe, read_results, result_path, results_folder, run_recipe
+from recipes import (
+    PRESETS,
+    RECIPES,
+    RUNS,
+    describe,
+    get_recipe,
+    read_results,
+    result_path,
+    results_folder,
+    run_recipe,
+)
 from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.plugins import add_import, import_named, named_imports
 from torchcaps_lab.training import quiet_lightning
 
-LISTED = "List the recipes, published figures beside ours; 'python -m recipes run' runs one."
+LISTED = (
+    "List the recipes, published figures beside ours; 'python -m recipes run' runs one."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,17 +43,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: list[str]) -> None:
-    """Runs a published experiment by name; writes its result, its pictures and the table of all experiments."""
-    parser = OptionParser(prog="python -m recipes run", description="Run a recipe; 'python -m recipes' lists them.")
+    """Runs a published experiment by name; writes its result, its pictures and the
+    table of all experiments.
+    """
+    parser = OptionParser(
+        prog="python -m recipes run",
+        description="Run a recipe; 'python -m recipes' lists them.",
+    )
     add = parser.add_argument
     add("recipe", choices=list(RECIPES), help="name of the experiment")
-    add("--preset", choices=PRESETS, default="quick", help="paper: as published, for a GPU; quick: two cores of a CPU, "
-        "an hour at most; smoke: seconds")  # fmt: skip
+    add(
+        "--preset",
+        choices=PRESETS,
+        default="quick",
+        help="paper: as published, for a GPU; quick: two cores of a CPU, "
+        "an hour at most; smoke: seconds",
+    )
     add("--seeds", type=int, nargs="+", default=[0], help="one run for each seed")
-    add("--rows", type=str, nargs="+", default=[], help="of a recipe that grows, those to measure now; default: all")
-    add("--runs", type=str, default=str(RUNS), help="folder for the trained networks; run again to continue")
-    add("--results", type=str, default=str(results_folder()), help="folder for the result file and the table")
-    add("--trainer", type=dict[str, Any], default={}, help="as in 'torchcaps train': --trainer.accelerator cpu")
+    add(
+        "--rows",
+        type=str,
+        nargs="+",
+        default=[],
+        help="of a recipe that grows, those to measure now; default: all",
+    )
+    add(
+        "--runs",
+        type=str,
+        default=str(RUNS),
+        help="folder for the trained networks; run again to continue",
+    )
+    add(
+        "--results",
+        type=str,
+        default=str(results_folder()),
+        help="folder for the result file and the table",
+    )
+    add(
+        "--trainer",
+        type=dict[str, Any],
+        default={},
+        help="as in 'torchcaps train': --trainer.accelerator cpu",
+    )
     add_import(parser)
     options = parser.parse_args(arguments)
     quiet_lightning()
@@ -54,21 +99,39 @@ def run(arguments: list[str]) -> None:
         command=shlex.join(["python", "-m", "recipes", "run", *arguments]),
         show=partial(print, flush=True),
     )
-    print(describe(get_recipe(options.recipe), {options.preset: result}, without_missing=True))
-    print(f"result {result_path(Path(options.results), options.recipe, options.preset)}")
+    print(
+        describe(
+            get_recipe(options.recipe), {options.preset: result}, without_missing=True
+        )
+    )
+    print(
+        f"result {result_path(Path(options.results), options.recipe, options.preset)}"
+    )
 
 
 def listed(arguments: list[str]) -> None:
     """Prints the published figures beside ours."""
     parser = OptionParser(prog="python -m recipes", description=LISTED)
     parser.add_argument("names", type=str, nargs="*", help="recipes; default: all")
-    parser.add_argument("--results", type=str, default=str(results_folder()), help="folder of the result files")
+    parser.add_argument(
+        "--results",
+        type=str,
+        default=str(results_folder()),
+        help="folder of the result files",
+    )
     add_import(parser)
     options = parser.parse_args(arguments)
     chosen = [get_recipe(name) for name in options.names or RECIPES]
     results = read_results(Path(options.results))
-    found = {one.name: {preset: r for (name, preset), r in results.items() if name == one.name} for one in chosen}
-    print("\n\n".join(describe(one, found[one.name], not options.names) for one in chosen))
+    found = {
+        one.name: {
+            preset: r for (name, preset), r in results.items() if name == one.name
+        }
+        for one in chosen
+    }
+    print(
+        "\n\n".join(describe(one, found[one.name], not options.names) for one in chosen)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Trained on digits placed at random, tested on digits under small affine transforms (Sabour et al. 2017)."""
+"""Trained on digits placed at random, tested on digits under small affine transforms
+(Sabour et al. 2017).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +19,9 @@ SABOUR = "Sabour et al. 2017, section on affine transformations"
 
 
 class Tested(NamedTuple):
-    """The test of both networks: centred digits, a random transform of each, and a few digits for the curves."""
+    """The test of both networks: centred digits, a random transform of each, and a few
+    digits for the curves.
+    """
 
     test: ImageSet
     affine: Affine
@@ -29,28 +33,50 @@ def _steps(first: int, last: int, step: int, unit: float = 1.0) -> tuple[float, 
 
 
 def factors(pad: int) -> dict[str, Factor]:
-    """The factors on the x axes of the curves, for a training that shifted digits by up to ``pad`` pixels."""
-    turned, sheared = (-AFFNIST.rotation, AFFNIST.rotation), (-AFFNIST.shear, AFFNIST.shear)
+    """The factors on the x axes of the curves, for a training that shifted digits by up
+    to ``pad`` pixels.
+    """
+    turned, sheared = (
+        (-AFFNIST.rotation, AFFNIST.rotation),
+        (-AFFNIST.shear, AFFNIST.shear),
+    )
     return {
-        "rotation": Factor("rotation, degrees", _steps(-60, 60, 10), (0.0, 0.0), turned),
-        "shear": Factor("shear, pixels per pixel", _steps(-6, 6, 1, 0.1), (0.0, 0.0), sheared),
-        "scale": Factor("scale in x and in y", _steps(5, 15, 1, 0.1), (1.0, 1.0), AFFNIST.scale),
-        "shift": Factor("shift in x and in y, pixels", _steps(0, 10, 1), (0.0, float(pad)), (0.0, AFFNIST.shift)),
+        "rotation": Factor(
+            "rotation, degrees", _steps(-60, 60, 10), (0.0, 0.0), turned
+        ),
+        "shear": Factor(
+            "shear, pixels per pixel", _steps(-6, 6, 1, 0.1), (0.0, 0.0), sheared
+        ),
+        "scale": Factor(
+            "scale in x and in y", _steps(5, 15, 1, 0.1), (1.0, 1.0), AFFNIST.scale
+        ),
+        "shift": Factor(
+            "shift in x and in y, pixels",
+            _steps(0, 10, 1),
+            (0.0, float(pad)),
+            (0.0, AFFNIST.shift),
+        ),
     }
 
 
-def accuracy_under(network: ImageClassifier, images: ImageSet, affine: Affine, batch_size: int) -> float:
-    """The share of transformed images, in percent, whose most active class is the true one."""
+def accuracy_under(
+    network: ImageClassifier, images: ImageSet, affine: Affine, batch_size: int
+) -> float:
+    """The share of transformed images, in percent, whose most active class is the true
+    one.
+    """
     moved = replace(images, images=apply_affine(images.images, affine))
     return 100 * examine(network, moved, batch_size=batch_size).accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
 class AffineSettings(TrainingOptions):
-    """One preset: how both networks are trained, except the shifts; ``model`` is the capsule network.
+    """One preset: how both networks are trained, except the shifts; ``model`` is the
+    capsule network.
 
     Attributes:
-        stop_at: validation accuracy at which the training of the capsules ends before its last epoch.
+        stop_at: validation accuracy at which the training of the capsules ends before
+            its last epoch.
         pad: width of the border, and the largest shift in training, in pixels.
         curve_images: how many test images each point of a curve is measured on.
     """
@@ -78,7 +104,9 @@ LINES: tuple[Line, ...] = (
 
 @register_recipe
 class AffineRobustness(Recipe[AffineSettings]):
-    """Trains on digits placed at random, stops at one clean accuracy, and tests on digits under affine transforms."""
+    """Trains on digits placed at random, stops at one clean accuracy, and tests on
+    digits under affine transforms.
+    """
 
     name: ClassVar = "affine"
     twins: ClassVar = {TWIN: CAPSULES}
@@ -86,18 +114,29 @@ class AffineRobustness(Recipe[AffineSettings]):
     settings: ClassVar = AffineSettings
 
     def options(self, settings: AffineSettings, row: str) -> dict[str, Any]:
-        """The network of the row, on larger canvases on which training shifts the digits."""
+        """The network of the row, on larger canvases on which training shifts the
+        digits.
+        """
         data = option(Padded, data=plain(settings.data), pad=settings.pad)
         preprocess = {**settings.preprocess, "shift": settings.pad}
-        return {**super().options(settings, row), "data": data, "preprocess": preprocess}
+        return {
+            **super().options(settings, row),
+            "data": data,
+            "preprocess": preprocess,
+        }
 
     def begin(self, study: Study) -> Tested:
-        """The test digits, and their transforms, which are the same for both networks."""
+        """The test digits, and their transforms, which are the same for both
+        networks.
+        """
         settings = study.settings
         test = Padded(data_of(settings.data), settings.pad).centred_test()
         few = at_random(test, settings.curve_images)
         study.curves["images"] = len(few)
-        study.curves |= {name: {"values": list(one.values)} for name, one in factors(settings.pad).items()}
+        study.curves |= {
+            name: {"values": list(one.values)}
+            for name, one in factors(settings.pad).items()
+        }
         return Tested(test, AFFNIST.draw(test.images), few)
 
     def measure(self, study: Study, row: str, given: Tested) -> dict[str, float]:
@@ -105,19 +144,30 @@ class AffineRobustness(Recipe[AffineSettings]):
         trained, batch, few = study.trained[row], study.settings.batch_size, given.few
         for name, factor in factors(study.settings.pad).items():
             points = (one_factor(name, value, len(few)) for value in factor.values)
-            study.curves[name][row] = [round(accuracy_under(trained.network, few, point, batch), 4) for point in points]
+            study.curves[name][row] = [
+                round(accuracy_under(trained.network, few, point, batch), 4)
+                for point in points
+            ]
         return {
             STOP: 100 * trained.validation_accuracy,
             CLEAN: trained.test_accuracy,
-            TRANSFORMED: accuracy_under(trained.network, given.test, given.affine, batch),
+            TRANSFORMED: accuracy_under(
+                trained.network, given.test, given.affine, batch
+            ),
         }
 
     def finish(self, study: Study, given: Tested) -> None:
         """Curves of each factor, and the digits."""
         clean = Padded(data_of(study.settings.data), study.settings.pad).test
-        moved = replace(given.test, images=apply_affine(given.test.images, given.affine))
-        figure = factor_curves(factors(study.settings.pad), study.curves, ROWS, "affine test")
-        caption = self.captions["curves"].format(images=study.curves["images"], ends=_ends(study.facts))
+        moved = replace(
+            given.test, images=apply_affine(given.test.images, given.affine)
+        )
+        figure = factor_curves(
+            factors(study.settings.pad), study.curves, ROWS, "affine test"
+        )
+        caption = self.captions["curves"].format(
+            images=study.curves["images"], ends=_ends(study.facts)
+        )
         study.pictures["curves"] = Picture(figure, caption)
         study.pictures["digits"] = _digits(clean, moved, self.captions["digits"])
 
@@ -125,15 +175,22 @@ class AffineRobustness(Recipe[AffineSettings]):
 def _ends(facts: Mapping[str, Mapping[str, Any]]) -> str:
     """How far the trainings went."""
     return "; ".join(
-        f"{row} ended at {100 * facts[row]['validation_accuracy']:.2f} % of the validation images after "
-        f"{facts[row]['epochs']} epochs" + ("" if facts[row]["reached"] else ", short of the accuracy to stop at")
+        f"{row} ended at {100 * facts[row]['validation_accuracy']:.2f} % of the "
+        "validation images after "
+        f"{facts[row]['epochs']} epochs"
+        + ("" if facts[row]["reached"] else ", short of the accuracy to stop at")
         for row in ROWS
     )
 
 
 def _digits(clean: ImageSet, moved: ImageSet, caption: str) -> Picture:
     """The first test digit of each class in both tests, one row for each test."""
-    first = [int((clean.labels == label).nonzero()[0]) for label in clean.labels.unique()]
+    first = [
+        int((clean.labels == label).nonzero()[0]) for label in clean.labels.unique()
+    ]
     rows = {"placed\nat random": clean, "affine test": moved}
-    cells = {name: [Cell(one.images[place].amax(0) / 255) for place in first] for name, one in rows.items()}
+    cells = {
+        name: [Cell(one.images[place].amax(0) / 255) for place in first]
+        for name, one in rows.items()
+    }
     return Picture(image_grid(cells, 1.0), caption)

@@ -25,7 +25,8 @@ class Key(NamedTuple):
         network: that classifies.
         attack: FGSM or BIM.
         goal: untargeted or targeted.
-        box: white for images that were made on the network itself, black for those made on another one.
+        box: white for images that were made on the network itself, black for those made
+            on another one.
     """
 
     network: str
@@ -73,7 +74,9 @@ class Sample(NamedTuple):
     targets: Tensor
 
 
-def draw_sample(test: ImageSet, preprocess: Preprocess, count: int, seed: int = 0) -> Sample:
+def draw_sample(
+    test: ImageSet, preprocess: Preprocess, count: int, seed: int = 0
+) -> Sample:
     """Chooses test images, and a target for each, every wrong class equally likely.
 
     Args:
@@ -95,14 +98,18 @@ def draw_sample(test: ImageSet, preprocess: Preprocess, count: int, seed: int = 
 
 
 class Scores(nn.Module):
-    r"""From pixels in [0, 1] to the logarithms of the class activations: what is attacked.
+    r"""From pixels in [0, 1] to the logarithms of the class activations: what is
+    attacked.
 
-    The network's own preparation, such as standardising, is part of it, so that a change of a pixel is in units of
-    its range. Cross-entropy of these scores is :math:`-\log (a_t / \sum_j a_j)`: for a network that ends in a softmax
-    the loss that it was trained with. Unlike the spread loss it never becomes exactly flat where the true class leads
-    by the margin, and :math:`\partial \log a / \partial x = (1 - a) \partial z / \partial x` does not vanish where a
-    logistic activation :math:`a = \sigma(z)` is close to 0. The gradient goes through all steps of routing, also where
-    it did not in the training: an attack that does not see the first ones would flatter the network.
+    The network's own preparation, such as standardising, is part of it, so that a
+    change of a pixel is in units of its range. Cross-entropy of these scores is
+    :math:`-\log (a_t / \sum_j a_j)`: for a network that ends in a softmax the loss that
+    it was trained with. Unlike the spread loss it never becomes exactly flat where the
+    true class leads by the margin, and :math:`\partial \log a / \partial x = (1 - a)
+    \partial z / \partial x` does not vanish where a logistic activation :math:`a =
+    \sigma(z)` is close to 0. The gradient goes through all steps of routing, also where
+    it did not in the training: an attack that does not see the first ones would flatter
+    the network.
 
     Args:
         network: is copied.
@@ -119,23 +126,29 @@ class Scores(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Log activations (B, E) of pixels (B, C, H, W)."""
-        activation = self.network(self.preprocess.evaluate(pixels).images).activation.float()
+        activation = self.network(
+            self.preprocess.evaluate(pixels).images
+        ).activation.float()
         return activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
 
 
 class Attacker:
-    """Makes adversarial images on a network, with the Adversarial Robustness Toolbox, and says what the network says.
+    """Makes adversarial images on a network, with the Adversarial Robustness Toolbox,
+    and says what the network says.
 
     Args:
-        scores: of the classes, from pixels in [0, 1]; the highest is the network's answer.
+        scores: of the classes, from pixels in [0, 1]; the highest is the network's
+            answer.
         image_shape: (C, H, W) of the pixels.
         classes: how many.
         steps: of BIM, each as large as a ``steps``-th of epsilon.
         batch_size: how many images at a time.
-        device: where; anything but a GPU counts as the CPU, for the toolbox knows no other.
+        device: where; anything but a GPU counts as the CPU, for the toolbox knows no
+            other.
 
     Raises:
-        ValueError: if ``classes``, ``steps`` or ``batch_size`` is no whole number, or less than 1.
+        ValueError: if ``classes``, ``steps`` or ``batch_size`` is no whole number, or
+            less than 1.
     """
 
     def __init__(
@@ -158,11 +171,21 @@ class Attacker:
             input_shape=image_shape,
             nb_classes=classes,
             clip_values=(0.0, 1.0),
-            device_type="gpu" if device is not None and device.type == "cuda" else "cpu",
+            device_type="gpu"
+            if device is not None and device.type == "cuda"
+            else "cpu",
         )
 
-    def attacked(self, attack: str, epsilon: float, pixels: Tensor, labels: Tensor, targeted: bool) -> Tensor:
-        """Adversarial images, (N, C, H, W) on the CPU, no pixel of which is more than epsilon off.
+    def attacked(
+        self,
+        attack: str,
+        epsilon: float,
+        pixels: Tensor,
+        labels: Tensor,
+        targeted: bool,
+    ) -> Tensor:
+        """Adversarial images, (N, C, H, W) on the CPU, no pixel of which is more than
+        epsilon off.
 
         Args:
             attack: FGSM or BIM.
@@ -172,7 +195,8 @@ class Attacker:
             targeted: which of them.
 
         Raises:
-            ValueError: if there is no such attack, or ``epsilon`` is negative or not finite.
+            ValueError: if there is no such attack, or ``epsilon`` is negative or not
+                finite.
         """
         from art.attacks.evasion import BasicIterativeMethod, FastGradientMethod
 
@@ -180,30 +204,54 @@ class Attacker:
         check_finite(0, epsilon=epsilon)
         if not epsilon:
             return pixels.clone()
-        options: dict[str, Any] = {"eps": epsilon, "targeted": targeted, "batch_size": self.batch_size}
+        options: dict[str, Any] = {
+            "eps": epsilon,
+            "targeted": targeted,
+            "batch_size": self.batch_size,
+        }
         if attack == "BIM":
-            options |= {"eps_step": epsilon / self.steps, "max_iter": self.steps, "verbose": False}
-        method = (BasicIterativeMethod if attack == "BIM" else FastGradientMethod)(self.classifier, **options)
+            options |= {
+                "eps_step": epsilon / self.steps,
+                "max_iter": self.steps,
+                "verbose": False,
+            }
+        method = (BasicIterativeMethod if attack == "BIM" else FastGradientMethod)(
+            self.classifier, **options
+        )
         return torch.from_numpy(method.generate(x=pixels.numpy(), y=labels.numpy()))
 
     def answers(self, pixels: Tensor) -> Tensor:
         """The most active class of each image, (N,)."""
-        return torch.from_numpy(self.classifier.predict(pixels.numpy(), batch_size=self.batch_size).argmax(1))
+        return torch.from_numpy(
+            self.classifier.predict(pixels.numpy(), batch_size=self.batch_size).argmax(
+                1
+            )
+        )
 
     def zero_gradients(self, pixels: Tensor, labels: Tensor) -> float:
-        """The share of pixels, in percent, that these attacks leave alone: the gradient of the loss is 0 there."""
-        parts = zip(pixels.split(self.batch_size), labels.split(self.batch_size), strict=True)
+        """The share of pixels, in percent, that these attacks leave alone: the gradient
+        of the loss is 0 there.
+        """
+        parts = zip(
+            pixels.split(self.batch_size), labels.split(self.batch_size), strict=True
+        )
         one_hot = nn.functional.one_hot
         gradients = [
-            self.classifier.loss_gradient(x.numpy(), one_hot(y, self.classifier.nb_classes).numpy()) for x, y in parts
+            self.classifier.loss_gradient(
+                x.numpy(), one_hot(y, self.classifier.nb_classes).numpy()
+            )
+            for x, y in parts
         ]
         return 100 * sum(int((one == 0).sum()) for one in gradients) / pixels.numel()
 
 
 def attack_all(
-    attackers: Mapping[str, Attacker], sample: Sample, epsilons: Mapping[str, Sequence[float]]
+    attackers: Mapping[str, Attacker],
+    sample: Sample,
+    epsilons: Mapping[str, Sequence[float]],
 ) -> dict[Key, Curve]:
-    """Attacks every network with each method and goal, and shows the images to all networks.
+    """Attacks every network with each method and goal, and shows the images to all
+    networks.
 
     Args:
         attackers: by network.
@@ -214,23 +262,35 @@ def attack_all(
         ValueError: if an epsilon is negative or not finite.
     """
     points = {attack: _from_zero(values) for attack, values in epsilons.items()}
-    clean = {network: attacker.answers(sample.pixels) for network, attacker in attackers.items()}
+    clean = {
+        network: attacker.answers(sample.pixels)
+        for network, attacker in attackers.items()
+    }
     curves: dict[Key, Curve] = {}
     for source, attacker in attackers.items():
         for attack, values in points.items():
             for goal in (UNTARGETED, TARGETED):
                 aim = sample.targets if goal == TARGETED else sample.labels
                 for epsilon in values:
-                    images = attacker.attacked(attack, epsilon, sample.pixels, aim, goal == TARGETED)
+                    images = attacker.attacked(
+                        attack, epsilon, sample.pixels, aim, goal == TARGETED
+                    )
                     for network, judge in attackers.items():
                         said = judge.answers(images) if epsilon else clean[network]
-                        key = Key(network, attack, goal, WHITE if network == source else BLACK)
-                        curves.setdefault(key, Curve([], [], [])).add(epsilon, said, sample)
+                        key = Key(
+                            network, attack, goal, WHITE if network == source else BLACK
+                        )
+                        curves.setdefault(key, Curve([], [], [])).add(
+                            epsilon, said, sample
+                        )
     return curves
 
 
-def random_signs(attacker: Attacker, sample: Sample, epsilons: Sequence[float], seed: int = 0) -> Curve:
-    """What a network says of images whose every pixel went up or down by epsilon at random: no attack, but noise.
+def random_signs(
+    attacker: Attacker, sample: Sample, epsilons: Sequence[float], seed: int = 0
+) -> Curve:
+    """What a network says of images whose every pixel went up or down by epsilon at
+    random: no attack, but noise.
 
     Args:
         attacker: of the network.
@@ -243,13 +303,19 @@ def random_signs(attacker: Attacker, sample: Sample, epsilons: Sequence[float], 
     """
     curve = Curve([], [], [])
     for epsilon in _from_zero(epsilons):
-        curve.add(epsilon, attacker.answers(with_signs(sample.pixels, epsilon, seed)), sample)
+        curve.add(
+            epsilon, attacker.answers(with_signs(sample.pixels, epsilon, seed)), sample
+        )
     return curve
 
 
 def with_signs(pixels: Tensor, epsilon: float, seed: int = 0) -> Tensor:
     """Pixels in [0, 1] that went up or down by epsilon at random."""
-    signs = torch.randint(0, 2, pixels.shape, generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+    signs = (
+        torch.randint(0, 2, pixels.shape, generator=torch.Generator().manual_seed(seed))
+        * 2.0
+        - 1
+    )
     return (pixels + epsilon * signs).clamp(0, 1)
 
 
@@ -263,7 +329,9 @@ def _from_zero(epsilons: Sequence[float]) -> list[float]:
 _STYLES = {WHITE: "-", BLACK: "--"}
 
 
-def attack_curves(curves: Mapping[Key, Curve], noise: Mapping[str, Curve], chance: float) -> Any:
+def attack_curves(
+    curves: Mapping[Key, Curve], noise: Mapping[str, Curve], chance: float
+) -> Any:
     """Accuracy against epsilon, and how often the target is reached, for FGSM and BIM.
 
     Args:
@@ -278,24 +346,51 @@ def attack_curves(curves: Mapping[Key, Curve], noise: Mapping[str, Curve], chanc
         for axes, goal in zip(panels[row], (UNTARGETED, TARGETED), strict=True):
             for colour, network in enumerate(noise):
                 named = {
-                    f"{network}, {box}": (curves[Key(network, attack, goal, box)], _STYLES[box]) for box in _STYLES
+                    f"{network}, {box}": (
+                        curves[Key(network, attack, goal, box)],
+                        _STYLES[box],
+                    )
+                    for box in _STYLES
                 }
                 if attack == "FGSM":
                     named[f"{network}, random signs"] = noise[network], ":"
                 for label, (curve, style) in named.items():
-                    marker, percent = "" if style == ":" else ".", judged_by(curve, goal)
-                    axes.plot(curve.epsilon, percent, style, color=f"C{colour}", marker=marker, label=label)
-            axes.axhline(chance, color="grey", linewidth=0.8, label=f"chance, {chance:g} %")
+                    marker, percent = (
+                        "" if style == ":" else ".",
+                        judged_by(curve, goal),
+                    )
+                    axes.plot(
+                        curve.epsilon,
+                        percent,
+                        style,
+                        color=f"C{colour}",
+                        marker=marker,
+                        label=label,
+                    )
+            axes.axhline(
+                chance, color="grey", linewidth=0.8, label=f"chance, {chance:g} %"
+            )
             epsilons = curves[Key(next(iter(noise)), attack, goal, WHITE)].epsilon
-            axes.set_xscale("symlog", linthresh=epsilons[1], linscale=0.3)  # linear only from 0 to the first
-            axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons], fontsize=7)
+            axes.set_xscale(
+                "symlog", linthresh=epsilons[1], linscale=0.3
+            )  # linear only from 0 to the first
+            axes.set_xticks(
+                epsilons, [f"{epsilon:g}" for epsilon in epsilons], fontsize=7
+            )
             axes.set_xticks([], minor=True)
             axes.set_title(f"{attack}, {goal}", fontsize=10)
-            axes.set_xlabel("epsilon, largest change of a pixel in [0, 1]; logarithmic", fontsize=9)
-            axes.set_ylabel("accuracy, %" if goal == UNTARGETED else "taken for the target, %", fontsize=9)
+            axes.set_xlabel(
+                "epsilon, largest change of a pixel in [0, 1]; logarithmic", fontsize=9
+            )
+            axes.set_ylabel(
+                "accuracy, %" if goal == UNTARGETED else "taken for the target, %",
+                fontsize=9,
+            )
             axes.yaxis.set_tick_params(labelleft=True)
             axes.set_ylim(-2, 102)
             axes.grid(alpha=0.3)
     handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=3, fontsize=8, frameon=False
+    )
     return figure

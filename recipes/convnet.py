@@ -1,4 +1,6 @@
-"""One backbone under every head of the viewpoint study: six convolutions, as in the code of Hahn et al. 2019."""
+"""One backbone under every head of the viewpoint study: six convolutions, as in the
+code of Hahn et al. 2019.
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +12,12 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, PrimaryCaps
-from torchcaps.models import CapsuleClassifier, ImageClassifier, Prediction, register_model
+from torchcaps.models import (
+    CapsuleClassifier,
+    ImageClassifier,
+    Prediction,
+    register_model,
+)
 from torchcaps.numerics import Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
@@ -24,20 +31,33 @@ def convolution(before: int, width: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(weights, nn.BatchNorm2d(width), nn.ReLU())
 
 
-def backbone(image_shape: tuple[int, int, int], widths: Sequence[int]) -> tuple[nn.Sequential, tuple[int, int]]:
-    """Convolutions, of which every second halves the grid, and the size of the last grid."""
+def backbone(
+    image_shape: tuple[int, int, int], widths: Sequence[int]
+) -> tuple[nn.Sequential, tuple[int, int]]:
+    """Convolutions, of which every second halves the grid, and the size of the last
+    grid.
+    """
     strides = [1 + number % 2 for number in range(len(widths))]
     layers = [
-        convolution(*ends, stride) for ends, stride in zip(pairwise((image_shape[0], *widths)), strides, strict=True)
+        convolution(*ends, stride)
+        for ends, stride in zip(
+            pairwise((image_shape[0], *widths)), strides, strict=True
+        )
     ]
-    height, width = (math.ceil(extent / math.prod(strides)) for extent in image_shape[1:])
+    height, width = (
+        math.ceil(extent / math.prod(strides)) for extent in image_shape[1:]
+    )
     return nn.Sequential(*layers), (height, width)
 
 
-@register_model("convnet_capsules", f"{HAHN}, primary capsules, and class capsules under any routing")
+@register_model(
+    "convnet_capsules",
+    f"{HAHN}, primary capsules, and class capsules under any routing",
+)
 @settings
 class ConvNetCapsules(CapsuleClassifier):
-    """Six convolutions, primary capsules of a seventh, class capsules; each child has transforms of its own.
+    """Six convolutions, primary capsules of a seventh, class capsules; each child has
+    transforms of its own.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -45,8 +65,9 @@ class ConvNetCapsules(CapsuleClassifier):
         widths: channels of the convolutions, of which every second halves the grid.
         types: of primary capsules at each position.
         dim: of all poses.
-        activation: of the primary capsules: the ``length`` of squashed poses; or ``learned`` beside poses that are not
-            squashed, as in the code of Hahn et al.
+        activation: of the primary capsules: the ``length`` of squashed poses; or
+            ``learned`` beside poses that are not squashed, as in the code of Hahn et
+            al.
         routing: of the class capsules; default: dynamic routing in 3 steps.
     """
 
@@ -62,10 +83,24 @@ class ConvNetCapsules(CapsuleClassifier):
         self.features, grid = backbone(self.image_shape, self.widths)
         squash = "sabour" if self.activation == "length" else "none"
         self.primary_caps = PrimaryCaps(
-            self.widths[-1], self.types, self.dim, 3, 1, 1, squash=squash, batch_norm=True, activation=self.activation
+            self.widths[-1],
+            self.types,
+            self.dim,
+            3,
+            1,
+            1,
+            squash=squash,
+            batch_norm=True,
+            activation=self.activation,
         )
         children = math.prod(self.primary_caps.sites(*grid))
-        self.class_caps = CapsLinear(children, self.classes, self.dim, self.dim, routing=routing or DynamicRouting())
+        self.class_caps = CapsLinear(
+            children,
+            self.classes,
+            self.dim,
+            self.dim,
+            routing=routing or DynamicRouting(),
+        )
         self.decoder = None
 
     def children_of(self, images: Tensor) -> Capsules:
@@ -74,11 +109,16 @@ class ConvNetCapsules(CapsuleClassifier):
         return self.primary_caps(self.features(images))
 
 
-@register_model("convnet_pooled", f"{HAHN}, average pooling and a linear layer", hidden=None)
-@register_model("convnet_linear", f"{HAHN}, a seventh, and a linear layer of all its positions")
+@register_model(
+    "convnet_pooled", f"{HAHN}, average pooling and a linear layer", hidden=None
+)
+@register_model(
+    "convnet_linear", f"{HAHN}, a seventh, and a linear layer of all its positions"
+)
 @settings
 class ConvNet(ImageClassifier):
-    """The same convolutions, then average pooling, or a seventh without it; a linear layer, a softmax.
+    """The same convolutions, then average pooling, or a seventh without it; a linear
+    layer, a softmax.
 
     Args:
         image_shape: (C, H, W) of the images.

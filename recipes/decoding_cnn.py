@@ -1,4 +1,6 @@
-"""The twin of CapsNet that reconstructs too: convolutions, and a group of units for each class."""
+"""The twin of CapsNet that reconstructs too: convolutions, and a group of units for
+each class.
+"""
 
 from torch import Tensor, nn
 
@@ -10,12 +12,17 @@ from torchcaps.numerics import AnySizes, Size, ThreeSizes, TwoSizes
 from torchcaps.spec import settings
 
 
-@register_model("decoding_cnn", "Qin et al. 2020: a CNN that decodes the units of the winning class (CNN+CR)")
+@register_model(
+    "decoding_cnn",
+    "Qin et al. 2020: a CNN that decodes the units of the winning class (CNN+CR)",
+)
 @settings
 class DecodingCNN(CapsNetTwin):
-    """The baseline of CapsNet, whose last layer has a group of units for each class; a decoder sees the winning one.
+    """The baseline of CapsNet, whose last layer has a group of units for each class; a
+    decoder sees the winning one.
 
-    The logit of a class is the sum of its units. All other units are 0 for the decoder, which is that of CapsNet.
+    The logit of a class is the sum of its units. All other units are 0 for the decoder,
+    which is that of CapsNet.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -39,12 +46,18 @@ class DecodingCNN(CapsNetTwin):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.head[-1] = nn.Linear(self.hidden[1], self.classes * self.units)
-        self.decoder = FullyConnectedDecoder(self.classes * self.units, self.image_shape, self.decoder_hidden)
+        self.decoder = FullyConnectedDecoder(
+            self.classes * self.units, self.image_shape, self.decoder_hidden
+        )
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The probability of each class, and what the units of the most active one, or of the target, describe."""
+        """The probability of each class, and what the units of the most active one, or
+        of the target, describe.
+        """
         self._check(images)
-        groups = self.head(self.features(images)).unflatten(1, (self.classes, self.units))
+        groups = self.head(self.features(images)).unflatten(
+            1, (self.classes, self.units)
+        )
         activation = groups.sum(2).softmax(-1)
         drawn = self.decoder(mask_capsules(Capsules(groups, activation), target))
         return Prediction(activation, None, drawn)

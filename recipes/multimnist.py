@@ -1,4 +1,6 @@
-"""Two digits on top of each other, to be recognised and separated (Sabour et al. 2017, section 6)."""
+"""Two digits on top of each other, to be recognised and separated (Sabour et al. 2017,
+section 6).
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -45,22 +47,36 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
     name: ClassVar = "multimnist"
     lines: ClassVar[tuple[Line, ...]] = (
         Line(CAPSULES, ERROR, 5.2, f"{SABOUR}, recalled"),
-        Line(CNN, ERROR, 8.1, f"{SABOUR}, recalled: another network, of 24.6 M parameters"),
+        Line(
+            CNN,
+            ERROR,
+            8.1,
+            f"{SABOUR}, recalled: another network, of 24.6 M parameters",
+        ),
         Line(PAIRS, OVERLAP, 80, SABOUR, higher_is_better=None),
     )
     settings: ClassVar = MultiMNISTSettings
 
     def options(self, settings: MultiMNISTSettings, row: str) -> dict[str, Any]:
         """On pairs of digits, which are made anew in each epoch."""
-        pairs = option("torchcaps_lab.data.Pairs", data=settings.data, size=settings.size, shift=settings.shift)
+        pairs = option(
+            "torchcaps_lab.data.Pairs",
+            data=settings.data,
+            size=settings.size,
+            shift=settings.shift,
+        )
         return {**super().options(settings, row), "data": pairs}
 
     def begin(self, study: Study) -> Overlaid:
         """The test pairs, and how much they overlap."""
         settings = study.settings
         test = Overlay(data_of(settings.data).test, settings.size, settings.shift)
-        pairs = fixed_pairs(test, settings.test_pairs, seed=0)  # the same for every seed of a training
-        study.note(PAIRS, {OVERLAP: 100 * float(bounding_box_overlap(pairs.parts).mean())})
+        pairs = fixed_pairs(
+            test, settings.test_pairs, seed=0
+        )  # the same for every seed of a training
+        study.note(
+            PAIRS, {OVERLAP: 100 * float(bounding_box_overlap(pairs.parts).mean())}
+        )
         return pairs
 
     def measure(self, study: Study, row: str, given: Overlaid) -> dict[str, float]:
@@ -75,31 +91,62 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
             study.pictures["reconstructions"] = _picture(network, pairs, self.caption)
 
 
-def pair_error(network: ImageClassifier, pairs: Overlaid, batch_size: int = 256) -> float:
-    """The share of pairs, in percent, in which not both digits are recognised: one of two is an error."""
+def pair_error(
+    network: ImageClassifier, pairs: Overlaid, batch_size: int = 256
+) -> float:
+    """The share of pairs, in percent, in which not both digits are recognised: one of
+    two is an error.
+    """
     present = F.one_hot(pairs.labels, network.classes).sum(1).bool()
-    said = SeveralLabels(count=2).said(Classifier(network).activations(pairs.images, batch_size))
+    said = SeveralLabels(count=2).said(
+        Classifier(network).activations(pairs.images, batch_size)
+    )
     return 100 * (1 - (said == present).all(1).double().mean().item())
 
 
 @torch.no_grad()
-def _picture(network: CapsuleClassifier, pairs: Overlaid, caption: str, count: int = 7) -> Picture:
-    """Pairs, separated in two colours, and what the capsules of wrong and of absent digits draw (figure 5)."""
+def _picture(
+    network: CapsuleClassifier, pairs: Overlaid, caption: str, count: int = 7
+) -> Picture:
+    """Pairs, separated in two colours, and what the capsules of wrong and of absent
+    digits draw (figure 5).
+    """
     device = next(network.parameters()).device
     capsules = network.encode(pairs.images.to(device))
     told = capsules.activation.topk(2, dim=1).indices.cpu()
     right = (told.sort(1).values == pairs.labels.sort(1).values).all(1)
-    chosen = torch.cat([right.nonzero().squeeze(1)[: count - 2], (~right).nonzero().squeeze(1)[:2]])[:count]
-    absent = capsules.activation.cpu().scatter(1, pairs.labels, torch.inf).argmin(1, keepdim=True)
-    claims = {"true": pairs.labels, "told": told, "true, absent": torch.cat([pairs.labels[:, :1], absent], 1)}
+    chosen = torch.cat(
+        [right.nonzero().squeeze(1)[: count - 2], (~right).nonzero().squeeze(1)[:2]]
+    )[:count]
+    absent = (
+        capsules.activation.cpu()
+        .scatter(1, pairs.labels, torch.inf)
+        .argmin(1, keepdim=True)
+    )
+    claims = {
+        "true": pairs.labels,
+        "told": told,
+        "true, absent": torch.cat([pairs.labels[:, :1], absent], 1),
+    }
     places = chosen.tolist()
     rows = {
         "input": [Cell(pairs.images[place, 0]) for place in places],
-        "its digits": [Cell(two_colours(pairs.parts[place, :, 0]), _digits(pairs.labels[place])) for place in places],
+        "its digits": [
+            Cell(two_colours(pairs.parts[place, :, 0]), _digits(pairs.labels[place]))
+            for place in places
+        ],
     }
     for name, labels in claims.items():
-        drawn = torch.stack([network.decode(capsules, one.to(device))[:, 0].cpu() for one in labels.unbind(1)], 1)
-        rows[f"capsules:\n{name}"] = [Cell(two_colours(drawn[place]), _digits(labels[place])) for place in places]
+        drawn = torch.stack(
+            [
+                network.decode(capsules, one.to(device))[:, 0].cpu()
+                for one in labels.unbind(1)
+            ],
+            1,
+        )
+        rows[f"capsules:\n{name}"] = [
+            Cell(two_colours(drawn[place]), _digits(labels[place])) for place in places
+        ]
     return Picture(image_grid(rows, 1.25), caption)
 
 

@@ -1,4 +1,6 @@
-"""The attack that knows the detector: images that are taken for another class, and reconstructed well."""
+"""The attack that knows the detector: images that are taken for another class, and
+reconstructed well.
+"""
 
 import torch
 from torch import Tensor
@@ -10,7 +12,12 @@ from torchcaps_lab.report import reconstruction_error
 
 
 def reconstructive(
-    scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, steps: int = 20, batch_size: int = 100
+    scores: Scores,
+    pixels: Tensor,
+    labels: Tensor,
+    epsilon: float,
+    steps: int = 20,
+    batch_size: int = 100,
 ) -> Tensor:
     r"""Images no pixel of which is more than epsilon off, (N, C, H, W).
 
@@ -18,9 +25,10 @@ def reconstructive(
         x \leftarrow x + \frac{2 \epsilon}{\text{steps}}\,\mathrm{sign}\,\nabla_x \begin{cases}
         -\log p_t(x) & \text{while } x \text{ is taken for the true class } t \\ -e(x) & \text{else} \end{cases}
 
-    p is the activation of the true class as a share, and e the error of the reconstruction by the winning class. A
-    step stays within epsilon of the image and in [0, 1]. Of all that came up, the image with the least error that is
-    taken for a wrong class is returned, or else the last.
+    p is the activation of the true class as a share, and e the error of the
+    reconstruction by the winning class. A step stays within epsilon of the image and in
+    [0, 1]. Of all that came up, the image with the least error that is taken for a
+    wrong class is returned, or else the last.
 
     Args:
         scores: of a network that reconstructs, with its preparation.
@@ -31,11 +39,14 @@ def reconstructive(
         batch_size: how many images at a time.
 
     Raises:
-        ValueError: if ``epsilon`` is not positive, or ``steps`` is no whole number, or less than 1.
+        ValueError: if ``epsilon`` is not positive, or ``steps`` is no whole number, or
+            less than 1.
 
-    Source: after Qin et al. 2020, whose attack moves against the loss of the class and against the error in turn
-    (recalled), which undoes with one move what the other did; that an image turns to the error once it is taken for a
-    wrong class, and that the best one is kept, is ours: the attacker knows the detector.
+    Source: after Qin et al. 2020, whose attack moves against the loss of the class and
+    against the error in turn (recalled), which undoes with one move what the other did;
+    that an image turns to the error once it is taken for a
+    wrong class, and that the best one is kept, is ours: the attacker knows the
+    detector.
     """
     check_positive(epsilon=epsilon)
     check_size(steps=steps, batch_size=batch_size)
@@ -43,7 +54,9 @@ def reconstructive(
     return torch.cat([_attacked(scores, *part, epsilon, steps) for part in parts])
 
 
-def _attacked(scores: Scores, start: Tensor, labels: Tensor, epsilon: float, steps: int) -> Tensor:
+def _attacked(
+    scores: Scores, start: Tensor, labels: Tensor, epsilon: float, steps: int
+) -> Tensor:
     low, high = (start - epsilon).clamp_min(0), (start + epsilon).clamp_max(1)
     images = best = given = start
     least = torch.full((len(start),), torch.inf, device=start.device)
@@ -58,7 +71,9 @@ def _attacked(scores: Scores, start: Tensor, labels: Tensor, epsilon: float, ste
         better = wrong & (error < least)
         best = torch.where(better[:, None, None, None], given, best).detach()
         least = torch.where(better, error, least).detach()
-        aim = torch.where(wrong, -error, F.cross_entropy(log, labels, reduction="none")).sum()
+        aim = torch.where(
+            wrong, -error, F.cross_entropy(log, labels, reduction="none")
+        ).sum()
         (slope,) = torch.autograd.grad(aim, given)
         images = (given + 2 * epsilon / steps * slope.sign()).clamp(low, high)
     return torch.where(least.isfinite()[:, None, None, None], best, given.detach())

@@ -1,4 +1,6 @@
-"""A class for each pixel: capsules with locally constrained routing against U-Nets, on sections of neural tissue."""
+"""A class for each pixel: capsules with locally constrained routing against U-Nets, on
+sections of neural tissue.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,12 +12,20 @@ from recipes.kit.measures import half_interval
 from recipes.kit.options import TrainingOptions
 
 UNET, LARGE = "U-Net of equal size", "U-Net of ten times"
-CAPSULES = {"model_args": {"class_kernel_size": 3}, "loss": {"name": "LengthCrossEntropy"}}
+CAPSULES = {
+    "model_args": {"class_kernel_size": 3},
+    "loss": {"name": "LengthCrossEntropy"},
+}
 ROWS: dict[str, dict[str, Any]] = {
     "capsules, 1 step": CAPSULES,
     "capsules, 3 steps": {
         **CAPSULES,
-        "routing": {"name": "DynamicRouting", "steps": 3, "squash": "half", "bias": True},
+        "routing": {
+            "name": "DynamicRouting",
+            "steps": 3,
+            "squash": "half",
+            "bias": True,
+        },
     },
     UNET: {"model": "unet", "model_args": {"channels": [9, 18, 36, 70]}},
     LARGE: {"model": "unet", "model_args": {"channels": [28, 56, 112, 226]}},
@@ -25,11 +35,17 @@ IOU, DICE = "mean IoU", "mean Dice"
 
 @register_recipe
 class SegmentationRecipe(Recipe[TrainingOptions]):
-    """Capsules and U-Nets on whole pictures that they were not trained on: another fold for each seed."""
+    """Capsules and U-Nets on whole pictures that they were not trained on: another fold
+    for each seed.
+    """
 
     name: ClassVar = "segmentation"
     rows: ClassVar = ROWS
-    lines: ClassVar = lines_of([(row, measure) for row in ROWS for measure in (IOU, DICE)], {}, higher_is_better=True)
+    lines: ClassVar = lines_of(
+        [(row, measure) for row in ROWS for measure in (IOU, DICE)],
+        {},
+        higher_is_better=True,
+    )
     settings: ClassVar = TrainingOptions
     grows: ClassVar = True
 
@@ -47,9 +63,19 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
         return {IOU: 100 * summary["test_iou"], DICE: 100 * summary["test_dice"]}
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
-        """Means over the folds, and how far each network is above the U-Nets on the same folds."""
-        rows = [row for row in ROWS if any((row, IOU) in one.figures for one in studies)]
+        """Means over the folds, and how far each network is above the U-Nets on the
+        same folds.
+        """
+        rows = [
+            row for row in ROWS if any((row, IOU) in one.figures for one in studies)
+        ]
         figures = [one.figures for one in studies]
-        means = Dots.over(f"{IOU}, %", figures, [(row, IOU) for row in rows], half_interval)
-        above = [Dots.above(unet, figures, rows, IOU) for unet in (UNET, LARGE) if unet in rows]
+        means = Dots.over(
+            f"{IOU}, %", figures, [(row, IOU) for row in rows], half_interval
+        )
+        above = [
+            Dots.above(unet, figures, rows, IOU)
+            for unet in (UNET, LARGE)
+            if unet in rows
+        ]
         return {"iou": Picture(dot_panels(rows, [means, *above]), self.caption)}

@@ -1,4 +1,6 @@
-"""Capsules over time: speakers of vowels, exercises with a watch, spoken digits of speakers never heard in training."""
+"""Capsules over time: speakers of vowels, exercises with a watch, spoken digits of
+speakers never heard in training.
+"""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,7 +13,15 @@ from zipfile import ZipFile
 
 import torch
 
-from recipes.kit.base import Key, Picture, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.base import (
+    Key,
+    Picture,
+    Recipe,
+    Study,
+    facts_of,
+    lines_of,
+    register_recipe,
+)
 from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.measures import half_interval
@@ -21,7 +31,11 @@ from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.listed import Listed
 from torchcaps_lab.data.series_files import Columns, SeriesItem, list_series
 from torchcaps_lab.data.sound import Sound
-from torchcaps_lab.report.pictures.series import ShownSeries, moment_shares, series_figure
+from torchcaps_lab.report.pictures.series import (
+    ShownSeries,
+    moment_shares,
+    series_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,15 +47,21 @@ FACTS = facts_of("series")
 NETWORKS: dict[str, dict[str, Any]] = FACTS["heads"]
 DATA = {VOWELS: "JapaneseVowels", WATCH: "Watch", DIGITS: "SpokenDigits"}
 GROUPS: dict[str, tuple[list[str], list[str]]] = FACTS["groups"]
-"""Whom settings were chosen on, and who is tested: a third of these with each seed, never seen by its networks."""
+"""Whom settings were chosen on, and who is tested: a third of these with each seed,
+never seen by its networks.
+"""
 
 ROWS = {f"{data}: {network}": (data, network) for data in DATA for network in NETWORKS}
-KEYS = [(f"{data}: {network}", ACCURACY) for data in DATA for network in (*NETWORKS, ROCKET)]
+KEYS = [
+    (f"{data}: {network}", ACCURACY) for data in DATA for network in (*NETWORKS, ROCKET)
+]
 PAIRS = [(f"{data}: {CAPSULES}", DIFFERENCE) for data in DATA]
 
 
 class JapaneseVowels(Series):
-    """Two vowels of nine speakers, 12 channels: which speaker it is; from aeon, with the published splits."""
+    """Two vowels of nine speakers, 12 channels: which speaker it is; from aeon, with
+    the published splits.
+    """
 
     def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
         import aeon
@@ -51,30 +71,55 @@ class JapaneseVowels(Series):
 
 
 class Watch(Series):
-    """Seven exercises of ten subjects, acceleration and turning of a watch on the wrist; from seglearn."""
+    """Seven exercises of ten subjects, acceleration and turning of a watch on the
+    wrist; from seglearn.
+    """
 
-    def __init__(self, test_groups: tuple[str, ...] = (), validation_groups: tuple[str, ...] = ()) -> None:
-        super().__init__("", test_groups=test_groups, validation_groups=validation_groups)
+    def __init__(
+        self, test_groups: tuple[str, ...] = (), validation_groups: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(
+            "", test_groups=test_groups, validation_groups=validation_groups
+        )
 
     def list_series(self) -> Listed:
         """Whole recordings, of 947 to 2,618 moments."""
         from seglearn.datasets import load_watch
 
         watch, items = load_watch(), []
-        for number, (values, label, subject) in enumerate(zip(watch["X"], watch["y"], watch["subject"], strict=True)):
+        for number, (values, label, subject) in enumerate(
+            zip(watch["X"], watch["y"], watch["subject"], strict=True)
+        ):
             category = watch["y_labels"][int(label)]
             series = torch.tensor(values.T, dtype=torch.float32)
-            items.append(SeriesItem(f"watch:{number}", category, series, f"watch:{number}", str(int(subject))))
+            items.append(
+                SeriesItem(
+                    f"watch:{number}",
+                    category,
+                    series,
+                    f"watch:{number}",
+                    str(int(subject)),
+                )
+            )
         return Listed(parts={"all": items})
 
 
 class SpokenDigits(Series):
-    """The 3,000 digits of the Free Spoken Digit Dataset: ``digits-sound/recordings.zip`` in the folder of data sets."""
+    """The 3,000 digits of the Free Spoken Digit Dataset:
+    ``digits-sound/recordings.zip`` in the folder of data sets.
+    """
 
-    def __init__(self, test_groups: tuple[str, ...] = (), validation_groups: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, test_groups: tuple[str, ...] = (), validation_groups: tuple[str, ...] = ()
+    ) -> None:
         root = find_data_dir(None) / "digits-sound" / "recordings.zip"
         more: dict[str, Any] = {"standardise": "each"}
-        super().__init__(str(root), test_groups=test_groups, validation_groups=validation_groups, **more)
+        super().__init__(
+            str(root),
+            test_groups=test_groups,
+            validation_groups=validation_groups,
+            **more,
+        )
 
     def list_series(self) -> Listed:
         """The sounds by their names, DIGIT_SPEAKER_NUMBER.wav."""
@@ -85,7 +130,9 @@ class SpokenDigits(Series):
 def _sounds(archive: Path) -> tuple[SeriesItem, ...]:
     with TemporaryDirectory() as folder, ZipFile(archive) as packed:
         packed.extractall(folder)
-        items = list_series(Path(folder) / "recordings", Columns(), Sound()).parts["all"]
+        items = list_series(Path(folder) / "recordings", Columns(), Sound()).parts[
+            "all"
+        ]
     return tuple(replace(item, where=item.name) for item in items)
 
 
@@ -104,7 +151,9 @@ class SeriesSettings(TrainingOptions):
 
 @register_recipe
 class SeriesRecipe(Recipe[SeriesSettings]):
-    """Capsules over time against their twin and MiniRocket, on people who were not seen in training."""
+    """Capsules over time against their twin and MiniRocket, on people who were not seen
+    in training.
+    """
 
     name: ClassVar = "series"
     rows: ClassVar = ROWS
@@ -124,7 +173,10 @@ class SeriesRecipe(Recipe[SeriesSettings]):
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains without the people that are tested with this seed."""
         name, options = self.job(study.settings, row, stop_at)
-        return study.lab.train(name, {**options, "data": divided(options["data"], ROWS[row][0], study.lab.seed)})
+        return study.lab.train(
+            name,
+            {**options, "data": divided(options["data"], ROWS[row][0], study.lab.seed)},
+        )
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """The test accuracy, and for capsules nothing more until the twin is there."""
@@ -133,48 +185,75 @@ class SeriesRecipe(Recipe[SeriesSettings]):
     def finish(self, study: Study, given: Any) -> None:
         """MiniRocket, and the differences of capsules and twin with the same people."""
         for name in {ROWS[row][0]: None for row in study.trained}:
-            ours, twin = (study.figures[f"{name}: {kind}", ACCURACY] for kind in NETWORKS)
+            ours, twin = (
+                study.figures[f"{name}: {kind}", ACCURACY] for kind in NETWORKS
+            )
             study.note(f"{name}: {CAPSULES}", {DIFFERENCE: ours - twin})
             if study.settings.rocket:
                 data = divided(option(DATA[name]), name, study.lab.seed)
-                study.note(f"{name}: {ROCKET}", {ACCURACY: rocket(data, study.lab.seed)})
+                study.note(
+                    f"{name}: {ROCKET}", {ACCURACY: rocket(data, study.lab.seed)}
+                )
         trained = study.trained[f"{DIGITS}: {CAPSULES}"]
         study.pictures["moments"] = Picture(moments(trained), self.captions["moments"])
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """The accuracies over all seeds, and series of the first."""
-        return {"accuracy": Picture(accuracies([one.figures for one in studies]), self.caption), **studies[0].pictures}
+        return {
+            "accuracy": Picture(
+                accuracies([one.figures for one in studies]), self.caption
+            ),
+            **studies[0].pictures,
+        }
 
 
 def divided(data: Mapping[str, Any], name: str, seed: int) -> dict[str, Any]:
-    """A collection with the people that are tested, and validated on, with this seed."""
+    """A collection with the people that are tested, and validated on, with this
+    seed.
+    """
     chosen, tested = GROUPS[name]
     if not tested or data["name"] != DATA[name]:
         return dict(data)
-    return {**data, "test_groups": list(tested[seed % 3 :: 3]), "validation_groups": [chosen[seed % len(chosen)]]}
+    return {
+        **data,
+        "test_groups": list(tested[seed % 3 :: 3]),
+        "validation_groups": [chosen[seed % len(chosen)]],
+    }
 
 
 def rocket(data: Mapping[str, Any], seed: int) -> float:
-    """Accuracy in percent of MiniRocket and ridge regression, on series padded with zeros to the longest."""
+    """Accuracy in percent of MiniRocket and ridge regression, on series padded with
+    zeros to the longest.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from aeon.classification.convolution_based import MiniRocketClassifier
 
     source = data_of(data)
-    rows = {part: [one.scale(one.row(index)) for index in range(len(one))]
-            for part, one in (("train", source.train), ("test", source.test))
-            if isinstance(one, SeriesSet)}  # fmt: skip
+    rows = {
+        part: [one.scale(one.row(index)) for index in range(len(one))]
+        for part, one in (("train", source.train), ("test", source.test))
+        if isinstance(one, SeriesSet)
+    }
     longest = max(row.shape[1] for part in rows.values() for row in part)
     train, test = (
-        torch.stack([torch.nn.functional.pad(row, (0, longest - row.shape[1])) for row in part]).double().numpy()
+        torch.stack(
+            [torch.nn.functional.pad(row, (0, longest - row.shape[1])) for row in part]
+        )
+        .double()
+        .numpy()
         for part in rows.values()
     )
-    classifier = MiniRocketClassifier(random_state=seed).fit(train, source.train.labels.numpy())
+    classifier = MiniRocketClassifier(random_state=seed).fit(
+        train, source.train.labels.numpy()
+    )
     return 100 * float((classifier.predict(test) == source.test.labels.numpy()).mean())
 
 
 def moments(trained: Trained, count: int = 4) -> "Figure":
-    """Test series of the first classes, and which class each of their moments spoke for."""
+    """Test series of the first classes, and which class each of their moments spoke
+    for.
+    """
     series = trained.classifier.prepared(trained.data.test)
     assert isinstance(series, SeriesSet)
     shown = []
@@ -184,14 +263,23 @@ def moments(trained: Trained, count: int = 4) -> "Figure":
         shares = moment_shares(trained.network, values[None])
         (answer,) = trained.network(values[None]).activation.detach()
         assert shares is not None
-        title = f"{series.classes[label]}: said {series.classes[int(answer.argmax())]} ({float(answer.max()):.2f})"
+        title = (
+            f"{series.classes[label]}: said "
+            f"{series.classes[int(answer.argmax())]} ({float(answer.max()):.2f})"
+        )
         shown.append(ShownSeries(title, values, shares[0], ""))
     return series_figure(tuple(shown), series.classes)
 
 
 def accuracies(figures: Sequence[Mapping[Key, float]]) -> "Figure":
-    """Accuracies of all kinds on each collection: mean and 95 % interval over the seeds."""
-    kinds = [kind for kind in (*NETWORKS, ROCKET) if any(row.endswith(f": {kind}") for row, _ in figures[0])]
+    """Accuracies of all kinds on each collection: mean and 95 % interval over the
+    seeds.
+    """
+    kinds = [
+        kind
+        for kind in (*NETWORKS, ROCKET)
+        if any(row.endswith(f": {kind}") for row, _ in figures[0])
+    ]
     panels = []
     for name in DATA:
         if (f"{name}: {CAPSULES}", ACCURACY) in figures[0]:

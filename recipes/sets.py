@@ -1,4 +1,6 @@
-"""Graphs and points: sets whose elements are children (Xinyi & Chen 2019, CapsGNN; Qi et al. 2017, PointNet)."""
+"""Graphs and points: sets whose elements are children (Xinyi & Chen 2019, CapsGNN; Qi
+et al. 2017, PointNet).
+"""
 
 import math
 import time
@@ -26,10 +28,18 @@ from torchcaps_lab.report import new_figure
 
 FACTS = facts_of("sets")
 HEADS: dict[str, dict[str, dict[str, Any]]] = FACTS["heads"]
-ROWS = {f"{data}: {head}": (data, head) for data, heads in HEADS.items() for head in heads}
+ROWS = {
+    f"{data}: {head}": (data, head) for data, heads in HEADS.items() for head in heads
+}
 GRAPHS = [row for row, (data, _) in ROWS.items() if data != "shapes"]
-ACCURACY, MARGIN, VIEW = "test accuracy", "half of its 95 % interval over the folds", "test accuracy, {}"
-PUBLISHED = {(row, ACCURACY): tuple(figure) for row, figure in FACTS["published"].items()}
+ACCURACY, MARGIN, VIEW = (
+    "test accuracy",
+    "half of its 95 % interval over the folds",
+    "test accuracy, {}",
+)
+PUBLISHED = {
+    (row, ACCURACY): tuple(figure) for row, figure in FACTS["published"].items()
+}
 POINTS = 64
 SHAPES = ("sphere", "box", "cylinder", "cone", "torus", "capsule", "ring")
 VIEWS: dict[str, dict[str, Any]] = FACTS["views"]
@@ -54,29 +64,42 @@ class Sets(NamedTuple):
     def of(self, places: Any) -> "Sets":
         """Some of them."""
         edges = None if self.edges is None else self.edges[places]
-        return Sets(self.elements[places], self.there[places], edges, self.labels[places])
+        return Sets(
+            self.elements[places], self.there[places], edges, self.labels[places]
+        )
 
 
 def read_graphs(folder: Path) -> Sets:
     """Graphs in the text files of the TU collection.
 
-    The labels of a node are indicators; attributes, if there are any, are taken less their mean over the graph, and
-    divided by what is then their deviation over all graphs.
+    The labels of a node are indicators; attributes, if there are any, are taken less
+    their mean over the graph, and divided by what is then their deviation over all
+    graphs.
     """
 
     def read(part: str, kind: type = int) -> Any:
-        return np.loadtxt(folder / f"{folder.name}_{part}.txt", delimiter=",", dtype=kind, ndmin=1)
+        return np.loadtxt(
+            folder / f"{folder.name}_{part}.txt", delimiter=",", dtype=kind, ndmin=1
+        )
 
     graph, pairs = read("graph_indicator") - 1, read("A") - 1
     place = np.arange(len(graph)) - np.searchsorted(graph, graph)
-    parts = [np.eye(column.max() + 1)[column] for column in read("node_labels").reshape(len(graph), -1).T]
+    parts = [
+        np.eye(column.max() + 1)[column]
+        for column in read("node_labels").reshape(len(graph), -1).T
+    ]
     if (folder / f"{folder.name}_node_attributes.txt").is_file():
         found = read("node_attributes", float).reshape(len(graph), -1)
-        found -= np.stack([np.bincount(graph, column) / np.bincount(graph) for column in found.T], 1)[graph]
+        found -= np.stack(
+            [np.bincount(graph, column) / np.bincount(graph) for column in found.T], 1
+        )[graph]
         parts.append(found / found.std(0))
     nodes = np.concatenate(parts, 1)
     G, N = graph.max() + 1, place.max() + 1
-    elements, there = torch.zeros(G, N, nodes.shape[1]), torch.zeros(G, N, dtype=torch.bool)
+    elements, there = (
+        torch.zeros(G, N, nodes.shape[1]),
+        torch.zeros(G, N, dtype=torch.bool),
+    )
     elements[graph, place] = torch.as_tensor(nodes, dtype=torch.float32)
     there[graph, place] = True
     edges = torch.zeros(G, N, N)
@@ -86,7 +109,9 @@ def read_graphs(folder: Path) -> Sets:
 
 
 def graphs(name: str) -> Sets:
-    """A data set of graphs: in the folder of the data sets, or in the installed package grakel; or made up."""
+    """A data set of graphs: in the folder of the data sets, or in the installed package
+    grakel; or made up.
+    """
     if name == "made":
         return _rings(40)
     return read_graphs(in_package(name, "grakel", "tests/data"))
@@ -105,9 +130,14 @@ def _rings(count: int) -> Sets:
 
 
 def shapes(
-    count: int, seed: int, points: int = POINTS, tilt: tuple[float, float] = (0.0, 30.0), astray: float = 0.0
+    count: int,
+    seed: int,
+    points: int = POINTS,
+    tilt: tuple[float, float] = (0.0, 30.0),
+    astray: float = 0.0,
 ) -> Sets:
-    """Points on the surfaces of bodies from trimesh, stretched, turned, with noise, in the middle, of size 1.
+    """Points on the surfaces of bodies from trimesh, stretched, turned, with noise, in
+    the middle, of size 1.
 
     Args:
         count: of each of :data:`SHAPES`.
@@ -119,16 +149,31 @@ def shapes(
     from trimesh import creation, sample
 
     bodies = (
-        creation.icosphere(), creation.box(), creation.cylinder(0.5, 1.5), creation.cone(0.7, 1.5),
-        creation.torus(0.8, 0.25), creation.capsule(1.0, 0.5), creation.annulus(0.5, 1.0, 0.6),
-    )  # fmt: skip
+        creation.icosphere(),
+        creation.box(),
+        creation.cylinder(0.5, 1.5),
+        creation.cone(0.7, 1.5),
+        creation.torus(0.8, 0.25),
+        creation.capsule(1.0, 0.5),
+        creation.annulus(0.5, 1.0, 0.6),
+    )
     random = np.random.default_rng(seed)
     found = []
     for body in bodies:
-        there, _ = sample.sample_surface(body, count * points, seed=int(random.integers(2**31)))
-        there = np.array(there).reshape(count, points, 3) * random.uniform(0.7, 1.3, (count, 1, 3))
-        turns = [random.uniform(0, 360, count), random.uniform(*tilt, count), random.uniform(0, 360, count)]
-        there = there @ Rotation.from_euler("zxz", np.stack(turns, 1), degrees=True).as_matrix().transpose(0, 2, 1)
+        there, _ = sample.sample_surface(
+            body, count * points, seed=int(random.integers(2**31))
+        )
+        there = np.array(there).reshape(count, points, 3) * random.uniform(
+            0.7, 1.3, (count, 1, 3)
+        )
+        turns = [
+            random.uniform(0, 360, count),
+            random.uniform(*tilt, count),
+            random.uniform(0, 360, count),
+        ]
+        there = there @ Rotation.from_euler(
+            "zxz", np.stack(turns, 1), degrees=True
+        ).as_matrix().transpose(0, 2, 1)
         there += 0.03 * random.standard_normal(there.shape)
         lost = round(astray * points)
         there[:, :lost] = random.uniform(-1.5, 1.5, (count, lost, 3))
@@ -136,7 +181,9 @@ def shapes(
         found.append(there / np.sqrt((there**2).sum(2).mean(1))[:, None, None])
     elements = torch.as_tensor(np.concatenate(found), dtype=torch.float32)
     labels = torch.arange(len(bodies)).repeat_interleave(count)
-    return Sets(elements, torch.ones(elements.shape[:2], dtype=torch.bool), None, labels)
+    return Sets(
+        elements, torch.ones(elements.shape[:2], dtype=torch.bool), None, labels
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +194,10 @@ class SetsSettings(TrainingOptions):
         shapes: of each kind, to train on; and as many to test.
         rate: of learning, at its peak.
         decay: of the weights.
-        hold_out: measure validation parts of the folds that are trained on, not the tests: to choose settings.
-        sets: for each data, its name, ``folds``, the ``epochs`` of its trainings, arguments that its networks share,
-            and those of a class of networks.
+        hold_out: measure validation parts of the folds that are trained on, not the
+            tests: to choose settings.
+        sets: for each data, its name, ``folds``, the ``epochs`` of its trainings,
+            arguments that its networks share, and those of a class of networks.
     """
 
     shapes: int = 60
@@ -159,16 +207,24 @@ class SetsSettings(TrainingOptions):
     sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def fit(network: SetClassifier, sets: Sets, settings: SetsSettings, epochs: int, seed: int) -> None:
-    """Trains a network: capsules with the margin loss, others with cross-entropy, all else alike."""
+def fit(
+    network: SetClassifier, sets: Sets, settings: SetsSettings, epochs: int, seed: int
+) -> None:
+    """Trains a network: capsules with the margin loss, others with cross-entropy, all
+    else alike.
+    """
     loss = MarginLoss() if isinstance(network, SetCapsNet) else NegativeLogLikelihood()
-    optimizer = torch.optim.AdamW(network.parameters(), settings.rate, weight_decay=settings.decay)
+    optimizer = torch.optim.AdamW(
+        network.parameters(), settings.rate, weight_decay=settings.decay
+    )
     steps = epochs * math.ceil(len(sets.labels) / settings.batch_size)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.rate, steps)
     generator = torch.Generator().manual_seed(seed)
     network.train()
     for _ in range(epochs):
-        for places in torch.randperm(len(sets.labels), generator=generator).split(settings.batch_size):
+        for places in torch.randperm(len(sets.labels), generator=generator).split(
+            settings.batch_size
+        ):
             batch = sets.of(places)
             optimizer.zero_grad()
             loss(network(*batch[:3]).activation, batch.labels).backward()
@@ -181,7 +237,9 @@ def fit(network: SetClassifier, sets: Sets, settings: SetsSettings, epochs: int,
 def accuracy(network: SetClassifier, sets: Sets) -> float:
     """Of a network, in percent."""
     batches = [sets.of(places) for places in torch.arange(len(sets.labels)).split(128)]
-    right = [network(*batch[:3]).activation.argmax(1) == batch.labels for batch in batches]
+    right = [
+        network(*batch[:3]).activation.argmax(1) == batch.labels for batch in batches
+    ]
     return percent(torch.cat(right))
 
 
@@ -193,9 +251,18 @@ class SetsOfChildren(Recipe[SetsSettings]):
     rows: ClassVar = ROWS
     lines: ClassVar = (
         *lines_of(((row, ACCURACY) for row in GRAPHS), {}, higher_is_better=True),
-        *lines_of(((row, MARGIN) for row in GRAPHS), {}, unit="points", higher_is_better=None),
         *lines_of(
-            ((row, VIEW.format(view)) for row in ROWS if row not in GRAPHS for view in VIEWS), {}, higher_is_better=True
+            ((row, MARGIN) for row in GRAPHS), {}, unit="points", higher_is_better=None
+        ),
+        *lines_of(
+            (
+                (row, VIEW.format(view))
+                for row in ROWS
+                if row not in GRAPHS
+                for view in VIEWS
+            ),
+            {},
+            higher_is_better=True,
         ),
         *lines_of(PUBLISHED, PUBLISHED, higher_is_better=True, elsewhere=True),
     )
@@ -210,20 +277,28 @@ class SetsOfChildren(Recipe[SetsSettings]):
             data, head = ROWS[row]
             start = time.perf_counter()
             measured = self._graphs if row in GRAPHS else self._shapes
-            network, found = measured(study, row, dict(settings.sets[data]), HEADS[data][head])
+            network, found = measured(
+                study, row, dict(settings.sets[data]), HEADS[data][head]
+            )
             study.note(row, found)
             facts = facts_of_network(network, time.perf_counter() - start)
             study.facts[row] = {"figures": found, "run": row, **facts}
         return study
 
-    def _graphs(self, study: Study, row: str, own: dict[str, Any], head: Mapping[str, Any]) -> Any:
+    def _graphs(
+        self, study: Study, row: str, own: dict[str, Any], head: Mapping[str, Any]
+    ) -> Any:
         settings, seed = study.settings, study.lab.seed
         sets = graphs(own["name"])
         labels, found = sets.labels.numpy(), []
-        for train, test in StratifiedKFold(own["folds"], shuffle=True, random_state=seed).split(labels, labels):
+        for train, test in StratifiedKFold(
+            own["folds"], shuffle=True, random_state=seed
+        ).split(labels, labels):
             if settings.hold_out:
                 share = 1 / (own["folds"] - 1)
-                train, test = train_test_split(train, test_size=share, stratify=labels[train], random_state=seed)
+                train, test = train_test_split(
+                    train, test_size=share, stratify=labels[train], random_state=seed
+                )
             torch.manual_seed(seed)
             network = network_of(head, own, sets)
             fit(network, sets.of(train), settings, own["epochs"], seed)
@@ -231,41 +306,73 @@ class SetsOfChildren(Recipe[SetsSettings]):
         study.curves[row] = {"folds": found}
         return network, {ACCURACY: mean(found), MARGIN: half_interval(found)}
 
-    def _shapes(self, study: Study, row: str, own: dict[str, Any], head: Mapping[str, Any]) -> Any:
+    def _shapes(
+        self, study: Study, row: str, own: dict[str, Any], head: Mapping[str, Any]
+    ) -> Any:
         settings, seed = study.settings, study.lab.seed
         sets = shapes(settings.shapes, seed)
         torch.manual_seed(seed)
         network = network_of(head, own, sets)
         fit(network, sets, settings, own["epochs"], seed)
         first = 1000 if settings.hold_out else 2000
-        views = {view: shapes(settings.shapes, first + seed, **how) for view, how in VIEWS.items()}
+        views = {
+            view: shapes(settings.shapes, first + seed, **how)
+            for view, how in VIEWS.items()
+        }
         if isinstance(network, SetCapsNet):
             study.curves[row] = _shown(network, shapes(1, first + seed))
-        return network, {VIEW.format(view): accuracy(network, one) for view, one in views.items()}
+        return network, {
+            VIEW.format(view): accuracy(network, one) for view, one in views.items()
+        }
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Points of one shape of each kind, by how much they spoke for the answer."""
-        shown = [study.curves[row] for study in studies for row in ROWS if "points" in study.curves.get(row, {})]
+        shown = [
+            study.curves[row]
+            for study in studies
+            for row in ROWS
+            if "points" in study.curves.get(row, {})
+        ]
         return {"points": Picture(_figure(shown[0]), FACTS["caption"])} if shown else {}
 
 
-def network_of(head: Mapping[str, Any], own: Mapping[str, Any], sets: Sets) -> SetClassifier:
+def network_of(
+    head: Mapping[str, Any], own: Mapping[str, Any], sets: Sets
+) -> SetClassifier:
     """The network of a row for data."""
     kind, edges = head["name"], sets.edges is not None
-    given = {"in_features": sets.elements.shape[2], "classes": int(sets.labels.max()) + 1, "edges": edges}
+    given = {
+        "in_features": sets.elements.shape[2],
+        "classes": int(sets.labels.max()) + 1,
+        "edges": edges,
+    }
     changes = {key: value for key, value in head.items() if key != "name"}
-    found = NETWORKS[kind].from_config({**given, **own["shared"], **own.get(kind, {}), **changes})
+    found = NETWORKS[kind].from_config(
+        {**given, **own["shared"], **own.get(kind, {}), **changes}
+    )
     return cast(SetClassifier, found)
 
 
 @torch.no_grad()
 def _shown(network: SetCapsNet, sets: Sets) -> dict[str, Any]:
-    """Points, the answers, and how much each point spoke for them: what its votes add along the pose of that class."""
+    """Points, the answers, and how much each point spoke for them: what its votes add
+    along the pose of that class.
+    """
     routed, places = network.route(*sets[:3]), torch.arange(len(sets.labels))
     answer = routed.activation.argmax(1)
-    votes, direction = routed.votes.dense()[places, :, answer], normalize(routed.pose[places, answer], dim=1)
-    share = routed.assignment[places, :, answer] * network.children_of(*sets[:3]).activation.flatten(1)
-    added = torch.einsum("bih,bh,bi->bi", votes, direction, share).clamp(min=0).unflatten(1, (POINTS, -1)).sum(2)
+    votes, direction = (
+        routed.votes.dense()[places, :, answer],
+        normalize(routed.pose[places, answer], dim=1),
+    )
+    share = routed.assignment[places, :, answer] * network.children_of(
+        *sets[:3]
+    ).activation.flatten(1)
+    added = (
+        torch.einsum("bih,bh,bi->bi", votes, direction, share)
+        .clamp(min=0)
+        .unflatten(1, (POINTS, -1))
+        .sum(2)
+    )
     return {
         "points": (100 * sets.elements).round().div(100).tolist(),
         "spoke": (100 * added / added.amax(1, keepdim=True)).round().tolist(),
@@ -279,8 +386,17 @@ def _figure(shown: Mapping[str, Any]) -> Any:
     for number, shape in enumerate(SHAPES):
         axes = figure.add_subplot(1, len(SHAPES), number + 1, projection="3d")
         points = tuple(zip(*shown["points"][number], strict=True))
-        drawn = axes.scatter(*points, c=shown["spoke"][number], cmap="viridis_r", vmin=0, s=14, depthshade=False)
+        drawn = axes.scatter(
+            *points,
+            c=shown["spoke"][number],
+            cmap="viridis_r",
+            vmin=0,
+            s=14,
+            depthshade=False,
+        )
         axes.set(xticks=[], yticks=[], zticks=[])
-        axes.set_title(f"{shape},\nseen as {SHAPES[shown['answer'][number]]}", fontsize=9)
+        axes.set_title(
+            f"{shape},\nseen as {SHAPES[shown['answer'][number]]}", fontsize=9
+        )
     figure.colorbar(drawn, ax=figure.axes, shrink=0.8, pad=0.02, label="% of the most")
     return figure

@@ -14,7 +14,12 @@ from torchcaps.models import Thing, load_pretrained
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.data.scenes import Scenery
 from torchcaps_lab.report.boxes import Boxed, boxes_figure
-from torchcaps_lab.tasks import Looked, count_figures, look_for_things, mean_average_precision
+from torchcaps_lab.tasks import (
+    Looked,
+    count_figures,
+    look_for_things,
+    mean_average_precision,
+)
 
 CAPSULES = "capsules whose places vote for boxes"
 
@@ -55,11 +60,18 @@ def twins_of(scenes: ImageSet) -> ImageSet:
 
 @register_recipe
 class Several(Recipe[SeveralSettings]):
-    """Trains on scenes of which half may have two digits of a class; tests on scenes that all have."""
+    """Trains on scenes of which half may have two digits of a class; tests on scenes
+    that all have.
+    """
 
     name: ClassVar = "several"
     lines: ClassVar[tuple[Line, ...]] = tuple(
-        Line(CAPSULES, measure, unit="" if measure in (PRECISION, STRICT) else "%", higher_is_better=True)
+        Line(
+            CAPSULES,
+            measure,
+            unit="" if measure in (PRECISION, STRICT) else "%",
+            higher_is_better=True,
+        )
         for measure in (COUNTS, PARTS, LARGER, PRECISION, STRICT)
     )
     settings: ClassVar = SeveralSettings
@@ -71,7 +83,9 @@ class Several(Recipe[SeveralSettings]):
 
     def begin(self, study: Study) -> ImageSet:
         """The first of the test scenes."""
-        return twins_of(first_of(data_of(study.settings.data).test, study.settings.scenes))
+        return twins_of(
+            first_of(data_of(study.settings.data).test, study.settings.scenes)
+        )
 
     def measure(self, study: Study, row: str, given: ImageSet) -> Mapping[str, float]:
         """How many things are found of each class, and how precisely."""
@@ -96,11 +110,24 @@ class Several(Recipe[SeveralSettings]):
         looked = look_for_things(study.trained[CAPSULES].network, few)  # type: ignore[arg-type]
 
         def named(things: list[Thing]) -> list[tuple[str, list[float]]]:
-            return [(given.classes[thing.label], thing.box.tolist()) for thing in things]
+            return [
+                (given.classes[thing.label], thing.box.tolist()) for thing in things
+            ]
 
-        rows = zip(few.__getitems__(list(range(len(few)))).pictures, looked.counted, looked.true, strict=True)
-        boxed = [Boxed(picture, named(counted), named(true)) for picture, counted, true in rows]
-        caption = "The first test scenes with two digits of a class: every box that is found. Dotted: true."
+        rows = zip(
+            few.__getitems__(list(range(len(few)))).pictures,
+            looked.counted,
+            looked.true,
+            strict=True,
+        )
+        boxed = [
+            Boxed(picture, named(counted), named(true))
+            for picture, counted, true in rows
+        ]
+        caption = (
+            "The first test scenes with two digits of a class: every box that is "
+            "found. Dotted: true."
+        )
         study.pictures["boxes"] = Picture(boxes_figure(boxed, given.classes), caption)
 
 

@@ -1,4 +1,6 @@
-"""EM routing on smallNORB: steps, poses, losses, coordinates (Hinton, Sabour & Frosst 2018, table 1)."""
+"""EM routing on smallNORB: steps, poses, losses, coordinates (Hinton, Sabour & Frosst
+2018, table 1).
+"""
 
 from typing import Any, ClassVar
 
@@ -13,13 +15,22 @@ THIRTEEN = f"{TEST_ERROR}, 13 crops"
 
 @register_recipe
 class SmallNORBEM(Recipe[TrainingOptions]):
-    """What each part of the matrix capsule network is worth: one or two of them changed in each row."""
+    """What each part of the matrix capsule network is worth: one or two of them changed
+    in each row.
+    """
 
     name: ClassVar = "smallnorb-em"
-    lines: ClassVar = (*facts_of("smallnorb-em")["lines"], Line(BASE, THIRTEEN, 1.4, HINTON))
+    lines: ClassVar = (
+        *facts_of("smallnorb-em")["lines"],
+        Line(BASE, THIRTEEN, 1.4, HINTON),
+    )
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
         """The test error; of the base row also with 13 crops."""
         trained = study.trained[row]
-        crops = {THIRTEEN: trained.error_on(trained.data.test, crops=13)} if row == BASE else {}
+        crops = (
+            {THIRTEEN: trained.error_on(trained.data.test, crops=13)}
+            if row == BASE
+            else {}
+        )
         return {TEST_ERROR: trained.test_error, **crops}

@@ -1,4 +1,6 @@
-"""Viewpoints not seen in training: heads on one backbone, of which some route (Hinton, Sabour & Frosst 2018)."""
+"""Viewpoints not seen in training: heads on one backbone, of which some route (Hinton,
+Sabour & Frosst 2018).
+"""
 
 import json
 from collections.abc import Mapping
@@ -45,7 +47,9 @@ class Views(NamedTuple):
         return Views(self.images.subset(chosen), self.toys[chosen])
 
     def answer(self, network: ImageClassifier) -> tuple[Tensor, float | None]:
-        """Whether the network takes each image for another class, (N,), and the mean entropy of its couplings."""
+        """Whether the network takes each image for another class, (N,), and the mean
+        entropy of its couplings.
+        """
         found = ask(network, self.images)
         return found.activation.argmax(1) != self.images.labels, found.entropy
 
@@ -60,37 +64,58 @@ def views(data: str, preprocess: str, test: str) -> Views:
     """The images of a test, given the options ``data`` and ``preprocess`` in JSON."""
     source = data_of({**json.loads(data), "test_viewpoints": test})
     images = source.test
-    toys = source.info("test")[:, 0] if isinstance(source, SmallNORB) else torch.zeros_like(images.labels)
-    numbers = torch.stack([images.labels, toys], 1).unique(dim=0, return_inverse=True)[1]
-    return Views(images.prepared(Preprocess.from_config(json.loads(preprocess))), numbers)
+    toys = (
+        source.info("test")[:, 0]
+        if isinstance(source, SmallNORB)
+        else torch.zeros_like(images.labels)
+    )
+    numbers = torch.stack([images.labels, toys], 1).unique(dim=0, return_inverse=True)[
+        1
+    ]
+    return Views(
+        images.prepared(Preprocess.from_config(json.loads(preprocess))), numbers
+    )
 
 
 class Curve(L.Callback):
-    """Writes the errors in percent after each epoch, by epoch and measure, into a file of JSON."""
+    """Writes the errors in percent after each epoch, by epoch and measure, into a file
+    of JSON.
+    """
 
     def __init__(self, path: Path, tests: Mapping[str, Views]) -> None:
         self.path, self.tests = path, tests
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> None:
         """Tests, and adds the epoch to the file, which a resumed training continues."""
         network: Any = pl_module.model
         known = json.loads(self.path.read_text()) if self.path.is_file() else {}
-        errors = {name: share(one.answer(network)[0]) for name, one in self.tests.items()}
+        errors = {
+            name: share(one.answer(network)[0]) for name, one in self.tests.items()
+        }
         known[str(trainer.current_epoch)] = errors
         write_whole(self.path, json.dumps(known))
 
 
 @register_recipe
 class SmallNORBViewpoints(Recipe[TrainingOptions]):
-    """Heads trained alike on a third of the viewpoints: how well do they know the others?"""
+    """Heads trained alike on a third of the viewpoints: how well do they know the
+    others?
+    """
 
     name: ClassVar = "smallnorb-viewpoints"
     rows: ClassVar = {
-        f"{one}, {head}": {**HEADS[head], "data": {"viewpoints": one}} for one, head in product(VIEWPOINTS, HEADS)
+        f"{one}, {head}": {**HEADS[head], "data": {"viewpoints": one}}
+        for one, head in product(VIEWPOINTS, HEADS)
     }
     lines: ClassVar = (
         *lines_of(product(rows, TESTS), {}),
-        *(Line(row, ENTROPY, unit="", higher_is_better=None) for row, own in rows.items() if "routing" in own),
+        *(
+            Line(row, ENTROPY, unit="", higher_is_better=None)
+            for row, own in rows.items()
+            if "routing" in own
+        ),
         *(
             Line(row, measure, error, HINTON, elsewhere=True)
             for row, errors in FACTS["published"].items()
@@ -102,25 +127,38 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
     def tests(self, settings: TrainingOptions, row: str) -> dict[str, Views]:
         """The images to test a row on, by measure."""
         options = self.options(settings, row)
-        data, preprocess = (json.dumps(options[name], sort_keys=True) for name in ("data", "preprocess"))
-        return {measure: views(data, preprocess, test) for measure, test in TESTS.items()}
+        data, preprocess = (
+            json.dumps(options[name], sort_keys=True) for name in ("data", "preprocess")
+        )
+        return {
+            measure: views(data, preprocess, test) for measure, test in TESTS.items()
+        }
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
-        """Trains the network of a row, and tests it on a third of the images of other toys after each epoch."""
+        """Trains the network of a row, and tests it on a third of the images of other
+        toys after each epoch.
+        """
         name, options = self.job(study.settings, row, stop_at)
         tests = self.tests(study.settings, row)
         curve = {measure: tests[measure].thinned() for measure in (FAMILIAR, NOVEL)}
-        return study.lab.train(name, options, [Curve(study.lab.folder(name).path / "curve.json", curve)])
+        return study.lab.train(
+            name, options, [Curve(study.lab.folder(name).path / "curve.json", curve)]
+        )
 
     def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
-        """The errors at the end; the curves have those after each epoch, and how many images of each toy were wrong."""
+        """The errors at the end; the curves have those after each epoch, and how many
+        images of each toy were wrong.
+        """
         trained, tests = study.trained[row], self.tests(study.settings, row)
         epochs = json.loads((trained.folder / "curve.json").read_text()).values()
         answers = {name: one.answer(trained.network) for name, one in tests.items()}
         study.curves[row] = {
-            "epochs": {name: [one[name] for one in epochs] for name in (FAMILIAR, NOVEL)},
+            "epochs": {
+                name: [one[name] for one in epochs] for name in (FAMILIAR, NOVEL)
+            },
             **by_groups(
-                {name: wrong for name, (wrong, _) in answers.items()}, {name: one.toys for name, one in tests.items()}
+                {name: wrong for name, (wrong, _) in answers.items()},
+                {name: one.toys for name, one in tests.items()},
             ),
         }
         entropy = answers[NOVEL][1]

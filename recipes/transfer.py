@@ -1,4 +1,6 @@
-"""Pose transfer: the class of one image drawn with the pose of another (after Rajasegaran et al. 2019, DeepCaps)."""
+"""Pose transfer: the class of one image drawn with the pose of another (after
+Rajasegaran et al. 2019, DeepCaps).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,8 +49,10 @@ class TransferSettings(TrainingOptions):
 
     Attributes:
         weight: of the reconstruction in the loss.
-        noise: on the poses that a decoder gets in training: on standardised poses, and on others.
-        judge: options of the independent classifier's training, over those of the networks.
+        noise: on the poses that a decoder gets in training: on standardised poses, and
+            on others.
+        judge: options of the independent classifier's training, over those of the
+            networks.
         pairs: of test images, of different classes.
         fitted: training images that the read-out is fitted to.
     """
@@ -77,8 +81,12 @@ class Posed(NamedTuple):
 
     def at(self, places: Tensor) -> "Posed":
         """Some of them."""
-        capsules = Capsules(self.capsules.pose[places], self.capsules.activation[places])
-        return Posed(self.pictures[places], self.labels[places], capsules, self.seen[places])
+        capsules = Capsules(
+            self.capsules.pose[places], self.capsules.activation[places]
+        )
+        return Posed(
+            self.pictures[places], self.labels[places], capsules, self.seen[places]
+        )
 
     @property
     def poses(self) -> Tensor:
@@ -94,7 +102,9 @@ def posed(network: CapsuleClassifier, images: ImageSet) -> Posed:
 
 
 def pairs_of(labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Indices of contents and styles in random pairs of different classes; each index at most once on either side."""
+    """Indices of contents and styles in random pairs of different classes; each index
+    at most once on either side.
+    """
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     other = order.roll(1)
     different = labels[order] != labels[other]
@@ -109,20 +119,27 @@ def correlation(one: Tensor, other: Tensor) -> float:
 
 @register_recipe
 class Transfer(Recipe[TransferSettings]):
-    """Draws contents with the poses of styles; a classifier and measured attributes judge the result."""
+    """Draws contents with the poses of styles; a classifier and measured attributes
+    judge the result.
+    """
 
     name: ClassVar = "transfer"
     rows: ClassVar = TOLD
     lines: ClassVar = (
         *(Line(row, KEPT, higher_is_better=True) for row in (*TOLD, AGAIN)),
-        *(Line(row, measure, unit="", higher_is_better=True)
-          for row in (*TOLD, AGAIN) for measure in FOLLOWS.values()),
+        *(
+            Line(row, measure, unit="", higher_is_better=True)
+            for row in (*TOLD, AGAIN)
+            for measure in FOLLOWS.values()
+        ),
         Line(JUDGE, "accuracy", higher_is_better=True),
-    )  # fmt: skip
+    )
     settings: ClassVar = TransferSettings
 
     def options(self, settings: TransferSettings, row: str) -> dict[str, Any]:
-        """The same for all rows except the input of the decoder; for :data:`JUDGE`, those of the classifier."""
+        """The same for all rows except the input of the decoder; for :data:`JUDGE`,
+        those of the classifier.
+        """
         if row == JUDGE:
             judge = {"loss": ENTROPY, "model_args": {}, **settings.judge}
             return settings.options(**plain(judge))
@@ -139,10 +156,14 @@ class Transfer(Recipe[TransferSettings]):
         study.note(JUDGE, {"accuracy": judge.test_accuracy})
         test = judge.data.test
         contents, styles = pairs_of(test.labels, study.settings.pairs)
-        return Given(judge, contents, styles, attributes(test.images[styles].float() / 255))
+        return Given(
+            judge, contents, styles, attributes(test.images[styles].float() / 255)
+        )
 
     def measure(self, study: Study, row: str, given: "Given") -> dict[str, float]:
-        """The share of drawn images whose class the judge sees, and how they follow the styles."""
+        """The share of drawn images whose class the judge sees, and how they follow the
+        styles.
+        """
         trained = study.trained[row]
         network = trained.network
         assert isinstance(network, CapsuleClassifier)
@@ -150,13 +171,27 @@ class Transfer(Recipe[TransferSettings]):
         content, style = test.at(given.contents), test.at(given.styles)
         readout = None
         if row == ALONE:
-            readout = read_out(network, at_random(trained.data.train, study.settings.fitted), trained)
-            study.curves["read-out"] = dict(zip(MOVED, readout.explained.tolist(), strict=True))
+            readout = read_out(
+                network, at_random(trained.data.train, study.settings.fitted), trained
+            )
+            study.curves["read-out"] = dict(
+                zip(MOVED, readout.explained.tolist(), strict=True)
+            )
         if row == BOTH:
-            study.note(AGAIN, given.judged(restyled(network, content, content, given.wanted, None), content.labels))
+            study.note(
+                AGAIN,
+                given.judged(
+                    restyled(network, content, content, given.wanted, None),
+                    content.labels,
+                ),
+            )
         caption = self.caption.format(row=f"{row[0].upper()}{row[1:]}")
-        study.pictures[TOLD[row].replace("_", "-")] = _picture(network, test, row, readout, caption)
-        return given.judged(restyled(network, content, style, given.wanted, readout), content.labels)
+        study.pictures[TOLD[row].replace("_", "-")] = _picture(
+            network, test, row, readout, caption
+        )
+        return given.judged(
+            restyled(network, content, style, given.wanted, readout), content.labels
+        )
 
 
 class Given(NamedTuple):
@@ -175,38 +210,82 @@ class Given(NamedTuple):
     wanted: Tensor
 
     def judged(self, drawn: Tensor, labels: Tensor) -> dict[str, float]:
-        """The share of drawn images in which the judge sees the content's class, and how they follow the styles."""
-        images = ImageSet(drawn.clamp(0, 1).mul(255).round().to(torch.uint8), labels, self.judge.classifier.classes)
-        said = ask(self.judge.network, self.judge.classifier.prepared(images)).activation.argmax(1)
+        """The share of drawn images in which the judge sees the content's class, and
+        how they follow the styles.
+        """
+        images = ImageSet(
+            drawn.clamp(0, 1).mul(255).round().to(torch.uint8),
+            labels,
+            self.judge.classifier.classes,
+        )
+        said = ask(
+            self.judge.network, self.judge.classifier.prepared(images)
+        ).activation.argmax(1)
         found = {KEPT: percent(said == labels)}
         have = attributes(drawn)
-        return found | {FOLLOWS[name]: correlation(have[:, k], self.wanted[:, k]) for k, name in enumerate(ATTRIBUTES)}
+        return found | {
+            FOLLOWS[name]: correlation(have[:, k], self.wanted[:, k])
+            for k, name in enumerate(ATTRIBUTES)
+        }
 
 
 def read_out(network: CapsuleClassifier, images: ImageSet, trained: Trained) -> Readout:
-    """A linear read-out of slant and thickness from the poses of the classes that a network sees in raw images."""
+    """A linear read-out of slant and thickness from the poses of the classes that a
+    network sees in raw images.
+    """
     seen = posed(network, trained.classifier.prepared(images))
-    return fit_readout(seen.poses, attributes(seen.pictures)[:, [ATTRIBUTES.index(one) for one in MOVED]], seen.seen)
+    return fit_readout(
+        seen.poses,
+        attributes(seen.pictures)[:, [ATTRIBUTES.index(one) for one in MOVED]],
+        seen.seen,
+    )
 
 
 def restyled(
-    network: CapsuleClassifier, content: Posed, style: Posed, wanted: Tensor, readout: Readout | None
+    network: CapsuleClassifier,
+    content: Posed,
+    style: Posed,
+    wanted: Tensor,
+    readout: Readout | None,
 ) -> Tensor:
-    """The contents with the poses of the styles; with a read-out, with their own poses moved to what is wanted."""
+    """The contents with the poses of the styles; with a read-out, with their own poses
+    moved to what is wanted.
+    """
     device = next(network.parameters()).device
     if readout is not None:
-        poses = readout.moved(content.poses, wanted[:, [ATTRIBUTES.index(one) for one in MOVED]])
+        poses = readout.moved(
+            content.poses, wanted[:, [ATTRIBUTES.index(one) for one in MOVED]]
+        )
         return draw_poses(network, poses.to(device), content.seen.to(device)).cpu()
-    classes, others = (Capsules(*(part.to(device) for part in one.capsules)) for one in (content, style))
-    return transfer(network, classes, others, content.seen.to(device), style.seen.to(device))[:, -1].cpu()
+    classes, others = (
+        Capsules(*(part.to(device) for part in one.capsules))
+        for one in (content, style)
+    )
+    return transfer(
+        network, classes, others, content.seen.to(device), style.seen.to(device)
+    )[:, -1].cpu()
 
 
-def _picture(network: CapsuleClassifier, test: Posed, row: str, readout: Readout | None, caption: str) -> Picture:
+def _picture(
+    network: CapsuleClassifier,
+    test: Posed,
+    row: str,
+    readout: Readout | None,
+    caption: str,
+) -> Picture:
     """The first image of each class (down) with the poses of others (across)."""
     classes = test.labels.unique().tolist()
-    contents = test.at(torch.tensor([int((test.labels == label).nonzero()[0]) for label in classes]))
-    styles = test.at(torch.tensor([int((test.labels == label).nonzero()[place % 2 + 1])
-                                   for place, label in enumerate(classes)]))  # fmt: skip
+    contents = test.at(
+        torch.tensor([int((test.labels == label).nonzero()[0]) for label in classes])
+    )
+    styles = test.at(
+        torch.tensor(
+            [
+                int((test.labels == label).nonzero()[place % 2 + 1])
+                for place, label in enumerate(classes)
+            ]
+        )
+    )
     wanted = attributes(styles.pictures)
     grid = [torch.cat([torch.ones_like(styles.pictures[:1]), styles.pictures])]
     for place in range(len(classes)):

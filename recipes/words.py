@@ -1,10 +1,20 @@
-"""Capsules that classify texts: questions, film reviews; trained on one class, tested on two (Zhao et al. 2018)."""
+"""Capsules that classify texts: questions, film reviews; trained on one class, tested
+on two (Zhao et al. 2018).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recipes.kit.base import Key, Picture, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.base import (
+    Key,
+    Picture,
+    Recipe,
+    Study,
+    facts_of,
+    lines_of,
+    register_recipe,
+)
 from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import TrainingOptions
@@ -22,17 +32,27 @@ ZHAO = "Zhao et al. 2018, table 2, with pretrained word vectors"
 KIM = "Kim 2014, CNN-rand, recalled"
 
 CNN, SOFTMAX = "CNN, a sigmoid for each class", "CNN, softmax"
-CAPSULES, CAPSULES_B, ENCODER = "capsules, form A", "capsules, form B", "routing encoder"
+CAPSULES, CAPSULES_B, ENCODER = (
+    "capsules, form A",
+    "capsules, form B",
+    "routing encoder",
+)
 POOLED = "capsules of maxima"
 NETWORKS: dict[str, dict[str, Any]] = facts_of("words")["heads"]
 ROWS = {f"TREC: {network}": network for network in NETWORKS}
 
 ACCURACY = "test accuracy"
-MOST_ACTIVE, ABOVE = "two questions in one, the two most active", "two questions in one, exactly those above 0.5"
+MOST_ACTIVE, ABOVE = (
+    "two questions in one, the two most active",
+    "two questions in one, exactly those above 0.5",
+)
 TOLD = {MOST_ACTIVE: SeveralLabels(count=2), ABOVE: SeveralLabels(threshold=0.5)}
 """How two classes are predicted: knowing that there are two, and not knowing it."""
 
-PUBLISHED = {(f"TREC: {CAPSULES_B}", ACCURACY): (92.8, ZHAO), (f"TREC: {SOFTMAX}", ACCURACY): (91.2, KIM)}
+PUBLISHED = {
+    (f"TREC: {CAPSULES_B}", ACCURACY): (92.8, ZHAO),
+    (f"TREC: {SOFTMAX}", ACCURACY): (91.2, KIM),
+}
 KEYS = [(row, measure) for row in ROWS for measure in (ACCURACY, *TOLD)]
 
 
@@ -57,7 +77,9 @@ class WordsSettings(TrainingOptions):
 
 @register_recipe
 class WordsRecipe(Recipe[WordsSettings]):
-    """Trains on texts of one class each, and tests also on two texts joined into one."""
+    """Trains on texts of one class each, and tests also on two texts joined into
+    one.
+    """
 
     name: ClassVar = "words"
     rows: ClassVar = ROWS
@@ -86,42 +108,65 @@ class WordsRecipe(Recipe[WordsSettings]):
         """Accuracy on questions of one class and of two."""
         trained = study.trained[row]
         texts = trained.classifier.prepared(given)
-        told = {name: task.examine(trained.network, texts) for name, task in TOLD.items()}
-        return {ACCURACY: trained.test_accuracy} | {name: 100 * one.figures["accuracy"] for name, one in told.items()}
+        told = {
+            name: task.examine(trained.network, texts) for name, task in TOLD.items()
+        }
+        return {ACCURACY: trained.test_accuracy} | {
+            name: 100 * one.figures["accuracy"] for name, one in told.items()
+        }
 
     def pictures(self, outcomes: Sequence[Study]) -> dict[str, Picture]:
         """The joined questions over all seeds, and those in colour of the first."""
-        return {"pairs": Picture(pairs([one.figures for one in outcomes]), self.caption), **outcomes[0].pictures}
+        return {
+            "pairs": Picture(pairs([one.figures for one in outcomes]), self.caption),
+            **outcomes[0].pictures,
+        }
 
     def finish(self, study: Study, given: TextSet) -> None:
         """Some of the joined questions in colour."""
         for row in study.trained:
             if ROWS[row] in (CAPSULES, ENCODER, POOLED):
                 caption = self.captions["colours"].format(network=ROWS[row])
-                name = "-".join(["colours", *ROWS[row].lower().replace(",", "").split()])
-                study.pictures[name] = Picture(_coloured(study.trained[row], given), caption)
+                name = "-".join(
+                    ["colours", *ROWS[row].lower().replace(",", "").split()]
+                )
+                study.pictures[name] = Picture(
+                    _coloured(study.trained[row], given), caption
+                )
 
 
 def pairs(figures: Sequence[Mapping[Key, float]]) -> "Figure":
-    """Joined questions that each network classified correctly, with and without the count: mean and deviation."""
+    """Joined questions that each network classified correctly, with and without the
+    count: mean and deviation.
+    """
     rows = [row for row in ROWS if (row, MOST_ACTIVE) in figures[0]]
-    panels = [Dots.over(f"{name}, % of pairs", figures, [(row, name) for row in rows]) for name in TOLD]
+    panels = [
+        Dots.over(f"{name}, % of pairs", figures, [(row, name) for row in rows])
+        for name in TOLD
+    ]
     return dot_panels([ROWS[row] for row in rows], panels)
 
 
 def _coloured(trained: Trained, pairs: TextSet, count: int = 8) -> "Figure":
-    """The first joined questions that are not too long, each word in the colour of the class that it supports."""
+    """The first joined questions that are not too long, each word in the colour of the
+    class that it supports.
+    """
     classifier = trained.classifier
     network = classifier.network
     assert isinstance(network, TextClassifier)
     assert classifier.words is not None
     chosen = [text for text in pairs.texts if len(text) < 110][:count]
-    titles = [f"predicted: {', '.join(answer.top(2))}" for _, answer in classifier.stream(chosen)]
+    titles = [
+        f"predicted: {', '.join(answer.top(2))}"
+        for _, answer in classifier.stream(chosen)
+    ]
     shown = ColouredTexts.of(network, classifier.words, chosen, titles, pairs.classes)
     return coloured_figure(shown.texts, pairs.classes)
 
 
-def coloured_figure(texts: tuple[ColouredText, ...], classes: tuple[str, ...]) -> "Figure":
+def coloured_figure(
+    texts: tuple[ColouredText, ...], classes: tuple[str, ...]
+) -> "Figure":
     """Texts with coloured words, one line for each, below a legend of the classes."""
     letters = max(sum(map(len, text.pieces)) for text in texts)
     figure = new_figure(0.085 * letters + 0.3, 0.46 * len(texts) + 0.5)
@@ -133,17 +178,46 @@ def coloured_figure(texts: tuple[ColouredText, ...], classes: tuple[str, ...]) -
     for label, name in enumerate(classes):
         at = _word(axes, at, -0.4, f"{name} ", label, 0.8) + 1
     for row, text in enumerate(texts):
-        axes.text(0, 2 * row + 0.9, text.title, fontsize=6.5, color="0.4", va="center", parse_math=False)
+        axes.text(
+            0,
+            2 * row + 0.9,
+            text.title,
+            fontsize=6.5,
+            color="0.4",
+            va="center",
+            parse_math=False,
+        )
         at = 0
-        for piece, label, strength in zip(text.pieces, text.labels, text.strength.tolist(), strict=True):
+        for piece, label, strength in zip(
+            text.pieces, text.labels, text.strength.tolist(), strict=True
+        ):
             at = _word(axes, at, 2 * row + 1.8, piece, label, strength)
     return figure
 
 
-def _word(axes: "Axes", at: int, row: float, piece: str, label: int, strength: float) -> int:
+def _word(
+    axes: "Axes", at: int, row: float, piece: str, label: int, strength: float
+) -> int:
     """Writes a word, one letter in each column, and returns the column after it."""
     word = piece.rstrip()
-    axes.barh(row, len(word), 0.9, at, align="center", color=colour_of(label), alpha=0.75 * strength)
+    axes.barh(
+        row,
+        len(word),
+        0.9,
+        at,
+        align="center",
+        color=colour_of(label),
+        alpha=0.75 * strength,
+    )
     for place, letter in enumerate(word, at):
-        axes.text(place + 0.5, row, letter, fontsize=8, family="monospace", ha="center", va="center", parse_math=False)
+        axes.text(
+            place + 0.5,
+            row,
+            letter,
+            fontsize=8,
+            family="monospace",
+            ha="center",
+            va="center",
+            parse_math=False,
+        )
     return at + len(piece)

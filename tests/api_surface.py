@@ -1,9 +1,12 @@
-"""All public names: ``python -m tests.api_surface`` writes them to ``tests/api_surface.json``, from the root.
+"""All public names: ``python -m tests.api_surface`` writes them to
+``tests/api_surface.json``, from the root.
 
-It also writes what ``torchcaps models`` lists, so that the command need not import torch.
+It also writes what ``torchcaps models`` lists, so that the command need not import
+torch.
 
-A public name is one in ``__all__`` of one of the packages or their modules. With each go the names of its parameters,
-for a class those of its constructor, and the public methods and properties that the class itself defines.
+A public name is one in ``__all__`` of one of the packages or their modules. With each
+go the names of its parameters, for a class those of its constructor, and the public
+methods and properties that the class itself defines.
 """
 
 import functools
@@ -25,10 +28,14 @@ SURFACE = Path(__file__).with_suffix(".json")
 
 
 def surface() -> list[str]:
-    """A line for each public name, sorted; what several packages export is described in the innermost of them."""
+    """A line for each public name, sorted; what several packages export is described in
+    the innermost of them.
+    """
     lines: set[str] = set()
     described: set[int] = set()
-    for module in sorted(public_modules(), key=lambda module: -module.__name__.count(".")):
+    for module in sorted(
+        public_modules(), key=lambda module: -module.__name__.count(".")
+    ):
         for name in module.__all__:
             thing, path = getattr(module, name), f"{module.__name__}.{name}"
             lines.update([path] if id(thing) in described else lines_of(path, thing))
@@ -55,12 +62,16 @@ def lines_of(name: str, thing: Any) -> Iterator[str]:
             if not member.startswith("_"):
                 if isinstance(value, (property, functools.cached_property)):
                     yield f"{name}.{member}"
-                elif isinstance(value, (classmethod, staticmethod)) or inspect.isfunction(value):
+                elif isinstance(
+                    value, (classmethod, staticmethod)
+                ) or inspect.isfunction(value):
                     yield f"{name}.{member}{parameters(getattr(thing, member))}"
 
 
 def parameters(thing: Any) -> str:
-    """The names of the parameters in parentheses; nothing for what has none to tell, in every version of Python."""
+    """The names of the parameters in parentheses; nothing for what has none to tell, in
+    every version of Python.
+    """
     if get_origin(thing) or getattr(thing, "_is_protocol", False):
         return ""
     made = inspect.isclass(thing) and inspect.isfunction(thing.__init__)
@@ -69,9 +80,19 @@ def parameters(thing: Any) -> str:
     except (TypeError, ValueError):  # not to be called, or written in C
         return ""
     stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    names = [stars.get(p.kind, "") + p.name for p in signature.parameters.values() if p.name != "self"]
-    keywords = [p.kind is inspect.Parameter.KEYWORD_ONLY for p in signature.parameters.values() if p.name != "self"]
-    if True in keywords and not any(name.startswith("*") and not name.startswith("**") for name in names):
+    names = [
+        stars.get(p.kind, "") + p.name
+        for p in signature.parameters.values()
+        if p.name != "self"
+    ]
+    keywords = [
+        p.kind is inspect.Parameter.KEYWORD_ONLY
+        for p in signature.parameters.values()
+        if p.name != "self"
+    ]
+    if True in keywords and not any(
+        name.startswith("*") and not name.startswith("**") for name in names
+    ):
         names.insert(keywords.index(True), "*")
     return f"({', '.join(names)})"
 

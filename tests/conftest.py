@@ -1,8 +1,13 @@
-"""What all tests share: one thread in each process, the same examples in each run, kernels compiled beforehand."""
+"""What all tests share: one thread in each process, the same examples in each run,
+kernels compiled beforehand.
+"""
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # of this process and of those that tests start; before torch starts any threads
+os.environ["OMP_NUM_THREADS"] = (
+    # Of this process and of those that tests start; before torch starts any threads
+    "1"
+)
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -14,14 +19,18 @@ import torch
 from hypothesis import settings
 from torch import Tensor
 
-settings.register_profile("tests", deadline=None, derandomize=True, database=None)  # the same everywhere, at any speed
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, database=None
+)  # the same everywhere, at any speed
 settings.load_profile("tests")
 torch.set_num_threads(1)  # with tensors this small, threads only wait for each other
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton
 
 LIBRARY = ("layers", "mixture", "models", "ops", "routing", "testing", "tests")
-"""Folders of the tests of torchcaps, which combine parameters; .ci/run has all combinations where it changed."""
+"""Folders of the tests of torchcaps, which combine parameters; .ci/run has all
+combinations where it changed.
+"""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,7 +52,11 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return make_poisoned
 
-    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch.Tensor, "new_empty"),
+    ):
         monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
 
 
@@ -51,7 +64,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long is left out unless somebody asks for it.
 
-    The tests of the whole package are the longest: they come first, so that processes end together on short ones.
+    The tests of the whole package are the longest: they come first, so that processes
+    end together on short ones.
     """
     items.sort(key=lambda item: item.path.parent.name != "tests")
     for item in _other_combinations(items):
@@ -59,36 +73,61 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "TORCHCAPS_SLOW" not in os.environ:
         for item in items:
             if item.get_closest_marker("slow") is not None:
-                item.add_marker(pytest.mark.skip(reason="takes long: TORCHCAPS_SLOW=1 runs it"))
+                item.add_marker(
+                    pytest.mark.skip(reason="takes long: TORCHCAPS_SLOW=1 runs it")
+                )
 
 
 def _other_combinations(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of the library's tests over combinations of parameters, those beyond a few in which each value occurs."""
+    """Of the library's tests over combinations of parameters, those beyond a few in
+    which each value occurs.
+    """
     tests = defaultdict(dict)
     for item in items:
-        ours = item.path.parent.name in LIBRARY and isinstance(item, pytest.Function) and hasattr(item, "callspec")
-        if ours and not any(item.get_closest_marker(name) for name in ("thorough", "slow")):
+        ours = (
+            item.path.parent.name in LIBRARY
+            and isinstance(item, pytest.Function)
+            and hasattr(item, "callspec")
+        )
+        if ours and not any(
+            item.get_closest_marker(name) for name in ("thorough", "slow")
+        ):
             tests[item.parent, item.originalname][item] = _values(item)
     found = []
     for combinations in tests.values():
-        axes = [list(dict.fromkeys(axis)) for axis in zip(*combinations.values(), strict=True)]
-        few = {tuple(axis[place % len(axis)] for axis in axes) for place in range(max(map(len, axes)))}
+        axes = [
+            list(dict.fromkeys(axis))
+            for axis in zip(*combinations.values(), strict=True)
+        ]
+        few = {
+            tuple(axis[place % len(axis)] for axis in axes)
+            for place in range(max(map(len, axes)))
+        }
         found += [item for item, values in combinations.items() if values not in few]
     return found
 
 
 def _values(item: pytest.Function) -> tuple[tuple[int, ...], ...]:
-    """The value of each parameter, by identity; parameters that are given together are one."""
+    """The value of each parameter, by identity; parameters that are given together are
+    one.
+    """
     left = {name: id(value) for name, value in item.callspec.params.items()}
     together = [mark.args[0] for mark in item.iter_markers("parametrize")]
-    names = [[name.strip() for name in one.split(",")] if isinstance(one, str) else one for one in together]
+    names = [
+        [name.strip() for name in one.split(",")] if isinstance(one, str) else one
+        for one in together
+    ]
     values = [tuple(left.pop(name) for name in group) for group in names]
     return (*values, *((value,) for value in left.values()))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compiles the kernels once, before processes start that would all do so at the same time."""
-    if not hasattr(config, "workerinput"):  # not in one of the processes that pytest-xdist starts
+    """Compiles the kernels once, before processes start that would all do so at the
+    same time.
+    """
+    if not hasattr(
+        config, "workerinput"
+    ):  # not in one of the processes that pytest-xdist starts
         from torchcaps.ops.fused import library
 
         with suppress(RuntimeError):  # the tests of the kernels will tell

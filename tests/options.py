@@ -11,7 +11,11 @@ from torchcaps_lab.training import TrainingOptions, training_options
 def made(values: Mapping[str, Any]) -> SimpleNamespace:
     """The objects that options in a file describe, by the names of the options."""
     return SimpleNamespace(
-        **{name: one for group in training_options(values).make() for name, one in vars(group).items()}
+        **{
+            name: one
+            for group in training_options(values).make()
+            for name, one in vars(group).items()
+        }
     )
 
 

@@ -19,17 +19,39 @@ CPU = TrainerOptions(accelerator="cpu")
 FEW = Digits().train.subset(torch.arange(64))
 TINY: dict[str, Any] = {"channels": 4, "types": 2, "decoder_hidden": None}
 TRAIN = [
-    *("train", "--data", "Digits", "--model", "capsnet_digits", "--epochs", "1", "--report", "false"),
-    *("--model_args", "{channels: 4, types: 2, decoder_hidden: null}", "--trainer.accelerator", "cpu"),
+    *(
+        "train",
+        "--data",
+        "Digits",
+        "--model",
+        "capsnet_digits",
+        "--epochs",
+        "1",
+        "--report",
+        "false",
+    ),
+    *(
+        "--model_args",
+        "{channels: 4, types: 2, decoder_hidden: null}",
+        "--trainer.accelerator",
+        "cpu",
+    ),
 ]
 """A command line that wants a folder for the run."""
 
 
-def learner(loss: nn.Module | None = None, lr: float = 1e-3, **arguments: Any) -> Learner:
+def learner(
+    loss: nn.Module | None = None, lr: float = 1e-3, **arguments: Any
+) -> Learner:
     """A network for digits with weights that are the same each time, and Adam."""
     torch.manual_seed(0)
     model = create_model("capsnet_digits", **{**TINY, **arguments})
-    return Learner(model, Optimisation(loss=loss or MarginLoss(), optimizer=partial(torch.optim.Adam, lr=lr)))
+    return Learner(
+        model,
+        Optimisation(
+            loss=loss or MarginLoss(), optimizer=partial(torch.optim.Adam, lr=lr)
+        ),
+    )
 
 
 def status(*arguments: str) -> int:
@@ -44,7 +66,8 @@ def rows(run: Path) -> list[dict[str, float]]:
     """The metrics of each epoch but the seconds."""
     with (run / "metrics.csv").open(newline="") as file:
         return [
-            {name: float(value) for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)
+            {name: float(value) for name, value in row.items() if name != "seconds"}
+            for row in csv.DictReader(file)
         ]
 
 

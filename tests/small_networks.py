@@ -1,4 +1,6 @@
-"""Arguments that make the larger networks small, with all that they are made of; a network that tests share."""
+"""Arguments that make the larger networks small, with all that they are made of; a
+network that tests share.
+"""
 
 from typing import Any
 
@@ -8,9 +10,20 @@ from torch import nn
 from torchcaps import create_model, create_routing
 
 SMALLER: dict[str, dict[str, Any]] = {
-    "attentioncapsnet": {"channels": (4, 6), "blocks": (1, 1), "types": 3, "pose": (2, 2), "image_shape": (3, 16, 16)},
+    "attentioncapsnet": {
+        "channels": (4, 6),
+        "blocks": (1, 1),
+        "types": 3,
+        "pose": (2, 2),
+        "image_shape": (3, 16, 16),
+    },
     "byerly": {"channels": 4, "growth": 2, "stages": (1, 2), "image_shape": (1, 8, 9)},
-    "byerly_maps": {"channels": 4, "growth": 2, "stages": (1, 2), "image_shape": (1, 8, 9)},
+    "byerly_maps": {
+        "channels": 4,
+        "growth": 2,
+        "stages": (1, 2),
+        "image_shape": (1, 8, 9),
+    },
     "capsnet": {"channels": 4, "types": 2},
     "capsnet_cnn": {"channels": (4, 4, 4), "hidden": (4, 4), "dropout": 0.0},
     "capsnet_released": {"channels": 4, "types": 2},
@@ -32,11 +45,26 @@ SMALLER: dict[str, dict[str, Any]] = {
 
 
 def matrix_network(**options: object) -> nn.Module:
-    """A MatrixCapsNet of three steps of EM, or other options of it, in evaluation mode."""
+    """A MatrixCapsNet of three steps of EM, or other options of it, in evaluation
+    mode.
+    """
     torch.manual_seed(0)
     routing = create_routing(
-        "em", **{"steps": 3, "schedule": "linear", "inverse_temperature": 1.0, "standardise": True, **options}
+        "em",
+        **{
+            "steps": 3,
+            "schedule": "linear",
+            "inverse_temperature": 1.0,
+            "standardise": True,
+            **options,
+        },
     )
     return create_model(
-        "matrixcapsnet", image_shape=(1, 17, 17), classes=10, channels=4, types=(2, 3, 2), pose=(2, 2), routing=routing
+        "matrixcapsnet",
+        image_shape=(1, 17, 17),
+        classes=10,
+        channels=4,
+        types=(2, 3, 2),
+        pose=(2, 2),
+        routing=routing,
     ).eval()

@@ -1,4 +1,6 @@
-"""What is new in the package touches two files at most, and little has to be read for it: each by a commit's diff."""
+"""What is new in the package touches two files at most, and little has to be read for
+it: each by a commit's diff.
+"""
 
 import os
 import re
@@ -11,7 +13,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DIFFS = ROOT / "tests" / "additions"
-MOST = {"routing": 5, "data set": 3, "task": 4, "picture of the report": 3, "backend": 5}
+MOST = {
+    "routing": 5,
+    "data set": 3,
+    "task": 4,
+    "picture of the report": 3,
+    "backend": 5,
+}
 """Files to read for each, at most."""
 
 WORKS = """
@@ -33,12 +41,21 @@ check_backend(tc.ops.BACKENDS["one_by_one"])
 
 def table() -> dict[str, list[Path]]:
     """What to read for each addition, as the table of CONTRIBUTING says."""
-    rows = re.findall(r"^\| ([\w ]+) \| (.+?) \| .+\|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    return {what: [ROOT / file for file in re.findall(r"`([\w/]+\.py)`", read)] for what, read in rows}
+    rows = re.findall(
+        r"^\| ([\w ]+) \| (.+?) \| .+\|$",
+        (ROOT / "CONTRIBUTING.md").read_text(),
+        re.MULTILINE,
+    )
+    return {
+        what: [ROOT / file for file in re.findall(r"`([\w/]+\.py)`", read)]
+        for what, read in rows
+    }
 
 
 def test_what_is_to_be_read_is_there() -> None:
-    assert not [file for files in table().values() for file in files if not file.is_file()]
+    assert not [
+        file for files in table().values() for file in files if not file.is_file()
+    ]
 
 
 @pytest.mark.parametrize("what", MOST)
@@ -46,7 +63,9 @@ def test_little_is_to_be_read(what: str) -> None:
     assert 0 < len(table()[what]) <= MOST[what]
 
 
-@pytest.mark.parametrize("diff", sorted(DIFFS.glob("*.diff")), ids=lambda diff: diff.stem)
+@pytest.mark.parametrize(
+    "diff", sorted(DIFFS.glob("*.diff")), ids=lambda diff: diff.stem
+)
 def test_two_files_are_touched(diff: Path) -> None:
     touched = re.findall(r"^\+\+\+ b/(.+)$", diff.read_text(), re.MULTILINE)
     assert len(touched) <= 2
@@ -56,12 +75,31 @@ def test_two_files_are_touched(diff: Path) -> None:
 def test_they_work(tmp_path: Path) -> None:
     """All of them, on a copy of the two packages."""
     for package in ("torchcaps", "lab/torchcaps_lab"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "weights"))
+        shutil.copytree(
+            ROOT / package,
+            tmp_path / package,
+            ignore=shutil.ignore_patterns("__pycache__", "weights"),
+        )
     for diff in DIFFS.glob("*.diff"):
-        subprocess.run(["git", "apply", "--recount", diff], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(
+            ["git", "apply", "--recount", diff],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+        )
     paths = f"{tmp_path}{os.pathsep}{tmp_path / 'lab'}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": paths,
+        "PYTHONSAFEPATH": "1",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", WORKS], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", WORKS],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,17 @@ def test_measures_in_turn_and_writes_into_a_page(tmp_path: Path) -> None:
     page, shown = tmp_path / "page.md", list[str]()
     page.write_text(f"# Title\n\n{routings.BEGIN}\nold\n{routings.END}\n\nafter\n")
     only = ["mean", "dynamic", "hard_kmeans"]
-    options = ["--batch", "1", "--runs", "1", "--threads", "1", "--no-memory", "--note", "A note."]
+    options = [
+        "--batch",
+        "1",
+        "--runs",
+        "1",
+        "--threads",
+        "1",
+        "--no-memory",
+        "--note",
+        "A note.",
+    ]
     main(["routings", "--only", *only, *options, "--into", str(page)], shown.append)
     text = page.read_text()
     assert text.startswith(f"# Title\n\n{routings.BEGIN}\n")
@@ -33,21 +43,49 @@ def test_measures_in_turn_and_writes_into_a_page(tmp_path: Path) -> None:
     assert shown[0] in text
     tables = [part for part in shown[0].split("\n\n") if part.startswith("|")]
     assert [len(table.splitlines()) for table in tables] == [2 + len(only)] * 3
-    figures = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables[2].splitlines()[2:]]
+    figures = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in tables[2].splitlines()[2:]
+    ]
     assert figures[-1][0] == "`hard_kmeans`"  # it does not train
-    assert [bool(cell) for cell in figures[-1]] == [True, True, False, False, True, False, False]
-    assert all(float(cell) > 0 for row in figures[:2] for cell in (row[1], row[2], row[4], row[5]))
+    assert [bool(cell) for cell in figures[-1]] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert all(
+        float(cell) > 0
+        for row in figures[:2]
+        for cell in (row[1], row[2], row[4], row[5])
+    )
     assert "medians of 1 rounds in which all took turns. A note." in shown[0]
 
 
 def test_a_backend_is_forced(capsys: pytest.CaptureFixture[str]) -> None:
     shown = list[str]()
-    options = ["--batch", "1", "--runs", "1", "--threads", "1", "--no-memory", "--backend", "native"]
+    options = [
+        "--batch",
+        "1",
+        "--runs",
+        "1",
+        "--threads",
+        "1",
+        "--no-memory",
+        "--backend",
+        "native",
+    ]
     main(["routings", "--only", "mean", "max_min", *options], shown.append)
     assert shown[0].endswith("backend native, which cannot do max_min.")
     assert shown[0].count("`max_min`") == 2  # described, not measured
     assert main(["routings", "--only", "max_min", *options], shown.append) == 1
-    assert "--backend native can do none of max_min: backend 'native' cannot do" in capsys.readouterr().err
+    assert (
+        "--backend native can do none of max_min: backend 'native' cannot do"
+        in capsys.readouterr().err
+    )
 
 
 def test_words_alone() -> None:
@@ -60,6 +98,8 @@ def test_words_alone() -> None:
 def test_a_page_without_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Title\n")
-    with pytest.raises(ValueError, match="must have the marks <!-- routings: begin -->"):
+    with pytest.raises(
+        ValueError, match="must have the marks <!-- routings: begin -->"
+    ):
         routings.put_into(page, "text")
     assert page.read_text() == "# Title\n"

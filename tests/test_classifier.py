@@ -14,20 +14,30 @@ from PIL import Image
 
 import torchcaps as tc
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import Digits, Preprocess, load_image, standardise, thirteen_crops
+from torchcaps_lab.data import (
+    Digits,
+    Preprocess,
+    load_image,
+    standardise,
+    thirteen_crops,
+)
 from torchcaps_lab.tasks import Answer
 
 
 @pytest.fixture(scope="module")
 def grey() -> Classifier:
     torch.manual_seed(0)
-    return Classifier(tc.create_model("capsnet_digits", channels=8, types=2, decoder_hidden=None))
+    return Classifier(
+        tc.create_model("capsnet_digits", channels=8, types=2, decoder_hidden=None)
+    )
 
 
 @pytest.fixture(scope="module")
 def colour() -> Classifier:
     torch.manual_seed(0)
-    network = tc.create_model("capsnet_digits", image_shape=(3, 8, 8), classes=3, channels=8, types=2)
+    network = tc.create_model(
+        "capsnet_digits", image_shape=(3, 8, 8), classes=3, channels=8, types=2
+    )
     return Classifier(network, classes=["red", "green", "blue"])
 
 
@@ -37,7 +47,9 @@ def lengths(answer) -> torch.Tensor:
 
 def picture(height: int, width: int, channels: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(height * width * channels)
-    return torch.randint(256, (channels, height, width), generator=generator, dtype=torch.uint8)
+    return torch.randint(
+        256, (channels, height, width), generator=generator, dtype=torch.uint8
+    )
 
 
 class TestKindsOfImages:
@@ -52,27 +64,49 @@ class TestKindsOfImages:
         image = Image.fromarray(array[:, :, 0] if channels == 1 else array)
         image.save(tmp_path / "image.png")
         for classifier in (grey, colour):
-            expected = load_image(tmp_path / "image.png", classifier.image_shape, resize)
-            kinds = [tmp_path / "image.png", str(tmp_path / "image.png"), image, array, tensor]
+            expected = load_image(
+                tmp_path / "image.png", classifier.image_shape, resize
+            )
+            kinds = [
+                tmp_path / "image.png",
+                str(tmp_path / "image.png"),
+                image,
+                array,
+                tensor,
+            ]
             for kind in [*kinds, *([array[:, :, 0]] if channels == 1 else [])]:
-                assert torch.equal(classifier.pixels(kind, resize), expected / 255), type(kind)
+                assert torch.equal(classifier.pixels(kind, resize), expected / 255), (
+                    type(kind)
+                )
             with torch.no_grad():
                 activation = classifier.network(expected[None] / 255).activation[0]
             answers = classifier(kinds, resize)
-            assert all(torch.allclose(lengths(answer), activation) for answer in answers)
+            assert all(
+                torch.allclose(lengths(answer), activation) for answer in answers
+            )
 
     @pytest.mark.parametrize("channels", [1, 3, 4])
-    def test_floating_point_of_the_right_size_is_not_rounded(self, grey, colour, channels):
+    def test_floating_point_of_the_right_size_is_not_rounded(
+        self, grey, colour, channels
+    ):
         tensor = torch.rand(channels, 8, 8, generator=torch.Generator().manual_seed(0))
         colours = tensor[:3] * tensor[3:] if channels == 4 else tensor
-        luma = colours if channels == 1 else (torch.tensor([0.299, 0.587, 0.114])[:, None, None] * colours).sum(0)[None]
+        luma = (
+            colours
+            if channels == 1
+            else (torch.tensor([0.299, 0.587, 0.114])[:, None, None] * colours).sum(0)[
+                None
+            ]
+        )
         torch.testing.assert_close(grey.pixels(tensor), luma)
         torch.testing.assert_close(colour.pixels(tensor), colours.expand(3, -1, -1))
         array = tensor.permute(1, 2, 0).double().numpy()
         torch.testing.assert_close(colour.pixels(array), colour.pixels(tensor))
 
     @pytest.mark.parametrize("resize", ["pad", "crop", "stretch"])
-    @pytest.mark.parametrize(("height", "width"), [(20, 13), (13, 20), (5, 6), (3, 30), (8, 9), (9, 8)])
+    @pytest.mark.parametrize(
+        ("height", "width"), [(20, 13), (13, 20), (5, 6), (3, 30), (8, 9), (9, 8)]
+    )
     def test_floating_point_is_resized_as_bytes_are(self, grey, height, width, resize):
         smooth = torch.linspace(0, 1, height)[:, None] * torch.linspace(1, 0.2, width)
         found = grey.pixels(smooth[None], resize)
@@ -89,31 +123,60 @@ class TestKindsOfImages:
         assert torch.allclose(lengths(grey(images[1])), lengths(answers[1]))
         assert len(grey(images.permute(0, 2, 3, 1).numpy())) == 3
         mixed = grey([images[0], images[1, 0].numpy(), images[2].float() / 255])
-        assert all(torch.allclose(lengths(a), lengths(b)) for a, b in zip(mixed, answers, strict=True))
+        assert all(
+            torch.allclose(lengths(a), lengths(b))
+            for a, b in zip(mixed, answers, strict=True)
+        )
 
     def test_stereo_pairs_come_as_numbers(self, tmp_path):
-        pairs = Classifier(tc.create_model("capsnet_digits", image_shape=(2, 8, 8), channels=4, types=2))
+        pairs = Classifier(
+            tc.create_model(
+                "capsnet_digits", image_shape=(2, 8, 8), channels=4, types=2
+            )
+        )
         assert pairs(torch.rand(2, 8, 8)).poses["0"].shape == (16,)
         assert len(pairs([np.zeros((11, 9, 2), np.uint8)])) == 1
         Image.new("L", (8, 8)).save(tmp_path / "left.png")
-        with pytest.raises(ValueError, match=r"left.png: it has 1 channels, expected 2"):
+        with pytest.raises(
+            ValueError, match=r"left.png: it has 1 channels, expected 2"
+        ):
             pairs(tmp_path / "left.png")
         both = np.random.default_rng(0).integers(0, 256, (8, 8, 2), dtype=np.uint8)
         np.save(tmp_path / "both.npy", both)
         assert pairs(tmp_path / "both.npy").lengths == pairs(both).lengths
-        with pytest.raises(ValueError, match="an image of 3 channels cannot be made into one of 2"):
+        with pytest.raises(
+            ValueError, match="an image of 3 channels cannot be made into one of 2"
+        ):
             pairs(torch.rand(3, 8, 8))
 
     @pytest.mark.parametrize(
         ("image", "message"),
         [
-            (torch.rand(8, 8), r"a tensor must be \(C, H, W\), or .* got the shape \(8, 8\)"),
-            (np.zeros((1, 2, 3, 4, 5)), r"an array must be \(H, W\) or .* got the shape \(1, 2, 3, 4, 5\)"),
-            (np.zeros((5, 8, 8)), "an image of 8 channels cannot be made into one of 1"),
-            (torch.full((1, 8, 8), 255.0), r"must lie in \[0, 1\], got 255 to 255: give bytes"),
+            (
+                torch.rand(8, 8),
+                r"a tensor must be \(C, H, W\), or .* got the shape \(8, 8\)",
+            ),
+            (
+                np.zeros((1, 2, 3, 4, 5)),
+                r"an array must be \(H, W\) or .* got the shape \(1, 2, 3, 4, 5\)",
+            ),
+            (
+                np.zeros((5, 8, 8)),
+                "an image of 8 channels cannot be made into one of 1",
+            ),
+            (
+                torch.full((1, 8, 8), 255.0),
+                r"must lie in \[0, 1\], got 255 to 255: give bytes",
+            ),
             (torch.full((1, 8, 8), torch.nan), r"must lie in \[0, 1\], got nan to nan"),
-            (torch.zeros(1, 8, 8, dtype=torch.int64), r"pixels must be bytes \(uint8\), .* got torch.int64"),
-            (torch.zeros(1, 0, 8), r"an image must have pixels, got the shape \(1, 0, 8\)"),
+            (
+                torch.zeros(1, 8, 8, dtype=torch.int64),
+                r"pixels must be bytes \(uint8\), .* got torch.int64",
+            ),
+            (
+                torch.zeros(1, 0, 8),
+                r"an image must have pixels, got the shape \(1, 0, 8\)",
+            ),
             (3, "an image must be a path, a PIL image, an array or a tensor, got int"),
         ],
     )
@@ -122,16 +185,23 @@ class TestKindsOfImages:
             grey(image)
 
     def test_resize_and_files_are_named(self, grey, tmp_path):
-        with pytest.raises(ValueError, match=r"resize must be one of \['pad', .* 'handwriting'\], got 'tile'"):
+        with pytest.raises(
+            ValueError,
+            match=r"resize must be one of \['pad', .* 'handwriting'\], got 'tile'",
+        ):
             grey(torch.rand(1, 9, 9), resize="tile")
         with pytest.raises(FileNotFoundError, match=r"none\.png"):
             grey(tmp_path / "none.png")
 
     @pytest.mark.parametrize("batch_size", [0, -1])
     def test_a_batch_of_no_images(self, grey, batch_size):
-        with pytest.raises(ValueError, match=f"batch_size must be at least 1, got {batch_size}"):
+        with pytest.raises(
+            ValueError, match=f"batch_size must be at least 1, got {batch_size}"
+        ):
             grey.predict(torch.rand(1, 8, 8), batch_size=batch_size)
-        with pytest.raises(ValueError, match=f"batch_size must be at least 1, got {batch_size}"):
+        with pytest.raises(
+            ValueError, match=f"batch_size must be at least 1, got {batch_size}"
+        ):
             grey.activations(torch.rand(1, 1, 8, 8), batch_size=batch_size)
 
 
@@ -141,8 +211,14 @@ class TestWhatIsSavedWithIt:
     @pytest.fixture
     def folder(self, tmp_path) -> Path:
         torch.manual_seed(0)
-        network = tc.create_model("capsnet_digits", image_shape=(1, 6, 6), classes=2, channels=8, types=2)
-        extra = {"classes": ["a", "b"], "preprocess": self.PREPROCESS.config(), "raw_image_shape": [1, 12, 12]}
+        network = tc.create_model(
+            "capsnet_digits", image_shape=(1, 6, 6), classes=2, channels=8, types=2
+        )
+        extra = {
+            "classes": ["a", "b"],
+            "preprocess": self.PREPROCESS.config(),
+            "raw_image_shape": [1, 12, 12],
+        }
         network.save_pretrained(tmp_path / "run" / "model", **extra)
         return tmp_path / "run"
 
@@ -153,16 +229,24 @@ class TestWhatIsSavedWithIt:
         assert classifier.task.name == "classification"  # saved before there were tasks
         classifier.preprocess = replace(classifier.preprocess, crops=crops)
         images = torch.rand(5, 1, 12, 12)
-        parts = images[:, None, :, 3:9, 3:9] if crops == 1 else thirteen_crops(images, 6)
+        parts = (
+            images[:, None, :, 3:9, 3:9] if crops == 1 else thirteen_crops(images, 6)
+        )
         with torch.no_grad():
             seen = [classifier.network(standardise(part)) for part in parts.unbind(1)]
         expected = torch.stack([prediction.activation for prediction in seen]).mean(0)
-        torch.testing.assert_close(classifier.activations(images, batch_size=20), expected)
+        torch.testing.assert_close(
+            classifier.activations(images, batch_size=20), expected
+        )
         answers = classifier.predict(images, batch_size=20)
-        torch.testing.assert_close(torch.stack([lengths(answer) for answer in answers]), expected)
+        torch.testing.assert_close(
+            torch.stack([lengths(answer) for answer in answers]), expected
+        )
         torch.testing.assert_close(answers[4].poses["b"], seen[0].capsules.pose[4, 1])
         shares = expected / expected.sum(1, keepdim=True)
-        assert list(answers[2].probabilities.values()) == pytest.approx(shares[2].tolist())
+        assert list(answers[2].probabilities.values()) == pytest.approx(
+            shares[2].tolist()
+        )
 
     def test_bytes_and_numbers_of_many(self, folder):
         classifier = Classifier.open(folder / "model")
@@ -170,23 +254,37 @@ class TestWhatIsSavedWithIt:
         found = classifier.activations(images, batch_size=3)
         torch.testing.assert_close(found, classifier.activations(images.float() / 255))
         assert classifier.activations(images[:0]).shape == (0, 2)
-        with pytest.raises(ValueError, match=r"images must be \(B, 1, 12, 12\), got \(7, 1, 6, 6\)"):
+        with pytest.raises(
+            ValueError, match=r"images must be \(B, 1, 12, 12\), got \(7, 1, 6, 6\)"
+        ):
             classifier.activations(images[:, :, :6, :6])
-        with pytest.raises(ValueError, match="images must be one tensor, got list: predict takes files and lists"):
+        with pytest.raises(
+            ValueError,
+            match="images must be one tensor, got list: predict takes files and lists",
+        ):
             classifier.activations([images[0]])
 
     def test_misfits_are_named(self, folder, tmp_path):
         network = tc.load_pretrained(folder / "model")
-        with pytest.raises(ValueError, match=r"classes must name the 2 classes of the network, got \('a',\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"classes must name the 2 classes of the network, got \('a',\)",
+        ):
             Classifier(network, classes=["a"])
-        with pytest.raises(ValueError, match=r"prepared to \(1, 12, 12\), but the network takes \(1, 6, 6\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"prepared to \(1, 12, 12\), but the network takes \(1, 6, 6\)",
+        ):
             Classifier(network, preprocess=Preprocess())
         with pytest.raises(ValueError, match="task must be one of"):
             Classifier(network, task="guessing")
         with pytest.raises(FileNotFoundError):
             Classifier.open(tmp_path / "nothing")
         for opening in (Classifier.open, tc.load_pretrained):
-            with pytest.raises(TypeError, match="source must be the path or the name of a network, got None"):
+            with pytest.raises(
+                TypeError,
+                match="source must be the path or the name of a network, got None",
+            ):
                 opening(None)
 
     def test_any_device_and_mode(self, folder):
@@ -194,15 +292,27 @@ class TestWhatIsSavedWithIt:
         assert not classifier.network.training
         assert classifier.to("cpu").device.type == "cpu"
 
-    @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-5), (torch.bfloat16, 0.05)])
+    @pytest.mark.parametrize(
+        ("dtype", "bound"), [(torch.float64, 1e-5), (torch.bfloat16, 0.05)]
+    )
     def test_any_precision(self, folder, dtype, bound):
         image, network = picture(8, 8, 1), tc.load_pretrained(folder / "model")
-        expected, answer = Classifier(network)(image), Classifier(network.to(dtype))(image)
-        torch.testing.assert_close(lengths(answer), lengths(expected), rtol=0, atol=bound)
+        expected, answer = (
+            Classifier(network)(image),
+            Classifier(network.to(dtype))(image),
+        )
+        torch.testing.assert_close(
+            lengths(answer), lengths(expected), rtol=0, atol=bound
+        )
         assert answer.poses.keys() == expected.poses.keys()
 
 
-STRANGERS = {"threshold": 0.5, "false_alarms": 0.05, "quantiles": [0.0, 1.0], "images": 20}
+STRANGERS = {
+    "threshold": 0.5,
+    "false_alarms": 0.05,
+    "quantiles": [0.0, 1.0],
+    "images": 20,
+}
 
 HOSTILE = {
     "classes that are none": {"classes": 7},
@@ -210,19 +320,32 @@ HOSTILE = {
     "one name for all": {"classes": ["a"] * 10},
     "preprocessing that is text": {"preprocess": "x"},
     "a number that is text": {"preprocess": {"shift": "x"}},
-    "images without end": {"raw_image_shape": [1, 10**6, 10**6], "preprocess": {"crop": 8}},
+    "images without end": {
+        "raw_image_shape": [1, 10**6, 10**6],
+        "preprocess": {"crop": 8},
+    },
     "images scaled up without end": {"preprocess": {"rescale": 10**6, "crop": 8}},
     "a shape of one number": {"raw_image_shape": [1]},
-    "a task's threshold that is text": {"task": {"name": "several_labels", "threshold": "x"}},
-    "a task's argument that it does not take": {"task": {"name": "classification", "bogus": 1}},
+    "a task's threshold that is text": {
+        "task": {"name": "several_labels", "threshold": "x"}
+    },
+    "a task's argument that it does not take": {
+        "task": {"name": "classification", "bogus": 1}
+    },
     "a task that is a list": {"task": [1]},
     "a calibration of another kind": {"calibration": {"bogus": "x"}},
     "a calibration that is a list": {"calibration": [1]},
     "a threshold for strangers of another kind": {"strangers": {"bogus": 1}},
     "a threshold for strangers that is a list": {"strangers": [1]},
-    "a threshold for strangers that is text": {"strangers": {**STRANGERS, "threshold": "x"}},
-    "a threshold for strangers without end": {"strangers": {**STRANGERS, "threshold": 10**400}},
-    "quantiles of strangers that are a number": {"strangers": {**STRANGERS, "quantiles": 1}},
+    "a threshold for strangers that is text": {
+        "strangers": {**STRANGERS, "threshold": "x"}
+    },
+    "a threshold for strangers without end": {
+        "strangers": {**STRANGERS, "threshold": 10**400}
+    },
+    "quantiles of strangers that are a number": {
+        "strangers": {**STRANGERS, "quantiles": 1}
+    },
     "a scale of series that is a list": {"scale": [1]},
     "a scale of series of another kind": {"scale": {"bogus": 1}},
 }
@@ -235,7 +358,9 @@ def test_what_is_saved_beside_the_weights_is_looked_through(grey, extra, tmp_pat
         Classifier.open(tmp_path)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads is new in Python 3.11")
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="typing.get_overloads is new in Python 3.11"
+)
 @pytest.mark.parametrize("method", [Classifier.__call__, Classifier.predict])
 def test_type_checkers_tell_one_image_from_several(method) -> None:
     said = [overload.__annotations__ for overload in typing.get_overloads(method)]
@@ -252,7 +377,9 @@ class TestPushedToTheHub:
         made: list[bool] = []
 
         class FakeApi:
-            def create_repo(self, repo: str, *, private: bool, exist_ok: bool) -> SimpleNamespace:
+            def create_repo(
+                self, repo: str, *, private: bool, exist_ok: bool
+            ) -> SimpleNamespace:
                 made.append(exist_ok and private)
                 return SimpleNamespace(repo_id=f"me/{repo.split('/')[-1]}")
 
@@ -265,26 +392,45 @@ class TestPushedToTheHub:
         return tmp_path / "uploaded"
 
     def test_it_opens_as_it_was(self, colour: Classifier, uploaded: Path) -> None:
-        there = Classifier(colour.network, classes=colour.classes, resize="crop", image_shape=(3, 8, 8))
+        there = Classifier(
+            colour.network, classes=colour.classes, resize="crop", image_shape=(3, 8, 8)
+        )
         assert there.push_to_hub("net", licence="apache-2.0", private=True) == "me/net"
         opened = Classifier.open(uploaded)
-        assert (opened.classes, opened.resize, opened.task.name) == (there.classes, "crop", there.task.name)
-        torch.testing.assert_close(lengths(opened(picture(9, 12, 3))), lengths(there(picture(9, 12, 3))))
-        assert sorted(path.name for path in uploaded.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+        assert (opened.classes, opened.resize, opened.task.name) == (
+            there.classes,
+            "crop",
+            there.task.name,
+        )
+        torch.testing.assert_close(
+            lengths(opened(picture(9, 12, 3))), lengths(there(picture(9, 12, 3)))
+        )
+        assert sorted(path.name for path in uploaded.iterdir()) == [
+            "README.md",
+            "config.json",
+            "model.safetensors",
+        ]
         card = (uploaded / "README.md").read_text()
         assert card.startswith('---\nlicense: "apache-2.0"\n')
         assert "red, green, blue" in card
         assert 'tc.Classifier.open("me/net")' in card
 
-    def test_a_run_brings_its_results_and_no_image(self, colour: Classifier, uploaded: Path, tmp_path: Path) -> None:
+    def test_a_run_brings_its_results_and_no_image(
+        self, colour: Classifier, uploaded: Path, tmp_path: Path
+    ) -> None:
         run = tmp_path / "run"
         colour.network.save_pretrained(run / "model", classes=list(colour.classes))
-        (run / "summary.json").write_text('{"test_accuracy": 0.875, "command": "torchcaps train --data.root /home/me"}')
+        (run / "summary.json").write_text(
+            '{"test_accuracy": 0.875, "command": "torchcaps train --data.root '
+            '/home/me"}'
+        )
         (run / "report").mkdir()
         for name in ("confusion_matrix.png", "worst_mistakes.png"):
             (run / "report" / name).write_bytes(b"png")
         Classifier.open(run).push_to_hub("me/net", private=True)
-        assert [path.name for path in uploaded.glob("*.png")] == ["confusion_matrix.png"]
+        assert [path.name for path in uploaded.glob("*.png")] == [
+            "confusion_matrix.png"
+        ]
         card = (uploaded / "README.md").read_text()
         assert "87.5" in card
         assert "![Confusion matrix](confusion_matrix.png)" in card

@@ -1,4 +1,6 @@
-"""The commands that the documents show are commands that there are, with options that there are."""
+"""The commands that the documents show are commands that there are, with options that
+there are.
+"""
 
 import re
 import shlex
@@ -19,7 +21,9 @@ DOCUMENTS = sorted(
         *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")),
         *(*ROOT.glob("examples/*.yaml"), *ROOT.glob("torchcaps/pretrained/**/card.md")),
     )
-    if not path.is_relative_to(ROOT / "docs" / "results" / "recipes")  # those are what was typed then
+    if not path.is_relative_to(
+        ROOT / "docs" / "results" / "recipes"
+    )  # those are what was typed then
 )
 
 
@@ -28,27 +32,53 @@ class Parsed(Exception):
 
 
 def commands(text: str) -> list[list[str]]:
-    """The arguments of each whole command that has some, in blocks, lines and comments, without runs and modules."""
+    """The arguments of each whole command that has some, in blocks, lines and comments,
+    without runs and modules.
+    """
     text = text.replace("\\\n", " ")
     blocks = "\n".join(re.findall(r"```\n(.*?)```", text, re.DOTALL))
     shown = re.findall(r"^(?:torchcaps|python -m) (.*)$", blocks, re.MULTILINE)
     shown += re.findall(r"`(?:torchcaps|python -m) ([^`\n]+)`", text)
-    shown += re.findall(r"^#  +torchcaps (.*)$", text, re.MULTILINE)  # of a file of options
-    whole = [re.sub(r"\s#.*", "", one) for one in shown if not re.search(r"\.\.\.|RECIPE|--config$", one)]
-    found = [shlex.split(one) for one in whole if "--import" not in one and "--resume" not in one]
+    shown += re.findall(
+        r"^#  +torchcaps (.*)$", text, re.MULTILINE
+    )  # of a file of options
+    whole = [
+        re.sub(r"\s#.*", "", one)
+        for one in shown
+        if not re.search(r"\.\.\.|RECIPE|--config$", one)
+    ]
+    found = [
+        shlex.split(one)
+        for one in whole
+        if "--import" not in one and "--resume" not in one
+    ]
     return [one for one in found if one[1:] and one[0] in (*COMMANDS, "recipes")]
 
 
 def test_finds_them() -> None:
-    text = "`torchcaps models x*`, `torchcaps train --config` and `torchcaps offers more`\n"
-    text += "```\ntorchcaps train --data X \\\n  --run y   # so\npython -m recipes run x\n```\n"
-    assert commands(text) == [["train", "--data", "X", "--run", "y"], ["recipes", "run", "x"], ["models", "x*"]]
-    assert commands("# Three words.\n#   torchcaps train --run z\nrun: torchcaps\n") == [["train", "--run", "z"]]
+    text = (
+        "`torchcaps models x*`, `torchcaps train --config` and `torchcaps offers "
+        "more`\n"
+    )
+    text += (
+        "```\ntorchcaps train --data X \\\n  --run y   # so\npython -m recipes "
+        "run x\n```\n"
+    )
+    assert commands(text) == [
+        ["train", "--data", "X", "--run", "y"],
+        ["recipes", "run", "x"],
+        ["models", "x*"],
+    ]
+    assert commands(
+        "# Three words.\n#   torchcaps train --run z\nrun: torchcaps\n"
+    ) == [["train", "--run", "z"]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_options_are_there(document: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_are_there(
+    document: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     parse = OptionParser.parse_args
 
     def parsed(self: OptionParser, *arguments: Any, **named: Any) -> None:
@@ -60,7 +90,9 @@ def test_options_are_there(document: str, monkeypatch: pytest.MonkeyPatch, capsy
 
     monkeypatch.setattr(OptionParser, "parse_args", parsed)
     monkeypatch.setattr("torchcaps_lab.training.train_with", begun, raising=False)
-    monkeypatch.setattr("torchcaps_lab.training.RunFolder.unused", lambda folder: folder)
+    monkeypatch.setattr(
+        "torchcaps_lab.training.RunFolder.unused", lambda folder: folder
+    )
     monkeypatch.setattr("torchcaps_lab.cli.places.There.check", lambda *_: None)
     guessed = Guess({"data": {"name": "Digits"}, "run": "runs/photos"}, {})
     monkeypatch.setattr("torchcaps_lab.cli.train.guess", lambda *_: guessed)
@@ -72,4 +104,6 @@ def test_options_are_there(document: str, monkeypatch: pytest.MonkeyPatch, capsy
             continue
         except SystemExit as stop:  # of --help
             status = stop.code
-        assert status == 0, f"torchcaps {shlex.join([name, *arguments])}\n{capsys.readouterr().err}"
+        assert status == 0, (
+            f"torchcaps {shlex.join([name, *arguments])}\n{capsys.readouterr().err}"
+        )

@@ -1,4 +1,6 @@
-"""Each figure of the README and of what the recipes say is that of a result, or stands among those that are none."""
+"""Each figure of the README and of what the recipes say is that of a result, or stands
+among those that are none.
+"""
 
 import json
 import re
@@ -15,9 +17,13 @@ from docs.where_routing_pays import MARKS
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 FIGURE = r"[+-]?\d[\d,]*(?:\.\d+)?"
-UNIT = rf"(?=(?:(?:,| to| and| or| against) {FIGURE})* ?(?:%|points|parameters|million))"
+UNIT = (
+    rf"(?=(?:(?:,| to| and| or| against) {FIGURE})* ?(?:%|points|parameters|million))"
+)
 CLAIM = re.compile(rf"(?<![\w.,-])(?:{FIGURE}{UNIT}|\d+(?:[.,]\d+)+)")
-"""Numbers that are likely results: shares, points, parameters, and all with a comma or decimals."""
+"""Numbers that are likely results: shares, points, parameters, and all with a comma or
+decimals.
+"""
 
 
 @cache
@@ -69,7 +75,11 @@ def trained(*names: str) -> list[float]:
 
 def timed(case: str, backend: str) -> dict[str, Any]:
     """A training step."""
-    taken = [row for row in read("bench-cpu")["rows"] if (row["case"], row["backend"]) == (case, backend)]
+    taken = [
+        row
+        for row in read("bench-cpu")["rows"]
+        if (row["case"], row["backend"]) == (case, backend)
+    ]
     return next(row for row in taken if row["training"])
 
 
@@ -93,13 +103,21 @@ def both(case: str) -> list[float]:
 def alone(name: str) -> int:
     """Parameters without the decoder."""
     network = tc.create_model(name)
-    return sum(p.numel() for key, p in network.named_parameters() if not key.startswith("decoder"))
+    return sum(
+        p.numel()
+        for key, p in network.named_parameters()
+        if not key.startswith("decoder")
+    )
 
 
 WHOLE = "two-digits-paper"
 ABOVE, BESIDE = "one above the other, the most active", "side by side, the most active"
 CLEAN = "single digit, accuracy"
-TWIN, DYNAMIC, KMEANS = "convolutional twin, pooled", "dynamic, accumulating, 3 steps", "inner-product K-Means, 3 steps"
+TWIN, DYNAMIC, KMEANS = (
+    "convolutional twin, pooled",
+    "dynamic, accumulating, 3 steps",
+    "inner-product K-Means, 3 steps",
+)
 VARIANT = "variant of K-Means: {}"
 SQUASHED_INSIDE = VARIANT.format("squashed in between, too")
 CAPS, CNN = "matrix capsules", "convolutional network"
@@ -112,7 +130,10 @@ LONG = "MNIST, dynamic routing, epochs: 40"
 EFFICIENT = "MNIST, Efficient-CapsNet, epochs: 40"
 TURNED = "smallNORB, Efficient-CapsNet, turned and erased, epochs: 24"
 STRETCHED = "MNIST, dynamic routing, turned and stretched, epochs: 40"
-BAYES = [f"smallNORB, variational Bayes in {steps}, epochs: 24" for steps in ("3 steps", "1 step")]
+BAYES = [
+    f"smallNORB, variational Bayes in {steps}, epochs: 24"
+    for steps in ("3 steps", "1 step")
+]
 EM_LONG = "smallNORB, EM in 2 steps, turned and erased, epochs: 48"
 WIDER = "CIFAR-10, capsules on a wider residual network, epochs: 24"
 RESIDUAL = [
@@ -127,10 +148,14 @@ STEPS = [
     VARIANT.format("4 steps"),
     VARIANT.format("5 steps"),
 ]
-SQUASHES = [VARIANT.format(f"squash {one}") for one in ("sabour", "tanh", "exponential", "rational")]
+SQUASHES = [
+    VARIANT.format(f"squash {one}")
+    for one in ("sabour", "tanh", "exponential", "rational")
+]
 BEST = ("variational_bayes", "dynamic", "self_attention", "kmeans", "sparse_attention")
 PHOTOS, PHOTOS_CNN = (
-    [f"photos500-capsnet_on_backbone{kind}-seed{seed}" for seed in (0, 1, 2)] for kind in ("", "_cnn")
+    [f"photos500-capsnet_on_backbone{kind}-seed{seed}" for seed in (0, 1, 2)]
+    for kind in ("", "_cnn")
 )
 
 
@@ -142,7 +167,10 @@ def of_compute(*of: str) -> list[float]:
 
 def by_seeds(row: str) -> list[float]:
     """Test accuracies of ``compute``, by seeds, and the longest training."""
-    return [*(100 - one for one in of_compute(row)[1:]), max(rows("compute")[row, "minutes of training"]["ours"])]
+    return [
+        *(100 - one for one in of_compute(row)[1:]),
+        max(rows("compute")[row, "minutes of training"]["ours"]),
+    ]
 
 
 def spread(values: list[float]) -> list[float]:
@@ -151,7 +179,9 @@ def spread(values: list[float]) -> list[float]:
 
 
 def in_the_table(row: str) -> list[float]:
-    """Mean and range of the test accuracies of ``compute``, the published one, and the longest training."""
+    """Mean and range of the test accuracies of ``compute``, the published one, and the
+    longest training.
+    """
     *accuracies, minutes = by_seeds(row)
     return [*spread(accuracies), 100 - of_compute(row)[0], minutes]
 
@@ -171,140 +201,352 @@ def more(recipe: str, measure: str, one: str, other: str) -> float:
 
 def gained(data: str) -> list[float]:
     """What the networks of ``routing-health`` gain over their twins of one step."""
-    differences = {row: one for (row, measure), one in rows("routing-health").items() if "difference" in measure}
-    return [mean(one["ours"]) for row, one in differences.items() if row.startswith(f"{data}: ")]
+    differences = {
+        row: one
+        for (row, measure), one in rows("routing-health").items()
+        if "difference" in measure
+    }
+    return [
+        mean(one["ours"])
+        for row, one in differences.items()
+        if row.startswith(f"{data}: ")
+    ]
 
 
 def swapped() -> list[float]:
     """The points that ``hard_kmeans`` loses, by seeds."""
-    hard, soft = (rows("routings")[name, "test error"]["ours"] for name in ("hard_kmeans", "euclidean"))
+    hard, soft = (
+        rows("routings")[name, "test error"]["ours"]
+        for name in ("hard_kmeans", "euclidean")
+    )
     return [one - other for one, other in zip(hard, soft, strict=True)]
 
 
 SAID: dict[str, list[tuple[str, list[float]]]] = {
     "README.md": [
-        ("CapsNet, dynamic routing | {} ({} to {}), three seeds | | {} | {} |", in_the_table(LONG)),
-        ("Efficient-CapsNet, self-attention | {} ({} to {}), three seeds | | {} | {} |", in_the_table(TURNED)),
-        ("Bayes in three steps | {} ({} to {}), three seeds | {} ({} to {}) | {} | {} |", [
-            *spread(by_seeds(BAYES[0])[:-1]), *spread(by_seeds(BAYES[1])[:-1]), *in_the_table(BAYES[0])[-2:],
-        ]),
-        ("residual network | {}, one seed | | {} | {} |", [in_the_table(RESIDUAL[1])[place] for place in (0, 3, 4)]),
-        ("ImageNet weights | {} ({} to {}), three seeds | its CNN: {} ({} to {}) | | {} |", [
-            *spread(accuracy(*PHOTOS)), *spread(accuracy(*PHOTOS_CNN)),
-            max(read(name)["training_seconds"] for name in (*PHOTOS, *PHOTOS_CNN)) / 60,
-        ]),
+        (
+            "CapsNet, dynamic routing | {} ({} to {}), three seeds | | {} | {} |",
+            in_the_table(LONG),
+        ),
+        (
+            "Efficient-CapsNet, self-attention | {} ({} to {}), three seeds | | {} | "
+            "{} |",
+            in_the_table(TURNED),
+        ),
+        (
+            "Bayes in three steps | {} ({} to {}), three seeds | {} ({} to {}) | {} | "
+            "{} |",
+            [
+                *spread(by_seeds(BAYES[0])[:-1]),
+                *spread(by_seeds(BAYES[1])[:-1]),
+                *in_the_table(BAYES[0])[-2:],
+            ],
+        ),
+        (
+            "residual network | {}, one seed | | {} | {} |",
+            [in_the_table(RESIDUAL[1])[place] for place in (0, 3, 4)],
+        ),
+        (
+            "ImageNet weights | {} ({} to {}), three seeds | its CNN: {} ({} to {}) | "
+            "| {} |",
+            [
+                *spread(accuracy(*PHOTOS)),
+                *spread(accuracy(*PHOTOS_CNN)),
+                max(read(name)["training_seconds"] for name in (*PHOTOS, *PHOTOS_CNN))
+                / 60,
+            ],
+        ),
     ],
     "docs/recipes.md": [
-        ("with reconstruction | {} and {} % | {} and {} % |", [
-            value for of in (published, ours)
-            for value in of("mnist-dynamic", "test error", f"1 step, {PAPER}", f"3 steps, {PAPER}")
-        ]),
-        *((f"{words} {{}} % | {{}} %; {{}}, {{}}, {{}} % |", [
-            *published(WHOLE, ABOVE, row), *ours("two-digits", ABOVE, row), *rows(WHOLE)[row, ABOVE]["ours"],
-        ]) for words, row in (("pooled | about", TWIN), ("K-Means | over", KMEANS))),
-        ("inside | about {} % | {}, {}, {} % (paper preset) |", [
-            *published(WHOLE, ABOVE, SQUASHED_INSIDE), *rows(WHOLE)[SQUASHED_INSIDE, ABOVE]["ours"],
-        ]),
-        ("accumulating | | {} %; {}, {}, {} % |", [
-            *ours("two-digits", ABOVE, DYNAMIC), *rows(WHOLE)[DYNAMIC, ABOVE]["ours"],
-        ]),
-        ("not both found | CapsNet | {} % | {} % |", [
-            *published("multimnist", "exact-pair test error", "CapsNet, 3 steps"),
-            *ours("multimnist", "exact-pair test error", "CapsNet, 3 steps"),
-        ]),
-        ("digits under affine transforms ({} and {} %)", ours(
-            "affine", "validation accuracy at the end of training (placed at random)", *PAIR
-        )),
-        *((f"| {name} | {{}} % (affNIST) | {{}} % (", [
-            *published("affine", "affine test accuracy", name), *ours("affine", "affine test accuracy", name),
-        ]) for name in PAIR),
-        ("told pose and class | none | {} %, its slant follows with r = {}, thickness {} |", [
-            mean(rows("transfer")["decoder told pose and class", measure]["ours"])
-            for measure in ("content's class seen", *(f"correlation with the style's {one}" for one in STYLE))
-        ]),
-        ("2, 3 and 5 steps | {}, {}, {} and {} % | {}, {}, {} and {} % |", [
-            *published("smallnorb-em", "test error", *EM), *ours("smallnorb-em", "test error", *EM),
-        ]),
-        ("| | CNN | {} % | {} % | | `mnist-em`", [
-            *published("smallnorb-em", "test error", CNN), *ours("smallnorb-em", "test error", CNN),
-        ]),
-        ("EM, dynamic, dynamic routing | {}, {}, {} % | {}, {}, {} % |", [
-            value for of in (published, ours)
-            for recipe, row in OTHERS.items()
-            for value in of(recipe, "test error", row)
-        ]),
-        ("further and stretched | {} % | {}, {}, {}; {}, {}, {} % |", of_compute(LONG, STRETCHED)[1:]),
-        ("Fashion-MNIST, MultiMNIST, CIFAR-10 | {}, {}, {} % | {}, {}, {} % |", [
-            value for one in (published, ours) for value in one("compute", "test error", *RESIDUAL)
-        ]),
-        ("erased, three seeds | {}; {} % | {}, {}; {}, {}, {} % |", of_compute(EFFICIENT, TURNED)),
-        ("EM in 2 steps, smallNORB, turned and erased | {} % | {} % |", of_compute(EM_LONG)),
+        (
+            "with reconstruction | {} and {} % | {} and {} % |",
+            [
+                value
+                for of in (published, ours)
+                for value in of(
+                    "mnist-dynamic",
+                    "test error",
+                    f"1 step, {PAPER}",
+                    f"3 steps, {PAPER}",
+                )
+            ],
+        ),
+        *(
+            (
+                f"{words} {{}} % | {{}} %; {{}}, {{}}, {{}} % |",
+                [
+                    *published(WHOLE, ABOVE, row),
+                    *ours("two-digits", ABOVE, row),
+                    *rows(WHOLE)[row, ABOVE]["ours"],
+                ],
+            )
+            for words, row in (("pooled | about", TWIN), ("K-Means | over", KMEANS))
+        ),
+        (
+            "inside | about {} % | {}, {}, {} % (paper preset) |",
+            [
+                *published(WHOLE, ABOVE, SQUASHED_INSIDE),
+                *rows(WHOLE)[SQUASHED_INSIDE, ABOVE]["ours"],
+            ],
+        ),
+        (
+            "accumulating | | {} %; {}, {}, {} % |",
+            [
+                *ours("two-digits", ABOVE, DYNAMIC),
+                *rows(WHOLE)[DYNAMIC, ABOVE]["ours"],
+            ],
+        ),
+        (
+            "not both found | CapsNet | {} % | {} % |",
+            [
+                *published("multimnist", "exact-pair test error", "CapsNet, 3 steps"),
+                *ours("multimnist", "exact-pair test error", "CapsNet, 3 steps"),
+            ],
+        ),
+        (
+            "digits under affine transforms ({} and {} %)",
+            ours(
+                "affine",
+                "validation accuracy at the end of training (placed at random)",
+                *PAIR,
+            ),
+        ),
+        *(
+            (
+                f"| {name} | {{}} % (affNIST) | {{}} % (",
+                [
+                    *published("affine", "affine test accuracy", name),
+                    *ours("affine", "affine test accuracy", name),
+                ],
+            )
+            for name in PAIR
+        ),
+        (
+            "told pose and class | none | {} %, its slant follows with r = {}, "
+            "thickness {} |",
+            [
+                mean(rows("transfer")["decoder told pose and class", measure]["ours"])
+                for measure in (
+                    "content's class seen",
+                    *(f"correlation with the style's {one}" for one in STYLE),
+                )
+            ],
+        ),
+        (
+            "2, 3 and 5 steps | {}, {}, {} and {} % | {}, {}, {} and {} % |",
+            [
+                *published("smallnorb-em", "test error", *EM),
+                *ours("smallnorb-em", "test error", *EM),
+            ],
+        ),
+        (
+            "| | CNN | {} % | {} % | | `mnist-em`",
+            [
+                *published("smallnorb-em", "test error", CNN),
+                *ours("smallnorb-em", "test error", CNN),
+            ],
+        ),
+        (
+            "EM, dynamic, dynamic routing | {}, {}, {} % | {}, {}, {} % |",
+            [
+                value
+                for of in (published, ours)
+                for recipe, row in OTHERS.items()
+                for value in of(recipe, "test error", row)
+            ],
+        ),
+        (
+            "further and stretched | {} % | {}, {}, {}; {}, {}, {} % |",
+            of_compute(LONG, STRETCHED)[1:],
+        ),
+        (
+            "Fashion-MNIST, MultiMNIST, CIFAR-10 | {}, {}, {} % | {}, {}, {} % |",
+            [
+                value
+                for one in (published, ours)
+                for value in one("compute", "test error", *RESIDUAL)
+            ],
+        ),
+        (
+            "erased, three seeds | {}; {} % | {}, {}; {}, {}, {} % |",
+            of_compute(EFFICIENT, TURNED),
+        ),
+        (
+            "EM in 2 steps, smallNORB, turned and erased | {} % | {} % |",
+            of_compute(EM_LONG),
+        ),
         ("no routing | {} % | {}, {}, {}; {}, {}, {} % |", of_compute(*BAYES)[1:]),
-        ("self-attention has {} %, without routing {} %", ours("compute", "test error", *BAYES)),
-        ("chose: {} %, the mean of three seeds,", ours("compute", "test error", TURNED)),
-        ("its paper, at {} % after 48, turned and erased. CIFAR-10 is at {} % after 40 epochs, on a wider network at "
-         "{} % after 24", ours("compute", "test error", EM_LONG, RESIDUAL[-1], WIDER)),
-        ("FGSM, epsilon {}, white box (without attack {} and {} %) | EM routing, CNN | curves | {}, {} % |", [
-            0.01, *attack("no attack", CAPS, CNN), *attack("FGSM 0.01, untargeted, white box", CAPS, CNN),
-        ]),
-        *((f"{start} {{}}; {{}} % |", [
-            *ours("words", "test accuracy", f"TREC: {row}"), *ours("words", EXACT, f"TREC: {row}"),
-        ]) for start, row in (
-            ("capsules of maxima | none |", "capsules of maxima"),
-            ("(form B, trained word vectors) |", "capsules, form A"),
-            ("(softmax) |", "CNN, a sigmoid for each class"),
-        )),
-        ("| capsules, form A | {} % (form B", published("words", "test accuracy", "TREC: capsules, form B")),
-        ("| CNN | {} % (softmax)", published("words", "test accuracy", "TREC: CNN, softmax")),
+        (
+            "self-attention has {} %, without routing {} %",
+            ours("compute", "test error", *BAYES),
+        ),
+        (
+            "chose: {} %, the mean of three seeds,",
+            ours("compute", "test error", TURNED),
+        ),
+        (
+            "its paper, at {} % after 48, turned and erased. CIFAR-10 is at {} % "
+            "after 40 epochs, on a wider network at "
+            "{} % after 24",
+            ours("compute", "test error", EM_LONG, RESIDUAL[-1], WIDER),
+        ),
+        (
+            "FGSM, epsilon {}, white box (without attack {} and {} %) | EM routing, "
+            "CNN | curves | {}, {} % |",
+            [
+                0.01,
+                *attack("no attack", CAPS, CNN),
+                *attack("FGSM 0.01, untargeted, white box", CAPS, CNN),
+            ],
+        ),
+        *(
+            (
+                f"{start} {{}}; {{}} % |",
+                [
+                    *ours("words", "test accuracy", f"TREC: {row}"),
+                    *ours("words", EXACT, f"TREC: {row}"),
+                ],
+            )
+            for start, row in (
+                ("capsules of maxima | none |", "capsules of maxima"),
+                ("(form B, trained word vectors) |", "capsules, form A"),
+                ("(softmax) |", "CNN, a sigmoid for each class"),
+            )
+        ),
+        (
+            "| capsules, form A | {} % (form B",
+            published("words", "test accuracy", "TREC: capsules, form B"),
+        ),
+        (
+            "| CNN | {} % (softmax)",
+            published("words", "test accuracy", "TREC: CNN, softmax"),
+        ),
         ("3 steps | | {} to {} points |", ends(gained("MNIST"))),
         ("2, 3 and 5 steps | | {}, {}, {} points |", gained("smallNORB")),
-        ("most stay (claimed) | {}, {}, {} % |", ours(
-            "routing-health", "test images whose class the routing changes", *(f"smallNORB: {row}" for row in EM[1:])
-        )),
-        ("{} parameters against the CNN's {}, equal accuracy without transforms: {} points less", [
-            *parameters("affine", *PAIR), more("affine", "affine test accuracy", "CNN", "CapsNet"),
-        ]),
+        (
+            "most stay (claimed) | {}, {}, {} % |",
+            ours(
+                "routing-health",
+                "test images whose class the routing changes",
+                *(f"smallNORB: {row}" for row in EM[1:]),
+            ),
+        ),
+        (
+            "{} parameters against the CNN's {}, equal accuracy without transforms: "
+            "{} points less",
+            [
+                *parameters("affine", *PAIR),
+                more("affine", "affine test accuracy", "CNN", "CapsNet"),
+            ],
+        ),
         ("images**, {} against {} parameters", parameters("adversarial", CAPS, CNN)),
-        ("FGSM at {} in the white box leaves the capsules {} % and the CNN {} %,", [
-            0.1, *attack("FGSM 0.1, untargeted, white box", CAPS, CNN),
-        ]),
-        ("random signs of {} leave {} and {} %.", [0.1, *attack("random signs 0.1", CAPS, CNN)]),
-        ("FGSM at {} ({} and {} %)", [0.01, *attack("FGSM 0.01, untargeted, white box", CAPS, CNN)]),
-        ("BIM at {} ({} and {} %)", [0.01, *attack("BIM 0.01, untargeted, white box", CAPS, CNN)]),
-        ("from one**, {} against {} parameters, three seeds: {} to {} points more", [
-            *parameters(WHOLE, DYNAMIC, TWIN), *(more(WHOLE, ABOVE, one, TWIN) for one in (DYNAMIC, KMEANS)),
-        ]),
-        ("no routing, finds {} %, and three find {} %; side by side, {} and {} %; with {} parameters (quick preset, "
-         "one seed) {} and {} %", [
-            *found(STEPS[0], KMEANS), *ours(WHOLE, BESIDE, STEPS[0], KMEANS), *parameters("two-digits", STEPS[0]),
-            *ours("two-digits", ABOVE, STEPS[0], VARIANT.format("none (3 steps, squash half)")),
-        ]),
+        (
+            "FGSM at {} in the white box leaves the capsules {} % and the CNN {} %,",
+            [
+                0.1,
+                *attack("FGSM 0.1, untargeted, white box", CAPS, CNN),
+            ],
+        ),
+        (
+            "random signs of {} leave {} and {} %.",
+            [0.1, *attack("random signs 0.1", CAPS, CNN)],
+        ),
+        (
+            "FGSM at {} ({} and {} %)",
+            [0.01, *attack("FGSM 0.01, untargeted, white box", CAPS, CNN)],
+        ),
+        (
+            "BIM at {} ({} and {} %)",
+            [0.01, *attack("BIM 0.01, untargeted, white box", CAPS, CNN)],
+        ),
+        (
+            "from one**, {} against {} parameters, three seeds: {} to {} points more",
+            [
+                *parameters(WHOLE, DYNAMIC, TWIN),
+                *(more(WHOLE, ABOVE, one, TWIN) for one in (DYNAMIC, KMEANS)),
+            ],
+        ),
+        (
+            "no routing, finds {} %, and three find {} %; side by side, {} and {} %; "
+            "with {} parameters (quick preset, "
+            "one seed) {} and {} %",
+            [
+                *found(STEPS[0], KMEANS),
+                *ours(WHOLE, BESIDE, STEPS[0], KMEANS),
+                *parameters("two-digits", STEPS[0]),
+                *ours(
+                    "two-digits",
+                    ABOVE,
+                    STEPS[0],
+                    VARIANT.format("none (3 steps, squash half)"),
+                ),
+            ],
+        ),
         ("(1 to 5 steps: {}, {}, {}, {}, {} %)", found(*STEPS)),
-        ("of {}: {} %), nor do tanh, {} %, and 1 - exp(-n), {} %; n / (1 + n) finds {} %", [0.5, *found(*SQUASHES)]),
-        ("of length 1, find {} %; dynamic routing without accumulation {} %", found(
-            SQUASHED_INSIDE, "dynamic, not accumulating, 3 steps"
-        )),
-        ("learns, at {} % test error with 8 layers. Without it, {} % are wrong. Layers need no squash in between: "
-         "without one, and with a bias, 8 layers have {} %", ours("depth", "test error", *(
-             f"8 layers, {kind}" for kind in ("squashed, bias", "squashed", "not squashed, bias")
-        ))),
-        ("with {} to {} % test error, and {} to {} % under affine", [
-            *ends(of_routings("test error", *BEST)), *ends(of_routings("error under affine transforms", *BEST)),
-        ]),
-        ("no routing at all, has {} and {} %", [
-            *of_routings("test error", "mean"), *of_routings("error under affine transforms", "mean"),
-        ]),
-        ("nearly uniform (entropy {} to {})", ends(of_routings("entropy of the assignment", *BEST))),
-        ("decide (entropy {} to {})", ends(of_routings("entropy of the assignment", "em", "heinsen_2019"))),
+        (
+            "of {}: {} %), nor do tanh, {} %, and 1 - exp(-n), {} %; n / (1 + n) "
+            "finds {} %",
+            [0.5, *found(*SQUASHES)],
+        ),
+        (
+            "of length 1, find {} %; dynamic routing without accumulation {} %",
+            found(SQUASHED_INSIDE, "dynamic, not accumulating, 3 steps"),
+        ),
+        (
+            "learns, at {} % test error with 8 layers. Without it, {} % are wrong. "
+            "Layers need no squash in between: "
+            "without one, and with a bias, 8 layers have {} %",
+            ours(
+                "depth",
+                "test error",
+                *(
+                    f"8 layers, {kind}"
+                    for kind in ("squashed, bias", "squashed", "not squashed, bias")
+                ),
+            ),
+        ),
+        (
+            "with {} to {} % test error, and {} to {} % under affine",
+            [
+                *ends(of_routings("test error", *BEST)),
+                *ends(of_routings("error under affine transforms", *BEST)),
+            ],
+        ),
+        (
+            "no routing at all, has {} and {} %",
+            [
+                *of_routings("test error", "mean"),
+                *of_routings("error under affine transforms", "mean"),
+            ],
+        ),
+        (
+            "nearly uniform (entropy {} to {})",
+            ends(of_routings("entropy of the assignment", *BEST)),
+        ),
+        (
+            "decide (entropy {} to {})",
+            ends(of_routings("entropy of the assignment", "em", "heinsen_2019")),
+        ),
         ("loses {} to {} points of accuracy", ends(swapped())),
-        ("goes from {} % (`homogeneous`) to {} % (`spectral`)", of_routings(
-            "expected calibration error", "homogeneous", "spectral"
-        )),
-        ("nearly all of them to {} to {} %", ends([mean(row["ours"]) for row in rows("routings").values() if (
-            row["measure"] == "the same, temperature fitted" and row["row"] != "self_routing"
-        )])),
+        (
+            "goes from {} % (`homogeneous`) to {} % (`spectral`)",
+            of_routings("expected calibration error", "homogeneous", "spectral"),
+        ),
+        (
+            "nearly all of them to {} to {} %",
+            ends(
+                [
+                    mean(row["ours"])
+                    for row in rows("routings").values()
+                    if (
+                        row["measure"] == "the same, temperature fitted"
+                        and row["row"] != "self_routing"
+                    )
+                ]
+            ),
+        ),
     ],
-}  # fmt: skip
+}
 """Words around figures, which stand as ``{}``, and what these are."""
 
 NONE = {
@@ -333,7 +575,9 @@ def is_rounded(figure: str, value: float) -> bool:
 
 
 def complaints(text: str, document: str) -> list[str]:
-    """Figures that are not those of their results, words that are not found, and figures that nobody vouches for."""
+    """Figures that are not those of their results, words that are not found, and
+    figures that nobody vouches for.
+    """
     found, told = [], text
     for words, values in SAID[document]:
         places = list(re.finditer(pattern(words), text))
@@ -341,13 +585,20 @@ def complaints(text: str, document: str) -> list[str]:
             found.append(f"{len(places)} times, of {len(values)} figures: {words}")
             continue
         for group, value in enumerate(values, start=1):
-            found += [] if is_rounded(places[0][group], value) else [f"{places[0][group]} is {value}: {words}"]
+            found += (
+                []
+                if is_rounded(places[0][group], value)
+                else [f"{places[0][group]} is {value}: {words}"]
+            )
             start, end = places[0].span(group)
             told = f"{told[:start]}{'_' * (end - start)}{told[end:]}"
     for words in NONE[document]:
         found += [] if words in told else [f"not found: {words}"]
         told = told.replace(words, " ")
-    return found + [f"of no result: {told[place.start() - 40 : place.end() + 30]}" for place in CLAIM.finditer(told)]
+    return found + [
+        f"of no result: {told[place.start() - 40 : place.end() + 30]}"
+        for place in CLAIM.finditer(told)
+    ]
 
 
 @pytest.mark.parametrize("document", SAID)
@@ -362,10 +613,17 @@ def test_no_digit_can_be_another(document: str) -> None:
         (place,) = re.finditer(pattern(words), text)
         for group in range(1, place.re.groups + 1):
             last = place.end(group) - 1
-            assert complaints(f"{text[:last]}{(int(text[last]) + 1) % 10}{text[last + 1 :]}", document), place[0]
+            assert complaints(
+                f"{text[:last]}{(int(text[last]) + 1) % 10}{text[last + 1 :]}", document
+            ), place[0]
 
 
 def test_a_new_figure_needs_a_result() -> None:
     text = text_of("README.md")
-    for claim in ("Capsules find 97 %.", "0.5 points more", "of 1,234,567", "3 million"):
+    for claim in (
+        "Capsules find 97 %.",
+        "0.5 points more",
+        "of 1,234,567",
+        "3 million",
+    ):
         assert complaints(f"{text} {claim}", "README.md"), claim

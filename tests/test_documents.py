@@ -28,30 +28,54 @@ DOCUMENTS = sorted(
 
 
 def test_the_torch_that_is_asked_for_is_one() -> None:
-    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", *DOCUMENTS)]
-    assert len({version for text in texts for version in re.findall(r"torch>=([\d.]+)", text)}) == 1
+    texts = [
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("pyproject.toml", *DOCUMENTS)
+    ]
+    assert (
+        len(
+            {
+                version
+                for text in texts
+                for version in re.findall(r"torch>=([\d.]+)", text)
+            }
+        )
+        == 1
+    )
 
 
 def python_blocks(document: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL)
+    return re.findall(
+        r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), re.DOTALL
+    )
 
 
-@pytest.mark.parametrize("document", [document for document in DOCUMENTS if python_blocks(document)])
+@pytest.mark.parametrize(
+    "document", [document for document in DOCUMENTS if python_blocks(document)]
+)
 def test_what_code_imports_is_there(document: str) -> None:
     """The guide is executed among the slow tests only."""
-    for node in (node for block in python_blocks(document) for node in ast.walk(ast.parse(block))):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("torchcaps"):
+    for node in (
+        node for block in python_blocks(document) for node in ast.walk(ast.parse(block))
+    ):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
+            "torchcaps"
+        ):
             exec(ast.unparse(node), {})
 
 
 def trained(folder: Path) -> None:
     """A run ``runs/photos`` and an image ``new.jpg``, which the documents speak of."""
     network = tc.create_model("capsnet_digits", image_shape=(3, 16, 16), classes=2)
-    network.save_pretrained(folder / "runs" / "photos" / "model", classes=["cat", "dog"])
+    network.save_pretrained(
+        folder / "runs" / "photos" / "model", classes=["cat", "dog"]
+    )
     Image.new("RGB", (40, 30), "gold").save(folder / "new.jpg")
 
 
-def executed(document: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def executed(
+    document: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
     """The names that the code of a document defines, block after block."""
     monkeypatch.chdir(folder)
     trained(folder)
@@ -61,7 +85,9 @@ def executed(document: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> di
     return names
 
 
-def test_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = executed("README.md", tmp_path, monkeypatch)
     assert names["capsules"].activation.shape == (359, 10)
     assert names["capsules"].pose.shape == (359, 10, 16)
@@ -71,7 +97,9 @@ def test_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert set(names["answer"].lengths) == {"cat", "dog"}
 
 
-def test_code_of_layers_and_networks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_layers_and_networks_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = executed("docs/layers.md", tmp_path, monkeypatch)
     assert names["capsules"].activation.shape == (4, 10)
     assert names["capsules"].pose.shape == (4, 10, 16)
@@ -80,18 +108,31 @@ def test_code_of_layers_and_networks_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert names["prediction"].reconstruction.shape == (1, 3, 32, 32)
 
 
-def test_code_of_interests_slots_and_series_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert executed("docs/interests.md", tmp_path, monkeypatch)["interests"].shape == (2, 4, 64)
+def test_code_of_interests_slots_and_series_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert executed("docs/interests.md", tmp_path, monkeypatch)["interests"].shape == (
+        2,
+        4,
+        64,
+    )
     assert executed("docs/slots.md", tmp_path, monkeypatch)["loss"].isfinite()
     assert executed("docs/series.md", tmp_path, monkeypatch)["network"].classes == 7
     assert executed("docs/segmentation.md", tmp_path, monkeypatch)["volumes"].axes == 3
 
 
 def test_code_of_sets_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert executed("docs/sets.md", tmp_path, monkeypatch)["shares"].shape == (8, 20, 4, 2)
+    assert executed("docs/sets.md", tmp_path, monkeypatch)["shares"].shape == (
+        8,
+        20,
+        4,
+        2,
+    )
 
 
-def test_code_of_layers_over_other_grids_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_layers_over_other_grids_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = executed("docs/layers.md", tmp_path, monkeypatch)
     assert names["phrases"].pose.shape == (4, 18, 16, 8)
     assert names["topics"].activation.shape == (4, 5)
@@ -99,7 +140,9 @@ def test_code_of_layers_over_other_grids_runs(tmp_path: Path, monkeypatch: pytes
     assert not names["seen"].all()
 
 
-def test_code_of_using_a_trained_network_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_using_a_trained_network_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answer = executed("docs/training.md", tmp_path, monkeypatch)["answer"]
     assert set(answer.lengths) == {"cat", "dog"}
     assert sum(answer.probabilities.values()) == pytest.approx(1)
@@ -110,18 +153,24 @@ def test_code_of_routings_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(names["later"].pose, names["at_once"].pose)
 
 
-def test_code_of_choosing_a_backend_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_choosing_a_backend_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = executed("docs/speed.md", tmp_path, monkeypatch)
     assert names["given"].backend == "chunked"
     assert names["small"].backend == "naive"
 
 
-def test_code_of_looking_inside_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_looking_inside_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = executed("docs/explaining.md", tmp_path, monkeypatch)
     assert names["routed"].assignment.shape == (4, 1152, 10)
     assert names["routed"].votes.dense().shape == (4, 1152, 10, 16)
     assert len(names["observation"].reconstructions) == len(names["selection"])
-    assert {"reconstructions", "assignments"} <= {data["kind"] for data in names["shown"]}
+    assert {"reconstructions", "assignments"} <= {
+        data["kind"] for data in names["shown"]
+    }
 
 
 @pytest.mark.thorough
@@ -144,11 +193,19 @@ assert (page.parent / "lengths.png").stat().st_size > 1000
 assert '"kind": "lengths"' in (page.parent / "exhibits.json").read_text()
 """
     code = tmp_path / "my_parts.py"
-    few = "import torchcaps_lab.report.observe\n\ntorchcaps_lab.report.observe._SAMPLES = 4"  # as in tests/conftest.py
+    few = (
+        "import "
+        "torchcaps_lab.report.observe\n\ntorchcaps_lab.report.observe._SAMPLES = 4"
+    )  # as in tests/conftest.py
     code.write_text("\n\n".join([few, *python_blocks("docs/extending.md"), facts]))
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'lab'}"}
     done = subprocess.run(
-        [sys.executable, code.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, code.name],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 
@@ -161,14 +218,18 @@ def test_code_of_a_recipe_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             training_options({"run": "x", **recipe.job(settings, row)[1]})
 
 
-def test_code_of_the_explorer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_the_explorer_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = executed("docs/explore.md", tmp_path, monkeypatch)
     assert names["again"].shape == (1, 10)
     assert not torch.equal(names["again"], names["look"].activation)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_code_of_attribution_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_attribution_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = executed("docs/attribution.md", tmp_path, monkeypatch)
     assert names["pixels"].shape == (4, 1, 16, 16)
     assert names["conductance"].shape == names["routing"].shape == (4, 12, 12)
@@ -180,28 +241,64 @@ def test_code_of_poses_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names["way"].shape == (4, 5, 1, 8, 8)
 
 
-def test_code_of_pretrained_networks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_pretrained_networks_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = executed("docs/pretrained.md", tmp_path, monkeypatch)
     state = names["reader"].network.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in names["model"].state_dict().items())
+    assert all(
+        torch.equal(value, state[name])
+        for name, value in names["model"].state_dict().items()
+    )
 
 
 def test_code_of_words_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = Words.of(["a film that I shall see again", "a film that nobody should see"])
     small = {"word_dim": 8, "types": 2, "parts": 2, "pose_dim": 3}
     network = tc.create_model("text_encoder", vocabulary=len(words), classes=2, **small)
-    network.save_pretrained(tmp_path / "runs" / "reviews" / "model", classes=["bad", "good"], words=words.config())
+    network.save_pretrained(
+        tmp_path / "runs" / "reviews" / "model",
+        classes=["bad", "good"],
+        words=words.config(),
+    )
     names = executed("docs/words.md", tmp_path, monkeypatch)
     assert names["shares"].shape == (1, 7, 2)
 
 
 def test_no_code_is_left_unexecuted() -> None:
-    """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's file."""
-    with_code = {document for document in DOCUMENTS if python_blocks(document) and "guide/" not in document}
-    pages = ("attribution", "explaining", "explore", "extending", "first-steps", "interests", "layers", "poses",
-             "pretrained", "recipes", "routings", "segmentation", "series", "sets", "slots", "speed", "training",
-             "words")  # fmt: skip
-    assert with_code == {"README.md", "CONTRIBUTING.md", *(f"docs/{page}.md" for page in pages)}
+    """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's
+    file.
+    """
+    with_code = {
+        document
+        for document in DOCUMENTS
+        if python_blocks(document) and "guide/" not in document
+    }
+    pages = (
+        "attribution",
+        "explaining",
+        "explore",
+        "extending",
+        "first-steps",
+        "interests",
+        "layers",
+        "poses",
+        "pretrained",
+        "recipes",
+        "routings",
+        "segmentation",
+        "series",
+        "sets",
+        "slots",
+        "speed",
+        "training",
+        "words",
+    )
+    assert with_code == {
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{page}.md" for page in pages),
+    }
 
 
 def test_readme_is_short() -> None:
@@ -215,7 +312,13 @@ def test_readme_is_short() -> None:
 def prose(document: str) -> list[str]:
     """The sentences of a document, without code, tables and headings."""
     text = (ROOT / document).read_text(encoding="utf-8")
-    for left_out in (r"```.*?```", r"<!--.*?-->|<[^>]+>", r"^\s*\|.*?$", r"^#.*?$", r"`[^`]*`"):
+    for left_out in (
+        r"```.*?```",
+        r"<!--.*?-->|<[^>]+>",
+        r"^\s*\|.*?$",
+        r"^#.*?$",
+        r"`[^`]*`",
+    ):
         text = re.sub(left_out, " ", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     parts = re.split(r"(?<=[.!?])\s+|\n\s*\n|\n\s*- ", text)
@@ -238,19 +341,28 @@ def test_contributing_has_the_import_order_of_the_house() -> None:
 
 def anchors(document: Path) -> set[str]:
     """The names that headings can be linked by, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    headings = re.findall(
+        r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    }
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_relative_links_of_the_documents_exist(document: str) -> None:
     place = ROOT / document
     text = re.sub(r"```.*?```", "", place.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)|<img src=\"(?!https?:)([^\"]+)\"", text):
+    for link in re.findall(
+        r"\]\((?!https?:)([^)\s]+)\)|<img src=\"(?!https?:)([^\"]+)\"", text
+    ):
         path, _, anchor = "".join(link).partition("#")
         target = place.parent / path if path else place
         assert target.exists(), f"{document} links to {path}"
-        assert not anchor or anchor in anchors(target), f"{document} links to {path}#{anchor}"
+        assert not anchor or anchor in anchors(target), (
+            f"{document} links to {path}#{anchor}"
+        )
 
 
 def test_every_document_is_reached_from_the_readme() -> None:
@@ -259,6 +371,10 @@ def test_every_document_is_reached_from_the_readme() -> None:
         document = todo.pop().resolve()
         if document.suffix == ".md" and document not in reached:
             reached.add(document)
-            links = re.findall(r"\]\((?!https?:)([^)#\s]+)", document.read_text(encoding="utf-8"))
+            links = re.findall(
+                r"\]\((?!https?:)([^)#\s]+)", document.read_text(encoding="utf-8")
+            )
             todo += [document.parent / link for link in links]
-    assert {path.relative_to(ROOT.resolve()).as_posix() for path in reached} == set(DOCUMENTS)
+    assert {path.relative_to(ROOT.resolve()).as_posix() for path in reached} == set(
+        DOCUMENTS
+    )

@@ -1,4 +1,6 @@
-"""What keeps variances and divisors from 0 does so in float32, which routing computes in."""
+"""What keeps variances and divisors from 0 does so in float32, which routing computes
+in.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,7 +12,13 @@ from torch import Tensor
 
 from torchcaps.layers import PoseNorm
 from torchcaps.mixture import GaussianMixture
-from torchcaps.mixture.steps import Costs, activation_step, em_step, mixture_step, weighted_step
+from torchcaps.mixture.steps import (
+    Costs,
+    activation_step,
+    em_step,
+    mixture_step,
+    weighted_step,
+)
 from torchcaps.numerics import LEAST_FLOOR, check_floor
 from torchcaps.ops import Votes
 from torchcaps.routing import (
@@ -28,40 +36,77 @@ I, J, H = 6, 3, 4
 
 def votes(children: Tensor | None = None) -> Votes:
     generator = torch.Generator().manual_seed(0)
-    children = torch.randn(2, I, H, generator=generator) if children is None else children
+    children = (
+        torch.randn(2, I, H, generator=generator) if children is None else children
+    )
     return Votes(children, torch.randn(children.shape[1], J, H, H, generator=generator))
 
 
 def em(votes: Votes, floor: float) -> Routed:
-    return em_routing(votes, None, torch.zeros(J), torch.zeros(J), [0.01, 0.02, 0.03], EMSettings(variance_floor=floor))
+    return em_routing(
+        votes,
+        None,
+        torch.zeros(J),
+        torch.zeros(J),
+        [0.01, 0.02, 0.03],
+        EMSettings(variance_floor=floor),
+    )
 
 
 def heinsen(votes: Votes, floor: float) -> Routed:
-    return heinsen_2019_routing(votes, None, torch.ones(1, J), torch.ones(1, J), epsilon=floor)
+    return heinsen_2019_routing(
+        votes, None, torch.ones(1, J), torch.ones(1, J), epsilon=floor
+    )
 
 
 COSTS = Costs(torch.zeros(J), torch.zeros(J), 1.0)
 NEEDED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "heinsen_2019": ("epsilon", lambda floor: heinsen(votes(), floor)),
-    "attention": ("epsilon", lambda floor: attention_routing(votes(), None, epsilon=floor)),
-    "degree_centrality": ("epsilon", lambda floor: degree_centrality_routing(votes(), epsilon=floor)),
+    "attention": (
+        "epsilon",
+        lambda floor: attention_routing(votes(), None, epsilon=floor),
+    ),
+    "degree_centrality": (
+        "epsilon",
+        lambda floor: degree_centrality_routing(votes(), epsilon=floor),
+    ),
     "BatchStandard": ("epsilon", lambda floor: BatchStandard(3, epsilon=floor)),
     "PoseNorm": ("eps", lambda floor: PoseNorm(3, 4, eps=floor)),
 }
 OR_NONE: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "GaussianMixture": ("reg_covar", lambda floor: GaussianMixture(2, reg_covar=floor).fit(torch.eye(8).numpy())),
+    "GaussianMixture": (
+        "reg_covar",
+        lambda floor: GaussianMixture(2, reg_covar=floor).fit(torch.eye(8).numpy()),
+    ),
     "mixture_step": ("floor", lambda floor: mixture_step(votes(), floor=floor)),
-    "activation_step": ("floor", lambda floor: activation_step(votes(), None, COSTS, floor=floor)),
-    "weighted_step": ("floor", lambda floor: weighted_step(votes(), None, None, COSTS, floor=floor)),
-    "em_step": ("floor", lambda floor: em_step(votes(), None, None, COSTS, floor=floor)),
+    "activation_step": (
+        "floor",
+        lambda floor: activation_step(votes(), None, COSTS, floor=floor),
+    ),
+    "weighted_step": (
+        "floor",
+        lambda floor: weighted_step(votes(), None, None, COSTS, floor=floor),
+    ),
+    "em_step": (
+        "floor",
+        lambda floor: em_step(votes(), None, None, COSTS, floor=floor),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", [*NEEDED, *OR_NONE])
 @pytest.mark.parametrize("floor", [1e-300, 1e-40, 1e-20, 1e20])
-def test_a_floor_that_float32_cannot_hold_is_told_by_name(case: str, floor: float) -> None:
+def test_a_floor_that_float32_cannot_hold_is_told_by_name(
+    case: str, floor: float
+) -> None:
     name, make = (NEEDED | OR_NONE)[case]
-    with pytest.raises(ValueError, match=rf"^{name} must be above 0 and finite in float32.* from 1.1e-19 to 9.2e\+18"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            rf"^{name} must be above 0 and finite in float32.* from 1.1e-19 to "
+            r"9.2e\+18"
+        ),
+    ):
         make(floor)
 
 
@@ -92,10 +137,18 @@ def test_least_floor() -> None:
 
 
 @pytest.mark.parametrize("routing", [em, heinsen], ids=["em", "heinsen_2019"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_one_child_under_the_least_floor(routing: Callable[[Votes, float], Routed], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+)
+def test_one_child_under_the_least_floor(
+    routing: Callable[[Votes, float], Routed], dtype: torch.dtype
+) -> None:
     """Its parents have variance 0 but for the floor."""
-    children = torch.randn(2, 1, H, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    children = (
+        torch.randn(2, 1, H, generator=torch.Generator().manual_seed(1))
+        .to(dtype)
+        .requires_grad_()
+    )
     routed = routing(votes(children), LEAST_FLOOR)
     (routed.pose.float().square().sum() + routed.activation.float().sum()).backward()
     for found in (routed.pose, routed.activation, routed.assignment, children.grad):

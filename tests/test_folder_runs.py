@@ -5,14 +5,38 @@ import json
 import pytest
 from PIL import Image
 
-from tests.data.folders import BROKEN, LEFT_OUT, LIMIT, READ, make_root, make_troubles, save
+from tests.data.folders import (
+    BROKEN,
+    LEFT_OUT,
+    LIMIT,
+    READ,
+    make_root,
+    make_troubles,
+    save,
+)
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import ImageFolder
 from torchcaps_lab.data.manifest import readable
 
 SMALL = [
-    *("--model", "capsnet_digits", "--model_args.channels", "4", "--model_args.types", "2"),
-    *("--model_args.decoder_hidden", "[4]", "--epochs", "1", "--trainer.accelerator", "cpu", "--report", "false"),
+    *(
+        "--model",
+        "capsnet_digits",
+        "--model_args.channels",
+        "4",
+        "--model_args.types",
+        "2",
+    ),
+    *(
+        "--model_args.decoder_hidden",
+        "[4]",
+        "--epochs",
+        "1",
+        "--trainer.accelerator",
+        "cpu",
+        "--report",
+        "false",
+    ),
 ]
 
 
@@ -21,8 +45,12 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path / "cache"))
 
 
-def test_evaluate_explain_and_resume_use_the_split_of_the_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("torchcaps_lab.report.write_report", lambda folder, *_: folder)  # the drawing takes its time
+def test_evaluate_explain_and_resume_use_the_split_of_the_run(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        "torchcaps_lab.report.write_report", lambda folder, *_: folder
+    )  # the drawing takes its time
     root, run = make_root(tmp_path / "images"), tmp_path / "run"
     options = ["--data", "ImageFolder", "--data.root", str(root)]
     assert main(["train", *options, "--run", str(run), *SMALL]) == 0
@@ -41,7 +69,9 @@ def test_evaluate_explain_and_resume_use_the_split_of_the_run(tmp_path, capsys, 
     assert "note: 20 images added since the training" in capsys.readouterr().out
     assert json.loads((run / "data.json").read_text()) == recorded
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["images"] == {part: len(rows) for part, rows in recorded["parts"].items()}
+    assert summary["images"] == {
+        part: len(rows) for part, rows in recorded["parts"].items()
+    }
     assert summary["notes"][0].startswith("20 images added")
 
 
@@ -49,8 +79,12 @@ def test_other_data_are_tested_without_what_the_run_was_trained_on(tmp_path, cap
     root, run = make_root(tmp_path / "images"), tmp_path / "run"
     options = ["--data", "ImageFolder", "--data.root", str(root)]
     assert main(["train", *options, "--run", str(run), *SMALL]) == 0
-    trained = {row[2] for row in json.loads((run / "data.json").read_text())["parts"]["train"]}
-    other = make_root(tmp_path / "other", 40)  # the first 30 of each class are those of the run
+    trained = {
+        row[2] for row in json.loads((run / "data.json").read_text())["parts"]["train"]
+    }
+    other = make_root(
+        tmp_path / "other", 40
+    )  # the first 30 of each class are those of the run
     data = ["--data", "ImageFolder", "--data.root", str(other), "--data.test", "0.9"]
     rows = ImageFolder(str(other), test=0.9).manifest().parts["test"]
     expected = sum(row.digest not in trained for row in rows)
@@ -59,10 +93,14 @@ def test_other_data_are_tested_without_what_the_run_was_trained_on(tmp_path, cap
     assert main(["evaluate", str(run), *data, "--json"]) == 0
     output = capsys.readouterr()
     assert json.loads(output.out)["images"] == expected
-    assert f"{len(rows) - expected} of {len(rows)} test images left out: the run was trained on them" in output.err
+    assert (
+        f"{len(rows) - expected} of {len(rows)} test images left out: the run was "
+        "trained on them" in output.err
+    )
     every = sum(len(part) for part in ImageFolder(str(other)).manifest().parts.values())
     assert (
-        f"{len(rows)} of {every} images are in the test split of this data; --split all takes every one" in output.err
+        f"{len(rows)} of {every} images are in the test split of this data; --split "
+        "all takes every one" in output.err
     )
     assert main(["evaluate", str(run), *data, "--split", "all", "--json"]) == 0
     output = capsys.readouterr()
@@ -75,19 +113,36 @@ def test_other_data_are_tested_without_what_the_run_was_trained_on(tmp_path, cap
     assert "the run was trained on some of its own" in capsys.readouterr().err
 
 
-def test_a_folder_of_troubles_trains_and_the_summary_says_what_was_left_out(tmp_path, capsys, monkeypatch):
+def test_a_folder_of_troubles_trains_and_the_summary_says_what_was_left_out(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", LIMIT)
     troubles, run = make_troubles(tmp_path / "photos"), tmp_path / "run"
-    options = ["--data", "ImageFolder", "--data.root", str(troubles), "--data.size", "8"]
+    options = [
+        "--data",
+        "ImageFolder",
+        "--data.root",
+        str(troubles),
+        "--data.size",
+        "8",
+    ]
     assert main(["train", *options, "--run", str(run), *SMALL]) == 1
     assert "7 files cannot be read" in capsys.readouterr().err
     assert not run.exists()
-    assert main(["train", *options, "--data.skip_broken", "true", "--run", str(run), *SMALL]) == 0
+    assert (
+        main(
+            ["train", *options, "--data.skip_broken", "true", "--run", str(run), *SMALL]
+        )
+        == 0
+    )
     summary = json.loads((run / "summary.json").read_text())
     notes = "\n".join(summary["notes"])
     assert all(readable(name) in notes for name in (*BROKEN, *LEFT_OUT))
     assert sum(summary["images"].values()) == 24 + len(READ)
-    assert set(json.loads((run / "data.json").read_text())["left_out"]) == {*BROKEN, *LEFT_OUT}
+    assert set(json.loads((run / "data.json").read_text())["left_out"]) == {
+        *BROKEN,
+        *LEFT_OUT,
+    }
     capsys.readouterr()
     assert main(["evaluate", str(run), "--json"]) == 0
     output = capsys.readouterr()

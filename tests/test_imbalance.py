@@ -9,7 +9,13 @@ from PIL import Image
 from torch.nn import functional as F
 
 import torchcaps as tc
-from torchcaps.losses import ActivationLoss, LengthCrossEntropy, MarginLoss, NegativeLogLikelihood, SpreadLoss
+from torchcaps.losses import (
+    ActivationLoss,
+    LengthCrossEntropy,
+    MarginLoss,
+    NegativeLogLikelihood,
+    SpreadLoss,
+)
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.report import Findings
@@ -29,19 +35,32 @@ LOSSES = [
 
 
 def findings(said: list[int], labels: list[int], classes: int) -> Findings:
-    return Findings(torch.tensor(labels), F.one_hot(torch.tensor(said), classes).float(), None)
+    return Findings(
+        torch.tensor(labels), F.one_hot(torch.tensor(said), classes).float(), None
+    )
 
 
 def uneven(counts: tuple[int, ...] = COUNTS) -> ImageSet:
-    labels = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])
-    images = (40 * labels + 40).to(torch.uint8)[:, None, None, None].expand(-1, 1, 8, 8).contiguous()
+    labels = torch.cat(
+        [torch.full((count,), label) for label, count in enumerate(counts)]
+    )
+    images = (
+        (40 * labels + 40)
+        .to(torch.uint8)[:, None, None, None]
+        .expand(-1, 1, 8, 8)
+        .contiguous()
+    )
     return ImageSet(images, labels, tuple("abcdefgh"[: len(counts)]))
 
 
 class TestFigures:
     def test_by_hand(self):
         found = findings([0, 0, 0, 1, 0], [0, 0, 0, 1, 1], 3)
-        assert found.per_class == ((3, 0.75, 1.0, 6 / 7), (2, 1.0, 0.5, 2 / 3), (0, None, None, None))
+        assert found.per_class == (
+            (3, 0.75, 1.0, 6 / 7),
+            (2, 1.0, 0.5, 2 / 3),
+            (0, None, None, None),
+        )
         assert found.balanced_accuracy == 0.75
         assert found.majority == (0, 0.6)
 
@@ -58,14 +77,18 @@ class TestFigures:
                 super().__init__((1, 8, 8), 3)
 
             def forward(self, images, target=None):
-                told = F.one_hot((images.amax((1, 2, 3)) * 255 / 40 - 1).round().long(), 3).float()
+                told = F.one_hot(
+                    (images.amax((1, 2, 3)) * 255 / 40 - 1).round().long(), 3
+                ).float()
                 said = told * (1 - bias) + bias * torch.tensor([1.0, 0.0, 0.0])
                 return tc.models.Prediction(said, None, None)
 
         found = Classification().examine(Guess(), uneven())
         assert bool(found.warnings) is warned
         if warned:
-            assert "87.21%, the share of the most frequent class, 'a'" in found.warnings[0]
+            assert (
+                "87.21%, the share of the most frequent class, 'a'" in found.warnings[0]
+            )
             assert "balanced accuracy 33.33%" in found.lines[0]
 
 
@@ -81,9 +104,16 @@ class Told(tc.models.ImageClassifier):
 
 
 def test_classes_without_images_are_named():
-    images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 2]), ("a", "b", "c"))
+    images = ImageSet(
+        torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
+        torch.tensor([0, 2]),
+        ("a", "b", "c"),
+    )
     found = Classification().examine(Told(0.9, 0.1, 0.2), images)
-    assert found.warnings[0] == "there are no images of 'b': the figures say nothing about such"
+    assert (
+        found.warnings[0]
+        == "there are no images of 'b': the figures say nothing about such"
+    )
 
 
 def two_images(task, classes):
@@ -118,13 +148,21 @@ def test_of_many_classes_the_most_confused_are_told():
 
         def forward(self, images, target=None):
             labels = (images.flatten(1)[:, 0] * 255).round().long()
-            return tc.models.Prediction(F.one_hot(labels - labels % 2, 300).float(), None, None)
+            return tc.models.Prediction(
+                F.one_hot(labels - labels % 2, 300).float(), None, None
+            )
 
     labels = torch.tensor([*range(200), 7, 7, 9])
-    images = ImageSet(labels.byte()[:, None, None, None], labels, tuple(f"c{label}" for label in range(300)))
+    images = ImageSet(
+        labels.byte()[:, None, None, None],
+        labels,
+        tuple(f"c{label}" for label in range(300)),
+    )
     found = Classification().examine(Shifted(), images)
     assert len(found.lines) == 22
-    assert found.lines[1] == "most often confused of 300 classes ('evaluate --json' has the whole matrix):"
+    assert found.lines[1] == (
+        "most often confused of 300 classes ('evaluate --json' has the whole matrix):"
+    )
     assert found.lines[2] == "  c7 taken for c6: 3 of 3  (precision -, recall 0.00%)"
     assert found.lines[3] == "  c9 taken for c8: 2 of 2  (precision -, recall 0.00%)"
     assert torch.tensor(found.details["confusion"]).sum() == 203
@@ -137,24 +175,42 @@ class TestClassWeights:
         activation = torch.rand(7, 3, dtype=torch.float64)
         labels = torch.tensor([0, 1, 2, 0, 0, 1, 2])
         fresh = type(loss)()
-        vars(fresh).update({name: value for name, value in vars(loss).items() if not name.startswith("_")})
-        alone = torch.stack([loss(activation[i : i + 1], labels[i : i + 1]) for i in range(7)])
+        vars(fresh).update(
+            {
+                name: value
+                for name, value in vars(loss).items()
+                if not name.startswith("_")
+            }
+        )
+        alone = torch.stack(
+            [loss(activation[i : i + 1], labels[i : i + 1]) for i in range(7)]
+        )
         torch.testing.assert_close(loss(activation, labels), alone.mean())
         fresh.weigh(WEIGHTS)
-        torch.testing.assert_close(fresh(activation, labels), (alone * WEIGHTS[labels]).mean())
+        torch.testing.assert_close(
+            fresh(activation, labels), (alone * WEIGHTS[labels]).mean()
+        )
         if not isinstance(loss, SpreadLoss):
-            torch.testing.assert_close(fresh(activation, F.one_hot(labels)), (alone * WEIGHTS[labels]).mean())
+            torch.testing.assert_close(
+                fresh(activation, F.one_hot(labels)), (alone * WEIGHTS[labels]).mean()
+            )
         assert fresh.state_dict() == {}  # checkpoints stay as they are
 
     def test_several_classes_weigh_their_mean_and_none_one(self):
         activation = torch.rand(3, 3, dtype=torch.float64)
         mask = torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 0]])
-        alone = torch.stack([tc.margin_loss(activation[i : i + 1], mask[i : i + 1]) for i in range(3)])
+        alone = torch.stack(
+            [tc.margin_loss(activation[i : i + 1], mask[i : i + 1]) for i in range(3)]
+        )
         expected = (alone * torch.tensor([1.4, 1.0, 1.0])).mean()
-        torch.testing.assert_close(tc.margin_loss(activation, mask, weight=WEIGHTS), expected)
+        torch.testing.assert_close(
+            tc.margin_loss(activation, mask, weight=WEIGHTS), expected
+        )
 
     def test_balanced_weights(self):
-        how = Optimisation(loss=MarginLoss(), optimizer=torch.optim.SGD, class_weights="balanced")
+        how = Optimisation(
+            loss=MarginLoss(), optimizer=torch.optim.SGD, class_weights="balanced"
+        )
         images = uneven()
         how.weigh(images)
         expected = 172 / (3 * torch.tensor(COUNTS))
@@ -166,13 +222,26 @@ class TestClassWeights:
             def forward(self, activation, target):
                 return activation.sum()
 
-        with pytest.raises(ValueError, match="class_weights are not supported by Plain"):
+        with pytest.raises(
+            ValueError, match="class_weights are not supported by Plain"
+        ):
             Plain().weigh(WEIGHTS)
-        with pytest.raises(ValueError, match=r"weight must be \(3,\), one for each class, got \(2,\)"):
-            tc.margin_loss(torch.rand(4, 3), torch.tensor([0, 1, 2, 0]), weight=WEIGHTS[:2])
-        masks = ImageSet(torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.ones(2, 2, dtype=torch.bool), ("a", "b"))
+        with pytest.raises(
+            ValueError, match=r"weight must be \(3,\), one for each class, got \(2,\)"
+        ):
+            tc.margin_loss(
+                torch.rand(4, 3), torch.tensor([0, 1, 2, 0]), weight=WEIGHTS[:2]
+            )
+        masks = ImageSet(
+            torch.zeros(2, 1, 3, 3, dtype=torch.uint8),
+            torch.ones(2, 2, dtype=torch.bool),
+            ("a", "b"),
+        )
         how = Optimisation(optimizer=torch.optim.SGD, class_weights="balanced")
-        with pytest.raises(ValueError, match="class_weights cannot be balanced where images have several classes"):
+        with pytest.raises(
+            ValueError,
+            match="class_weights cannot be balanced where images have several classes",
+        ):
             how.weigh(masks)
         with pytest.raises(ValueError, match="sampler cannot be balanced"):
             train_loader(masks, 2, seed=0, sampler="balanced")
@@ -196,12 +265,18 @@ class TestBalancedSampler:
         images = uneven((150, 28, 2))
 
         def batches(rank: int, processes: int, epoch: int) -> list[list[int]]:
-            loader = train_loader(images, 12, seed=3, rank=rank, processes=processes, sampler="balanced")
+            loader = train_loader(
+                images, 12, seed=3, rank=rank, processes=processes, sampler="balanced"
+            )
             loader.sampler.set_epoch(epoch)
             return [sorted(batch.indices.tolist()) for batch in loader]
 
-        shards = zip(*(batches(rank, processes, 5) for rank in range(processes)), strict=True)
-        together = [sorted(index for part in parts for index in part) for parts in shards]
+        shards = zip(
+            *(batches(rank, processes, 5) for rank in range(processes)), strict=True
+        )
+        together = [
+            sorted(index for part in parts for index in part) for parts in shards
+        ]
         assert together == batches(0, 1, 5) != batches(0, 1, 6)
 
 
@@ -210,11 +285,27 @@ def test_options_figures_and_resume(tmp_path, capsys):
     for name, count in (("many", 60), ("few", 8)):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(count):
-            pixels = random.integers(0, 256, (8, 8), dtype=np.uint8)  # noise: nothing to be learned
+            pixels = random.integers(
+                0, 256, (8, 8), dtype=np.uint8
+            )  # noise: nothing to be learned
             Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
     options = [
-        *("--data", "ImageFolder", "--data.root", str(tmp_path / "images"), "--model", "capsnet_digits"),
-        *("--model_args.channels", "4", "--model_args.types", "2", "--model_args.decoder_hidden", "[4]"),
+        *(
+            "--data",
+            "ImageFolder",
+            "--data.root",
+            str(tmp_path / "images"),
+            "--model",
+            "capsnet_digits",
+        ),
+        *(
+            "--model_args.channels",
+            "4",
+            "--model_args.types",
+            "2",
+            "--model_args.decoder_hidden",
+            "[4]",
+        ),
         *("--trainer.accelerator", "cpu", "--report", "false", "--batch_size", "8"),
         *("--class_weights", "balanced", "--sampler", "balanced", "--epochs"),
     ]
@@ -223,11 +314,16 @@ def test_options_figures_and_resume(tmp_path, capsys):
     assert "balanced accuracy" in capsys.readouterr().out
     assert main(["train", *options, "1", "--run", str(parts)]) == 0
     assert main(["train", "--resume", str(parts), "--epochs", "2"]) == 0
-    one, other = (json.loads((run / "summary.json").read_text()) for run in (whole, parts))
+    one, other = (
+        json.loads((run / "summary.json").read_text()) for run in (whole, parts)
+    )
     assert one["last_epoch"]["train_loss"] == other["last_epoch"]["train_loss"]
     assert one["test_per_class"] == other["test_per_class"]
     assert set(one["test_per_class"]["few"]) == {"images", "precision", "recall", "f1"}
-    counts = {name: one["train_per_class"][name] + one["test_per_class"][name]["images"] for name in ("many", "few")}
+    counts = {
+        name: one["train_per_class"][name] + one["test_per_class"][name]["images"]
+        for name in ("many", "few")
+    }
     assert 60 >= counts["many"] > 8 >= counts["few"]  # the rest is for validation
     assert sum(one["train_per_class"].values()) == one["images"]["train"]
     recalls = [row["recall"] for row in one["test_per_class"].values()]

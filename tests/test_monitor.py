@@ -19,10 +19,14 @@ from torchcaps_lab.training import Learner, RoutingHealth, Schedule, TrainerOpti
 
 def tiny(**arguments: object) -> ImageClassifier:
     torch.manual_seed(0)
-    return create_model("capsnet_digits", channels=8, types=4, decoder_hidden=(8,), **arguments)
+    return create_model(
+        "capsnet_digits", channels=8, types=4, decoder_hidden=(8,), **arguments
+    )
 
 
-def trained(folder: Path, epochs: int = 2, precision: str = "32-true") -> tuple[Learner, list[dict[str, float]]]:
+def trained(
+    folder: Path, epochs: int = 2, precision: str = "32-true"
+) -> tuple[Learner, list[dict[str, float]]]:
     """With its own network and the rows of its metrics."""
     one = learner(channels=8, types=4, decoder_hidden=(8,))
     options = TrainerOptions(accelerator="cpu", precision=precision)
@@ -30,10 +34,16 @@ def trained(folder: Path, epochs: int = 2, precision: str = "32-true") -> tuple[
     return one, rows(folder)
 
 
-HEALTH = {"assignment_entropy_class_caps", "dead_capsules_primary_caps", "dead_capsules_class_caps"}
+HEALTH = {
+    "assignment_entropy_class_caps",
+    "dead_capsules_primary_caps",
+    "dead_capsules_class_caps",
+}
 
 
-def test_each_epoch_has_its_own_figures_in_the_csv_file_and_in_tensorboard(tmp_path: Path) -> None:
+def test_each_epoch_has_its_own_figures_in_the_csv_file_and_in_tensorboard(
+    tmp_path: Path,
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     task, found = trained(tmp_path, epochs=3)
@@ -41,18 +51,30 @@ def test_each_epoch_has_its_own_figures_in_the_csv_file_and_in_tensorboard(tmp_p
     assert all(row.keys() >= HEALTH for row in found)
     assert len({row["assignment_entropy_class_caps"] for row in found}) == 3
     expected = routing_health(task.model, DIGITS.__getitems__(list(range(64))).images)
-    assert {name: found[-1][name] for name in HEALTH} == pytest.approx(expected, rel=1e-6)
+    assert {name: found[-1][name] for name in HEALTH} == pytest.approx(
+        expected, rel=1e-6
+    )
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     logged = [event.value for event in events.Scalars("assignment_entropy_class_caps")]
-    assert logged == pytest.approx([row["assignment_entropy_class_caps"] for row in found], rel=1e-6)
+    assert logged == pytest.approx(
+        [row["assignment_entropy_class_caps"] for row in found], rel=1e-6
+    )
 
 
-def test_the_training_does_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_does_not_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watched, found = trained(tmp_path / "with")
     monkeypatch.setattr(RoutingHealth, "on_train_epoch_end", lambda *_: None)
     alone, expected = trained(tmp_path / "without")
-    assert [{name: value for name, value in row.items() if name not in HEALTH} for row in found] == expected
-    assert all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters(), strict=True))
+    assert [
+        {name: value for name, value in row.items() if name not in HEALTH}
+        for row in found
+    ] == expected
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(watched.parameters(), alone.parameters(), strict=True)
+    )
 
 
 def test_half_precision(tmp_path: Path) -> None:
@@ -124,15 +146,21 @@ def test_one_dead_image_is_not_a_dead_capsule() -> None:
     assert routing_health(model, images)["dead_capsules_primary_caps"] < 1
 
 
-@pytest.mark.parametrize("name", ["matrixcapsnet", "matrixcapsnet_cifar10", "matrixcapsnet_small"])
+@pytest.mark.parametrize(
+    "name", ["matrixcapsnet", "matrixcapsnet_cifar10", "matrixcapsnet_small"]
+)
 def test_every_layer_of_matrix_capsules_is_watched(name: str) -> None:
-    model = create_model(name, image_shape=(1, 19, 17), classes=3, channels=4, types=(2, 3, 2))
+    model = create_model(
+        name, image_shape=(1, 19, 17), classes=3, channels=4, types=(2, 3, 2)
+    )
     health = routing_health(model, torch.rand(3, 1, 19, 17))
     routed = {"conv_caps1", "conv_caps2", "class_caps"}
     assert health.keys() == {f"assignment_entropy_{layer}" for layer in routed} | {
         f"dead_capsules_{layer}" for layer in {*routed, "primary_caps"}
     }
-    assert all(math.isfinite(value) and 0 <= value <= 1 + 1e-5 for value in health.values())
+    assert all(
+        math.isfinite(value) and 0 <= value <= 1 + 1e-5 for value in health.values()
+    )
 
 
 def test_a_network_without_capsules_has_nothing_to_watch() -> None:
@@ -142,7 +170,9 @@ def test_a_network_without_capsules_has_nothing_to_watch() -> None:
 
 def test_misfits_are_named() -> None:
     empty: ImageSet = DIGITS.subset(torch.arange(0))
-    with pytest.raises(ValueError, match="there must be images to observe, got count=64 of 0 images"):
+    with pytest.raises(
+        ValueError, match="there must be images to observe, got count=64 of 0 images"
+    ):
         RoutingHealth(empty)
     with pytest.raises(ValueError, match="got count=0 of 64 images"):
         RoutingHealth(DIGITS, count=0)

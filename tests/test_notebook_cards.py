@@ -9,7 +9,9 @@ from torchcaps_lab.data import Digits
 def test_cards() -> None:
     digits = Digits().test
     names = [f"<{name}>" for name in digits.classes]
-    classifier = tc.Classifier(tc.load_pretrained("digits/capsnet_digits"), classes=names)
+    classifier = tc.Classifier(
+        tc.load_pretrained("digits/capsnet_digits"), classes=names
+    )
     answer = classifier.predict(digits.images[0].float() / 255)
     assert answer.picture is not None
     assert torch.allclose(answer.picture, digits.images[0].float() / 255)

@@ -1,4 +1,6 @@
-"""A release says its version once, and its wheel works alone (TORCHCAPS_SLOW=1: it compiles, and installs torch)."""
+"""A release says its version once, and its wheel works alone (TORCHCAPS_SLOW=1: it
+compiles, and installs torch).
+"""
 
 import os
 import re
@@ -22,16 +24,33 @@ def test_one_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == torchcaps.__version__
     for folder in (ROOT, ROOT / "lab"):
-        assert not re.search(r'^version = "', (folder / "pyproject.toml").read_text(), re.MULTILINE)
+        assert not re.search(
+            r'^version = "', (folder / "pyproject.toml").read_text(), re.MULTILINE
+        )
 
 
 def test_the_hooks_are_those_of_make_lint() -> None:
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    assert [hook["entry"].split()[0] for hook in hooks] == [".venv/bin/ruff", ".venv/bin/ruff", ".venv/bin/mypy"]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0][
+        "hooks"
+    ]
+    assert [hook["entry"].split()[0] for hook in hooks] == [
+        ".venv/bin/ruff",
+        ".venv/bin/ruff",
+        ".venv/bin/mypy",
+    ]
 
 
 def built(source: Path, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        "-w",
+        str(folder),
+    ]
     subprocess.run([*command, str(source)], check=True)
     (path,) = folder.glob("*.whl")
     return path
@@ -61,15 +80,25 @@ def test_the_wheel_has_all(wheel: Path) -> None:
 
 
 @SLOW
-def test_the_wheel_of_the_lab_has_all_and_needs_torchcaps_of_its_version(lab: Path) -> None:
+def test_the_wheel_of_the_lab_has_all_and_needs_torchcaps_of_its_version(
+    lab: Path,
+) -> None:
     with zipfile.ZipFile(lab) as archive:
         names = archive.namelist()
-        (metadata,) = (archive.read(name).decode() for name in names if name.endswith("METADATA"))
-        (points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+        (metadata,) = (
+            archive.read(name).decode() for name in names if name.endswith("METADATA")
+        )
+        (points,) = (
+            archive.read(name).decode()
+            for name in names
+            if name.endswith("entry_points.txt")
+        )
     assert {name.split("/")[0].split("-")[0] for name in names} == {"torchcaps_lab"}
-    assert {"torchcaps_lab/explore/page/index.html", "torchcaps_lab/data/mnist.py", "torchcaps_lab/py.typed"} <= {
-        *names
-    }
+    assert {
+        "torchcaps_lab/explore/page/index.html",
+        "torchcaps_lab/data/mnist.py",
+        "torchcaps_lab/py.typed",
+    } <= {*names}
     assert f"Version: {torchcaps.__version__}\n" in metadata
     assert f"Requires-Dist: torchcaps[hub]=={torchcaps.__version__}\n" in metadata
     assert "torchcaps = torchcaps_lab.cli:main" in points
@@ -77,27 +106,47 @@ def test_the_wheel_of_the_lab_has_all_and_needs_torchcaps_of_its_version(lab: Pa
 
 @SLOW
 def test_the_wheels_alone(wheel: Path, lab: Path, tmp_path: Path) -> None:
-    """No compiler, no home: the core routes in the kernels, and with the lab a digit is named in under 10 seconds."""
+    """No compiler, no home: the core routes in the kernels, and with the lab a digit is
+    named in under 10 seconds.
+    """
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    python = tmp_path / "venv" / "bin" / "python"  # -I: a torchcaps on PYTHONPATH is not the one that is asked about
+    python = (
+        tmp_path / "venv" / "bin" / "python"
+    )  # -I: a torchcaps on PYTHONPATH is not the one that is asked about
     subprocess.run([python, "-I", "-m", "pip", "install", "-q", TORCH], check=True)
-    subprocess.run([python, "-I", "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
+    subprocess.run(
+        [python, "-I", "-m", "pip", "install", "-q", "--no-deps", str(wheel)],
+        check=True,
+    )
     alone = {"PATH": str(python.parent), "HOME": "/dev/null", "OMP_NUM_THREADS": "1"}
     code = (
         "import torch, torchcaps as tc\n"
         "votes = tc.ops.Votes(torch.rand(64, 512, 8), torch.rand(512, 10, 8, 16))\n"
         "print(tc.choose_backend(votes).backend, votes.moments().mass.shape)\n"
     )
-    said = subprocess.run([python, "-c", code], env=alone, cwd=tmp_path, capture_output=True, text=True)
+    said = subprocess.run(
+        [python, "-c", code], env=alone, cwd=tmp_path, capture_output=True, text=True
+    )
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("native")
     assert "compil" not in said.stderr
 
-    subprocess.run([python, "-I", "-m", "pip", "install", "-q", str(wheel), str(lab)], check=True)
+    subprocess.run(
+        [python, "-I", "-m", "pip", "install", "-q", str(wheel), str(lab)], check=True
+    )
     sheet = Image.new("L", (300, 300), 240)
-    ImageDraw.Draw(sheet).line([(80, 60), (210, 60), (140, 240)], fill=30, width=9, joint="curve")
+    ImageDraw.Draw(sheet).line(
+        [(80, 60), (210, 60), (140, 240)], fill=30, width=9, joint="curve"
+    )
     sheet.save(tmp_path / "seven.png")
-    command = [python.with_name("torchcaps"), "predict", "mnist/efficient_capsnet", "seven.png"]
-    done = subprocess.run(command, env=alone, cwd=tmp_path, capture_output=True, text=True, timeout=10)
+    command = [
+        python.with_name("torchcaps"),
+        "predict",
+        "mnist/efficient_capsnet",
+        "seven.png",
+    ]
+    done = subprocess.run(
+        command, env=alone, cwd=tmp_path, capture_output=True, text=True, timeout=10
+    )
     assert done.returncode == 0, done.stderr
     assert "seven.png: 7 (" in done.stdout

@@ -11,14 +11,36 @@ from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import MadeSeries, Series
 
-SMALL = ("--model_args.channels", "[8,8]", "--model_args.strides", "[1,2]", "--model_args.types", "2")
+SMALL = (
+    "--model_args.channels",
+    "[8,8]",
+    "--model_args.strides",
+    "[1,2]",
+    "--model_args.types",
+    "2",
+)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("series")
-    given = ("--data", "Series", "--data.root", str(sounds(root / "tones")), "--data.bands", "12")
-    options = ("--epochs", "2", "--batch_size", "4", "--trainer.accelerator", "cpu", *SMALL)
+    given = (
+        "--data",
+        "Series",
+        "--data.root",
+        str(sounds(root / "tones")),
+        "--data.bands",
+        "12",
+    )
+    options = (
+        "--epochs",
+        "2",
+        "--batch_size",
+        "4",
+        "--trainer.accelerator",
+        "cpu",
+        *SMALL,
+    )
     assert main(["train", *given, *options, "--run", str(root / "run")]) == 0
     return root / "run"
 
@@ -27,15 +49,25 @@ def test_the_report_plays_what_it_plots(run: Path) -> None:
     page = (run / "report" / "index.html").read_text()
     assert '<audio controls src="data:audio/wav;base64,' in page
     assert (run / "report" / "series.png").read_bytes().startswith(b"\x89PNG")
-    kinds = [one["kind"] for one in json.loads((run / "report" / "exhibits.json").read_text())["exhibits"]]
+    kinds = [
+        one["kind"]
+        for one in json.loads((run / "report" / "exhibits.json").read_text())[
+            "exhibits"
+        ]
+    ]
     assert "series" in kinds
     assert not {"mistakes", "words"} & set(kinds)
 
 
-def test_predict_a_sound_and_a_folder(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_a_sound_and_a_folder(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tone(tmp_path / "new.wav", 310, 0.3, rate=16000)
     tone(tmp_path / "silent.wav", 310, loud=0.0)
-    assert main(["predict", str(run), str(tmp_path), str(tmp_path / "gone.wav"), "--json"]) == 1
+    assert (
+        main(["predict", str(run), str(tmp_path), str(tmp_path / "gone.wav"), "--json"])
+        == 1
+    )
     out, said = capsys.readouterr()
     (answer,) = map(json.loads, out.splitlines())
     assert answer["file"] == str(tmp_path / "new.wav")
@@ -45,15 +77,21 @@ def test_predict_a_sound_and_a_folder(run: Path, tmp_path: Path, capsys: pytest.
     assert "2 of 3 series could not be read" in said
 
 
-def test_evaluate_and_the_network_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_and_the_network_alone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["evaluate", str(run), "--json"]) == 0
     assert 0 <= json.loads(capsys.readouterr().out)["accuracy"] <= 1
     classifier = Classifier.open(run / "model")
     rows = [torch.randn(12, 9), torch.randn(12, 30)]
     alone, together = [classifier(row) for row in rows], classifier(rows)
     for one, other in zip(alone, together, strict=True):
-        torch.testing.assert_close(list(one.lengths.values()), list(other.lengths.values()))
-    with pytest.raises(ValueError, match=r"a series must be finite numbers \(12, L\).* got \(3, 9\)"):
+        torch.testing.assert_close(
+            list(one.lengths.values()), list(other.lengths.values())
+        )
+    with pytest.raises(
+        ValueError, match=r"a series must be finite numbers \(12, L\).* got \(3, 9\)"
+    ):
         classifier(torch.randn(3, 9))
     with pytest.raises(ValueError, match="the network takes Sound"):
         classifier.prepared(MadeSeries().test)
@@ -67,7 +105,19 @@ def test_a_folder_of_sounds_is_guessed(run: Path) -> None:
     assert guess(run.parent / "tones").options["data"]["name"] == "Series"
 
 
-def test_networks_and_data_that_do_not_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ("--data", "MadeSeries", "--model", "capsnet", "--run", str(tmp_path / "run"))
+def test_networks_and_data_that_do_not_belong_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (
+        "--data",
+        "MadeSeries",
+        "--model",
+        "capsnet",
+        "--run",
+        str(tmp_path / "run"),
+    )
     assert main(["train", *given]) == 1
-    assert "capsnet takes no series; model must be one of series_capsnet, series_cnn" in capsys.readouterr().err
+    assert (
+        "capsnet takes no series; model must be one of series_capsnet, series_cnn"
+        in capsys.readouterr().err
+    )

@@ -1,4 +1,6 @@
-"""Every argument that a class declares as a field has bounds, or names, and refuses all that is beyond them."""
+"""Every argument that a class declares as a field has bounds, or names, and refuses all
+that is beyond them.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,8 +16,20 @@ from torchcaps.routing.base import ROUTINGS
 from torchcaps.spec import Within, alternatives, declared
 
 LOSSES = (tc.MarginLoss, tc.SpreadLoss, tc.LengthCrossEntropy, tc.ReconstructionLoss)
-CLASSES: list[Any] = [*ROUTINGS.values(), EMSettings, *LOSSES, ImplicitActivation, SelfWeightedPooling, tc.Squash]
-FIELDS = [(cls, name) for cls in CLASSES if is_dataclass(cls) for name in declared(cls).arguments]
+CLASSES: list[Any] = [
+    *ROUTINGS.values(),
+    EMSettings,
+    *LOSSES,
+    ImplicitActivation,
+    SelfWeightedPooling,
+    tc.Squash,
+]
+FIELDS = [
+    (cls, name)
+    for cls in CLASSES
+    if is_dataclass(cls)
+    for name in declared(cls).arguments
+]
 SAMPLES: dict[Any, tuple[Any, ...]] = {
     bool: (True, False),
     int: (1, 2),
@@ -30,7 +44,13 @@ SAMPLES: dict[Any, tuple[Any, ...]] = {
 def kinds(part: Any) -> set[Any]:
     """Which rows of the samples are of the kind of an alternative of a type hint."""
     kind = get_origin(part) or part
-    return {int, float} if kind is float else {Callable} if "Callable" in str(kind) else {kind}
+    return (
+        {int, float}
+        if kind is float
+        else {Callable}
+        if "Callable" in str(kind)
+        else {kind}
+    )
 
 
 def beyond(bound: Within) -> Iterator[float]:
@@ -45,7 +65,9 @@ def beyond(bound: Within) -> Iterator[float]:
 def wrong(hint: Any) -> Iterator[Any]:
     parts = list(alternatives(hint))
     taken = set().union(*(kinds(part) for part, _ in parts))
-    yield from (one for kind, samples in SAMPLES.items() if kind not in taken for one in samples)
+    yield from (
+        one for kind, samples in SAMPLES.items() if kind not in taken for one in samples
+    )
     for part, bounds in parts:
         if get_origin(part) is Literal:
             yield from ("no such name", [get_args(part)[0]])
@@ -56,7 +78,9 @@ def wrong(hint: Any) -> Iterator[Any]:
             yield from (bound.most + 1 for bound in bounds if bound.most is not None)
 
 
-@pytest.mark.parametrize(("cls", "name"), FIELDS, ids=lambda one: getattr(one, "__name__", one))
+@pytest.mark.parametrize(
+    ("cls", "name"), FIELDS, ids=lambda one: getattr(one, "__name__", one)
+)
 def test_what_is_beyond_a_constraint_is_refused_by_name(cls: type, name: str) -> None:
     hint = declared(cls).arguments[name].hint
     for value in wrong(hint):
@@ -64,9 +88,15 @@ def test_what_is_beyond_a_constraint_is_refused_by_name(cls: type, name: str) ->
             cls(**{name: value})
     for part, bounds in alternatives(hint):
         assert part is not str, "any text will do"
-        assert bounds or part not in (int, float) or cls is tc.Squash, "any number will do"
+        assert bounds or part not in (int, float) or cls is tc.Squash, (
+            "any number will do"
+        )
 
 
 def test_all_routings_with_arguments_declare_them() -> None:
-    assert not [cls for cls in ROUTINGS.values() if declared(cls).arguments and not is_dataclass(cls)]
+    assert not [
+        cls
+        for cls in ROUTINGS.values()
+        if declared(cls).arguments and not is_dataclass(cls)
+    ]
     assert len(FIELDS) >= 60

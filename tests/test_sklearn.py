@@ -1,4 +1,6 @@
-"""The classifier of scikit-learn keeps its conventions, learns, and says what is wrong."""
+"""The classifier of scikit-learn keeps its conventions, learns, and says what is
+wrong.
+"""
 
 from collections.abc import Callable
 
@@ -15,16 +17,27 @@ from torchcaps.sklearn import CapsNetClassifier
 
 
 @pytest.mark.thorough
-@parametrize_with_checks([CapsNetClassifier(hidden=16, types=4, epochs=10, random_state=0)])
-def test_conventions(estimator: CapsNetClassifier, check: Callable[[CapsNetClassifier], None]) -> None:
+@parametrize_with_checks(
+    [CapsNetClassifier(hidden=16, types=4, epochs=10, random_state=0)]
+)
+def test_conventions(
+    estimator: CapsNetClassifier, check: Callable[[CapsNetClassifier], None]
+) -> None:
     check(estimator)
 
 
-@pytest.mark.parametrize("image_shape", [None, pytest.param((1, 8, 8), marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "image_shape", [None, pytest.param((1, 8, 8), marks=pytest.mark.thorough)]
+)
 def test_learns_digits_in_a_pipeline(image_shape: tuple[int, int, int] | None) -> None:
     X, y = load_digits(return_X_y=True)
     capsules = CapsNetClassifier(image_shape, hidden=32, epochs=10, random_state=0)
-    assert cross_val_score(make_pipeline(MinMaxScaler(), capsules), X[:900], y[:900], cv=2).min() > 0.8
+    assert (
+        cross_val_score(
+            make_pipeline(MinMaxScaler(), capsules), X[:900], y[:900], cv=2
+        ).min()
+        > 0.8
+    )
 
 
 def test_routings_by_name_and_labels_of_any_kind() -> None:
@@ -32,7 +45,11 @@ def test_routings_by_name_and_labels_of_any_kind() -> None:
     y = np.where(X[:, 0] > 0, "yes", "no")
     state = torch.get_rng_state()
     fitted = CapsNetClassifier(
-        routing="variational_bayes", routing_arguments={"steps": 2}, epochs=5, batch_size=np.int64(8), random_state=0
+        routing="variational_bayes",
+        routing_arguments={"steps": 2},
+        epochs=5,
+        batch_size=np.int64(8),
+        random_state=0,
     ).fit(X, y)
     assert torch.equal(state, torch.get_rng_state())
     assert {*fitted.predict(X)} <= {"yes", "no"}
@@ -47,7 +64,10 @@ def test_routings_by_name_and_labels_of_any_kind() -> None:
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"learning_rate": -1.0}, "learning_rate must be above 0 and finite, got -1.0"),
         ({"routing": "no"}, "routing must be one of"),
-        ({"image_shape": (1, 2, 2)}, r"X must have the pixels of image_shape \(1, 2, 2\), got 3 a row"),
+        (
+            {"image_shape": (1, 2, 2)},
+            r"X must have the pixels of image_shape \(1, 2, 2\), got 3 a row",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(arguments: dict[str, object], message: str) -> None:
@@ -58,7 +78,9 @@ def test_what_is_wrong_is_named(arguments: dict[str, object], message: str) -> N
 def two_clouds() -> tuple[np.ndarray, np.ndarray]:
     """30 and 10 rows of two classes that overlap."""
     generator = np.random.default_rng(0)
-    X = np.concatenate([generator.normal(0, 1, (30, 2)), generator.normal(1, 1, (10, 2))])
+    X = np.concatenate(
+        [generator.normal(0, 1, (30, 2)), generator.normal(1, 1, (10, 2))]
+    )
     return X, np.repeat([0, 1], [30, 10])
 
 
@@ -75,7 +97,10 @@ def test_rows_of_weight_zero_are_left_out() -> None:
 
 def test_the_scale_of_weights_does_not_matter() -> None:
     X, y = two_clouds()
-    ones, sevens = (CapsNetClassifier(**FEW).fit(X, y, sample_weight=np.full(40, weight)) for weight in (1, 7))
+    ones, sevens = (
+        CapsNetClassifier(**FEW).fit(X, y, sample_weight=np.full(40, weight))
+        for weight in (1, 7)
+    )
     assert np.allclose(ones.predict_proba(X), sevens.predict_proba(X))
 
 
@@ -83,7 +108,9 @@ def test_weights_of_classes_are_weights_of_their_rows() -> None:
     X, y = two_clouds()
     balanced = CapsNetClassifier(class_weight="balanced", **FEW).fit(X, y)
     by_label = CapsNetClassifier(class_weight={0: 2 / 3, 1: 2}, **FEW).fit(X, y)
-    by_row = CapsNetClassifier(**FEW).fit(X, y, sample_weight=np.where(y == 1, 2, 2 / 3))
+    by_row = CapsNetClassifier(**FEW).fit(
+        X, y, sample_weight=np.where(y == 1, 2, 2 / 3)
+    )
     plain = CapsNetClassifier(**FEW).fit(X, y)
     assert np.allclose(balanced.predict_proba(X), by_label.predict_proba(X))
     assert np.allclose(balanced.predict_proba(X), by_row.predict_proba(X))

@@ -1,4 +1,6 @@
-"""Names with arguments: what type hints take, what is said of the rest, and that nothing is lost on the way."""
+"""Names with arguments: what type hints take, what is said of the rest, and that
+nothing is lost on the way.
+"""
 
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
@@ -11,7 +13,17 @@ import torch
 import torchcaps as tc
 from torchcaps.numerics import Several, TwoSizes
 from torchcaps.routing.base import ROUTINGS
-from torchcaps.spec import Registry, Typed, Within, complete, declared, fit, make, plain, settings
+from torchcaps.spec import (
+    Registry,
+    Typed,
+    Within,
+    complete,
+    declared,
+    fit,
+    make,
+    plain,
+    settings,
+)
 from torchcaps_lab.data import Digits
 from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.training.options import OptimizerFactory
@@ -32,7 +44,9 @@ class Polygon(Shape):
 
 
 class Circle(Shape):
-    def __init__(self, size: float = 1.0, centre: tuple[float, float] | None = None) -> None:
+    def __init__(
+        self, size: float = 1.0, centre: tuple[float, float] | None = None
+    ) -> None:
         super().__init__(0, size)
         self.centre = centre
 
@@ -97,7 +111,11 @@ def test_values_that_fit(hint: Any, value: Any, expected: Any) -> None:
         (Shape, 3, "the name of a shape, got 3"),
         (Shape, "polygon", "x.sides is missing: Polygon needs it"),
         (Shape, {"name": "Circle", "sizes": 3}, "no option x.sizes; did you mean size"),
-        (Shape, {"name": "Circle", "size": "big"}, "x.size must be a number, got 'big'"),
+        (
+            Shape,
+            {"name": "Circle", "size": "big"},
+            "x.size must be a number, got 'big'",
+        ),
         (Shape, "other.Circle", "must be one of"),
         (dict[str, int], {"a": "b"}, "x.a must be a whole number"),
         (Drawing, 3, "x must be options by name"),
@@ -109,7 +127,10 @@ def test_values_that_do_not_fit(hint: Any, value: Any, message: str) -> None:
 
 
 def test_a_thing_is_a_name_and_arguments_all_the_way_there_and_back() -> None:
-    said = {"shape": {"name": "Circle", "size": 2, "centre": [0, 1]}, "more": {"a": [1, None]}}
+    said = {
+        "shape": {"name": "Circle", "size": 2, "centre": [0, 1]},
+        "more": {"a": [1, None]},
+    }
     spec = fit(Drawing, said, "drawing")
     whole = {
         "shape": {"name": "Circle", "size": 2.0, "centre": [0.0, 1.0]},
@@ -122,7 +143,10 @@ def test_a_thing_is_a_name_and_arguments_all_the_way_there_and_back() -> None:
     assert plain(drawing) == whole  # from the object
     assert fit(Drawing, plain(drawing), "drawing").plain() == whole
     old = {"class_path": f"{__name__}.Circle", "init_args": {"size": 2}}
-    assert fit(Shape, old, "x").plain() == fit(Shape, {"name": "Circle", "size": 2}, "x").plain()
+    assert (
+        fit(Shape, old, "x").plain()
+        == fit(Shape, {"name": "Circle", "size": 2}, "x").plain()
+    )
 
 
 def test_every_routing_is_named_completely() -> None:
@@ -130,7 +154,9 @@ def test_every_routing_is_named_completely() -> None:
         routing = tc.create_routing(name)
         spec = fit(tc.routing.Routing, routing, "routing")
         assert spec.plain() == plain(routing)
-        assert type(make(fit(tc.routing.Routing, plain(routing), "routing"))) is type(routing)
+        assert type(make(fit(tc.routing.Routing, plain(routing), "routing"))) is type(
+            routing
+        )
 
 
 def test_what_no_file_can_hold_is_said() -> None:
@@ -147,7 +173,9 @@ def test_factories_get_their_first_argument_later() -> None:
 
 
 def test_names_that_are_taken() -> None:
-    with pytest.raises(ValueError, match="a shape named 'polygon' exists already: Polygon"):
+    with pytest.raises(
+        ValueError, match="a shape named 'polygon' exists already: Polygon"
+    ):
         SHAPES.register("polygon")(Circle)
     assert ROUTINGS.find("EMRouting") is tc.routing.EMRouting
     for strange in (3, None, "", ".", "os.system", ["em"]):
@@ -183,12 +211,18 @@ def test_options_after_dots() -> None:
     tree: dict[str, Any] = {}
     put(tree, ["data"], typed("Pairs"))
     put(tree, ["data", "data", "size"], typed("4"))
-    assert tree == {"data": {"name": Typed("Pairs", "Pairs"), "data": {"size": Typed("4", 4)}}}
+    assert tree == {
+        "data": {"name": Typed("Pairs", "Pairs"), "data": {"size": Typed("4", 4)}}
+    }
 
 
 def test_files_of_before_the_lab_name_its_classes() -> None:
     """What is in torchcaps_lab now was in torchcaps."""
-    for path in ("torchcaps.data.Digits", "torchcaps.data.digits.Digits", "torchcaps_lab.data.Digits"):
+    for path in (
+        "torchcaps.data.Digits",
+        "torchcaps.data.digits.Digits",
+        "torchcaps_lab.data.Digits",
+    ):
         assert DATASETS.find(path) is Digits
     with pytest.raises(ValueError, match="must be one of"):
         DATASETS.find("other.data.Digits")
@@ -227,10 +261,17 @@ def test_settings_over_a_base_with_a_constructor_and_a_property() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "said"), [(3, "size must be 2 whole numbers, got 3"), ((3,), "2 whole numbers"), ((0, 1), "at least 1")]
+    ("size", "said"),
+    [
+        (3, "size must be 2 whole numbers, got 3"),
+        ((3,), "2 whole numbers"),
+        ((0, 1), "at least 1"),
+    ],
 )
 def test_several_sizes(size: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Figure(size)
-    with pytest.raises(ValueError, match="size must be one or more whole numbers, got 3"):
+    with pytest.raises(
+        ValueError, match="size must be one or more whole numbers, got 3"
+    ):
         Several().refuse("size", 3)

@@ -17,7 +17,14 @@ from torchcaps_lab.report.pictures import ColouredTexts
 from torchcaps_lab.report.words import word_shares
 from torchcaps_lab.tasks import SeveralLabels
 
-LARGE = ("--model_args.word_dim", "8", "--model_args.types", "2", "--model_args.dim", "4")
+LARGE = (
+    "--model_args.word_dim",
+    "8",
+    "--model_args.types",
+    "2",
+    "--model_args.dim",
+    "4",
+)
 
 
 def write_reviews(root: Path) -> Path:
@@ -38,14 +45,40 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(reviews: Path) -> Path:
     """A run with the network that texts have by default."""
     folder = reviews.parent / "run"
-    given = ("--data", "Text", "--data.root", str(reviews), "--epochs", "1", "--batch_size", "8")
-    assert main(["train", *given, "--trainer.accelerator", "cpu", *LARGE, "--run", str(folder)]) == 0
+    given = (
+        "--data",
+        "Text",
+        "--data.root",
+        str(reviews),
+        "--epochs",
+        "1",
+        "--batch_size",
+        "8",
+    )
+    assert (
+        main(
+            [
+                "train",
+                *given,
+                "--trainer.accelerator",
+                "cpu",
+                *LARGE,
+                "--run",
+                str(folder),
+            ]
+        )
+        == 0
+    )
     return folder
 
 
 def test_the_run_says_what_it_is(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["model"], summary["data"], summary["task"]) == ("text_pooled", "Text", "classification")
+    assert (summary["model"], summary["data"], summary["task"]) == (
+        "text_pooled",
+        "Text",
+        "classification",
+    )
     saved = json.loads((run / "model" / "config.json").read_text())["extra"]
     assert {"lovely", "dull", "film"} <= set(saved["words"]["vocabulary"])
 
@@ -53,14 +86,23 @@ def test_the_run_says_what_it_is(run: Path) -> None:
 def test_the_report_colours_words(run: Path) -> None:
     page = (run / "report" / "index.html").read_text()
     assert "What each word spoke for" in page
-    assert re.search(r'<span style="background:rgba\(\d+,\d+,\d+,0\.\d\d\);[^>]*>dull</span>', page)
+    assert re.search(
+        r'<span style="background:rgba\(\d+,\d+,\d+,0\.\d\d\);[^>]*>dull</span>', page
+    )
     assert "<lovely>" not in page  # a text is no HTML
-    kinds = [one["kind"] for one in json.loads((run / "report" / "exhibits.json").read_text())["exhibits"]]
+    kinds = [
+        one["kind"]
+        for one in json.loads((run / "report" / "exhibits.json").read_text())[
+            "exhibits"
+        ]
+    ]
     assert "words" in kinds
     assert "mistakes" not in kinds  # which are pictures
 
 
-def test_predict_a_string_and_a_file_of_lines(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_a_string_and_a_file_of_lines(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["predict", str(run), "a lovely film", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["file"] == "a lovely film"
@@ -70,25 +112,37 @@ def test_predict_a_string_and_a_file_of_lines(run: Path, tmp_path: Path, capsys:
     out, said = capsys.readouterr()
     rows = list(csv.DictReader(out.splitlines()))
     assert [row["file"] for row in rows] == ["a dull film", "привет мир", "film"]
-    assert [row["place"] for row in rows] == [f"{tmp_path / 'lines.txt'}:{line}" for line in (1, 3, 4)]
+    assert [row["place"] for row in rows] == [
+        f"{tmp_path / 'lines.txt'}:{line}" for line in (1, 3, 4)
+    ]
     assert "lines.txt:2: there are no words in ''" in said
-    assert "warning: no word of 'привет мир' was in the training texts: its answer is a guess" in said
+    assert (
+        "warning: no word of 'привет мир' was in the training texts: its answer is a "
+        "guess" in said
+    )
     assert "1 of 4 texts could not be read" in said
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "1.txt").write_text("a dull film\nof two lines\n")
     assert main(["predict", str(run), str(tmp_path / "more"), "a film", "--csv"]) == 0
     one, other = csv.DictReader(capsys.readouterr().out.splitlines())  # a line each
-    assert (one["file"], one["place"]) == ("a dull film of two lines", str(tmp_path / "more" / "1.txt"))
+    assert (one["file"], one["place"]) == (
+        "a dull film of two lines",
+        str(tmp_path / "more" / "1.txt"),
+    )
     assert (other["file"], other["place"]) == ("a film", "")
 
 
 def test_a_saved_network_alone_reads_texts(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "model", tmp_path / "alone")
     texts = ["a lovely film", "what a dull film , number 3", "a lovely film " * 400]
-    alone, whole = (Classifier.open(folder)(texts) for folder in (tmp_path / "alone", run))
+    alone, whole = (
+        Classifier.open(folder)(texts) for folder in (tmp_path / "alone", run)
+    )
     assert [answer.lengths for answer in alone] == [answer.lengths for answer in whole]
     one = Classifier.open(run)(texts[0])
-    torch.testing.assert_close(list(one.lengths.values()), list(whole[0].lengths.values()))
+    torch.testing.assert_close(
+        list(one.lengths.values()), list(whole[0].lengths.values())
+    )
     classifier = Classifier.open(run)
     with pytest.raises(ValueError, match="there are no words in"):
         classifier("  ")
@@ -103,18 +157,36 @@ def test_evaluate_reads_other_texts_in_the_words_of_the_network(
 ) -> None:
     assert main(["evaluate", str(run), "--json"]) == 0
     own = json.loads(capsys.readouterr().out)
-    assert main(["evaluate", str(run), "--data", "Text", "--data.root", str(reviews), "--data.test", "0.5"]) == 0
+    assert (
+        main(
+            [
+                "evaluate",
+                str(run),
+                "--data",
+                "Text",
+                "--data.root",
+                str(reviews),
+                "--data.test",
+                "0.5",
+            ]
+        )
+        == 0
+    )
     told = capsys.readouterr()
     assert " texts are in the test split of this data" in told.err
     assert " test texts left out: the run was trained on them" in told.err
     assert "image" not in told.err + told.out
-    for path in reviews.rglob("*.txt"):  # the same texts, beside others: another vocabulary
+    for path in reviews.rglob(
+        "*.txt"
+    ):  # the same texts, beside others: another vocabulary
         copy = tmp_path / path.relative_to(reviews)
         copy.parent.mkdir(exist_ok=True)
         copy.write_text(path.read_text())
         copy.with_suffix(".more.txt").write_text("zebra yak xenon")
     classifier = Classifier.open(run)
-    both = [Text(str(root), test=0.0, validation=0.0).train for root in (reviews, tmp_path)]
+    both = [
+        Text(str(root), test=0.0, validation=0.0).train for root in (reviews, tmp_path)
+    ]
     first, second = (classifier.prepared(texts) for texts in both)
     rows = dict(zip(second.texts, second.images, strict=True))
     for text, row in zip(first.texts, first.images, strict=True):
@@ -127,9 +199,21 @@ def test_evaluate_reads_other_texts_in_the_words_of_the_network(
 def test_networks_and_data_that_do_not_belong_together(
     reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ("--data", "Text", "--data.root", str(reviews), "--model", "capsnet", "--run", str(tmp_path / "run"))
+    given = (
+        "--data",
+        "Text",
+        "--data.root",
+        str(reviews),
+        "--model",
+        "capsnet",
+        "--run",
+        str(tmp_path / "run"),
+    )
     assert main(["train", *given]) == 1
-    assert re.search(r"capsnet takes no words; model must be one of .*text_capsnet", capsys.readouterr().err)
+    assert re.search(
+        r"capsnet takes no words; model must be one of .*text_capsnet",
+        capsys.readouterr().err,
+    )
 
 
 class TestColours:
@@ -137,10 +221,16 @@ class TestColours:
 
     def network(self, name: str) -> torch.nn.Module:
         torch.manual_seed(0)
-        small = {"text_cnn": {}, "text_pooled": {"types": 3, "dim": 4}}.get(name, {"parts": 3, "types": 2})
-        return tc.create_model(name, vocabulary=len(self.data.words), classes=4, word_dim=8, **small).eval()
+        small = {"text_cnn": {}, "text_pooled": {"types": 3, "dim": 4}}.get(
+            name, {"parts": 3, "types": 2}
+        )
+        return tc.create_model(
+            name, vocabulary=len(self.data.words), classes=4, word_dim=8, **small
+        ).eval()
 
-    @pytest.mark.parametrize("name", ["text_capsnet", "text_capsnet_b", "text_encoder", "text_pooled"])
+    @pytest.mark.parametrize(
+        "name", ["text_capsnet", "text_capsnet_b", "text_encoder", "text_pooled"]
+    )
     def test_shares(self, name: str) -> None:
         model, words = self.network(name), self.data.test.__getitems__([0, 1, 2]).images
         shares = word_shares(model, words)
@@ -148,38 +238,60 @@ class TestColours:
         assert (shares[words == 0] == 0).all()
         assert (shares <= model(words).activation[:, None]).all()
         padded = torch.nn.functional.pad(words, (0, 5))
-        torch.testing.assert_close(word_shares(model, padded)[:, : words.shape[1]], shares)
-        torch.testing.assert_close(word_shares(model.bfloat16(), words), shares, atol=0.05, rtol=0.05)
+        torch.testing.assert_close(
+            word_shares(model, padded)[:, : words.shape[1]], shares
+        )
+        torch.testing.assert_close(
+            word_shares(model.bfloat16(), words), shares, atol=0.05, rtol=0.05
+        )
 
     @pytest.mark.parametrize("name", ["text_encoder", "text_capsnet"])
     def test_words_that_all_say_the_same_have_half_the_colour(self, name: str) -> None:
-        """They were as strong as the one that alone speaks for a class: colours that tell nothing."""
+        """They were as strong as the one that alone speaks for a class: colours that
+        tell nothing.
+        """
         model = self.network(name)
         with torch.no_grad():
             model.embedding.weight[:] = 0.5
         words = torch.tensor([[3] * 40])
         shares, activation = word_shares(model, words)[0], model(words).activation[0]
         middle = shares[10:30]  # those at the ends are seen by fewer windows
-        torch.testing.assert_close(middle, activation.expand_as(middle) / 2, rtol=0.1, atol=0)
+        torch.testing.assert_close(
+            middle, activation.expand_as(middle) / 2, rtol=0.1, atol=0
+        )
 
     def test_a_word_that_speaks_for_a_class_has_its_colour(self) -> None:
-        """All words but one say nothing: their vectors are 0, and so are biases behind them."""
+        """All words but one say nothing: their vectors are 0, and so are biases behind
+        them.
+        """
         model = self.network("text_encoder")
         with torch.no_grad():
             model.embedding.weight[[3, 4, 5]] = 0
         shares = word_shares(model, torch.tensor([[3, 4, 4, 2, 5, 5, 5]]))[0].sum(-1)
-        assert shares.nonzero().flatten().tolist() == [1, 2, 3, 4, 5]  # the windows of 3 words that hold it
+        assert shares.nonzero().flatten().tolist() == [
+            1,
+            2,
+            3,
+            4,
+            5,
+        ]  # the windows of 3 words that hold it
         assert shares.argmax() == 3
 
     def test_pieces_are_the_text(self) -> None:
         text = "Who  found\nthe <b>river</b>?  Nobody"
         classes = self.data.classes
-        (one,) = ColouredTexts.of(self.network("text_capsnet"), self.data.words, [text], ["title"], classes).texts
+        (one,) = ColouredTexts.of(
+            self.network("text_capsnet"), self.data.words, [text], ["title"], classes
+        ).texts
         assert "".join(one.pieces) == text
         assert len(one.labels) == len(one.strength) == len(one.pieces)
-        (empty,) = ColouredTexts.of(self.network("text_capsnet"), self.data.words, [" "], ["title"], classes).texts
+        (empty,) = ColouredTexts.of(
+            self.network("text_capsnet"), self.data.words, [" "], ["title"], classes
+        ).texts
         assert empty.pieces == ()  # as texts in a file of many may be
-        plain = ColouredTexts.of(self.network("text_cnn"), self.data.words, [text], ["title"], classes)
+        plain = ColouredTexts.of(
+            self.network("text_cnn"), self.data.words, [text], ["title"], classes
+        )
         assert plain.html() is None
         assert plain.table().rows == [["title", text]]
 
@@ -187,17 +299,23 @@ class TestColours:
 def test_two_classes_in_one_text() -> None:
     data = MadeQuestions(12)
     torch.manual_seed(0)
-    model = tc.create_model("text_cnn", vocabulary=len(data.words), classes=4, word_dim=8).eval()
+    model = tc.create_model(
+        "text_cnn", vocabulary=len(data.words), classes=4, word_dim=8
+    ).eval()
     assert isinstance(data.test, TextSet)
     pairs = joined(data.test, 10)
     found = SeveralLabels(count=2).examine(model, pairs)
-    activation = torch.cat([model(pairs[place].images).activation for place in range(10)])
+    activation = torch.cat(
+        [model(pairs[place].images).activation for place in range(10)]
+    )
     said = torch.zeros(10, 4).scatter(1, activation.topk(2).indices, 1).bool()
     assert found.figures["accuracy"] == (said == pairs.labels).all(1).double().mean()
     assert found.lines[0].endswith("of 10 texts right in all their classes")
 
 
-def test_the_code_of_the_document_runs(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_document_runs(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     document = (Path(__file__).parent.parent / "docs" / "words.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
     (tmp_path / "runs").mkdir()
@@ -212,11 +330,20 @@ def test_the_code_of_the_document_runs(run: Path, tmp_path: Path, monkeypatch: p
 def test_a_vocabulary_that_is_not_the_networks(tmp_path: Path) -> None:
     """It was opened, and failed at the first text with a later word."""
     data = MadeQuestions(12)
-    model = tc.create_model("text_cnn", vocabulary=len(data.words), classes=4, word_dim=8)
+    model = tc.create_model(
+        "text_cnn", vocabulary=len(data.words), classes=4, word_dim=8
+    )
     more = Words((*data.words.vocabulary, "more"))
     model.save_pretrained(tmp_path, classes=list(data.classes), words=more.config())
-    with pytest.raises(ValueError, match=rf"knows {len(data.words)} words, and the vocabulary .* has {len(more)}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"knows {len(data.words)} words, and the vocabulary .* has {len(more)}",
+    ):
         Classifier.open(tmp_path)
-    model.save_pretrained(tmp_path, classes=list(data.classes), words=data.words.config())
-    answer = Classifier.open(tmp_path)("who found the river ?", resize="handwriting")  # which is for images
+    model.save_pretrained(
+        tmp_path, classes=list(data.classes), words=data.words.config()
+    )
+    answer = Classifier.open(tmp_path)(
+        "who found the river ?", resize="handwriting"
+    )  # which is for images
     assert set(answer.lengths) == set(data.classes)

@@ -15,7 +15,15 @@ from torchcaps.losses import MarginLoss
 from torchcaps.models import create_model
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Preprocess
-from torchcaps_lab.training import Learner, Optimisation, Schedule, TrainerOptions, TrainingDiverged, fit, train_loader
+from torchcaps_lab.training import (
+    Learner,
+    Optimisation,
+    Schedule,
+    TrainerOptions,
+    TrainingDiverged,
+    fit,
+    train_loader,
+)
 
 SETTINGS = """
 data:
@@ -33,16 +41,27 @@ trainer: {accelerator: cpu, deterministic: true}
 
 def train_process(config: Path, run: Path, *options: str) -> subprocess.Popen:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    target = ["--resume", str(run)] if "--resume" in options else ["--config", str(config), "--run", str(run)]
+    target = (
+        ["--resume", str(run)]
+        if "--resume" in options
+        else ["--config", str(config), "--run", str(run)]
+    )
     rest = [option for option in options if option != "--resume"]
     command = [sys.executable, "-m", "torchcaps_lab", "train", *target, *rest]
     return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=_listening
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=_listening,
     )
 
 
 def _listening() -> None:
-    """A shell's job in the background ignores Ctrl-C, and so would what is started from there."""
+    """A shell's job in the background ignores Ctrl-C, and so would what is started from
+    there.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -75,7 +94,10 @@ def folder(tmp_path_factory) -> Path:
 def unbroken(folder: Path) -> Path:
     run = folder / "unbroken"
     try:
-        assert main(["train", "--config", str(folder / "config.yaml"), "--run", str(run)]) == 0
+        assert (
+            main(["train", "--config", str(folder / "config.yaml"), "--run", str(run)])
+            == 0
+        )
     finally:
         torch.use_deterministic_algorithms(False)  # as the options have it
     assert len(rows(run)) == 3
@@ -84,7 +106,9 @@ def unbroken(folder: Path) -> Path:
 
 class TestInterruption:
     @pytest.mark.slow
-    @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"])
+    @pytest.mark.parametrize(
+        "sign", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"]
+    )
     def test_resumed_training_ends_like_an_unbroken_one(self, folder, unbroken, sign):
         run = folder / f"broken-{sign}"
         with train_process(folder / "config.yaml", run) as process:
@@ -102,7 +126,9 @@ class TestInterruption:
         assert 1 <= len(rows(run)) < 3
         finish(train_process(folder / "config.yaml", run, "--resume"))
         assert rows(run) == rows(unbroken)
-        resumed, expected = (load_file(r / "model" / "model.safetensors") for r in (run, unbroken))
+        resumed, expected = (
+            load_file(r / "model" / "model.safetensors") for r in (run, unbroken)
+        )
         assert all(torch.equal(resumed[name], expected[name]) for name in expected)
 
     @pytest.mark.slow
@@ -115,26 +141,48 @@ class TestInterruption:
 @pytest.mark.thorough  # two processes, each of which imports and trains
 def test_two_processes_train_like_one(folder, unbroken):
     run = folder / "two"
-    output = finish(train_process(folder / "config.yaml", run, "--trainer.devices", "2", "--trainer.strategy", "ddp"))
+    output = finish(
+        train_process(
+            folder / "config.yaml",
+            run,
+            "--trainer.devices",
+            "2",
+            "--trainer.strategy",
+            "ddp",
+        )
+    )
     assert "sync_dist" not in output
     one, two = rows(unbroken), rows(run)
     assert len(two) == 3
     for expected, got in zip(one, two, strict=True):
-        for name in ("train_loss", "val_loss", "assignment_entropy_class_caps", "dead_capsules_class_caps"):
+        for name in (
+            "train_loss",
+            "val_loss",
+            "assignment_entropy_class_caps",
+            "dead_capsules_class_caps",
+        ):
             assert got[name] == pytest.approx(expected[name], rel=1e-4), name
-        assert got["train_accuracy"] == pytest.approx(expected["train_accuracy"], abs=2 / 1280)
+        assert got["train_accuracy"] == pytest.approx(
+            expected["train_accuracy"], abs=2 / 1280
+        )
 
 
 def task(preprocess: Preprocess | None = None, seed: int = 0, **model_args) -> Learner:
-    model = create_model("capsnet_digits", channels=8, types=2, decoder_hidden=(8,), **model_args)
+    model = create_model(
+        "capsnet_digits", channels=8, types=2, decoder_hidden=(8,), **model_args
+    )
     optimizer = partial(torch.optim.Adam, lr=1e-3)
-    return Learner(model, Optimisation(optimizer=optimizer), preprocess=preprocess, seed=seed)
+    return Learner(
+        model, Optimisation(optimizer=optimizer), preprocess=preprocess, seed=seed
+    )
 
 
 class TestFit:
     def test_learns(self, tmp_path):
         torch.manual_seed(0)
-        _, metrics = fit(task(), FEW, FEW, tmp_path, Schedule(epochs=8, batch_size=16), CPU)
+        _, metrics = fit(
+            task(), FEW, FEW, tmp_path, Schedule(epochs=8, batch_size=16), CPU
+        )
         assert metrics[-1]["train_loss"] < metrics[0]["train_loss"]
         assert metrics[-1]["val_loss"] < metrics[0]["val_loss"]
         assert [row["epoch"] for row in metrics] == list(range(1, 9))
@@ -150,7 +198,9 @@ class TestFit:
         def trained(size: int, **extra: int) -> tuple[int, dict[str, torch.Tensor]]:
             torch.manual_seed(0)
             learner = task()
-            learner.optimisation.scheduler = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.01, total_steps=None)
+            learner.optimisation.scheduler = partial(
+                torch.optim.lr_scheduler.OneCycleLR, max_lr=0.01, total_steps=None
+            )
             options = TrainerOptions("cpu", precision="64-true", extra=extra)
             schedule = Schedule(epochs=2, batch_size=size, sampler=sampler)
             trainer, _ = fit(learner, FEW, FEW, tmp_path / str(size), schedule, options)
@@ -160,7 +210,9 @@ class TestFit:
         expected_steps, expected = trained(like)
         assert steps == expected_steps
         for name, weight in weights.items():
-            torch.testing.assert_close(weight, expected[name], msg=name, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(
+                weight, expected[name], msg=name, rtol=1e-6, atol=1e-9
+            )
 
     def test_a_frozen_part_is_no_surprise(self, tmp_path):
         one = Schedule(epochs=1, batch_size=64)
@@ -172,12 +224,21 @@ class TestFit:
             fit(learner, FEW, FEW, tmp_path / "whole", one, CPU)
 
     def test_works_without_validation_images(self, tmp_path):
-        _, metrics = fit(task(), FEW, FEW.subset(torch.arange(0)), tmp_path, Schedule(epochs=1, batch_size=16), CPU)
+        _, metrics = fit(
+            task(),
+            FEW,
+            FEW.subset(torch.arange(0)),
+            tmp_path,
+            Schedule(epochs=1, batch_size=16),
+            CPU,
+        )
         assert "val_loss" not in metrics[0]
 
     def test_half_precision_stays_finite(self, tmp_path):
         options = TrainerOptions(accelerator="cpu", precision="bf16-mixed")
-        _, metrics = fit(task(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), options)
+        _, metrics = fit(
+            task(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), options
+        )
         assert all(torch.tensor(list(row.values())).isfinite().all() for row in metrics)
 
     def test_keeps_one_checkpoint_that_loads_without_code(self, tmp_path):
@@ -189,13 +250,23 @@ class TestFit:
         sick = task()
         sick.loss = MarginLoss()
         sick.loss.present = torch.nan
-        with pytest.raises(TrainingDiverged, match="not finite since epoch 1, step 1: class_loss is nan"):
+        with pytest.raises(
+            TrainingDiverged,
+            match="not finite since epoch 1, step 1: class_loss is nan",
+        ):
             fit(sick, FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
 
     def test_refuses_a_checkpoint_of_another_model(self, tmp_path):
         fit(task(), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
         with pytest.raises(ValueError, match=r"from another model: .*class_caps"):
-            fit(task(pose_dim=4), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), CPU)
+            fit(
+                task(pose_dim=4),
+                FEW,
+                FEW,
+                tmp_path,
+                Schedule(epochs=2, batch_size=16),
+                CPU,
+            )
 
     def test_refuses_a_damaged_checkpoint(self, tmp_path):
         fit(task(), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
@@ -205,25 +276,45 @@ class TestFit:
             fit(task(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), CPU)
 
 
-def test_training_and_validation_images_are_prepared_and_pixels_are_reconstructed(tmp_path):
+def test_training_and_validation_images_are_prepared_and_pixels_are_reconstructed(
+    tmp_path,
+):
     preprocess = Preprocess(crop=6, brightness=0.5, contrast=(0.5, 2), standardise=True)
     spied = task(preprocess, seed=5, image_shape=(1, 6, 6))
     seen: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
-    spied.model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-    spied.reconstruction.register_forward_pre_hook(lambda _, arguments: targets.append(arguments[1]))
-    fit(spied, FEW, FEW.prepared(preprocess), tmp_path, Schedule(epochs=2, batch_size=16, seed=5), CPU)
+    spied.model.register_forward_pre_hook(
+        lambda _, arguments: seen.append(arguments[0])
+    )
+    spied.reconstruction.register_forward_pre_hook(
+        lambda _, arguments: targets.append(arguments[1])
+    )
+    fit(
+        spied,
+        FEW,
+        FEW.prepared(preprocess),
+        tmp_path,
+        Schedule(epochs=2, batch_size=16, seed=5),
+        CPU,
+    )
     expected = []
     for epoch in range(2):
         loader = train_loader(FEW, 16, seed=5)
         loader.sampler.set_epoch(epoch)
-        expected += [preprocess.train(batch.images, batch.indices, epoch, seed=5) for batch in loader]
-        expected += [preprocess.evaluate(part) for part in (FEW.images.float() / 255).split(16)]
+        expected += [
+            preprocess.train(batch.images, batch.indices, epoch, seed=5)
+            for batch in loader
+        ]
+        expected += [
+            preprocess.evaluate(part) for part in (FEW.images.float() / 255).split(16)
+        ]
     for images, target, view in zip(seen, targets, expected, strict=True):
         assert torch.equal(images, view.images)
         assert torch.equal(target, view.pictures)
     assert min(float(images.min()) for images in seen) < 0
-    assert all(0 <= float(target.min()) <= float(target.max()) <= 1 for target in targets)
+    assert all(
+        0 <= float(target.min()) <= float(target.max()) <= 1 for target in targets
+    )
 
 
 class TestTrainLoader:
@@ -234,25 +325,37 @@ class TestTrainLoader:
             loader.sampler.set_epoch(5)
             return [set(batch.indices.tolist()) for batch in loader]
 
-        shards = zip(*(batches(rank, processes) for rank in range(processes)), strict=True)
+        shards = zip(
+            *(batches(rank, processes) for rank in range(processes)), strict=True
+        )
         together = [set().union(*parts) for parts in shards]
         assert together == batches(0, 1)
         assert all(len(batch) == 12 for batch in together)
 
-    @pytest.mark.parametrize(("group", "batches"), [(1, 10), (4, 8), (10, 10), (11, 10)])
+    @pytest.mark.parametrize(
+        ("group", "batches"), [(1, 10), (4, 8), (10, 10), (11, 10)]
+    )
     @pytest.mark.parametrize("processes", [1, 2])
     def test_groups_are_whole(self, processes, group, batches):
         for rank in range(processes):
-            loader = train_loader(FEW, 6, seed=0, rank=rank, processes=processes, group=group)
+            loader = train_loader(
+                FEW, 6, seed=0, rank=rank, processes=processes, group=group
+            )
             assert (
-                [len(batch.labels) for batch in loader] == [6 // processes] * batches == [6 // processes] * len(loader)
+                [len(batch.labels) for batch in loader]
+                == [6 // processes] * batches
+                == [6 // processes] * len(loader)
             )
 
     def test_fewer_images_than_a_batch_make_one_batch(self):
         assert [len(batch.labels) for batch in train_loader(FEW, 1000, seed=0)] == [64]
 
     def test_errors(self):
-        with pytest.raises(ValueError, match="batch_size must be a multiple of the 2 processes, got 7"):
+        with pytest.raises(
+            ValueError, match="batch_size must be a multiple of the 2 processes, got 7"
+        ):
             train_loader(FEW, 7, seed=0, processes=2)
-        with pytest.raises(ValueError, match="1 training images cannot be shared out to 2"):
+        with pytest.raises(
+            ValueError, match="1 training images cannot be shared out to 2"
+        ):
             train_loader(FEW.subset(torch.arange(1)), 2, seed=0, processes=2)

@@ -1,4 +1,6 @@
-"""What makes a training faster changes nothing else; and a training ends once it is good enough."""
+"""What makes a training faster changes nothing else; and a training ends once it is
+good enough.
+"""
 
 import copy
 from functools import partial
@@ -13,44 +15,86 @@ from tests.options import made, typed
 from torchcaps import create_model
 from torchcaps.models import load_pretrained
 from torchcaps_lab.data import Digits, ImageSet, Preprocess
-from torchcaps_lab.training import Learner, Optimisation, OptimizerFactory, Schedule, Speed, TrainerOptions, fit
+from torchcaps_lab.training import (
+    Learner,
+    Optimisation,
+    OptimizerFactory,
+    Schedule,
+    Speed,
+    TrainerOptions,
+    fit,
+)
 
 CPU = TrainerOptions(accelerator="cpu")
 EXACT = TrainerOptions(accelerator="cpu", precision="64-true")
-SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)  # Adam blows up the rounding of a gradient that is about 0
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+SGD = partial(
+    torch.optim.SGD, lr=0.01, momentum=0.9
+)  # Adam blows up the rounding of a gradient that is about 0
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+    ),
+]
 Rows = list[dict[str, float]]
 
 
 def two_channels(count: int, size: int) -> ImageSet:
-    """Digits beside their negatives: with one channel, both orders in memory are the same."""
+    """Digits beside their negatives: with one channel, both orders in memory are the
+    same.
+    """
     few = Digits(size=size).train.subset(torch.arange(count))
-    return ImageSet(torch.cat([few.images, 255 - few.images], 1), few.labels, few.classes)
+    return ImageSet(
+        torch.cat([few.images, 255 - few.images], 1), few.labels, few.classes
+    )
 
 
-def task(name: str, speed: Speed | None, optimizer: OptimizerFactory = SGD, **arguments: Any) -> Learner:
+def task(
+    name: str, speed: Speed | None, optimizer: OptimizerFactory = SGD, **arguments: Any
+) -> Learner:
     torch.manual_seed(0)
-    return Learner(create_model(name, **arguments), Optimisation(optimizer=optimizer), speed=speed)
+    return Learner(
+        create_model(name, **arguments), Optimisation(optimizer=optimizer), speed=speed
+    )
 
 
-def digits_task(speed: Speed | None = None, optimizer: OptimizerFactory = SGD, **arguments: Any) -> Learner:
-    return task("capsnet_digits", speed, optimizer, **{"channels": 4, "types": 2, "decoder_hidden": (8,), **arguments})
+def digits_task(
+    speed: Speed | None = None, optimizer: OptimizerFactory = SGD, **arguments: Any
+) -> Learner:
+    return task(
+        "capsnet_digits",
+        speed,
+        optimizer,
+        **{"channels": 4, "types": 2, "decoder_hidden": (8,), **arguments},
+    )
 
 
 def train(
-    task: Learner, images: ImageSet, folder: Path, epochs: int = 2, options: TrainerOptions = EXACT, **how: Any
+    task: Learner,
+    images: ImageSet,
+    folder: Path,
+    epochs: int = 2,
+    options: TrainerOptions = EXACT,
+    **how: Any,
 ) -> Rows:
     """Metrics of each epoch but the seconds."""
     schedule = Schedule(**{"epochs": epochs, "batch_size": 8, **how})
     _, rows = fit(task, images, images, folder, schedule, options)
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name != "seconds"}
+        for row in rows
+    ]
 
 
-def assert_same(found: tuple[Rows, Learner], expected: tuple[Rows, Learner], tolerance: float) -> None:
+def assert_same(
+    found: tuple[Rows, Learner], expected: tuple[Rows, Learner], tolerance: float
+) -> None:
     """Metrics and weights."""
     for one, other in zip(found[0], expected[0], strict=True):
         assert one == pytest.approx(other, rel=tolerance, abs=tolerance)
-    state, other_state = (trained[1].model.state_dict() for trained in (found, expected))
+    state, other_state = (
+        trained[1].model.state_dict() for trained in (found, expected)
+    )
     torch.testing.assert_close(state, other_state, rtol=tolerance, atol=tolerance)
 
 
@@ -59,24 +103,50 @@ class TestChannelsLast:
         ("name", "size", "arguments"),
         [
             ("capsnet_digits", 8, {"channels": 4, "types": 2, "decoder_hidden": (8,)}),
-            ("matrixcapsnet_small", 20, {"channels": 4, "types": (2, 2, 2)}),  # its transforms have five axes
+            (
+                "matrixcapsnet_small",
+                20,
+                {"channels": 4, "types": (2, 2, 2)},
+            ),  # its transforms have five axes
         ],
     )
 
     @MODELS
-    def test_results_are_the_same(self, name: str, size: int, arguments: dict[str, Any], tmp_path: Path) -> None:
+    def test_results_are_the_same(
+        self, name: str, size: int, arguments: dict[str, Any], tmp_path: Path
+    ) -> None:
         images = two_channels(24, size)
         found = []
         for last in (False, True):
-            one = task(name, Speed(channels_last=last), image_shape=(2, size, size), classes=10, **arguments)
-            # One epoch: EM untrained makes roundings ten times as large with each step, with stored votes too.
+            one = task(
+                name,
+                Speed(channels_last=last),
+                image_shape=(2, size, size),
+                classes=10,
+                **arguments,
+            )
+            # One epoch: EM untrained makes roundings ten times as large with each step,
+            # with stored votes too.
             found.append((train(one, images, tmp_path / str(last), epochs=1), one))
         assert_same(*found, tolerance=1e-9)
 
     @MODELS
     @pytest.mark.parametrize("last", [False, True])
-    def test_order_in_memory(self, name: str, size: int, arguments: dict[str, Any], last: bool, tmp_path: Path) -> None:
-        spied = task(name, Speed(channels_last=last), image_shape=(2, size, size), classes=10, **arguments)
+    def test_order_in_memory(
+        self,
+        name: str,
+        size: int,
+        arguments: dict[str, Any],
+        last: bool,
+        tmp_path: Path,
+    ) -> None:
+        spied = task(
+            name,
+            Speed(channels_last=last),
+            image_shape=(2, size, size),
+            classes=10,
+            **arguments,
+        )
         orders: list[tuple[bool, bool]] = []
 
         def look(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -92,7 +162,9 @@ class TestChannelsLast:
         assert all(parameter.is_contiguous() for parameter in others)
 
     def test_images_of_one_channel(self) -> None:
-        """Are in both orders; torch must see them in this one, or convolutions return the other."""
+        """Are in both orders; torch must see them in this one, or convolutions return
+        the other.
+        """
         convolution = torch.nn.Conv2d(1, 4, 3)
         speed = Speed(channels_last=True)
         speed.lay_out(convolution)
@@ -103,18 +175,26 @@ class TestChannelsLast:
         assert is_last(convolution(arranged))
 
     @pytest.mark.parametrize("later", [True, False])
-    def test_resumed_training_ends_like_an_unbroken_one(self, later: bool, tmp_path: Path) -> None:
+    def test_resumed_training_ends_like_an_unbroken_one(
+        self, later: bool, tmp_path: Path
+    ) -> None:
         """The checkpoint fits whatever the order of the rest of the training is."""
         images = two_channels(24, 8)
 
         def make(last: bool) -> Learner:
-            return digits_task(Speed(channels_last=last), image_shape=(2, 8, 8)).double()  # so is what is resumed
+            return digits_task(
+                Speed(channels_last=last), image_shape=(2, 8, 8)
+            ).double()  # so is what is resumed
 
         unbroken = make(True)
         expected = train(unbroken, images, tmp_path / "unbroken", epochs=3), unbroken
         train(make(True), images, tmp_path / "broken", epochs=1)
         resumed = make(later)
-        assert_same((train(resumed, images, tmp_path / "broken", epochs=3), resumed), expected, tolerance=1e-9)
+        assert_same(
+            (train(resumed, images, tmp_path / "broken", epochs=3), resumed),
+            expected,
+            tolerance=1e-9,
+        )
         assert is_last(resumed.model.conv.weight) == later
 
     def test_saved_network_loads(self, tmp_path: Path) -> None:
@@ -127,19 +207,29 @@ class TestChannelsLast:
             assert torch.equal(loaded.state_dict()[name], tensor), name
         pixels = images.images.float() / 255
         with torch.no_grad():
-            found, expected = loaded(pixels).activation, trained.model.eval()(pixels).activation
+            found, expected = (
+                loaded(pixels).activation,
+                trained.model.eval()(pixels).activation,
+            )
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def is_last(tensor: Tensor) -> bool:
     """Whether the channels are innermost in memory, and nothing else could be meant."""
-    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    return (
+        tensor.is_contiguous(memory_format=torch.channels_last)
+        and not tensor.is_contiguous()
+    )
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on its way to the code generator
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # torch's own, on its way to the code generator
 def test_compiled_training_is_the_same(tmp_path: Path) -> None:
-    """In one graph that serves all epochs, though validation and RoutingHealth run the network in between."""
+    """In one graph that serves all epochs, though validation and RoutingHealth run the
+    network in between.
+    """
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     images = Digits().train.subset(torch.arange(24))
@@ -148,19 +238,28 @@ def test_compiled_training_is_the_same(tmp_path: Path) -> None:
     for mode in (None, "default"):
         one = digits_task(Speed(compile=mode), decoder_hidden=None)
         losses[mode] = values = []
-        one.loss.register_forward_hook(lambda _, __, loss, values=values: values.append(loss.item()))
+        one.loss.register_forward_hook(
+            lambda _, __, loss, values=values: values.append(loss.item())
+        )
         found.append((train(one, images, tmp_path / str(mode), options=CPU), one))
     assert len(losses[None]) == 2 * (3 + 3)
     assert losses["default"] == pytest.approx(losses[None], rel=1e-5)
     assert_same(*found, tolerance=1e-4)
     assert any(name.startswith("assignment_entropy") for name in found[1][0][-1])
-    if torch.__version__ >= (2, 12):  # older PyTorch breaks it at properties of named tuples
+    if torch.__version__ >= (
+        2,
+        12,
+    ):  # older PyTorch breaks it at properties of named tuples
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_a_process_may_compile_any_number_of_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_may_compile_any_number_of_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda run, mode: compiled(run, backend="eager"))
+    monkeypatch.setattr(
+        torch, "compile", lambda run, mode: compiled(run, backend="eager")
+    )
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     images = Digits(size=14).train.subset(torch.arange(8))
@@ -168,7 +267,10 @@ def test_a_process_may_compile_any_number_of_networks(tmp_path: Path, monkeypatc
         for width in (1, 2, 3):
             network = {"image_shape": (1, 14, 14), "channels": (width, 1, 1, 1)}
             train(
-                task("sharedcapsnet_cnn", Speed(compile="default"), **network), images, tmp_path / str(width), epochs=1
+                task("sharedcapsnet_cnn", Speed(compile="default"), **network),
+                images,
+                tmp_path / str(width),
+                epochs=1,
             )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
 
@@ -187,7 +289,11 @@ class TestResident:
     def moved(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
         """How many images were sent where."""
         moved: list[tuple[int, str]] = []
-        monkeypatch.setattr(ImageSet, "to", lambda self, device: moved.append((len(self), str(device))) or self)
+        monkeypatch.setattr(
+            ImageSet,
+            "to",
+            lambda self, device: moved.append((len(self), str(device))) or self,
+        )
         return moved
 
     def test_sets_up_to_the_size_are_moved(self, moved: list[tuple[int, str]]) -> None:
@@ -202,28 +308,50 @@ class TestResident:
     def test_training_moves_both_sets_once(
         self, resident: float, sets: int, moved: list[tuple[int, str]], tmp_path: Path
     ) -> None:
-        train(digits_task(Speed(resident=resident)), Digits().train.subset(torch.arange(16)), tmp_path)
+        train(
+            digits_task(Speed(resident=resident)),
+            Digits().train.subset(torch.arange(16)),
+            tmp_path,
+        )
         assert moved == [(16, "cpu")] * sets
 
     @pytest.mark.parametrize("device", DEVICES)
     def test_batches_are_the_same_on_the_device(self, device: str) -> None:
         few = Digits().train.subset(torch.tensor([3, 1, 4, 15]))
         names = tuple(f"{place}.png" for place in range(4))
-        here = ImageSet(few.images, few.labels, few.classes, names, Preprocess(crop=6, standardise=True))
+        here = ImageSet(
+            few.images,
+            few.labels,
+            few.classes,
+            names,
+            Preprocess(crop=6, standardise=True),
+        )
         there = here.to(device)
         assert there.files == names
         for batch in ([0, 3], [2]):
-            for found, expected in zip(there.__getitems__(batch)[:4], here.__getitems__(batch)[:4], strict=True):
+            for found, expected in zip(
+                there.__getitems__(batch)[:4], here.__getitems__(batch)[:4], strict=True
+            ):
                 assert found.device.type == device
                 torch.testing.assert_close(found.cpu(), expected)
         torch.testing.assert_close(there.crops([1]).cpu(), here.crops([1]))
 
 
-def train_until(folder: Path, accuracy: float | None = None, options: TrainerOptions = CPU) -> Rows:
+def train_until(
+    folder: Path, accuracy: float | None = None, options: TrainerOptions = CPU
+) -> Rows:
     """Six epochs, or fewer."""
     learner = digits_task(optimizer=partial(torch.optim.Adam, lr=0.01))
     images = Digits().train.subset(torch.arange(160))
-    return train(learner, images, folder, epochs=6, batch_size=16, stop_at=accuracy, options=options)
+    return train(
+        learner,
+        images,
+        folder,
+        epochs=6,
+        batch_size=16,
+        stop_at=accuracy,
+        options=options,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +360,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
 
 class TestStopAt:
-    def test_ends_after_the_first_epoch_that_reaches_it(self, unbroken: Rows, tmp_path: Path) -> None:
+    def test_ends_after_the_first_epoch_that_reaches_it(
+        self, unbroken: Rows, tmp_path: Path
+    ) -> None:
         accuracies = [row["val_accuracy"] for row in unbroken]
         target = max(accuracies[:4])
         epochs = 1 + accuracies.index(target)
@@ -241,23 +371,40 @@ class TestStopAt:
         (checkpoint,) = (tmp_path / "checkpoints").iterdir()
         written = checkpoint.stat().st_mtime_ns
         assert train_until(tmp_path, target) == unbroken[:epochs]  # resumed
-        assert [path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").iterdir()] == [written]
+        assert [
+            path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").iterdir()
+        ] == [written]
         assert train_until(tmp_path) == unbroken  # and with the rest of the epochs
 
-    def test_goes_to_the_last_epoch_if_it_is_never_reached(self, unbroken: Rows, tmp_path: Path) -> None:
+    def test_goes_to_the_last_epoch_if_it_is_never_reached(
+        self, unbroken: Rows, tmp_path: Path
+    ) -> None:
         assert max(row["val_accuracy"] for row in unbroken) < 1
         assert train_until(tmp_path, 1.0) == unbroken
 
-    def test_epochs_without_validation_do_not_count(self, unbroken: Rows, tmp_path: Path) -> None:
-        options = TrainerOptions(accelerator="cpu", extra={"check_val_every_n_epoch": 2})
+    def test_epochs_without_validation_do_not_count(
+        self, unbroken: Rows, tmp_path: Path
+    ) -> None:
+        options = TrainerOptions(
+            accelerator="cpu", extra={"check_val_every_n_epoch": 2}
+        )
         assert len(train_until(tmp_path, unbroken[0]["val_accuracy"], options)) == 2
 
 
 def test_command_line() -> None:
-    options = ["--stop_at", "0.9", "--speed.channels_last", "true", "--speed.compile", "reduce-overhead"]
+    options = [
+        "--stop_at",
+        "0.9",
+        "--speed.channels_last",
+        "true",
+        "--speed.compile",
+        "reduce-overhead",
+    ]
     ready = made(typed("--data", "Digits", *options, "--speed.resident", "0").plain())
     assert ready.stop_at == 0.9
-    assert ready.speed == Speed(channels_last=True, compile="reduce-overhead", resident=0.0)
+    assert ready.speed == Speed(
+        channels_last=True, compile="reduce-overhead", resident=0.0
+    )
     assert made({"data": "Digits"}).speed == Speed()
 
 
@@ -265,16 +412,26 @@ class TestDigitsOfAnySize:
     def test_larger(self) -> None:
         small, large = Digits(), Digits(size=28)
         assert large.image_shape == (1, 28, 28)
-        for one, other in ((small.train, large.train), (small.validation, large.validation), (small.test, large.test)):
+        for one, other in (
+            (small.train, large.train),
+            (small.validation, large.validation),
+            (small.test, large.test),
+        ):
             assert other.images.shape == (len(one), 1, 28, 28)
             assert other.images.dtype == torch.uint8
             assert torch.equal(other.labels, one.labels)
             # Interpolation is a mean: it leaves nothing out of the range of the image.
-            assert bool((other.images.amax((1, 2, 3)) <= one.images.amax((1, 2, 3))).all())
-            assert bool((other.images.amin((1, 2, 3)) >= one.images.amin((1, 2, 3))).all())
+            assert bool(
+                (other.images.amax((1, 2, 3)) <= one.images.amax((1, 2, 3))).all()
+            )
+            assert bool(
+                (other.images.amin((1, 2, 3)) >= one.images.amin((1, 2, 3))).all()
+            )
 
     def test_centres_of_three_by_three_are_the_pixels(self) -> None:
-        assert torch.equal(Digits(size=24).test.images[:, :, 1::3, 1::3], Digits().test.images)
+        assert torch.equal(
+            Digits(size=24).test.images[:, :, 1::3, 1::3], Digits().test.images
+        )
 
 
 class TestFused:
@@ -285,12 +442,16 @@ class TestFused:
             optimizer = partial(getattr(torch.optim, name), lr=0.01, weight_decay=0.1)
             one = digits_task(Speed(fused=fused), optimizer, image_shape=(2, 8, 8))
             schedule = Schedule(epochs=1, batch_size=8)
-            trainer, _ = fit(one, images, images, tmp_path / str(fused), schedule, EXACT)
+            trainer, _ = fit(
+                one, images, images, tmp_path / str(fused), schedule, EXACT
+            )
             assert bool(trainer.optimizers[0].param_groups[0]["fused"]) is fused
             found.append(one.model.state_dict())
         torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
-    @pytest.mark.parametrize("told", [{"foreach": True}, {"fused": False}, {"differentiable": True}])
+    @pytest.mark.parametrize(
+        "told", [{"foreach": True}, {"fused": False}, {"differentiable": True}]
+    )
     def test_what_was_told_stays(self, told: dict[str, bool]) -> None:
         optimizer = torch.optim.Adam([torch.zeros(2, requires_grad=True)], **told)
         Speed().fuse(optimizer)
@@ -301,12 +462,19 @@ class TestFused:
         Speed().fuse(optimizer)
         assert "fused" not in optimizer.param_groups[0]
 
-    def test_moments_in_another_order_are_laid_out_like_their_weights(self, tmp_path: Path) -> None:
+    def test_moments_in_another_order_are_laid_out_like_their_weights(
+        self, tmp_path: Path
+    ) -> None:
         """The kernel takes all tensors as they lie in memory."""
         images, ends = two_channels(24, 8), []
         for last in (False, True):
             folder = tmp_path / str(last)
-            train(digits_task(Speed(channels_last=True), image_shape=(2, 8, 8)), images, folder, epochs=1)
+            train(
+                digits_task(Speed(channels_last=True), image_shape=(2, 8, 8)),
+                images,
+                folder,
+                epochs=1,
+            )
             other = digits_task(Speed(channels_last=last), image_shape=(2, 8, 8))
             train(other, images, folder, epochs=2)
             ends.append(other.model.state_dict())

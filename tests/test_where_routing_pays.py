@@ -1,4 +1,6 @@
-"""The page of the viewpoint study says what its result says, and its intervals are those of the bootstrap."""
+"""The page of the viewpoint study says what its result says, and its intervals are
+those of the bootstrap.
+"""
 
 import json
 from pathlib import Path
@@ -11,8 +13,17 @@ from docs.where_routing_pays import Run
 from recipes.smallnorb_viewpoints import FAMILIAR, NOVEL
 
 
-def run(shares: list[float], curve: list[float], novel: list[float], familiar: tuple[float, float] = (0.0, 0.0)) -> Run:
-    return Run({}, {NOVEL: np.array(shares), FAMILIAR: np.array(familiar)}, {FAMILIAR: curve, NOVEL: novel})
+def run(
+    shares: list[float],
+    curve: list[float],
+    novel: list[float],
+    familiar: tuple[float, float] = (0.0, 0.0),
+) -> Run:
+    return Run(
+        {},
+        {NOVEL: np.array(shares), FAMILIAR: np.array(familiar)},
+        {FAMILIAR: curve, NOVEL: novel},
+    )
 
 
 @pytest.mark.parametrize("path", page.pages(), ids=lambda path: path.name)
@@ -24,32 +35,52 @@ def test_documents_have_the_figures_of_the_result(path: Path) -> None:
 
 def test_the_result_has_all_that_it_says(tmp_path: Path) -> None:
     result = json.loads(page.RESULT.read_text(encoding="utf-8"))
-    for row in (row for row in result["rows"] if row["row"].startswith("azimuth, dynamic, 1")):
+    for row in (
+        row for row in result["rows"] if row["row"].startswith("azimuth, dynamic, 1")
+    ):
         runs = page.of_views("azimuth")["dynamic, 1 step"]
-        assert [one.facts["figures"][row["measure"]] for one in runs.values()] == row["ours"]
+        assert [one.facts["figures"][row["measure"]] for one in runs.values()] == row[
+            "ours"
+        ]
         if row["unit"] == "%":
-            assert [one.shares[row["measure"]].mean() for one in runs.values()] == pytest.approx(row["ours"])
+            assert [
+                one.shares[row["measure"]].mean() for one in runs.values()
+            ] == pytest.approx(row["ours"])
 
 
 def test_intervals() -> None:
     assert page.interval(np.full((3, 25), -2.0)) == (-2, -2)  # nothing varies
     random = np.random.default_rng(1)
-    toys = random.normal(size=(1, 400)).repeat(2, 0)  # seeds agree: the error of a mean of 400
-    assert page.interval(toys) == pytest.approx(toys.mean() + np.array([-1.96, 1.96]) / 20, abs=0.02)
-    seeds = np.array([[0.0], [1.0]]).repeat(400, 1)  # toys agree: either seed alone is as likely as 0.25
+    toys = random.normal(size=(1, 400)).repeat(
+        2, 0
+    )  # seeds agree: the error of a mean of 400
+    assert page.interval(toys) == pytest.approx(
+        toys.mean() + np.array([-1.96, 1.96]) / 20, abs=0.02
+    )
+    seeds = np.array([[0.0], [1.0]]).repeat(
+        400, 1
+    )  # toys agree: either seed alone is as likely as 0.25
     assert page.interval(seeds) == (0, 1)
 
 
 def test_differences_are_of_common_seeds_and_the_same_toys() -> None:
-    one = {seed: run([10.0 + seed, 30.0 + seed], [20, 10], [40, 30]) for seed in (0, 1, 2)}
-    other = {seed: run([12.0 + seed, 32.0 + seed], [30, 14], [50, 33]) for seed in (1, 2, 3)}
+    one = {
+        seed: run([10.0 + seed, 30.0 + seed], [20, 10], [40, 30]) for seed in (0, 1, 2)
+    }
+    other = {
+        seed: run([12.0 + seed, 32.0 + seed], [30, 14], [50, 33]) for seed in (1, 2, 3)
+    }
     assert page.difference({"a": one, "b": other}, "a", "b") == (-2, -2, -2, 2)
     assert page.difference({"a": one, "b": other}, "b", "a").verdict == "more"
 
 
 def test_what_the_familiar_error_lets_expect_is_taken_off() -> None:
     better = run([20.0, 40.0], [30, 10], [45, 30], familiar=(8.0, 12.0))
-    worse = run([23.0, 46.0], [40, 20], [61, 46], familiar=(14.0, 18.0))  # 4.5 more, 6 more of the familiar ones
+    worse = run(
+        [23.0, 46.0], [40, 20], [61, 46], familiar=(14.0, 18.0)
+    )  # 4.5 more, 6 more of the familiar ones
     assert page.slope([better, worse]) == pytest.approx(0.75)
-    found = page.difference({"a": {0: worse}, "b": {0: better}}, "a", "b", matched=FAMILIAR)
+    found = page.difference(
+        {"a": {0: worse}, "b": {0: better}}, "a", "b", matched=FAMILIAR
+    )
     assert found.mean == pytest.approx(4.5 - 6 * 0.75)

@@ -1,4 +1,6 @@
-"""How things are written down, a name beside arguments: for every class there is, nothing is lost on the way."""
+"""How things are written down, a name beside arguments: for every class there is,
+nothing is lost on the way.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,14 +33,23 @@ from torchcaps_lab.training.fingerprint import differences
 from torchcaps_lab.training.options import OPTIMIZERS, SCHEDULERS
 from torchcaps_lab.training.reading import as_yaml, parsed, restored
 
-WRITTEN = [tc.routing.base.ROUTINGS, tc.losses.LOSSES, DATASETS, TASKS, OPTIMIZERS, SCHEDULERS]
+WRITTEN = [
+    tc.routing.base.ROUTINGS,
+    tc.losses.LOSSES,
+    DATASETS,
+    TASKS,
+    OPTIMIZERS,
+    SCHEDULERS,
+]
 """The registries whose things options and saved files name."""
 
 OWN = ("torch", "torchcaps", "torchcaps_lab")
 CLASSES = [
     pytest.param(registry, cls, id=f"{registry.kind}-{cls.__name__}")
     for registry in WRITTEN
-    for cls in sorted({*registry.classes(), *registry.values()}, key=lambda cls: cls.__name__)
+    for cls in sorted(
+        {*registry.classes(), *registry.values()}, key=lambda cls: cls.__name__
+    )
     if cls.__module__.split(".")[0] in OWN
 ]
 
@@ -65,7 +76,10 @@ def _of_part(part: Any) -> Iterator[Any]:
     registry = registry_of(part)
     if registry is not None:
         names = [*sorted(registry), *(cls.__name__ for cls in registry.classes())]
-        yield from ({"name": name, **_needed(registry.find(name), int(registry.factory))} for name in names)
+        yield from (
+            {"name": name, **_needed(registry.find(name), int(registry.factory))}
+            for name in names
+        )
     elif origin is Literal:
         yield from inner
     elif is_dataclass(origin):
@@ -88,12 +102,18 @@ def _of_part(part: Any) -> Iterator[Any]:
 
 def _needed(cls: type, skip: int) -> dict[str, Any]:
     """Values for the arguments that a class cannot be made without."""
-    needed = {name: one for name, one in declared(cls, skip).arguments.items() if one.default is MISSING}
+    needed = {
+        name: one
+        for name, one in declared(cls, skip).arguments.items()
+        if one.default is MISSING
+    }
     return {name: other(one.hint, None) for name, one in needed.items()}
 
 
 def other(hint: Any, default: Any) -> Any:
-    """A plain value that fits a type hint and differs from the default; None if none can be written."""
+    """A plain value that fits a type hint and differs from the default; None if none
+    can be written.
+    """
     for value in candidates(hint):
         try:
             if plain(fit(hint, value, "x")) != default:
@@ -120,17 +140,31 @@ def _plain_or_none(default: Any) -> Any:
 
 
 @pytest.mark.parametrize(("registry", "cls"), CLASSES)
-def test_every_argument_of_every_class_is_read_as_it_was_written(registry: Registry, cls: Any) -> None:
+def test_every_argument_of_every_class_is_read_as_it_was_written(
+    registry: Registry, cls: Any
+) -> None:
     skip = int(registry.factory)
     arguments = others(cls, skip)
-    assert [name for name, value in arguments.items() if value is None] == [], "no value could be made for these"
-    unwritten = dict.fromkeys(UNWRITTEN.get(cls.__name__, ()), 0) if registry is SCHEDULERS else {}
-    spec = Spec(cls, complete(cls, {**arguments, **unwritten}, "x", skip), "x", registry)
+    assert [name for name, value in arguments.items() if value is None] == [], (
+        "no value could be made for these"
+    )
+    unwritten = (
+        dict.fromkeys(UNWRITTEN.get(cls.__name__, ()), 0)
+        if registry is SCHEDULERS
+        else {}
+    )
+    spec = Spec(
+        cls, complete(cls, {**arguments, **unwritten}, "x", skip), "x", registry
+    )
     written = spec.plain()
     kind: Any = Callable[..., registry.base] if registry.factory else registry.base
     for read in (json.loads(json.dumps(written)), parsed(as_yaml(written), "x")):
         again = fit(kind, read, "x")
-        assert (again.cls, again.arguments, again.plain()) == (cls, spec.arguments, written)
+        assert (again.cls, again.arguments, again.plain()) == (
+            cls,
+            spec.arguments,
+            written,
+        )
 
 
 @pytest.fixture
@@ -142,20 +176,35 @@ def passing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("passing")
 @pytest.mark.parametrize("reserved", RESERVED)
 @pytest.mark.parametrize("registered", [True, False])
-def test_no_argument_takes_the_place_of_the_name(reserved: str, registered: bool) -> None:
-    """Written beside the name of the class, it would overwrite it, and the class would be lost."""
+def test_no_argument_takes_the_place_of_the_name(
+    reserved: str, registered: bool
+) -> None:
+    """Written beside the name of the class, it would overwrite it, and the class would
+    be lost.
+    """
 
     class Thing:
         pass
 
     things = Registry("thing", Thing)
     namespace: dict[str, Any] = {"Thing": Thing}
-    exec(f"class Named(Thing):\n    def __init__(self, {reserved}='x'): self.{reserved} = {reserved}", namespace)
-    named, message = namespace["Named"], f"thing Named: no argument may be called '{reserved}'"
+    exec(
+        f"class Named(Thing):\n    def __init__(self, {reserved}='x'): "
+        f"self.{reserved} = {reserved}",
+        namespace,
+    )
+    named, message = (
+        namespace["Named"],
+        f"thing Named: no argument may be called '{reserved}'",
+    )
     if registered:
         with pytest.raises(ValueError, match=message):
             things.register("named")(named)
-    for use in (lambda: fit(Thing, "Named", "x"), lambda: plain(named()), lambda: things.name_of(named)):
+    for use in (
+        lambda: fit(Thing, "Named", "x"),
+        lambda: plain(named()),
+        lambda: things.name_of(named),
+    ):
         with pytest.raises(ValueError, match=message):
             use()
 
@@ -168,46 +217,86 @@ def test_a_factory_may_call_what_comes_later_as_it_likes() -> None:
 
     makers = Registry("maker", Maker, factory=True)
     assert makers.register("own")(type("Own", (Maker,), {}))
-    assert fit(Callable[..., Maker], {"name": "own", "rate": 2}, "x").plain() == {"name": "own", "rate": 2.0}
+    assert fit(Callable[..., Maker], {"name": "own", "rate": 2}, "x").plain() == {
+        "name": "own",
+        "rate": 2.0,
+    }
 
 
 @pytest.mark.parametrize("reserved", RESERVED_FOR_MODELS)
 def test_no_argument_of_a_network_is_one_of_create_model(reserved: str) -> None:
-    network: Any = type("Odd", (), {"__init__": eval(f"lambda self, {reserved}=None: None")})
-    with pytest.raises(ValueError, match=f"model 'odd': Odd takes an argument '{reserved}'"):
+    network: Any = type(
+        "Odd", (), {"__init__": eval(f"lambda self, {reserved}=None: None")}
+    )
+    with pytest.raises(
+        ValueError, match=f"model 'odd': Odd takes an argument '{reserved}'"
+    ):
         register_model("odd", "nowhere")(network)
-    assert not [cls for cls in NETWORKS.values() if reserved in declared(cls).arguments and issubclass(cls, Network)]
+    assert not [
+        cls
+        for cls in NETWORKS.values()
+        if reserved in declared(cls).arguments and issubclass(cls, Network)
+    ]
 
 
 def test_groups_of_options_share_no_name() -> None:
     """They are written on one level, with ``run`` and ``import`` beside them."""
     options = training_options({"data": "Digits"})
-    names = ["run", "import", *(name for group in options.groups for name in group.plain())]
+    names = [
+        "run",
+        "import",
+        *(name for group in options.groups for name in group.plain()),
+    ]
     assert len(names) == len(set(names))
 
 
-HUB = {"path": "images", "image": None, "label": None, "revision": None, "validation": 0.2}
+HUB = {
+    "path": "images",
+    "image": None,
+    "label": None,
+    "revision": None,
+    "validation": 0.2,
+}
 
 
 @pytest.mark.parametrize("configuration", [None, "default", "digits", "folder"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_runs_whose_file_lost_the_name_of_the_data_set(configuration: str | None, nested: bool) -> None:
-    """A run on data of ``datasets`` wrote its configuration over the name of its class."""
-    wrap = (lambda data: {"name": "Few", "data": data, "train": 3}) if nested else (lambda data: data)
+def test_runs_whose_file_lost_the_name_of_the_data_set(
+    configuration: str | None, nested: bool
+) -> None:
+    """A run on data of ``datasets`` wrote its configuration over the name of its
+    class.
+    """
+    wrap = (
+        (lambda data: {"name": "Few", "data": data, "train": 3})
+        if nested
+        else (lambda data: data)
+    )
     old = {"data": wrap({"name": configuration, **HUB}), "seed": 3}
-    new = {"data": wrap({"name": "hub", "configuration": configuration, **HUB}), "seed": 3}
+    new = {
+        "data": wrap({"name": "hub", "configuration": configuration, **HUB}),
+        "seed": 3,
+    }
     assert restored(old) == new == restored(new)
     before, now = training_options(restored(old)).plain(), training_options(new).plain()
     assert before == now
     images = {"classes": ["a"], "images": {"train": 1, "validation": 1}, "data": "x"}
-    assert differences({"options": {**now, **old}, **images}, {"options": now, **images}) == []
+    assert (
+        differences({"options": {**now, **old}, **images}, {"options": now, **images})
+        == []
+    )
 
 
 def test_options_of_hub_as_people_write_them_stay() -> None:
     for name in ("Hub", "hub"):
         options = {"data": {"name": name, **HUB}}
         assert restored(options) == options
-    old = {"data": {"class_path": "torchcaps.data.Hub", "init_args": {**HUB, "name": "default"}}}
+    old = {
+        "data": {
+            "class_path": "torchcaps.data.Hub",
+            "init_args": {**HUB, "name": "default"},
+        }
+    }
     spec = fit(DATASETS.base, restored(old)["data"], "data")
     assert (spec.cls.__name__, spec.arguments["configuration"]) == ("Hub", "default")
     assert make(spec).configuration == "default"

@@ -34,7 +34,14 @@ if TYPE_CHECKING:
         reconstruction_loss,
         spread_loss,
     )
-    from torchcaps.models import CapsNet, MatrixCapsNet, SharedCapsNet, create_model, list_models, load_pretrained
+    from torchcaps.models import (
+        CapsNet,
+        MatrixCapsNet,
+        SharedCapsNet,
+        create_model,
+        list_models,
+        load_pretrained,
+    )
     from torchcaps.ops import Votes, choose_backend, use_backend
     from torchcaps.routing import create_routing, list_routings
     from torchcaps.squashing import LearnedSquash, Squash, length, squash
@@ -90,13 +97,27 @@ __all__ = [
     "use_backend",
 ]
 
-_ROOMS = ("layers", "losses", "models", "ops", "routing", "mixture", "sklearn", "testing")
+_ROOMS = (
+    "layers",
+    "losses",
+    "models",
+    "ops",
+    "routing",
+    "mixture",
+    "sklearn",
+    "testing",
+)
 """Packages and modules that are names of this one."""
 
 _HOMES = ("capsules", "squashing", "ops", "routing", "layers", "losses", "models")
-"""Where the other names are, in the order in which they are searched: each needs those before it."""
+"""Where the other names are, in the order in which they are searched: each needs those
+before it.
+"""
 
-_OF_THE_LAB = {"Classifier": ("classifiers", "classifier"), "train": ("trainings", "training.simple")}
+_OF_THE_LAB = {
+    "Classifier": ("classifiers", "classifier"),
+    "train": ("trainings", "training.simple"),
+}
 """Names from torchcaps-lab: what they are, and their modules."""
 
 
@@ -106,12 +127,16 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, when it is: importing torch takes seconds, and reading options does not need it."""
+    """Imports what is asked for, when it is: importing torch takes seconds, and reading
+    options does not need it.
+    """
     if name in _ROOMS:
         return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(  # with both, Python suggests a name that is near
-            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+            f"module {__name__!r} has no attribute {name!r}",
+            name=name,
+            obj=sys.modules[__name__],
         )
     if name in _OF_THE_LAB:
         what, home = _OF_THE_LAB[name]
@@ -124,6 +149,8 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-if "torch" in sys.modules:  # programs that torch.export saved name our operators, and the results of networks
+if (
+    "torch" in sys.modules
+):  # programs that torch.export saved name our operators, and the results of networks
     import_module(f"{__name__}.ops.fused.operators")
     import_module(f"{__name__}.capsules")

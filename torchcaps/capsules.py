@@ -1,4 +1,6 @@
-"""What capsule layers take and return, poses with activations, and what networks answer."""
+"""What capsule layers take and return, poses with activations, and what networks
+answer.
+"""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,8 +12,15 @@ from torch.utils import _pytree
 def shapes_of(named: NamedTuple) -> str:
     """A named tuple of tensors with their shapes in place of their numbers."""
     fields = zip(named._fields, named, strict=True)
-    shown = [f"{name}={tuple(one.shape) if isinstance(one, Tensor) else one!r}" for name, one in fields]
-    kinds = {str(one.dtype).removeprefix("torch.") for one in named if isinstance(one, Tensor)}
+    shown = [
+        f"{name}={tuple(one.shape) if isinstance(one, Tensor) else one!r}"
+        for name, one in fields
+    ]
+    kinds = {
+        str(one.dtype).removeprefix("torch.")
+        for one in named
+        if isinstance(one, Tensor)
+    }
     return f"{type(named).__name__}({', '.join([*shown, *sorted(kinds)])})"
 
 
@@ -19,24 +28,30 @@ TupleType = TypeVar("TupleType", bound=type[tuple])
 
 
 def exportable(cls: TupleType) -> TupleType:
-    """Class decorator: lets ``torch.export.save`` write programs that take or return such a named tuple."""
+    """Class decorator: lets ``torch.export.save`` write programs that take or return
+    such a named tuple.
+    """
     _pytree._register_namedtuple(cls, serialized_type_name=f"torchcaps.{cls.__name__}")
     return cls
 
 
 @exportable
 class Capsules(NamedTuple):
-    """A set of capsules: the pose of each, and an activation that says whether its entity is present.
+    """A set of capsules: the pose of each, and an activation that says whether its
+    entity is present.
 
     Args:
         pose: (B, *sites, D) for vector capsules, (B, *sites, M, D) for matrix capsules.
         activation: (B, *sites), one number for each capsule.
 
-    The sites are the axes that capsules are arranged on: ``(rows, columns, types)`` after a convolution, one axis after
+    The sites are the axes that capsules are arranged on: ``(rows, columns, types)``
+    after a convolution, one axis after
     :class:`~torchcaps.layers.CapsLinear`.
 
     Example:
-        >>> capsules = tc.Capsules(pose=torch.randn(2, 6, 6, 8, 4, 4), activation=torch.rand(2, 6, 6, 8))
+        >>> capsules = tc.Capsules(
+        ...     pose=torch.randn(2, 6, 6, 8, 4, 4), activation=torch.rand(2, 6, 6, 8)
+        ... )
         >>> capsules.pose_shape
         (4, 4)
         >>> capsules.flatten()
@@ -60,7 +75,9 @@ class Capsules(NamedTuple):
         return shapes_of(self)
 
     def flatten(self) -> "Capsules":
-        """The same capsules with all sites on one axis, pose (B, I, ...) and activation (B, I)."""
+        """The same capsules with all sites on one axis, pose (B, I, ...) and activation
+        (B, I).
+        """
         sites = self.activation.ndim - 1
         if sites == 1:
             return self
@@ -68,24 +85,36 @@ class Capsules(NamedTuple):
 
 
 def from_pair(value: Any) -> Any:
-    """Return capsules for a plain tuple (pose, activation) of two tensors, and anything else as it is.
+    """Return capsules for a plain tuple (pose, activation) of two tensors, and anything
+    else as it is.
 
-    Tools that hook into layers, such as Captum, pass plain tuples on. Every layer and network that takes capsules
-    calls this first. These tools differentiate with respect to both tensors, and autograd refuses one that the network
-    does not use, as dynamic routing does not use activations. So in capsules from a plain tuple both depend on both:
-    the gradient of one that is not used is 0.
+    Tools that hook into layers, such as Captum, pass plain tuples on. Every layer and
+    network that takes capsules calls this first. These tools differentiate with respect
+    to both tensors, and autograd refuses one that the network does not use, as dynamic
+    routing does not use activations. So in capsules from a plain tuple both depend on
+    both: the gradient of one that is not used is 0.
     """
-    if type(value) is not tuple or len(value) != 2 or not all(isinstance(tensor, Tensor) for tensor in value):
+    if (
+        type(value) is not tuple
+        or len(value) != 2
+        or not all(isinstance(tensor, Tensor) for tensor in value)
+    ):
         return value
     pose, activation = value
-    wanted = torch.is_grad_enabled() and (pose.requires_grad or activation.requires_grad)
-    if wanted and not torch.compiler.is_compiling():  # no tool hooks into a compiled graph
+    wanted = torch.is_grad_enabled() and (
+        pose.requires_grad or activation.requires_grad
+    )
+    if (
+        wanted and not torch.compiler.is_compiling()
+    ):  # no tool hooks into a compiled graph
         pose, activation = _Tied.apply(pose, activation)
     return Capsules(pose, activation)
 
 
 class _Tied(torch.autograd.Function):
-    """Both tensors as they are, in one node: autograd gives 0 for the gradient of one that is not used."""
+    """Both tensors as they are, in one node: autograd gives 0 for the gradient of one
+    that is not used.
+    """
 
     generate_vmap_rule = True
 
@@ -94,11 +123,15 @@ class _Tied(torch.autograd.Function):
         return pose.view_as(pose), activation.view_as(activation)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
         """Keeps nothing."""
 
     @staticmethod
-    def backward(ctx: Any, grad_pose: Tensor, grad_activation: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(
+        ctx: Any, grad_pose: Tensor, grad_activation: Tensor
+    ) -> tuple[Tensor, Tensor]:
         return grad_pose, grad_activation
 
     @staticmethod
@@ -109,8 +142,9 @@ class _Tied(torch.autograd.Function):
 class CapsuleLayer(nn.Module):
     """Base of modules that return :class:`Capsules`.
 
-    A forward hook may return a plain tuple (pose, activation), as those of Captum do: callers get capsules all the
-    same. What a layer takes, each turns into capsules itself, by :func:`from_pair`.
+    A forward hook may return a plain tuple (pose, activation), as those of Captum do:
+    callers get capsules all the same. What a layer takes, each turns into capsules
+    itself, by :func:`from_pair`.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -125,12 +159,14 @@ class Places(NamedTuple):
     Args:
         children: the capsules of the places, poses (B, H', W', D).
         maps: how much of each place belongs to each class, (B, E, H', W').
-        boxes: that each place votes for, (B, H' W', 4): left, top, right, bottom in pixels of the image; None if they
-            do not vote.
+        boxes: that each place votes for, (B, H' W', 4): left, top, right, bottom in
+            pixels of the image; None if they do not vote.
         centres: x and y of each place, in the same pixels, (B, H' W', 2).
 
     Example:
-        >>> network = tc.models.SceneCapsNet((1, 48, 48), classes=10, channels=(8, 8, 16), boxes=True)
+        >>> network = tc.models.SceneCapsNet(
+        ...     (1, 48, 48), classes=10, channels=(8, 8, 16), boxes=True
+        ... )
         >>> network(torch.rand(2, 1, 48, 48)).places.boxes.shape
         torch.Size([2, 36, 4])
     """
@@ -152,8 +188,8 @@ class Prediction(NamedTuple):
         activation: of the classes, (B, E).
         capsules: of the classes; None for a network without capsules.
         reconstruction: (B, C, H, W); None for a network without a decoder.
-        boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the image; zeros for nowhere. None
-            for a network that does not say.
+        boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the
+            image; zeros for nowhere. None for a network that does not say.
         places: what each place says; None for a network that does not find things.
 
     Example:

@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchcaps.numerics import Advance, Finite, Positive, Ramp, check_choice, class_mask, compute_dtype, real_dtype
+from torchcaps.numerics import (
+    Advance,
+    Finite,
+    Positive,
+    Ramp,
+    check_choice,
+    class_mask,
+    compute_dtype,
+    real_dtype,
+)
 from torchcaps.spec import Registry, settings
 
 Weighting = Literal["paper", "released"]
@@ -17,20 +26,29 @@ Reduction = Literal["mean", "sum"]
 
 
 def _given(activation: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The activations in float32 at least, and labels (B,) or a mask (B, E) as a mask (B, E)."""
+    """The activations in float32 at least, and labels (B,) or a mask (B, E) as a mask
+    (B, E).
+    """
     real_dtype("activation", activation)
     activation = activation.to(compute_dtype(activation))
     if activation.ndim != 2:
-        raise ValueError(f"activation must be (B, E), got shape {tuple(activation.shape)}")
+        raise ValueError(
+            f"activation must be (B, E), got shape {tuple(activation.shape)}"
+        )
     return activation, class_mask(activation, target)
 
 
 def _mean(losses: Tensor, mask: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean of losses (B,), each times the mean weight of the classes in its image, which the mask (B, E) has."""
+    """The mean of losses (B,), each times the mean weight of the classes in its image,
+    which the mask (B, E) has.
+    """
     if weight is None:
         return losses.mean()
     if (weight := torch.as_tensor(weight)).shape != mask.shape[1:]:
-        raise ValueError(f"weight must be ({mask.shape[1]},), one for each class, got {tuple(weight.shape)}")
+        raise ValueError(
+            f"weight must be ({mask.shape[1]},), one for each class, got "
+            f"{tuple(weight.shape)}"
+        )
     count = mask.sum(1)
     mean = (mask @ weight.to(mask)) / count.clamp_min(torch.finfo(mask.dtype).tiny)
     return (losses * torch.where(count > 0, mean, 1)).mean()
@@ -45,13 +63,15 @@ def margin_loss(
     weighting: Weighting = "paper",
     weight: Tensor | None = None,
 ) -> Tensor:
-    r"""Margin loss on the lengths of class capsules; several classes may be present at once.
+    r"""Margin loss on the lengths of class capsules; several classes may be present at
+    once.
 
     .. math::
         L = \sum_k T_k \max(0, m^+ - a_k)^2 + \lambda (1 - T_k) \max(0, a_k - m^-)^2
 
-    averaged over the batch. The released code halves it and averages over the E classes instead of adding them up, so
-    that the same reconstruction loss weighs 2 E times more beside it (20 times for ten classes).
+    averaged over the batch. The released code halves it and averages over the E classes
+    instead of adding them up, so that the same reconstruction loss weighs 2 E times
+    more beside it (20 times for ten classes).
 
     Args:
         activation: (B, E).
@@ -60,12 +80,13 @@ def margin_loss(
         absent: :math:`m^-`.
         down_weight: :math:`\lambda` (0.5; Su: 0.25).
         weighting: ``"paper"``, or ``"released"`` for that of the code.
-        weight: of the classes, (E,): each image counts by the mean weight of its classes; default: all 1.
+        weight: of the classes, (E,): each image counts by the mean weight of its
+            classes; default: all 1.
 
     Raises:
         TypeError: if the activation or the target is no tensor.
-        ValueError: if shapes do not fit, a label or the mask is out of range, or there is no such weighting. The
-            numbers of a mask are checked on a CPU only.
+        ValueError: if shapes do not fit, a label or the mask is out of range, or there
+            is no such weighting. The numbers of a mask are checked on a CPU only.
 
     Source: Sabour, Frosst & Hinton 2017, equation 4; the code released with it.
     """
@@ -74,17 +95,24 @@ def margin_loss(
     missed = mask * (present - activation).relu().square()
     invented = (1 - mask) * (activation - absent).relu().square()
     loss = missed + down_weight * invented
-    return _mean(loss.sum(1) if weighting == "paper" else loss.mean(1) / 2, mask, weight)
+    return _mean(
+        loss.sum(1) if weighting == "paper" else loss.mean(1) / 2, mask, weight
+    )
 
 
 class ActivationLoss(nn.Module, ABC):
-    """Base of the losses on class activations: what the command line's ``--loss`` takes."""
+    """Base of the losses on class activations: what the command line's ``--loss``
+    takes.
+    """
 
     shares: ClassVar[bool] = False
-    """Whether a mask (B, E) must hold probabilities of the classes, which add up to 1."""
+    """Whether a mask (B, E) must hold probabilities of the classes, which add up to 1.
+    """
 
     weighs: ClassVar[bool] = False
-    """Whether :meth:`forward` weights each image by the mean of its classes in ``class_weights``."""
+    """Whether :meth:`forward` weights each image by the mean of its classes in
+    ``class_weights``.
+    """
 
     class_weights: Tensor | None
 
@@ -102,19 +130,27 @@ class ActivationLoss(nn.Module, ABC):
             ValueError: if the loss does not support weights.
         """
         if not self.weighs:
-            raise ValueError(f"class_weights are not supported by {type(self).__name__}: choose another loss")
+            raise ValueError(
+                f"class_weights are not supported by {type(self).__name__}: choose "
+                "another loss"
+            )
         self.class_weights = weights
 
     @abstractmethod
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
-        """The loss, a scalar, of activations (B, E) and labels (B,) or a mask (B, E)."""
+        """The loss, a scalar, of activations (B, E) and labels (B,) or a mask (B,
+        E).
+        """
 
     def probabilities(self, activation: Tensor) -> Tensor:
-        """What this loss takes the activations (B, E, ...) for: shares of their sum, unless it has a softmax."""
+        """What this loss takes the activations (B, E, ...) for: shares of their sum,
+        unless it has a softmax.
+        """
         return activation / activation.sum(1, keepdim=True).clamp_min(1e-12)
 
     def advance(self, epoch: int, epochs: int, step: int) -> None:
-        """Tells the loss how far training has come, before each step; most losses ignore it.
+        """Tells the loss how far training has come, before each step; most losses
+        ignore it.
 
         Args:
             epoch: the present one, from 0.
@@ -131,14 +167,17 @@ class MarginLoss(ActivationLoss):
         present: length that a present class should exceed.
         absent: length that an absent class should stay below.
         down_weight: weight of the absent classes.
-        weighting: ``paper``, or ``released`` for that of the code, beside which reconstruction weighs 2 E times more.
+        weighting: ``paper``, or ``released`` for that of the code, beside which
+            reconstruction weighs 2 E times more.
 
     Raises:
         ValueError: if a number is not finite, or there is no such weighting.
 
     Example:
         >>> loss = tc.MarginLoss()
-        >>> loss(torch.tensor([[0.9, 0.1, 0.4]]), torch.tensor([0]))  # half the square of 0.4 - 0.1
+        >>> loss(
+        ...     torch.tensor([[0.9, 0.1, 0.4]]), torch.tensor([0])
+        ... )  # half the square of 0.4 - 0.1
         tensor(0.0450)
     """
 
@@ -156,21 +195,30 @@ class MarginLoss(ActivationLoss):
 
 
 def length_cross_entropy(
-    activation: Tensor, target: Tensor, inverse_temperature: float = 10.0, weight: Tensor | None = None
+    activation: Tensor,
+    target: Tensor,
+    inverse_temperature: float = 10.0,
+    weight: Tensor | None = None,
 ) -> Tensor:
     r"""Cross-entropy of :math:`\operatorname{softmax}(\lambda a)`.
 
     Args:
         activation: (B, E).
         target: labels (B,), or probabilities (B, E).
-        inverse_temperature: :math:`\lambda`; for lengths, which lie in [0, 1], a softmax with 1 stays close to uniform.
+        inverse_temperature: :math:`\lambda`; for lengths, which lie in [0, 1], a
+            softmax with 1 stays close to uniform.
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit, or a label or the mask is out of range, as in :func:`margin_loss`.
+        ValueError: if shapes do not fit, or a label or the mask is out of range, as in
+            :func:`margin_loss`.
     """
     activation, mask = _given(activation, target)
-    return _mean(F.cross_entropy(inverse_temperature * activation, mask, reduction="none"), mask, weight)
+    return _mean(
+        F.cross_entropy(inverse_temperature * activation, mask, reduction="none"),
+        mask,
+        weight,
+    )
 
 
 @settings
@@ -196,15 +244,20 @@ class LengthCrossEntropy(ActivationLoss):
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss, a scalar."""
-        return length_cross_entropy(activation, target, self.inverse_temperature, self.class_weights)
+        return length_cross_entropy(
+            activation, target, self.inverse_temperature, self.class_weights
+        )
 
     def probabilities(self, activation: Tensor) -> Tensor:
         """The softmax of the scaled lengths."""
         return (self.inverse_temperature * activation).softmax(1)
 
 
-def negative_log_likelihood(activation: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    r"""Cross-entropy of activations that are shares of a whole, :math:`-\log (a_t / \sum_j a_j)`.
+def negative_log_likelihood(
+    activation: Tensor, target: Tensor, weight: Tensor | None = None
+) -> Tensor:
+    r"""Cross-entropy of activations that are shares of a whole, :math:`-\log (a_t /
+    \sum_j a_j)`.
 
     For a network whose activations come from a softmax this is the usual cross-entropy.
 
@@ -214,7 +267,8 @@ def negative_log_likelihood(activation: Tensor, target: Tensor, weight: Tensor |
         weight: see :func:`margin_loss`.
 
     Raises:
-        ValueError: if shapes do not fit, or a label or the mask is out of range, as in :func:`margin_loss`.
+        ValueError: if shapes do not fit, or a label or the mask is out of range, as in
+            :func:`margin_loss`.
     """
     activation, mask = _given(activation, target)
     logs = activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
@@ -226,7 +280,9 @@ class NegativeLogLikelihood(ActivationLoss):
 
     Example:
         >>> loss = tc.NegativeLogLikelihood()
-        >>> loss(torch.tensor([[0.25, 0.75]]), torch.tensor([1]))  # minus the logarithm of 0.75
+        >>> loss(
+        ...     torch.tensor([[0.25, 0.75]]), torch.tensor([1])
+        ... )  # minus the logarithm of 0.75
         tensor(0.2877)
     """
 
@@ -241,8 +297,8 @@ class NegativeLogLikelihood(ActivationLoss):
 def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
     """Sum of squared errors of each image, averaged over the batch.
 
-    The paper adds 0.0005 times this to the margin loss; so does its code, whose margin loss is 2 E times smaller: see
-    ``weighting`` of :func:`margin_loss`.
+    The paper adds 0.0005 times this to the margin loss; so does its code, whose margin
+    loss is 2 E times smaller: see ``weighting`` of :func:`margin_loss`.
 
     Args:
         reconstruction: (B, C, H, W).
@@ -257,15 +313,20 @@ def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
     real_dtype("images", images)
     if reconstruction.shape != images.shape:
         raise ValueError(
-            f"reconstruction and images must have one shape, got {tuple(reconstruction.shape)} and "
+            "reconstruction and images must have one shape, got "
+            f"{tuple(reconstruction.shape)} and "
             f"{tuple(images.shape)}"
         )
     dtype = compute_dtype(reconstruction)
-    return F.mse_loss(reconstruction.to(dtype), images.to(dtype), reduction="sum") / len(images)
+    return F.mse_loss(
+        reconstruction.to(dtype), images.to(dtype), reduction="sum"
+    ) / len(images)
 
 
 LOSSES = Registry("loss", ActivationLoss)
-"""The losses on class activations: what the command line's ``--loss`` takes, by the names of their classes."""
+"""The losses on class activations: what the command line's ``--loss`` takes, by the
+names of their classes.
+"""
 
 
 @settings
@@ -298,46 +359,55 @@ def spread_loss(
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""Spread loss: the true class should be more active than each of the others by a margin.
+    r"""Spread loss: the true class should be more active than each of the others by a
+    margin.
 
     .. math:: L = \sum_{i \ne t} \max(0, m - (a_t - a_i))^2
 
-    averaged over the batch. The released code averages over the classes too: its loss is 1 / E of this one, which
-    matters beside other terms and weight decay.
+    averaged over the batch. The released code averages over the classes too: its loss
+    is 1 / E of this one, which matters beside other terms and weight decay.
 
     Args:
         activation: (B, E).
         target: labels (B,).
         margin: m.
         weight: see :func:`margin_loss`.
-        reduction: over the batch: ``"mean"``, or ``"sum"`` as in a port, whose loss is B times this one.
+        reduction: over the batch: ``"mean"``, or ``"sum"`` as in a port, whose loss is
+            B times this one.
 
     Raises:
-        ValueError: if shapes do not fit, the target is no labels, a label is out of range, or there is no such
-            reduction.
+        ValueError: if shapes do not fit, the target is no labels, a label is out of
+            range, or there is no such reduction.
 
     Source: Hinton, Sabour & Frosst 2018, equation 3.
     """
     check_choice("reduction", reduction, get_args(Reduction))
     activation, mask = _given(activation, target)
     if mask.shape == target.shape:
-        raise ValueError("target must be labels (B,): spread loss has one true class for each image")
+        raise ValueError(
+            "target must be labels (B,): spread loss has one true class for each image"
+        )
     true = (activation * mask).sum(1, keepdim=True)
-    mean = _mean(((1 - mask) * (margin - (true - activation)).relu().square()).sum(1), mask, weight)
+    mean = _mean(
+        ((1 - mask) * (margin - (true - activation)).relu().square()).sum(1),
+        mask,
+        weight,
+    )
     return mean * len(activation) if reduction == "sum" else mean
 
 
 @settings
 class SpreadLoss(ActivationLoss):
-    r"""Module form of :func:`spread_loss`, with a margin that grows in training so that few capsules die early.
+    r"""Module form of :func:`spread_loss`, with a margin that grows in training so that
+    few capsules die early.
 
     ============ ===============================================================
     schedule     margin
     ============ ===============================================================
     ``linear``   from ``start`` to ``end`` over the epochs, and ``end`` after them
-    ``stepped``  ``start``, and 0.1 more each epoch, up to ``end``
-    ``sigmoid``  ``start + (end + 0.09 - start) sigmoid(min(10, step / period - 4))``, as in the released code
-    ``constant`` ``end``
+    ``stepped``  ``start``, and 0.1 more each epoch, up to ``end`` ``sigmoid``  ``start
+    + (end + 0.09 - start) sigmoid(min(10, step / period - 4))``, as in the released
+    code ``constant`` ``end``
     ============ ===============================================================
 
     Args:
@@ -345,16 +415,20 @@ class SpreadLoss(ActivationLoss):
         end: last margin.
         schedule: a row of the table.
         period: of the sigmoid, in steps.
-        reduction: over the batch: ``mean``, or ``sum``, beside which other terms of the loss weigh B times less.
+        reduction: over the batch: ``mean``, or ``sum``, beside which other terms of the
+            loss weigh B times less.
 
     Raises:
-        ValueError: if a number is not finite, the period is not above 0, or there is no such schedule.
+        ValueError: if a number is not finite, the period is not above 0, or there is no
+            such schedule.
 
     Source: Hinton, Sabour & Frosst 2018, section 4.1; the code released with it.
 
     Example:
         >>> loss = tc.SpreadLoss(start=0.2, end=0.9)
-        >>> loss.advance(epoch=9, epochs=10, step=1000)  # the margin grows as training goes on
+        >>> loss.advance(
+        ...     epoch=9, epochs=10, step=1000
+        ... )  # the margin grows as training goes on
         >>> loss(torch.tensor([[0.9, 0.1, 0.4]]), torch.tensor([0])).shape
         torch.Size([])
     """
@@ -383,4 +457,6 @@ class SpreadLoss(ActivationLoss):
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
         """The loss at the present margin, a scalar."""
-        return spread_loss(activation, target, self.margin, self.class_weights, self.reduction)
+        return spread_loss(
+            activation, target, self.margin, self.class_weights, self.reduction
+        )

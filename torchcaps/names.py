@@ -20,5 +20,7 @@ def needing(what: str, requirement: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{what} need {error.name}, which is not installed: pip install {shlex.quote(requirement)}", name=error.name
+            f"{what} need {error.name}, which is not installed: pip install "
+            f"{shlex.quote(requirement)}",
+            name=error.name,
         ) from error

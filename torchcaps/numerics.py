@@ -1,4 +1,6 @@
-"""Numerical helpers for all rooms: precision, divisors that cannot vanish, checks of arguments."""
+"""Numerical helpers for all rooms: precision, divisors that cannot vanish, checks of
+arguments.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,15 +19,20 @@ from torchcaps.spec import Within
 Choice = TypeVar("Choice", bound=str)
 
 LEAST_FLOOR = torch.finfo(torch.float32).tiny ** 0.5
-"""The least floor of variances, 1.1e-19: routing computes in float32 at least, and 1 / x^2, a gradient's, is finite."""
+"""The least floor of variances, 1.1e-19: routing computes in float32 at least, and 1 /
+x^2, a gradient's, is finite.
+"""
 
 _POSITIVE = Within(0, open=True, words="above 0 and finite")
 _SHARE = Within(0, 1, words="a share in [0, 1]")
 _FLOOR = Within(
     LEAST_FLOOR,
     1 / LEAST_FLOOR,
-    words=f"above 0 and finite in float32, as its square is: from {LEAST_FLOOR:.1e} to {1 / LEAST_FLOOR:.1e} "
-    "(1e-12 is next to nothing)",
+    words=(
+        f"above 0 and finite in float32, as its square is: from {LEAST_FLOOR:.1e} "
+        f"to {1 / LEAST_FLOOR:.1e} "
+        "(1e-12 is next to nothing)"
+    ),
 )
 
 # Arguments as :func:`torchcaps.spec.settings` checks them.
@@ -35,7 +42,9 @@ NotNegative = Annotated[float, Within(0)]
 Share = Annotated[float, _SHARE]
 Floor = Annotated[float, _FLOOR]
 FloorOrNone = Annotated[float, replace(_FLOOR, zero=True)]
-ProperShare = Annotated[float, Within(0, math.nextafter(1, 0), words="a share in [0, 1)")]
+ProperShare = Annotated[
+    float, Within(0, math.nextafter(1, 0), words="a share in [0, 1)")
+]
 Size = Annotated[int, Within(1)]
 
 
@@ -60,7 +69,9 @@ FourSizes = Annotated[Sequence[int], Several(count=4)]
 
 
 def positive(mass: Tensor) -> Tensor:
-    """The mass, at least a tiny positive number: a divisor whose inverse is finite, and the gradient of that too."""
+    """The mass, at least a tiny positive number: a divisor whose inverse is finite, and
+    the gradient of that too.
+    """
     return mass.clamp(min=_SMALLEST_DIVISOR[mass.dtype])
 
 
@@ -75,34 +86,44 @@ def quotient(part: Tensor, whole: Tensor) -> Tensor:
 
 
 _SMALLEST_DIVISOR = {
-    dtype: torch.finfo(dtype).tiny ** 0.5 for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    dtype: torch.finfo(dtype).tiny ** 0.5
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
 """Above it 1 / x^2 is finite, which the derivative of a quotient has."""
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype that routing computes in: the widest of the inputs, and float32 at least.
+    """The dtype that routing computes in: the widest of the inputs, and float32 at
+    least.
 
-    If all are integers it is the default dtype, as for ``torch.sqrt``, and float32 at least.
+    If all are integers it is the default dtype, as for ``torch.sqrt``, and float32 at
+    least.
     """
     for tensor in tensors:
         if tensor is not None and tensor.dtype != torch.float32:
             break
     else:  # nearly always
         return torch.float32
-    dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors if tensor is not None}, torch.bool)
+    dtype = reduce(
+        torch.promote_types,
+        {tensor.dtype for tensor in tensors if tensor is not None},
+        torch.bool,
+    )
     if not dtype.is_floating_point and not dtype.is_complex:
         dtype = torch.get_default_dtype()
     return torch.promote_types(dtype, torch.float32)
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in that dtype: ``to``, which takes a microsecond even where there is nothing to do."""
+    """The tensor in that dtype: ``to``, which takes a microsecond even where there is
+    nothing to do.
+    """
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
-    """The dtype of a result computed from a tensor: its own, or for integers the default one, as for ``torch.sqrt``.
+    """The dtype of a result computed from a tensor: its own, or for integers the
+    default one, as for ``torch.sqrt``.
 
     Raises:
         TypeError: if it is not a tensor.
@@ -118,45 +139,66 @@ def real_dtype(name: str, tensor: Tensor) -> torch.dtype:
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Switches autocast off, if it is on: sums over all children do not survive half precision."""
+    """Switches autocast off, if it is on: sums over all children do not survive half
+    precision.
+    """
     kind = tensor.device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):  # only if on: torch.export cannot save the switch
+    if kind == "meta" or not torch.is_autocast_enabled(
+        kind
+    ):  # only if on: torch.export cannot save the switch
         return nullcontext()
     return torch.autocast(device_type=kind, enabled=False)
 
 
 def transformed() -> bool:
-    """Whether this runs in forward-mode differentiation, or inside a transform of ``torch.func``."""
-    return forward_ad._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None
+    """Whether this runs in forward-mode differentiation, or inside a transform of
+    ``torch.func``.
+    """
+    return (
+        forward_ad._current_level >= 0
+        or torch._C._functorch.maybe_current_level() is not None
+    )
 
 
-_is_batched, _is_legacy_batched = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
+_is_batched, _is_legacy_batched = (
+    torch._C._functorch.is_batchedtensor,
+    torch._C._functorch.is_legacy_batchedtensor,
+)
 
 
 def several(upstream: Sequence[Tensor | None]) -> bool:
-    """Whether several gradients flow at once, as one tensor that no kernel can read: then formulas must do.
+    """Whether several gradients flow at once, as one tensor that no kernel can read:
+    then formulas must do.
 
-    So it is under ``is_grads_batched`` of ``torch.autograd.grad``, ``vectorize`` of ``torch.autograd.functional``, and
-    a ``vmap`` of a backward pass alone.
+    So it is under ``is_grads_batched`` of ``torch.autograd.grad``, ``vectorize`` of
+    ``torch.autograd.functional``, and a ``vmap`` of a backward pass alone.
     """
     if torch.compiler.is_compiling():
         return False
     for gradient in upstream:  # a generator takes longer
-        if gradient is not None and (_is_legacy_batched(gradient) or _is_batched(gradient)):
+        if gradient is not None and (
+            _is_legacy_batched(gradient) or _is_batched(gradient)
+        ):
             return True
     return False
 
 
 def at_hand(tensor: Tensor) -> bool:
-    """Whether the numbers of a tensor can be read at once: on a CPU, outside of tracing and ``torch.func``.
+    """Whether the numbers of a tensor can be read at once: on a CPU, outside of tracing
+    and ``torch.func``.
 
     On a GPU it would mean waiting for all kernels launched before.
     """
-    return tensor.device.type == "cpu" and not only_formulas() and not torch._C._len_torch_dispatch_stack()
+    return (
+        tensor.device.type == "cpu"
+        and not only_formulas()
+        and not torch._C._len_torch_dispatch_stack()
+    )
 
 
 def only_formulas() -> bool:
-    """Whether derivatives must come from formulas: in forward mode, in ``torch.func``, and where a graph is traced.
+    """Whether derivatives must come from formulas: in forward mode, in ``torch.func``,
+    and where a graph is traced.
 
     Elsewhere an operation may have a backward pass of its own, which is faster.
     """
@@ -165,7 +207,9 @@ def only_formulas() -> bool:
 
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """The arguments that are not None, for checks: ``check_size(**given(in_capsules=in_capsules))``."""
+    """The arguments that are not None, for checks:
+    ``check_size(**given(in_capsules=in_capsules))``.
+    """
     return {name: value for name, value in arguments.items() if value is not None}
 
 
@@ -173,7 +217,8 @@ def check_size(least: int = 1, /, **sizes: Any) -> None:
     """Checks that arguments are sizes: one whole number each.
 
     Raises:
-        ValueError: if one is not a whole number, or smaller than ``least``; names the argument.
+        ValueError: if one is not a whole number, or smaller than ``least``; names the
+            argument.
     """
     for name, size in sizes.items():
         if type(size) is int and size >= least:  # nearly always
@@ -185,10 +230,12 @@ def check_size(least: int = 1, /, **sizes: Any) -> None:
 
 
 def check_sizes(least: int = 1, /, **sizes: Any) -> None:
-    """Checks arguments that may be one size or several: whole numbers, or sequences of them.
+    """Checks arguments that may be one size or several: whole numbers, or sequences of
+    them.
 
     Raises:
-        ValueError: if one is not a whole number, or smaller than ``least``; names the argument.
+        ValueError: if one is not a whole number, or smaller than ``least``; names the
+            argument.
     """
     for name, size in sizes.items():
         numbers = size if _is_sequence(size) else [size]
@@ -200,13 +247,18 @@ def check_sizes(least: int = 1, /, **sizes: Any) -> None:
 
 
 def check_series(count: int | None = None, /, **series: Any) -> None:
-    """Checks that arguments are sequences of ``count`` sizes; None for one or more, 0 for any number.
+    """Checks that arguments are sequences of ``count`` sizes; None for one or more, 0
+    for any number.
 
     Raises:
         ValueError: if one is not; names the argument.
     """
     for name, sizes in series.items():
-        if not _is_sequence(sizes) or (count is None and not sizes) or (count and len(sizes) != count):
+        if (
+            not _is_sequence(sizes)
+            or (count is None and not sizes)
+            or (count and len(sizes) != count)
+        ):
             expected = {None: "one or more", 0: "a sequence of"}.get(count, count)
             raise ValueError(f"{name} must be {expected} whole numbers, got {sizes!r}")
     check_sizes(**series)
@@ -221,7 +273,9 @@ def _is_sequence(value: Any) -> bool:
 
 
 def jsonable(value: Any) -> Any:
-    """A value for JSON, which has no NaN and no infinity: None in their place, in lists and mappings too."""
+    """A value for JSON, which has no NaN and no infinity: None in their place, in lists
+    and mappings too.
+    """
     if isinstance(value, Mapping):
         return {name: jsonable(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -233,7 +287,8 @@ def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:
     """Checks that arguments are finite numbers.
 
     Raises:
-        ValueError: if one is not a number, infinite, NaN, or smaller than ``least``; names the argument.
+        ValueError: if one is not a number, infinite, NaN, or smaller than ``least``;
+            names the argument.
     """
     bounds = Within(least)
     for name, number in numbers.items():
@@ -251,10 +306,12 @@ def check_positive(**numbers: Any) -> None:
 
 
 def check_floor(**floors: Any) -> None:
-    """Checks that arguments can keep variances from 0 in any dtype: they, their squares and 1 / x^2 are finite.
+    """Checks that arguments can keep variances from 0 in any dtype: they, their squares
+    and 1 / x^2 are finite.
 
     Raises:
-        ValueError: if one is not between :data:`LEAST_FLOOR` and its inverse; names the argument.
+        ValueError: if one is not between :data:`LEAST_FLOOR` and its inverse; names the
+            argument.
     """
     for name, floor in floors.items():
         _FLOOR.check(name, floor)
@@ -282,12 +339,14 @@ def check_choice(argument: str, value: Choice, choices: tuple[str, ...]) -> Choi
 
 
 def class_mask(activation: Tensor, target: Tensor) -> Tensor:
-    """Labels (B,), or a mask (B, E), as a mask (B, E) in the dtype of the activations (B, E).
+    """Labels (B,), or a mask (B, E), as a mask (B, E) in the dtype of the activations
+    (B, E).
 
     Raises:
         TypeError: if one is no tensor.
-        ValueError: if shapes do not fit, a label is none of 0..E - 1 (on a GPU, CUDA's own assertion fails instead), or
-            a mask has numbers outside of [0, 1] (which is checked on a CPU only).
+        ValueError: if shapes do not fit, a label is none of 0..E - 1 (on a GPU, CUDA's
+            own assertion fails instead), or a mask has numbers outside of [0, 1] (which
+            is checked on a CPU only).
     """
     dtype = real_dtype("activation", activation)
     real_dtype("target", target)
@@ -297,16 +356,21 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
         return target.to(dtype)
     if target.shape != shape[:1] or target.is_floating_point():
         raise ValueError(
-            f"target must be integer labels {shape[:1]} or a mask {shape}, got {target.dtype} of shape "
+            f"target must be integer labels {shape[:1]} or a mask {shape}, got "
+            f"{target.dtype} of shape "
             f"{tuple(target.shape)}"
         )
     try:
-        return torch.zeros_like(activation, dtype=dtype).scatter(1, target.long()[:, None], 1.0)
+        return torch.zeros_like(activation, dtype=dtype).scatter(
+            1, target.long()[:, None], 1.0
+        )
     except RuntimeError as error:
         low, high = int(target.min()), int(target.max())
         if 0 <= low <= high < shape[1]:
             raise
-        raise ValueError(f"target must be labels in 0..{shape[1] - 1}, got {low} to {high}") from error
+        raise ValueError(
+            f"target must be labels in 0..{shape[1] - 1}, got {low} to {high}"
+        ) from error
 
 
 class Advance(NamedTuple):
@@ -324,14 +388,18 @@ class Advance(NamedTuple):
 
     @property
     def share(self) -> float:
-        """0 in the first epoch, 1 in the last one and after it; 0 if there is only one."""
+        """0 in the first epoch, 1 in the last one and after it; 0 if there is only
+        one.
+        """
         return min(self.epoch / max(self.epochs - 1, 1), 1.0)
 
 
 class Ramp(NamedTuple):
-    r"""A number that changes evenly over the epochs of a training: :math:`a + (b - a) \frac{t}{T - 1}`.
+    r"""A number that changes evenly over the epochs of a training: :math:`a + (b - a)
+    \frac{t}{T - 1}`.
 
-    It depends on nothing but the progress, so a training that is resumed goes on with it exactly.
+    It depends on nothing but the progress, so a training that is resumed goes on with
+    it exactly.
 
     Args:
         start: a, in the first epoch.
@@ -343,7 +411,11 @@ class Ramp(NamedTuple):
 
     def at(self, progress: Advance) -> float:
         """The number at that point of a training."""
-        return self.end if progress.share == 1 else self.start + (self.end - self.start) * progress.share
+        return (
+            self.end
+            if progress.share == 1
+            else self.start + (self.end - self.start) * progress.share
+        )
 
 
 _ROUNDING = 0.01
@@ -351,9 +423,13 @@ _ROUNDING = 0.01
 
 
 def _check_mask(mask: Tensor) -> None:
-    """Checks that a mask (B, E) has numbers in [0, 1], up to rounding, where they can be read at once."""
+    """Checks that a mask (B, E) has numbers in [0, 1], up to rounding, where they can
+    be read at once.
+    """
     if mask.dtype == torch.bool or not mask.numel() or not at_hand(mask):
         return
     low, high = (float(one) for one in mask.detach().aminmax())
     if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
-        raise ValueError(f"target must be a mask of numbers in [0, 1], got {low:g} to {high:g}")
+        raise ValueError(
+            f"target must be a mask of numbers in [0, 1], got {low:g} to {high:g}"
+        )

@@ -1,4 +1,6 @@
-"""Capsules as a classifier of scikit-learn: in pipelines, grid searches and cross-validation."""
+"""Capsules as a classifier of scikit-learn: in pipelines, grid searches and
+cross-validation.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -21,22 +23,28 @@ with needing("estimators", "torchcaps[mixture]"):
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+    from sklearn.utils.validation import (
+        _check_sample_weight,
+        check_is_fitted,
+        validate_data,
+    )
 
 _INVERSE_TEMPERATURE = 10.0  # of the loss, and so of the probabilities
 
 
 @dataclass(eq=False, repr=False)
 class CapsNetClassifier(ClassifierMixin, BaseEstimator):
-    r"""Class capsules on features, or on small images, trained by gradient descent: ``fit``, ``predict_proba``.
+    r"""Class capsules on features, or on small images, trained by gradient descent:
+    ``fit``, ``predict_proba``.
 
     The features go through a hidden layer, or for images through two convolutions, to
-    :class:`~torchcaps.layers.CapsHead`; scale them before, as for other networks (``StandardScaler``). Probabilities
-    are :math:`\operatorname{softmax}(10 \, a)` of the lengths a, which the cross-entropy of training compares with the
-    labels.
+    :class:`~torchcaps.layers.CapsHead`; scale them before, as for other networks
+    (``StandardScaler``). Probabilities are :math:`\operatorname{softmax}(10 \, a)` of
+    the lengths a, which the cross-entropy of training compares with the labels.
 
     Args:
-        image_shape: (C, H, W), if a row holds the pixels of an image in that order; None for plain features.
+        image_shape: (C, H, W), if a row holds the pixels of an image in that order;
+            None for plain features.
         hidden: units of the hidden layer, or channels of the convolutions.
         types: of primary capsules.
         dim: of their poses.
@@ -46,8 +54,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         epochs: passes over the training rows, in one cycle of the learning rate.
         batch_size: rows a step.
         learning_rate: the highest, of Adam.
-        class_weight: how much the loss of each class counts: a dict from label to weight, where missing labels have
-            1, or ``"balanced"``: n / (E n_j), for n_j rows of class j. None for 1.
+        class_weight: how much the loss of each class counts: a dict from label to
+            weight, where missing labels have 1, or ``"balanced"``: n / (E n_j), for n_j
+            rows of class j. None for 1.
         random_state: of weights and of the order of rows, as scikit-learn takes it.
         device: of torch.
 
@@ -58,8 +67,8 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         n_features_in_: F.
 
     Raises:
-        ValueError: by ``fit``, if an argument is out of its range, rows do not have the pixels of ``image_shape``, or a
-            weight is negative or not finite.
+        ValueError: by ``fit``, if an argument is out of its range, rows do not have the
+            pixels of ``image_shape``, or a weight is negative or not finite.
 
     Example:
         >>> from sklearn.datasets import load_iris
@@ -83,34 +92,49 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
     device: str = "cpu"
     class_weight: dict[Any, float] | str | None = None
 
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> "CapsNetClassifier":
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> "CapsNetClassifier":
         """Trains on rows X, (n, F), with labels y, (n,).
 
         Args:
             X: the features, or the pixels of the images.
             y: the labels.
-            sample_weight: how much the loss of each row counts, (n,), 0 or more. A row of weight 0 is left out as if
-                it was not given. None for 1.
+            sample_weight: how much the loss of each row counts, (n,), 0 or more. A row
+                of weight 0 is left out as if it was not given. None for 1.
         """
         check_fields(self)
         _check_rows(X)
         rows, labels = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(labels)
-        weights = _check_sample_weight(sample_weight, rows, dtype=np.float64, ensure_non_negative=True)
+        weights = _check_sample_weight(
+            sample_weight, rows, dtype=np.float64, ensure_non_negative=True
+        )
         counts = weights > 0
         if not counts.any():
-            raise ValueError("sample_weight must be above 0 for some row, got 0 for all")
+            raise ValueError(
+                "sample_weight must be above 0 for some row, got 0 for all"
+            )
         rows, labels, weights = rows[counts], labels[counts], weights[counts]
         self.classes_, target = np.unique(labels, return_inverse=True)
         weights = weights * compute_sample_weight(self.class_weight, labels)
         if len(self.classes_) < 2:
-            raise ValueError(f"y must have two classes or more, got one class, {self.classes_[0]!r}")
+            raise ValueError(
+                f"y must have two classes or more, got one class, {self.classes_[0]!r}"
+            )
         if self.image_shape is not None and np.prod(self.image_shape) != rows.shape[1]:
-            raise ValueError(f"X must have the pixels of image_shape {self.image_shape}, got {rows.shape[1]} a row")
+            raise ValueError(
+                f"X must have the pixels of image_shape {self.image_shape}, got "
+                f"{rows.shape[1]} a row"
+            )
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with torch.random.fork_rng():  # the caller's random numbers stay what they are
             torch.manual_seed(seed)
-            self._train(torch.tensor(rows), torch.as_tensor(target), torch.tensor(weights / weights.mean()))
+            self._train(
+                torch.tensor(rows),
+                torch.as_tensor(target),
+                torch.tensor(weights / weights.mean()),
+            )
         return self
 
     def _network(self) -> nn.Sequential:
@@ -121,23 +145,36 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         if self.image_shape is None:
             return nn.Sequential(nn.LazyLinear(self.hidden), nn.ReLU(), head)
         stem = [nn.Conv2d(self.image_shape[0], self.hidden, 3, padding=1), nn.ReLU()]
-        stem += [nn.Conv2d(self.hidden, self.hidden, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+        stem += [
+            nn.Conv2d(self.hidden, self.hidden, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        ]
         return nn.Sequential(nn.Unflatten(1, self.image_shape), *stem, head)
 
     def _train(self, rows: Tensor, target: Tensor, weights: Tensor) -> None:
         self.network_ = self._network().double()
         self.network_(rows[:2])  # lazy layers learn their sizes
         self.network_.to(self.device)
-        loader = DataLoader(TensorDataset(rows, target, weights), int(self.batch_size), shuffle=True)
+        loader = DataLoader(
+            TensorDataset(rows, target, weights), int(self.batch_size), shuffle=True
+        )
         optimizer = torch.optim.Adam(self.network_.parameters(), self.learning_rate)
         steps = self.epochs * len(loader)
-        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, total_steps=steps)
+        cycle = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, self.learning_rate, total_steps=steps
+        )
         self.loss_curve_ = []
         for _ in range(self.epochs):
             losses = []
             for batch, labels, weight in loader:
                 lengths = self.network_(batch.to(self.device)).activation
-                terms = cross_entropy(_INVERSE_TEMPERATURE * lengths, labels.to(self.device), reduction="none")
+                terms = cross_entropy(
+                    _INVERSE_TEMPERATURE * lengths,
+                    labels.to(self.device),
+                    reduction="none",
+                )
                 loss = (weight.to(self.device) * terms).mean()
                 optimizer.zero_grad()
                 loss.backward()
@@ -153,7 +190,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         _check_rows(X)
         rows = torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
-        parts = [self.network_(part.to(self.device)).activation for part in rows.split(1024)]
+        parts = [
+            self.network_(part.to(self.device)).activation for part in rows.split(1024)
+        ]
         return (_INVERSE_TEMPERATURE * torch.cat(parts)).softmax(1).cpu().numpy()
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -163,11 +202,15 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _check_rows(X: Any) -> None:
-    """Raises a ValueError for images that are not flattened; names the argument that says how they are."""
+    """Raises a ValueError for images that are not flattened; names the argument that
+    says how they are.
+    """
     shape: tuple[int, ...] = tuple(X.shape) if hasattr(X, "shape") else ()
     if len(shape) > 2:
         image_shape = tuple(shape[1:]) if len(shape) == 4 else (1, *shape[1:])
         raise ValueError(
-            f"X must be (n, F), a row for each image, got shape {tuple(shape)}: give X.reshape({shape[0]}, -1), and "
-            f"image_shape={image_shape} to CapsNetClassifier. Found array with dim {len(shape)}"
+            f"X must be (n, F), a row for each image, got shape {tuple(shape)}: give "
+            f"X.reshape({shape[0]}, -1), and "
+            f"image_shape={image_shape} to CapsNetClassifier. Found array with dim "
+            f"{len(shape)}"
         )

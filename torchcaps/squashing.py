@@ -1,4 +1,6 @@
-"""The length of a pose, and the squash functions that make it a probability that the entity is present."""
+"""The length of a pose, and the squash functions that make it a probability that the
+entity is present.
+"""
 
 import math
 from collections.abc import Callable
@@ -12,7 +14,9 @@ from torchcaps.spec import settings
 
 Dims = int | tuple[int, ...]
 SquashKind = Literal["sabour", "half", "tanh", "exponential", "rational", "none"]
-SquashInRouting = Literal["sabour", "half", "tanh", "exponential", "rational", "none", "learned"]
+SquashInRouting = Literal[
+    "sabour", "half", "tanh", "exponential", "rational", "none", "learned"
+]
 
 
 def _squared_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
@@ -20,16 +24,22 @@ def _squared_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
 
 
 def _safe_length(squared: Tensor) -> Tensor:
-    """The square root, with gradient 0 at 0, where that of ``sqrt`` is infinite. NaN gives NaN."""
+    """The square root, with gradient 0 at 0, where that of ``sqrt`` is infinite. NaN
+    gives NaN.
+    """
     none = squared == 0
     return torch.where(none, 0.0, torch.where(none, 1.0, squared).sqrt())
 
 
 def _found_length(pose: Tensor, dim: Dims, keepdim: bool = True) -> Tensor:
     """The length, for where autograd does not differentiate it."""
-    if pose.shape[-1:] != (1,) and (dim == -1 or _last(dim, pose.ndim)):  # the norm of one number does not square it
+    if pose.shape[-1:] != (1,) and (
+        dim == -1 or _last(dim, pose.ndim)
+    ):  # the norm of one number does not square it
         return torch.linalg.vector_norm(pose, dim=dim, keepdim=keepdim)
-    return _squared_length(pose, dim, keepdim).sqrt_()  # along other axes the norm takes a hundred times longer
+    return _squared_length(
+        pose, dim, keepdim
+    ).sqrt_()  # along other axes the norm takes a hundred times longer
 
 
 def _last(dim: Dims, ndim: int) -> bool:
@@ -44,14 +54,17 @@ def _length(pose: Tensor, dim: Dims) -> Tensor:
 
 
 def length(pose: Tensor, dim: Dims = -1) -> Tensor:
-    r"""Euclidean length :math:`n = \sqrt{\langle s, s \rangle}` along ``dim``, which is dropped; gradient 0 at 0.
+    r"""Euclidean length :math:`n = \sqrt{\langle s, s \rangle}` along ``dim``, which is
+    dropped; gradient 0 at 0.
 
-    Computed in float32 at least and returned in the dtype of ``pose``, for integers in the default one. NaN gives NaN,
-    in value and gradient; a pose whose square overflows (1.8e19 in float32) has length inf.
+    Computed in float32 at least and returned in the dtype of ``pose``, for integers in
+    the default one. NaN gives NaN, in value and gradient; a pose whose square overflows
+    (1.8e19 in float32) has length inf.
 
     Args:
         pose: any shape.
-        dim: the axis, or axes for matrix capsules, that one pose spans; ``()`` for all, as in ``torch.sum``.
+        dim: the axis, or axes for matrix capsules, that one pose spans; ``()`` for all,
+            as in ``torch.sum``.
 
     Raises:
         TypeError: if the pose is no tensor.
@@ -59,7 +72,9 @@ def length(pose: Tensor, dim: Dims = -1) -> Tensor:
     """
     dtype = real_dtype("pose", pose)
     wide = cast(pose, compute_dtype(pose))
-    if not isinstance(dim, int) and not dim:  # no axes are all of them in sums and norms, and none in squeeze
+    if (
+        not isinstance(dim, int) and not dim
+    ):  # no axes are all of them in sums and norms, and none in squeeze
         dim = tuple(range(wide.ndim))
     if only_formulas():
         return cast(_length(wide, dim).squeeze(dim), dtype)
@@ -86,18 +101,24 @@ class _Length(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         pose, found = ctx.saved_tensors
         if torch.is_grad_enabled():  # it may be differentiated again
-            return *torch.autograd.grad(_length(pose, ctx.dim), pose, upstream, create_graph=True), None
+            return *torch.autograd.grad(
+                _length(pose, ctx.dim), pose, upstream, create_graph=True
+            ), None
         return pose * (upstream / found).masked_fill_(found == 0, 0.0), None
 
 
 def _unit(length: Tensor, value: Tensor) -> Tensor:
-    """``value / length`` for a value that goes to 0 as ``length`` does: the ratio is 1 there."""
+    """``value / length`` for a value that goes to 0 as ``length`` does: the ratio is 1
+    there.
+    """
     none = length == 0
     return torch.where(none, 1.0, value / torch.where(none, 1.0, length))
 
 
 class Kind(NamedTuple):
-    """A squash with lengths f(n), as the factor f(n) / n that it multiplies a pose of length n by."""
+    """A squash with lengths f(n), as the factor f(n) / n that it multiplies a pose of
+    length n by.
+    """
 
     factor: Callable[[Tensor, Tensor], Tensor]
     """f(n) / n, from n and n²."""
@@ -120,8 +141,14 @@ def _rational_in_squares(constant: float) -> Kind:
 SQUASHES: dict[str, Kind] = {
     "sabour": _rational_in_squares(1.0),
     "half": _rational_in_squares(0.5),
-    "tanh": Kind(lambda n, _: _unit(n, n.tanh()), lambda n, factor: (1 - n.tanh().square() - factor) / n),
-    "exponential": Kind(lambda n, _: _unit(n, -torch.expm1(-n)), lambda n, factor: ((-n).exp() - factor) / n),
+    "tanh": Kind(
+        lambda n, _: _unit(n, n.tanh()),
+        lambda n, factor: (1 - n.tanh().square() - factor) / n,
+    ),
+    "exponential": Kind(
+        lambda n, _: _unit(n, -torch.expm1(-n)),
+        lambda n, factor: ((-n).exp() - factor) / n,
+    ),
     "rational": Kind(lambda n, _: 1 / (1 + n), lambda n, factor: -factor.square()),
     "none": Kind(lambda n, _: torch.ones_like(n), lambda n, _: torch.zeros_like(n)),
 }
@@ -146,7 +173,9 @@ def _squash(pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
 
 
 def _squashed(pose: Tensor, kind: Kind, dim: Dims) -> tuple[Tensor, Tensor, Tensor]:
-    """The squashed pose, its length before and the factor, for where autograd does not differentiate them."""
+    """The squashed pose, its length before and the factor, for where autograd does not
+    differentiate them.
+    """
     squared = _squared_length(pose, dim)
     n = squared.sqrt()
     factor = kind.factor(n, squared)
@@ -154,7 +183,9 @@ def _squashed(pose: Tensor, kind: Kind, dim: Dims) -> tuple[Tensor, Tensor, Tens
 
 
 class _Squash(torch.autograd.Function):
-    r""":func:`_squash` with its gradient :math:`g\, u + g' \langle s, u \rangle s / n`, g the factor, u from above."""
+    r""":func:`_squash` with its gradient :math:`g\, u + g' \langle s, u \rangle s / n`,
+    g the factor, u from above.
+    """
 
     @staticmethod
     def forward(ctx: Any, pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
@@ -167,7 +198,9 @@ class _Squash(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         pose, n, factor = ctx.saved_tensors
         if torch.is_grad_enabled():  # it may be differentiated again
-            found = torch.autograd.grad(_squash(pose, ctx.kind, ctx.dim), pose, upstream, create_graph=True)
+            found = torch.autograd.grad(
+                _squash(pose, ctx.kind, ctx.dim), pose, upstream, create_graph=True
+            )
             return *found, None, None
         along = (pose * upstream).sum(ctx.dim, keepdim=True)
         along = along.mul_(ctx.kind.slope(n, factor)).div_(n).masked_fill_(n == 0, 0.0)
@@ -175,7 +208,8 @@ class _Squash(torch.autograd.Function):
 
 
 def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
-    r"""Shortens a pose s of length n to a length below 1 and keeps its direction: :math:`f(n)\, s / n`.
+    r"""Shortens a pose s of length n to a length below 1 and keeps its direction:
+    :math:`f(n)\, s / n`.
 
     =============== ================== ======================================
     kind            f(n)               source
@@ -188,10 +222,11 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     ``none``        n
     =============== ================== ======================================
 
-    Zero gives zero, with a finite gradient; NaN gives NaN, in value and gradient, and so does an infinite number (not
-    under ``none``). A pose whose square overflows (1.8e19 in float32) counts as infinitely long and gives NaN, or 0
-    under ``tanh``, ``exponential`` and ``rational``. Computed in float32 at least and returned in the dtype of
-    ``pose``, for integers in the default one.
+    Zero gives zero, with a finite gradient; NaN gives NaN, in value and gradient, and
+    so does an infinite number (not under ``none``). A pose whose square overflows
+    (1.8e19 in float32) counts as infinitely long and gives NaN, or 0 under ``tanh``,
+    ``exponential`` and ``rational``. Computed in float32 at least and returned in the
+    dtype of ``pose``, for integers in the default one.
 
     Args:
         pose: any shape.
@@ -210,7 +245,11 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
     if only_formulas():
         squashed = _squash(wide, found, dim)
     else:
-        squashed = _Squash.apply(wide, found, dim) if _needs_gradient(wide) else _squashed(wide, found, dim)[0]
+        squashed = (
+            _Squash.apply(wide, found, dim)
+            if _needs_gradient(wide)
+            else _squashed(wide, found, dim)[0]
+        )
     return cast(squashed, dtype)
 
 
@@ -241,10 +280,12 @@ class Squash(nn.Module):
 
 @settings
 class LearnedSquash(nn.Module):
-    r"""The squash with a constant that is learned: :math:`f(n) = n^2 / (c + n^2)`, with :math:`c = e^\theta`.
+    r"""The squash with a constant that is learned: :math:`f(n) = n^2 / (c + n^2)`, with
+    :math:`c = e^\theta`.
 
-    It is the squash of Sabour et al. 2017 for a pose :math:`\sqrt c` times shorter: behind a layer whose own scale is
-    free, such as :class:`~torchcaps.CapsLinear`, c adds nothing that the transforms could not learn, only another rate.
+    It is the squash of Sabour et al. 2017 for a pose :math:`\sqrt c` times shorter:
+    behind a layer whose own scale is free, such as :class:`~torchcaps.CapsLinear`, c
+    adds nothing that the transforms could not learn, only another rate.
 
     Args:
         start: c before training.
@@ -253,11 +294,14 @@ class LearnedSquash(nn.Module):
     Raises:
         ValueError: if ``start`` is not above 0.
 
-    Source: Su 2018, "A Feast of Capsules", where c is 1 or 0.5, and the comments of its readers.
+    Source: Su 2018, "A Feast of Capsules", where c is 1 or 0.5, and the comments of its
+    readers.
 
     Example:
         >>> squash = tc.LearnedSquash(start=0.5)
-        >>> torch.allclose(squash(torch.ones(2, 8)), tc.squash(torch.ones(2, 8), "half"))
+        >>> torch.allclose(
+        ...     squash(torch.ones(2, 8)), tc.squash(torch.ones(2, 8), "half")
+        ... )
         True
     """
 

@@ -1,4 +1,6 @@
-"""Files: written whole or not at all, even if the process is killed; below their own folder; and read with limits."""
+"""Files: written whole or not at all, even if the process is killed; below their own
+folder; and read with limits.
+"""
 
 import json
 import os
@@ -10,19 +12,26 @@ from pathlib import Path
 from typing import Any
 
 UNFINISHED = ".unfinished"
-"""The suffix of a file that is being written; what an interruption leaves can be removed."""
+"""The suffix of a file that is being written; what an interruption leaves can be
+removed.
+"""
 
 
 LARGEST_NOTE = 2**26
-"""Bytes of a file about one image, one run or one list of classes, which usually has a few thousand."""
+"""Bytes of a file about one image, one run or one list of classes, which usually has a
+few thousand.
+"""
 
 LARGEST_TABLE = 2**32
-"""Bytes of a file about a whole data set: COCO's own annotations have 0.5 GB, those of LVIS 1.2 GB."""
+"""Bytes of a file about a whole data set: COCO's own annotations have 0.5 GB, those of
+LVIS 1.2 GB.
+"""
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives the path of a file in the same folder to write; after the block it is on the disk, and has its name.
+    """Gives the path of a file in the same folder to write; after the block it is on
+    the disk, and has its name.
 
     If the block fails, that file is removed, and what had the name before stays.
     """
@@ -53,17 +62,19 @@ def sweep(folder: Path) -> None:
 
 
 def owned(folder: Path, *names: str) -> Path:
-    """Return the resolved path of what is written or deleted below a folder, after a look at the links in it.
+    """Return the resolved path of what is written or deleted below a folder, after a
+    look at the links in it.
 
-    The folder may be reached through links: those are the choice of whoever names it. Links inside it would lead what
-    is written and deleted out of it.
+    The folder may be reached through links: those are the choice of whoever names it.
+    Links inside it would lead what is written and deleted out of it.
 
     Args:
         folder: the root, which need not exist yet.
         names: of the path from there; none: the folder itself.
 
     Raises:
-        ValueError: the path, or something below it, is a link that leads out of the folder; names link and target.
+        ValueError: the path, or something below it, is a link that leads out of the
+            folder; names link and target.
     """
     root = folder.resolve()
     path = root
@@ -79,20 +90,23 @@ def owned(folder: Path, *names: str) -> Path:
 def _check_link(path: Path, root: Path) -> None:
     if path.is_symlink() and not (target := path.resolve()).is_relative_to(root):
         raise ValueError(
-            f"{path} is a link to {target}, outside {root}: nothing is written or deleted through it; remove "
+            f"{path} is a link to {target}, outside {root}: nothing is written or "
+            "deleted through it; remove "
             "the link, or link the whole folder"
         )
 
 
 def check_file(path: Path, most: int) -> Path:
-    """Return the path, after checking that it is a regular file of at most ``most`` bytes.
+    """Return the path, after checking that it is a regular file of at most ``most``
+    bytes.
 
     A device or a pipe has no size: reading it may never end.
 
     Raises:
         FileNotFoundError: there is no such file.
         IsADirectoryError: it is a folder.
-        ValueError: it is a device or a pipe, or it is larger; names the file, its size and the limit.
+        ValueError: it is a device or a pipe, or it is larger; names the file, its size
+            and the limit.
     """
     facts = path.stat()
     if stat.S_ISDIR(facts.st_mode):
@@ -100,17 +114,22 @@ def check_file(path: Path, most: int) -> Path:
     if not stat.S_ISREG(facts.st_mode):
         raise ValueError(f"{path} is not a regular file: it is a device or a pipe")
     if facts.st_size > most:
-        raise ValueError(f"{path} has {facts.st_size:,} bytes, at most {most:,} are read")
+        raise ValueError(
+            f"{path} has {facts.st_size:,} bytes, at most {most:,} are read"
+        )
     return path
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file of at most ``most`` bytes; raises what :func:`check_file` raises."""
+    """Return the content of a regular file of at most ``most`` bytes; raises what
+    :func:`check_file` raises.
+    """
     return check_file(path, most).read_bytes()
 
 
 def read_text(path: Path, most: int, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file of at most ``most`` bytes, with line feeds alone at the ends of lines.
+    """Return the text of a regular file of at most ``most`` bytes, with line feeds
+    alone at the ends of lines.
 
     Raises:
         ValueError: it is not text in this encoding, and what :func:`check_file` raises.
@@ -118,7 +137,9 @@ def read_text(path: Path, most: int, encoding: str = "utf-8") -> str:
     try:
         text = read_bytes(path, most).decode(encoding)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in {encoding.removesuffix('-sig').upper()}: {error}") from None
+        raise ValueError(
+            f"{path} is not text in {encoding.removesuffix('-sig').upper()}: {error}"
+        ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -126,7 +147,8 @@ def read_json(path: Path, most: int, kind: type = dict) -> Any:
     """Return the content of a JSON file of at most ``most`` bytes, a ``kind``.
 
     Raises:
-        ValueError: it is not JSON, or holds something else, and what :func:`check_file` raises.
+        ValueError: it is not JSON, or holds something else, and what :func:`check_file`
+            raises.
     """
     try:
         return parsed_json(read_text(path, most), kind)
@@ -135,21 +157,27 @@ def read_json(path: Path, most: int, kind: type = dict) -> Any:
 
 
 def parsed_json(text: str | bytes, kind: type = dict) -> Any:
-    """Return the content of JSON, a ``kind``; raises a `ValueError` if it is no JSON, nested too deep, or another."""
+    """Return the content of JSON, a ``kind``; raises a `ValueError` if it is no JSON,
+    nested too deep, or another.
+    """
     try:
         content = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if not isinstance(content, kind):
-        raise ValueError(f"it must hold a {kind.__name__}, got {type(content).__name__}")
+        raise ValueError(
+            f"it must hold a {kind.__name__}, got {type(content).__name__}"
+        )
     return content
 
 
 def named_below(root: Path, name: Any, source: object, what: str = "file") -> Path:
-    """Return the path of a file below a folder by the name that another file has for it.
+    """Return the path of a file below a folder by the name that another file has for
+    it.
 
-    The name must stay below the folder as it is written. Links that lie in the folder are followed: who keeps the
-    folder made them, which need not hold for the file with the name.
+    The name must stay below the folder as it is written. Links that lie in the folder
+    are followed: who keeps the folder made them, which need not hold for the file with
+    the name.
 
     Args:
         root: the folder.
@@ -158,18 +186,25 @@ def named_below(root: Path, name: Any, source: object, what: str = "file") -> Pa
         what: the name of such a file, likewise.
 
     Raises:
-        ValueError: the name is no text, is absolute or leads out of the folder; or it is that of a folder, a device or
-            a pipe; names the source.
+        ValueError: the name is no text, is absolute or leads out of the folder; or it
+            is that of a folder, a device or a pipe; names the source.
         FileNotFoundError: there is no such file.
     """
     if not isinstance(name, str) or not name or "\0" in name:
-        raise ValueError(f"{source} must name each {what} by its path below {root}, got {name!r}")
+        raise ValueError(
+            f"{source} must name each {what} by its path below {root}, got {name!r}"
+        )
     parts = re.split(r"[/\\]", name)
     if ".." in parts or not parts[0] or ":" in parts[0]:
-        raise ValueError(f"{source} names {name!r}, which leads out of {root}: names must be relative to that folder")
+        raise ValueError(
+            f"{source} names {name!r}, which leads out of {root}: names must be "
+            "relative to that folder"
+        )
     path = root / name
     if not path.exists():
-        raise FileNotFoundError(f"the {what} {path} does not exist, which {source} names")
+        raise FileNotFoundError(
+            f"the {what} {path} does not exist, which {source} names"
+        )
     if not path.is_file():
         raise ValueError(f"{source} names {name!r}: {path} is not a regular file")
     return path

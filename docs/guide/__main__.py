@@ -1,6 +1,7 @@
 """Builds the guide: ``python -m docs.guide``, from the root of the repository.
 
-Runs the ``python`` blocks of every chapter in order. What a block prints has to be the ``text`` block that follows it.
+Runs the ``python`` blocks of every chapter in order. What a block prints has to be the
+``text`` block that follows it.
 """
 
 import argparse
@@ -13,7 +14,9 @@ from pathlib import Path
 from docs.guide import style
 
 GUIDE = Path(__file__).parent
-BLOCKS = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+BLOCKS = re.compile(
+    r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
+)
 
 
 def chapters() -> list[Path]:
@@ -26,7 +29,8 @@ def run(chapter: Path, accept: bool = False) -> None:
 
     Args:
         chapter: the document.
-        accept: write what the blocks print into the document, where a ``text`` block follows them.
+        accept: write what the blocks print into the document, where a ``text`` block
+            follows them.
 
     Raises:
         AssertionError: if a block prints something else than the text that follows it.
@@ -43,7 +47,9 @@ def run(chapter: Path, accept: bool = False) -> None:
             new = block[0].removesuffix(f"{block[2]}```\n") + f"{actual}```\n"
             accepted = accepted.replace(block[0], new)
         elif actual.split() != expected.split():
-            raise AssertionError(f"{chapter.name}, line {line + 1} prints\n{actual}\nand not\n{expected}")
+            raise AssertionError(
+                f"{chapter.name}, line {line + 1} prints\n{actual}\nand not\n{expected}"
+            )
     if accepted != document:
         chapter.write_text(accepted, encoding="utf-8")
 
@@ -52,8 +58,14 @@ def main() -> None:
     """Builds all chapters, or those named."""
     parser = argparse.ArgumentParser(prog="python -m docs.guide", description=__doc__)
     parser.add_argument("names", nargs="*", help="beginnings of file names, such as 05")
-    parser.add_argument("--pictures", type=Path, default=style.PICTURES, help="where pictures go")
-    parser.add_argument("--accept", action="store_true", help="write what the blocks print into the chapters")
+    parser.add_argument(
+        "--pictures", type=Path, default=style.PICTURES, help="where pictures go"
+    )
+    parser.add_argument(
+        "--accept",
+        action="store_true",
+        help="write what the blocks print into the chapters",
+    )
     arguments = parser.parse_args()
     style.PICTURES = arguments.pictures
     for chapter in chapters():

@@ -1,4 +1,6 @@
-"""How the guide's pictures look: the colours of Okabe & Ito, which colour-blind readers can tell apart."""
+"""How the guide's pictures look: the colours of Okabe & Ito, which colour-blind readers
+can tell apart.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -42,15 +44,21 @@ plt.rcParams.update(
 )
 
 
-def panels(columns: int, width: float = 8.0, height: float = 2.9, **arguments: Any) -> tuple[Figure, Any]:
+def panels(
+    columns: int, width: float = 8.0, height: float = 2.9, **arguments: Any
+) -> tuple[Figure, Any]:
     """A figure with this many axes side by side, sizes in inches."""
     return plt.subplots(1, columns, figsize=(width, height), **arguments)
 
 
 def save(figure: Figure, name: str) -> None:
-    """Writes a picture of at most 256 colours into the folder of pictures, and closes the figure."""
+    """Writes a picture of at most 256 colours into the folder of pictures, and closes
+    the figure.
+    """
     PICTURES.mkdir(parents=True, exist_ok=True)
-    rendered(figure).quantize(256, dither=Image.Dither.NONE).save(PICTURES / name, optimize=True)
+    rendered(figure).quantize(256, dither=Image.Dither.NONE).save(
+        PICTURES / name, optimize=True
+    )
 
 
 def rendered(figure: Figure) -> Image.Image:
@@ -65,14 +73,24 @@ def animate(frames: list[Image.Image], milliseconds: list[int], name: str) -> No
     """Writes frames as a GIF that runs for ever, with one palette for all."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     palette = _palette([frames[0], frames[len(frames) // 2], frames[-1]])
-    first, *rest = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
+    first, *rest = (
+        frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames
+    )
     first.save(
-        PICTURES / name, save_all=True, append_images=rest, duration=milliseconds, loop=0, optimize=False, disposal=1
+        PICTURES / name,
+        save_all=True,
+        append_images=rest,
+        duration=milliseconds,
+        loop=0,
+        optimize=False,
+        disposal=1,
     )
 
 
 def _palette(frames: list[Image.Image], colours: int = 64) -> Image.Image:
-    """An image with the colours of these frames as its palette; what is almost white is white."""
+    """An image with the colours of these frames as its palette; what is almost white is
+    white.
+    """
     width, height = frames[0].size
     together = Image.new("RGB", (width, height * len(frames)))
     for row, frame in enumerate(frames):
@@ -87,20 +105,42 @@ def _palette(frames: list[Image.Image], colours: int = 64) -> Image.Image:
 def blend(assignment: Any) -> np.ndarray:
     """The colours of the clusters, mixed as the assignments (..., clusters) say."""
     share = np.asarray(assignment)
-    return np.clip(share @ np.array([to_rgb(colour) for colour in COLOURS[: share.shape[-1]]]), 0, 1)
+    return np.clip(
+        share @ np.array([to_rgb(colour) for colour in COLOURS[: share.shape[-1]]]),
+        0,
+        1,
+    )
 
 
-def centres(axes: Axes, points: Any, label: str | None = None, size: float = 130) -> None:
+def centres(
+    axes: Axes, points: Any, label: str | None = None, size: float = 130
+) -> None:
     """Cluster centres: stars in the colours of their clusters."""
     for number, (x, y) in enumerate(np.asarray(points)):
         axes.scatter(
-            x, y, marker="*", s=size, color=COLOURS[number], edgecolor=INK, linewidth=0.9, zorder=5,
+            x,
+            y,
+            marker="*",
+            s=size,
+            color=COLOURS[number],
+            edgecolor=INK,
+            linewidth=0.9,
+            zorder=5,
             label=label if number == 0 else None,
-        )  # fmt: skip
+        )
 
 
-def ellipse(axes: Axes, mean: Any, covariance: Any, colour: str, deviations: float = 2.0, **style: Any) -> None:
-    """The curve this many standard deviations from the mean of a 2-D Gaussian; variances or a matrix."""
+def ellipse(
+    axes: Axes,
+    mean: Any,
+    covariance: Any,
+    colour: str,
+    deviations: float = 2.0,
+    **style: Any,
+) -> None:
+    """The curve this many standard deviations from the mean of a 2-D Gaussian;
+    variances or a matrix.
+    """
     matrix = np.asarray(covariance)
     matrix = np.diag(matrix) if matrix.ndim == 1 else matrix
     variances, axis = np.linalg.eigh(matrix)

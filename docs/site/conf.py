@@ -1,4 +1,6 @@
-"""The site: ``make docs`` builds it into ``build/site``. Sphinx reads the Markdown where it lies."""
+"""The site: ``make docs`` builds it into ``build/site``. Sphinx reads the Markdown
+where it lies.
+"""
 
 import os
 import re
@@ -9,12 +11,16 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "lab"), str(HERE)]
 # The kernels of the notebooks find the package too, and share the cores with the build.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "lab"), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(ROOT), str(ROOT / "lab"), os.environ.get("PYTHONPATH")])
+)
 
 project = "torchcaps"
 author = "The torchcaps authors"
 project_copyright = author
-version = release = re.findall(r'__version__ = "(.*)"', (ROOT / "torchcaps" / "__init__.py").read_text())[0]
+version = release = re.findall(
+    r'__version__ = "(.*)"', (ROOT / "torchcaps" / "__init__.py").read_text()
+)[0]
 
 extensions = [
     "myst_nb",
@@ -29,15 +35,24 @@ extensions = [
 
 root_doc = "docs/site/index"
 include_patterns = ["docs/**", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
-# Hidden files and folders; "." itself is none, and static files are looked up as "./site.css".
-exclude_patterns = [".?*", ".?*/**", "build", "runs", "**/__pycache__", "**/.ipynb_checkpoints"]
+# Hidden files and folders; "." itself is none, and static files are looked up as
+# "./site.css".
+exclude_patterns = [
+    ".?*",
+    ".?*/**",
+    "build",
+    "runs",
+    "**/__pycache__",
+    "**/.ipynb_checkpoints",
+]
 
 # Markdown
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
-# Notebooks are executed by the build; those that have not changed are taken from the cache.
+# Notebooks are executed by the build; those that have not changed are taken from the
+# cache.
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "notebooks")
 nb_execution_raise_on_error = True

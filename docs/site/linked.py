@@ -1,4 +1,6 @@
-"""An extension for Sphinx: the build warns of each file that a page links to and the site does not have."""
+"""An extension for Sphinx: the build warns of each file that a page links to and the
+site does not have.
+"""
 
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -19,15 +21,24 @@ class _Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Takes the links of one tag."""
-        self.found.update(value for name, value in attrs if name in ("href", "src") and value)
+        self.found.update(
+            value for name, value in attrs if name in ("href", "src") and value
+        )
 
 
 def missing(site: Path) -> Iterator[tuple[Path, str]]:
-    """Each page of a site with each of its links, within the site, that leads to no file."""
+    """Each page of a site with each of its links, within the site, that leads to no
+    file.
+    """
     for page in sorted(site.rglob("*.html")):
         for link in sorted(_Links(page.read_text(encoding="utf-8")).found):
             scheme, host, path, *_ = urlsplit(link)
-            if path and not scheme and not host and not (page.parent / unquote(path)).exists():
+            if (
+                path
+                and not scheme
+                and not host
+                and not (page.parent / unquote(path)).exists()
+            ):
                 yield page.relative_to(site), link
 
 
@@ -35,7 +46,9 @@ def check(app: Any, error: Exception | None) -> None:
     """Warns after a build of HTML, which ``-W`` makes an error."""
     if error is None and app.builder.format == "html":
         for page, link in missing(Path(app.outdir)):
-            logging.getLogger(__name__).warning("%s links to %s, which is not in the site", page, link)
+            logging.getLogger(__name__).warning(
+                "%s links to %s, which is not in the site", page, link
+            )
 
 
 def setup(app: Any) -> None:

@@ -1,7 +1,9 @@
-"""Sphinx extension: the API reference of a package from its ``__all__``, and docstrings as this package writes them.
+"""Sphinx extension: the API reference of a package from its ``__all__``, and docstrings
+as this package writes them.
 
-``.. public:: torchcaps.layers`` writes a table of the public names of that package and an entry for each. What a
-package hands on from a package below it has its entry there, and a line with a link here.
+``.. public:: torchcaps.layers`` writes a table of the public names of that package and
+an entry for each. What a package hands on from a package below it has its entry there,
+and a line with a link here.
 """
 
 import functools
@@ -37,7 +39,8 @@ def home_of(name: str, thing: Any) -> str:
     places = [
         module.__name__
         for module in public_modules()
-        if name in module.__all__ and getattr(module, name) is thing  # of the same name: an int is many things
+        if name in module.__all__
+        and getattr(module, name) is thing  # of the same name: an int is many things
     ]
     return max(places, key=lambda place: (place.count("."), place))
 
@@ -52,9 +55,17 @@ def kind_of(thing: Any) -> str:
 
 
 def first_sentence(thing: Any) -> str:
-    """The first sentence of a docstring, as one line; nothing for data, whose type has one of its own."""
-    text = (inspect.getdoc(thing) or "") if callable(thing) or inspect.ismodule(thing) else ""
-    return re.split(r"(?<=[.:])\s", text.split("\n\n")[0].replace("\n", " "))[0].rstrip(":")
+    """The first sentence of a docstring, as one line; nothing for data, whose type has
+    one of its own.
+    """
+    text = (
+        (inspect.getdoc(thing) or "")
+        if callable(thing) or inspect.ismodule(thing)
+        else ""
+    )
+    return re.split(r"(?<=[.:])\s", text.split("\n\n")[0].replace("\n", " "))[0].rstrip(
+        ":"
+    )
 
 
 class Public(SphinxDirective):
@@ -66,41 +77,78 @@ class Public(SphinxDirective):
         """The nodes."""
         module = importlib.import_module(self.arguments[0])
         lines = [*self.head(module), *self.table(module), *self.entries(module)]
-        return self.parse_text_to_nodes(StringList(lines, source=f"<{module.__name__}>"), allow_section_headings=True)
+        return self.parse_text_to_nodes(
+            StringList(lines, source=f"<{module.__name__}>"),
+            allow_section_headings=True,
+        )
 
     def head(self, module: Any) -> Iterator[str]:
         """The module itself, so that it can be referred to, and its docstring."""
-        yield from [f".. py:module:: {module.__name__}", "", *(inspect.getdoc(module) or "").splitlines(), ""]
+        yield from [
+            f".. py:module:: {module.__name__}",
+            "",
+            *(inspect.getdoc(module) or "").splitlines(),
+            "",
+        ]
 
     def table(self, module: Any) -> Iterator[str]:
         """All names with their first sentences."""
         yield from [".. list-table::", "   :widths: 30 70", "   :class: names", ""]
         for name in sorted(module.__all__, key=str.lower):
             thing = getattr(module, name)
-            role = {"class": "class", "function": "func", "module": "mod", "data": "data"}[kind_of(thing)]
-            path = thing.__name__ if inspect.ismodule(thing) else f"{home_of(name, thing)}.{name}"
+            role = {
+                "class": "class",
+                "function": "func",
+                "module": "mod",
+                "data": "data",
+            }[kind_of(thing)]
+            path = (
+                thing.__name__
+                if inspect.ismodule(thing)
+                else f"{home_of(name, thing)}.{name}"
+            )
             yield f"   * - :{role}:`{name} <{path}>`"
             yield f"     - {escaped(first_sentence(thing))}"
         yield ""
 
     def entries(self, module: Any) -> Iterator[str]:
-        """What autodoc makes of each, and a silent entry for what is described in a package below."""
-        names = sorted(module.__all__, key=lambda name: (kind_of(getattr(module, name)) != "class", name.lower()))
+        """What autodoc makes of each, and a silent entry for what is described in a
+        package below.
+        """
+        names = sorted(
+            module.__all__,
+            key=lambda name: (kind_of(getattr(module, name)) != "class", name.lower()),
+        )
         for name in names:
             thing, path = getattr(module, name), f"{module.__name__}.{name}"
             if inspect.ismodule(thing):
                 if not hasattr(thing, "__all__"):  # no page of its own
-                    yield from [f".. py:module:: {path}", f".. py:currentmodule:: {module.__name__}", ""]
+                    yield from [
+                        f".. py:module:: {path}",
+                        f".. py:currentmodule:: {module.__name__}",
+                        "",
+                    ]
             elif home_of(name, thing) != module.__name__:
-                yield from [f".. py:{kind_of(thing)}:: {name}", "   :no-typesetting:", ""]
+                yield from [
+                    f".. py:{kind_of(thing)}:: {name}",
+                    "   :no-typesetting:",
+                    "",
+                ]
             elif kind_of(thing) == "data":
-                yield from [f".. py:data:: {name}", "", *(f"   {line}" for line in comment_on(name, module)), ""]
+                yield from [
+                    f".. py:data:: {name}",
+                    "",
+                    *(f"   {line}" for line in comment_on(name, module)),
+                    "",
+                ]
             else:
                 yield from [f".. auto{kind_of(thing)}:: {path}", ""]
 
 
 def comment_on(name: str, module: Any) -> list[str]:
-    """The docstring below a constant, in the package or in the module that it comes from."""
+    """The docstring below a constant, in the package or in the module that it comes
+    from.
+    """
     parts = pkgutil.iter_modules(module.__path__, f"{module.__name__}.")
     for place in (module.__name__, *(part.name for part in parts)):
         try:
@@ -112,15 +160,24 @@ def comment_on(name: str, module: Any) -> list[str]:
     return []
 
 
-def plain(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text with roles and tables: a star is a star, and a name may end with a line."""
+def plain(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """Docstrings are plain text with roles and tables: a star is a star, and a name may
+    end with a line.
+    """
     lines[:] = [escaped(line) for line in lines]
     if what in ("property", "attribute", "data"):
-        lines[:0] = ["..", ""]  # or napoleon takes what stands before a colon for a type
+        lines[:0] = [
+            "..",
+            "",
+        ]  # or napoleon takes what stands before a colon for a type
 
 
 def escaped(line: str) -> str:
-    """A line of a docstring as reStructuredText; code, directives and formulas stay as they are."""
+    """A line of a docstring as reStructuredText; code, directives and formulas stay as
+    they are.
+    """
     if line.lstrip().startswith((">>>", "...", ".. ")) or "\\" in line:
         return line
     parts = re.split(r"(:\w+:`[^`]+`|``[^`]+``)", line)  # text, role, text, ...
@@ -135,33 +192,64 @@ def escaped_text(text: str) -> str:
     return re.sub(r"(?<![\w`:])`([\w .]+)`(?![`_])", r"``\1``\\ ", text)
 
 
-def foreign(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
-    """Leaves out what others put into our classes, and the fields of tuples, which the class explains."""
-    function = getattr(thing, "fget", None) or getattr(thing, "func", None) or thing  # of properties
-    written_in = getattr(inspect.unwrap(function) if callable(function) else function, "__module__", None)
+def foreign(
+    app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any
+) -> bool | None:
+    """Leaves out what others put into our classes, and the fields of tuples, which the
+    class explains.
+    """
+    function = (
+        getattr(thing, "fget", None) or getattr(thing, "func", None) or thing
+    )  # of properties
+    written_in = getattr(
+        inspect.unwrap(function) if callable(function) else function, "__module__", None
+    )
     return (
-        True if type(thing).__name__ == "_tuplegetter" or not (written_in or "torchcaps").startswith(PACKAGES) else None
+        True
+        if type(thing).__name__ == "_tuplegetter"
+        or not (written_in or "torchcaps").startswith(PACKAGES)
+        else None
     )
 
 
-def find(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement) -> nodes.Node | None:
-    """Docstrings name things as their module does: a name that one public thing alone has is that thing.
+def find(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.TextElement
+) -> nodes.Node | None:
+    """Docstrings name things as their module does: a name that one public thing alone
+    has is that thing.
 
-    What is not public or of another package has no page: its name is written as it is, if there is such a thing.
+    What is not public or of another package has no page: its name is written as it is,
+    if there is such a thing.
     """
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"].lstrip(".")
     domain = env.get_domain("py")
-    within = ".".join(filter(None, (node.get("py:module"), node.get("py:class"), target)))
-    described = by_last_part(tuple(name for name, entry in domain.objects.items() if not entry.aliased))
-    found = {name for name in described.get(target.split(".")[-1], ()) if f".{name}".endswith(f".{target}")}
-    found = {name for name in found if not any(is_alias(name, other) for other in found - {name})}
+    within = ".".join(
+        filter(None, (node.get("py:module"), node.get("py:class"), target))
+    )
+    described = by_last_part(
+        tuple(name for name, entry in domain.objects.items() if not entry.aliased)
+    )
+    found = {
+        name
+        for name in described.get(target.split(".")[-1], ())
+        if f".{name}".endswith(f".{target}")
+    }
+    found = {
+        name
+        for name in found
+        if not any(is_alias(name, other) for other in found - {name})
+    }
     found = {within} if within in domain.objects else found
     if len(found) == 1:
         (name,) = found
-        return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], name, node, text)
-    if target.count("[") != target.count("]"):  # a piece of a type, which Sphinx cuts at its commas
+        return domain.resolve_xref(
+            env, node["refdoc"], app.builder, node["reftype"], name, node, text
+        )
+    if target.count("[") != target.count(
+        "]"
+    ):  # a piece of a type, which Sphinx cuts at its commas
         return text
     return text if target in GUARDED or exists(target) or exists(within) else None
 
@@ -177,20 +265,30 @@ def by_last_part(names: tuple[str, ...]) -> dict[str, list[str]]:
 
 def is_alias(name: str, other: str) -> bool:
     """Whether the same thing is described under another, longer name."""
-    return len(other) > len(name) and thing_at(name) is not None and thing_at(name) is thing_at(other)
+    return (
+        len(other) > len(name)
+        and thing_at(name) is not None
+        and thing_at(name) is thing_at(other)
+    )
 
 
 @functools.cache
 def exists(target: str) -> bool:
-    """Whether a module of this package, or any that it uses, has something of that name."""
+    """Whether a module of this package, or any that it uses, has something of that
+    name.
+    """
     ours = [name for name in sys.modules if name.split(".")[0] in PACKAGES]
-    return thing_at(target) is not None or any(attribute(sys.modules[name], target) is not None for name in ours)
+    return thing_at(target) is not None or any(
+        attribute(sys.modules[name], target) is not None for name in ours
+    )
 
 
 def attribute(thing: Any, path: str) -> Any:
     """What a dotted path leads to from a thing; None where that is nothing."""
     for part in path.split("."):
-        thing = getattr(thing, part, getattr(thing, "__annotations__", {}).get(part))  # a field has no value
+        thing = getattr(
+            thing, part, getattr(thing, "__annotations__", {}).get(part)
+        )  # a field has no value
     return thing
 
 
@@ -210,9 +308,16 @@ def thing_at(path: str) -> Any:
 def missing_names(app: Sphinx, env: BuildEnvironment) -> None:
     """Warns of public names that have no entry."""
     for module in public_modules():
-        for path in (module.__name__, *(f"{module.__name__}.{name}" for name in module.__all__)):
+        for path in (
+            module.__name__,
+            *(f"{module.__name__}.{name}" for name in module.__all__),
+        ):
             if path not in env.get_domain("py").objects:
-                logger.warning("%s is public and has no entry: docs/site/api needs a page of its package", path)
+                logger.warning(
+                    "%s is public and has no entry: docs/site/api needs a page of its "
+                    "package",
+                    path,
+                )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,1 +1,3 @@
-"""Around the networks of torchcaps: data sets, tasks, training, reports, the command line."""
+"""Around the networks of torchcaps: data sets, tasks, training, reports, the command
+line.
+"""

@@ -1,4 +1,6 @@
-"""A trained network, ready to be used: with its preprocessing, the names of its classes and its task."""
+"""A trained network, ready to be used: with its preprocessing, the names of its classes
+and its task.
+"""
 
 import json
 import math
@@ -13,7 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, Prediction, SceneCapsNet, SceneTwin, Thing, load_pretrained
+from torchcaps.models import (
+    ImageClassifier,
+    Prediction,
+    SceneCapsNet,
+    SceneTwin,
+    Thing,
+    load_pretrained,
+)
 from torchcaps.models.base import in_precision_of
 from torchcaps.models.network import network_folder
 from torchcaps.names import needing
@@ -47,36 +56,43 @@ _LARGEST = 2**28
 class Classifier:
     """A network that classifies images of any kind and size.
 
-    ``Classifier.open("runs/photos")`` opens a run of ``torchcaps train``; so does the folder of a saved network, the
-    name of a trained network in the package, ``mnist/efficient_capsnet``, or a repository on the Hugging Face Hub. A
-    classifier of a network at hand: ``Classifier(network, classes=[...])``.
+    ``Classifier.open("runs/photos")`` opens a run of ``torchcaps train``; so does the
+    folder of a saved network, the name of a trained network in the package,
+    ``mnist/efficient_capsnet``, or a repository on the Hugging Face Hub. A classifier
+    of a network at hand: ``Classifier(network, classes=[...])``.
 
-        classifier = tc.Classifier.open("runs/photos")
-        answer = classifier("new.jpg")
-        answer.classes, answer.probabilities["cat"], answer.lengths["cat"], answer.poses["cat"]
+        classifier = tc.Classifier.open("runs/photos") answer = classifier("new.jpg")
+        answer.classes, answer.probabilities["cat"], answer.lengths["cat"],
+        answer.poses["cat"]
 
     Args:
         network: in evaluation mode from now on.
-        classes: their names; default: those that were saved with the network, or else their numbers.
-        preprocess: how the network's images are prepared; default: as was saved with it, or else not at all.
-        image_shape: (C, H, W) of images before they are prepared; default: as saved, or else that of the network.
-        task: what the network is for, its name, or its name and arguments; default: as saved, or else classification.
-        resize: how images of another size get to ``image_shape``: keep the aspect ratio and ``pad`` with black, keep it
-            and ``crop`` the centre, or ``stretch``; or cut out ``handwriting``; or ``keep`` their size, for a network
-            of any size; default: as saved, or else ``pad``.
+        classes: their names; default: those that were saved with the network, or else
+            their numbers.
+        preprocess: how the network's images are prepared; default: as was saved with
+            it, or else not at all.
+        image_shape: (C, H, W) of images before they are prepared; default: as saved, or
+            else that of the network.
+        task: what the network is for, its name, or its name and arguments; default: as
+            saved, or else classification.
+        resize: how images of another size get to ``image_shape``: keep the aspect ratio
+            and ``pad`` with black, keep it and ``crop`` the centre, or ``stretch``; or
+            cut out ``handwriting``; or ``keep`` their size, for a network of any size;
+            default: as saved, or else ``pad``.
 
     Attributes:
         run: the folder of the run that it was opened from; None if it was not.
 
     Raises:
-        ValueError: if there are not as many names as classes, there is no such task, or ``image_shape`` does not lead
-            to what the network takes.
+        ValueError: if there are not as many names as classes, there is no such task, or
+            ``image_shape`` does not lead to what the network takes.
 
     Example:
         >>> from torchcaps_lab.data import Digits
         >>> digits = Digits().test
-        >>> classifier = tc.Classifier(tc.create_model("capsnet_digits"), classes=digits.classes)
-        ...
+        >>> classifier = tc.Classifier(
+        ...     tc.create_model("capsnet_digits"), classes=digits.classes
+        ... )
         >>> answers = classifier.predict(digits.images[:2])
         >>> len(answers), len(answers[0].classes), answers[0].poses["3"].shape
         (2, 1, torch.Size([16]))
@@ -94,13 +110,25 @@ class Classifier:
     ) -> None:
         saved = network.extra
         self.network = network.eval()
-        self.classes = tuple(classes or saved.get("classes") or (str(label) for label in range(network.classes)))
-        self.preprocess = preprocess or Preprocess.from_config(saved.get("preprocess", {}))
-        channels, height, width = image_shape or saved.get("raw_image_shape") or network.image_shape
+        self.classes = tuple(
+            classes
+            or saved.get("classes")
+            or (str(label) for label in range(network.classes))
+        )
+        self.preprocess = preprocess or Preprocess.from_config(
+            saved.get("preprocess", {})
+        )
+        channels, height, width = (
+            image_shape or saved.get("raw_image_shape") or network.image_shape
+        )
         self.image_shape = (channels, height, width)
         self.task = as_task(task or saved.get("task", "classification"))
-        fit = saved.get("resize", "pad")  # of the data that it was trained on, of any size or not
-        self.resize: Fit = resize or ("pad" if fit == "keep" and not network.any_size else fit)
+        fit = saved.get(
+            "resize", "pad"
+        )  # of the data that it was trained on, of any size or not
+        self.resize: Fit = resize or (
+            "pad" if fit == "keep" and not network.any_size else fit
+        )
         self.levels = _levels(saved.get("range"))
         self.calibration = Calibration.from_config(saved.get("calibration"))
         self.strangers = Strangers.from_config(saved.get("strangers"))
@@ -112,31 +140,51 @@ class Classifier:
             check_resize(self.resize)
         self._check_fit(self.resize)
         if network.takes == "words" and self.words is None:
-            raise ValueError("the network takes words, and no vocabulary was saved with it: save it with words=...")
+            raise ValueError(
+                "the network takes words, and no vocabulary was saved with it: save "
+                "it with words=..."
+            )
         if network.takes == "series" and self.scale is None:
-            raise ValueError("the network takes series, and no scale was saved with it: save it with scale=...")
+            raise ValueError(
+                "the network takes series, and no scale was saved with it: save it "
+                "with scale=..."
+            )
         known = getattr(network, "vocabulary", None)
         if self.words is not None and known is not None and len(self.words) > known:
-            raise ValueError(f"the network knows {known} words, and the vocabulary saved with it has {len(self.words)}")
+            raise ValueError(
+                f"the network knows {known} words, and the vocabulary saved with it "
+                f"has {len(self.words)}"
+            )
         if len(self.classes) != network.classes:
-            raise ValueError(f"classes must name the {network.classes} classes of the network, got {self.classes}")
+            raise ValueError(
+                f"classes must name the {network.classes} classes of the network, got "
+                f"{self.classes}"
+            )
         if len(set(self.classes)) != network.classes:
             raise ValueError(f"classes must have different names, got {self.classes}")
         if math.prod(self.image_shape) > _LARGEST:
-            raise ValueError(f"image_shape must have at most {_LARGEST} numbers, got {self.image_shape}")
-        seen = self.preprocess.image_shape(self.image_shape)
-        if seen != network.image_shape and not (network.any_size and seen[0] == network.image_shape[0]):
             raise ValueError(
-                f"image_shape {self.image_shape} is prepared to {seen}, but the network takes {network.image_shape}"
+                f"image_shape must have at most {_LARGEST} numbers, got "
+                f"{self.image_shape}"
+            )
+        seen = self.preprocess.image_shape(self.image_shape)
+        if seen != network.image_shape and not (
+            network.any_size and seen[0] == network.image_shape[0]
+        ):
+            raise ValueError(
+                f"image_shape {self.image_shape} is prepared to {seen}, but the "
+                f"network takes {network.image_shape}"
             )
 
     @classmethod
-    def open(cls, source: str | Path, device: torch.device | str = "cpu") -> "Classifier":
+    def open(
+        cls, source: str | Path, device: torch.device | str = "cpu"
+    ) -> "Classifier":
         """Opens a trained network; executes no code that comes with it.
 
         Args:
-            source: the folder of a run, or of a saved network, or the name of a trained network in the package, or a
-                repository ``owner/name`` on the Hub.
+            source: the folder of a run, or of a saved network, or the name of a trained
+                network in the package, or a repository ``owner/name`` on the Hub.
             device: to compute on.
 
         Raises:
@@ -148,14 +196,17 @@ class Classifier:
         try:
             classifier = cls(network).to(device)
         except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            raise ValueError(f"what was saved with the network in {source} is damaged: {error!r}") from error
+            raise ValueError(
+                f"what was saved with the network in {source} is damaged: {error!r}"
+            ) from error
         folder = Path(source)
         classifier.run = folder if network_folder(folder) != folder else None
         return classifier
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The summary of the run, ``summary.json``; empty without a run, or if it has not ended.
+        """The summary of the run, ``summary.json``; empty without a run, or if it has
+        not ended.
 
         Raises:
             ValueError: if the file is damaged.
@@ -169,8 +220,14 @@ class Classifier:
     def _facts(self) -> dict[str, str]:
         """What people want to know of it first."""
         weights = sum(parameter.numel() for parameter in self.network.parameters())
-        facts = {"network": f"{type(self.network).__name__}, {weights:,} parameters", "task": self.task.name}
-        facts["classes"] = f"{len(self.classes)}: {', '.join(self.classes[:5])}{', ...' * (len(self.classes) > 5)}"
+        facts = {
+            "network": f"{type(self.network).__name__}, {weights:,} parameters",
+            "task": self.task.name,
+        }
+        facts["classes"] = (
+            f"{len(self.classes)}: "
+            f"{', '.join(self.classes[:5])}{', ...' * (len(self.classes) > 5)}"
+        )
         if self.network.takes == "images":
             facts["images"] = f"{self.image_shape}, resize {self.resize!r}"
         accuracy = self.summary.get(f"test_{self.task.main.name}")
@@ -179,21 +236,29 @@ class Classifier:
         return facts if self.run is None else {**facts, "run": str(self.run)}
 
     def __repr__(self) -> str:
-        return f"<Classifier: {'; '.join(f'{name} {fact}' for name, fact in self._facts().items())}>"
+        return (
+            "<Classifier: "
+            f"{'; '.join(f'{name} {fact}' for name, fact in self._facts().items())}>"
+        )
 
     def _repr_html_(self) -> str:
         return facts_card("Classifier", self._facts())
 
-    def push_to_hub(self, repo: str, *, licence: str = "other", private: bool = False) -> str:
-        """Uploads this classifier to the Hugging Face Hub, with a card; ``Classifier.open(repo)`` opens it again.
+    def push_to_hub(
+        self, repo: str, *, licence: str = "other", private: bool = False
+    ) -> str:
+        """Uploads this classifier to the Hugging Face Hub, with a card;
+        ``Classifier.open(repo)`` opens it again.
 
-        The card has the network, the classes and the licence, and for a run its results on the test images and a
-        picture of them. No image of the data is uploaded. Log in before: ``hf auth login``.
+        The card has the network, the classes and the licence, and for a run its results
+        on the test images and a picture of them. No image of the data is uploaded. Log
+        in before: ``hf auth login``.
 
         Args:
             repo: ``owner/name``, made if it is missing.
             licence: of the weights, by its name on the Hub, such as ``apache-2.0``.
-            private: makes a repository that only its owner sees; one that is there stays as it is.
+            private: makes a repository that only its owner sees; one that is there
+                stays as it is.
 
         Returns:
             The name of the repository, with its owner.
@@ -208,12 +273,19 @@ class Classifier:
         name: str = api.create_repo(repo, private=private, exist_ok=True).repo_id
         with TemporaryDirectory() as folder:
             self.network.save_pretrained(folder, **self._extra())
-            # Of the pictures of a report, one that shows no image: those of the data may be private.
-            picture = None if self.run is None else owned(self.run, "report", "confusion_matrix.png")
+            # Of the pictures of a report, one that shows no image: those of the data
+            # may be private.
+            picture = (
+                None
+                if self.run is None
+                else owned(self.run, "report", "confusion_matrix.png")
+            )
             drawn = picture is not None and picture.is_file()
             if picture is not None and drawn:
                 shutil.copy(picture, folder)
-            Path(folder, "README.md").write_text(self._card(name, licence, drawn), encoding="utf-8")
+            Path(folder, "README.md").write_text(
+                self._card(name, licence, drawn), encoding="utf-8"
+            )
             api.upload_folder(repo_id=name, folder_path=folder)
         return name
 
@@ -232,16 +304,29 @@ class Classifier:
 
     def _card(self, repo: str, licence: str, drawn: bool) -> str:
         """The card of a repository on the Hub, its README.md."""
-        head = {"license": licence, "library_name": "torchcaps", "tags": ["capsule-networks"]}
-        figures = {name: f"{value:.4g}" for name, value in self.summary.items() if isinstance(value, float)}
-        facts = {name: fact for name, fact in {**self._facts(), **figures}.items() if name != "run"}
+        head = {
+            "license": licence,
+            "library_name": "torchcaps",
+            "tags": ["capsule-networks"],
+        }
+        figures = {
+            name: f"{value:.4g}"
+            for name, value in self.summary.items()
+            if isinstance(value, float)
+        }
+        facts = {
+            name: fact
+            for name, fact in {**self._facts(), **figures}.items()
+            if name != "run"
+        }
         return "\n".join(
             [
                 "---",
                 *(f"{name}: {json.dumps(value)}" for name, value in head.items()),
                 f"---\n\n# {repo.split('/')[-1]}\n",
                 *(f"- {name}: {fact}" for name, fact in facts.items()),
-                f'\n```python\nimport torchcaps as tc\n\nclassifier = tc.Classifier.open("{repo}")\n```\n',
+                "\n```python\nimport torchcaps as tc\n\nclassifier = "
+                f'tc.Classifier.open("{repo}")\n```\n',
                 *(["![Confusion matrix](confusion_matrix.png)\n"] if drawn else []),
             ]
         )
@@ -258,43 +343,61 @@ class Classifier:
 
     # An array or a tensor is one image or several, by its axes.
     @overload
-    def predict(self, images: "str | Path | PILImage", resize: Fit | None = None, batch_size: int = 64) -> Answer: ...
+    def predict(
+        self,
+        images: "str | Path | PILImage",
+        resize: Fit | None = None,
+        batch_size: int = 64,
+    ) -> Answer: ...
 
     @overload
     def predict(
-        self, images: list[Any] | tuple[Any, ...], resize: Fit | None = None, batch_size: int = 64
+        self,
+        images: list[Any] | tuple[Any, ...],
+        resize: Fit | None = None,
+        batch_size: int = 64,
     ) -> list[Answer]: ...
 
     @overload
     def predict(
-        self, images: "Image | Sequence[Image]", resize: Fit | None = None, batch_size: int = 64
+        self,
+        images: "Image | Sequence[Image]",
+        resize: Fit | None = None,
+        batch_size: int = 64,
     ) -> Answer | list[Answer]: ...
 
     def predict(
-        self, images: "Image | Sequence[Image]", resize: Fit | None = None, batch_size: int = 64
+        self,
+        images: "Image | Sequence[Image]",
+        resize: Fit | None = None,
+        batch_size: int = 64,
     ) -> Answer | list[Answer]:
         """Classifies images.
 
         Args:
-            images: one image, or several of any sizes: a list, or a tensor (B, C, H, W), or an array (B, H, W, C). One
-                image is the path of a file, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers
-                are bytes, 0..255, or floating point in [0, 1]. Grey images become colour for a network that
-                takes three channels, colour ones grey for one that takes one, and transparent parts black.
-                For a network that takes words, an image is a text; for one that takes series, the file of a sound,
-                or an array or tensor (C, L).
-            resize: how images of another size get to that of the network: ``pad``, ``crop``, ``stretch`` or
-                ``handwriting``, or ``keep`` for a network of any size; default: as this classifier does, which is as it
-                was trained.
+            images: one image, or several of any sizes: a list, or a tensor (B, C, H,
+                W), or an array (B, H, W, C). One image is the path of a file, a PIL
+                image, an array (H, W) or (H, W, C), or a tensor (C, H, W). Numbers are
+                bytes, 0..255, or floating point in [0, 1]. Grey images become colour
+                for a network that takes three channels, colour ones grey for one that
+                takes one, and transparent parts black. For a network that takes words,
+                an image is a text; for one that takes series, the file of a sound, or
+                an array or tensor (C, L).
+            resize: how images of another size get to that of the network: ``pad``,
+                ``crop``, ``stretch`` or ``handwriting``, or ``keep`` for a network of
+                any size; default: as this classifier does, which is as it was trained.
             batch_size: how many crops of images at a time.
 
         Returns:
-            One :class:`~torchcaps_lab.tasks.Answer` for one image, a list of them for several.
+            One :class:`~torchcaps_lab.tasks.Answer` for one image, a list of them for
+            several.
 
         Raises:
             FileNotFoundError: if there is no such file.
-            ValueError: if an image cannot be read, or does not fit the network, or a text has no words; or
-                ``batch_size`` is not a whole number, 1 or more.
-            UserWarning: as a warning, if the network knows none of the words of a text, or activations are not finite.
+            ValueError: if an image cannot be read, or does not fit the network, or a
+                text has no words; or ``batch_size`` is not a whole number, 1 or more.
+            UserWarning: as a warning, if the network knows none of the words of a text,
+                or activations are not finite.
         """
         several = _is_several(images)
         each: Iterable[Any] = cast(Iterable[Any], images) if several else [images]
@@ -310,13 +413,15 @@ class Classifier:
         batch_size: int = 64,
         skip: "Callable[[Image, Exception], None] | None" = None,
     ) -> "Iterator[tuple[Image, Answer]]":
-        """Classifies images as they come, such as thousands of files, in the memory of one batch.
+        """Classifies images as they come, such as thousands of files, in the memory of
+        one batch.
 
         Args:
             images: paths, or what else :meth:`predict` takes for one image.
             resize: as in :meth:`predict`.
             batch_size: how many crops of images at a time.
-            skip: is called with each image that cannot be read, and the error; None raises the error.
+            skip: is called with each image that cannot be read, and the error; None
+                raises the error.
 
         Yields:
             Each image with its answer, in their order.
@@ -346,35 +451,61 @@ class Classifier:
         check_size(batch_size=batch_size)
         return max(1, batch_size // self.preprocess.crops)
 
-    def _answered(self, batch: list[tuple[Any, Handwriting]]) -> Iterator[tuple[Any, Answer]]:
+    def _answered(
+        self, batch: list[tuple[Any, Handwriting]]
+    ) -> Iterator[tuple[Any, Answer]]:
         together = self.reader.together([looked.pixels for _, looked in batch])
         prediction = self._predict(together)
         for line in finite_warning(prediction.activation, "their answers say nothing"):
             warnings.warn(line, stacklevel=3)
-        answers = self._with_things(self.task.answers(prediction, self.classes), together)
+        answers = self._with_things(
+            self.task.answers(prediction, self.classes), together
+        )
         more: dict[str, Sequence[Any]] = {"seen": [looked.note for _, looked in batch]}
-        more["picture"] = [one.pixels if one.pixels.ndim == 3 else None for _, one in batch]  # of texts there is none
+        more["picture"] = [
+            one.pixels if one.pixels.ndim == 3 else None for _, one in batch
+        ]  # of texts there is none
         if self.calibration is not None:
             shares = self.calibration(prediction.activation).tolist()
-            more["calibrated"] = [dict(zip(self.classes, row, strict=True)) for row in shares]
+            more["calibrated"] = [
+                dict(zip(self.classes, row, strict=True)) for row in shares
+            ]
         if self.strangers is not None and prediction.reconstruction is not None:
-            error = reconstruction_error(self.preprocess.evaluate(together).pictures, prediction.reconstruction)
-            more["known"], more["error"] = self.strangers.known(error).tolist(), error.tolist()
+            error = reconstruction_error(
+                self.preprocess.evaluate(together).pictures, prediction.reconstruction
+            )
+            more["known"], more["error"] = (
+                self.strangers.known(error).tolist(),
+                error.tolist(),
+            )
             more["strangeness"] = self.strangers.strangeness(error).tolist()
         for place, ((image, _), answer) in enumerate(zip(batch, answers, strict=True)):
-            yield image, replace(answer, **{name: values[place] for name, values in more.items()})
+            yield (
+                image,
+                replace(
+                    answer, **{name: values[place] for name, values in more.items()}
+                ),
+            )
 
     def _with_things(self, answers: list[Answer], pixels: Tensor) -> list[Answer]:
-        """Answers with everything that is there of a class; warns where a network tells one box a class for several."""
+        """Answers with everything that is there of a class; warns where a network tells
+        one box a class for several.
+        """
         if not isinstance(self.network, SceneCapsNet | SceneTwin):
             return answers
-        images = in_precision_of(self.network, self.preprocess.evaluate(pixels.to(self.device)).images)
+        images = in_precision_of(
+            self.network, self.preprocess.evaluate(pixels.to(self.device)).images
+        )
         if isinstance(self.network, SceneTwin):
-            for answer, parts in zip(answers, self.network.parts_of(images).tolist(), strict=True):
+            for answer, parts in zip(
+                answers, self.network.parts_of(images).tolist(), strict=True
+            ):
                 for name in answer.classes:
                     if parts[self.classes.index(name)] > 1:
                         warnings.warn(
-                            f"{name} is seen in several places, and told in one box around them", stacklevel=4
+                            f"{name} is seen in several places, and told in one box "
+                            "around them",
+                            stacklevel=4,
                         )
             return answers
         found = self.network.things_of(images, getattr(self.task, "threshold", 0.5))
@@ -383,15 +514,23 @@ class Classifier:
             for answer, things in zip(answers, found, strict=True)
         ]
 
-    def _by_class(self, answer: Answer, things: list[Thing]) -> dict[str, Sequence[Thing]]:
-        named = {name: [one for one in things if self.classes[one.label] == name] for name in answer.classes}
-        return {name: mine or (answer.things or {})[name] for name, mine in named.items()}
+    def _by_class(
+        self, answer: Answer, things: list[Thing]
+    ) -> dict[str, Sequence[Thing]]:
+        named = {
+            name: [one for one in things if self.classes[one.label] == name]
+            for name in answer.classes
+        }
+        return {
+            name: mine or (answer.things or {})[name] for name, mine in named.items()
+        }
 
     def pixels(self, image: "Image", resize: Fit | None = None) -> Tensor:
-        """One image as this classifier takes it, unprepared: float32 ``image_shape`` in [0, 1].
+        """One image as this classifier takes it, unprepared: float32 ``image_shape`` in
+        [0, 1].
 
-        With ``resize="keep"`` it has the image's own height and width. For a text, the numbers of its words, int64
-        (L,). Raises what :meth:`predict` raises.
+        With ``resize="keep"`` it has the image's own height and width. For a text, the
+        numbers of its words, int64 (L,). Raises what :meth:`predict` raises.
         """
         return self._look(image, resize).pixels
 
@@ -406,32 +545,52 @@ class Classifier:
         """How one image, one text or one series is read."""
         if self.scale is not None:
             return SeriesReader(self.scale, self.image_shape[0])
-        return ImageReader(self.image_shape, self.resize, self.levels) if self.words is None else TextReader(self.words)
+        return (
+            ImageReader(self.image_shape, self.resize, self.levels)
+            if self.words is None
+            else TextReader(self.words)
+        )
 
     def _look(self, image: "Image", resize: Fit | None) -> Handwriting:
-        """The pixels, and a note on how they were made, if that depends on the image."""
+        """The pixels, and a note on how they were made, if that depends on the
+        image.
+        """
         self._check_fit(resize or self.resize)
         return self.reader.read(image, resize)
 
     def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
-        """The activations of the classes, float32 (B, E) on the CPU, averaged over the crops of an image.
+        """The activations of the classes, float32 (B, E) on the CPU, averaged over the
+        crops of an image.
 
         Args:
-            images: (B, *image_shape), bytes or floating point in [0, 1]; they are prepared here.
+            images: (B, *image_shape), bytes or floating point in [0, 1]; they are
+                prepared here.
             batch_size: how many crops of images at a time.
 
         Raises:
-            ValueError: if the images are no tensor of this shape, or ``batch_size`` is not a whole number, 1 or more.
+            ValueError: if the images are no tensor of this shape, or ``batch_size`` is
+                not a whole number, 1 or more.
         """
         if not isinstance(images, Tensor):
-            raise ValueError(f"images must be one tensor, got {type(images).__name__}: predict takes files and lists")
+            raise ValueError(
+                f"images must be one tensor, got {type(images).__name__}: predict "
+                "takes files and lists"
+            )
         if images.shape[1:] != self.image_shape:
-            raise ValueError(f"images must be (B, {str(self.image_shape)[1:-1]}), got {tuple(images.shape)}")
+            raise ValueError(
+                f"images must be (B, {str(self.image_shape)[1:-1]}), got "
+                f"{tuple(images.shape)}"
+            )
         parts = images.split(self._at_once(batch_size))
-        found = [self._predict(as_numbers(part, self.levels)).activation.float().cpu() for part in parts]
+        found = [
+            self._predict(as_numbers(part, self.levels)).activation.float().cpu()
+            for part in parts
+        ]
         return torch.cat(found) if found else torch.empty(0, len(self.classes))
 
-    def examine(self, images: ImageSet, batch_size: int = 128, crops: int | None = None) -> Examination:
+    def examine(
+        self, images: ImageSet, batch_size: int = 128, crops: int | None = None
+    ) -> Examination:
         """Tests the network on images, as its task does.
 
         Args:
@@ -445,53 +604,84 @@ class Classifier:
         return self.task.examine(self.network, self.prepared(images, crops), batch_size)
 
     def prepared(self, images: ImageSet, crops: int | None = None) -> ImageSet:
-        """Images, as they are in their data set, prepared for the network; raises what :meth:`examine` raises."""
+        """Images, as they are in their data set, prepared for the network; raises what
+        :meth:`examine` raises.
+        """
         images = self.reader.fitted(images)
         if images.raw_image_shape != self.image_shape:
-            raise ValueError(f"the images are {images.raw_image_shape}, the network takes {self.image_shape}")
+            raise ValueError(
+                f"the images are {images.raw_image_shape}, the network takes "
+                f"{self.image_shape}"
+            )
         images = self.by_name(images)
         options = self.preprocess.config()
-        return images.prepared(Preprocess.from_config(options if crops is None else {**options, "crops": crops}))
+        return images.prepared(
+            Preprocess.from_config(
+                options if crops is None else {**options, "crops": crops}
+            )
+        )
 
     def by_name(self, images: ImageSet) -> ImageSet:
-        """The same images with the labels that the network has for their classes, which are matched by name.
+        """The same images with the labels that the network has for their classes, which
+        are matched by name.
 
         Raises:
-            ValueError: if there are images of a class that the network does not have. The classes of a network that
-                was saved without their names go by their numbers, and then there must be as many.
+            ValueError: if there are images of a class that the network does not have.
+                The classes of a network that was saved without their names go by their
+                numbers, and then there must be as many.
         """
         if self.named:
             return images.in_classes(self.classes, "images for this network")
         if len(images.classes) != len(self.classes):
             raise ValueError(
-                f"the images have {len(images.classes)} classes, {list(images.classes)}, the network has "
+                f"the images have {len(images.classes)} classes, "
+                f"{list(images.classes)}, the network has "
                 f"{len(self.classes)} without names"
             )
         return images
 
     def _check_fit(self, resize: str) -> None:
-        if resize == "keep" and self.network.takes == "images" and not self.network.any_size:
-            raise ValueError(f"resize 'keep' is for networks of any size, a {type(self.network).__name__} has one")
+        if (
+            resize == "keep"
+            and self.network.takes == "images"
+            and not self.network.any_size
+        ):
+            raise ValueError(
+                "resize 'keep' is for networks of any size, a "
+                f"{type(self.network).__name__} has one"
+            )
 
     @torch.no_grad()
     def _predict(self, pixels: Tensor) -> Prediction:
-        """The prediction, with activations averaged over the crops of each image, everything else of the centre.
+        """The prediction, with activations averaged over the crops of each image,
+        everything else of the centre.
 
-        The network computes in its own precision; what it predicts is float32, on the CPU.
+        The network computes in its own precision; what it predicts is float32, on the
+        CPU.
         """
         crops = self.preprocess.evaluate_crops(pixels.to(self.device))
         prediction = self.network(in_precision_of(self.network, crops.flatten(0, 1)))
-        activation = prediction.activation.unflatten(0, crops.shape[:2]).float().mean(1).cpu()
+        activation = (
+            prediction.activation.unflatten(0, crops.shape[:2]).float().mean(1).cpu()
+        )
         capsules = prediction.capsules
         if capsules is not None:
-            capsules = capsules._replace(pose=capsules.pose[:: crops.shape[1]].float().cpu(), activation=activation)
+            capsules = capsules._replace(
+                pose=capsules.pose[:: crops.shape[1]].float().cpu(),
+                activation=activation,
+            )
         rest = (prediction.reconstruction, prediction.boxes)
-        others = (None if one is None else one[:: crops.shape[1]].float().cpu() for one in rest)
+        others = (
+            None if one is None else one[:: crops.shape[1]].float().cpu()
+            for one in rest
+        )
         return Prediction(activation, capsules, *others)
 
 
 def _levels(saved: Any) -> Levels | None:
-    """The range of pixels that was saved with a network; a `ValueError` unless it is one."""
+    """The range of pixels that was saved with a network; a `ValueError` unless it is
+    one.
+    """
     levels = tuple(saved) if isinstance(saved, list | tuple) else saved
     check_range(levels)
     return levels

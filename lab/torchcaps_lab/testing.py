@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data import NO_CLASS, ImageData, ImageSet, MaskSet, SeriesSet, TextSet
+from torchcaps_lab.data import (
+    NO_CLASS,
+    ImageData,
+    ImageSet,
+    MaskSet,
+    SeriesSet,
+    TextSet,
+)
 from torchcaps_lab.data.words import PADDING, RESERVED
 
 __all__ = ["check_dataset"]
@@ -16,20 +23,23 @@ __all__ = ["check_dataset"]
 SPLITS = ("train", "validation", "test")
 
 DUPLICATES = 0.01
-"""The share of a split that may equal images of another split: sources have a few duplicates."""
+"""The share of a split that may equal images of another split: sources have a few
+duplicates.
+"""
 
 
 def check_dataset(source: ImageData | Callable[..., ImageData]) -> None:
-    """Asserts that a data set has three splits that fit together, and that they depend on its seed only.
+    """Asserts that a data set has three splits that fit together, and that they depend
+    on its seed only.
 
-    All splits have images of one size, and labels or masks of the same classes, and they share no images. The same seed
-    gives the same splits; another seed gives other validation images and the same test images. It also works without
-    validation images.
+    All splits have images of one size, and labels or masks of the same classes, and
+    they share no images. The same seed gives the same splits; another seed gives other
+    validation images and the same test images. It also works without validation images.
 
     Args:
-        source: the data set, or, which checks more, a callable that makes it: its class, or a `functools.partial` of
-            that with the arguments that it needs. It is called several times, with different ``validation`` and
-            ``seed``.
+        source: the data set, or, which checks more, a callable that makes it: its
+            class, or a `functools.partial` of that with the arguments that it needs. It
+            is called several times, with different ``validation`` and ``seed``.
 
     Raises:
         AssertionError: if something does not hold; says what.
@@ -50,7 +60,10 @@ def _make(source: ImageData | Callable[..., ImageData], **changes: Any) -> Image
     """The data set with other ``validation`` and ``seed``."""
     if not isinstance(source, ImageData):
         data = source(**changes)
-        _require(isinstance(data, ImageData), f"it must be an ImageData, got {type(data).__name__}")
+        _require(
+            isinstance(data, ImageData),
+            f"it must be an ImageData, got {type(data).__name__}",
+        )
         return data
     twin = copy.copy(source)
     twin.validation_share, twin.seed = changes["validation"], changes["seed"]
@@ -71,26 +84,46 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _check_belonging(data: ImageData, sets: Mapping[str, ImageSet]) -> None:
-    """Asserts that all splits have one size, the same classes, and targets of the same form."""
+    """Asserts that all splits have one size, the same classes, and targets of the same
+    form.
+    """
     train = sets["train"]
-    _require(len(train) > 0 and len(sets["test"]) > 0, "there must be images to train and to test on")
-    _require(data.image_shape == train.image_shape, f"image_shape is {data.image_shape}, not {train.image_shape}")
-    _require(data.classes == train.classes, f"classes are {data.classes}, in training {train.classes}")
-    _require(len(set(train.classes)) == len(train.classes) > 0, f"classes must have different names: {train.classes}")
+    _require(
+        len(train) > 0 and len(sets["test"]) > 0,
+        "there must be images to train and to test on",
+    )
+    _require(
+        data.image_shape == train.image_shape,
+        f"image_shape is {data.image_shape}, not {train.image_shape}",
+    )
+    _require(
+        data.classes == train.classes,
+        f"classes are {data.classes}, in training {train.classes}",
+    )
+    _require(
+        len(set(train.classes)) == len(train.classes) > 0,
+        f"classes must have different names: {train.classes}",
+    )
     for split, images in sets.items():
-        _require(images.classes == train.classes, f"{split} has the classes {images.classes}, train {train.classes}")
+        _require(
+            images.classes == train.classes,
+            f"{split} has the classes {images.classes}, train {train.classes}",
+        )
         _require(
             images.image_shape == train.image_shape,
             f"{split} has images {images.image_shape}, train {train.image_shape}",
         )
         _require(
             images.labels.ndim == train.labels.ndim,
-            f"{split} has labels of {images.labels.ndim} axes, train of {train.labels.ndim}",
+            f"{split} has labels of {images.labels.ndim} axes, train of "
+            f"{train.labels.ndim}",
         )
 
 
 def _check_batches(split: str, images: ImageSet) -> None:
-    """Asserts that batches have pixels in [0, 1] of the right shape, labels or masks in range, and do not change."""
+    """Asserts that batches have pixels in [0, 1] of the right shape, labels or masks in
+    range, and do not change.
+    """
     if not len(images):
         return
     rows = [*range(0, len(images), max(1, len(images) // 16))]
@@ -106,58 +139,105 @@ def _check_batches(split: str, images: ImageSet) -> None:
     mask = labels.dtype == torch.bool and labels.shape == (count, classes)
     pixels = isinstance(images, MaskSet)
     known = labels[labels != NO_CLASS] if pixels else labels
-    label = labels.dtype == torch.int64 and labels.shape == (batch.images[:, 0].shape if pixels else (count,))
+    label = labels.dtype == torch.int64 and labels.shape == (
+        batch.images[:, 0].shape if pixels else (count,)
+    )
     _require(
         mask or (label and bool(((known >= 0) & (known < classes)).all())),
-        f"{split}: labels must be int64 (B,) below {classes} or bool (B, {classes}), got {labels.dtype} "
+        f"{split}: labels must be int64 (B,) below {classes} or bool (B, {classes}), "
+        f"got {labels.dtype} "
         f"{tuple(labels.shape)} from {int(labels.min())} to {int(labels.max())}",
     )
-    _require(batch.indices.tolist() == rows, f"{split}: indices of a batch are not those requested")
-    _require(torch.equal(batch.images, again.images), f"{split}: the images differ when fetched again")
-    _require(torch.equal(labels, again.labels), f"{split}: the labels differ when fetched again")
+    _require(
+        batch.indices.tolist() == rows,
+        f"{split}: indices of a batch are not those requested",
+    )
+    _require(
+        torch.equal(batch.images, again.images),
+        f"{split}: the images differ when fetched again",
+    )
+    _require(
+        torch.equal(labels, again.labels),
+        f"{split}: the labels differ when fetched again",
+    )
 
 
 def _check_pixels(split: str, expected: tuple[int, ...], pixels: Tensor) -> None:
     _require(
         tuple(pixels.shape) == expected and pixels.dtype == torch.float32,
-        f"{split}: a batch is {pixels.dtype} {tuple(pixels.shape)}, not float32 {expected}",
+        f"{split}: a batch is {pixels.dtype} {tuple(pixels.shape)}, not float32 "
+        f"{expected}",
     )
     low, high = float(pixels.min()), float(pixels.max())
-    _require(0 <= low <= high <= 1, f"{split}: pixels go from {low:g} to {high:g}, not from 0 to 1")
+    _require(
+        0 <= low <= high <= 1,
+        f"{split}: pixels go from {low:g} to {high:g}, not from 0 to 1",
+    )
 
 
 def _check_words(split: str, texts: TextSet, words: Tensor) -> None:
-    """Asserts that word numbers are in range, only padding follows the end of a text, and no text is empty."""
+    """Asserts that word numbers are in range, only padding follows the end of a text,
+    and no text is empty.
+    """
     last = RESERVED + len(texts.words) - 1
     _require(
-        words.dtype == torch.int64 and words.ndim == 2, f"{split}: a batch must be int64 (B, L), got {words.dtype}"
+        words.dtype == torch.int64 and words.ndim == 2,
+        f"{split}: a batch must be int64 (B, L), got {words.dtype}",
     )
     low, high = int(words.min()), int(words.max())
-    _require(0 <= low <= high <= last, f"{split}: words go from {low} to {high}, not from 0 to {last}")
+    _require(
+        0 <= low <= high <= last,
+        f"{split}: words go from {low} to {high}, not from 0 to {last}",
+    )
     there = (words != PADDING).int()
-    _require(bool((there.diff(dim=1) <= 0).all()), f"{split}: there are words after the end of a text")
+    _require(
+        bool((there.diff(dim=1) <= 0).all()),
+        f"{split}: there are words after the end of a text",
+    )
     _require(bool(there[:, 0].all()), f"{split}: there are texts without words")
 
 
 def _check_series(split: str, channels: int, series: Tensor) -> None:
-    """Asserts that series are finite, and say where they are: from their beginning on, and 0 behind their end."""
+    """Asserts that series are finite, and say where they are: from their beginning on,
+    and 0 behind their end.
+    """
     _require(
-        series.dtype == torch.float32 and series.ndim == 3 and series.shape[1] == channels + 1,
-        f"{split}: a batch is {series.dtype} {tuple(series.shape)}, not float32 (B, {channels + 1}, L)",
+        series.dtype == torch.float32
+        and series.ndim == 3
+        and series.shape[1] == channels + 1,
+        f"{split}: a batch is {series.dtype} {tuple(series.shape)}, not float32 (B, "
+        f"{channels + 1}, L)",
     )
     there = series[:, -1]
-    _require(bool(series.isfinite().all()), f"{split}: series hold NaN or infinite numbers")
-    _require(bool(((there == 0) | (there == 1)).all()), f"{split}: the last channel is neither 0 nor 1")
-    _require(bool((there.diff(dim=1) <= 0).all() and there[:, 0].all()), f"{split}: series do not begin at once")
-    _require(not bool((series * (there == 0)[:, None]).any()), f"{split}: something is behind the end of a series")
+    _require(
+        bool(series.isfinite().all()), f"{split}: series hold NaN or infinite numbers"
+    )
+    _require(
+        bool(((there == 0) | (there == 1)).all()),
+        f"{split}: the last channel is neither 0 nor 1",
+    )
+    _require(
+        bool((there.diff(dim=1) <= 0).all() and there[:, 0].all()),
+        f"{split}: series do not begin at once",
+    )
+    _require(
+        not bool((series * (there == 0)[:, None]).any()),
+        f"{split}: something is behind the end of a series",
+    )
 
 
 def _check_disjoint(sets: Mapping[str, ImageSet]) -> None:
     """Asserts that splits share neither images nor files."""
     shown = {split: _contents(images) for split, images in sets.items()}
-    for one, other in (("validation", "train"), ("test", "train"), ("test", "validation")):
+    for one, other in (
+        ("validation", "train"),
+        ("test", "train"),
+        ("test", "validation"),
+    ):
         files = set(sets[one].files or ()) & set(sets[other].files or ())
-        _require(not files, f"{one} and {other} share files: {', '.join(sorted(files)[:3])}")
+        _require(
+            not files, f"{one} and {other} share files: {', '.join(sorted(files)[:3])}"
+        )
         known = set(shown[other])
         common = sum(content in known for content in shown[one])
         _require(
@@ -172,11 +252,20 @@ def _contents(images: ImageSet) -> list[bytes]:
     return [image.cpu().contiguous().numpy().tobytes() for image in images.images]
 
 
-def _check_seeds(source: ImageData | Callable[..., ImageData], sets: Mapping[str, ImageSet], splits: bool) -> None:
-    """Asserts that the seed alone chooses the validation images, if the source has none of its own."""
+def _check_seeds(
+    source: ImageData | Callable[..., ImageData],
+    sets: Mapping[str, ImageSet],
+    splits: bool,
+) -> None:
+    """Asserts that the seed alone chooses the validation images, if the source has none
+    of its own.
+    """
     again = _sets(_make(source, validation=0.2, seed=0))
     for split in SPLITS:
-        _require(_same(sets[split], again[split]), f"the same seed gives other {split} images")
+        _require(
+            _same(sets[split], again[split]),
+            f"the same seed gives other {split} images",
+        )
     other = _sets(_make(source, validation=0.2, seed=1))
     _require(_same(sets["test"], other["test"]), "another seed gives other test images")
     if not splits:
@@ -184,18 +273,33 @@ def _check_seeds(source: ImageData | Callable[..., ImageData], sets: Mapping[str
     held_out = sets["validation"]
     _require(len(held_out) > 0, "validation=0.2 puts no images aside")
     if len(sets["train"]) + len(held_out) >= 20:
-        _require(not _same(held_out, other["validation"]), "another seed puts the same validation images aside")
+        _require(
+            not _same(held_out, other["validation"]),
+            "another seed puts the same validation images aside",
+        )
     none = _make(source, validation=0.0, seed=0)
-    _require(len(none.validation) == 0, f"validation=0 puts {len(none.validation)} images aside")
+    _require(
+        len(none.validation) == 0,
+        f"validation=0 puts {len(none.validation)} images aside",
+    )
     _require(
         len(none.train) == len(sets["train"]) + len(held_out),
-        f"training and validation images are {len(sets['train'])} and {len(held_out)}, but {len(none.train)} together",
+        f"training and validation images are {len(sets['train'])} and "
+        f"{len(held_out)}, but {len(none.train)} together",
     )
-    _require(none.validation.image_shape == none.train.image_shape, "empty validation has images of another shape")
+    _require(
+        none.validation.image_shape == none.train.image_shape,
+        "empty validation has images of another shape",
+    )
 
 
 def _same(one: ImageSet, other: ImageSet) -> bool:
     if isinstance(one, TextSet):
-        return _contents(one) == _contents(other) and torch.equal(one.labels, other.labels)
-    pairs: list[tuple[Tensor, Tensor]] = [(one.images, other.images), (one.labels, other.labels)]
+        return _contents(one) == _contents(other) and torch.equal(
+            one.labels, other.labels
+        )
+    pairs: list[tuple[Tensor, Tensor]] = [
+        (one.images, other.images),
+        (one.labels, other.labels),
+    ]
     return all(torch.equal(first, second) for first, second in pairs)

@@ -1,4 +1,6 @@
-"""Recipes: rows of networks, each trained, measured and compared with published figures, with presets and results."""
+"""Recipes: rows of networks, each trained, measured and compared with published
+figures, with presets and results.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,11 +35,17 @@ class Line:
         source: of the published figure, with remarks.
         unit: "%" or another; "" for a plain number.
         higher_is_better: False for an error; None if neither direction is better.
-        elsewhere: whether it is a figure of another implementation, which no preset measures.
+        elsewhere: whether it is a figure of another implementation, which no preset
+            measures.
 
     Example:
         >>> from recipes import Line
-        >>> Line("CapsNet, 3 steps", "test error", published=0.25, source="Sabour et al. 2017, table 1").published
+        >>> Line(
+        ...     "CapsNet, 3 steps",
+        ...     "test error",
+        ...     published=0.25,
+        ...     source="Sabour et al. 2017, table 1",
+        ... ).published
         0.25
     """
 
@@ -51,7 +59,10 @@ class Line:
 
 
 def lines_of(
-    keys: Iterable[Key], published: Mapping[Key, float | tuple[float | None, str]], source: str = "", **kind: Any
+    keys: Iterable[Key],
+    published: Mapping[Key, float | tuple[float | None, str]],
+    source: str = "",
+    **kind: Any,
 ) -> tuple[Line, ...]:
     """The lines of a table.
 
@@ -61,7 +72,10 @@ def lines_of(
         source: of figures without one.
         kind: arguments of all lines: ``unit``, ``higher_is_better``, ``elsewhere``.
     """
-    found = {key: one if isinstance(one, tuple) else (one, source) for key, one in published.items()}
+    found = {
+        key: one if isinstance(one, tuple) else (one, source)
+        for key, one in published.items()
+    }
     return tuple(Line(*key, *found.get(key, ()), **kind) for key in keys)
 
 
@@ -117,39 +131,53 @@ class Study:
     def note(self, row: str, found: Mapping[str, float]) -> None:
         """Records figures of a row, by measure, and shows them."""
         self.figures |= {(row, measure): value for measure, value in found.items()}
-        self.lab.show(f"{row}: " + ", ".join(f"{measure} {value:.2f}" for measure, value in found.items()))
+        self.lab.show(
+            f"{row}: "
+            + ", ".join(f"{measure} {value:.2f}" for measure, value in found.items())
+        )
 
 
 Settings = TypeVar("Settings", bound=TrainingOptions)
 
 
 class Recipe(Generic[Settings]):
-    """A published experiment: rows of networks, all trained and measured alike, and the figures to compare with.
+    """A published experiment: rows of networks, all trained and measured alike, and the
+    figures to compare with.
 
-    What a recipe says stands in ``recipes/presets/NAME.yaml``; one that trains its rows and compares their test errors
-    needs nothing else. If it measures more, its class defines the measures (:meth:`measure`), what all rows share
-    (:meth:`begin`) and results of all rows together (:meth:`finish`). It is registered with :func:`register_recipe`.
+    What a recipe says stands in ``recipes/presets/NAME.yaml``; one that trains its rows
+    and compares their test errors needs nothing else. If it measures more, its class
+    defines the measures (:meth:`measure`), what all rows share (:meth:`begin`) and
+    results of all rows together (:meth:`finish`). It is registered with
+    :func:`register_recipe`.
 
     Attributes:
         name: on the command line.
         title: one line, for people.
         source: where the experiment was published.
-        rows: of networks, in order, each with the options that it changes; a preset may name fewer, as ``rows``.
-        lines: of its table, in order; in the file: rows with a published test error and its source.
+        rows: of networks, in order, each with the options that it changes; a preset may
+            name fewer, as ``rows``.
+        lines: of its table, in order; in the file: rows with a published test error and
+            its source.
         settings: the class of the settings of a preset.
-        presets: the settings for ``paper`` (the published ones, for a GPU), ``quick`` (two cores of a CPU, at most an
-            hour) and ``smoke`` (seconds, on the digits that come with scikit-learn).
-        notes: for readers of the table, such as how the settings differ from the published ones: by default those in
-            ``recipes/notes.md``.
-        twins: for some rows, an earlier row; training stops at its final validation accuracy.
-        borrowed: for rows that use a network of another recipe, with the same preset: that recipe, and its row.
-        grows: whether rows are measured one by one, each for itself: the result is written after each, and goes on
-            with the rows and seeds that it does not have, also where their networks are gone.
-        apart: whether it trains its rows in a loop of its own, and not as ``torchcaps train`` does.
+        presets: the settings for ``paper`` (the published ones, for a GPU), ``quick``
+            (two cores of a CPU, at most an hour) and ``smoke`` (seconds, on the digits
+            that come with scikit-learn).
+        notes: for readers of the table, such as how the settings differ from the
+            published ones: by default those in ``recipes/notes.md``.
+        twins: for some rows, an earlier row; training stops at its final validation
+            accuracy.
+        borrowed: for rows that use a network of another recipe, with the same preset:
+            that recipe, and its row.
+        grows: whether rows are measured one by one, each for itself: the result is
+            written after each, and goes on with the rows and seeds that it does not
+            have, also where their networks are gone.
+        apart: whether it trains its rows in a loop of its own, and not as ``torchcaps
+            train`` does.
         experiment: start of the names of the runs; default: the name.
         heading: of the bars of the test errors; default: the title.
         caption: of these bars.
-        captions: of other pictures, by name; what depends on the results is filled in with :meth:`str.format`.
+        captions: of other pictures, by name; what depends on the results is filled in
+            with :meth:`str.format`.
 
     Example:
         >>> from recipes import Recipe, get_recipe
@@ -176,11 +204,14 @@ class Recipe(Generic[Settings]):
     captions: ClassVar[Mapping[str, str]] = {}
 
     def options(self, settings: Settings, row: str) -> dict[str, Any]:
-        """Options of ``torchcaps train`` for a row: those of the preset, with what the row changes."""
+        """Options of ``torchcaps train`` for a row: those of the preset, with what the
+        row changes.
+        """
         return settings.of_row(row, self.rows[row] or {})
 
     def job(self, settings: Settings, row: str, stop_at: float | None = None) -> Job:
-        """Name of the run and options of ``torchcaps train`` for a row, as :meth:`Lab.train` takes them.
+        """Name of the run and options of ``torchcaps train`` for a row, as
+        :meth:`Lab.train` takes them.
 
         ``stop_at`` is a validation accuracy, from 0 to 1, at which the training ends.
 
@@ -190,20 +221,29 @@ class Recipe(Generic[Settings]):
         if row not in self.rows:
             raise ValueError(f"row must be one of {', '.join(self.rows)}, got {row!r}")
         stop = {} if stop_at is None else {"stop_at": stop_at}
-        return run_name(self.experiment or self.name, row), {**self.options(settings, row), **stop}
+        return run_name(self.experiment or self.name, row), {
+            **self.options(settings, row),
+            **stop,
+        }
 
     def begin(self, study: Study) -> Any:
         """Prepares what all rows are measured with, such as test images."""
 
     def measure(self, study: Study, row: str, given: Any) -> Mapping[str, float]:
-        """The figures of a row, by measure, from its network, ``study.trained[row]``, and what :meth:`begin` gave."""
+        """The figures of a row, by measure, from its network, ``study.trained[row]``,
+        and what :meth:`begin` gave.
+        """
         return {TEST_ERROR: study.trained[row].test_error}
 
     def finish(self, study: Study, given: Any) -> None:
-        """Adds results of all rows together: by default bars of the test errors, if they are measured."""
+        """Adds results of all rows together: by default bars of the test errors, if
+        they are measured.
+        """
         if any(measure == TEST_ERROR for _, measure in study.figures):
             title = self.heading or self.title
-            study.pictures["errors"] = error_bars(self.lines, study.figures, title, self.caption)
+            study.pictures["errors"] = error_bars(
+                self.lines, study.figures, title, self.caption
+            )
 
     def present(self, settings: Settings) -> Sequence[str]:
         """The rows of a preset."""
@@ -217,12 +257,16 @@ class Recipe(Generic[Settings]):
         return study.lab.train(*self.job(study.settings, row, stop_at))
 
     def network(self, lab: Lab, row: str) -> Trained:
-        """The network of a row without a twin, for another recipe, with the settings of the lab's preset."""
+        """The network of a row without a twin, for another recipe, with the settings of
+        the lab's preset.
+        """
         study = Study(lab, self.presets[lab.preset])
         return self.train(study, row, self._stop_at(study, row))
 
     def run(self, lab: Lab, settings: Settings) -> Study:
-        """Trains and measures the network of each row, with the settings of one preset and the seed of the lab."""
+        """Trains and measures the network of each row, with the settings of one preset
+        and the seed of the lab.
+        """
         study = Study(lab, settings)
         given = self.begin(study)
         for row in self.present(settings):
@@ -232,7 +276,11 @@ class Recipe(Generic[Settings]):
             if self.twins:
                 reached = trained.validation_accuracy
                 enough = stop_at is None or reached >= stop_at
-                study.facts[row] |= {"stop_at": stop_at, "validation_accuracy": reached, "reached": enough}
+                study.facts[row] |= {
+                    "stop_at": stop_at,
+                    "validation_accuracy": reached,
+                    "reached": enough,
+                }
             if found := self.measure(study, row, given):
                 study.note(row, found)
             if self.grows:
@@ -241,11 +289,15 @@ class Recipe(Generic[Settings]):
         return study
 
     def pictures(self, studies: Sequence[Study]) -> Mapping[str, Picture]:
-        """The pictures of a result, by a short name, from the study of each seed: by default those of the first."""
+        """The pictures of a result, by a short name, from the study of each seed: by
+        default those of the first.
+        """
         return studies[0].pictures
 
     def _stop_at(self, study: Study, row: str) -> float | None:
-        """The ``stop_at`` of the settings, or what the twin reached, whichever is less; None if there is neither."""
+        """The ``stop_at`` of the settings, or what the twin reached, whichever is less;
+        None if there is neither.
+        """
         limits = [getattr(study.settings, "stop_at", None)]
         if row in self.twins:
             limits.append(study.trained[self.twins[row]].accuracy_to_match)
@@ -253,16 +305,21 @@ class Recipe(Generic[Settings]):
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """What ``recipes/presets/NAME.yaml`` says, and the notes in ``recipes/notes.md``; empty where they say nothing."""
+    """What ``recipes/presets/NAME.yaml`` says, and the notes in ``recipes/notes.md``;
+    empty where they say nothing.
+    """
     file = FOLDER / "presets" / f"{name}.yaml"
     facts = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if "lines" in facts:
         rows = facts.get("rows", {})
         lines = facts["lines"].items()
         facts["lines"] = tuple(
-            replace(Line(row, TEST_ERROR, *figure), elsewhere=row not in rows) for row, figure in lines
+            replace(Line(row, TEST_ERROR, *figure), elsewhere=row not in rows)
+            for row, figure in lines
         )
-    _, _, section = (FOLDER / "notes.md").read_text(encoding="utf-8").partition(f"\n## {name}\n")
+    _, _, section = (
+        (FOLDER / "notes.md").read_text(encoding="utf-8").partition(f"\n## {name}\n")
+    )
     notes = section.partition("\n## ")[0].split("\n- ")[1:]
     return {"notes": tuple(" ".join(note.split()) for note in notes), **facts}
 
@@ -271,7 +328,8 @@ AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe[Any]])
 
 
 def register_recipe(recipe: AnyRecipe) -> AnyRecipe:
-    """Class decorator: completes a recipe with what its file says, and registers it under its name.
+    """Class decorator: completes a recipe with what its file says, and registers it
+    under its name.
 
     Raises:
         ValueError: if the name is taken, a preset is missing or a line occurs twice.
@@ -280,12 +338,29 @@ def register_recipe(recipe: AnyRecipe) -> AnyRecipe:
         raise ValueError(f"a recipe named {recipe.name!r} exists already")
     facts = facts_of(recipe.name)
     if not hasattr(recipe, "presets"):
-        recipe.presets = {preset: recipe.settings(**facts[preset]) for preset in PRESETS if preset in facts}
-    for fact in ("title", "source", "rows", "lines", "notes", "experiment", "heading", "caption", "captions"):
+        recipe.presets = {
+            preset: recipe.settings(**facts[preset])
+            for preset in PRESETS
+            if preset in facts
+        }
+    for fact in (
+        "title",
+        "source",
+        "rows",
+        "lines",
+        "notes",
+        "experiment",
+        "heading",
+        "caption",
+        "captions",
+    ):
         if fact in facts and fact not in vars(recipe):
             setattr(recipe, fact, facts[fact])
     if set(recipe.presets) != set(PRESETS):
-        raise ValueError(f"{recipe.name} must have the presets {PRESETS}, got {tuple(recipe.presets)}")
+        raise ValueError(
+            f"{recipe.name} must have the presets {PRESETS}, got "
+            f"{tuple(recipe.presets)}"
+        )
     keys = [(line.row, line.measure) for line in recipe.lines]
     if len(set(keys)) < len(keys):
         raise ValueError(f"{recipe.name} has a line twice")
@@ -305,12 +380,18 @@ def get_recipe(name: str) -> Recipe[Any]:
 
 
 def error_bars(
-    lines: Sequence[Line], figures: Mapping[Key, float], title: str, caption: str = "", measure: str = TEST_ERROR
+    lines: Sequence[Line],
+    figures: Mapping[Key, float],
+    title: str,
+    caption: str = "",
+    measure: str = TEST_ERROR,
 ) -> Picture:
-    """Bars of one measure, ours and the published figure beside each other, a pair for each row that has either.
+    """Bars of one measure, ours and the published figure beside each other, a pair for
+    each row that has either.
 
-    The rows stand from top to bottom in the order of the lines; the axis is linear and begins at 0, its unit is that
-    of the lines. A row that has only one of the two figures shows one bar.
+    The rows stand from top to bottom in the order of the lines; the axis is linear and
+    begins at 0, its unit is that of the lines. A row that has only one of the two
+    figures shows one bar.
 
     Args:
         lines: of the recipe; those of other measures are left out.
@@ -322,14 +403,26 @@ def error_bars(
     Raises:
         ValueError: if no line of this measure has a figure, or their units differ.
     """
-    there = [line for line in lines if (line.row, measure) in figures or line.published is not None]
+    there = [
+        line
+        for line in lines
+        if (line.row, measure) in figures or line.published is not None
+    ]
     shown = [line for line in there if line.measure == measure]
     units = {line.unit for line in shown}
     if len(units) != 1:
-        raise ValueError(f"the lines of {measure!r} must have figures, and one unit, got units {sorted(units)}")
+        raise ValueError(
+            f"the lines of {measure!r} must have figures, and one unit, got units "
+            f"{sorted(units)}"
+        )
     ours = [figures.get((line.row, measure)) for line in shown]
-    figure = bars_across([line.row for line in shown], ours, [line.published for line in shown])
+    figure = bars_across(
+        [line.row for line in shown], ours, [line.published for line in shown]
+    )
     (unit,), (axes,) = units, figure.axes
     axes.set_xlabel(f"{measure}, {unit}" if unit else measure)
     axes.set_title(title, fontsize=11)
-    return Picture(figure, caption or f"{title}: {measure} of each row, ours and the published figure.")
+    return Picture(
+        figure,
+        caption or f"{title}: {measure} of each row, ours and the published figure.",
+    )

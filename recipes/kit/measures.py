@@ -1,4 +1,6 @@
-"""What several recipes measure alike: shares, intervals of means, and wrong answers group by group."""
+"""What several recipes measure alike: shares, intervals of means, and wrong answers
+group by group.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,8 @@ from torchcaps.models import ImageClassifier
 from torchcaps_lab.classifier import Classifier
 
 GROUPS = 50
-"""Of consecutive images, or users, for intervals: few people wrote the digits of one."""
+"""Of consecutive images, or users, for intervals: few people wrote the digits of one.
+"""
 
 
 def percent(hits: Tensor) -> float:
@@ -21,13 +24,19 @@ def percent(hits: Tensor) -> float:
 
 
 def activations_of(network: ImageClassifier, images: Tensor) -> Tensor:
-    """Of the classes, (N, E), in unprepared images, uint8 (N, C, H, W), of any size that the network takes."""
+    """Of the classes, (N, E), in unprepared images, uint8 (N, C, H, W), of any size
+    that the network takes.
+    """
     channels, height, width = images.shape[1:]
-    return Classifier(network, image_shape=(channels, height, width)).activations(images)
+    return Classifier(network, image_shape=(channels, height, width)).activations(
+        images
+    )
 
 
 def all_found(activation: Tensor, present: Tensor) -> Tensor:
-    """Whether the most active classes, as many as there are, are those present, bool (N, E): (N,)."""
+    """Whether the most active classes, as many as there are, are those present, bool
+    (N, E): (N,).
+    """
     ranks = activation.argsort(1, descending=True).argsort(1)
     return ((ranks < present.sum(1, keepdim=True)) == present).all(1)
 
@@ -41,7 +50,11 @@ def half_interval(values: Sequence[float]) -> float:
     """Half of the 95 % interval of a mean, by Student's t; 0 for one value."""
     if len(values) < 2:
         return 0.0
-    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return (
+        float(student.ppf(0.975, len(values) - 1))
+        * stdev(values)
+        / math.sqrt(len(values))
+    )
 
 
 def by_groups(
@@ -51,11 +64,16 @@ def by_groups(
 
     Args:
         wrong: which images were, bool (N,), by measure.
-        groups: their groups, int64 (N,), numbered from 0; default: :data:`GROUPS` of consecutive images.
+        groups: their groups, int64 (N,), numbered from 0; default: :data:`GROUPS` of
+            consecutive images.
     """
     counts: dict[str, dict[str, list[int]]] = {"wrong": {}, "images": {}}
     for name, one in wrong.items():
-        group = torch.arange(len(one)) * GROUPS // len(one) if groups is None else groups[name]
+        group = (
+            torch.arange(len(one)) * GROUPS // len(one)
+            if groups is None
+            else groups[name]
+        )
         count = GROUPS if groups is None else int(group.max()) + 1
         counts["wrong"][name] = torch.bincount(group[one], minlength=count).tolist()
         counts["images"][name] = torch.bincount(group, minlength=count).tolist()

@@ -15,7 +15,8 @@ MARGIN, ENTROPY = option("MarginLoss"), option("NegativeLogLikelihood")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options that presets of most recipes set, by their names in ``torchcaps train``; a row may change some.
+    """The options that presets of most recipes set, by their names in ``torchcaps
+    train``; a row may change some.
 
     Attributes:
         epochs: of training.
@@ -52,24 +53,51 @@ class TrainingOptions:
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def options(self, **more: Any) -> dict[str, Any]:
-        """The options by name, with those of a row; options that are None are left out."""
-        names = (one.name for one in fields(TrainingOptions) if one.name not in ("rows", "networks"))
+        """The options by name, with those of a row; options that are None are left
+        out.
+        """
+        names = (
+            one.name
+            for one in fields(TrainingOptions)
+            if one.name not in ("rows", "networks")
+        )
         values = {**{name: getattr(self, name) for name in names}, **more}
-        return {name: plain(value) for name, value in values.items() if value is not None}
+        return {
+            name: plain(value) for name, value in values.items() if value is not None
+        }
 
     def of_row(self, row: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with those that a row changes in every preset, and in this one."""
-        found: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(TrainingOptions)}
+        """The options with those that a row changes in every preset, and in this
+        one.
+        """
+        found: dict[str, Any] = {
+            one.name: getattr(self, one.name) for one in fields(TrainingOptions)
+        }
         for more in (changes, self.networks.get(row, {})):
             found = changed(found, more)
-        return self.options(**{name: value for name, value in found.items() if name not in ("rows", "networks")})
+        return self.options(
+            **{
+                name: value
+                for name, value in found.items()
+                if name not in ("rows", "networks")
+            }
+        )
 
 
 def changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with others over them: of an option without a name, the arguments; another model begins without any."""
-    found = {**options, **({"model_args": {}, "routing": None} if "model" in changes else {})}
+    """Options with others over them: of an option without a name, the arguments;
+    another model begins without any.
+    """
+    found = {
+        **options,
+        **({"model_args": {}, "routing": None} if "model" in changes else {}),
+    }
     for name, value in changes.items():
-        merges = isinstance(value, Mapping) and "name" not in value and isinstance(found.get(name), Mapping)
+        merges = (
+            isinstance(value, Mapping)
+            and "name" not in value
+            and isinstance(found.get(name), Mapping)
+        )
         found[name] = {**found[name], **value} if merges else value
     return found
 

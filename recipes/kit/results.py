@@ -37,21 +37,32 @@ def read_results(folder: Path) -> dict[tuple[str, PresetName], dict[str, Any]]:
                 results[name, preset] = json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise ValueError(
-                    f"result file {path} is damaged: {error}; remove it, and python -m recipes run {name} "
-                    f"--preset {preset} writes it again, from the networks that it trained"
+                    f"result file {path} is damaged: {error}; remove it, and python "
+                    f"-m recipes run {name} "
+                    f"--preset {preset} writes it again, from the networks that it "
+                    "trained"
                 ) from error
     return results
 
 
 def values_of(result: Mapping[str, Any] | None, line: Line) -> list[float]:
-    """The values of a line in a result, one for each seed that has one; those that JSON cannot hold are NaN."""
+    """The values of a line in a result, one for each seed that has one; those that JSON
+    cannot hold are NaN.
+    """
     rows = result["rows"] if result else []
-    ours = [one for row in rows if (row["row"], row["measure"]) == (line.row, line.measure) for one in row["ours"]]
+    ours = [
+        one
+        for row in rows
+        if (row["row"], row["measure"]) == (line.row, line.measure)
+        for one in row["ours"]
+    ]
     return [math.nan if value is None else value for value in ours]
 
 
 def in_words(values: list[float], line: Line) -> str:
-    """Mean and, for several seeds, standard deviation, with the unit; empty for figures of other implementations."""
+    """Mean and, for several seeds, standard deviation, with the unit; empty for figures
+    of other implementations.
+    """
     if not values:
         return "" if line.elsewhere else "not run"
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
@@ -60,11 +71,15 @@ def in_words(values: list[float], line: Line) -> str:
 
 def published_in_words(line: Line) -> str:
     """The published figure with its unit."""
-    return "none" if line.published is None else f"{line.published:g} {line.unit}".rstrip()
+    return (
+        "none" if line.published is None else f"{line.published:g} {line.unit}".rstrip()
+    )
 
 
 def gap_in_words(values: list[float], line: Line) -> str:
-    """The difference from the published figure, with its sign, and whether it is better or worse."""
+    """The difference from the published figure, with its sign, and whether it is better
+    or worse.
+    """
     if not values or line.published is None:
         return ""
     gap = mean(values) - line.published
@@ -74,7 +89,10 @@ def gap_in_words(values: list[float], line: Line) -> str:
 
 
 def describe(
-    recipe: Recipe[Any], results: _Results, published_only: bool = False, without_missing: bool = False
+    recipe: Recipe[Any],
+    results: _Results,
+    published_only: bool = False,
+    without_missing: bool = False,
 ) -> str:
     """The lines of a recipe as text, published figures beside ours.
 
@@ -88,27 +106,48 @@ def describe(
     published = [line for line in recipe.lines if line.published is not None]
     lines = published if published_only and published else recipe.lines
     if without_missing:
-        lines = [line for line in lines if line.elsewhere or any(values_of(one, line) for one in results.values())]
+        lines = [
+            line
+            for line in lines
+            if line.elsewhere or any(values_of(one, line) for one in results.values())
+        ]
     cells = [("", "", "published", *presets)]
     for line in lines:
-        ours = [in_words(values_of(results.get(preset), line), line) for preset in presets]
+        ours = [
+            in_words(values_of(results.get(preset), line), line) for preset in presets
+        ]
         cells.append((line.row, line.measure, published_in_words(line), *ours))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    table = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]
     more = len(recipe.lines) - len(lines)
     rest = [f"  and {more} more: python -m recipes {recipe.name}"] if more else []
     return "\n".join([_heading(recipe), *(f"  {row}".rstrip() for row in table), *rest])
 
 
 def write_table(folder: Path) -> Path:
-    """Writes the page with all recipes: published, ours, gap, seeds, settings, command, pictures."""
+    """Writes the page with all recipes: published, ours, gap, seeds, settings, command,
+    pictures.
+    """
     results = read_results(folder)
     found = {
-        name: {preset: results[name, preset] for preset in _SHOWN if (name, preset) in results} for name in RECIPES
+        name: {
+            preset: results[name, preset]
+            for preset in _SHOWN
+            if (name, preset) in results
+        }
+        for name in RECIPES
     }
-    sections = [_section(RECIPES[name], of_presets) for name, of_presets in found.items()]
+    sections = [
+        _section(RECIPES[name], of_presets) for name, of_presets in found.items()
+    ]
     path = folder / TABLE
-    path.write_text("\n\n".join([_INTRODUCTION, _overview(found), *sections]) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n\n".join([_INTRODUCTION, _overview(found), *sections]) + "\n",
+        encoding="utf-8",
+    )
     return path
 
 
@@ -122,8 +161,14 @@ between rows is what counts."""
 
 
 def _overview(results: Mapping[str, _Results]) -> str:
-    """One table of all lines with a published figure that were run, or are of other implementations."""
-    table = ["| recipe | row | measure | published | paper preset | quick preset | gap | seeds |", "|" + "---|" * 8]
+    """One table of all lines with a published figure that were run, or are of other
+    implementations.
+    """
+    table = [
+        "| recipe | row | measure | published | paper preset | quick preset | gap | "
+        "seeds |",
+        "|" + "---|" * 8,
+    ]
     for recipe in RECIPES.values():
         presets = [results[recipe.name].get(preset) for preset in _SHOWN]
         latest = presets[0] or presets[1]
@@ -131,10 +176,19 @@ def _overview(results: Mapping[str, _Results]) -> str:
         for line in recipe.lines:
             ours = [values_of(result, line) for result in presets]
             if line.published is not None and (line.elsewhere or any(ours)):
-                cells = [line.row, line.measure, f"{published_in_words(line)} ({line.source})"]
-                cells += [*(in_words(one, line) for one in ours), gap_in_words(ours[0] or ours[1], line)]
+                cells = [
+                    line.row,
+                    line.measure,
+                    f"{published_in_words(line)} ({line.source})",
+                ]
+                cells += [
+                    *(in_words(one, line) for one in ours),
+                    gap_in_words(ours[0] or ours[1], line),
+                ]
                 cells.append("" if line.elsewhere else seeds)
-                table.append(f"| [{recipe.name}](#{_anchor(recipe)}) | {' | '.join(cells)} |")
+                table.append(
+                    f"| [{recipe.name}](#{_anchor(recipe)}) | {' | '.join(cells)} |"
+                )
     return "\n".join(table)
 
 
@@ -149,23 +203,51 @@ def _anchor(recipe: Recipe[Any]) -> str:
 
 
 def _section(recipe: Recipe[Any], results: _Results) -> str:
-    lines = [f"## {_heading(recipe)}", "", f"Source: {recipe.source}.", "", *(f"- {note}" for note in recipe.notes)]
-    lines += [f"- {preset} preset: {_how(results[preset]) if preset in results else 'not run'}" for preset in _SHOWN]
+    lines = [
+        f"## {_heading(recipe)}",
+        "",
+        f"Source: {recipe.source}.",
+        "",
+        *(f"- {note}" for note in recipe.notes),
+    ]
+    lines += [
+        f"- {preset} preset: "
+        f"{_how(results[preset]) if preset in results else 'not run'}"
+        for preset in _SHOWN
+    ]
     for result in results.values():
         lines += ["", *_all_figures(recipe, result)]
         for picture in result["pictures"]:
-            lines += ["", f"![{picture['caption']}]({picture['file']})", "", f"*{picture['caption']}*"]
+            lines += [
+                "",
+                f"![{picture['caption']}]({picture['file']})",
+                "",
+                f"*{picture['caption']}*",
+            ]
     return "\n".join(lines)
 
 
 def _all_figures(recipe: Recipe[Any], result: Mapping[str, Any]) -> list[str]:
-    """A table with the rows of the recipe that were run down and its measures across."""
+    """A table with the rows of the recipe that were run down and its measures
+    across.
+    """
     lines = [one for one in recipe.lines if values_of(result, one)]
-    cells = {(line.row, line.measure): in_words(values_of(result, line), line) for line in lines}
-    rows, measures = (list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1))
-    table = [f"| {result['preset']} preset | {' | '.join(measures)} |", "|---" * (len(measures) + 1) + "|"]
+    cells = {
+        (line.row, line.measure): in_words(values_of(result, line), line)
+        for line in lines
+    }
+    rows, measures = (
+        list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1)
+    )
+    table = [
+        f"| {result['preset']} preset | {' | '.join(measures)} |",
+        "|---" * (len(measures) + 1) + "|",
+    ]
     for row in rows:
-        table.append(f"| {row} | {' | '.join(cells.get((row, measure), '') for measure in measures)} |")
+        table.append(
+            f"| {row} | "
+            f"{' | '.join(cells.get((row, measure), '') for measure in measures)} |"
+        )
     return table
 
 
@@ -173,8 +255,10 @@ def _how(result: Mapping[str, Any]) -> str:
     """How a result was made: command, seeds, time, hardware, code."""
     seeds = ", ".join(map(str, result["seeds"]))
     return (
-        f"`{result['command']}`, seed{'s' if len(result['seeds']) > 1 else ''} {seeds}, "
-        f"{result['training_seconds'] / 60:.0f} min of training on {' and '.join(result['hardware'])}, "
+        f"`{result['command']}`, seed{'s' if len(result['seeds']) > 1 else ''} "
+        f"{seeds}, "
+        f"{result['training_seconds'] / 60:.0f} min of training on "
+        f"{' and '.join(result['hardware'])}, "
         f"{result['finished']}, code {result['made by']}; "
         f"[settings and all numbers]({result['recipe']}-{result['preset']}.json)"
     )

@@ -24,7 +24,14 @@ from torchcaps_lab.report.calibration import LEAST_IMAGES
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    *("--model", "capsnet_digits", "--model_args.channels", "8", "--model_args.types", "2"),
+    *(
+        "--model",
+        "capsnet_digits",
+        "--model_args.channels",
+        "8",
+        "--model_args.types",
+        "2",
+    ),
     *("--model_args.decoder_hidden", "[8]", "--trainer.accelerator", "cpu"),
 ]
 
@@ -35,7 +42,9 @@ def write_photos(folder: Path, names: tuple[str, ...], count: int) -> Path:
     for label, name in enumerate(names):
         (folder / name).mkdir(parents=True)
         for number in range(count):
-            pixels = torch.randint(0, 100, (10, 24, 3), generator=generator, dtype=torch.uint8)
+            pixels = torch.randint(
+                0, 100, (10, 24, 3), generator=generator, dtype=torch.uint8
+            )
             pixels[..., label % 3] += 120
             Image.fromarray(pixels.numpy()).save(folder / name / f"{number:02d}.png")
     return folder
@@ -43,14 +52,40 @@ def write_photos(folder: Path, names: tuple[str, ...], count: int) -> Path:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
-    return write_photos(tmp_path_factory.mktemp("trust") / "photos", ("red", "green", "blue"), 16)
+    return write_photos(
+        tmp_path_factory.mktemp("trust") / "photos", ("red", "green", "blue"), 16
+    )
 
 
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("trust") / "run"
-    data = ["--data", "ImageFolder", "--data.root", str(photos), "--data.size", "12", "--data.validation", "0.6"]
-    assert main(["train", *data, "--data.resize", "stretch", "--epochs", "2", "--run", str(run), *SMALL]) == 0
+    data = [
+        "--data",
+        "ImageFolder",
+        "--data.root",
+        str(photos),
+        "--data.size",
+        "12",
+        "--data.validation",
+        "0.6",
+    ]
+    assert (
+        main(
+            [
+                "train",
+                *data,
+                "--data.resize",
+                "stretch",
+                "--epochs",
+                "2",
+                "--run",
+                str(run),
+                *SMALL,
+            ]
+        )
+        == 0
+    )
     return run
 
 
@@ -63,25 +98,43 @@ def lengths(network: ImageClassifier, files: list[Path], resize: str) -> torch.T
 def predicted(capsys, *arguments: str) -> torch.Tensor:
     capsys.readouterr()
     assert main(["predict", *arguments, "--json"]) == 0
-    return torch.tensor([list(json.loads(row)["lengths"].values()) for row in capsys.readouterr().out.splitlines()])
+    return torch.tensor(
+        [
+            list(json.loads(row)["lengths"].values())
+            for row in capsys.readouterr().out.splitlines()
+        ]
+    )
 
 
 class TestSavedNetworkCarriesItsPreprocessing:
     def test_predict_resizes_as_the_training_did(self, run, photos, capsys):
         files = sorted(photos.glob("*/0[0-2].png"))
         network = tc.load_pretrained(run / "model")
-        stretched, padded = lengths(network, files, "stretch"), lengths(network, files, "pad")
+        stretched, padded = (
+            lengths(network, files, "stretch"),
+            lengths(network, files, "pad"),
+        )
         assert not torch.allclose(stretched, padded)
         for source in (run, run / "model"):
-            torch.testing.assert_close(predicted(capsys, str(source), *map(str, files)), stretched)
+            torch.testing.assert_close(
+                predicted(capsys, str(source), *map(str, files)), stretched
+            )
         found = predicted(capsys, str(run), *map(str, files), "--resize", "pad")
         torch.testing.assert_close(found, padded)
         answers = Classifier.open(run / "model")(files)
-        torch.testing.assert_close(torch.tensor([list(one.lengths.values()) for one in answers]), stretched)
+        torch.testing.assert_close(
+            torch.tensor([list(one.lengths.values()) for one in answers]), stretched
+        )
 
-    def test_networks_of_before_load_and_their_run_says_the_rest(self, run, photos, tmp_path, capsys):
+    def test_networks_of_before_load_and_their_run_says_the_rest(
+        self, run, photos, tmp_path, capsys
+    ):
         network = tc.load_pretrained(run / "model")
-        kept = {name: value for name, value in network.extra.items() if name not in ("resize", "calibration")}
+        kept = {
+            name: value
+            for name, value in network.extra.items()
+            if name not in ("resize", "calibration")
+        }
         network.save_pretrained(tmp_path / "old" / "model", **kept)
         files = sorted(photos.glob("*/00.png"))
         found = predicted(capsys, str(tmp_path / "old"), *map(str, files))
@@ -91,11 +144,16 @@ class TestSavedNetworkCarriesItsPreprocessing:
         found = predicted(capsys, str(tmp_path / "old"), *map(str, files))
         torch.testing.assert_close(found, lengths(network, files, "stretch"))
 
-    def test_evaluate_names_a_class_that_the_network_does_not_have(self, run, tmp_path, capsys):
+    def test_evaluate_names_a_class_that_the_network_does_not_have(
+        self, run, tmp_path, capsys
+    ):
         other = write_photos(tmp_path / "other", ("red", "green", "yellow"), 4)
         data = ["--data", "ImageFolder", "--data.root", str(other), "--data.size", "12"]
         assert main(["evaluate", str(run), *data]) == 1
-        assert "may hold the classes blue, green, red, but not yellow" in capsys.readouterr().err
+        assert (
+            "may hold the classes blue, green, red, but not yellow"
+            in capsys.readouterr().err
+        )
 
     def test_evaluate_takes_some_of_the_classes(self, run, tmp_path, capsys):
         other = write_photos(tmp_path / "other", ("red", "green"), 4)
@@ -104,7 +162,11 @@ class TestSavedNetworkCarriesItsPreprocessing:
         assert "test: " in capsys.readouterr().out
 
     def test_numbers_for_names_fit_any_names(self):
-        classifier = Classifier(tc.create_model("capsnet_digits", image_shape=(1, 8, 8), channels=4, types=2))
+        classifier = Classifier(
+            tc.create_model(
+                "capsnet_digits", image_shape=(1, 8, 8), channels=4, types=2
+            )
+        )
         images = Digits().test.subset(torch.arange(4))
         named = type(images)(images.images, images.labels, tuple("abcdefghij"))
         assert classifier.examine(named).figures == classifier.examine(images).figures
@@ -112,7 +174,12 @@ class TestSavedNetworkCarriesItsPreprocessing:
 
 class TestCommandLine:
     @pytest.mark.parametrize(
-        "arguments", [["train", "--data", "Digits", "--bogus", "1"], ["predict"], ["evaluate", "x", "--split", "all"]]
+        "arguments",
+        [
+            ["train", "--data", "Digits", "--bogus", "1"],
+            ["predict"],
+            ["evaluate", "x", "--split", "all"],
+        ],
     )
     def test_an_error_is_three_lines_at_most(self, arguments, capsys):
         with pytest.raises(SystemExit) as stop:
@@ -134,13 +201,21 @@ class TestCommandLine:
     def test_epochs_are_counted_from_one(self, run):
         with (run / "metrics.csv").open(newline="") as file:
             assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
-        assert json.loads((run / "summary.json").read_text())["last_epoch"]["epoch"] == 2
-        exhibits = json.loads((run / "report" / "exhibits.json").read_text())["exhibits"]
-        (curves,) = [exhibit for exhibit in exhibits if exhibit["kind"] == "learning_curves"]
+        assert (
+            json.loads((run / "summary.json").read_text())["last_epoch"]["epoch"] == 2
+        )
+        exhibits = json.loads((run / "report" / "exhibits.json").read_text())[
+            "exhibits"
+        ]
+        (curves,) = [
+            exhibit for exhibit in exhibits if exhibit["kind"] == "learning_curves"
+        ]
         assert curves["panels"][0]["curves"]["training"]["epochs"] == [1, 2]
 
     @pytest.mark.parametrize(
-        "arguments", [["models", "capsnet_digits"], ["--help"], ["--version"]], ids=lambda given: given[0]
+        "arguments",
+        [["models", "capsnet_digits"], ["--help"], ["--version"]],
+        ids=lambda given: given[0],
     )
     def test_a_pipe_that_nobody_reads_is_no_error(self, arguments, monkeypatch, capsys):
         reading, writing = os.pipe()
@@ -150,23 +225,52 @@ class TestCommandLine:
             assert main(arguments) == 141
         assert capsys.readouterr().err == ""
 
-    def test_a_training_goes_on_when_nobody_reads_its_output(self, photos, tmp_path, monkeypatch):
-        """``torchcaps train ... | head -1`` ended the training after an epoch, before its first checkpoint."""
-        data = ["--data", "ImageFolder", "--data.root", str(photos), "--data.size", "12"]
+    def test_a_training_goes_on_when_nobody_reads_its_output(
+        self, photos, tmp_path, monkeypatch
+    ):
+        """``torchcaps train ... | head -1`` ended the training after an epoch, before
+        its first checkpoint.
+        """
+        data = [
+            "--data",
+            "ImageFolder",
+            "--data.root",
+            str(photos),
+            "--data.size",
+            "12",
+        ]
         reading, writing = os.pipe()
         os.close(reading)
         with os.fdopen(writing, "w") as closed:
             monkeypatch.setattr(sys, "stdout", closed)
             assert (
-                main(["train", *data, "--epochs", "2", "--run", str(tmp_path / "run"), *SMALL, "--report", "false"])
+                main(
+                    [
+                        "train",
+                        *data,
+                        "--epochs",
+                        "2",
+                        "--run",
+                        str(tmp_path / "run"),
+                        *SMALL,
+                        "--report",
+                        "false",
+                    ]
+                )
                 == 0
             )
-        assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 2
+        assert (
+            json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 2
+        )
 
     def test_letters_that_the_output_cannot_show_are_escaped(self, monkeypatch):
         written = BytesIO()
-        monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, encoding="ascii", errors="strict"))
-        monkeypatch.setitem(COMMANDS, "models", lambda arguments: sys.stdout.write("猫 ü \udcff\n"))
+        monkeypatch.setattr(
+            sys, "stdout", TextIOWrapper(written, encoding="ascii", errors="strict")
+        )
+        monkeypatch.setitem(
+            COMMANDS, "models", lambda arguments: sys.stdout.write("猫 ü \udcff\n")
+        )
         assert main(["models"]) == 0
         assert written.getvalue() == b"\\u732b \\xfc \\udcff\n"
 
@@ -196,39 +300,71 @@ for need in (core + "train", core + "Classifier", core + "load_pretrained('a/b')
         print(error)
 """
 
-    def test_torch_and_safetensors_save_and_load_and_errors_say_what_to_install(self, tmp_path):
+    def test_torch_and_safetensors_save_and_load_and_errors_say_what_to_install(
+        self, tmp_path
+    ):
         done = subprocess.run(
-            [sys.executable, "-c", self.CODE, str(tmp_path / "model")], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-c", self.CODE, str(tmp_path / "model")],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == [
-            "trainings need torchcaps_lab, which is not installed: pip install torchcaps-lab",
-            "classifiers need torchcaps_lab, which is not installed: pip install torchcaps-lab",
-            "networks of the Hugging Face Hub need huggingface_hub, which is not installed: "
+            "trainings need torchcaps_lab, which is not installed: pip install "
+            "torchcaps-lab",
+            "classifiers need torchcaps_lab, which is not installed: pip install "
+            "torchcaps-lab",
+            "networks of the Hugging Face Hub need huggingface_hub, which is not "
+            "installed: "
             "pip install 'torchcaps[hub]'",
-            "mixtures as estimators need sklearn, which is not installed: pip install 'torchcaps[mixture]'",
+            "mixtures as estimators need sklearn, which is not installed: pip install "
+            "'torchcaps[mixture]'",
         ]
 
     @pytest.mark.parametrize("module", EXTRAS)
-    def test_a_command_names_the_extra_that_is_missing(self, module, monkeypatch, capsys):
+    def test_a_command_names_the_extra_that_is_missing(
+        self, module, monkeypatch, capsys
+    ):
         def missing(arguments):
-            raise ModuleNotFoundError(f"No module named {module!r}", name=f"{module}.part")
+            raise ModuleNotFoundError(
+                f"No module named {module!r}", name=f"{module}.part"
+            )
 
         monkeypatch.setitem(COMMANDS, "models", missing)
         assert main(["models"]) == 1
-        said = f"torchcaps models: error: {module} is not installed: pip install 'torchcaps-lab[{EXTRAS[module]}]'"
+        said = (
+            f"torchcaps models: error: {module} is not installed: pip install "
+            f"'torchcaps-lab[{EXTRAS[module]}]'"
+        )
         assert capsys.readouterr().err.strip() == said
 
     def test_the_extras_that_are_named_are_there(self):
         text = (ROOT / "lab" / "pyproject.toml").read_text()
-        assert set(EXTRAS.values()) <= set(re.findall(r"^([a-z]+) = \[", text, re.MULTILINE))
+        assert set(EXTRAS.values()) <= set(
+            re.findall(r"^([a-z]+) = \[", text, re.MULTILINE)
+        )
 
 
 class TestPredict:
     def test_a_folder_and_a_pattern(self, run, photos, capsys):
-        assert main(["predict", str(run), str(photos / "red"), str(photos / "*" / "01.png"), "--json"]) == 0
+        assert (
+            main(
+                [
+                    "predict",
+                    str(run),
+                    str(photos / "red"),
+                    str(photos / "*" / "01.png"),
+                    "--json",
+                ]
+            )
+            == 0
+        )
         rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
-        expected = [*sorted((photos / "red").iterdir()), *sorted(photos.glob("*/01.png"))]
+        expected = [
+            *sorted((photos / "red").iterdir()),
+            *sorted(photos.glob("*/01.png")),
+        ]
         assert [row["file"] for row in rows] == list(map(str, expected))
 
     def test_names_of_files_command_no_terminal(self, run, photos, tmp_path, capsys):
@@ -242,12 +378,22 @@ class TestPredict:
         assert "a\\x1b[2Jb.png: " in found.out
         assert "c\\x1b]0;d.png: it is not an image" in found.err
 
-    def test_bad_files_are_named_and_the_others_predicted(self, run, photos, tmp_path, capsys):
-        files = [photos / "red" / "00.png", tmp_path / "broken.png", tmp_path / "none.png", photos / "blue" / "00.png"]
+    def test_bad_files_are_named_and_the_others_predicted(
+        self, run, photos, tmp_path, capsys
+    ):
+        files = [
+            photos / "red" / "00.png",
+            tmp_path / "broken.png",
+            tmp_path / "none.png",
+            photos / "blue" / "00.png",
+        ]
         files[1].write_bytes(files[0].read_bytes()[:50])
         assert main(["predict", str(run), *map(str, files), "--csv"]) == 1
         found = capsys.readouterr()
-        assert [row["file"] for row in csv.DictReader(found.out.splitlines())] == [str(files[0]), str(files[3])]
+        assert [row["file"] for row in csv.DictReader(found.out.splitlines())] == [
+            str(files[0]),
+            str(files[3]),
+        ]
         assert "broken.png" in found.err
         assert "none.png" in found.err
         assert "2 of 4 files could not be read" in found.err
@@ -260,7 +406,9 @@ class TestPredict:
             answered.append((file, answer.classes))
             assert len(opened) - len(answered) < 5
         assert [file for file, _ in answered] == opened
-        assert [classes for _, classes in answered] == [one.classes for one in classifier(opened)]
+        assert [classes for _, classes in answered] == [
+            one.classes for one in classifier(opened)
+        ]
 
     def test_the_most_active_classes(self, run, photos, capsys):
         file = str(photos / "red" / "00.png")
@@ -272,9 +420,18 @@ class TestPredict:
             == answer.top(2)
             == tuple(sorted(answer.lengths, key=lambda name: -answer.lengths[name])[:2])
         )
-        assert (first["rank"], first["said"], second["rank"], second["said"]) == ("1", "1", "2", "0")
-        assert float(second["length"]) == pytest.approx(answer.lengths[second["class"]], rel=1e-4)
-        assert float(second["calibrated_probability"]) == pytest.approx(answer.calibrated[second["class"]], rel=1e-4)
+        assert (first["rank"], first["said"], second["rank"], second["said"]) == (
+            "1",
+            "1",
+            "2",
+            "0",
+        )
+        assert float(second["length"]) == pytest.approx(
+            answer.lengths[second["class"]], rel=1e-4
+        )
+        assert float(second["calibrated_probability"]) == pytest.approx(
+            answer.calibrated[second["class"]], rel=1e-4
+        )
         assert main(["predict", str(run), file, "--top", "3", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["top"] == list(answer.top(3))
 
@@ -289,7 +446,9 @@ class TestPredict:
         ],
     )
     def test_wrong_options_are_named(self, run, photos, options, message, capsys):
-        assert main(["predict", str(run), str(photos / "red" / "00.png"), *options]) == 1
+        assert (
+            main(["predict", str(run), str(photos / "red" / "00.png"), *options]) == 1
+        )
         assert message in capsys.readouterr().err
 
     def test_nothing_to_predict_is_named(self, run, tmp_path, capsys):
@@ -298,14 +457,19 @@ class TestPredict:
         assert main(["predict", str(run), str(tmp_path / "*.jpg")]) == 1
         assert "no file fits the pattern" in capsys.readouterr().err
 
-    def test_the_output_says_what_is_a_probability_and_what_a_length(self, run, photos, capsys):
+    def test_the_output_says_what_is_a_probability_and_what_a_length(
+        self, run, photos, capsys
+    ):
         assert main(["predict", str(run), str(photos / "red" / "00.png")]) == 0
         first, second, line = capsys.readouterr().out.splitlines()
         assert "probability of the class: calibrated, temperature scaling" in first
         assert "not a probability" in second
         answer = Classifier.open(run)(photos / "red" / "00.png")
         (name,) = answer.classes
-        assert f"{name} ({answer.calibrated[name]:.1%}, length {answer.lengths[name]:.3f})" in line
+        assert (
+            f"{name} ({answer.calibrated[name]:.1%}, length {answer.lengths[name]:.3f})"
+            in line
+        )
 
     def test_the_run_keeps_a_calibration_on_its_validation_images(self, run, photos):
         classifier = Classifier.open(run)
@@ -314,9 +478,16 @@ class TestPredict:
         activation = classifier.activations(data.validation.images)
         assert (
             classifier.calibration.config()
-            == classifier.task.calibrate(classifier.network, classifier.prepared(data.validation)).config()
+            == classifier.task.calibrate(
+                classifier.network, classifier.prepared(data.validation)
+            ).config()
         )
-        rows = torch.tensor([list(answer.calibrated.values()) for answer in classifier(data.validation.images)])
+        rows = torch.tensor(
+            [
+                list(answer.calibrated.values())
+                for answer in classifier(data.validation.images)
+            ]
+        )
         torch.testing.assert_close(rows, classifier.calibration(activation).float())
 
 
@@ -332,7 +503,16 @@ class Twice(Classification):
 def test_a_saved_network_names_the_module_of_its_task(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "their_task.py").write_text(TASK)
-    options = ["--import", "their_task", "--data", "Digits", "--task", "their_task.Twice", "--epochs", "1"]
+    options = [
+        "--import",
+        "their_task",
+        "--data",
+        "Digits",
+        "--task",
+        "their_task.Twice",
+        "--epochs",
+        "1",
+    ]
     assert main(["train", *options, "--run", "run", "--report", "false", *SMALL]) == 0
     assert main(["predict", "run", "x.png"]) == 1  # the run imports it
     assert "their_task" not in capsys.readouterr().err
@@ -347,9 +527,15 @@ class TestTrainInPython:
     def test_train_is_the_command_in_one_line(self, photos, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         small = {"channels": 4, "types": 2, "decoder_hidden": None}
-        common = {"model": "capsnet_digits", "model_args": small, "trainer": {"accelerator": "cpu"}}
+        common = {
+            "model": "capsnet_digits",
+            "model_args": small,
+            "trainer": {"accelerator": "cpu"},
+        }
         lines: list[str] = []
-        found = tc.train(photos, size=8, epochs=1, report=False, show=lines.append, **common)
+        found = tc.train(
+            photos, size=8, epochs=1, report=False, show=lines.append, **common
+        )
         assert found.run == Path("runs/photos")
         assert found.summary["epochs"] == 1
         assert found.summary["command"].startswith("torchcaps.train(")
@@ -357,20 +543,49 @@ class TestTrainInPython:
         assert found(photos / "red" / "00.png").classes[0] in found.classes
         written = yaml.safe_load((found.run / "config.yaml").read_text())
         arguments = [str(photos), "--data.size", "8", "--epochs", "1"]
-        arguments += ["--model", "capsnet_digits", "--model_args.channels", "4", "--model_args.types", "2"]
-        arguments += ["--model_args.decoder_hidden", "null", "--trainer.accelerator", "cpu", "--report", "false"]
+        arguments += [
+            "--model",
+            "capsnet_digits",
+            "--model_args.channels",
+            "4",
+            "--model_args.types",
+            "2",
+        ]
+        arguments += [
+            "--model_args.decoder_hidden",
+            "null",
+            "--trainer.accelerator",
+            "cpu",
+            "--report",
+            "false",
+        ]
         assert main(["train", *arguments, "--run", "command"]) == 0
         command = yaml.safe_load(Path("command/config.yaml").read_text())
         assert {**written, "run": ""} == {**command, "run": ""}
         weights = tc.load_pretrained("command/model").state_dict()
-        assert all(torch.equal(weights[name], value) for name, value in found.network.state_dict().items())
+        assert all(
+            torch.equal(weights[name], value)
+            for name, value in found.network.state_dict().items()
+        )
 
-    @pytest.mark.parametrize("routing", ["kmeans", tc.create_routing("kmeans", steps=2)], ids=["name", "object"])
+    @pytest.mark.parametrize(
+        "routing",
+        ["kmeans", tc.create_routing("kmeans", steps=2)],
+        ids=["name", "object"],
+    )
     def test_a_routing_as_create_routing_has_it(self, routing, tmp_path):
         """The folder of the run has all options, to go on with."""
         small = {"channels": 4, "types": 2, "decoder_hidden": None}
-        options = {"model": "capsnet_digits", "model_args": small, "epochs": 1, "report": False, "routing": routing}
-        found = tc.train("Digits", run=tmp_path / "run", trainer={"accelerator": "cpu"}, **options)
+        options = {
+            "model": "capsnet_digits",
+            "model_args": small,
+            "epochs": 1,
+            "report": False,
+            "routing": routing,
+        }
+        found = tc.train(
+            "Digits", run=tmp_path / "run", trainer={"accelerator": "cpu"}, **options
+        )
         assert main(["train", "--resume", str(found.run), "--epochs", "2"]) == 0
         steps = tc.load_pretrained(found.run / "model").routing.config()["steps"]
         assert steps == (3 if routing == "kmeans" else 2)
@@ -378,18 +593,33 @@ class TestTrainInPython:
     @pytest.mark.parametrize(
         ("data", "options", "message"),
         [
-            ("nowhere", {}, "there is no folder nowhere .*, and no data set of that name"),
+            (
+                "nowhere",
+                {},
+                "there is no folder nowhere .*, and no data set of that name",
+            ),
             (
                 "Digits",
                 {"sise": 8},
-                "unknown option: a training takes .*epochs.* and Digits takes no argument 'sise'; did you mean size",
+                "unknown option: a training takes .*epochs.* and Digits takes no "
+                "argument 'sise'; did you mean size",
             ),
-            ("Digits", {"epoch": 8}, "unknown option; did you mean epochs.: a training takes"),
+            (
+                "Digits",
+                {"epoch": 8},
+                "unknown option; did you mean epochs.: a training takes",
+            ),
             ("Digits", {"epochs": "many"}, "epochs"),
-            ("Digits", {"loss": torch.nn.MSELoss()}, r"loss must be a name, .*to be saved; got MSELoss"),
+            (
+                "Digits",
+                {"loss": torch.nn.MSELoss()},
+                r"loss must be a name, .*to be saved; got MSELoss",
+            ),
         ],
     )
-    def test_train_names_what_does_not_fit(self, data, options, message, tmp_path, monkeypatch):
+    def test_train_names_what_does_not_fit(
+        self, data, options, message, tmp_path, monkeypatch
+    ):
         monkeypatch.chdir(tmp_path)
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             tc.train(data, **options)

@@ -1,4 +1,6 @@
-"""Exported files: the same answers as the network's, for any batch, without this package."""
+"""Exported files: the same answers as the network's, for any batch, without this
+package.
+"""
 
 import json
 import logging
@@ -33,24 +35,37 @@ def onnxruntime() -> object:
     return pytest.importorskip("onnxruntime")
 
 
-LARGER = {"matrixcapsnet": 4, "matrixcapsnet_cifar10": 2, "matrixcapsnet_small": 2, "scene_capsnet": 2}
-"""Factors of the weights. Untrained, these networks' own answers in single precision are up to 0.002 from those in
-double: parents are all but alike, and EM's standardised costs, or what a scene's map leaves of two shares, are
-differences of rounding. Files of trained ones (those in the package) are within 1e-5."""
+LARGER = {
+    "matrixcapsnet": 4,
+    "matrixcapsnet_cifar10": 2,
+    "matrixcapsnet_small": 2,
+    "scene_capsnet": 2,
+}
+"""Factors of the weights. Untrained, these networks' own answers in single precision
+are up to 0.002 from those in double: parents are all but alike, and EM's standardised
+costs, or what a scene's map leaves of two shares, are differences of rounding. Files of
+trained ones (those in the package) are within 1e-5.
+"""
 
 
 @SLOW
 @pytest.mark.parametrize("form", ["onnx", "torch-export"])
 @pytest.mark.parametrize("name", list_models())
-def test_every_network(name: str, form: str, tmp_path: Path, onnxruntime: object) -> None:
-    """With images of two batch sizes that were not traced: 5 inside of export, 3 here."""
+def test_every_network(
+    name: str, form: str, tmp_path: Path, onnxruntime: object
+) -> None:
+    """With images of two batch sizes that were not traced: 5 inside of export, 3
+    here.
+    """
     torch.manual_seed(0)
     network = create_model(name, **SMALLER.get(name, {}))
     with torch.no_grad():
         for parameter in network.parameters():
             parameter *= LARGER.get(name, 1) if parameter.ndim > 1 else 1
     if network.takes == "words":
-        network.extra["words"] = Words(tuple(f"w{number}" for number in range(network.vocabulary))).config()
+        network.extra["words"] = Words(
+            tuple(f"w{number}" for number in range(network.vocabulary))
+        ).config()
     if network.takes == "series":
         network.extra["scale"] = Scale().config()
     classifier = Classifier(network)
@@ -61,7 +76,9 @@ def test_every_network(name: str, form: str, tmp_path: Path, onnxruntime: object
         images = network.examples(9)[3:, ..., :5]
     if form == "onnx":
         given = {network.takes: images.numpy()}
-        found = torch.from_numpy(onnxruntime.InferenceSession(file).run(["activation"], given)[0])
+        found = torch.from_numpy(
+            onnxruntime.InferenceSession(file).run(["activation"], given)[0]
+        )
     else:
         found = torch.export.load(file).module()(images)[0]
     with torch.no_grad():
@@ -70,19 +87,28 @@ def test_every_network(name: str, form: str, tmp_path: Path, onnxruntime: object
 
 
 @pytest.mark.thorough
-def test_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: object) -> None:
+def test_onnx_with_the_preparation_of_images(
+    tmp_path: Path, onnxruntime: object
+) -> None:
     torch.manual_seed(0)
     network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=(8,))
     preprocess = Preprocess(rescale=12, crop=8, standardise=True)
     network.save_pretrained(
-        tmp_path / "saved", preprocess=preprocess.config(), raw_image_shape=[1, 16, 16], classes=list("abcdefghij")
+        tmp_path / "saved",
+        preprocess=preprocess.config(),
+        raw_image_shape=[1, 16, 16],
+        classes=list("abcdefghij"),
     )
     file = tmp_path / "digits.onnx"
     assert main(["export", str(tmp_path / "saved"), "--to", str(file)]) == 0
     images = torch.rand(3, 1, 16, 16)
     session = onnxruntime.InferenceSession(file)
     notes = json.loads(session.get_modelmeta().custom_metadata_map["torchcaps"])
-    assert notes["outputs"] == [one.name for one in session.get_outputs()] == ["activation", "pose", "reconstruction"]
+    assert (
+        notes["outputs"]
+        == [one.name for one in session.get_outputs()]
+        == ["activation", "pose", "reconstruction"]
+    )
     assert notes["classes"] == list("abcdefghij")
     assert notes["image_shape"] == [1, 16, 16]
     found = session.run(["activation"], {"images": images.numpy()})[0]
@@ -90,11 +116,20 @@ def test_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: object
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
 
     Image.fromarray((255 * images[0, 0]).byte().numpy()).save(tmp_path / "image.png")
-    example = [sys.executable, str(ROOT / "examples" / "run_onnx.py"), str(file), str(tmp_path / "image.png")]
-    said = subprocess.run(example, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    example = [
+        sys.executable,
+        str(ROOT / "examples" / "run_onnx.py"),
+        str(file),
+        str(tmp_path / "image.png"),
+    ]
+    said = subprocess.run(
+        example, capture_output=True, text=True, check=True, cwd=tmp_path
+    ).stdout
     assert said.splitlines()[0].startswith("abcdefghij"[int(np.argmax(found[0]))])
 
-    missing = subprocess.run([*example[:-1], "no.png"], capture_output=True, text=True, cwd=tmp_path)
+    missing = subprocess.run(
+        [*example[:-1], "no.png"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert missing.returncode == 1
     assert missing.stderr.startswith("no.png cannot be read: ")
 
@@ -102,11 +137,19 @@ def test_onnx_with_the_preparation_of_images(tmp_path: Path, onnxruntime: object
 @pytest.mark.thorough
 def test_a_program_of_standard_operators(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None, routing={"name": "mean"})
+    network = create_model(
+        "capsnet_digits",
+        channels=4,
+        types=2,
+        decoder_hidden=None,
+        routing={"name": "mean"},
+    )
     export(Classifier(network), tmp_path / "digits.pt2", "torch-export")
     extra = {NOTES: ""}
     program = torch.export.load(tmp_path / "digits.pt2", extra_files=extra)
-    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    called = {
+        str(node.target) for node in program.graph.nodes if node.op == "call_function"
+    }
     assert "aten.convolution.default" in called or "aten.conv2d.default" in called
     assert not [name for name in called if "torchcaps" in name]
     assert json.loads(extra[NOTES])["outputs"] == ["activation", "pose"]
@@ -115,19 +158,27 @@ def test_a_program_of_standard_operators(tmp_path: Path) -> None:
 @SLOW
 def test_a_program_without_this_package(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    classifier = Classifier(create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None))
+    classifier = Classifier(
+        create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
+    )
     file = tmp_path / "digits.pt2"
     export(classifier, file, "torch-export")
     torch.save(torch.rand(3, 1, 8, 8), tmp_path / "images.pt")
     code = (
         "import sys, torch\n"
         "program = torch.export.load(sys.argv[1])\n"
-        "torch.save(program.module()(torch.load(sys.argv[2]))[0].detach(), sys.argv[3])\n"
+        "torch.save(program.module()(torch.load(sys.argv[2]))[0].detach(), "
+        "sys.argv[3])\n"
         "assert 'torchcaps' not in sys.modules\n"
     )
     files = [str(tmp_path / name) for name in ("digits.pt2", "images.pt", "out.pt")]
     subprocess.run([sys.executable, "-c", code, *files], check=True, cwd=tmp_path)
-    torch.testing.assert_close(torch.load(files[2]), classifier.activations(torch.load(files[1])), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.load(files[2]),
+        classifier.activations(torch.load(files[1])),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.thorough
@@ -138,10 +189,16 @@ def test_digamma_by_what_onnx_has(onnxruntime: object) -> None:
 
     x = torch.tensor([1e-3, 0.1, 0.5, 1.0, 1.4616, 2.0, 7.5, 40.0, 1e4])
     table = {torch.ops.aten.digamma.default: _digamma}
-    program = torch.onnx.export(Digamma(), (x,), dynamo=True, custom_translation_table=table, verbose=False)
+    program = torch.onnx.export(
+        Digamma(), (x,), dynamo=True, custom_translation_table=table, verbose=False
+    )
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
-    torch.testing.assert_close(found, torch.digamma(x.double()).float(), rtol=2e-6, atol=2e-6)
+    found = torch.from_numpy(
+        session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    )
+    torch.testing.assert_close(
+        found, torch.digamma(x.double()).float(), rtol=2e-6, atol=2e-6
+    )
 
 
 @pytest.mark.thorough
@@ -150,10 +207,14 @@ def test_digamma_by_what_onnx_has(onnxruntime: object) -> None:
     [
         (
             "torch-export",
-            "a Decides cannot be written as an exported program: Could not guard on data-dependent expression",
+            "a Decides cannot be written as an exported program: Could not guard on "
+            "data-dependent expression",
         ),
         pytest.param(
-            "onnx", "a Decides cannot be written as an ONNX file: Could not guard on data-dependent", marks=SLOW
+            "onnx",
+            "a Decides cannot be written as an ONNX file: Could not guard on "
+            "data-dependent",
+            marks=SLOW,
         ),
     ],
 )
@@ -161,11 +222,17 @@ def test_networks_that_cannot_be_traced_are_told_in_a_line(
     form: str, told: str, tmp_path: Path, onnxruntime: object
 ) -> None:
     class Decides(ImageClassifier):
-        def __init__(self, image_shape: tuple[int, int, int] = (1, 2, 2), classes: int = 4) -> None:
+        def __init__(
+            self, image_shape: tuple[int, int, int] = (1, 2, 2), classes: int = 4
+        ) -> None:
             super().__init__(image_shape, classes)
 
-        def forward(self, images: torch.Tensor, target: torch.Tensor | None = None) -> Prediction:
-            return Prediction(images.flatten(1) * (1 if images.sum() > 3 else 2), None, None)
+        def forward(
+            self, images: torch.Tensor, target: torch.Tensor | None = None
+        ) -> Prediction:
+            return Prediction(
+                images.flatten(1) * (1 if images.sum() > 3 else 2), None, None
+            )
 
     with pytest.raises(ValueError, match=re.escape(told)) as found:
         export(Classifier(Decides()), tmp_path / "file", form)
@@ -173,9 +240,23 @@ def test_networks_that_cannot_be_traced_are_told_in_a_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None).save_pretrained(tmp_path / "saved")
-    assert main(["export", str(tmp_path / "saved"), "--to", str(tmp_path / "nowhere" / "x.onnx")]) == 1
+def test_what_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create_model(
+        "capsnet_digits", channels=4, types=2, decoder_hidden=None
+    ).save_pretrained(tmp_path / "saved")
+    assert (
+        main(
+            [
+                "export",
+                str(tmp_path / "saved"),
+                "--to",
+                str(tmp_path / "nowhere" / "x.onnx"),
+            ]
+        )
+        == 1
+    )
     assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
 
 
@@ -193,27 +274,43 @@ def test_writes_over_a_file_only_when_told_to(
     file = tmp_path / "efficientcapsnet.pt2"
     file.write_text("mine")
     assert main([*command, "torch-export"]) == 1
-    assert "efficientcapsnet.pt2 exists already: choose another file with --to, or add --overwrite" in (
-        capsys.readouterr().err
+    assert (
+        "efficientcapsnet.pt2 exists already: choose another file with --to, or add "
+        "--overwrite" in (capsys.readouterr().err)
     )
     assert file.read_text() == "mine"
     assert main([*command, "torch-export", "--overwrite"]) == 0
     assert file.read_text() == "torch-export"
 
 
-def test_the_name_of_a_file_says_its_format(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_name_of_a_file_says_its_format(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """An ONNX file had the name of an exported program."""
-    monkeypatch.setattr("torchcaps_lab.cli.export.export", lambda classifier, path, form: float(path.write_text(form)))
+    monkeypatch.setattr(
+        "torchcaps_lab.cli.export.export",
+        lambda classifier, path, form: float(path.write_text(form)),
+    )
     command = ["export", "mnist/efficient_capsnet", "--to"]
     for name, form in (("a.pt2", "torch-export"), ("a.onnx", "onnx"), ("a", "onnx")):
         assert main([*command, str(tmp_path / name)]) == 0
         assert (tmp_path / name).read_text() == form
 
 
-def test_a_name_of_another_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_of_another_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "a.pt2"
-    assert main(["export", "mnist/efficient_capsnet", "--format", "onnx", "--to", str(file)]) == 1
-    assert f"--to {file} is the name of an exported program, and --format is onnx" in capsys.readouterr().err
+    assert (
+        main(
+            ["export", "mnist/efficient_capsnet", "--format", "onnx", "--to", str(file)]
+        )
+        == 1
+    )
+    assert (
+        f"--to {file} is the name of an exported program, and --format is onnx"
+        in capsys.readouterr().err
+    )
     assert not file.exists()
 
 
@@ -224,7 +321,11 @@ def test_the_exporter_speaks_of_nothing_but_the_network(
     with _without_own_noise():
         log.warning("torchvision is not installed. Skipping %s", "torchvision::nms")
         log.warning("something else")
-        warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated, use", FutureWarning, stacklevel=1)
+        warnings.warn(
+            "`isinstance(treespec, LeafSpec)` is deprecated, use",
+            FutureWarning,
+            stacklevel=1,
+        )
         warnings.warn("a class is deprecated", FutureWarning, stacklevel=1)
     log.warning("torchvision is not installed, again")
     assert caplog.messages == ["something else", "torchvision is not installed, again"]
@@ -233,7 +334,9 @@ def test_the_exporter_speaks_of_nothing_but_the_network(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("arguments", [[], ["digits.onnx"]])
-def test_the_example_says_what_it_takes(arguments: list[str], onnxruntime: object) -> None:
+def test_the_example_says_what_it_takes(
+    arguments: list[str], onnxruntime: object
+) -> None:
     example = [sys.executable, str(ROOT / "examples" / "run_onnx.py"), *arguments]
     done = subprocess.run(example, capture_output=True, text=True)
     assert done.returncode == 2

@@ -26,12 +26,16 @@ class {name}(Routing):
 
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """What a test wrote, imported and registered is gone afterwards; libraries stay, whose objects others hold."""
+    """What a test wrote, imported and registered is gone afterwards; libraries stay,
+    whose objects others hold.
+    """
     modules, routings = set(sys.modules), dict(ROUTINGS)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     for name in set(sys.modules) - modules:
-        if Path(getattr(sys.modules[name], "__file__", None) or "").is_relative_to(tmp_path):
+        if Path(getattr(sys.modules[name], "__file__", None) or "").is_relative_to(
+            tmp_path
+        ):
             del sys.modules[name]
     ROUTINGS.clear()
     ROUTINGS.update(routings)
@@ -70,7 +74,10 @@ def test_from_another_folder_by_path(own, tmp_path_factory, monkeypatch):
 def test_a_file_imports_from_beside_it(own, tmp_path_factory, monkeypatch):
     (own / "more_caps.py").write_text("from own_caps import own_routing_a")
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert import_named(str(own / "more_caps.py")).own_routing_a is ROUTINGS["own_routing_a"]
+    assert (
+        import_named(str(own / "more_caps.py")).own_routing_a
+        is ROUTINGS["own_routing_a"]
+    )
 
 
 def test_arguments_are_told_apart():
@@ -82,7 +89,10 @@ def test_arguments_are_told_apart():
     ("arguments", "message"),
     [
         (["--import"], "--import needs the name of a module"),
-        (["--import", "no_such_module_here"], "--import no_such_module_here: there is no such module"),
+        (
+            ["--import", "no_such_module_here"],
+            "--import no_such_module_here: there is no such module",
+        ),
         (["--import", "nowhere.py"], "nowhere.py: there is no such file"),
         (["--import", "broken_caps"], "--import broken_caps: ZeroDivisionError"),
         (["--import", "needs_more"], "needs_more: ModuleNotFoundError.*not_installed"),
@@ -112,7 +122,11 @@ class TestEntryPoints:
     def test_installed_plugins_need_no_option(self, own, monkeypatch, capsys):
         monkeypatch.syspath_prepend(own)
         point = EntryPoint("mine", "own_caps", plugins.GROUP)
-        monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "torchcaps.plugins" else [])
+        monkeypatch.setattr(
+            plugins,
+            "entry_points",
+            lambda group: [point] if group == "torchcaps.plugins" else [],
+        )
         assert main(["models", "capsnet_digits"]) == 0
         assert "own_routing_a" in capsys.readouterr().out
 
@@ -120,14 +134,29 @@ class TestEntryPoints:
         point = EntryPoint("mine", "no_such_module_here", plugins.GROUP)
         monkeypatch.setattr(plugins, "entry_points", lambda group: [point])
         assert main(["models"]) == 1
-        assert "the plug-in mine (no_such_module_here) cannot be imported" in capsys.readouterr().err
+        assert (
+            "the plug-in mine (no_such_module_here) cannot be imported"
+            in capsys.readouterr().err
+        )
 
 
-def test_options_of_a_file_name_imports_that_the_command_line_names_too(own, tmp_path, capsys, monkeypatch):
+def test_options_of_a_file_name_imports_that_the_command_line_names_too(
+    own, tmp_path, capsys, monkeypatch
+):
     config = tmp_path / "options.yaml"
-    options = {"import": [str(own / "own_caps.py")], "data": "Digits", "epochs": 1, "routing": "own_caps.own_routing_a"}
+    options = {
+        "import": [str(own / "own_caps.py")],
+        "data": "Digits",
+        "epochs": 1,
+        "routing": "own_caps.own_routing_a",
+    }
     small = {"channels": 4, "types": 2, "decoder_hidden": None}
-    options |= {"model": "capsnet_digits", "model_args": small, "report": False, "trainer": {"accelerator": "cpu"}}
+    options |= {
+        "model": "capsnet_digits",
+        "model_args": small,
+        "report": False,
+        "trainer": {"accelerator": "cpu"},
+    }
     config.write_text(yaml.safe_dump(options))
     command = ["train", "--config", str(config), "--run", str(tmp_path / "run")]
     assert main(command) == 1
@@ -136,7 +165,9 @@ def test_options_of_a_file_name_imports_that_the_command_line_names_too(own, tmp
     recorded = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert recorded["import"] == options["import"]
     opened = []
-    monkeypatch.setattr("torchcaps_lab.explore.serve", lambda explorer, *rest: opened.append(explorer))
+    monkeypatch.setattr(
+        "torchcaps_lab.explore.serve", lambda explorer, *rest: opened.append(explorer)
+    )
     assert main(["explore", str(tmp_path / "run"), "--import", "own_caps.py"]) == 0
     assert opened[0].answer(opened[0].sample(str(tmp_path / "run"), "7"))["label"] == 7
 
@@ -145,7 +176,9 @@ def test_runs_of_before_have_no_imports():
     assert training_options({"data": "Digits", "run": "x"}).plain()["import"] == []
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "explain", "models"])
+@pytest.mark.parametrize(
+    "command", ["train", "evaluate", "predict", "explain", "models"]
+)
 def test_help_says_that_it_executes(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])

@@ -1,4 +1,6 @@
-"""Help, and errors of wrong options and missing folders, do not import torch: options are read from the source."""
+"""Help, and errors of wrong options and missing folders, do not import torch: options
+are read from the source.
+"""
 
 import inspect
 import json
@@ -38,10 +40,22 @@ SAID = [
     *[((name, "--help"), 0, "show this help") for name in cli.COMMANDS],
     (("train", "nowhere"), 1, "there is no folder nowhere"),
     (("train",), 2, "what to train on is missing: 'torchcaps train FOLDER'"),
-    (("train", "Digits", "--model", "capsnet_smal"), 2, "got 'capsnet_smal'; did you mean capsnet_small?"),
-    (("train", "Digits", "--routing", "dynamik", "--routing.steps", "2"), 2, "did you mean dynamic?"),
+    (
+        ("train", "Digits", "--model", "capsnet_smal"),
+        2,
+        "got 'capsnet_smal'; did you mean capsnet_small?",
+    ),
+    (
+        ("train", "Digits", "--routing", "dynamik", "--routing.steps", "2"),
+        2,
+        "did you mean dynamic?",
+    ),
     (("train", "Digit"), 1, "did you mean Digits?"),
-    (("train", "photos", "--data.szie", "32"), 2, "there is no option data.szie; did you mean size?"),
+    (
+        ("train", "photos", "--data.szie", "32"),
+        2,
+        "there is no option data.szie; did you mean size?",
+    ),
     (("train", "--resume", "nowhere"), 1, "nowhere is not the folder of a run"),
     (("train", "--config", "nowhere.yaml"), 1, "there is no file nowhere.yaml"),
     (("train", "--epochs", "many"), 2, "--epochs must be a whole number, got 'many'"),
@@ -51,24 +65,37 @@ SAID = [
     (("predict", ".", "x.png", "--top", "many"), 2, "--top must be"),
     (("evaluate", "nowhere"), 2, "run nowhere does not exist"),
     (("models", "--jso"), 2, "did you mean --json?"),
-    (("models", "capsnet_small*"), 0, "capsnet_small_cnn  1,133,314 parameters at 1x28x28"),
+    (
+        ("models", "capsnet_small*"),
+        0,
+        "capsnet_small_cnn  1,133,314 parameters at 1x28x28",
+    ),
     (("models", "nope"), 1, "no network fits 'nope'; there are attentioncapsnet, "),
 ]
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, bool]]:
-    """Of one process to all of these, one after the other: the status, what is printed, whether torch is there."""
+    """Of one process to all of these, one after the other: the status, what is printed,
+    whether torch is there.
+    """
     words = json.dumps([words for words, _, _ in SAID])
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, words],
-        capture_output=True, text=True, cwd=tmp_path_factory.mktemp("empty"), check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path_factory.mktemp("empty"),
+        check=True,
+    )
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("place", range(len(SAID)), ids=[str(words) for words, _, _ in SAID])
-def test_nobody_waits_for_torch_to_read_help_or_an_error(place: int, answers: list[tuple[int, str, bool]]):
+@pytest.mark.parametrize(
+    "place", range(len(SAID)), ids=[str(words) for words, _, _ in SAID]
+)
+def test_nobody_waits_for_torch_to_read_help_or_an_error(
+    place: int, answers: list[tuple[int, str, bool]]
+):
     _, status, said = SAID[place]
     found, printed, torch_is_there = answers[place]
     assert not torch_is_there
@@ -91,12 +118,17 @@ def test_the_source_is_read_as_python_reads_it(module: str, name: str):
         else:
             assert one.default == type(default).__name__
     if inspect.isfunction(owner):
-        kinds = {one.name: one.kind is one.KEYWORD_ONLY for one in inspect.signature(owner).parameters.values()}
+        kinds = {
+            one.name: one.kind is one.KEYWORD_ONLY
+            for one in inspect.signature(owner).parameters.values()
+        }
         assert {one.name: one.by_name for one in found.values()} == kinds
 
 
 @pytest.mark.parametrize(
-    ("room", "kind", "known"), [(models, "model", list_models()), (routing, "routing", list_routings())], ids=str
+    ("room", "kind", "known"),
+    [(models, "model", list_models()), (routing, "routing", list_routings())],
+    ids=str,
 )
 def test_names_are_found_in_the_source(room, kind: str, known: list[str]):
     names, classes = in_source(Path(room.__file__).parent, kind)
@@ -105,6 +137,10 @@ def test_names_are_found_in_the_source(room, kind: str, known: list[str]):
 
 
 def test_arguments_of_data_are_found_in_the_source():
-    kinds = [cls for cls in vars(data).values() if isinstance(cls, type) and issubclass(cls, data.ImageData)]
+    kinds = [
+        cls
+        for cls in vars(data).values()
+        if isinstance(cls, type) and issubclass(cls, data.ImageData)
+    ]
     taken = {name for cls in kinds for name in declared(cls).arguments}
     assert taken <= arguments_of("torchcaps_lab.data", "ImageData")

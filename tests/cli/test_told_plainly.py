@@ -24,9 +24,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saved networks of images and of words, and a picture."""
     folder = tmp_path_factory.mktemp("told")
     small = {"channels": 4, "types": 2, "decoder_hidden": (8,)}
-    create_model("capsnet_digits", **small).save_pretrained(folder / "digits", classes=list("0123456789"))
+    create_model("capsnet_digits", **small).save_pretrained(
+        folder / "digits", classes=list("0123456789")
+    )
     words = Words.of(["who wrote it", "where is it"])
-    text = create_model("text_capsnet", vocabulary=len(words), classes=2, word_dim=4, types=2, parts=2, pose_dim=2)
+    text = create_model(
+        "text_capsnet",
+        vocabulary=len(words),
+        classes=2,
+        word_dim=4,
+        types=2,
+        parts=2,
+        pose_dim=2,
+    )
     text.save_pretrained(folder / "texts", words=words.config())
     Image.fromarray(Digits().test.images[0, 0].numpy()).save(folder / "one.png")
     (folder / "one.onnx").touch()
@@ -52,51 +62,139 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "message"),
     [
         (["models", "nope*"], "no network fits 'nope*'; there are attentioncapsnet, "),
-        (["models", "--pretrained", "nope"], "no trained network fits 'nope'; there are "),
-        (["predict", "digits", ""], "images must be names of files or folders, got an empty one"),
+        (
+            ["models", "--pretrained", "nope"],
+            "no trained network fits 'nope'; there are ",
+        ),
+        (
+            ["predict", "digits", ""],
+            "images must be names of files or folders, got an empty one",
+        ),
         (["predict", "", "x.png"], "error: run must not be empty"),
         (["check", ""], "an argument must not be empty"),
-        (["train", "--data", "ImageFolder", "--data.root", "", "--run", "r"], "--data.root must not be empty"),
+        (
+            ["train", "--data", "ImageFolder", "--data.root", "", "--run", "r"],
+            "--data.root must not be empty",
+        ),
         (["train", "--data", "Digits", "--run="], "--run must not be empty"),
         (["convert", "weights.pt", "--to", ""], "error: --to must not be empty"),
-        (["predict", "digits", "one.png", "--resize", "keep"], "--resize keep is for networks of any size, a CapsNet"),
-        (["predict", "texts", "one.png"], "one.png is not text in UTF-8, Latin-1 or UTF-16"),
-        (["predict", "texts", "who", "--resize", "crop"], "--resize is for images: a TextCapsNet takes words"),
-        (["predict", "digits", "one.png", "--boxes", "."], "--boxes . exists already and is not empty"),
-        (["predict", "digits", "one.png", "--boxes", "one.png"], "--boxes one.png exists already, and is a file: ch"),
-        (["transfer", "one.png", "one.png", "--run", "texts"], "a TextCapsNet takes words and draws no images"),
-        (["transfer", "one.png", "one.png", "--run", "digits", "--out", "x"], "--out must be the name of a picture"),
-        (["transfer", "one.png", "one.png", "--run", "digits", "--out", "no/x.png"], "--out: there is no folder no"),
-        (["transfer", "one.png", "one.png", "--run", "digits", "--out", "./one.png"], "--out must be another file"),
-        (["train", "--data", "Digits", "--routing.steps", "2"], "routing must name a class before its arg"),
-        (["train", "--data", "Digits", "--optimizer", "Adm"], "one of ['ASGD', .*, got 'Adm'; did you mean Adam?\n"),
-        (["train", "--data", "Digits", "--stop_at", "x"], "stop_at must be a number or null, got 'x'\n"),
-        (["train", "--data", "Digits", "--optimizer.lr", "x"], "optimizer.lr must be a number, got 'x'\n"),
-        (["train", "--resume", "r", "--run", "s"], "--resume continues in r itself and takes no --run, got s"),
-        (["train", "--data", "Digits", "--run", "one.png"], "one.png is not a folder: choose another --run\n"),
-        (["train", "--data", "Digits", "--run", "digits"], "exists already and is not empty: choose another --run\n"),
-        (["train", "--config", "nowhere.yaml", "--run", "r"], "--config: there is no file nowhere.yaml"),
-        (["evaluate", "digits"], "digits is not the folder of a run, .* a saved network needs --data"),
-        (["predict", "texts", "who", "--boxes", "bx"], "--boxes: a TextCapsNet does not predict boxes"),
-        (["export", "digits", "--to", "y.txt"], "--to must end in .onnx (an ONNX file) or .pt2 (an exported "),
-        (["export", "digits", "--to", "y.txt", "--format", "onnx"], "--to must end in .onnx (an ONNX file) or .pt2"),
-        (["explain", "digits", "--data", "Digits"], "--out must name a folder for the report: digits is not"),
-        (["explain", "digits", "--out", "one.png"], "--out must be a folder, and one.png is a file"),
-        (["export", "digits", "--to", "one.onnx"], "one.onnx exists already: choose another file with --to, or add"),
+        (
+            ["predict", "digits", "one.png", "--resize", "keep"],
+            "--resize keep is for networks of any size, a CapsNet",
+        ),
+        (
+            ["predict", "texts", "one.png"],
+            "one.png is not text in UTF-8, Latin-1 or UTF-16",
+        ),
+        (
+            ["predict", "texts", "who", "--resize", "crop"],
+            "--resize is for images: a TextCapsNet takes words",
+        ),
+        (
+            ["predict", "digits", "one.png", "--boxes", "."],
+            "--boxes . exists already and is not empty",
+        ),
+        (
+            ["predict", "digits", "one.png", "--boxes", "one.png"],
+            "--boxes one.png exists already, and is a file: ch",
+        ),
+        (
+            ["transfer", "one.png", "one.png", "--run", "texts"],
+            "a TextCapsNet takes words and draws no images",
+        ),
+        (
+            ["transfer", "one.png", "one.png", "--run", "digits", "--out", "x"],
+            "--out must be the name of a picture",
+        ),
+        (
+            ["transfer", "one.png", "one.png", "--run", "digits", "--out", "no/x.png"],
+            "--out: there is no folder no",
+        ),
+        (
+            ["transfer", "one.png", "one.png", "--run", "digits", "--out", "./one.png"],
+            "--out must be another file",
+        ),
+        (
+            ["train", "--data", "Digits", "--routing.steps", "2"],
+            "routing must name a class before its arg",
+        ),
+        (
+            ["train", "--data", "Digits", "--optimizer", "Adm"],
+            "one of ['ASGD', .*, got 'Adm'; did you mean Adam?\n",
+        ),
+        (
+            ["train", "--data", "Digits", "--stop_at", "x"],
+            "stop_at must be a number or null, got 'x'\n",
+        ),
+        (
+            ["train", "--data", "Digits", "--optimizer.lr", "x"],
+            "optimizer.lr must be a number, got 'x'\n",
+        ),
+        (
+            ["train", "--resume", "r", "--run", "s"],
+            "--resume continues in r itself and takes no --run, got s",
+        ),
+        (
+            ["train", "--data", "Digits", "--run", "one.png"],
+            "one.png is not a folder: choose another --run\n",
+        ),
+        (
+            ["train", "--data", "Digits", "--run", "digits"],
+            "exists already and is not empty: choose another --run\n",
+        ),
+        (
+            ["train", "--config", "nowhere.yaml", "--run", "r"],
+            "--config: there is no file nowhere.yaml",
+        ),
+        (
+            ["evaluate", "digits"],
+            "digits is not the folder of a run, .* a saved network needs --data",
+        ),
+        (
+            ["predict", "texts", "who", "--boxes", "bx"],
+            "--boxes: a TextCapsNet does not predict boxes",
+        ),
+        (
+            ["export", "digits", "--to", "y.txt"],
+            "--to must end in .onnx (an ONNX file) or .pt2 (an exported ",
+        ),
+        (
+            ["export", "digits", "--to", "y.txt", "--format", "onnx"],
+            "--to must end in .onnx (an ONNX file) or .pt2",
+        ),
+        (
+            ["explain", "digits", "--data", "Digits"],
+            "--out must name a folder for the report: digits is not",
+        ),
+        (
+            ["explain", "digits", "--out", "one.png"],
+            "--out must be a folder, and one.png is a file",
+        ),
+        (
+            ["export", "digits", "--to", "one.onnx"],
+            "one.onnx exists already: choose another file with --to, or add",
+        ),
         (["export", "digits", "--to", "."], "--to must be a file, and . is a folder"),
-        (["export", "digits", "--to", ".", "--overwrite"], "--to must be a file, and . is a folder"),
+        (
+            ["export", "digits", "--to", ".", "--overwrite"],
+            "--to must be a file, and . is a folder",
+        ),
         (["explain", "digits", "--batch_size", "3"], "batch_size"),  # it had no effect
     ],
     ids=str,
-)  # fmt: skip
-def test_wrong_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+)
+def test_wrong_options(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     error = told_by(capsys, *arguments)
     assert error.startswith(f"torchcaps {arguments[0]}: error: ")
     plain = message.replace(".*", "\0").partition("\0")
     assert plain[0] in error
     assert plain[2] in error
-    assert before == {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    assert before == {
+        path: path.read_bytes() for path in Path().rglob("*") if path.is_file()
+    }
 
 
 DIGITS = ["--data", "Digits", "--model", "capsnet_digits", "--run", "r"]
@@ -105,15 +203,33 @@ DIGITS = ["--data", "Digits", "--model", "capsnet_digits", "--run", "r"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", *DIGITS, "--routing", "Nope"], "routing must be one of ['attention', "),
-        (["train", *DIGITS, "--routing", "DynamicRouting", "--routing.steps", "0"], ".steps must be at least 1"),
-        (["train", *DIGITS, "--task", "SeveralLabels", "--task.count", "-1"], "error: count must be at least 1"),
-        (["evaluate", "digits", "--data", "ImageFolder", "--data.root", "nowhere"], "error: root nowhere does not ex"),
-        (["evaluate", "digits", "--data", "Nope"], "data must be one of ['annotated', "),
-        (["evaluate", "digits", "--data", "text", "--data.path", "x"], "error: there is no option data.path"),
+        (
+            ["train", *DIGITS, "--routing", "Nope"],
+            "routing must be one of ['attention', ",
+        ),
+        (
+            ["train", *DIGITS, "--routing", "DynamicRouting", "--routing.steps", "0"],
+            ".steps must be at least 1",
+        ),
+        (
+            ["train", *DIGITS, "--task", "SeveralLabels", "--task.count", "-1"],
+            "error: count must be at least 1",
+        ),
+        (
+            ["evaluate", "digits", "--data", "ImageFolder", "--data.root", "nowhere"],
+            "error: root nowhere does not ex",
+        ),
+        (
+            ["evaluate", "digits", "--data", "Nope"],
+            "data must be one of ['annotated', ",
+        ),
+        (
+            ["evaluate", "digits", "--data", "text", "--data.path", "x"],
+            "error: there is no option data.path",
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_nothing_of_types_that_were_not_meant(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,7 +246,10 @@ def test_nothing_of_types_that_were_not_meant(
             ["train", *DIGITS, "--batch-size", "3"],
             "unrecognized arguments: --batch-size 3; did you mean --batch_size?\n",
         ),
-        (["predict", "digits", "x.png", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?\n"),
+        (
+            ["predict", "digits", "x.png", "--jsn"],
+            "unrecognized arguments: --jsn; did you mean --json?\n",
+        ),
         (
             ["train", *DIGITS, "--data.validatoin", "0"],
             "there is no option data.validatoin; did you mean validation?\n",
@@ -139,10 +258,22 @@ def test_nothing_of_types_that_were_not_meant(
             ["train", *DIGITS, "--scheduler", "StepLR", "--scheduler.step", "1"],
             "there is no option scheduler.step; did you mean step_size?\n",
         ),
-        (["train", *DIGITS, "--trainer.device", "1"], "no option trainer.device; did you mean devices?\n"),
-        (["train", *DIGITS, "--trainer.max_epochs", "1"], "max_epochs; torchcaps sets it itself, from epochs\n"),
-        (["train", *DIGITS, "--trainer.max_time", "1"], "Trainer go into trainer.extra: trainer.extra.max_time\n"),
-        (["train", *DIGITS, "--epo", "1"], "unrecognized arguments: --epo 1; did you mean --epochs?\n"),
+        (
+            ["train", *DIGITS, "--trainer.device", "1"],
+            "no option trainer.device; did you mean devices?\n",
+        ),
+        (
+            ["train", *DIGITS, "--trainer.max_epochs", "1"],
+            "max_epochs; torchcaps sets it itself, from epochs\n",
+        ),
+        (
+            ["train", *DIGITS, "--trainer.max_time", "1"],
+            "Trainer go into trainer.extra: trainer.extra.max_time\n",
+        ),
+        (
+            ["train", *DIGITS, "--epo", "1"],
+            "unrecognized arguments: --epo 1; did you mean --epochs?\n",
+        ),
         (["train", *DIGITS, "--xyzzy"], "unrecognized arguments: --xyzzy\n"),
     ],
     ids=str,
@@ -154,7 +285,9 @@ def test_a_misspelt_option_is_told_its_like(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["who", "", "where"], ["--top=1", "", "who", "where"], ["--", "", "who", "where"]], ids=str
+    "arguments",
+    [["who", "", "where"], ["--top=1", "", "who", "where"], ["--", "", "who", "where"]],
+    ids=str,
 )
 def test_an_empty_text_is_named_and_the_others_are_read(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -163,18 +296,23 @@ def test_an_empty_text_is_named_and_the_others_are_read(
     out, err = capsys.readouterr()
     assert [line.partition(":")[0] for line in out.splitlines()[2:]] == ["who", "where"]
     assert err == (
-        "torchcaps predict: there are no words in ''\ntorchcaps predict: error: 1 of 3 texts could not be read\n"
+        "torchcaps predict: there are no words in ''\ntorchcaps predict: error: 1 of "
+        "3 texts could not be read\n"
     )
 
 
-def test_an_empty_text_after_a_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_text_after_a_flag_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["predict", "texts", "--json", "", "who"]) == 1
     out, err = capsys.readouterr()
     assert [json.loads(line)["file"] for line in out.splitlines()] == ["who"]
     assert "there are no words in ''" in err
 
 
-def test_json_has_null_for_what_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_null_for_what_is_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     network = load_pretrained("digits")
     with torch.no_grad():
         for weights in network.parameters():
@@ -185,13 +323,23 @@ def test_json_has_null_for_what_is_not_finite(tmp_path: Path, capsys: pytest.Cap
     row = json.loads(out, parse_constant=pytest.fail)  # of NaN and Infinity
     assert row["length"] is None
     assert set(row["probabilities"].values()) == set(row["poses"]["3"]) == {None}
-    assert "warning: the activations of 1 of 1 are not finite: their answers say nothing" in err
+    assert (
+        "warning: the activations of 1 of 1 are not finite: their answers say nothing"
+        in err
+    )
     folder = RunFolder(tmp_path)
-    folder.write_summary({"last_epoch": {"val_loss": math.nan, "rows": (1.5, math.inf)}, "epochs": 3})
-    assert read_summary(folder) == {"last_epoch": {"val_loss": None, "rows": [1.5, None]}, "epochs": 3}
+    folder.write_summary(
+        {"last_epoch": {"val_loss": math.nan, "rows": (1.5, math.inf)}, "epochs": 3}
+    )
+    assert read_summary(folder) == {
+        "last_epoch": {"val_loss": None, "rows": [1.5, None]},
+        "epochs": 3,
+    }
 
 
-def test_images_get_the_shape_that_the_network_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_get_the_shape_that_the_network_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in "0123456789":
         (tmp_path / name).mkdir()
         for side in (5, 12):
@@ -199,39 +347,76 @@ def test_images_get_the_shape_that_the_network_takes(tmp_path: Path, capsys: pyt
     others = ["--data", "ImageFolder", "--data.root", str(tmp_path), "--split", "all"]
     assert main(["evaluate", "digits", *others, "--json"]) == 0
     out, err = capsys.readouterr()
-    brought = "note: images of another shape are brought to what the network takes, 8 x 8 pixels, grey\n"
+    brought = (
+        "note: images of another shape are brought to what the network takes, 8 x "
+        "8 pixels, grey\n"
+    )
     assert (json.loads(out)["images"], err) == (20, brought)
     assert main(["evaluate", "digits", *others, "--data.resize", "crop"]) == 0
     assert capsys.readouterr().err == brought + (
-        "note: resize crop fits these images to the network, it was trained with pad: --data.resize pad\n"
+        "note: resize crop fits these images to the network, it was trained with pad: "
+        "--data.resize pad\n"
     )
     assert main(["evaluate", "digits", *others, "--data.size", "9"]) == 1
-    assert "the images are (1, 9, 9), the network takes (1, 8, 8)" in capsys.readouterr().err
+    assert (
+        "the images are (1, 9, 9), the network takes (1, 8, 8)"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_resumed_run_whose_images_have_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--data", "ImageFolder", "--data.root", "nowhere", "--run", str(tmp_path)]
-    RunFolder(tmp_path).config.write_text(as_yaml(typed(*options).plain()), encoding="utf-8")
+def test_a_resumed_run_whose_images_have_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--data",
+        "ImageFolder",
+        "--data.root",
+        "nowhere",
+        "--run",
+        str(tmp_path),
+    ]
+    RunFolder(tmp_path).config.write_text(
+        as_yaml(typed(*options).plain()), encoding="utf-8"
+    )
     error = told_by(capsys, "train", "--resume", str(tmp_path))
     assert "error: root nowhere does not exist" in error
-    assert error.endswith("; if the images have moved, --data.root says where they are now\n")
+    assert error.endswith(
+        "; if the images have moved, --data.root says where they are now\n"
+    )
 
 
-def test_all_texts_of_a_table_are_tested_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "all.csv").write_text("text,label\n" + "who wrote it,0\nwhere is it,1\n" * 5)
+def test_all_texts_of_a_table_are_tested_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "all.csv").write_text(
+        "text,label\n" + "who wrote it,0\nwhere is it,1\n" * 5
+    )
     network = load_pretrained("texts")
-    network.save_pretrained(tmp_path / "run", **network.extra, raw_image_shape=[1, 1, 512])
-    others = ["--data", "Text", "--data.root", str(tmp_path / "all.csv"), "--split", "all"]
+    network.save_pretrained(
+        tmp_path / "run", **network.extra, raw_image_shape=[1, 1, 512]
+    )
+    others = [
+        "--data",
+        "Text",
+        "--data.root",
+        str(tmp_path / "all.csv"),
+        "--split",
+        "all",
+    ]
     assert main(["evaluate", str(tmp_path / "run"), *others, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 10
 
 
-def test_a_saved_network_on_named_images(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_saved_network_on_named_images(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["evaluate", "digits", "--data", "Digits"]) == 0
     assert "of 359 images" in capsys.readouterr().out
 
 
-def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stopped(arguments: list[str]) -> None:
         raise KeyboardInterrupt
 
@@ -240,28 +425,43 @@ def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr().err == "torchcaps models: stopped\n"
 
 
-def test_check_imports_as_all_commands_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_imports_as_all_commands_do(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "told_module.py").write_text("")
-    assert "must hold a folder for each" in told_by(capsys, "check", "digits", "--import", "told_module.py")
+    assert "must hold a folder for each" in told_by(
+        capsys, "check", "digits", "--import", "told_module.py"
+    )
 
 
-def test_texts_are_told_by_where_they_are_and_how_they_begin(capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_are_told_by_where_they_are_and_how_they_begin(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Path("lines.txt").write_text(f"who wrote it\n{'a long text ' * 40}\n")
     try:
         assert main(["predict", "texts", "lines.txt"]) == 0
-        first, second = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+        first, second = [
+            line
+            for line in capsys.readouterr().out.splitlines()
+            if not line.startswith("#")
+        ]
         assert first.startswith("lines.txt:1: who wrote it: ")
         assert second.startswith("lines.txt:2: a long text a long")
         assert "…: " in second
         assert len(second) < 200
         assert main(["predict", "texts", "lines.txt", "where is it", "--json"]) == 0
-        places = [json.loads(line).get("place") for line in capsys.readouterr().out.splitlines()]
+        places = [
+            json.loads(line).get("place")
+            for line in capsys.readouterr().out.splitlines()
+        ]
         assert places == ["lines.txt:1", "lines.txt:2", None]
     finally:
         Path("lines.txt").unlink()
 
 
-def test_an_error_repeats_no_megabytes_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_repeats_no_megabytes_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = tmp_path / "names.csv"
     table.write_text("x" * 100_000 + "\n")
     error = told_by(capsys, "train", str(table), "--run", str(tmp_path / "run"))
@@ -273,5 +473,10 @@ def test_an_error_repeats_no_megabytes_of_a_file(tmp_path: Path, capsys: pytest.
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        error = told_by(capsys, "explore", "digits", "--port", str(port), "--open", "false")
-    assert error == f"torchcaps explore: error: port {port} of 127.0.0.1 is taken: --port 0 takes a free one\n"
+        error = told_by(
+            capsys, "explore", "digits", "--port", str(port), "--open", "false"
+        )
+    assert error == (
+        f"torchcaps explore: error: port {port} of 127.0.0.1 is taken: --port "
+        "0 takes a free one\n"
+    )

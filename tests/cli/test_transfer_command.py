@@ -20,20 +20,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("transfer")
     torch.manual_seed(0)
     for told in ("pose_and_class", "pose", "masked"):
-        create_model("capsnet_digits", decoder_input=told).save_pretrained(folder / told, classes=list("abcdefghij"))
+        create_model("capsnet_digits", decoder_input=told).save_pretrained(
+            folder / told, classes=list("abcdefghij")
+        )
     create_model("capsnet_digits", decoder_hidden=None).save_pretrained(folder / "none")
-    for name, image in zip(("content", "style"), Digits().test.images[[3, 40]], strict=True):
+    for name, image in zip(
+        ("content", "style"), Digits().test.images[[3, 40]], strict=True
+    ):
         Image.fromarray(image[0].numpy()).save(folder / f"{name}.png")
     return folder
 
 
 def transfer(folder: Path, told: str, *more: str) -> int:
     files = [str(folder / f"{name}.png") for name in ("content", "style")]
-    return main(["transfer", *files, "--run", str(folder / told), "--out", str(folder / "out.png"), *more])
+    return main(
+        [
+            "transfer",
+            *files,
+            "--run",
+            str(folder / told),
+            "--out",
+            str(folder / "out.png"),
+            *more,
+        ]
+    )
 
 
 def test_picture_and_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert transfer(folder, "pose_and_class", "--steps", "4", "--content_class", "d") == 0
+    assert (
+        transfer(folder, "pose_and_class", "--steps", "4", "--content_class", "d") == 0
+    )
     said = capsys.readouterr()
     assert said.out.startswith("d of ")
     assert said.out.strip().endswith("out.png")
@@ -42,9 +58,24 @@ def test_picture_and_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert picture.width > 3 * picture.height  # seven images in a row
 
 
-def test_json_tells_what_was_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["transfer", str(folder / "content.png"), str(folder / "style.png"), "--json",
-                 "--run", str(folder / "pose_and_class"), "--out", str(folder / "out.png")]) == 0  # fmt: skip
+def test_json_tells_what_was_measured(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "transfer",
+                str(folder / "content.png"),
+                str(folder / "style.png"),
+                "--json",
+                "--run",
+                str(folder / "pose_and_class"),
+                "--out",
+                str(folder / "out.png"),
+            ]
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert set(told["attributes"]) == {"content", "again", "transferred", "style"}
     assert set(told["attributes"]["style"]) == {"slant", "thickness", "aspect", "size"}
@@ -52,21 +83,27 @@ def test_json_tells_what_was_measured(folder: Path, capsys: pytest.CaptureFixtur
 
 def test_the_way_begins_and_ends_where_it_shall(folder: Path) -> None:
     classifier = Classifier.open(folder / "pose_and_class")
-    pictures = torch.stack([classifier.pixels(folder / f"{name}.png") for name in ("content", "style")])
+    pictures = torch.stack(
+        [classifier.pixels(folder / f"{name}.png") for name in ("content", "style")]
+    )
     drawn, labels = _transfer(classifier, pictures, "d", 3)
     assert drawn.shape == (4, 1, 8, 8)
     assert labels[0] == 3
     network = classifier.network
     with torch.no_grad():
         capsules = network.encode(pictures)
-        expected = network.decode(capsules._replace(pose=capsules.pose.clone()), torch.tensor(labels))
+        expected = network.decode(
+            capsules._replace(pose=capsules.pose.clone()), torch.tensor(labels)
+        )
     torch.testing.assert_close(drawn[0], expected[0])
     back, _ = _transfer(classifier, pictures[[0, 0]], None, 2)
     torch.testing.assert_close(back[1], back[0])
     torch.testing.assert_close(back[2], back[0])
 
 
-def test_networks_whose_classes_share_no_poses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_networks_whose_classes_share_no_poses(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert transfer(folder, "masked") == 0
     assert "each class has pose dimensions of its own" in capsys.readouterr().err
     assert transfer(folder, "pose") == 1
@@ -83,11 +120,26 @@ def test_networks_whose_classes_share_no_poses(folder: Path, capsys: pytest.Capt
     ],
     ids=str,
 )
-def test_wrong_options(folder: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options(
+    folder: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert transfer(folder, "pose_and_class", *more) == 1
     assert message in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["transfer", "nothing.png", "nothing.png", "--run", str(folder / "pose_and_class")]) == 1
+def test_a_file_that_is_not_there(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "transfer",
+                "nothing.png",
+                "nothing.png",
+                "--run",
+                str(folder / "pose_and_class"),
+            ]
+        )
+        == 1
+    )
     assert "nothing.png" in capsys.readouterr().err

@@ -32,7 +32,14 @@ LEFT_OUT = {
 """What is not taken for an image of a class, and why."""
 
 READ = (
-    *("b/moving.gif", "b/sixteen.png", "b/cmyk.jpg", "b/palette.png", "b/turned.jpg", "b/Größe 猫 \n.png"),
+    *(
+        "b/moving.gif",
+        "b/sixteen.png",
+        "b/cmyk.jpg",
+        "b/palette.png",
+        "b/turned.jpg",
+        "b/Größe 猫 \n.png",
+    ),
     *("b/jpeg in truth.png", "b/\udcff.png", "b/linked/inside.png", "b/large.png"),
 )
 """Images that are odd and all the same read."""
@@ -46,7 +53,9 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def save(path: Path, value: int, mode: str = "L", size: tuple[int, int] = (8, 8)) -> Path:
+def save(
+    path: Path, value: int, mode: str = "L", size: tuple[int, int] = (8, 8)
+) -> Path:
     """An image of its own for each value."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.new("L", size, value % 256)
@@ -55,7 +64,9 @@ def save(path: Path, value: int, mode: str = "L", size: tuple[int, int] = (8, 8)
     return path
 
 
-def make_root(root: Path, count: int = 30, classes: tuple[str, ...] = ("a", "b"), start: int = 0) -> Path:
+def make_root(
+    root: Path, count: int = 30, classes: tuple[str, ...] = ("a", "b"), start: int = 0
+) -> Path:
     for label, name in enumerate(classes):
         for i in range(count):
             save(root / name / f"{i:03}.png", start + 1000 * label + i)
@@ -63,7 +74,9 @@ def make_root(root: Path, count: int = 30, classes: tuple[str, ...] = ("a", "b")
 
 
 LIMIT = 5_000
-"""Of `PIL.Image.MAX_IMAGE_PIXELS`, so that the large image here is one that Pillow warns of."""
+"""Of `PIL.Image.MAX_IMAGE_PIXELS`, so that the large image here is one that Pillow
+warns of.
+"""
 
 
 def make_troubles(root: Path, good: int = 12) -> Path:
@@ -71,7 +84,9 @@ def make_troubles(root: Path, good: int = 12) -> Path:
     random = np.random.default_rng(0)
 
     def picture(width: int = 10, height: int = 8) -> Image.Image:
-        return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        return Image.fromarray(
+            random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        )
 
     for name in "ab":
         (root / name).mkdir(parents=True)
@@ -81,7 +96,13 @@ def make_troubles(root: Path, good: int = 12) -> Path:
     Image.fromarray(np.full((8, 10), 7, np.float32)).save(root / "b" / "float.tif")
     _make_left_out(root, picture())
     _make_odd(root / "b", [picture() for _ in range(8)])
-    for junk in ("a/.DS_Store", "a/._00.png", "b/Thumbs.db", "__MACOSX/._00.png", ".git/00.png"):
+    for junk in (
+        "a/.DS_Store",
+        "a/._00.png",
+        "b/Thumbs.db",
+        "__MACOSX/._00.png",
+        ".git/00.png",
+    ):
         (root / junk).parent.mkdir(exist_ok=True)
         (root / junk).write_bytes(b"junk")
     return root
@@ -115,7 +136,9 @@ def _make_left_out(root: Path, picture: Image.Image) -> None:
 def _make_odd(folder: Path, pictures: list[Image.Image]) -> None:
     first, second, third, fourth, fifth, sixth, seventh, eighth = pictures
     first.save(folder / "moving.gif", save_all=True, append_images=[second])
-    Image.fromarray(np.arange(80, dtype=np.uint16).reshape(8, 10) * 800).save(folder / "sixteen.png")
+    Image.fromarray(np.arange(80, dtype=np.uint16).reshape(8, 10) * 800).save(
+        folder / "sixteen.png"
+    )
     third.convert("CMYK").save(folder / "cmyk.jpg")
     fourth.quantize(8).save(folder / "palette.png", transparency=bytes(range(8)))
     exif = Image.Exif()
@@ -132,25 +155,58 @@ def _make_odd(folder: Path, pictures: list[Image.Image]) -> None:
 
 
 def png_that_says(width: int, height: int, rows: int) -> bytes:
-    """A grey picture of few bytes that says it has this size, and has so many black rows."""
+    """A grey picture of few bytes that says it has this size, and has so many black
+    rows.
+    """
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data))
+            + name
+            + data
+            + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     packer = zlib.compressobj(1)
-    packed = b"".join(packer.compress(bytes(width + 1)) for _ in range(rows)) + packer.flush()
+    packed = (
+        b"".join(packer.compress(bytes(width + 1)) for _ in range(rows))
+        + packer.flush()
+    )
     header = chunk(b"IHDR", struct.pack(">2I5B", width, height, 8, 0, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
 def icon_of(picture: bytes) -> bytes:
     """An icon that says it has 16 x 16 pixels, and holds a picture."""
-    return struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(picture), 22) + picture
+    return (
+        struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(picture), 22)
+        + picture
+    )
 
 
 def tiff_in_tiles(side: int, tile: int) -> bytes:
     """A grey picture of few bytes that is cut out of one tile of that side."""
     data = zlib.compress(bytes(tile * tile))
-    tags = {256: side, 257: side, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile, 324: 8, 325: len(data)}
+    tags = {
+        256: side,
+        257: side,
+        258: 8,
+        259: 8,
+        262: 1,
+        277: 1,
+        322: tile,
+        323: tile,
+        324: 8,
+        325: len(data),
+    }
     rows = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items()]
-    return b"".join([b"II*\0", struct.pack("<I", 8 + len(data)), data, struct.pack("<H", len(rows)), *rows, bytes(4)])
+    return b"".join(
+        [
+            b"II*\0",
+            struct.pack("<I", 8 + len(data)),
+            data,
+            struct.pack("<H", len(rows)),
+            *rows,
+            bytes(4),
+        ]
+    )

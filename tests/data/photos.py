@@ -1,4 +1,5 @@
-"""Photos of handwriting, made of MNIST's digits: turned, inverted, coloured, shaded, noisy, off the centre, any size.
+"""Photos of handwriting, made of MNIST's digits: turned, inverted, coloured, shaded,
+noisy, off the centre, any size.
 
 ``mnist_digits.npz`` holds the first five test images of each digit.
 """
@@ -35,7 +36,9 @@ def photo(digit: np.ndarray, seed: int) -> Image.Image:
 
 
 def _colours(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Of the paper and the ink, one of them light and the other dark: each third picture is light on dark."""
+    """Of the paper and the ink, one of them light and the other dark: each third
+    picture is light on dark.
+    """
     light, dark = draw.uniform(0.7, 1, 3), draw.uniform(0, 0.4, 3)
     return (dark, light) if draw.random() < 1 / 3 else (light, dark)
 

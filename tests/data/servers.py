@@ -6,7 +6,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `pages`, path -> content; `cut` bytes of each go missing on the way, `slow` seconds pass at each."""
+    """Serves `pages`, path -> content; `cut` bytes of each go missing on the way,
+    `slow` seconds pass at each.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -32,7 +34,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         with suppress(ConnectionError):  # whoever downloads may have had enough
-            for byte in content[: len(content) - self.server.cut] if self.server.slow else ():
+            for byte in (
+                content[: len(content) - self.server.cut] if self.server.slow else ()
+            ):
                 self.wfile.write(bytes([byte]))
                 time.sleep(self.server.slow)
         if not self.server.slow:

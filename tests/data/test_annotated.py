@@ -1,4 +1,6 @@
-"""Images with boxes, as of COCO, VOC and YOLO: the same things, whoever wrote them down, and clear errors."""
+"""Images with boxes, as of COCO, VOC and YOLO: the same things, whoever wrote them
+down, and clear errors.
+"""
 
 import json
 from pathlib import Path
@@ -20,7 +22,9 @@ BOXES = {
 
 
 def write(folder: Path, kind: str, boxes: dict[str, list[Any]] = BOXES) -> Path:
-    """Images of 40 x 20 pixels, black with white boxes, and annotations of a kind, which are returned."""
+    """Images of 40 x 20 pixels, black with white boxes, and annotations of a kind,
+    which are returned.
+    """
     (folder / "notes").mkdir()
     rows, images = [], []
     for number, (name, things) in enumerate(boxes.items()):
@@ -32,11 +36,21 @@ def write(folder: Path, kind: str, boxes: dict[str, list[Any]] = BOXES) -> Path:
         text, xml = "", f"<annotation><filename>{name}.png</filename>"
         for label, (left, top, right, low) in things:
             size = right - left, low - top
-            rows.append({"id": len(rows) + 1, "image_id": number, "category_id": 7 * CLASSES.index(label) + 1,
-                         "bbox": [left, top, *size]})  # fmt: skip
+            rows.append(
+                {
+                    "id": len(rows) + 1,
+                    "image_id": number,
+                    "category_id": 7 * CLASSES.index(label) + 1,
+                    "bbox": [left, top, *size],
+                }
+            )
             shares = (left + right) / 80, (top + low) / 48, size[0] / 40, size[1] / 24
             text += " ".join(map(str, (CLASSES.index(label), *shares))) + "\n"
-            sides = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, right, low), strict=True)
+            sides = zip(
+                ("xmin", "ymin", "xmax", "ymax"),
+                (left + 1, top + 1, right, low),
+                strict=True,
+            )
             inside = "".join(f"<{side}>{place}</{side}>" for side, place in sides)
             xml += f"<object><name>{label}</name><bndbox>{inside}</bndbox></object>"
         if kind == "yolo" and things:
@@ -48,14 +62,22 @@ def write(folder: Path, kind: str, boxes: dict[str, list[Any]] = BOXES) -> Path:
         (folder / "notes" / "._a.txt").write_bytes(b"\xff")
     if kind != "coco":
         return folder / "notes"
-    categories = [{"id": 7 * label + 1, "name": name} for label, name in enumerate(CLASSES)]
+    categories = [
+        {"id": 7 * label + 1, "name": name} for label, name in enumerate(CLASSES)
+    ]
     file = folder / "notes" / "all.json"
-    file.write_text(json.dumps({"images": images, "annotations": rows, "categories": categories}))
+    file.write_text(
+        json.dumps({"images": images, "annotations": rows, "categories": categories})
+    )
     return file
 
 
 def data(folder: Path, annotations: Path, **more: Any) -> AnnotatedImages:
-    return AnnotatedImages(folder, annotations=annotations, **{"channels": 1, "validation": 0.0, "test": 0.0, **more})
+    return AnnotatedImages(
+        folder,
+        annotations=annotations,
+        **{"channels": 1, "validation": 0.0, "test": 0.0, **more},
+    )
 
 
 def found(images: Any) -> dict[str, list[Any]]:
@@ -63,7 +85,10 @@ def found(images: Any) -> dict[str, list[Any]]:
     batch = images.__getitems__(list(range(len(images))))
     told = {}
     for file, labels, boxes in zip(images.files, *true_things(batch), strict=True):
-        rows = [(CLASSES[label], (*map(int, box),)) for label, box in zip(labels.tolist(), boxes.tolist(), strict=True)]
+        rows = [
+            (CLASSES[label], (*map(int, box),))
+            for label, box in zip(labels.tolist(), boxes.tolist(), strict=True)
+        ]
         told[Path(file).stem] = [row for row in rows if any(row[1])]
     return told
 
@@ -82,20 +107,29 @@ def test_any_number_of_things_of_a_class(tmp_path: Path, kind: str) -> None:
 
 
 def test_boxes_lie_where_white_is_however_images_are_resized(tmp_path: Path) -> None:
-    notes = write(tmp_path, "voc", {"b": [("cat", (10, 4, 24, 20))], "c": [("dog", (30, 0, 40, 6))]})
+    notes = write(
+        tmp_path,
+        "voc",
+        {"b": [("cat", (10, 4, 24, 20))], "c": [("dog", (30, 0, 40, 6))]},
+    )
     for resize in ("pad", "crop", "stretch"):
         train = data(tmp_path, notes, size=(48, 48), resize=resize).train
         (box,), (other,) = found(train).values()
         white = (train.images[0, 0] > 127).nonzero()
         assert (
-            torch.tensor([*white.amin(0).flip(0), *(white.amax(0) + 1).flip(0)]) - torch.tensor(box[1])
+            torch.tensor([*white.amin(0).flip(0), *(white.amax(0) + 1).flip(0)])
+            - torch.tensor(box[1])
         ).abs().max() <= 1
         assert other[1][2] <= 48
 
 
 def test_what_a_crop_cuts_off_is_gone(tmp_path: Path) -> None:
-    notes = write(tmp_path, "voc", {"a": [("cat", (0, 0, 6, 6)), ("dog", (16, 8, 24, 16))]})
-    train = data(tmp_path, notes, size=24, resize="crop").train  # the middle 24 of 40 columns
+    notes = write(
+        tmp_path, "voc", {"a": [("cat", (0, 0, 6, 6)), ("dog", (16, 8, 24, 16))]}
+    )
+    train = data(
+        tmp_path, notes, size=24, resize="crop"
+    ).train  # the middle 24 of 40 columns
     assert found(train) == {"a": [("dog", (8, 8, 16, 16))]}
     assert train.labels.tolist() == [[False, True]]
 
@@ -103,31 +137,56 @@ def test_what_a_crop_cuts_off_is_gone(tmp_path: Path) -> None:
 def test_boxes_move_with_images_in_training(tmp_path: Path) -> None:
     train = data(tmp_path, write(tmp_path, "yolo")).train
     batch = train._fetch([0, 1])
-    moved = batch.prepared(lambda images: Preprocess(flip=True).train(images, batch.indices, epoch=1))
+    moved = batch.prepared(
+        lambda images: Preprocess(flip=True).train(images, batch.indices, epoch=1)
+    )
     flipped = (moved.images != batch.images).flatten(1).any(1)
     assert flipped.any()
     _, before = true_things(batch)
     _, after = true_things(moved)
-    mirror = torch.stack([40 - before[..., 2], before[..., 1], 40 - before[..., 0], before[..., 3]], -1)
+    mirror = torch.stack(
+        [40 - before[..., 2], before[..., 1], 40 - before[..., 0], before[..., 3]], -1
+    )
     mirror = mirror * (before[..., 2:] > 0).all(-1, keepdim=True)
     assert torch.equal(after, torch.where(flipped[:, None, None], mirror, before))
 
 
 def test_splits(tmp_path: Path) -> None:
-    boxes = {str(number): [("cat", (0, 0, number + 2, 9)), ("dog", (20, 0, 22, number + 2))] for number in range(10)}
+    boxes = {
+        str(number): [("cat", (0, 0, number + 2, 9)), ("dog", (20, 0, 22, number + 2))]
+        for number in range(10)
+    }
     images = data(tmp_path, write(tmp_path, "voc", boxes), test=0.3, validation=0.2)
-    assert [len(part) for part in (images.train, images.validation, images.test)] == [6, 1, 3]
-    assert {**found(images.train), **found(images.validation), **found(images.test)} == boxes
+    assert [len(part) for part in (images.train, images.validation, images.test)] == [
+        6,
+        1,
+        3,
+    ]
+    assert {
+        **found(images.train),
+        **found(images.validation),
+        **found(images.test),
+    } == boxes
 
 
 @pytest.mark.parametrize(
     ("kind", "boxes", "why"),
     [
-        ("voc", {"a": [("cat", (3, 3, 3, 9))], "b": [("dog", (0, 0, 4, 4))]}, r"'cat' in .*a.png, .* is empty"),
-        ("yolo", {"a": [("cat", (3, 3, 43, 9))]}, r"\[3.0, 3.0, 43.0, 9.0\] .* outside the image of 40 x 24 pixels"),
+        (
+            "voc",
+            {"a": [("cat", (3, 3, 3, 9))], "b": [("dog", (0, 0, 4, 4))]},
+            r"'cat' in .*a.png, .* is empty",
+        ),
+        (
+            "yolo",
+            {"a": [("cat", (3, 3, 43, 9))]},
+            r"\[3.0, 3.0, 43.0, 9.0\] .* outside the image of 40 x 24 pixels",
+        ),
     ],
 )
-def test_wrong_boxes(tmp_path: Path, kind: str, boxes: dict[str, list[Any]], why: str) -> None:
+def test_wrong_boxes(
+    tmp_path: Path, kind: str, boxes: dict[str, list[Any]], why: str
+) -> None:
     images = data(tmp_path, write(tmp_path, kind, boxes))
     with pytest.raises(ValueError, match=why):
         _ = images.train
@@ -135,11 +194,19 @@ def test_wrong_boxes(tmp_path: Path, kind: str, boxes: dict[str, list[Any]], why
 
 def test_what_is_missing_or_unknown(tmp_path: Path) -> None:
     notes = write(tmp_path, "yolo")
-    with pytest.raises(FileNotFoundError, match=r"annotations .*none\.json does not exist"):
+    with pytest.raises(
+        FileNotFoundError, match=r"annotations .*none\.json does not exist"
+    ):
         data(tmp_path, tmp_path / "none.json")
     with pytest.raises(FileNotFoundError, match=r"root .*nowhere does not exist"):
         data(tmp_path / "nowhere", notes)
-    with pytest.raises(ValueError, match=r"a folder of either \.xml files as of VOC or \.txt files as of YOLO, got"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"a folder of either \.xml files as of VOC or \.txt files as of YOLO, "
+            r"got"
+        ),
+    ):
         data(tmp_path, tmp_path)
     with pytest.raises(ValueError, match="have the class 'dog', which is none of"):
         data(tmp_path, notes, classes=("cat",))
@@ -151,21 +218,37 @@ def test_what_is_missing_or_unknown(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"the image .*z\.\* does not exist"):
         data(tmp_path, notes)
     (notes / "classes.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"pass classes, .*classes\.txt does not exist"):
+    with pytest.raises(
+        FileNotFoundError, match=r"pass classes, .*classes\.txt does not exist"
+    ):
         data(tmp_path, notes)
 
 
 @pytest.mark.parametrize(
     ("change", "error", "why"),
     [
-        ({"images": [{"id": 0, "file_name": "gone.png"}], "annotations": []}, FileNotFoundError, "image .*gone.png"),
+        (
+            {"images": [{"id": 0, "file_name": "gone.png"}], "annotations": []},
+            FileNotFoundError,
+            "image .*gone.png",
+        ),
         ({"images": []}, ValueError, "boxes in the image 0, which they do not list"),
-        ({"categories": [{"id": 1, "name": "cat"}]}, ValueError, "have the class 'id 8', which is none of"),
+        (
+            {"categories": [{"id": 1, "name": "cat"}]},
+            ValueError,
+            "have the class 'id 8', which is none of",
+        ),
         ({"categories": [], "annotations": []}, ValueError, "name no classes"),
-        ({"categories": [{"id": 1}]}, ValueError, "are not as of COCO: KeyError 'name'"),
+        (
+            {"categories": [{"id": 1}]},
+            ValueError,
+            "are not as of COCO: KeyError 'name'",
+        ),
     ],
 )
-def test_wrong_coco_files(tmp_path: Path, change: dict[str, Any], error: type[Exception], why: str) -> None:
+def test_wrong_coco_files(
+    tmp_path: Path, change: dict[str, Any], error: type[Exception], why: str
+) -> None:
     pytest.importorskip("pycocotools")
     file = write(tmp_path, "coco")
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
@@ -178,9 +261,14 @@ def test_wrong_coco_files(tmp_path: Path, change: dict[str, Any], error: type[Ex
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("<annotation><object><name>cat</name></object></annotation>", "bndbox/xmin is missing in object"),
-     ("<annotation>", "no element found")],
-)  # fmt: skip
+    [
+        (
+            "<annotation><object><name>cat</name></object></annotation>",
+            "bndbox/xmin is missing in object",
+        ),
+        ("<annotation>", "no element found"),
+    ],
+)
 def test_broken_voc_files(tmp_path: Path, text: str, why: str) -> None:
     (write(tmp_path, "voc") / "a.xml").write_text(text)
     with pytest.raises(ValueError, match=rf"a\.xml are not as of VOC: {why}"):

@@ -1,4 +1,6 @@
-"""Images and labels in two arrays, in any order of axes; the weights of classes by name and number."""
+"""Images and labels in two arrays, in any order of axes; the weights of classes by name
+and number.
+"""
 
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from torchcaps_lab.training.options import weights_of
 DRAW = np.random.default_rng(0)
 PIXELS = DRAW.integers(0, 256, (40, 9, 12, 3), dtype=np.uint8)
 LABELS = np.arange(40) % 2
-PLAIN = MapStyle([(pixels, int(label)) for pixels, label in zip(PIXELS, LABELS, strict=True)])
+PLAIN = MapStyle(
+    [(pixels, int(label)) for pixels, label in zip(PIXELS, LABELS, strict=True)]
+)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,9 @@ PLAIN = MapStyle([(pixels, int(label)) for pixels, label in zip(PIXELS, LABELS, 
         ((torch.from_numpy(PIXELS) / 255).permute(0, 3, 1, 2), "NCHW"),
     ],
 )
-def test_both_orders_and_kinds_of_numbers_are_the_same_data(images: object, order: str) -> None:
+def test_both_orders_and_kinds_of_numbers_are_the_same_data(
+    images: object, order: str
+) -> None:
     data = MapStyle((images, LABELS))
     assert data.classes == ("0", "1")
     for part in ("train", "validation", "test"):
@@ -39,7 +45,14 @@ def test_both_orders_and_kinds_of_numbers_are_the_same_data(images: object, orde
 
 
 @pytest.mark.parametrize(
-    "labels", [LABELS, LABELS.tolist(), torch.tensor(LABELS), LABELS.astype(float), LABELS[:, None]]
+    "labels",
+    [
+        LABELS,
+        LABELS.tolist(),
+        torch.tensor(LABELS),
+        LABELS.astype(float),
+        LABELS[:, None],
+    ],
 )
 def test_labels_of_all_kinds(labels: object) -> None:
     assert torch.equal(MapStyle((PIXELS, labels)).train.labels, PLAIN.train.labels)
@@ -59,9 +72,15 @@ def test_grey_images_need_no_channels() -> None:
 @pytest.mark.parametrize("form", ["flat", "nested", "named"])
 def test_test_arrays_are_kept_apart(form: str) -> None:
     train, test = (PIXELS[:30], LABELS[:30]), (PIXELS[30:], LABELS[30:])
-    given = {"flat": ((*train, *test),), "nested": ((train, test),), "named": (train, test)}[form]
+    given = {
+        "flat": ((*train, *test),),
+        "nested": ((train, test),),
+        "named": (train, test),
+    }[form]
     data = MapStyle(*given, validation=0)
-    assert torch.equal(data.test.images, torch.from_numpy(PIXELS[30:]).permute(0, 3, 1, 2))
+    assert torch.equal(
+        data.test.images, torch.from_numpy(PIXELS[30:]).permute(0, 3, 1, 2)
+    )
     assert len(data.train) == 30
 
 
@@ -77,7 +96,10 @@ def test_two_pairs_are_no_arrays() -> None:
             (np.zeros((40, 3, 20, 3), np.uint8), LABELS),
             r"not clear: it may be \(N, H, W, C\), 3 channels of 3 x 20 .*NCHW",
         ),
-        ((np.zeros((40, 8, 8, 8), np.uint8), LABELS), r"not clear: .* 8 channels of 8 x 8"),
+        (
+            (np.zeros((40, 8, 8, 8), np.uint8), LABELS),
+            r"not clear: .* 8 channels of 8 x 8",
+        ),
         ((PIXELS, LABELS[:7]), "a label for each image, got 40 and 7"),
         ((PIXELS, np.eye(2)[LABELS]), r"labels of train must be \(N,\).*argmax"),
         ((PIXELS, LABELS + 0.5), "whole numbers or names, got float64"),
@@ -94,7 +116,11 @@ def test_errors(given: object, message: str) -> None:
 
 def test_the_order_of_axes_and_the_range_can_be_given() -> None:
     images = DRAW.integers(0, 17, (40, 3, 20, 3)).astype(float)
-    assert MapStyle((images, LABELS), axes="NHWC", range=(0, 16)).image_shape == (3, 3, 20)
+    assert MapStyle((images, LABELS), axes="NHWC", range=(0, 16)).image_shape == (
+        3,
+        3,
+        20,
+    )
     data = MapStyle((images, LABELS), axes="NCHW", range=(0, 16))
     assert data.image_shape == (3, 20, 3)
     place = int(data.train.files[0].removeprefix("train/"))
@@ -106,15 +132,19 @@ def test_the_order_of_axes_and_the_range_can_be_given() -> None:
     [
         (
             PIXELS[:1, :, :, 0],
-            r"an array is \(H, W, C\): this one, \(1, 9, 12\), would have 12 channels .*transpose\(1, 2, 0\)",
+            r"an array is \(H, W, C\): this one, \(1, 9, 12\), would have 12 channels "
+            r".*transpose\(1, 2, 0\)",
         ),
         (
             torch.zeros(9, 12, 3),
-            r"a tensor is \(C, H, W\): this one, \(9, 12, 3\), would have 9 channels .*permute\(2, 0, 1\)",
+            r"a tensor is \(C, H, W\): this one, \(9, 12, 3\), would have 9 channels "
+            r".*permute\(2, 0, 1\)",
         ),
     ],
 )
-def test_an_image_whose_channels_stand_elsewhere_is_an_error_that_names_the_order(image: object, message: str) -> None:
+def test_an_image_whose_channels_stand_elsewhere_is_an_error_that_names_the_order(
+    image: object, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         _ = MapStyle([(image, number % 2) for number in range(9)]).train
     with pytest.raises(ValueError, match=message):
@@ -123,13 +153,27 @@ def test_an_image_whose_channels_stand_elsewhere_is_an_error_that_names_the_orde
 
 def test_arrays_are_trained_on_in_one_line(tmp_path: Path) -> None:
     images, labels = PIXELS[..., 0], np.array(["cat", "dog"])[LABELS]
-    how = {"run": tmp_path / "run", "epochs": 1, "model": "capsnet_digits", "size": 8, "report": False, "show": None}
+    how = {
+        "run": tmp_path / "run",
+        "epochs": 1,
+        "model": "capsnet_digits",
+        "size": 8,
+        "report": False,
+        "show": None,
+    }
     classifier = tc.train(images, labels, class_weights={1: 2}, **how)
     assert classifier.classes == ("cat", "dog")
     options = read_options(tmp_path / "run/config.yaml")
     assert options["class_weights"] == {"1": 2.0}
     assert "PIXELS" not in str(options)
-    assert len(tc.train((images, labels), run=tmp_path / "run", resume=True, epochs=2, show=None).classes) == 2
+    assert (
+        len(
+            tc.train(
+                (images, labels), run=tmp_path / "run", resume=True, epochs=2, show=None
+            ).classes
+        )
+        == 2
+    )
     with pytest.raises(ValueError, match="labels are for images in an array"):
         tc.train("photos", labels)
 
@@ -137,7 +181,11 @@ def test_arrays_are_trained_on_in_one_line(tmp_path: Path) -> None:
 def test_weights_of_classes_by_name_number_and_order() -> None:
     classes = ("cat", "dog", "1")
     assert weights_of({"dog": 3, "cat": 0}, classes).tolist() == [0, 3, 1]
-    assert weights_of({"0": 3, "1": 2}, classes).tolist() == [3, 1, 2]  # "1" is a name here
+    assert weights_of({"0": 3, "1": 2}, classes).tolist() == [
+        3,
+        1,
+        2,
+    ]  # "1" is a name here
     assert weights_of((1, 2, 3), classes).tolist() == [1, 2, 3]
 
 

@@ -1,4 +1,6 @@
-"""Pictures of many bands, in .npy and TIFF files: trained on, checked, predicted, drawn, and hostile ones refused."""
+"""Pictures of many bands, in .npy and TIFF files: trained on, checked, predicted,
+drawn, and hostile ones refused.
+"""
 
 import io
 import pickle
@@ -25,7 +27,13 @@ def save(path: Path, pixels: np.ndarray) -> Path:
     if path.suffix == ".npy":
         np.save(path, pixels)
     else:
-        tifffile.imwrite(path, pixels, photometric="minisblack", planarconfig="contig", compression="zlib")
+        tifffile.imwrite(
+            path,
+            pixels,
+            photometric="minisblack",
+            planarconfig="contig",
+            compression="zlib",
+        )
     return path
 
 
@@ -57,10 +65,29 @@ def test_a_run_of_many_bands_is_trained_checked_evaluated_explained_and_predicts
     assert check_folder("fields").range == (0, 255)
     assert guess("fields").options["model"] == "capsnet_small"
     assert "channels" not in guess("fields").options["data"]
-    tiny = ("--model", "capsnet_digits", "--epochs", "1", "--trainer.accelerator", "cpu")
+    tiny = (
+        "--model",
+        "capsnet_digits",
+        "--epochs",
+        "1",
+        "--trainer.accelerator",
+        "cpu",
+    )
     assert status("train", "fields", *tiny) == 0
     assert Path("runs/fields/report/index.html").is_file()
-    assert status("evaluate", "runs/fields", "--data", "ImageFolder", "--data.root", "fields", "--split", "all") == 0
+    assert (
+        status(
+            "evaluate",
+            "runs/fields",
+            "--data",
+            "ImageFolder",
+            "--data.root",
+            "fields",
+            "--split",
+            "all",
+        )
+        == 0
+    )
     capsys.readouterr()
     assert status("predict", "runs/fields", "fields/a/00.npy") == 0
     assert "00.npy" in capsys.readouterr().out
@@ -81,9 +108,13 @@ def test_grey_and_colour_arrays_are_read_as_pictures_are(tmp_path: Path) -> None
     for order in (pixels, pixels.transpose(2, 0, 1)):
         file = save(tmp_path / "x.npy", order)
         for shape in ((3, 7, 9), (1, 5, 5)):
-            assert torch.equal(load_image(file, shape), load_image(tmp_path / "x.png", shape))
+            assert torch.equal(
+                load_image(file, shape), load_image(tmp_path / "x.png", shape)
+            )
     colour = save(tmp_path / "deep.tif", (pixels.astype(np.uint16) * 257))
-    assert torch.equal(load_image(colour, (3, 7, 9)), load_image(tmp_path / "x.png", (3, 7, 9)))
+    assert torch.equal(
+        load_image(colour, (3, 7, 9)), load_image(tmp_path / "x.png", (3, 7, 9))
+    )
 
 
 def test_other_bands_than_most_are_named(tmp_path: Path) -> None:
@@ -131,7 +162,9 @@ def pickled() -> bytes:
         (pickled(), "must hold numbers"),
     ],
 )
-def test_hostile_arrays_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, why: str) -> None:
+def test_hostile_arrays_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, why: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("x.npy").write_bytes(content)
     with pytest.raises(ValueError, match=why):

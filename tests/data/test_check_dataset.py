@@ -55,8 +55,12 @@ class TinyFashion(FashionMNIST):
 
 
 @pytest.fixture(scope="module")
-def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., ImageData]]:
-    """What makes each data set of the registry, from small files in its original format."""
+def makers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Callable[..., ImageData]]:
+    """What makes each data set of the registry, from small files in its original
+    format.
+    """
     folder = tmp_path_factory.mktemp("sources")
     draw = random.Random(0)
     for number in range(60):
@@ -66,29 +70,50 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
     for name in ("mnist", "fashion-mnist"):
         (folder / name).mkdir()
         for part, count in (("train", 40), ("t10k", 10)):
-            (folder / name / f"{part}-images-idx3-ubyte").write_bytes(idx((count, 4, 5), draw.randbytes(count * 20)))
+            (folder / name / f"{part}-images-idx3-ubyte").write_bytes(
+                idx((count, 4, 5), draw.randbytes(count * 20))
+            )
             labels = bytes(number % 10 for number in range(count))
-            (folder / name / f"{part}-labels-idx1-ubyte").write_bytes(idx((count,), labels))
-    rows = [f"{'ab'[number % 2]},text {number} of {number % 7}\n" for number in range(60)]
+            (folder / name / f"{part}-labels-idx1-ubyte").write_bytes(
+                idx((count,), labels)
+            )
+    rows = [
+        f"{'ab'[number % 2]},text {number} of {number % 7}\n" for number in range(60)
+    ]
     (folder / "texts.csv").write_text("label,text\n" + "".join(rows))
     moments = [
-        f"{number},{'ab'[number % 2]},{draw.random()},{draw.random()}\n" for number in range(60) for _ in range(5)
+        f"{number},{'ab'[number % 2]},{draw.random()},{draw.random()}\n"
+        for number in range(60)
+        for _ in range(5)
     ]
     (folder / "series.csv").write_text("series,label,x,y\n" + "".join(moments))
     write(folder / "cifar10", test_cifar10.FILES)
     write_smallnorb(folder / "smallnorb")
-    pixels = [np.frombuffer(draw.randbytes(30), np.uint8).reshape(5, 6) for _ in range(40)]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
-    rows = {"image": [Image.fromarray(image) for image in pixels], "label": [number % 2 for number in range(40)]}
+    pixels = [
+        np.frombuffer(draw.randbytes(30), np.uint8).reshape(5, 6) for _ in range(40)
+    ]
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
+    )
+    rows = {
+        "image": [Image.fromarray(image) for image in pixels],
+        "label": [number % 2 for number in range(40)],
+    }
     datasets.disable_progress_bars()
     datasets.Dataset.from_dict(rows, features).save_to_disk(folder / "hub")
     data_dir = {"data_dir": str(folder), "download": False}
     for number in range(20):
         for part in ("images", "masks"):
             shift = number if part == "images" else 0
-            test_pixel_masks.save(folder / f"pixels/{part}/{number}.png", test_pixel_masks.labels_of(number) + shift)
+            test_pixel_masks.save(
+                folder / f"pixels/{part}/{number}.png",
+                test_pixel_masks.labels_of(number) + shift,
+            )
     (folder / "annotated").mkdir()
-    boxes = {str(side): [("cat", (0, 0, side, 9)), ("dog", (30, 0, 32, side))] for side in range(1, 21)}
+    boxes = {
+        str(side): [("cat", (0, 0, side, 9)), ("dog", (30, 0, 32, side))]
+        for side in range(1, 21)
+    }
     notes = test_annotated.write(folder / "annotated", "voc", boxes)
     return {
         "annotated": partial(AnnotatedImages, folder / "annotated", notes),
@@ -107,20 +132,34 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., 
 
 def write_smallnorb(folder: Path) -> None:
     """Its own small files, but that each pair of the test half is another one."""
-    seen = b"".join(bytes([number]) * 96 * 96 for pair in range(COUNT) for number in (pair, 251 - pair))
+    seen = b"".join(
+        bytes([number]) * 96 * 96
+        for pair in range(COUNT)
+        for number in (pair, 251 - pair)
+    )
     name = f"{test_smallnorb.TEST}-dat.mat"
-    files = {**test_smallnorb.FILES, name: test_smallnorb.matrix((COUNT, 2, 96, 96), seen)}
+    files = {
+        **test_smallnorb.FILES,
+        name: test_smallnorb.matrix((COUNT, 2, 96, 96), seen),
+    }
     write(folder, files)
 
 
 def test_all_of_the_registry(makers: dict[str, Callable[..., ImageData]]) -> None:
-    shipped = {name for name in list_datasets() if package_of(DATASETS[name].__module__) == "torchcaps"}
+    shipped = {
+        name
+        for name in list_datasets()
+        if package_of(DATASETS[name].__module__) == "torchcaps"
+    }
     assert makers.keys() == shipped
     for make in makers.values():
         check_dataset(make)
 
 
-@pytest.mark.parametrize("source", [Digits, Digits(seed=3), partial(Digits, size=5), Pairs, Masks, Masks(count=50)])
+@pytest.mark.parametrize(
+    "source",
+    [Digits, Digits(seed=3), partial(Digits, size=5), Pairs, Masks, Masks(count=50)],
+)
 def test_classes_makers_and_data_sets(source: object) -> None:
     check_dataset(source)
 
@@ -131,29 +170,55 @@ class Wrong(ImageData):
     off = ""
 
     def load_train(self) -> ImageSet:
-        images = torch.arange(40, dtype=torch.uint8).view(40, 1, 1, 1).expand(40, 1, 4, 4).clone()
+        images = (
+            torch.arange(40, dtype=torch.uint8)
+            .view(40, 1, 1, 1)
+            .expand(40, 1, 4, 4)
+            .clone()
+        )
         if self.off == "global":
             images = images[torch.randperm(40)]
-        return ImageSet(images, torch.arange(40) % 2, ("a", "a" if self.off == "names" else "b"))
+        return ImageSet(
+            images, torch.arange(40) % 2, ("a", "a" if self.off == "names" else "b")
+        )
 
     def load_test(self) -> ImageSet:
         first = {"overlap": 36, "seeded test": 100 + self.seed}.get(self.off, 100)
         size = 5 if self.off == "size" else 4
-        images = torch.arange(first, first + 8).to(torch.uint8).view(8, 1, 1, 1).expand(8, 1, size, size).clone()
+        images = (
+            torch.arange(first, first + 8)
+            .to(torch.uint8)
+            .view(8, 1, 1, 1)
+            .expand(8, 1, size, size)
+            .clone()
+        )
         labels = torch.arange(8) % 2
         if self.off == "masks":
             labels = torch.nn.functional.one_hot(labels, 2).bool()
-        return ImageSet(images[: 0 if self.off == "empty" else 8], labels[: 0 if self.off == "empty" else 8], ("a", "c")
-                        if self.off == "classes" else ("a", "a" if self.off == "names" else "b"))  # fmt: skip
+        return ImageSet(
+            images[: 0 if self.off == "empty" else 8],
+            labels[: 0 if self.off == "empty" else 8],
+            ("a", "c")
+            if self.off == "classes"
+            else ("a", "a" if self.off == "names" else "b"),
+        )
 
     @property
     def validation(self) -> ImageSet:
-        return self.train.subset(torch.arange(5)) if self.off == "leak" else super().validation
+        return (
+            self.train.subset(torch.arange(5))
+            if self.off == "leak"
+            else super().validation
+        )
 
     @property
     def train(self) -> ImageSet:
         images = super().train
-        return images.subset(torch.arange(len(images) - 3)) if self.off == "lost" and self.validation_share else images
+        return (
+            images.subset(torch.arange(len(images) - 3))
+            if self.off == "lost" and self.validation_share
+            else images
+        )
 
 
 class Unseeded(Wrong):
@@ -176,7 +241,9 @@ class Unseeded(Wrong):
         ("lost", "training and validation images are 29 and 8, but 40 together"),
     ],
 )
-def test_what_is_off_is_named(off: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_off_is_named(
+    off: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Wrong, "off", off)
     with pytest.raises(AssertionError, match=message):
         check_dataset(Wrong)
@@ -184,7 +251,9 @@ def test_what_is_off_is_named(off: str, message: str, monkeypatch: pytest.Monkey
 
 def test_a_seed_that_does_nothing_is_found() -> None:
     check_dataset(Wrong)
-    with pytest.raises(AssertionError, match="another seed puts the same validation images aside"):
+    with pytest.raises(
+        AssertionError, match="another seed puts the same validation images aside"
+    ):
         check_dataset(Unseeded)
 
 

@@ -17,16 +17,23 @@ ARCHIVE = "cifar-10-binary.tar.gz"
 
 
 def records(start: int, count: int) -> bytes:
-    """Records whose image is filled with its number (red), the number + 1 (green) and + 2 (blue)."""
+    """Records whose image is filled with its number (red), the number + 1 (green) and +
+    2 (blue).
+    """
     return b"".join(
-        bytes([number % 10]) + b"".join(bytes([number + plane]) * 1024 for plane in range(3))
+        bytes([number % 10])
+        + b"".join(bytes([number + plane]) * 1024 for plane in range(3))
         for number in range(start, start + count)
     )
 
 
-TRAIN = {f"data_batch_{batch}.bin": records(20 * (batch - 1), 20) for batch in range(1, 6)}
+TRAIN = {
+    f"data_batch_{batch}.bin": records(20 * (batch - 1), 20) for batch in range(1, 6)
+}
 TEST = {"test_batch.bin": records(200, 10)}
-META = {"batches.meta.txt": "\n".join(CIFAR10.class_names).encode() + b"\n\n"}  # as published, with an empty line
+META = {
+    "batches.meta.txt": "\n".join(CIFAR10.class_names).encode() + b"\n\n"
+}  # as published, with an empty line
 FILES = TRAIN | TEST | META
 
 
@@ -40,7 +47,8 @@ def pack(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-# As in the published archive, the batches are in no order; the first two are not to be read.
+# As in the published archive, the batches are in no order; the first two are not to be
+# read.
 PACKED = pack(
     {"../outside.bin": b"x", "other/test_batch.bin": b"y"}
     | {f"{FOLDER}/{name}": FILES[name] for name in sorted(FILES, reverse=True)}
@@ -48,7 +56,9 @@ PACKED = pack(
 
 
 class Tiny(CIFAR10):
-    """CIFAR-10 with the archive above for the published one, and nowhere to get it from."""
+    """CIFAR-10 with the archive above for the published one, and nowhere to get it
+    from.
+    """
 
     digests: ClassVar = {ARCHIVE: f"md5:{hashlib.md5(PACKED).hexdigest()}"}
     mirrors: ClassVar = ("http://127.0.0.1:9/",)
@@ -68,7 +78,9 @@ def check_splits(data: CIFAR10) -> None:
         number = part.images[:, 0, 0, 0].long()
         assert torch.equal(part.labels, number % 10)
         expected = number[:, None] + torch.arange(3)
-        assert torch.equal(part.images.long(), expected[:, :, None, None].expand(-1, 3, 32, 32))
+        assert torch.equal(
+            part.images.long(), expected[:, :, None, None].expand(-1, 3, 32, 32)
+        )
         numbers += number.tolist()
     assert sorted(numbers) == [*range(100), *range(200, 210)]
     assert numbers[:80] == sorted(numbers[:80])  # The batches follow each other.
@@ -87,17 +99,24 @@ def test_files_are_found_in_three_folders(tmp_path: Path, folder: str) -> None:
 def test_the_archive_is_read_where_it_is(tmp_path: Path, folder: str) -> None:
     write(tmp_path / "data" / folder, {ARCHIVE: PACKED})
     check_splits(Tiny(str(tmp_path / "data"), download=False, validation=0.2))
-    assert files_in(tmp_path) == [ARCHIVE]  # Nothing is unpacked, inside the folder or outside.
+    assert files_in(tmp_path) == [
+        ARCHIVE
+    ]  # Nothing is unpacked, inside the folder or outside.
 
 
 def test_pixels_are_rows_of_planes(tmp_path: Path) -> None:
     image = bytes(
-        (5 * plane + 3 * row + column) % 256 for plane in range(3) for row in range(32) for column in range(32)
+        (5 * plane + 3 * row + column) % 256
+        for plane in range(3)
+        for row in range(32)
+        for column in range(32)
     )
     write(tmp_path, {"test_batch.bin": b"\x07" + image})
     data = Tiny(str(tmp_path), download=False).test
     assert data.labels.tolist() == [7]
-    plane, row, column = torch.meshgrid(torch.arange(3), torch.arange(32), torch.arange(32), indexing="ij")
+    plane, row, column = torch.meshgrid(
+        torch.arange(3), torch.arange(32), torch.arange(32), indexing="ij"
+    )
     assert torch.equal(data.images[0].long(), 5 * plane + 3 * row + column)
 
 
@@ -113,13 +132,29 @@ def test_the_test_file_is_not_needed_to_train_nor_the_names(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param(lambda content: b"", "records of 3073 bytes, .* got 0 bytes", id="empty"),
-        pytest.param(lambda content: content[:-1], r"records of 3073 bytes, .* got \d+ bytes", id="too short"),
-        pytest.param(lambda content: content + b"x", r"records of 3073 bytes, .* got \d+ bytes", id="too long"),
-        pytest.param(lambda content: b"\x0a" + content[1:], "labels from 0 to 9, got 10", id="label"),
+        pytest.param(
+            lambda content: b"", "records of 3073 bytes, .* got 0 bytes", id="empty"
+        ),
+        pytest.param(
+            lambda content: content[:-1],
+            r"records of 3073 bytes, .* got \d+ bytes",
+            id="too short",
+        ),
+        pytest.param(
+            lambda content: content + b"x",
+            r"records of 3073 bytes, .* got \d+ bytes",
+            id="too long",
+        ),
+        pytest.param(
+            lambda content: b"\x0a" + content[1:],
+            "labels from 0 to 9, got 10",
+            id="label",
+        ),
     ],
 )
-def test_broken_files_are_named(tmp_path: Path, name: str, change: Callable[[bytes], bytes], message: str) -> None:
+def test_broken_files_are_named(
+    tmp_path: Path, name: str, change: Callable[[bytes], bytes], message: str
+) -> None:
     write(tmp_path, FILES | {name: change(FILES[name])})
     data = Tiny(str(tmp_path), download=False)
     with pytest.raises(ValueError, match=f"{name} must hold {message}"):
@@ -128,15 +163,23 @@ def test_broken_files_are_named(tmp_path: Path, name: str, change: Callable[[byt
 
 def test_other_classes_are_refused(tmp_path: Path) -> None:
     write(tmp_path, FILES | {"batches.meta.txt": b"apple\nbear\n"})
-    with pytest.raises(ValueError, match=r"batches.meta.txt must name the classes .*, got \('apple', 'bear'\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"batches.meta.txt must name the classes .*, got \('apple', 'bear'\)",
+    ):
         _ = Tiny(str(tmp_path), download=False).train
 
 
 def test_another_archive_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {ARCHIVE: PACKED + b"x"})
-    with pytest.raises(ValueError, match=f"{ARCHIVE} is not the published file of Tiny") as caught:
+    with pytest.raises(
+        ValueError, match=f"{ARCHIVE} is not the published file of Tiny"
+    ) as caught:
         _ = Tiny(str(tmp_path), download=False).train
-    for part in (hashlib.md5(PACKED + b"x").hexdigest(), Tiny.digests[ARCHIVE].removeprefix("md5:")):
+    for part in (
+        hashlib.md5(PACKED + b"x").hexdigest(),
+        Tiny.digests[ARCHIVE].removeprefix("md5:"),
+    ):
         assert part in str(caught.value)
 
 
@@ -146,7 +189,13 @@ def test_missing_files_without_download(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         _ = Tiny(str(tmp_path), download=False).train
     message = str(caught.value)
-    expected = ("data_batch_4.bin", ARCHIVE, str(tmp_path / "cifar10"), str(tmp_path / FOLDER), "download is False")
+    expected = (
+        "data_batch_4.bin",
+        ARCHIVE,
+        str(tmp_path / "cifar10"),
+        str(tmp_path / FOLDER),
+        "download is False",
+    )
     for part in (*expected, "data_dir", "TORCHCAPS_DATA"):
         assert part in message
     assert "data_batch_1.bin" not in message
@@ -161,7 +210,9 @@ def mirror(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"/mirror/{ARCHIVE}"
 
 
-def test_the_archive_is_downloaded_once(tmp_path: Path, server: Server, mirror: str) -> None:
+def test_the_archive_is_downloaded_once(
+    tmp_path: Path, server: Server, mirror: str
+) -> None:
     server.pages[mirror] = PACKED
     check_splits(Tiny(str(tmp_path), validation=0.2))
     check_splits(Tiny(str(tmp_path), validation=0.2))
@@ -170,10 +221,19 @@ def test_the_archive_is_downloaded_once(tmp_path: Path, server: Server, mirror: 
 
 
 @pytest.mark.parametrize("page", [None, b"another file"], ids=["404", "wrong hash"])
-def test_a_failed_download_is_not_kept(tmp_path: Path, server: Server, mirror: str, page: bytes | None) -> None:
+def test_a_failed_download_is_not_kept(
+    tmp_path: Path, server: Server, mirror: str, page: bytes | None
+) -> None:
     server.pages |= {} if page is None else {mirror: page}
     with pytest.raises(ConnectionError) as caught:
         _ = Tiny(str(tmp_path)).train
-    for part in ("data_batch_1.bin", ARCHIVE, str(tmp_path), Tiny.mirrors[0] + ARCHIVE, "data_dir", "TORCHCAPS_DATA"):
+    for part in (
+        "data_batch_1.bin",
+        ARCHIVE,
+        str(tmp_path),
+        Tiny.mirrors[0] + ARCHIVE,
+        "data_dir",
+        "TORCHCAPS_DATA",
+    ):
         assert part in str(caught.value)
     assert files_in(tmp_path) == []

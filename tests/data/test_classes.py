@@ -1,4 +1,6 @@
-"""Classes of splits, of other images and of annotations are matched by their names, never by their places."""
+"""Classes of splits, of other images and of annotations are matched by their names,
+never by their places.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,13 +58,22 @@ def test_a_split_may_lack_classes(tmp_path: Path, part: str, empty: bool) -> Non
     assert_named_as_drawn(data.train)
     assert_named_as_drawn(data.test)
     assert shades(data.test) == [240, 240]
-    assert any("classes without a test image" in note and "black, grey" in note for note in data.notes())
+    assert any(
+        "classes without a test image" in note and "black, grey" in note
+        for note in data.notes()
+    )
 
 
 def test_an_extra_class_is_named(tmp_path: Path) -> None:
     save(tmp_path / "train", {"black": 3, "white": 3})
     save(tmp_path / "test", {"black": 1, "whit": 1}, 9)
-    with pytest.raises(ValueError, match=r"test may hold the classes black, white, but not whit; did you mean white\?"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"test may hold the classes black, white, but not whit; did you mean "
+            r"white\?"
+        ),
+    ):
         ImageFolder(tmp_path)
 
 
@@ -78,9 +89,18 @@ def test_texts_of_a_test_table_may_lack_classes(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(f"text,label\n{rows}")
     (tmp_path / "test.csv").write_text("text,label\nquite white,white\nwhite,white")
     data = Text(tmp_path)
-    assert [data.classes[label] for label in data.test.labels.tolist()] == ["white", "white"]
+    assert [data.classes[label] for label in data.test.labels.tolist()] == [
+        "white",
+        "white",
+    ]
     (tmp_path / "test.csv").write_text("text,label\nquite white,white\nred,red")
-    with pytest.raises(ValueError, match=r"the test texts of .* may hold the classes black, grey, white, but not red"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"the test texts of .* may hold the classes black, grey, white, but "
+            r"not red"
+        ),
+    ):
         _ = Text(tmp_path).train
 
 
@@ -109,15 +129,23 @@ def test_pairs_with_names_in_another_order() -> None:
     for part in (data.train, data.validation, data.test):
         assert_named_as_drawn(part)
     renamed = MapStyle(train, test_data=test, classes=["schwarz", "grau", "weiss"])
-    assert [renamed.classes[label] for label in renamed.test.labels.tolist()] == ["weiss", "schwarz"] * 2
-    with pytest.raises(ValueError, match=r"the test data may hold the classes white, black, but not grey"):
+    assert [renamed.classes[label] for label in renamed.test.labels.tolist()] == [
+        "weiss",
+        "schwarz",
+    ] * 2
+    with pytest.raises(
+        ValueError,
+        match=r"the test data may hold the classes white, black, but not grey",
+    ):
         _ = MapStyle(test, test_data=train).train
 
 
 def test_labels_that_only_the_test_pairs_have_are_named() -> None:
     images = [torch.full((1, 6, 6), 10 * n, dtype=torch.uint8) for n in range(12)]
     train, test = [(one, n % 2) for n, one in enumerate(images)], [(images[0], 2)]
-    with pytest.raises(ValueError, match="the test images may hold the classes 0, 1, but not 2"):
+    with pytest.raises(
+        ValueError, match="the test images may hold the classes 0, 1, but not 2"
+    ):
         _ = MapStyle(train, test_data=test).train
 
 
@@ -132,14 +160,21 @@ def test_numbers_of_yolo_count_the_lines_beside_them(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"test/{number}.png").rename(tmp_path / f"train/t{number}.png")
         (tmp_path / f"test/{number}.txt").rename(tmp_path / f"test/t{number}.txt")
-    data = AnnotatedImages(tmp_path / "train", tmp_path / "train", test_annotations=tmp_path / "test", validation=0.0)
+    data = AnnotatedImages(
+        tmp_path / "train",
+        tmp_path / "train",
+        test_annotations=tmp_path / "test",
+        validation=0.0,
+    )
     assert data.classes == ("cat", "dog")
     boxed = data.test.labels.sum(1) > 0
     assert data.test.labels[boxed].tolist() == [[True, False]] * 3
 
 
 def small(classes: tuple[str, ...]) -> Classifier:
-    return Classifier(tc.create_model("capsnet_digits", classes=len(classes)), classes=classes)
+    return Classifier(
+        tc.create_model("capsnet_digits", classes=len(classes)), classes=classes
+    )
 
 
 def test_a_classifier_is_tested_on_a_subset_in_any_order() -> None:
@@ -149,7 +184,10 @@ def test_a_classifier_is_tested_on_a_subset_in_any_order() -> None:
     assert whole.examine(swapped).figures == whole.examine(digits).figures
     rows = ((digits.labels == 7) | (digits.labels == 2)).nonzero().flatten()
     few = ImageSet(digits.images[rows], (digits.labels[rows] == 2).long(), ("7", "2"))
-    assert whole.examine(few).figures["accuracy"] == whole.examine(digits.subset(rows)).figures["accuracy"]
+    assert (
+        whole.examine(few).figures["accuracy"]
+        == whole.examine(digits.subset(rows)).figures["accuracy"]
+    )
     with pytest.raises(ValueError, match=r"may hold the classes .* but not seven"):
         whole.examine(ImageSet(few.images, few.labels, ("seven", "2")))
 
@@ -158,11 +196,17 @@ def test_masks_of_classes_pixels_and_boxes_are_renumbered() -> None:
     images = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
     several = ImageSet(images, torch.tensor([[True, False, True]]), ("a", "b", "c"))
     assert several.in_classes(("c", "x", "a")).labels.tolist() == [[True, False, True]]
-    assert several.in_classes(("x", "c", "a", "b")).labels.tolist() == [[False, True, True, False]]
-    pixels = MaskSet(images, torch.tensor([[[0, 1], [255, 1]]], dtype=torch.uint8), ("a", "b"))
+    assert several.in_classes(("x", "c", "a", "b")).labels.tolist() == [
+        [False, True, True, False]
+    ]
+    pixels = MaskSet(
+        images, torch.tensor([[[0, 1], [255, 1]]], dtype=torch.uint8), ("a", "b")
+    )
     assert pixels.in_classes(("b", "c", "a")).labels.tolist() == [[[2, 0], [255, 0]]]
     boxes, things = torch.tensor([[[0, 0, 1, 1]]]), torch.tensor([[1]])
-    boxed = AnnotatedSet(images, torch.tensor([[False, True]]), ("a", "b"), things=things, boxes=boxes)
+    boxed = AnnotatedSet(
+        images, torch.tensor([[False, True]]), ("a", "b"), things=things, boxes=boxes
+    )
     assert boxed.in_classes(("b", "z", "a")).things.tolist() == [[0]]
     assert boxed.in_classes(("b", "z", "a")).labels.tolist() == [[True, False, False]]
 
@@ -173,14 +217,20 @@ def folder(root: Path) -> Spec:
 
 def test_a_run_is_evaluated_on_a_folder_of_some_of_its_classes(tmp_path: Path) -> None:
     root = save(tmp_path / "photos", {"black": 8, "grey": 8, "white": 8})
-    tc.train(str(root), run=tmp_path / "run", epochs=1, show=None, report=False, size=16)
+    tc.train(
+        str(root), run=tmp_path / "run", epochs=1, show=None, report=False, size=16
+    )
     other = save(tmp_path / "other", {"white": 3, "black": 2, "grey": 0}, 20)
     classifier, images = open_run(str(tmp_path / "run"), folder(other), "all")
     assert images.classes == classifier.classes == ("black", "grey", "white")
     assert sorted(shades(images)) == [10, 10, 240, 240, 240]
     assert len(classifier.examine(images).lines) > 0
     alone = save(tmp_path / "alone", {"white": 3}, 20)
-    assert set(shades(open_run(str(tmp_path / "run"), folder(alone), "all")[1])) == {240}
+    assert set(shades(open_run(str(tmp_path / "run"), folder(alone), "all")[1])) == {
+        240
+    }
     strange = save(tmp_path / "strange", {"white": 3, "red": 3}, 20)
-    with pytest.raises(ValueError, match="strange may hold the classes black, grey, white, but not red"):
+    with pytest.raises(
+        ValueError, match="strange may hold the classes black, grey, white, but not red"
+    ):
         open_run(str(tmp_path / "run"), folder(strange), "all")

@@ -26,11 +26,18 @@ from torchcaps_lab.data.base import DATASETS
 def make_set(count: int = 20, classes: int = 2) -> ImageSet:
     images = (torch.arange(count * 12) % 256).to(torch.uint8).reshape(count, 1, 3, 4)
     names = tuple(f"class {i}" for i in range(classes))
-    return ImageSet(images, torch.arange(count) % classes, names, tuple(f"{i}.png" for i in range(count)))
+    return ImageSet(
+        images,
+        torch.arange(count) % classes,
+        names,
+        tuple(f"{i}.png" for i in range(count)),
+    )
 
 
 class Fake(ImageData):
-    """Twenty training images in two classes, four test images; it keeps account of what is read."""
+    """Twenty training images in two classes, four test images; it keeps account of what
+    is read.
+    """
 
     def __init__(self, validation: float = 0.1, seed: int = 0) -> None:
         super().__init__(validation, seed)
@@ -58,7 +65,9 @@ def test_batch_holds_scaled_images_labels_and_indices() -> None:
     batch = data.__getitems__([7, 2])
     assert isinstance(batch, Batch)
     assert batch.images.dtype == torch.float32
-    torch.testing.assert_close(batch.images, data.images[[7, 2]].double().div(255).float())
+    torch.testing.assert_close(
+        batch.images, data.images[[7, 2]].double().div(255).float()
+    )
     assert batch.labels.tolist() == [1, 0]
     assert batch.indices.tolist() == [7, 2]
 
@@ -73,7 +82,9 @@ def test_batches_are_all_images_in_their_order() -> None:
     found = list(make_set(20).batches(8))
     assert [len(batch.images) for batch in found] == [8, 8, 4]
     assert torch.cat([batch.indices for batch in found]).tolist() == list(range(20))
-    torch.testing.assert_close(torch.cat([batch.images for batch in found]), make_set(20).images / 255)
+    torch.testing.assert_close(
+        torch.cat([batch.images for batch in found]), make_set(20).images / 255
+    )
     assert not list(make_set(0).batches(8))
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         next(make_set(20).batches(0))
@@ -115,17 +126,35 @@ LABELS = torch.tensor([0, 1])
 @pytest.mark.parametrize(
     ("images", "labels", "files", "message"),
     [
-        (IMAGES.float(), LABELS, None, r"images must be uint8 .* got torch.float32 \(2, 1, 3, 3\)"),
-        (IMAGES[:, 0], LABELS, None, r"images must be uint8 .* got torch.uint8 \(2, 3, 3\)"),
+        (
+            IMAGES.float(),
+            LABELS,
+            None,
+            r"images must be uint8 .* got torch.float32 \(2, 1, 3, 3\)",
+        ),
+        (
+            IMAGES[:, 0],
+            LABELS,
+            None,
+            r"images must be uint8 .* got torch.uint8 \(2, 3, 3\)",
+        ),
         (IMAGES, LABELS.int(), None, "labels must be int64"),
-        (IMAGES, LABELS[:1], None, r"labels must be int64 \(2,\).* got torch.int64 \(1,\)"),
+        (
+            IMAGES,
+            LABELS[:1],
+            None,
+            r"labels must be int64 \(2,\).* got torch.int64 \(1,\)",
+        ),
         (IMAGES, LABELS + 1, None, r"labels must lie in 0..1, .* from 1 to 2"),
         (IMAGES, LABELS - 1, None, r"labels must lie in 0..1, .* from -1 to 0"),
         (IMAGES, LABELS, ("one.png",), "files must name 2 files, .* got 1"),
     ],
 )
 def test_image_set_refuses_what_does_not_fit(
-    images: torch.Tensor, labels: torch.Tensor, files: tuple[str, ...] | None, message: str
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    files: tuple[str, ...] | None,
+    message: str,
 ) -> None:
     with pytest.raises(ValueError, match=message):
         ImageSet(images, labels, ("a", "b"), files)
@@ -139,9 +168,13 @@ def test_image_set_refuses_what_does_not_fit(
     share=st.floats(0.001, 0.999),
     seed=st.integers(0, 2**32),
 )
-def test_split_is_a_stratified_partition(counts: list[int], share: float, seed: int) -> None:
+def test_split_is_a_stratified_partition(
+    counts: list[int], share: float, seed: int
+) -> None:
     labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
+    labels = labels[
+        torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+    ]
     rest, held_out = stratified_split(labels, share, seed)
     assert sorted(rest.tolist() + held_out.tolist()) == list(range(len(labels)))
     assert rest.tolist() == sorted(rest.tolist())
@@ -172,13 +205,17 @@ def test_share_zero_puts_nothing_aside() -> None:
 
 
 def test_a_subset_is_chosen_by_a_tensor() -> None:
-    with pytest.raises(TypeError, match=r"indices must be a tensor, int64 \(M,\), got list"):
+    with pytest.raises(
+        TypeError, match=r"indices must be a tensor, int64 \(M,\), got list"
+    ):
         make_set().subset([0, 1])
 
 
 @pytest.mark.parametrize("index", [1.5, [0, 1], [True, False], [], slice(2), "0", None])
 def test_an_index_is_one_whole_number(index) -> None:
-    with pytest.raises(TypeError, match=r"index must be one whole number, got .*__getitems__.*subset"):
+    with pytest.raises(
+        TypeError, match=r"index must be one whole number, got .*__getitems__.*subset"
+    ):
         make_set()[index]
 
 
@@ -210,7 +247,9 @@ def test_a_negative_seed_is_one() -> None:
 
 def test_the_folder_of_data_sets_is_a_path(tmp_path) -> None:
     assert MNIST(tmp_path).data_dir == tmp_path
-    with pytest.raises(ValueError, match="data_dir must be text or a path or null, got 5"):
+    with pytest.raises(
+        ValueError, match="data_dir must be text or a path or null, got 5"
+    ):
         MNIST(5)
 
 
@@ -218,7 +257,9 @@ def test_the_folder_of_data_sets_is_a_path(tmp_path) -> None:
 def test_share_out_of_range(share: float) -> None:
     with pytest.raises(ValueError, match=r"share must be a share in \[0, 1\), got"):
         stratified_split(torch.tensor([0, 1]), share, seed=0)
-    with pytest.raises(ValueError, match=r"validation must be a (share in \[0, 1\)|number), got"):
+    with pytest.raises(
+        ValueError, match=r"validation must be a (share in \[0, 1\)|number), got"
+    ):
         Fake(validation=share)
 
 
@@ -244,9 +285,24 @@ def test_validation_images_of_the_source_are_used_instead_of_a_split() -> None:
 
 
 def test_datasets_by_name(tmp_path: Path) -> None:
-    shipped = [name for name in list_datasets() if DATASETS[name].__module__.startswith("torchcaps_lab.")]
-    assert shipped == ["annotated", "cifar10", "digits", "fashion_mnist", "folder", "hub", "masks", "mnist", "series",
-                       "smallnorb", "text"]  # fmt: skip
+    shipped = [
+        name
+        for name in list_datasets()
+        if DATASETS[name].__module__.startswith("torchcaps_lab.")
+    ]
+    assert shipped == [
+        "annotated",
+        "cifar10",
+        "digits",
+        "fashion_mnist",
+        "folder",
+        "hub",
+        "masks",
+        "mnist",
+        "series",
+        "smallnorb",
+        "text",
+    ]
     digits = create_dataset("digits", validation=0.3, seed=5)
     assert isinstance(digits, Digits)
     assert (digits.validation_share, digits.seed) == (0.3, 5)
@@ -258,19 +314,28 @@ def test_datasets_by_name(tmp_path: Path) -> None:
 
 def test_unknown_dataset_lists_those_that_exist() -> None:
     with pytest.raises(
-        ValueError, match=r"one of .'annotated', 'cifar10', 'digits', .*, got 'cifar'; did you mean cifar10"
+        ValueError,
+        match=(
+            r"one of .'annotated', 'cifar10', 'digits', .*, got 'cifar'; did you "
+            r"mean cifar10"
+        ),
     ):
         create_dataset("cifar")
 
 
 def test_a_name_is_given_once() -> None:
-    with pytest.raises(ValueError, match="a data set named 'digits' exists already: Digits"):
+    with pytest.raises(
+        ValueError, match="a data set named 'digits' exists already: Digits"
+    ):
         register_dataset("digits")(Fake)
     assert isinstance(create_dataset("digits"), Digits)
 
 
 def test_a_cell_that_defines_a_data_set_can_run_again() -> None:
-    name, (first, second) = "again-and-again", (type("Again", (Fake,), {}) for _ in range(2))
+    name, (first, second) = (
+        "again-and-again",
+        (type("Again", (Fake,), {}) for _ in range(2)),
+    )
     try:
         for data in (first, second):
             register_dataset(name)(data)

@@ -30,7 +30,9 @@ def test_shape_range_and_classes() -> None:
 def test_the_default_network_takes_them() -> None:
     """That of other data sets has larger kernels than these images are."""
     data = Digits()
-    network = create_model(data.model, image_shape=data.image_shape, classes=len(data.classes))
+    network = create_model(
+        data.model, image_shape=data.image_shape, classes=len(data.classes)
+    )
     assert network(data.train.images[:2] / 255).activation.shape == (2, 10)
 
 

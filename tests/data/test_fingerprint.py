@@ -11,7 +11,12 @@ from torchcaps_lab.data import Digits, ImageData, ImageSet
 class Four(ImageData):
     """Four training images in two classes; the test images are not to be read."""
 
-    def __init__(self, classes: tuple[str, ...] = ("a", "b"), flipped: bool = False, pixel: int = 0) -> None:
+    def __init__(
+        self,
+        classes: tuple[str, ...] = ("a", "b"),
+        flipped: bool = False,
+        pixel: int = 0,
+    ) -> None:
         super().__init__(validation=0)
         images = torch.arange(24, dtype=torch.uint8).reshape(4, 1, 2, 3)
         images[0, 0, 0, 0] = pixel
@@ -25,13 +30,27 @@ class Four(ImageData):
         raise AssertionError("the test images are read")
 
 
-@pytest.mark.parametrize("other", [Four(("a", "c")), Four(flipped=True), Four(pixel=1)], ids=["class", "label", "byte"])
-def test_item17_whatever_is_trained_on_changes_the_fingerprint(other: ImageData) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [Four(("a", "c")), Four(flipped=True), Four(pixel=1)],
+    ids=["class", "label", "byte"],
+)
+def test_item17_whatever_is_trained_on_changes_the_fingerprint(
+    other: ImageData,
+) -> None:
     assert Four().fingerprint() == Four().fingerprint() != other.fingerprint()
 
 
 def test_item17_the_split_changes_the_fingerprint() -> None:
-    assert len({Digits(validation, seed).fingerprint() for validation, seed in ((0.1, 0), (0.1, 1), (0.2, 0))}) == 3
+    assert (
+        len(
+            {
+                Digits(validation, seed).fingerprint()
+                for validation, seed in ((0.1, 0), (0.1, 1), (0.2, 0))
+            }
+        )
+        == 3
+    )
 
 
 def test_the_order_of_images_changes_the_digest_and_files_do_not() -> None:

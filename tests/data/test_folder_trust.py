@@ -1,4 +1,6 @@
-"""Nothing silently wrong with a folder of anybody's images; each test is named by its item of the issue."""
+"""Nothing silently wrong with a folder of anybody's images; each test is named by its
+item of the issue.
+"""
 
 import errno
 import importlib.util
@@ -24,7 +26,14 @@ from tests.data.folders import (
     tiff_in_tiles,
 )
 from torchcaps_lab.cli import main
-from torchcaps_lab.data import ImageFolder, Manifest, Padded, listed, load_image, stable_split
+from torchcaps_lab.data import (
+    ImageFolder,
+    Manifest,
+    Padded,
+    listed,
+    load_image,
+    stable_split,
+)
 from torchcaps_lab.data.check import check_folder
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.data.picture import image_suffixes
@@ -38,7 +47,11 @@ def names(images, root: Path) -> set[str]:
 
 def part_of(data: ImageFolder) -> dict[str, str]:
     parts = {"train": data.train, "validation": data.validation, "test": data.test}
-    return {name: part for part, images in parts.items() for name in names(images, data.root)}
+    return {
+        name: part
+        for part, images in parts.items()
+        for name in names(images, data.root)
+    }
 
 
 # Item 1: the split
@@ -50,46 +63,65 @@ class TestItem1:
         for number in range(5):
             save(tmp_path / "a" / f"new {number}.png", 5000 + number)
             after = part_of(ImageFolder(str(tmp_path)))
-            # One leaves the test set for validation or training, one validation; or none where shares grow.
+            # One leaves the test set for validation or training, one validation; or
+            # none where shares grow.
             assert sum(before[name] != after[name] for name in before) <= 2
-            assert all(before[name] == after[name] for name in before if name.startswith("b"))
+            assert all(
+                before[name] == after[name] for name in before if name.startswith("b")
+            )
             before = after
 
     def test_names_have_no_say(self, tmp_path):
         before = part_of(ImageFolder(str(make_root(tmp_path))))
         (tmp_path / "a" / "000.png").rename(tmp_path / "a" / "zzz.png")
         after = part_of(ImageFolder(str(tmp_path)))
-        assert {**after, "a/000.png": after["a/zzz.png"]} == {**before, "a/zzz.png": after["a/zzz.png"]}
+        assert {**after, "a/000.png": after["a/zzz.png"]} == {
+            **before,
+            "a/zzz.png": after["a/zzz.png"],
+        }
 
     def test_copies_stay_together(self):
         digests = [str(index // 4) for index in range(100)]
         for seed in range(20):
-            rest, aside = stable_split(torch.zeros(100, dtype=torch.int64), digests, 0.33, seed)
+            rest, aside = stable_split(
+                torch.zeros(100, dtype=torch.int64), digests, 0.33, seed
+            )
             assert not {digests[i] for i in rest} & {digests[i] for i in aside}
             assert 33 <= len(aside) <= 36
 
     def test_a_class_of_copies_has_images_on_both_sides(self):
-        rest, aside = stable_split(torch.zeros(5, dtype=torch.int64), ["same"] * 5, 0.2, 0)
+        rest, aside = stable_split(
+            torch.zeros(5, dtype=torch.int64), ["same"] * 5, 0.2, 0
+        )
         assert (len(rest), len(aside)) == (4, 1)
 
     def test_manifest_is_written_whole_and_read_back(self, tmp_path):
         manifest = ImageFolder(str(make_root(tmp_path / "images", 3))).manifest()
         manifest.write(tmp_path / "data.json")
         assert Manifest.read(tmp_path / "data.json") == manifest
-        assert [path.name for path in tmp_path.iterdir()] in (["images", "data.json"], ["data.json", "images"])
+        assert [path.name for path in tmp_path.iterdir()] in (
+            ["images", "data.json"],
+            ["data.json", "images"],
+        )
         (tmp_path / "data.json").write_text((tmp_path / "data.json").read_text()[:-20])
         with pytest.raises(ValueError, match=r"data\.json is damaged"):
             Manifest.read(tmp_path / "data.json")
 
     def test_following_keeps_the_parts_and_names_what_changed(self, tmp_path):
         data = ImageFolder(str(make_root(tmp_path)))
-        manifest, before, fingerprint = data.manifest(), part_of(data), data.fingerprint()
+        manifest, before, fingerprint = (
+            data.manifest(),
+            part_of(data),
+            data.fingerprint(),
+        )
         for number in range(20):
             save(tmp_path / "a" / f"{number:03} new.png", 5000 + number)
         later = ImageFolder(str(tmp_path))
         changes = later.follow(manifest)
         assert len(changes.added) == 20
-        assert changes.lines()[0].startswith("20 images added since the training, left out of all parts: a/000 new.png")
+        assert changes.lines()[0].startswith(
+            "20 images added since the training, left out of all parts: a/000 new.png"
+        )
         assert part_of(later) == before
         assert later.fingerprint() == fingerprint
         assert torch.equal(later.train.images, data.train.images)
@@ -100,10 +132,15 @@ class TestItem1:
         (tmp_path / "a" / "000.png").unlink()
         save(tmp_path / "a" / "001.png", 7000)
         (tmp_path / "b" / "002.png").rename(tmp_path / "b" / "other.png")
-        (tmp_path / "b" / "003.png").rename(tmp_path / "a" / "moved.png")  # another class is another image
+        (tmp_path / "b" / "003.png").rename(
+            tmp_path / "a" / "moved.png"
+        )  # another class is another image
         later = ImageFolder(str(tmp_path), validation=0, test=0)
         changes = later.follow(manifest)
-        assert (changes.removed, changes.changed) == (("a/000.png", "b/003.png"), ("a/001.png",))
+        assert (changes.removed, changes.changed) == (
+            ("a/000.png", "b/003.png"),
+            ("a/001.png",),
+        )
         assert changes.renamed == (("b/002.png", "b/other.png"),)
         assert changes.added == ("a/moved.png",)
         assert later.fingerprint() != fingerprint
@@ -111,9 +148,18 @@ class TestItem1:
 
     def test_another_folder_altogether_is_refused(self, tmp_path):
         manifest = ImageFolder(str(make_root(tmp_path / "one"))).manifest()
-        later = ImageFolder(str(make_root(tmp_path / "other", classes=("x", "y"), start=5000)), size=8)
-        assert len(later.follow(manifest).removed) == len(later.follow(manifest).added) == 60
-        with pytest.raises(ValueError, match="none of the images that the run was trained and tested on is there"):
+        later = ImageFolder(
+            str(make_root(tmp_path / "other", classes=("x", "y"), start=5000)), size=8
+        )
+        assert (
+            len(later.follow(manifest).removed)
+            == len(later.follow(manifest).added)
+            == 60
+        )
+        with pytest.raises(
+            ValueError,
+            match="none of the images that the run was trained and tested on is there",
+        ):
             _ = later.test
 
     def test_swapped_classes_change_the_fingerprint(self, tmp_path):
@@ -140,7 +186,9 @@ class TestItem1:
         assert data.follow(None).lines() == ()
         listed = sorted(part_of(data))
         labels = torch.arange(60) // 30
-        assert names(data.test, tmp_path) == {listed[i] for i in stratified_split(labels, 0.2, 0)[1].tolist()}
+        assert names(data.test, tmp_path) == {
+            listed[i] for i in stratified_split(labels, 0.2, 0)[1].tolist()
+        }
         assert "no record of its split" in data.notes()[0]
 
 
@@ -149,7 +197,9 @@ class TestItem1:
 
 class TestItem2:
     @pytest.mark.parametrize("validation", ["val", "Valid", "VALIDATION"])
-    @pytest.mark.parametrize(("train", "test"), [("train", "test"), ("Training", "Testing")])
+    @pytest.mark.parametrize(
+        ("train", "test"), [("train", "test"), ("Training", "Testing")]
+    )
     def test_usual_names(self, tmp_path, train, validation, test):
         for count, name in ((5, train), (2, validation), (3, test)):
             make_root(tmp_path / name, count)
@@ -157,30 +207,56 @@ class TestItem2:
         assert (len(data.train), len(data.validation), len(data.test)) == (10, 4, 6)
 
     @pytest.mark.parametrize("name", ["val", "valid", "validation"])
-    def test_without_a_test_folder_the_validation_images_are_reported_and_it_is_said(self, tmp_path, name):
+    def test_without_a_test_folder_the_validation_images_are_reported_and_it_is_said(
+        self, tmp_path, name
+    ):
         make_root(tmp_path / "train", 10)
         make_root(tmp_path / name, 3, start=5000)
         data = ImageFolder(str(tmp_path), validation=0.2)
         assert data.classes == ("a", "b")
         assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 6)
-        assert names(data.test, tmp_path) == {f"{name}/{c}/{i:03}.png" for c in "ab" for i in range(3)}
+        assert names(data.test, tmp_path) == {
+            f"{name}/{c}/{i:03}.png" for c in "ab" for i in range(3)
+        }
         (note,) = data.notes()
         assert note.startswith(
-            f"there are no test images of their own: the images in '{name}' are reported as the test"
+            f"there are no test images of their own: the images in '{name}' are "
+            "reported as the test"
         )
 
     @pytest.mark.parametrize(
         ("folders", "message"),
         [
-            (("train/a", "train/b", "dogs"), r"holds 'train', as if .* but also dogs, as if .* rename a class"),
-            (("train/a", "train/b", "val/a", "val/b", "cats", "dogs"), "but also cats, dogs, as if"),
+            (
+                ("train/a", "train/b", "dogs"),
+                r"holds 'train', as if .* but also dogs, as if .* rename a class",
+            ),
+            (
+                ("train/a", "train/b", "val/a", "val/b", "cats", "dogs"),
+                "but also cats, dogs, as if",
+            ),
             (("test/a", "test/b", "dogs"), "but also dogs"),
-            (("train/a", "train/b"), r"neither val nor test: give the root .*train, of which a share"),
+            (
+                ("train/a", "train/b"),
+                r"neither val nor test: give the root .*train, of which a share",
+            ),
             (("val/a", "val/b", "test/a", "test/b"), "but no train"),
-            (("train/a", "train/b", "Training/a", "Training/b"), "holds 'Training' and 'train': only one"),
-            (("train/a", "train/b", "val/a", "validation/a"), "only one can be the validation images"),
-            (("train", "test"), r"train must hold a folder for each of two or more classes, got \(\)"),
-            (("train/a", "train/b", "test"), r"test holds no images in folders of classes"),
+            (
+                ("train/a", "train/b", "Training/a", "Training/b"),
+                "holds 'Training' and 'train': only one",
+            ),
+            (
+                ("train/a", "train/b", "val/a", "validation/a"),
+                "only one can be the validation images",
+            ),
+            (
+                ("train", "test"),
+                r"train must hold a folder for each of two or more classes, got \(\)",
+            ),
+            (
+                ("train/a", "train/b", "test"),
+                r"test holds no images in folders of classes",
+            ),
         ],
     )
     def test_what_is_doubtful_is_refused(self, tmp_path, folders, message):
@@ -216,15 +292,24 @@ class TestItem7:
 
     def test_all_that_is_broken_is_told_at_once(self, troubles):
         data = ImageFolder(str(troubles), size=8)
-        with pytest.raises(ValueError, match=r"7 files cannot be read: .* skip_broken") as caught:
+        with pytest.raises(
+            ValueError, match=r"7 files cannot be read: .* skip_broken"
+        ) as caught:
             _ = data.train
         for name, why in BROKEN.items():
-            assert re.search(f"cannot read the image {re.escape(str(troubles / name))}: .*{why}", str(caught.value))
+            assert re.search(
+                f"cannot read the image {re.escape(str(troubles / name))}: .*{why}",
+                str(caught.value),
+            )
 
     def test_the_rest_is_read_and_what_was_left_out_is_said(self, troubles):
         data = ImageFolder(str(troubles), size=8, skip_broken=True)
         left_out = data.manifest().left_out
-        assert {name: why for name, why in {**BROKEN, **LEFT_OUT}.items() if why not in left_out[name]} == {}
+        assert {
+            name: why
+            for name, why in {**BROKEN, **LEFT_OUT}.items()
+            if why not in left_out[name]
+        } == {}
         assert set(left_out) == {*BROKEN, *LEFT_OUT}
         good = {f"{c}/{number:02}.png" for c in "ab" for number in range(12)}
         assert set(part_of(data)) == {*good, *READ}
@@ -234,10 +319,17 @@ class TestItem7:
     def test_broken_files_have_no_say_in_the_parts(self, troubles, tmp_path):
         clean = tmp_path / "clean"
         for category in "ab":
-            shutil.copytree(troubles / category, clean / category, ignore=lambda _, found: {*ODD} & {*found})
+            shutil.copytree(
+                troubles / category,
+                clean / category,
+                ignore=lambda _, found: {*ODD} & {*found},
+            )
         expected = part_of(ImageFolder(str(clean), size=8, validation=0.3))
         shutil.copy(troubles / "a" / "text.png", clean / "a")
-        assert part_of(ImageFolder(str(clean), size=8, validation=0.3, skip_broken=True)) == expected
+        assert (
+            part_of(ImageFolder(str(clean), size=8, validation=0.3, skip_broken=True))
+            == expected
+        )
 
     def test_check(self, troubles, capsys):
         assert main(["check", str(troubles), "--json"]) == 1
@@ -251,7 +343,9 @@ class TestItem7:
         assert (found["moving"], found["turned"]) == (["b/moving.gif"], 1)
         assert "1 problem in" in output.err
         assert main(["check", str(troubles)]) == 1
-        assert "PROBLEM: 7 files cannot be read: a/bomb.png (" in capsys.readouterr().out
+        assert (
+            "PROBLEM: 7 files cannot be read: a/bomb.png (" in capsys.readouterr().out
+        )
 
     def test_check_of_a_folder_in_order(self, tmp_path, capsys):
         make_root(tmp_path, 3)
@@ -262,7 +356,9 @@ class TestItem7:
         assert "a: 4 (57.1%)" in output
         assert "1 image there more than once: a/000.png = a/copy.png" in output
 
-    def test_check_ends_with_the_command_that_trains_on_the_folder_as_it_is(self, tmp_path, capsys):
+    def test_check_ends_with_the_command_that_trains_on_the_folder_as_it_is(
+        self, tmp_path, capsys
+    ):
         make_root(tmp_path, 60)
         for category in "ab":
             (tmp_path / category / "bad.png").write_text("x")
@@ -273,16 +369,26 @@ class TestItem7:
         (tmp_path / "a" / "photo.heic").write_text("x")
         main(["check", str(tmp_path)])
         lines = capsys.readouterr().out.splitlines()
-        assert lines[-1] == f"train on it: torchcaps train {tmp_path} --data.size 16 --data.skip_broken true"
+        assert lines[-1] == (
+            f"train on it: torchcaps train {tmp_path} --data.size 16 "
+            "--data.skip_broken true"
+        )
         said = "\n".join(lines)
-        assert "2 images of a side below 8 pixels, or 8 times as long as wide: b/dot.png (1 x 1), b/line.png" in said
+        assert (
+            "2 images of a side below 8 pixels, or 8 times as long as wide: b/dot.png "
+            "(1 x 1), b/line.png" in said
+        )
         assert "a has 60 images and b 12: --sampler balanced" in said
-        assert ("pip install pillow-heif" in said) is (importlib.util.find_spec("pillow_heif") is None)
+        assert ("pip install pillow-heif" in said) is (
+            importlib.util.find_spec("pillow_heif") is None
+        )
         (tmp_path / "empty").mkdir()
         main(["check", str(tmp_path)])
         assert "train on it" not in capsys.readouterr().out
 
-    def test_check_tells_what_is_wrong_with_folders_beside_the_rest(self, tmp_path, capsys):
+    def test_check_tells_what_is_wrong_with_folders_beside_the_rest(
+        self, tmp_path, capsys
+    ):
         """An empty folder hid the broken file."""
         make_root(tmp_path, 4)
         for category in ("empty", "single"):
@@ -293,20 +399,38 @@ class TestItem7:
         told = capsys.readouterr()
         assert f"PROBLEM: class folder {tmp_path / 'empty'} holds no images" in told.out
         assert "PROBLEM: 1 file cannot be read: a/broken.png" in told.out
-        assert "too few images of a class to put some aside for validation and test: single (1)\n" in told.out
-        assert "classes of fewer than 10 images, hardly enough to learn from: a (4), b (4), single (1)\n" in told.out
+        assert (
+            "too few images of a class to put some aside for validation and test: "
+            "single (1)\n" in told.out
+        )
+        assert (
+            "classes of fewer than 10 images, hardly enough to learn from: a (4), b "
+            "(4), single (1)\n" in told.out
+        )
         assert "2 problems in" in told.err
 
     def test_check_of_parts_with_other_classes(self, tmp_path):
-        for place, number in (("train/a", 0), ("train/b", 1), ("train/b", 2), ("test/a", 3), ("test/c", 4)):
+        for place, number in (
+            ("train/a", 0),
+            ("train/b", 1),
+            ("train/b", 2),
+            ("test/a", 3),
+            ("test/c", 4),
+        ):
             save(tmp_path / place / f"{number}.png", number)
         found = check_folder(tmp_path)
-        assert found.folders == (f"{tmp_path / 'test'} may hold the classes a, b, but not c",)
-        assert found.classes == {"train": {"a": 1, "b": 2, "c": 0}, "test": {"a": 1, "b": 0, "c": 1}}
+        assert found.folders == (
+            f"{tmp_path / 'test'} may hold the classes a, b, but not c",
+        )
+        assert found.classes == {
+            "train": {"a": 1, "b": 2, "c": 0},
+            "test": {"a": 1, "b": 0, "c": 1},
+        }
         assert found.notes == (
             "too few images of a class to put some aside for validation: a (1)",
             "classes without a test image, of which nothing is measured: b",
-            "classes of fewer than 10 images, hardly enough to learn from: a (1), b (2)",
+            "classes of fewer than 10 images, hardly enough to learn from: a (1), b "
+            "(2)",
         )
 
     def test_check_of_broken_files_alone(self, tmp_path):
@@ -318,13 +442,20 @@ class TestItem7:
     def test_copies_in_other_parts_and_classes_are_named(self, tmp_path, capsys):
         make_root(tmp_path / "train", 3)
         make_root(tmp_path / "test", 3, start=5000)
-        shutil.copy(tmp_path / "train" / "a" / "000.png", tmp_path / "test" / "a" / "copy.png")
-        shutil.copy(tmp_path / "train" / "a" / "001.png", tmp_path / "train" / "b" / "copy.png")
+        shutil.copy(
+            tmp_path / "train" / "a" / "000.png", tmp_path / "test" / "a" / "copy.png"
+        )
+        shutil.copy(
+            tmp_path / "train" / "a" / "001.png", tmp_path / "train" / "b" / "copy.png"
+        )
         in_parts, in_classes = ImageFolder(str(tmp_path), validation=0).notes()
         assert in_parts == (
-            "1 image of the same content in several parts of the data: train/a/000.png (train) = test/a/copy.png (test)"
+            "1 image of the same content in several parts of the data: "
+            "train/a/000.png (train) = test/a/copy.png (test)"
         )
-        assert in_classes.startswith("1 image of the same content in several classes: train/a/001.png (train) = ")
+        assert in_classes.startswith(
+            "1 image of the same content in several classes: train/a/001.png (train) = "
+        )
         assert main(["check", str(tmp_path)]) == 1
         assert f"PROBLEM: {in_parts}" in capsys.readouterr().out
 
@@ -340,13 +471,21 @@ class TestItem7:
         assert not report.broken
         assert report.sizes == {"6 x 4": 1, "4 x 6": 1}
         assert report.turned == 1
-        assert load_image(tmp_path / "damaged" / f"x.{suffix}", (3, 4, 6)).shape == (3, 4, 6)
+        assert load_image(tmp_path / "damaged" / f"x.{suffix}", (3, 4, 6)).shape == (
+            3,
+            4,
+            6,
+        )
 
     def test_what_may_not_be_read_is_broken(self, tmp_path, monkeypatch):
         root, locked = make_root(tmp_path, 5), tmp_path / "a" / "000.png"
-        monkeypatch.setattr(Path, "open", refusing(Path.open, locked))  # the tests may run as root, whom nothing stops
+        monkeypatch.setattr(
+            Path, "open", refusing(Path.open, locked)
+        )  # the tests may run as root, whom nothing stops
         monkeypatch.setattr(Image, "open", refusing(Image.open, locked))
-        with pytest.raises(ValueError, match=f"cannot read the image {locked}: Permission denied"):
+        with pytest.raises(
+            ValueError, match=f"cannot read the image {locked}: Permission denied"
+        ):
             _ = ImageFolder(str(root)).train
         data = ImageFolder(str(root), skip_broken=True)
         assert data.manifest().left_out == {"a/000.png": "Permission denied"}
@@ -356,13 +495,22 @@ class TestItem7:
         root = make_root(tmp_path, 3)
         (root / "c").mkdir()
         (root / "c" / "0.png").write_text("hello")
-        with pytest.raises(ValueError, match=r"class 'c' holds no training image that can be read: c/0.png \(it is no"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                r"class 'c' holds no training image that can be read: c/0.png "
+                r"\(it is no"
+            ),
+        ):
             _ = ImageFolder(str(root), skip_broken=True).train
 
     def test_a_class_that_links_to_another_is_named(self, tmp_path):
         root = make_root(tmp_path, 3)
         (root / "c").symlink_to("a", target_is_directory=True)
-        with pytest.raises(ValueError, match=r"class folder .*c holds no images: it links to .*a, which is read"):
+        with pytest.raises(
+            ValueError,
+            match=r"class folder .*c holds no images: it links to .*a, which is read",
+        ):
             ImageFolder(str(root))
 
 
@@ -377,31 +525,64 @@ def refusing(function, path: Path):
     return refuse
 
 
-def test_item13_an_image_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The defect: Pillow knows files by their contents, and has Ghostscript run those of PostScript."""
-    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+def test_item13_an_image_starts_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The defect: Pillow knows files by their contents, and has Ghostscript run those
+    of PostScript.
+    """
+    monkeypatch.setattr(
+        EpsImagePlugin,
+        "Ghostscript",
+        lambda *_, **__: pytest.fail("Ghostscript was started"),
+    )
     path = tmp_path / "photo.jpg"
-    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n")
-    with pytest.raises(ValueError, match=r"photo\.jpg: it is not an image of a kind that is read"):
+    path.write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 "
+        b"8\n%%EndComments\nshowpage\n%%EOF\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"photo\.jpg: it is not an image of a kind that is read"
+    ):
         load_image(path, (3, 8, 8))
     assert not image_suffixes() & {".eps", ".ico", ".icns", ".cur"}
-    assert image_suffixes() > {".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".pgm"}
+    assert image_suffixes() > {
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".gif",
+        ".webp",
+        ".bmp",
+        ".tif",
+        ".tiff",
+        ".pgm",
+    }
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (icon_of(png_that_says(90, 80, rows=80)), "not an image of a kind that is read"),
-        (tiff_in_tiles(16, 128), "16 x 16 pixels in tiles of 128 x 128, at most 10,000 are read"),
+        (
+            icon_of(png_that_says(90, 80, rows=80)),
+            "not an image of a kind that is read",
+        ),
+        (
+            tiff_in_tiles(16, 128),
+            "16 x 16 pixels in tiles of 128 x 128, at most 10,000 are read",
+        ),
     ],
     ids=["icon", "tiles"],
 )
 def test_no_more_pixels_are_decoded_than_are_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, why: str
 ) -> None:
-    """Icons were decoded to learn their size; of a TIFF file the size of its tiles was not looked at."""
+    """Icons were decoded to learn their size; of a TIFF file the size of its tiles was
+    not looked at.
+    """
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", LIMIT)
-    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("pixels were decoded"))
+    monkeypatch.setattr(
+        ImageFile.ImageFile, "load", lambda _: pytest.fail("pixels were decoded")
+    )
     path = tmp_path / "photo.png"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=why):
@@ -414,16 +595,24 @@ def test_an_orientation_that_means_nothing_turns_nothing(tmp_path: Path) -> None
         exif[0x0112] = orientation
         for name in ("a", "b"):
             (tmp_path / name).mkdir(exist_ok=True)
-            Image.new("L", (4 + number, 3)).save(tmp_path / name / f"{orientation}.png", exif=exif)
+            Image.new("L", (4 + number, 3)).save(
+                tmp_path / name / f"{orientation}.png", exif=exif
+            )
     found = check_folder(tmp_path)
     assert found.turned == 2
     assert found.sizes == {"3 x 4": 2, "5 x 3": 2, "3 x 6": 2}
 
 
-def test_all_files_are_tested_on_and_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_files_are_tested_on_and_decoded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[str] = []
     original = listed._open
-    monkeypatch.setattr(listed, "_open", lambda item, *how: opened.append(item.name) or original(item, *how))
+    monkeypatch.setattr(
+        listed,
+        "_open",
+        lambda item, *how: opened.append(item.name) or original(item, *how),
+    )
     data = Padded(ImageFolder(make_root(tmp_path), size=8), pad=1)
     data.test_on_all()
     assert (len(data.test), data.notes()) == (len(data.data.listed.items), ())

@@ -1,4 +1,6 @@
-"""Photos of handwriting, as MNIST's pictures are: through ``predict``, for anyone's picture."""
+"""Photos of handwriting, as MNIST's pictures are: through ``predict``, for anyone's
+picture.
+"""
 
 import csv
 import io
@@ -21,58 +23,115 @@ MNIST = (1, 28, 28)
 def seven(size: tuple[int, int], pen: int, ink: str, paper: str) -> Image.Image:
     """A seven in a corner of a sheet."""
     sheet = Image.new("RGB", size, paper)
-    ImageDraw.Draw(sheet).line([(30, 40), (100, 40), (65, 140)], fill=ink, width=pen, joint="curve")
+    ImageDraw.Draw(sheet).line(
+        [(30, 40), (100, 40), (65, 140)], fill=ink, width=pen, joint="curve"
+    )
     return sheet
 
 
-def test_item2_95_of_100_photos_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_item2_95_of_100_photos_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     images, labels = digits()
     for number, digit in enumerate(images):
         photo(digit, number).save(tmp_path / f"{number}.png")
-    assert main(["predict", "mnist/efficient_capsnet", str(tmp_path), "--csv", "--top", "1"]) == 0
+    assert (
+        main(
+            ["predict", "mnist/efficient_capsnet", str(tmp_path), "--csv", "--top", "1"]
+        )
+        == 0
+    )
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     right = [row["class"] == str(labels[int(Path(row["file"]).stem)]) for row in rows]
     assert len(right) == 50
     assert np.mean(right) >= 0.95
 
 
-def test_predict_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_says_what_it_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seven((400, 300), 3, "navy", "linen").save(tmp_path / "7.png")
     assert main(["predict", "mnist/efficient_capsnet", str(tmp_path / "7.png")]) == 0
     assert "7.png: 7 (" in (said := capsys.readouterr().out)
-    assert "# dark ink on light ground, cut out of 400 x 300 pixels: 18 % of the width" in said
+    assert (
+        "# dark ink on light ground, cut out of 400 x 300 pixels: 18 % of the width"
+        in said
+    )
     assert "thin strokes widened" in said
-    assert main(["predict", "mnist/efficient_capsnet", str(tmp_path / "7.png"), "--resize", "pad"]) == 0
+    assert (
+        main(
+            [
+                "predict",
+                "mnist/efficient_capsnet",
+                str(tmp_path / "7.png"),
+                "--resize",
+                "pad",
+            ]
+        )
+        == 0
+    )
     assert "ink" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("ink", "paper"), [("black", "#00000000"), ("#e00000", "#008000")], ids=["clear", "as bright"])
+@pytest.mark.parametrize(
+    ("ink", "paper"),
+    [("black", "#00000000"), ("#e00000", "#008000")],
+    ids=["clear", "as bright"],
+)
 @pytest.mark.parametrize("size", [28, None])
-def test_training_images_are_read_as_others_are(tmp_path: Path, ink: str, paper: str, size: int | None) -> None:
-    """They were made grey on black before their ink was looked for: of these nothing was left."""
+def test_training_images_are_read_as_others_are(
+    tmp_path: Path, ink: str, paper: str, size: int | None
+) -> None:
+    """They were made grey on black before their ink was looked for: of these nothing
+    was left.
+    """
     for number in range(4):
         sheet = Image.new("RGBA", (160, 200), paper)
-        ImageDraw.Draw(sheet).line([(30, 40), (100, 40 + number), (65, 140)], fill=ink, width=12)
+        ImageDraw.Draw(sheet).line(
+            [(30, 40), (100, 40 + number), (65, 140)], fill=ink, width=12
+        )
         (tmp_path / "ab"[number % 2]).mkdir(exist_ok=True)
         sheet.save(tmp_path / "ab"[number % 2] / f"{number}.png")
-    data = ImageFolder(str(tmp_path), size=size, channels=1, resize="handwriting", test=0.5, validation=0.0)
+    data = ImageFolder(
+        str(tmp_path),
+        size=size,
+        channels=1,
+        resize="handwriting",
+        test=0.5,
+        validation=0.0,
+    )
     assert data.train.files is not None
     for name, image in zip(data.train.files, data.train.images, strict=True):
-        assert torch.equal(image, load_image(tmp_path / name, data.image_shape, "handwriting"))
+        assert torch.equal(
+            image, load_image(tmp_path / name, data.image_shape, "handwriting")
+        )
 
 
 def test_no_program_is_started(tmp_path: Path) -> None:
     """What a file says that it is starts none, on this way either."""
     path = tmp_path / "photo.jpg"
-    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n")
-    with pytest.raises(ValueError, match=r"photo\.jpg: it is not an image of a kind that is read"):
+    path.write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 "
+        b"8\n%%EndComments\nshowpage\n%%EOF\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"photo\.jpg: it is not an image of a kind that is read"
+    ):
         load_image(path, MNIST, "handwriting")
 
 
 class TestWhatTheNetworkSees:
-    @pytest.mark.parametrize(("ink", "paper"), [("black", "white"), ("white", "black"), ("red", "green")])
-    def test_the_box_and_the_centre_are_those_of_mnist(self, ink: str, paper: str) -> None:
-        seen = read_handwriting(seven((400, 300), 12, ink, paper), MNIST).pixels[0].double()
+    @pytest.mark.parametrize(
+        ("ink", "paper"), [("black", "white"), ("white", "black"), ("red", "green")]
+    )
+    def test_the_box_and_the_centre_are_those_of_mnist(
+        self, ink: str, paper: str
+    ) -> None:
+        seen = (
+            read_handwriting(seven((400, 300), 12, ink, paper), MNIST)
+            .pixels[0]
+            .double()
+        )
         rows, columns = (seen.amax(axis).gt(40).nonzero().flatten() for axis in (1, 0))
         assert rows[-1] - rows[0] + 1 == pytest.approx(20, abs=1)
         for axis, extent in ((1, rows), (0, columns)):
@@ -84,9 +143,13 @@ class TestWhatTheNetworkSees:
 
     def test_it_does_not_depend_on_where_and_how_large(self) -> None:
         small = read_handwriting(seven((160, 200), 12, "black", "white"), MNIST).pixels
-        far = ImageOps.expand(seven((160, 200), 12, "black", "white"), (40, 10, 20, 40), "white")
+        far = ImageOps.expand(
+            seven((160, 200), 12, "black", "white"), (40, 10, 20, 40), "white"
+        )
         assert (small.double() - read_handwriting(far, MNIST).pixels).abs().max() < 8
-        large = read_handwriting(far.resize((4 * far.width, 4 * far.height)), MNIST).pixels
+        large = read_handwriting(
+            far.resize((4 * far.width, 4 * far.height)), MNIST
+        ).pixels
         assert (small.double() - large.double()).abs().mean() < 4
 
     def test_a_picture_of_mnist_is_taken_as_it_is(self) -> None:
@@ -96,11 +159,20 @@ class TestWhatTheNetworkSees:
         assert found.note == "taken as it is"
 
     def test_a_picture_of_mnist_inverted_comes_back(self) -> None:
-        """But for a pixel to each side: where the faint edge of a stroke ends is not told any more."""
+        """But for a pixel to each side: where the faint edge of a stroke ends is not
+        told any more.
+        """
         for digit in digits()[0][::5]:
-            found = read_handwriting(Image.fromarray(255 - digit), MNIST).pixels[0].numpy()
-            moved = [np.roll(found, (y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)]
-            assert max(np.corrcoef(one.ravel(), digit.ravel())[0, 1] for one in moved) > 0.9
+            found = (
+                read_handwriting(Image.fromarray(255 - digit), MNIST).pixels[0].numpy()
+            )
+            moved = [
+                np.roll(found, (y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)
+            ]
+            assert (
+                max(np.corrcoef(one.ravel(), digit.ravel())[0, 1] for one in moved)
+                > 0.9
+            )
 
     @pytest.mark.parametrize("ink", [0, 255])
     def test_transparent_paper(self, ink: int) -> None:
@@ -109,11 +181,15 @@ class TestWhatTheNetworkSees:
         sheet.putalpha(digit)
         opaque = ImageOps.invert(digit) if ink == 0 else digit
         expected = read_handwriting(opaque, MNIST).pixels.double()
-        assert (read_handwriting(sheet, MNIST).pixels.double() - expected).abs().max() <= 2
+        assert (
+            read_handwriting(sheet, MNIST).pixels.double() - expected
+        ).abs().max() <= 2
 
     def test_16_bit(self, tmp_path: Path) -> None:
         sheet = seven((160, 200), 12, "black", "white").convert("L")
-        Image.fromarray(np.asarray(sheet).astype(np.uint16) * 257).save(tmp_path / "deep.png")
+        Image.fromarray(np.asarray(sheet).astype(np.uint16) * 257).save(
+            tmp_path / "deep.png"
+        )
         found = load_image(tmp_path / "deep.png", MNIST, "handwriting")
         assert torch.equal(found, read_handwriting(sheet, MNIST).pixels)
 
@@ -122,7 +198,9 @@ class TestWhatTheNetworkSees:
         clean = read_handwriting(sheet, MNIST).pixels
         ImageDraw.Draw(sheet).ellipse([180, 180, 184, 184], fill="black")
         # The ground is fitted to slightly other pixels.
-        assert (read_handwriting(sheet, MNIST).pixels.double() - clean.double()).abs().max() < 16
+        assert (
+            read_handwriting(sheet, MNIST).pixels.double() - clean.double()
+        ).abs().max() < 16
 
 
 class TestWhatIsNoHandwriting:
@@ -143,7 +221,9 @@ class TestWhatIsNoHandwriting:
         canvas = Image.new("L", (280, 280))
         for start in range(0, 280, 40):
             canvas.paste(255, (start, 0, start + 20, 280))
-        with pytest.raises(ValueError, match="leave more of the ground empty around the sign"):
+        with pytest.raises(
+            ValueError, match="leave more of the ground empty around the sign"
+        ):
             read_handwriting(canvas, MNIST)
 
     def test_one_pixel(self) -> None:
@@ -155,8 +235,16 @@ def test_all_kinds_of_images_are_read_alike() -> None:
     classifier = Classifier.open("mnist/efficient_capsnet")
     sheet = seven((160, 200), 12, "black", "white")
     pixels = np.array(sheet)
-    kinds = [sheet, pixels, torch.from_numpy(pixels.copy()).permute(2, 0, 1), (pixels / 255).astype(np.float32)]
+    kinds = [
+        sheet,
+        pixels,
+        torch.from_numpy(pixels.copy()).permute(2, 0, 1),
+        (pixels / 255).astype(np.float32),
+    ]
     first, *others = (classifier.pixels(kind) for kind in kinds)
     for other in others:
         assert torch.allclose(first, other, atol=0.01)
-    assert all(answer.classes == ("7",) and "dark ink" in answer.seen for answer in classifier(kinds))
+    assert all(
+        answer.classes == ("7",) and "dark ink" in answer.seen
+        for answer in classifier(kinds)
+    )

@@ -37,11 +37,19 @@ def png(pixels: np.ndarray) -> bytes:
 
 def table(count: int, start: int = 0, labels: list | None = None, **more: list):
     labels = [index % 2 for index in range(count)] if labels is None else labels
-    features = {"img": datasets.Image(), "kind": datasets.ClassLabel(names=["wolf", "bear"])}
+    features = {
+        "img": datasets.Image(),
+        "kind": datasets.ClassLabel(names=["wolf", "bear"]),
+    }
     features |= {name: datasets.Value("string") for name in more}
-    rows = {"img": [{"bytes": png(pixels)} for pixels in pictures(count, start)], "kind": labels, **more}
+    rows = {
+        "img": [{"bytes": png(pixels)} for pixels in pictures(count, start)],
+        "kind": labels,
+        **more,
+    }
     return datasets.Dataset.from_dict(
-        rows, datasets.Features(features | {name: datasets.Value("string") for name in more})
+        rows,
+        datasets.Features(features | {name: datasets.Value("string") for name in more}),
     )
 
 
@@ -53,13 +61,17 @@ def write(folder: Path, **splits) -> str:
 
 
 def test_parquet_with_all_splits(tmp_path):
-    path = write(tmp_path / "p", train=table(20), validation=table(6, 1), test=table(8, 2))
+    path = write(
+        tmp_path / "p", train=table(20), validation=table(6, 1), test=table(8, 2)
+    )
     data = create_dataset("hub", path=path)
     assert data.classes == ("wolf", "bear")
     assert data.image_shape == (3, 6, 8)
     for part, count, start in (("train", 20, 0), ("validation", 6, 1), ("test", 8, 2)):
         images = getattr(data, part)
-        expected = torch.from_numpy(np.stack(pictures(count, start))).permute(0, 3, 1, 2)
+        expected = torch.from_numpy(np.stack(pictures(count, start))).permute(
+            0, 3, 1, 2
+        )
         assert torch.equal(images.images, expected)
         assert images.labels.tolist() == [index % 2 for index in range(count)]
         assert images.files == tuple(f"{part}/{index}" for index in range(count))
@@ -70,14 +82,22 @@ def test_what_is_missing_is_put_aside(tmp_path):
     path = write(tmp_path / "p", train=table(60))
     check_dataset(partial(Hub, path))
     data = Hub(path, size=4, channels=1)
-    assert [len(part) for part in (data.train, data.validation, data.test)] == [44, 4, 12]
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [
+        44,
+        4,
+        12,
+    ]
     assert data.train.images.shape[1:] == (1, 4, 4)
-    assert torch.equal(Hub(path, size=4, channels=1, memory=0).test.images, data.test.images)
+    assert torch.equal(
+        Hub(path, size=4, channels=1, memory=0).test.images, data.test.images
+    )
 
 
 def test_validation_images_are_reported_where_there_is_no_test(tmp_path):
     unlabelled = table(5, 2, labels=[-1] * 5)
-    data = Hub(write(tmp_path / "p", train=table(20), validation=table(6, 1), test=unlabelled))
+    data = Hub(
+        write(tmp_path / "p", train=table(20), validation=table(6, 1), test=unlabelled)
+    )
     assert len(data.test) == 6
     assert "the images in 'validation' are reported as the test" in data.notes()[0]
     assert "left out 5 files: it has no label: test/0" in data.notes()[1]
@@ -85,13 +105,18 @@ def test_validation_images_are_reported_where_there_is_no_test(tmp_path):
 
 def test_a_folder_of_images_a_file_and_what_was_saved(tmp_path):
     root = make_root(tmp_path / "images", 6)
-    folder, hub = ImageFolder(str(root), test=0, validation=0), Hub(str(root), test=0, validation=0)
+    folder, hub = (
+        ImageFolder(str(root), test=0, validation=0),
+        Hub(str(root), test=0, validation=0),
+    )
     assert hub.classes == folder.classes
     assert torch.equal(hub.train.images, folder.train.images)
     path = write(tmp_path / "p", train=table(20))
     table(20).save_to_disk(tmp_path / "saved")
     expected = Hub(path).test.images
-    assert torch.equal(Hub(f"{path}/data/train-00000-of-00001.parquet").test.images, expected)
+    assert torch.equal(
+        Hub(f"{path}/data/train-00000-of-00001.parquet").test.images, expected
+    )
     assert torch.equal(Hub(str(tmp_path / "saved")).test.images, expected)
 
 
@@ -102,10 +127,15 @@ def test_columns_are_named_where_they_are_doubtful(tmp_path):
     data = Hub(path, label="age", image="img", test=0, validation=0)
     assert data.classes == ("new", "old")
     assert data.train.labels.tolist() == [int(word == "old") for word in words]
-    with pytest.raises(ValueError, match="label must be a column, one of img, kind, age, got 'colour'"):
+    with pytest.raises(
+        ValueError, match="label must be a column, one of img, kind, age, got 'colour'"
+    ):
         _ = Hub(path, label="colour").train
     bare = write(tmp_path / "bare", train=table(20).remove_columns("kind"))
-    with pytest.raises(ValueError, match="label must name the column of the labels, one of img: none could be it"):
+    with pytest.raises(
+        ValueError,
+        match="label must name the column of the labels, one of img: none could be it",
+    ):
         _ = Hub(bare).train
 
 
@@ -114,10 +144,15 @@ def test_broken_images_are_told_or_left_out(tmp_path):
     rows[3], rows[7] = {"bytes": b"hello"}, None
     broken = datasets.Dataset.from_dict(
         {"image": rows, "label": [index % 2 for index in range(20)]},
-        datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}),
+        datasets.Features(
+            {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
+        ),
     )
     path = write(tmp_path / "p", train=broken)
-    with pytest.raises(ValueError, match=r"(?s)cannot read the image train/3: it is not an.*train/7: there is no"):
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)cannot read the image train/3: it is not an.*train/7: there is no",
+    ):
         _ = Hub(path).train
     data = Hub(path, skip_broken=True)
     assert set(data.manifest().left_out) == {"train/3", "train/7"}
@@ -127,18 +162,31 @@ def test_broken_images_are_told_or_left_out(tmp_path):
 def test_the_parts_of_a_run_are_kept(tmp_path):
     before = Hub(write(tmp_path / "old", train=table(40)))
     manifest, fingerprint = before.manifest(), before.fingerprint()
-    later = Hub(write(tmp_path / "new", train=datasets.concatenate_datasets([table(40), table(10, 5)])))
+    later = Hub(
+        write(
+            tmp_path / "new",
+            train=datasets.concatenate_datasets([table(40), table(10, 5)]),
+        )
+    )
     assert len(later.follow(manifest).added) == 10
     assert later.fingerprint() == fingerprint
     assert torch.equal(later.test.images, before.test.images)
 
 
 def test_errors(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="no split of training images with labels, only test"):
+    with pytest.raises(
+        ValueError, match="no split of training images with labels, only test"
+    ):
         _ = Hub(write(tmp_path / "p", test=table(5))).train
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"datasets cannot open .*empty"):
         _ = Hub(str(tmp_path / "empty")).train
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"Hub needs the package datasets: pip install 'torchcaps-lab\[datasets\]'"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"Hub needs the package datasets: pip install "
+            r"'torchcaps-lab\[datasets\]'"
+        ),
+    ):
         _ = Hub("some/where").train

@@ -17,10 +17,15 @@ def save(path: Path, image: Image.Image | None = None, **options: object) -> Pat
 
 
 def make_root(root: Path, count: int = 10, classes: str = "ab") -> Path:
-    """Grey images, each of one value: 20, 21, ... in the first class, 40, 41, ... in the second."""
+    """Grey images, each of one value: 20, 21, ... in the first class, 40, 41, ... in
+    the second.
+    """
     for label, name in enumerate(classes):
         for i in range(count):
-            save(root / name / f"{i:02}.png", Image.new("L", (4, 3), 20 * (label + 1) + i))
+            save(
+                root / name / f"{i:02}.png",
+                Image.new("L", (4, 3), 20 * (label + 1) + i),
+            )
     return root
 
 
@@ -36,11 +41,23 @@ def test_one_folder_per_class(tmp_path: Path) -> None:
     assert data.classes == ("a", "b")
     assert data.image_shape == (1, 3, 4)
     parts = (data.train, data.validation, data.test)
-    assert [part.labels.bincount().tolist() for part in parts] == [[6, 6], [2, 2], [2, 2]]
-    assert sorted(value for part in parts for value in values(part.images)) == [*range(20, 30), *range(40, 50)]
+    assert [part.labels.bincount().tolist() for part in parts] == [
+        [6, 6],
+        [2, 2],
+        [2, 2],
+    ]
+    assert sorted(value for part in parts for value in values(part.images)) == [
+        *range(20, 30),
+        *range(40, 50),
+    ]
     for part in parts:
-        for value, label, file in zip(values(part.images), part.labels.tolist(), part.files or (), strict=True):
-            assert Path(file) == tmp_path / "ab"[label] / f"{value - 20 * (label + 1):02}.png"
+        for value, label, file in zip(
+            values(part.images), part.labels.tolist(), part.files or (), strict=True
+        ):
+            assert (
+                Path(file)
+                == tmp_path / "ab"[label] / f"{value - 20 * (label + 1):02}.png"
+            )
 
 
 def test_no_test_set(tmp_path: Path) -> None:
@@ -55,7 +72,10 @@ def test_folders_train_and_test_are_the_splits(tmp_path: Path) -> None:
     data = ImageFolder(str(tmp_path), validation=0.2)
     assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 6)
     assert sorted(values(data.test.images)) == [20, 21, 22, 40, 41, 42]
-    assert all(Path(file).is_relative_to(tmp_path / "train") for file in data.validation.files or ())
+    assert all(
+        Path(file).is_relative_to(tmp_path / "train")
+        for file in data.validation.files or ()
+    )
 
 
 def test_images_are_found_at_any_depth_and_nothing_else_is(tmp_path: Path) -> None:
@@ -98,7 +118,9 @@ def test_too_few_classes(tmp_path: Path, classes: str) -> None:
 
 def test_empty_class_folder(tmp_path: Path) -> None:
     (make_root(tmp_path) / "c" / "empty").mkdir(parents=True)
-    with pytest.raises(ValueError, match=f"class folder {tmp_path / 'c'} holds no images"):
+    with pytest.raises(
+        ValueError, match=f"class folder {tmp_path / 'c'} holds no images"
+    ):
         ImageFolder(str(tmp_path))
 
 
@@ -106,14 +128,18 @@ def test_empty_class_folder(tmp_path: Path) -> None:
 def test_splits_have_other_classes(tmp_path: Path, split: str) -> None:
     for folder in ("train", "val", "test"):
         make_root(tmp_path / folder, 2, classes="abc" if folder == split else "ab")
-    with pytest.raises(ValueError, match=f"{split} may hold the classes a, b, but not c$"):
+    with pytest.raises(
+        ValueError, match=f"{split} may hold the classes a, b, but not c$"
+    ):
         ImageFolder(str(tmp_path))
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 @pytest.mark.parametrize("keep", [0.0, 0.6])
 @pytest.mark.parametrize("channels", [None, 1])
-def test_broken_image_is_named(tmp_path: Path, suffix: str, keep: float, channels: None) -> None:
+def test_broken_image_is_named(
+    tmp_path: Path, suffix: str, keep: float, channels: None
+) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (3, 4), dtype=np.uint8)
     path = save(make_root(tmp_path) / "a" / f"broken.{suffix}", Image.fromarray(noise))
     content = path.read_bytes()
@@ -139,7 +165,10 @@ def test_images_of_two_sizes_are_named(tmp_path: Path) -> None:
         ({"size": 0}, "size must be at least 1, got 0"),
         ({"size": (8, 100_000)}, "size must be at most 16384, got 100000"),
         ({"size": (8, 0)}, "size must be at least 1, got 0"),
-        ({"resize": "squash"}, "resize must be one of 'pad', .* 'handwriting', got 'squash'"),
+        (
+            {"resize": "squash"},
+            "resize must be one of 'pad', .* 'handwriting', got 'squash'",
+        ),
     ],
 )
 def test_arguments_are_checked(tmp_path: Path, arguments: dict, message: str) -> None:
@@ -161,7 +190,9 @@ def test_arguments_are_checked(tmp_path: Path, arguments: dict, message: str) ->
     ],
     ids=lambda value: getattr(value, "mode", None),
 )
-def test_channels_follow_the_files(tmp_path: Path, image: Image.Image, channels: int) -> None:
+def test_channels_follow_the_files(
+    tmp_path: Path, image: Image.Image, channels: int
+) -> None:
     save(make_root(tmp_path) / "b" / "other.png", image)
     assert ImageFolder(str(tmp_path)).image_shape == (channels, 3, 4)
 
@@ -174,7 +205,9 @@ def test_channels_can_be_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "shape"), [(8, (1, 8, 8)), ((5, 9), (1, 5, 9))])
-def test_size_is_height_and_width(tmp_path: Path, size: int | tuple[int, int], shape: tuple[int, ...]) -> None:
+def test_size_is_height_and_width(
+    tmp_path: Path, size: int | tuple[int, int], shape: tuple[int, ...]
+) -> None:
     save(make_root(tmp_path) / "b" / "wide.png", Image.new("L", (40, 3)))
     data = ImageFolder(str(tmp_path), size=size)
     assert data.image_shape == shape
@@ -193,7 +226,9 @@ def test_pixels_are_kept(tmp_path: Path) -> None:
 
 def test_resize_pads_crops_or_stretches(tmp_path: Path) -> None:
     # Grey, white, grey: each part 4 x 4.
-    pixels = np.repeat(np.array([[100, 255, 100]], dtype=np.uint8), 4, axis=1).repeat(4, axis=0)
+    pixels = np.repeat(np.array([[100, 255, 100]], dtype=np.uint8), 4, axis=1).repeat(
+        4, axis=0
+    )
     path = save(tmp_path / "x.png", Image.fromarray(pixels))
     padded = load_image(path, (1, 12, 12), "pad")[0]
     assert torch.equal(padded[4:8], torch.from_numpy(pixels))
@@ -243,7 +278,9 @@ def test_sixteen_bit_grey_is_scaled(tmp_path: Path, suffix: str) -> None:
         (np.full((1, 1), np.nan, np.float32), "finite"),
     ],
 )
-def test_pixels_without_a_known_range_are_refused(tmp_path: Path, pixels: np.ndarray, message: str) -> None:
+def test_pixels_without_a_known_range_are_refused(
+    tmp_path: Path, pixels: np.ndarray, message: str
+) -> None:
     path = save(tmp_path / "x.tif", Image.fromarray(pixels))
     with pytest.raises(ValueError, match=f"x.tif.*{message}"):
         load_image(path, (1, 1, 1))

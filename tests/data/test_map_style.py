@@ -17,11 +17,15 @@ LABELS = [number % 3 for number in range(60)]
 
 
 class Photos(Dataset):
-    """A data set as torchvision's: images that are made when asked for, names of classes, a transform."""
+    """A data set as torchvision's: images that are made when asked for, names of
+    classes, a transform.
+    """
 
     classes = ("cat", "dog", "bird")
 
-    def __init__(self, transform=lambda image: image, start: int = 0, end: int = 60) -> None:
+    def __init__(
+        self, transform=lambda image: image, start: int = 0, end: int = 60
+    ) -> None:
         self.transform, self.start, self.end = transform, start, end
         self.asked: list[int] = []
         self.busy = Lock()
@@ -30,10 +34,14 @@ class Photos(Dataset):
         return self.end - self.start
 
     def __getitem__(self, index: int):
-        assert self.busy.acquire(blocking=False), f"asked by several threads, {current_thread().name}"
+        assert self.busy.acquire(blocking=False), (
+            f"asked by several threads, {current_thread().name}"
+        )
         try:
             self.asked.append(index)
-            return self.transform(Image.fromarray(PIXELS[self.start + index])), LABELS[self.start + index]
+            return self.transform(Image.fromarray(PIXELS[self.start + index])), LABELS[
+                self.start + index
+            ]
         finally:
             self.busy.release()
 
@@ -42,7 +50,9 @@ KINDS = {
     "PIL": lambda image: image,
     "array": np.asarray,
     "tensor of bytes": lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1),
-    "floating point": lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255,
+    "floating point": lambda image: (
+        torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+    ),
     "float64 array": lambda image: np.asarray(image) / 255,
 }
 
@@ -51,7 +61,9 @@ KINDS = {
 def test_images_of_all_kinds_are_the_same_data(kind):
     data, plain = (
         MapStyle(Photos(KINDS[kind])),
-        MapStyle([(pixels, label) for pixels, label in zip(PIXELS, LABELS, strict=True)]),
+        MapStyle(
+            [(pixels, label) for pixels, label in zip(PIXELS, LABELS, strict=True)]
+        ),
     )
     assert data.classes == ("cat", "dog", "bird")
     assert data.image_shape == (3, 6, 7)
@@ -78,7 +90,11 @@ def test_files_are_read_as_those_of_a_folder(tmp_path):
     files = sorted(tmp_path.rglob("*.png"))
     folder = ImageFolder(str(tmp_path), size=5)
     data = MapStyle(
-        [(str(file) if number % 2 else file, file.parent.name) for number, file in enumerate(files)], size=5
+        [
+            (str(file) if number % 2 else file, file.parent.name)
+            for number, file in enumerate(files)
+        ],
+        size=5,
     )
     assert data.classes == ("a", "b")
     assert torch.equal(data.test.images, folder.test.images)
@@ -93,12 +109,16 @@ def test_splits_of_its_own_are_kept():
     data = MapStyle(train, test_data=test, validation_data=test)
     assert (len(data.train), len(data.validation), len(data.test)) == (40, 20, 20)
     assert "60 images" not in data.notes()[0]
-    assert "20 images of the same content in several parts of the data" in data.notes()[0]
+    assert (
+        "20 images of the same content in several parts of the data" in data.notes()[0]
+    )
     assert "reported as the test" in MapStyle(train, validation_data=test).notes()[0]
 
 
 def test_parts_of_a_data_set_have_its_classes():
-    first, second = random_split(Photos(), [50, 10], generator=torch.Generator().manual_seed(0))
+    first, second = random_split(
+        Photos(), [50, 10], generator=torch.Generator().manual_seed(0)
+    )
     data = MapStyle(Subset(first, range(40)), test_data=second)
     assert data.classes == Photos.classes
     assert (len(data.train) + len(data.validation), len(data.test)) == (40, 10)
@@ -106,10 +126,22 @@ def test_parts_of_a_data_set_have_its_classes():
 
 def test_labels_are_numbers_or_names():
     images = torch.from_numpy(PIXELS).permute(0, 3, 1, 2)
-    numbers = torch.arange(60) % 2 * 8 + 2  # 2 and 10, which are not in the order of their names
+    numbers = (
+        torch.arange(60) % 2 * 8 + 2
+    )  # 2 and 10, which are not in the order of their names
     assert MapStyle(TensorDataset(images, numbers)).classes == ("2", "10")
-    assert MapStyle(TensorDataset(images, numbers), classes=[f"class {n}" for n in range(11)]).classes[10] == "class 10"
-    names = MapStyle([(pixels, "ba"[label % 2]) for pixels, label in zip(PIXELS, LABELS, strict=True)])
+    assert (
+        MapStyle(
+            TensorDataset(images, numbers), classes=[f"class {n}" for n in range(11)]
+        ).classes[10]
+        == "class 10"
+    )
+    names = MapStyle(
+        [
+            (pixels, "ba"[label % 2])
+            for pixels, label in zip(PIXELS, LABELS, strict=True)
+        ]
+    )
     assert names.classes == ("a", "b")
 
 
@@ -125,7 +157,9 @@ def test_a_recorded_split_is_followed():
     before = MapStyle(Photos(end=50))
     manifest = before.manifest()
     later = MapStyle(Photos())
-    assert later.follow(manifest).added == tuple(f"train/{index}" for index in range(50, 60))
+    assert later.follow(manifest).added == tuple(
+        f"train/{index}" for index in range(50, 60)
+    )
     assert torch.equal(later.test.images, before.test.images)
     assert later.fingerprint() == before.fingerprint()
 
@@ -136,11 +170,28 @@ PAIRS = [(pixels, label) for pixels, label in zip(PIXELS, LABELS, strict=True)]
 @pytest.mark.parametrize(
     ("item", "why"),
     [
-        (PIXELS[0], r"train/30: it must be a pair \(image, label\): ValueError\('too many"),
-        ((PIXELS[0] / 100, 0), r"train/30: floating-point pixels must lie in \[0, 1\], got 0 to 2.48"),
-        ((PIXELS[0].astype(int), 0), r"train/30: pixels must be bytes \(uint8\), or floating point in \[0, 1\], got"),
-        ((torch.zeros(2, 4, 4), 0), "train/30: it has 2 channels, of which none can be left out, expected 3"),
-        ((object(), 0), "train/30: an image must be a path, a PIL image, an array or a tensor, got object"),
+        (
+            PIXELS[0],
+            r"train/30: it must be a pair \(image, label\): ValueError\('too many",
+        ),
+        (
+            (PIXELS[0] / 100, 0),
+            r"train/30: floating-point pixels must lie in \[0, 1\], got 0 to 2.48",
+        ),
+        (
+            (PIXELS[0].astype(int), 0),
+            r"train/30: pixels must be bytes \(uint8\), or floating point in \[0, "
+            r"1\], got",
+        ),
+        (
+            (torch.zeros(2, 4, 4), 0),
+            "train/30: it has 2 channels, of which none can be left out, expected 3",
+        ),
+        (
+            (object(), 0),
+            "train/30: an image must be a path, a PIL image, an array or a tensor, "
+            "got object",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_pair_is_said_or_it_is_left_out(item, why):
@@ -155,17 +206,41 @@ def test_what_is_wrong_with_a_pair_is_said_or_it_is_left_out(item, why):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"data": iter(PAIRS)}, TypeError, "the train data must have a length and items, got list_iterator"),
-        ({"data": PAIRS, "test_data": 3}, TypeError, "the test data must have a length and items, got int"),
+        (
+            {"data": iter(PAIRS)},
+            TypeError,
+            "the train data must have a length and items, got list_iterator",
+        ),
+        (
+            {"data": PAIRS, "test_data": 3},
+            TypeError,
+            "the test data must have a length and items, got int",
+        ),
         (
             {"data": [(PIXELS[0], 0.5)] * 9},
             ValueError,
             "label of train/0 must be a whole number or the name .* got 0.5",
         ),
-        ({"data": PAIRS, "classes": ["a", "b"]}, ValueError, "a class or its number, one of 2, a, b; got 2"),
-        ({"data": Photos(), "test_data": [(PIXELS[0], "fish")]}, ValueError, "one of 3, cat, dog, bird; got 'fish'"),
-        ({"data": [(PIXELS[0], 0), (PIXELS[1], "a")]}, ValueError, "all whole numbers or all names, got 0, a"),
-        ({"data": [(pixels, 0) for pixels in PIXELS]}, ValueError, r"two or more classes, got \('0',\)"),
+        (
+            {"data": PAIRS, "classes": ["a", "b"]},
+            ValueError,
+            "a class or its number, one of 2, a, b; got 2",
+        ),
+        (
+            {"data": Photos(), "test_data": [(PIXELS[0], "fish")]},
+            ValueError,
+            "one of 3, cat, dog, bird; got 'fish'",
+        ),
+        (
+            {"data": [(PIXELS[0], 0), (PIXELS[1], "a")]},
+            ValueError,
+            "all whole numbers or all names, got 0, a",
+        ),
+        (
+            {"data": [(pixels, 0) for pixels in PIXELS]},
+            ValueError,
+            r"two or more classes, got \('0',\)",
+        ),
         ({"data": PAIRS, "test": 2}, ValueError, "test must be a share"),
     ],
 )

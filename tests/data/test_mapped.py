@@ -1,4 +1,6 @@
-"""More images than memory: decoded once into a file that is mapped, with the same results."""
+"""More images than memory: decoded once into a file that is mapped, with the same
+results.
+"""
 
 import os
 import subprocess
@@ -25,7 +27,11 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 
 def files(cache: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in cache.glob("*") if path.suffix != ".lock"}
+    return {
+        path.name: path.stat().st_mtime_ns
+        for path in cache.glob("*")
+        if path.suffix != ".lock"
+    }
 
 
 def test_mapped_images_are_those_in_memory(tmp_path, cache):
@@ -37,23 +43,32 @@ def test_mapped_images_are_those_in_memory(tmp_path, cache):
         assert torch.equal(one.images, other.images)
         assert one.files == other.files
         rows = [2, 0, 1]
-        for left, right in zip(one.__getitems__(rows)[:4], other.__getitems__(rows)[:4], strict=True):
+        for left, right in zip(
+            one.__getitems__(rows)[:4], other.__getitems__(rows)[:4], strict=True
+        ):
             assert torch.equal(left, right)
     assert memory.fingerprint() == mapped.fingerprint()
     assert len(files(cache)) == 3
-    assert sum(path.stat().st_size for path in cache.glob("*.npy")) == 60 * 7 * 7 + 3 * 128
+    assert (
+        sum(path.stat().st_size for path in cache.glob("*.npy")) == 60 * 7 * 7 + 3 * 128
+    )
 
 
 def test_images_are_decoded_once(tmp_path, cache, monkeypatch):
     root = str(make_root(tmp_path / "images"))
     first = ImageFolder(root, size=7, memory=0).train.images
     before = files(cache)
-    monkeypatch.setattr("torchcaps_lab.data.listed.to_tensor", None)  # whoever decodes now fails
+    monkeypatch.setattr(
+        "torchcaps_lab.data.listed.to_tensor", None
+    )  # whoever decodes now fails
     assert torch.equal(ImageFolder(root, size=7, memory=0).train.images, first)
     assert files(cache) == before
 
 
-@pytest.mark.parametrize("change", [{"size": 6}, {"size": 7, "channels": 3}, {"size": (7, 9), "resize": "stretch"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"size": 6}, {"size": 7, "channels": 3}, {"size": (7, 9), "resize": "stretch"}],
+)
 def test_another_way_of_reading_is_another_file(tmp_path, cache, change):
     root = str(make_root(tmp_path / "images"))
     _ = ImageFolder(root, size=7, memory=0).train
@@ -76,9 +91,13 @@ def test_broken_images_leave_no_file(tmp_path, cache):
     (root / "a" / "broken.png").write_text("hello")
     with pytest.raises(ValueError, match="cannot read the image"):
         _ = ImageFolder(str(root), memory=0).train
-    assert all(path.suffix == ".npy" for path in cache.glob("[!.]*") if path.suffix != ".lock")
+    assert all(
+        path.suffix == ".npy" for path in cache.glob("[!.]*") if path.suffix != ".lock"
+    )
     data = ImageFolder(str(root), memory=0, skip_broken=True)
-    assert torch.equal(data.train.images, ImageFolder(str(root), skip_broken=True).train.images)
+    assert torch.equal(
+        data.train.images, ImageFolder(str(root), skip_broken=True).train.images
+    )
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, cache, monkeypatch):
@@ -87,7 +106,13 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, cache, monkeypatch):
 
     root = str(make_root(tmp_path / "images"))
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"GiB of decoded images cannot be written to .*No space left.*TORCHCAPS_DATA"):
+    with pytest.raises(
+        OSError,
+        match=(
+            r"GiB of decoded images cannot be written to .*No space "
+            r"left.*TORCHCAPS_DATA"
+        ),
+    ):
         _ = ImageFolder(root, size=7, memory=0).train
     assert files(cache) == {}
 
@@ -100,15 +125,21 @@ def test_problems_have_the_indices_of_their_images(cache):
 
     digests = [str(index) for index in range(700)]
     for mapped in (False, True):
-        images, problems = ImageStore((1, 2, 2), mapped, "test").decode(digests, picture)
+        images, problems = ImageStore((1, 2, 2), mapped, "test").decode(
+            digests, picture
+        )
         assert list(problems) == list(range(1, 700, 3))
         if not mapped:
-            assert images[::3, 0, 0, 0].tolist() == [index % 256 for index in range(0, 700, 3)]
+            assert images[::3, 0, 0, 0].tolist() == [
+                index % 256 for index in range(0, 700, 3)
+            ]
     assert files(cache) == {}
 
 
 def grown(root: Path, memory: float) -> tuple[int, int]:
-    """By how many bytes a process of its own grows that reads all images, and the sum of their pixels."""
+    """By how many bytes a process of its own grows that reads all images, and the sum
+    of their pixels.
+    """
     code = """
 import sys
 from torchcaps_lab.data import ImageFolder
@@ -129,13 +160,17 @@ print(own_bytes() - before, total)
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(not STATUS.exists(), reason="Linux tells how much memory is a process's own")
+@pytest.mark.skipif(
+    not STATUS.exists(), reason="Linux tells how much memory is a process's own"
+)
 def test_memory_is_bounded(tmp_path, cache):
     random = np.random.default_rng(0)
     for name in ("a", "b"):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(30):
-            picture = Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+            picture = Image.fromarray(
+                random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            )
             picture.save(tmp_path / "images" / name / f"{number}.png")
 
     mapped, total = grown(tmp_path / "images", 0)

@@ -27,10 +27,18 @@ def pixels(count: int) -> bytes:
 
 
 FILES = {
-    "train-images-idx3-ubyte.gz": gzip.compress(idx((TRAIN, 4, 5), pixels(TRAIN)), mtime=0),
-    "train-labels-idx1-ubyte.gz": gzip.compress(idx((TRAIN,), bytes(i % 10 for i in range(TRAIN))), mtime=0),
-    "t10k-images-idx3-ubyte.gz": gzip.compress(idx((TEST, 4, 5), pixels(TEST)), mtime=0),
-    "t10k-labels-idx1-ubyte.gz": gzip.compress(idx((TEST,), bytes(range(TEST))), mtime=0),
+    "train-images-idx3-ubyte.gz": gzip.compress(
+        idx((TRAIN, 4, 5), pixels(TRAIN)), mtime=0
+    ),
+    "train-labels-idx1-ubyte.gz": gzip.compress(
+        idx((TRAIN,), bytes(i % 10 for i in range(TRAIN))), mtime=0
+    ),
+    "t10k-images-idx3-ubyte.gz": gzip.compress(
+        idx((TEST, 4, 5), pixels(TEST)), mtime=0
+    ),
+    "t10k-labels-idx1-ubyte.gz": gzip.compress(
+        idx((TEST,), bytes(range(TEST))), mtime=0
+    ),
 }
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 
@@ -39,7 +47,10 @@ class Tiny(MNIST):
     """MNIST with the files above for the published ones, and no mirror."""
 
     mirrors = ()
-    digests: ClassVar = {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in FILES.items()}
+    digests: ClassVar = {
+        name: f"sha256:{hashlib.sha256(content).hexdigest()}"
+        for name, content in FILES.items()
+    }
 
 
 # The format
@@ -47,7 +58,9 @@ class Tiny(MNIST):
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 @pytest.mark.parametrize("shape", [(6,), (2, 3), (2, 3, 4), (0, 3)])
-def test_read_idx(tmp_path: Path, compress: Callable[[bytes], bytes], shape: tuple[int, ...]) -> None:
+def test_read_idx(
+    tmp_path: Path, compress: Callable[[bytes], bytes], shape: tuple[int, ...]
+) -> None:
     values = bytes(range(250, 250 - math.prod(shape), -1))
     path = tmp_path / "file"
     path.write_bytes(compress(idx(shape, values)))
@@ -64,35 +77,65 @@ GOOD = idx((2, 3), bytes(6))
     ("content", "message"),
     [
         pytest.param(b"", "not an idx file .* got an empty file", id="empty"),
-        pytest.param(gzip.compress(b""), "not an idx file .* got an empty file", id="empty inside"),
+        pytest.param(
+            gzip.compress(b""),
+            "not an idx file .* got an empty file",
+            id="empty inside",
+        ),
         pytest.param(GOOD[:3], "not an idx file .* got 00 00 08", id="no dimensions"),
-        pytest.param(b"\x89PNG....", "not an idx file .* got 89 50 4e 47", id="another format"),
-        pytest.param(idx((2,), bytes(8), kind=0x0D), "not an idx file .* got 00 00 0d 01", id="floats"),
-        pytest.param(idx((), b"x"), "not an idx file .* got 00 00 08 00", id="a scalar"),
-        pytest.param(GOOD[:9], "ends in its header: expected at least 12 bytes, got 9", id="half a header"),
-        pytest.param(GOOD[:-1], r"shape \(2, 3\): expected 18 bytes, got 17", id="too short"),
-        pytest.param(GOOD + b"x", r"shape \(2, 3\): expected 18 bytes, got 19", id="too long"),
+        pytest.param(
+            b"\x89PNG....", "not an idx file .* got 89 50 4e 47", id="another format"
+        ),
+        pytest.param(
+            idx((2,), bytes(8), kind=0x0D),
+            "not an idx file .* got 00 00 0d 01",
+            id="floats",
+        ),
+        pytest.param(
+            idx((), b"x"), "not an idx file .* got 00 00 08 00", id="a scalar"
+        ),
+        pytest.param(
+            GOOD[:9],
+            "ends in its header: expected at least 12 bytes, got 9",
+            id="half a header",
+        ),
+        pytest.param(
+            GOOD[:-1], r"shape \(2, 3\): expected 18 bytes, got 17", id="too short"
+        ),
+        pytest.param(
+            GOOD + b"x", r"shape \(2, 3\): expected 18 bytes, got 19", id="too long"
+        ),
         pytest.param(gzip.compress(GOOD)[:-9], "broken gzip", id="truncated gzip"),
         pytest.param(gzip.compress(GOOD) + b"x", "broken gzip", id="bytes after gzip"),
-        pytest.param(gzip.compress(GOOD)[:12] + b"\xff" * 20, "broken gzip", id="damaged gzip"),
+        pytest.param(
+            gzip.compress(GOOD)[:12] + b"\xff" * 20, "broken gzip", id="damaged gzip"
+        ),
     ],
 )
-def test_read_idx_names_the_broken_file(tmp_path: Path, content: bytes, message: str) -> None:
+def test_read_idx_names_the_broken_file(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     path = tmp_path / "broken.idx"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"broken.idx.*{message}"):
         read_idx(path)
 
 
-def test_item18_a_header_that_lies_is_found_out_before_anything_is_inflated(tmp_path: Path) -> None:
+def test_item18_a_header_that_lies_is_found_out_before_anything_is_inflated(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "lie.gz"
     path.write_bytes(gzip.compress(idx((2**32 - 1, 2**32 - 1), bytes(1 << 10))))
-    with pytest.raises(ValueError, match=r"states 18,446[\d,]+ bytes of entries, more than .* can hold"):
+    with pytest.raises(
+        ValueError, match=r"states 18,446[\d,]+ bytes of entries, more than .* can hold"
+    ):
         read_idx(path)
 
 
 @pytest.mark.parametrize("stated", [10, 20_000_000])
-def test_item18_a_gzip_bomb_is_inflated_no_further_than_it_states(tmp_path: Path, stated: int) -> None:
+def test_item18_a_gzip_bomb_is_inflated_no_further_than_it_states(
+    tmp_path: Path, stated: int
+) -> None:
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(idx((stated,), bytes(96 << 20)), 1))
     tracemalloc.start()
@@ -116,18 +159,27 @@ def check_splits(data: MNIST) -> None:
 
 @pytest.mark.parametrize("folder", [".", "mnist"])
 @pytest.mark.parametrize("compressed", [True, False])
-def test_files_are_found_in_both_folders_and_both_forms(tmp_path: Path, folder: str, compressed: bool) -> None:
-    plain = {name.removesuffix(".gz"): gzip.decompress(content) for name, content in FILES.items()}
+def test_files_are_found_in_both_folders_and_both_forms(
+    tmp_path: Path, folder: str, compressed: bool
+) -> None:
+    plain = {
+        name.removesuffix(".gz"): gzip.decompress(content)
+        for name, content in FILES.items()
+    }
     write(tmp_path / folder, FILES if compressed else plain)
     check_splits(Tiny(str(tmp_path), download=False, validation=0.25))
 
 
-def test_files_are_found_by_the_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_found_by_the_environment_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHCAPS_DATA", str(write(tmp_path / "data", FILES)))
     check_splits(Tiny(download=False, validation=0.25))
 
 
-def test_fashion_mnist_has_its_own_folder_and_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fashion_mnist_has_its_own_folder_and_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(FashionMNIST, "digests", Tiny.digests)
     write(tmp_path / "fashion-mnist", FILES)
     data = FashionMNIST(str(tmp_path), download=False)
@@ -159,15 +211,36 @@ def test_another_data_set_under_the_same_name_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train-labels-idx1-ubyte", idx((3,), bytes(3)), "holds 40 images but .*labels-.* holds 3 labels"),
-        ("train-labels-idx1-ubyte", idx((TRAIN, 1), bytes(TRAIN)), r"must hold 1 dimensions.*\(40, 1\)"),
-        ("train-images-idx3-ubyte", idx((TRAIN, 3), bytes(TRAIN * 3)), r"must hold 3 dimensions.*\(40, 3\)"),
-        ("train-labels-idx1-ubyte", idx((TRAIN,), bytes([10] * TRAIN)), "labels must lie in 0..9"),
+        (
+            "train-labels-idx1-ubyte",
+            idx((3,), bytes(3)),
+            "holds 40 images but .*labels-.* holds 3 labels",
+        ),
+        (
+            "train-labels-idx1-ubyte",
+            idx((TRAIN, 1), bytes(TRAIN)),
+            r"must hold 1 dimensions.*\(40, 1\)",
+        ),
+        (
+            "train-images-idx3-ubyte",
+            idx((TRAIN, 3), bytes(TRAIN * 3)),
+            r"must hold 3 dimensions.*\(40, 3\)",
+        ),
+        (
+            "train-labels-idx1-ubyte",
+            idx((TRAIN,), bytes([10] * TRAIN)),
+            "labels must lie in 0..9",
+        ),
     ],
     ids=["counts", "labels", "images", "range"],
 )
-def test_files_that_do_not_fit_together(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    plain = {name.removesuffix(".gz"): gzip.decompress(content) for name, content in FILES.items()}
+def test_files_that_do_not_fit_together(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    plain = {
+        name.removesuffix(".gz"): gzip.decompress(content)
+        for name, content in FILES.items()
+    }
     write(tmp_path, plain | {name: content})
     with pytest.raises(ValueError, match=message):
         _ = Tiny(str(tmp_path)).train
@@ -178,7 +251,13 @@ def test_missing_files_without_download(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         _ = Tiny(str(tmp_path), download=False).train
     message = str(caught.value)
-    for part in (LABELS, str(tmp_path / "mnist"), "download is False", "data_dir", "TORCHCAPS_DATA"):
+    for part in (
+        LABELS,
+        str(tmp_path / "mnist"),
+        "download is False",
+        "data_dir",
+        "TORCHCAPS_DATA",
+    ):
         assert part in message
     assert IMAGES not in message
 
@@ -215,8 +294,12 @@ def test_only_what_is_missing_is_downloaded(tmp_path: Path, server: Server) -> N
     assert server.requests == [f"/mirror/{LABELS}"]
 
 
-@pytest.mark.parametrize("first", [{}, dict.fromkeys(FILES, b"another file")], ids=["404", "wrong hash"])
-def test_the_next_mirror_is_tried(tmp_path: Path, server: Server, first: dict[str, bytes]) -> None:
+@pytest.mark.parametrize(
+    "first", [{}, dict.fromkeys(FILES, b"another file")], ids=["404", "wrong hash"]
+)
+def test_the_next_mirror_is_tried(
+    tmp_path: Path, server: Server, first: dict[str, bytes]
+) -> None:
     check_splits(tiny(tmp_path, serve(server, "first", first), serve(server, "second")))
     assert len([path for path in server.requests if path.startswith("/first/")]) == 4
     assert files_in(tmp_path) == sorted(FILES)
@@ -239,7 +322,9 @@ def test_a_download_cut_short_is_not_kept(tmp_path: Path, server: Server) -> Non
     assert files_in(tmp_path) == []
 
 
-def test_item18_a_download_that_drips_is_given_up(tmp_path: Path, server: Server) -> None:
+def test_item18_a_download_that_drips_is_given_up(
+    tmp_path: Path, server: Server
+) -> None:
     mirror = serve(server, "mirror")
     server.slow = 0.1
     data = tiny(tmp_path, mirror)
@@ -251,7 +336,9 @@ def test_item18_a_download_that_drips_is_given_up(tmp_path: Path, server: Server
     assert files_in(tmp_path) == []
 
 
-def test_item18_a_download_without_end_is_given_up(tmp_path: Path, server: Server) -> None:
+def test_item18_a_download_without_end_is_given_up(
+    tmp_path: Path, server: Server
+) -> None:
     data = tiny(tmp_path, serve(server, "mirror", dict.fromkeys(FILES, bytes(300_000))))
     data.most = 100_000
     with pytest.raises(ConnectionError, match="more than 100,000 bytes were served"):
@@ -265,6 +352,14 @@ def test_nobody_answers(tmp_path: Path, server: Server) -> None:
     with pytest.raises(ConnectionError) as caught:
         _ = tiny(tmp_path, silent, server.url("empty")).train
     message = str(caught.value)
-    for part in (IMAGES, LABELS, str(tmp_path), silent, server.url("empty"), "data_dir", "TORCHCAPS_DATA"):
+    for part in (
+        IMAGES,
+        LABELS,
+        str(tmp_path),
+        silent,
+        server.url("empty"),
+        "data_dir",
+        "TORCHCAPS_DATA",
+    ):
         assert part in message
     assert files_in(tmp_path) == []

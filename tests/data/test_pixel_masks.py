@@ -1,4 +1,6 @@
-"""Masks beside pictures: which labels they become, which pictures are put aside, and what is wrong with files."""
+"""Masks beside pictures: which labels they become, which pictures are put aside, and
+what is wrong with files.
+"""
 
 import json
 from collections.abc import Callable
@@ -10,7 +12,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from torchcaps_lab.data import NO_CLASS, Cuts, Digits, Masks, MaskSet, Preprocess, ScenePixels
+from torchcaps_lab.data import (
+    NO_CLASS,
+    Cuts,
+    Digits,
+    Masks,
+    MaskSet,
+    Preprocess,
+    ScenePixels,
+)
 
 VALUES = torch.tensor([0, 9, 200], dtype=torch.uint8)
 
@@ -25,36 +35,54 @@ def save(path: Path, values: Tensor, mode: str = "L") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(values.to(torch.uint8).numpy())
     if mode == "P":
-        image.putpalette([one for shade in range(256) for one in (shade, 255 - shade, 7)])
+        image.putpalette(
+            [one for shade in range(256) for one in (shade, 255 - shade, 7)]
+        )
     image.convert(mode).save(path) if mode != "P" else image.save(path)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pictures 0 to 11, each 20 times its labels and as bright as its number is high."""
+    """Pictures 0 to 11, each 20 times its labels and as bright as its number is
+    high.
+    """
     for number in range(12):
         labels = labels_of(number)
         save(tmp_path / f"images/cell{number}.png", 20 * labels + number)
-        save(tmp_path / f"masks/cell{number}.png", VALUES[labels], "P" if number % 2 else "L")
+        save(
+            tmp_path / f"masks/cell{number}.png",
+            VALUES[labels],
+            "P" if number % 2 else "L",
+        )
     return tmp_path
 
 
 def test_values_become_classes_and_stay_with_their_pictures(folder: Path) -> None:
-    data = Masks(folder, names=("none", "wall", "cell"), folds=4, fold=1, validation=1 / 3)
+    data = Masks(
+        folder, names=("none", "wall", "cell"), folds=4, fold=1, validation=1 / 3
+    )
     assert data.classes == ("none", "wall", "cell")
-    assert [Path(name).name for name in data.test.files or ()] == ["cell3.png", "cell4.png", "cell5.png"]
+    assert [Path(name).name for name in data.test.files or ()] == [
+        "cell3.png",
+        "cell4.png",
+        "cell5.png",
+    ]
     for images, count in ((data.train, 6), (data.validation, 3), (data.test, 3)):
         assert len(images) == count
         batch = images.__getitems__(list(range(count)))
         assert batch.labels.dtype == torch.int64
-        torch.testing.assert_close((255 * batch.images[:, 0]).round().long() // 20, batch.labels)
+        torch.testing.assert_close(
+            (255 * batch.images[:, 0]).round().long() // 20, batch.labels
+        )
     swapped = Masks(folder, values=(200, 0, 9)).test
     assert torch.equal(swapped.labels[0].long(), (labels_of(0) + 1) % 3)
 
 
 def test_folds_are_blocks_that_make_up_all(folder: Path) -> None:
     tested = [Masks(folder, fold=fold).test.files or () for fold in range(5)]
-    assert [Path(name).stem for fold in tested for name in fold] == [f"cell{number}" for number in range(12)]
+    assert [Path(name).stem for fold in tested for name in fold] == [
+        f"cell{number}" for number in range(12)
+    ]
 
 
 def test_cuts_take_the_same_square_of_both_and_another_in_each_epoch() -> None:
@@ -86,23 +114,47 @@ def test_ignored_values_and_listed_pictures(folder: Path) -> None:
     (folder / "part.txt").write_text("cell7\ncell2\ncell11\n")
     data = Masks(folder, listed="part.txt", ignore=200, folds=3, validation=0.0)
     assert data.classes == ("0", "9")
-    assert [Path(name).stem for name in (*(data.test.files or ()), *(data.train.files or ()))] == [
-        "cell2", "cell7", "cell11",
-    ]  # fmt: skip
+    assert [
+        Path(name).stem
+        for name in (*(data.test.files or ()), *(data.train.files or ()))
+    ] == [
+        "cell2",
+        "cell7",
+        "cell11",
+    ]
     assert torch.equal(data.test.labels[0] == NO_CLASS, labels_of(2) == 2)
 
 
-def coco(folder: Path, change: Callable[[dict[str, Any]], None] = lambda content: None) -> Masks:
-    square = {"segmentation": [[0, 0, 10, 0, 10, 12, 0, 12]], "area": 120, "bbox": [0, 0, 10, 12], "iscrowd": 0}
-    small = {"segmentation": [[2, 3, 5, 3, 5, 7, 2, 7]], "area": 12, "bbox": [2, 3, 3, 4], "iscrowd": 0}
-    images = [{"id": n, "file_name": f"cell{n}.png", "height": 12, "width": 10} for n in range(12)]
+def coco(
+    folder: Path, change: Callable[[dict[str, Any]], None] = lambda content: None
+) -> Masks:
+    square = {
+        "segmentation": [[0, 0, 10, 0, 10, 12, 0, 12]],
+        "area": 120,
+        "bbox": [0, 0, 10, 12],
+        "iscrowd": 0,
+    }
+    small = {
+        "segmentation": [[2, 3, 5, 3, 5, 7, 2, 7]],
+        "area": 12,
+        "bbox": [2, 3, 3, 4],
+        "iscrowd": 0,
+    }
+    images = [
+        {"id": n, "file_name": f"cell{n}.png", "height": 12, "width": 10}
+        for n in range(12)
+    ]
     found = [
         {"id": 2 * n + place, "image_id": n, "category_id": label, **one}
         for n in range(12)
         for place, (label, one) in enumerate(((4, small), (8, square)))
     ]
     categories = [{"id": 8, "name": "sky"}, {"id": 4, "name": "kite"}]
-    content: dict[str, Any] = {"images": images, "annotations": found, "categories": categories}
+    content: dict[str, Any] = {
+        "images": images,
+        "annotations": found,
+        "categories": categories,
+    }
     change(content)
     (folder / "marks.json").write_text(json.dumps(content))
     return Masks(folder, masks="marks.json")
@@ -126,13 +178,31 @@ def cut_out(name: str, key: str, value: object) -> Callable[[dict[str, Any]], No
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (cut_out("images", "id", 5), FileNotFoundError, r"cell5.png has no mask: .*marks.json has no entry for it"),
-        (cut_out("annotations", "image_id", 5), ValueError, "has an empty annotation: it marks nothing in .*cell5.png"),
-        (lambda content: content["images"][5].update(width=11), ValueError, r"12 x 11 pixels .*cell5.png has 12 x 10"),
-        (lambda content: content["annotations"][3].pop("segmentation"), ValueError, "annotation 3 of cell1.png"),
+        (
+            cut_out("images", "id", 5),
+            FileNotFoundError,
+            r"cell5.png has no mask: .*marks.json has no entry for it",
+        ),
+        (
+            cut_out("annotations", "image_id", 5),
+            ValueError,
+            "has an empty annotation: it marks nothing in .*cell5.png",
+        ),
+        (
+            lambda content: content["images"][5].update(width=11),
+            ValueError,
+            r"12 x 11 pixels .*cell5.png has 12 x 10",
+        ),
+        (
+            lambda content: content["annotations"][3].pop("segmentation"),
+            ValueError,
+            "annotation 3 of cell1.png",
+        ),
     ],
 )
-def test_wrong_coco_annotations_are_named(folder: Path, change: Any, error: type[Exception], message: str) -> None:
+def test_wrong_coco_annotations_are_named(
+    folder: Path, change: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         _ = coco(folder, change).train
 
@@ -155,15 +225,47 @@ def unlink(path: Path) -> None:
             {"values": (0, 9, 200)},
             r"masks/cell4.png has the values \[7, 8\]",
         ),
-        (lambda mask: save(mask, 0 * labels_of(4)), {"ignore": 0}, "masks/cell4.png is an empty mask"),
-        (lambda mask: save(mask, labels_of(4), "RGB"), {}, "masks/cell4.png must have grey values .*got mode RGB"),
-        (lambda mask: mask.write_bytes(b""), {}, "cannot read the image .*masks/cell4.png: the file is empty"),
-        (lambda mask: save(mask, torch.arange(120).view(12, 10)), {}, "the masks have 121 values, but look as if"),
-        (lambda mask: None, {"names": ("wall",)}, r"names must be 3, one for each of the values \[0, 9, 200\]"),
-        (lambda mask: None, {"values": (0, 256)}, "values must be at most 255, got 256"),
-        (lambda mask: None, {"cut": 11}, "cut must be at most 10 for images of 12 x 10"),
+        (
+            lambda mask: save(mask, 0 * labels_of(4)),
+            {"ignore": 0},
+            "masks/cell4.png is an empty mask",
+        ),
+        (
+            lambda mask: save(mask, labels_of(4), "RGB"),
+            {},
+            "masks/cell4.png must have grey values .*got mode RGB",
+        ),
+        (
+            lambda mask: mask.write_bytes(b""),
+            {},
+            "cannot read the image .*masks/cell4.png: the file is empty",
+        ),
+        (
+            lambda mask: save(mask, torch.arange(120).view(12, 10)),
+            {},
+            "the masks have 121 values, but look as if",
+        ),
+        (
+            lambda mask: None,
+            {"names": ("wall",)},
+            r"names must be 3, one for each of the values \[0, 9, 200\]",
+        ),
+        (
+            lambda mask: None,
+            {"values": (0, 256)},
+            "values must be at most 255, got 256",
+        ),
+        (
+            lambda mask: None,
+            {"cut": 11},
+            "cut must be at most 10 for images of 12 x 10",
+        ),
         (lambda mask: None, {"fold": 5}, "fold must be less than folds, 5, got 5"),
-        (lambda mask: None, {"folds": 13}, "folds must be at most the number of pictures, 12, got 13"),
+        (
+            lambda mask: None,
+            {"folds": 13},
+            "folds must be at most the number of pictures, 12, got 13",
+        ),
         (lambda mask: None, {"images": "photos"}, "has no folder 'photos' of pictures"),
     ],
 )
@@ -178,15 +280,23 @@ def test_what_is_wrong_is_named(
 def test_nothing_may_move_pixels_away_from_their_labels(folder: Path) -> None:
     data = Masks(folder)
     assert data.arguments(Preprocess(brightness=0.1)) == {"image_shape": (1, 12, 10)}
-    with pytest.raises(ValueError, match=r"preprocess\.flip would move pixels away from their labels"):
+    with pytest.raises(
+        ValueError, match=r"preprocess\.flip would move pixels away from their labels"
+    ):
         data.arguments(Preprocess(flip=True))
 
 
 def test_pixels_of_scenes_are_the_ink_of_their_digits() -> None:
-    scenes = ScenePixels(Digits(), canvas=(40, 44), most=2, clutter=2, smallest=10, largest=14)
+    scenes = ScenePixels(
+        Digits(), canvas=(40, 44), most=2, clutter=2, smallest=10, largest=14
+    )
     batch = scenes.test.__getitems__(list(range(20)))
     assert batch.labels.shape == (20, 40, 44)
-    first = torch.stack([(batch.labels == 1 + label).flatten(1).any(1) for label in range(10)], 1)
-    assert first[torch.arange(20), scenes.data.test.labels[:20]].all()  # the digit that the scene is made around
+    first = torch.stack(
+        [(batch.labels == 1 + label).flatten(1).any(1) for label in range(10)], 1
+    )
+    assert first[
+        torch.arange(20), scenes.data.test.labels[:20]
+    ].all()  # the digit that the scene is made around
     assert set(first.sum(1).tolist()) == {1, 2}
     assert (batch.images[:, 0][batch.labels > 0] >= 0.25).all()

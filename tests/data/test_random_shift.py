@@ -19,8 +19,13 @@ def chi_square(values: torch.Tensor, cells: int) -> float:
     return float(((values.bincount(minlength=cells) - expected) ** 2 / expected).sum())
 
 
-@pytest.mark.parametrize(("pixels", "shape"), [(2, (3, 7, 5)), (1, (1, 4, 4)), (3, (2, 2, 2)), (0, (3, 5, 6))])
-def test_each_image_is_a_slice_of_its_padded_self(pixels: int, shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("pixels", "shape"),
+    [(2, (3, 7, 5)), (1, (1, 4, 4)), (3, (2, 2, 2)), (0, (3, 5, 6))],
+)
+def test_each_image_is_a_slice_of_its_padded_self(
+    pixels: int, shape: tuple[int, int, int]
+) -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(200, *shape, generator=generator) + 0.5
     indices = torch.randint(0, 60_000, (200,), generator=generator)
@@ -29,7 +34,8 @@ def test_each_image_is_a_slice_of_its_padded_self(pixels: int, shape: tuple[int,
     side, (_, height, width) = 2 * pixels + 1, shape
     places = shifts(shift, indices, epoch=3)
     for image, result, place in zip(images, moved, places.tolist(), strict=True):
-        # The bright pixel in the middle moves to `place` where the window starts opposite to it.
+        # The bright pixel in the middle moves to `place` where the window starts
+        # opposite to it.
         top, left = side - 1 - place // side, side - 1 - place % side
         padded = F.pad(image, (pixels,) * 4)
         assert torch.equal(result, padded[:, top : top + height, left : left + width])
@@ -40,18 +46,29 @@ def test_result_depends_on_seed_epoch_and_index_alone() -> None:
     first = shifts(shift, indices, epoch=0)
     torch.manual_seed(5)
     order = torch.randperm(1000)
-    assert torch.equal(shifts(RandomShift(2, seed=1), indices[order], epoch=0), first[order])
+    assert torch.equal(
+        shifts(RandomShift(2, seed=1), indices[order], epoch=0), first[order]
+    )
     # By chance 1 in 25 would agree.
     assert (shifts(shift, indices, epoch=1) == first).float().mean() < 0.1
-    assert (shifts(RandomShift(2, seed=2), indices, epoch=0) == first).float().mean() < 0.1
+    assert (
+        shifts(RandomShift(2, seed=2), indices, epoch=0) == first
+    ).float().mean() < 0.1
 
 
 @pytest.mark.parametrize(("index", "epoch"), [(1, 0), (0, 1)])
-def test_all_shifts_are_equally_likely_and_independent_of_those_of_neighbours(index: int, epoch: int) -> None:
+def test_all_shifts_are_equally_likely_and_independent_of_those_of_neighbours(
+    index: int, epoch: int
+) -> None:
     indices = torch.arange(50_000)
     shift = RandomShift(2)
-    first, second = shifts(shift, indices, epoch=0), shifts(shift, indices + index, epoch=epoch)
-    assert chi_square(first * 25 + second, 625) < 740  # the 99.9 % quantile at 624 degrees of freedom
+    first, second = (
+        shifts(shift, indices, epoch=0),
+        shifts(shift, indices + index, epoch=epoch),
+    )
+    assert (
+        chi_square(first * 25 + second, 625) < 740
+    )  # the 99.9 % quantile at 624 degrees of freedom
 
 
 GAMMA = 0x9E3779B97F4A7C15
@@ -66,7 +83,8 @@ def mix(bits: int) -> int:
 
 @pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 7), (-3, 1), (2**63 - 1, 100)])
 def test_integers_are_those_of_splitmix64(seed: int, epoch: int) -> None:
-    # The first outputs for the seed 1234567, as published, hold the generator written above to account.
+    # The first outputs for the seed 1234567, as published, hold the generator written
+    # above to account.
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert [mix(1234567 + i * GAMMA) for i in (1, 2, 3)] == published
     start = mix(mix(seed) + epoch)
@@ -78,5 +96,7 @@ def test_integers_are_those_of_splitmix64(seed: int, epoch: int) -> None:
 def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="pixels must be at least 0, got -1"):
         RandomShift(-1)
-    with pytest.raises(ValueError, match=r"indices \(B,\), got \(4, 1, 5, 5\) and \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"indices \(B,\), got \(4, 1, 5, 5\) and \(3,\)"
+    ):
         RandomShift(1)(torch.zeros(4, 1, 5, 5), torch.arange(3), epoch=0)

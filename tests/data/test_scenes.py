@@ -1,4 +1,6 @@
-"""Scenes of digits: what is in them, where, and that nothing but seed, epoch and place decides it."""
+"""Scenes of digits: what is in them, where, and that nothing but seed, epoch and place
+decides it.
+"""
 
 from dataclasses import replace
 
@@ -36,21 +38,29 @@ def batch(digits: ImageSet) -> Batch:
 
 
 class TestScenery:
-    def test_labels_say_which_parts_are_there(self, batch: Batch, digits: ImageSet) -> None:
+    def test_labels_say_which_parts_are_there(
+        self, batch: Batch, digits: ImageSet
+    ) -> None:
         there = batch.parts.pictures.flatten(2).amax(2) > 0
-        for labels, parts, seen in zip(batch.labels, batch.parts.labels, there, strict=True):
+        for labels, parts, seen in zip(
+            batch.labels, batch.parts.labels, there, strict=True
+        ):
             assert len(set(parts.tolist())) == len(parts)
             assert labels.nonzero().flatten().tolist() == sorted(parts[seen].tolist())
         assert batch.parts.labels[:, 0].tolist() == digits.labels[:200].tolist()
         assert there[:, 0].all()
         assert sorted(set(there.sum(1).tolist())) == [1, 2, 3, 4]
 
-    def test_a_scene_is_its_parts_and_clutter(self, batch: Batch, digits: ImageSet) -> None:
+    def test_a_scene_is_its_parts_and_clutter(
+        self, batch: Batch, digits: ImageSet
+    ) -> None:
         together = batch.parts.pictures.amax(1)
         assert (batch.images >= together).all()
         assert (batch.images > together).flatten(1).any(1).float().mean() > 0.9
         assert batch.images.amax() <= 1
-        bare = replace(digits, composition=Scenery(digits, **{**SMALL, "clutter": 0})).__getitems__([0, 1, 2])
+        bare = replace(
+            digits, composition=Scenery(digits, **{**SMALL, "clutter": 0})
+        ).__getitems__([0, 1, 2])
         assert torch.equal(bare.images, bare.parts.pictures.amax(1))
 
     def test_sizes_and_places(self, batch: Batch) -> None:
@@ -61,7 +71,10 @@ class TestScenery:
         assert sides.min() < 12
         assert 16 < sides.max() <= 18 + 2
         edges = torch.cat(
-            [batch.parts.pictures[..., [0, -1], :].flatten(), batch.parts.pictures[..., [0, -1]].flatten()]
+            [
+                batch.parts.pictures[..., [0, -1], :].flatten(),
+                batch.parts.pictures[..., [0, -1]].flatten(),
+            ]
         )
         assert edges.max() < INK  # nothing is cut off
         centres = ((boxes[..., :2] + boxes[..., 2:]) / 2)[boxes.sum(-1) > 0]
@@ -79,7 +92,9 @@ class TestScenery:
         def made(rows: list[int], epoch: int = 0, seed: int = 0) -> Batch:
             index = torch.tensor(rows)
             pixels = digits.images[index].float() / 255
-            return scenery(Batch(pixels, digits.labels[index], index, pixels), epoch, seed)
+            return scenery(
+                Batch(pixels, digits.labels[index], index, pixels), epoch, seed
+            )
 
         together, alone = made([3, 8, 5]), made([8])
         assert torch.equal(together.images[1], alone.images[0])
@@ -89,34 +104,54 @@ class TestScenery:
         assert not torch.equal(made([8], seed=1).images, alone.images)
 
     def test_scenes_with_nothing_but_clutter(self, digits: ImageSet) -> None:
-        scenes = replace(digits, composition=Scenery(digits, **SMALL, least=0, most=1)).__getitems__(list(range(60)))
+        scenes = replace(
+            digits, composition=Scenery(digits, **SMALL, least=0, most=1)
+        ).__getitems__(list(range(60)))
         empty = ~scenes.labels.any(1)
         assert 15 < empty.sum() < 45
         assert (scenes.parts.pictures[empty] == 0).all()
         assert (class_boxes(scenes.parts, 10)[empty] == 0).all()
         assert scenes.images[empty].flatten(1).amax(1).min() > 0
 
-    def test_a_digit_of_its_own_size_is_drawn_pixel_by_pixel(self, digits: ImageSet) -> None:
+    def test_a_digit_of_its_own_size_is_drawn_pixel_by_pixel(
+        self, digits: ImageSet
+    ) -> None:
         picture = torch.rand(1, 1, 1, 8, 8)
-        place = _Place(torch.zeros(1, 1, 2), torch.tensor([[[3.0, 5.0]]]), torch.ones(1, 1))
+        place = _Place(
+            torch.zeros(1, 1, 2), torch.tensor([[[3.0, 5.0]]]), torch.ones(1, 1)
+        )
         drawn = Scenery(digits, **SMALL)._drawn(picture, place)
         assert torch.equal(drawn[0, 0, 0, 3:11, 5:13], picture[0, 0, 0])
         assert drawn.sum().item() == pytest.approx(picture.sum().item())
 
     @pytest.mark.parametrize("scale", [0.5, 0.25, 2.0])
-    def test_what_is_drawn_smaller_is_a_mean(self, digits: ImageSet, scale: float) -> None:
-        place = _Place(torch.zeros(1, 1, 2), torch.tensor([[[4.0, 4.0]]]), torch.full((1, 1), scale))
-        drawn = Scenery(digits, **SMALL)._drawn(torch.ones(1, 1, 1, 16, 16), place)[0, 0, 0]
+    def test_what_is_drawn_smaller_is_a_mean(
+        self, digits: ImageSet, scale: float
+    ) -> None:
+        place = _Place(
+            torch.zeros(1, 1, 2),
+            torch.tensor([[[4.0, 4.0]]]),
+            torch.full((1, 1), scale),
+        )
+        drawn = Scenery(digits, **SMALL)._drawn(torch.ones(1, 1, 1, 16, 16), place)[
+            0, 0, 0
+        ]
         side = round(16 * scale)
         inside = slice(4 + 1, 4 + side - 1)
         assert torch.allclose(drawn[inside, inside], torch.tensor(1.0))
         assert drawn.sum().item() == pytest.approx((16 * scale) ** 2, rel=0.02)
 
     def test_classes_repeat_where_they_may(self, digits: ImageSet) -> None:
-        twice = replace(digits, composition=Scenery(digits, least=4, repeats=True)).__getitems__(list(range(200)))
+        twice = replace(
+            digits, composition=Scenery(digits, least=4, repeats=True)
+        ).__getitems__(list(range(200)))
         assert torch.equal(twice.parts.labels[:, 0], digits.labels[:200])
-        several = torch.tensor([len(set(row)) < 4 for row in twice.parts.labels.tolist()])
-        assert 0.35 < several.float().mean() < 0.65  # of four digits 1 - 0.9 * 0.8 * 0.7
+        several = torch.tensor(
+            [len(set(row)) < 4 for row in twice.parts.labels.tolist()]
+        )
+        assert (
+            0.35 < several.float().mean() < 0.65
+        )  # of four digits 1 - 0.9 * 0.8 * 0.7
         for labels, mask in zip(twice.parts.labels.tolist(), twice.labels, strict=True):
             assert mask.nonzero().flatten().tolist() == sorted(set(labels))
         with pytest.raises(ValueError, match="at most one thing of a class"):
@@ -124,22 +159,31 @@ class TestScenery:
 
     def test_twins(self, digits: ImageSet) -> None:
         plain, some = (
-            replace(digits, composition=Scenery(digits, least=2, twins=share)).__getitems__(list(range(200)))
+            replace(
+                digits, composition=Scenery(digits, least=2, twins=share)
+            ).__getitems__(list(range(200)))
             for share in (0.0, 0.5)
         )
         same = some.parts.labels[:, 0] == some.parts.labels[:, 1]
         assert 0.35 < same.float().mean() < 0.65
-        assert torch.equal(same.int() + 1, 5 - torch.tensor([len({*row}) for row in some.parts.labels.tolist()]))
+        assert torch.equal(
+            same.int() + 1,
+            5 - torch.tensor([len({*row}) for row in some.parts.labels.tolist()]),
+        )
         assert all(len({*row}) == 4 for row in plain.parts.labels.tolist())
         with pytest.raises(ValueError, match="twins"):
             Scenery(digits, twins=1.5)
 
     def test_classes_without_digits_are_not_there(self, digits: ImageSet) -> None:
         some = digits.subset((digits.labels % 3 == 1).nonzero().flatten())
-        scenes = replace(some, composition=Scenery(some, **{**SMALL, "most": 3})).__getitems__(list(range(50)))
+        scenes = replace(
+            some, composition=Scenery(some, **{**SMALL, "most": 3})
+        ).__getitems__(list(range(50)))
         assert scenes.labels.any(0).nonzero().flatten().tolist() == [1, 4, 7]
         assert torch.equal(scenes.labels, class_boxes(scenes.parts, 10).sum(-1) > 0)
-        with pytest.raises(ValueError, match="<= 3, the number of classes that there are digits of"):
+        with pytest.raises(
+            ValueError, match="<= 3, the number of classes that there are digits of"
+        ):
             Scenery(some, **SMALL)
 
     def test_no_digits_at_all(self) -> None:
@@ -148,14 +192,26 @@ class TestScenery:
         assert data.validation.image_shape == (1, 48, 56)
 
     def test_colours(self) -> None:
-        images = ImageSet(torch.full((6, 3, 9, 7), 255, dtype=torch.uint8), torch.arange(6) % 3, ("a", "b", "c"))
-        scenes = replace(images, composition=Scenery(images, (32, 32), most=2, smallest=6, largest=9, clutter=1))
+        images = ImageSet(
+            torch.full((6, 3, 9, 7), 255, dtype=torch.uint8),
+            torch.arange(6) % 3,
+            ("a", "b", "c"),
+        )
+        scenes = replace(
+            images,
+            composition=Scenery(
+                images, (32, 32), most=2, smallest=6, largest=9, clutter=1
+            ),
+        )
         assert scenes[0].images.shape == (1, 3, 32, 32)
 
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
-            ({"least": 3, "most": 2}, "least and most must be 0 <= least <= most <= 10"),
+            (
+                {"least": 3, "most": 2},
+                "least and most must be 0 <= least <= most <= 10",
+            ),
             ({"most": 11}, "<= 10, the number of classes that there are"),
             ({"smallest": 0.5}, "smallest and largest must be 1 <= smallest"),
             ({"largest": 47.0}, "largest <= 46 for a canvas of 48 x 56"),
@@ -168,14 +224,18 @@ class TestScenery:
     def test_what_cannot_be(self, digits: ImageSet, wrong: dict, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             Scenery(digits, **{**SMALL, **wrong})
-        if "<= 10" not in message:  # classes, which are known once the digits are read; all else is told at once
+        if (
+            "<= 10" not in message
+        ):  # classes, which are known once the digits are read; all else is told at once
             with pytest.raises(ValueError, match=message):
                 DigitScenes(Digits(), **{**SMALL, **wrong})
 
     @pytest.mark.parametrize("together", [DigitScenes, Pairs], ids=["scenes", "pairs"])
     def test_scenes_of_scenes(self, together: type[ImageData]) -> None:
         """They were scenes of the single digits, without a word."""
-        made = together(Digits(), **(SMALL if together is DigitScenes else {"size": 12, "shift": 2}))
+        made = together(
+            Digits(), **(SMALL if together is DigitScenes else {"size": 12, "shift": 2})
+        )
         with pytest.raises(ValueError, match="digits must be images of one class each"):
             _ = DigitScenes(made, **SMALL).test
         with pytest.raises(ValueError, match="digits must be images of one class each"):
@@ -205,7 +265,10 @@ class TestDigitScenes:
             assert len(images) == len(own)
         assert data.image_shape == (1, 48, 56)
         assert data.task == {"name": "several_labels"}
-        assert data.fingerprint() == DigitScenes(Digits(validation=0.2), **SMALL).fingerprint()
+        assert (
+            data.fingerprint()
+            == DigitScenes(Digits(validation=0.2), **SMALL).fingerprint()
+        )
 
     def test_numbers_come_from_files_of_options_as_lists(self) -> None:
         assert DigitScenes(Digits(), canvas=[48, 56]).canvas == (48, 56)

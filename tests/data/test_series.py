@@ -15,7 +15,9 @@ from torchcaps_lab.testing import check_dataset
 soundfile = pytest.importorskip("soundfile", reason="it is in the extra series")
 
 
-def tone(path: Path, hertz: float, seconds: float = 0.2, rate: int = 8000, loud: float = 0.5) -> Path:
+def tone(
+    path: Path, hertz: float, seconds: float = 0.2, rate: int = 8000, loud: float = 0.5
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     moments = np.arange(round(seconds * rate)) / rate
     soundfile.write(path, loud * np.sin(2 * math.pi * hertz * moments), rate)
@@ -27,7 +29,11 @@ def sounds(root: Path) -> Path:
     for place, speaker in enumerate("abcd"):
         for label, hertz in (("low", 300), ("high", 2000)):
             for number in range(2):
-                tone(root / f"{label}_{speaker}_{number}.wav", hertz + 20 * place, 0.1 + 0.05 * number)
+                tone(
+                    root / f"{label}_{speaker}_{number}.wav",
+                    hertz + 20 * place,
+                    0.1 + 0.05 * number,
+                )
             (root / f"._{label}_{speaker}_0.wav").touch()
     return root
 
@@ -61,8 +67,14 @@ def test_speakers_who_are_tested_are_in_no_other_part(tmp_path: Path) -> None:
     assert sorted(map(len, parts)) == [1, 1, 2]
     assert set.union(*parts) == set("abcd")
     named = Series(str(tmp_path), test_groups=("c",), validation_groups=("a",))
-    assert [speakers(part) for part in (named.train, named.validation, named.test)] == [{"b", "d"}, {"a"}, {"c"}]
-    with pytest.raises(ValueError, match=r"must be among \['a', 'b', 'c', 'd'\], got \['e'\]"):
+    assert [speakers(part) for part in (named.train, named.validation, named.test)] == [
+        {"b", "d"},
+        {"a"},
+        {"c"},
+    ]
+    with pytest.raises(
+        ValueError, match=r"must be among \['a', 'b', 'c', 'd'\], got \['e'\]"
+    ):
         Series(str(tmp_path), test_groups=("e",))
 
 
@@ -84,8 +96,17 @@ def test_folders_of_classes_and_speakers(tmp_path: Path) -> None:
 
 
 def test_tables_have_series_of_any_length_and_groups(tmp_path: Path) -> None:
-    data = Series(str(walks(tmp_path / "walks.csv")), group="who", validation=0.0, test_groups=("0",))
-    assert (data.classes, data.image_shape, len(data.test)) == (("down", "up"), (2, 1, 1), 4)
+    data = Series(
+        str(walks(tmp_path / "walks.csv")),
+        group="who",
+        validation=0.0,
+        test_groups=("0",),
+    )
+    assert (data.classes, data.image_shape, len(data.test)) == (
+        ("down", "up"),
+        (2, 1, 1),
+        4,
+    )
     test = data.test
     assert isinstance(test, SeriesSet)
     assert torch.equal(test.row(1), torch.tensor([[0.0, 1, 2, 3], [1, 1, 1, 1]]))
@@ -96,12 +117,18 @@ def test_tables_have_series_of_any_length_and_groups(tmp_path: Path) -> None:
 
 def test_training_series_have_mean_0_and_deviation_1(tmp_path: Path) -> None:
     for how in ("data", "each"):
-        train = Series(str(walks(tmp_path / "walks.csv")), group="who", standardise=how).train
+        train = Series(
+            str(walks(tmp_path / "walks.csv")), group="who", standardise=how
+        ).train
         assert isinstance(train, SeriesSet)
         rows = [train.scale(train.row(index)) for index in range(len(train))]
         for row in [torch.cat(rows, 1)] if how == "data" else rows:
-            torch.testing.assert_close(row[0].mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
-            torch.testing.assert_close(row[0].std(correction=0), torch.tensor(1.0), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                row[0].mean(), torch.tensor(0.0), atol=1e-5, rtol=0
+            )
+            torch.testing.assert_close(
+                row[0].std(correction=0), torch.tensor(1.0), atol=1e-5, rtol=0
+            )
     assert rows[0][1].abs().max() == 0  # it is constant
     assert Scale.from_config(train.scale.config()) == train.scale
 
@@ -118,29 +145,79 @@ def test_a_tone_is_in_the_band_of_its_frequency_at_any_rate() -> None:
 
 
 BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
-    ("empty.csv", lambda path: path.write_text(""), r"empty.csv must have the columns series, label, who, got \[\]"),
+    (
+        "empty.csv",
+        lambda path: path.write_text(""),
+        r"empty.csv must have the columns series, label, who, got \[\]",
+    ),
     ("none.csv", lambda path: table(path, []), "none.csv holds no series"),
-    ("one.csv", lambda path: table(path, ["0,up,a,1,2"]), r"one.csv:0 must have .* two or more moments, got \(2, 1\)"),
-    ("class.csv", lambda path: table(path, ["0,up,a,1,2"] * 2), "class.csv must hold series of two or more classes"),
+    (
+        "one.csv",
+        lambda path: table(path, ["0,up,a,1,2"]),
+        r"one.csv:0 must have .* two or more moments, got \(2, 1\)",
+    ),
+    (
+        "class.csv",
+        lambda path: table(path, ["0,up,a,1,2"] * 2),
+        "class.csv must hold series of two or more classes",
+    ),
     (
         "nan.csv",
         lambda path: table(path, ["0,up,a,1,2", "0,up,a,nan,2"]),
         "nan.csv:0 holds NaN .* channel 0 at moment 1",
     ),
-    ("gap.csv", lambda path: table(path, ["0,up,a,1,2", "0,up,a,,2"]), "gap.csv:3: every channel must be a number"),
-    ("short.csv", lambda path: table(path, ["0,up,a,1,2", "0,up,a,1"]), "short.csv:3: every channel must be a number"),
-    ("both.csv", lambda path: table(path, ["0,up,a,1,2", "0,down,a,1,2"]), "both.csv:3: series 0 is"),
-    ("a_b_c.wav", lambda path: path.write_text(""), "a_b_c.wav is no sound that can be read"),
-    ("a_b_d.wav", lambda path: tone(path, 300, loud=0.0), "a_b_d.wav: it is silent: all samples are equal"),
+    (
+        "gap.csv",
+        lambda path: table(path, ["0,up,a,1,2", "0,up,a,,2"]),
+        "gap.csv:3: every channel must be a number",
+    ),
+    (
+        "short.csv",
+        lambda path: table(path, ["0,up,a,1,2", "0,up,a,1"]),
+        "short.csv:3: every channel must be a number",
+    ),
+    (
+        "both.csv",
+        lambda path: table(path, ["0,up,a,1,2", "0,down,a,1,2"]),
+        "both.csv:3: series 0 is",
+    ),
+    (
+        "a_b_c.wav",
+        lambda path: path.write_text(""),
+        "a_b_c.wav is no sound that can be read",
+    ),
+    (
+        "a_b_d.wav",
+        lambda path: tone(path, 300, loud=0.0),
+        "a_b_d.wav: it is silent: all samples are equal",
+    ),
     ("a_b_e.wav", lambda path: tone(path, 300, 1 / 8000), "a_b_e.wav: it is silent"),
-    ("a_b_f.wav", lambda path: tone(path, 300, rate=4000), "a_b_f.wav: it has 4000 samples a second"),
-    ("a.wav", lambda path: tone(path, 300), "a.wav must be named LABEL_SPEAKER_NUMBER.wav"),
-    ("a_b_c_d.wav", lambda path: tone(path, 300), "a_b_c_d.wav must be named LABEL_SPEAKER_NUMBER.wav"),
-    ("other.csv", lambda path: table(path, ["0,up,a,1,2"], "series,class,who,x,y"), "have the columns series, label"),
+    (
+        "a_b_f.wav",
+        lambda path: tone(path, 300, rate=4000),
+        "a_b_f.wav: it has 4000 samples a second",
+    ),
+    (
+        "a.wav",
+        lambda path: tone(path, 300),
+        "a.wav must be named LABEL_SPEAKER_NUMBER.wav",
+    ),
+    (
+        "a_b_c_d.wav",
+        lambda path: tone(path, 300),
+        "a_b_c_d.wav must be named LABEL_SPEAKER_NUMBER.wav",
+    ),
+    (
+        "other.csv",
+        lambda path: table(path, ["0,up,a,1,2"], "series,class,who,x,y"),
+        "have the columns series, label",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "write", "message"), BROKEN, ids=[name for name, *_ in BROKEN])
+@pytest.mark.parametrize(
+    ("name", "write", "message"), BROKEN, ids=[name for name, *_ in BROKEN]
+)
 def test_what_is_wrong_is_said_of_the_file(
     name: str, write: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
@@ -153,7 +230,9 @@ def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="root nowhere does not exist"):
         Series("nowhere")
     walks(tmp_path / "train.csv")
-    with pytest.raises(ValueError, match=r"must hold files for train and test, got train\.csv"):
+    with pytest.raises(
+        ValueError, match=r"must hold files for train and test, got train\.csv"
+    ):
         Series(str(tmp_path))
 
 
@@ -163,7 +242,9 @@ class TestArchives:
     @pytest.fixture(autouse=True)
     def aeon(self) -> None:
         """Reads them."""
-        self.module = pytest.importorskip("aeon", reason="it is in the extra series, and holds NumPy below 2.4")
+        self.module = pytest.importorskip(
+            "aeon", reason="it is in the extra series, and holds NumPy below 2.4"
+        )
 
     def test_published_splits_are_kept(self) -> None:
         root = Path(self.module.__file__).with_name("datasets") / "data"
@@ -176,10 +257,19 @@ class TestArchives:
         (tmp_path / "empty.ts").write_text("")
         with pytest.raises(ValueError, match=r"empty\.ts holds no series"):
             Series(str(tmp_path / "empty.ts"))
-        head = "@problemName x\n@timeStamps false\n@missing true\n@univariate false\n@dimension 2\n@equalLength true\n"
+        head = (
+            "@problemName x\n@timeStamps false\n@missing true\n@univariate "
+            "false\n@dimension 2\n@equalLength true\n"
+        )
         rows = "1,2,3:4,5,6:a\n1,?,3:4,5,6:b\n"
-        (tmp_path / "gap.ts").write_text(f"{head}@seriesLength 3\n@classLabel true a b\n@data\n{rows}")
+        (tmp_path / "gap.ts").write_text(
+            f"{head}@seriesLength 3\n@classLabel true a b\n@data\n{rows}"
+        )
         with pytest.raises(
-            ValueError, match=r"gap\.ts:2 holds NaN or infinite numbers, first in channel 0 at moment 1"
+            ValueError,
+            match=(
+                r"gap\.ts:2 holds NaN or infinite numbers, first in channel 0 at "
+                r"moment 1"
+            ),
         ):
             Series(str(tmp_path / "gap.ts"))

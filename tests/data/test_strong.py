@@ -1,4 +1,6 @@
-"""Rotation, RandAugment and erasing; they are kornia's, what is drawn for each image is ours."""
+"""Rotation, RandAugment and erasing; they are kornia's, what is drawn for each image is
+ours.
+"""
 
 import math
 import sys
@@ -8,7 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data import Preprocess, RandAugment, RandomErasing, RandomRotation, RandomZoom
+from torchcaps_lab.data import (
+    Preprocess,
+    RandAugment,
+    RandomErasing,
+    RandomRotation,
+    RandomZoom,
+)
 from torchcaps_lab.data.strong import OPERATIONS
 
 kornia = pytest.importorskip("kornia")
@@ -16,8 +24,12 @@ kornia = pytest.importorskip("kornia")
 CHANGES = [RandomRotation(30.0), RandomZoom(0.3), RandAugment(2), RandomErasing(0.7)]
 
 
-def pictures(count: int, channels: int = 3, height: int = 15, width: int = 12) -> Tensor:
-    return torch.rand(count, channels, height, width, generator=torch.Generator().manual_seed(0))
+def pictures(
+    count: int, channels: int = 3, height: int = 15, width: int = 12
+) -> Tensor:
+    return torch.rand(
+        count, channels, height, width, generator=torch.Generator().manual_seed(0)
+    )
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: type(change).__name__)
@@ -29,10 +41,15 @@ class TestEach:
         assert found.shape == images.shape
         assert 0 <= float(found.min()) <= float(found.max()) <= 1
         order = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:7]
-        torch.testing.assert_close(change(images[order], order, 3), found[order], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            change(images[order], order, 3), found[order], atol=1e-5, rtol=0
+        )
         torch.manual_seed(5)
         torch.testing.assert_close(change(images, indices, 3), found, atol=0, rtol=0)
-        for other in (change(images, indices, 4), replace(change, seed=9)(images, indices, 3)):
+        for other in (
+            change(images, indices, 4),
+            replace(change, seed=9)(images, indices, 3),
+        ):
             assert (other - found).abs().amax((1, 2, 3)).gt(1e-3).float().mean() > 0.5
 
 
@@ -54,10 +71,14 @@ def test_zooms_are_even_in_width_and_height_alone():
     found = RandomZoom(0.5)(images, torch.arange(2000), 0)[:, 0]
     height, width = found[:, :, 20].sum(1) / 21, found[:, 20].sum(1) / 21
     for factor in (height, width):
-        assert [factor.min().item(), factor.max().item()] == pytest.approx([0.5, 1.5], abs=0.06)
+        assert [factor.min().item(), factor.max().item()] == pytest.approx(
+            [0.5, 1.5], abs=0.06
+        )
         assert factor.std().item() == pytest.approx(1 / math.sqrt(12), rel=0.06)
     assert torch.corrcoef(torch.stack([height, width]))[0, 1].abs() < 0.1
-    torch.testing.assert_close(found.flip(1), found, atol=1e-4, rtol=0)  # around the middle
+    torch.testing.assert_close(
+        found.flip(1), found, atol=1e-4, rtol=0
+    )  # around the middle
 
 
 def test_erased_are_rectangles_of_the_published_sizes():
@@ -85,16 +106,30 @@ def test_operations_of_randaugment(name):
     assert found.shape == images.shape
     same = torch.allclose(found, images, atol=1e-3)
     assert same == (name == "identity")
-    if name in ("brightness", "contrast", "sharpness", "colour", "rotate") or "translate" in name or "shear" in name:
-        torch.testing.assert_close(OPERATIONS[name](kornia, images, 0 * strength), images, atol=1e-4, rtol=0)
+    if (
+        name in ("brightness", "contrast", "sharpness", "colour", "rotate")
+        or "translate" in name
+        or "shear" in name
+    ):
+        torch.testing.assert_close(
+            OPERATIONS[name](kornia, images, 0 * strength), images, atol=1e-4, rtol=0
+        )
 
 
 def test_preprocess_does_them_in_training_only():
     images, indices = pictures(16), torch.arange(16)
     plain = Preprocess(flip=True)
-    for options in ({"rotate": 20.0}, {"zoom": 0.3}, {"randaugment": 2}, {"erase": 0.9}):
+    for options in (
+        {"rotate": 20.0},
+        {"zoom": 0.3},
+        {"randaugment": 2},
+        {"erase": 0.9},
+    ):
         strong = Preprocess(flip=True, **options)
-        assert not torch.equal(strong.train(images, indices, 1).images, plain.train(images, indices, 1).images)
+        assert not torch.equal(
+            strong.train(images, indices, 1).images,
+            plain.train(images, indices, 1).images,
+        )
         assert torch.equal(strong.evaluate(images).images, images)
         assert Preprocess.from_config(strong.config()) == strong
     assert Preprocess.from_config({"flip": True}) == plain  # as runs of before have it
@@ -108,7 +143,9 @@ def test_autocontrast_leaves_a_channel_of_one_value():
     assert torch.equal(found[0, 1], images[0, 1])
     assert torch.equal(found[1], images[1])
     low, high = found[0, [0, 2]].flatten(1).aminmax(dim=1)
-    torch.testing.assert_close((low, high), (torch.zeros(2), torch.ones(2)), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        (low, high), (torch.zeros(2), torch.ones(2)), atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,5 +164,8 @@ def test_what_is_out_of_range_is_named(options, message):
 
 def test_kornia_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "kornia", None)
-    with pytest.raises(ModuleNotFoundError, match=r"need kornia.*pip install 'torchcaps-lab\[augment\]'"):
+    with pytest.raises(
+        ModuleNotFoundError,
+        match=r"need kornia.*pip install 'torchcaps-lab\[augment\]'",
+    ):
         Preprocess(rotate=5.0).train(pictures(1), torch.arange(1), 0)

@@ -20,27 +20,44 @@ def write(root: Path, files: dict[str, str], encoding: str = "utf-8") -> Path:
 
 
 def reviews(root: Path, count: int = 10) -> Path:
-    good = {f"good/{place}.txt": f"a lovely film, number {place}" for place in range(count)}
-    bad = {f"bad/deep/{place}.txt": f"what a dull film, number {place}" for place in range(count)}
+    good = {
+        f"good/{place}.txt": f"a lovely film, number {place}" for place in range(count)
+    }
+    bad = {
+        f"bad/deep/{place}.txt": f"what a dull film, number {place}"
+        for place in range(count)
+    }
     return write(root, good | bad)
 
 
 def texts_of(texts: TextSet) -> dict[str, str]:
     """Each text with the name of its class."""
-    return {text: texts.classes[label] for text, label in zip(texts.texts, texts.labels.tolist(), strict=True)}
+    return {
+        text: texts.classes[label]
+        for text, label in zip(texts.texts, texts.labels.tolist(), strict=True)
+    }
 
 
 class TestForms:
     def test_a_folder_of_classes(self, tmp_path: Path) -> None:
-        write(reviews(tmp_path), {"good/empty.txt": " \n", "good/picture.png": "x", "loose.txt": "nowhere"})
+        write(
+            reviews(tmp_path),
+            {"good/empty.txt": " \n", "good/picture.png": "x", "loose.txt": "nowhere"},
+        )
         (tmp_path / "bad" / "old.txt").write_bytes("très ennuyeux".encode("latin-1"))
         (tmp_path / "bad" / "marked.txt").write_bytes(b"\xef\xbb\xbfboring\r\nfilm")
-        (tmp_path / "bad" / "excel.txt").write_bytes(b"\xff\xfe" + "naïf\r\nfilm".encode("utf-16-le"))
-        (tmp_path / "bad" / "motorola.txt").write_bytes(b"\xfe\xff" + "plat".encode("utf-16-be"))
+        (tmp_path / "bad" / "excel.txt").write_bytes(
+            b"\xff\xfe" + "naïf\r\nfilm".encode("utf-16-le")
+        )
+        (tmp_path / "bad" / "motorola.txt").write_bytes(
+            b"\xfe\xff" + "plat".encode("utf-16-be")
+        )
         data = Text(str(tmp_path))
         assert data.classes == ("bad", "good")
         found = texts_of(data.train) | texts_of(data.validation) | texts_of(data.test)
-        assert len(found) == len(data.train) + len(data.validation) + len(data.test) == 24
+        assert (
+            len(found) == len(data.train) + len(data.validation) + len(data.test) == 24
+        )
         assert found["très ennuyeux"] == found["boring\nfilm"] == "bad"
         assert found["naïf\nfilm"] == found["plat"] == "bad"
         told = "\n".join(data.notes())
@@ -56,19 +73,33 @@ class TestForms:
         assert all(name.startswith("test/") for name in data.test.files)
 
     def test_a_table(self, tmp_path: Path) -> None:
-        rows = "".join(f'"one, {place}",pos\n"two\nlines {place}",neg\n' for place in range(5))
+        rows = "".join(
+            f'"one, {place}",pos\n"two\nlines {place}",neg\n' for place in range(5)
+        )
         write(tmp_path, {"all.csv": f"review,stars\n{rows},pos\nno label,\nshort\n"})
-        data = Text(str(tmp_path / "all.csv"), text="review", label="stars", validation=0.0, test=0.0)
+        data = Text(
+            str(tmp_path / "all.csv"),
+            text="review",
+            label="stars",
+            validation=0.0,
+            test=0.0,
+        )
         assert data.classes == ("neg", "pos")
         assert texts_of(data.train)["two\nlines 3"] == "neg"
         assert len(data.train) == 10
         told = "\n".join(data.notes())
         assert "left out 1 text: it has no words: all.csv, row 11" in told
         assert "left out 1 text: it has no label: all.csv, row 12" in told
-        assert "left out 1 text: it has not as many cells as there are columns, 2: all.csv, row 13" in told
+        assert (
+            "left out 1 text: it has not as many cells as there are columns, 2: "
+            "all.csv, row 13" in told
+        )
         with pytest.raises(
             ValueError,
-            match=r"text must be a column of .*all.csv, got 'text'; there are \['review'.*: --data.text names it",
+            match=(
+                r"text must be a column of .*all.csv, got 'text'; there are "
+                r"\['review'.*: --data.text names it"
+            ),
         ):
             Text(str(tmp_path / "all.csv"))
 
@@ -80,25 +111,42 @@ class TestForms:
 
     def test_a_comma_without_quotes(self, tmp_path: Path) -> None:
         """What came behind it was the label."""
-        rows = {"train.csv": "text,label\na,x,\nb,y\nlong, dull,y\n", "test.csv": "text,label,note\na,x\n"}
+        rows = {
+            "train.csv": "text,label\na,x,\nb,y\nlong, dull,y\n",
+            "test.csv": "text,label,note\na,x\n",
+        }
         data = Text(str(write(tmp_path, rows)), validation=0.0)
         assert data.classes == ("x", "y")
         assert (data.train.texts, data.test.texts) == (("a", "b"), ("a",))
-        assert "it has not as many cells as there are columns, 2: train.csv, row 3" in "\n".join(data.notes())
+        assert (
+            "it has not as many cells as there are columns, 2: train.csv, row 3"
+            in "\n".join(data.notes())
+        )
 
     def test_a_quote_without_its_second(self, tmp_path: Path) -> None:
         """All rows up to the next quote were one text."""
         rows = 'text{0}label\n"a{0}x\nb{0}y\nsay "c"{0}x\nd{0}y\n'
         write(tmp_path, {"all.csv": rows.format(","), "all.tsv": rows.format("\t")})
-        with pytest.raises(ValueError, match=r"all\.csv, row 1: .*its own quotes are doubled"):
+        with pytest.raises(
+            ValueError, match=r"all\.csv, row 1: .*its own quotes are doubled"
+        ):
             Text(str(tmp_path / "all.csv"))
         data = Text(str(tmp_path / "all.tsv"), validation=0.0, test=0.0)
         assert texts_of(data.train) == {'"a': "x", "b": "y", 'say "c"': "x", "d": "y"}
 
-    def test_how_often_a_word_must_be_there_says_nothing_of_other_sizes(self, tmp_path: Path) -> None:
+    def test_how_often_a_word_must_be_there_says_nothing_of_other_sizes(
+        self, tmp_path: Path
+    ) -> None:
         rows = "".join(f"often {place},x\nthen {place},y\n" for place in range(5))
         write(tmp_path, {"all.csv": f"text,label\n{rows}"})
-        data = Text(str(tmp_path / "all.csv"), longest=2, most=2, least=4, validation=0.0, test=0.0)
+        data = Text(
+            str(tmp_path / "all.csv"),
+            longest=2,
+            most=2,
+            least=4,
+            validation=0.0,
+            test=0.0,
+        )
         assert data.words.vocabulary == ("often", "then")
         with pytest.raises(ValueError, match="least must be at least 1, got 0"):
             Text(str(tmp_path / "all.csv"), least=0)
@@ -106,62 +154,124 @@ class TestForms:
     def test_two_tables_of_a_part(self, tmp_path: Path) -> None:
         """The second one was read alone."""
         write(
-            tmp_path, {"train.csv": "text,label\na,x\n", "train.tsv": "text\tlabel\nb\ty\n", "test.csv": "text,label\n"}
+            tmp_path,
+            {
+                "train.csv": "text,label\na,x\n",
+                "train.tsv": "text\tlabel\nb\ty\n",
+                "test.csv": "text,label\n",
+            },
         )
-        with pytest.raises(ValueError, match=r"two tables for train, train\.csv and train\.tsv: keep one"):
+        with pytest.raises(
+            ValueError,
+            match=r"two tables for train, train\.csv and train\.tsv: keep one",
+        ):
             Text(str(tmp_path))
 
     def test_a_class_that_is_tested_alone(self, tmp_path: Path) -> None:
         rows = {"train.csv": "text,label\na,x\nb,y\n", "test.csv": "text,label\nc,z\n"}
-        with pytest.raises(ValueError, match=r"the test texts of .* may hold the classes x, y, but not z$"):
+        with pytest.raises(
+            ValueError,
+            match=r"the test texts of .* may hold the classes x, y, but not z$",
+        ):
             _ = Text(str(write(tmp_path, rows))).train
 
     def test_a_table_without_rows(self, tmp_path: Path) -> None:
         write(tmp_path, {"all.csv": "text,label\n", "other.csv": "review,label\n"})
-        with pytest.raises(ValueError, match=r"all\.csv must hold texts of two or more classes, got \(\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"all\.csv must hold texts of two or more classes, got \(\)",
+        ):
             Text(str(tmp_path / "all.csv"))
-        with pytest.raises(ValueError, match=r"got 'text'; there are \['review', 'label'\]"):
+        with pytest.raises(
+            ValueError, match=r"got 'text'; there are \['review', 'label'\]"
+        ):
             Text(str(tmp_path / "other.csv"))
 
     def test_trec(self, tmp_path: Path) -> None:
-        train = "DESC:def What is a fanciér ?\nHUM:ind Who is\x85he ?\nHUM:ind Who ?\nDESC:def Why ?\n"
-        write(tmp_path, {"train_5500.label": train, "TREC_10.label": "HUM:desc Who was Galileo ?\n"}, "latin-1")
+        train = (
+            "DESC:def What is a fanciér ?\nHUM:ind Who is\x85he ?\nHUM:ind Who "
+            "?\nDESC:def Why ?\n"
+        )
+        write(
+            tmp_path,
+            {
+                "train_5500.label": train,
+                "TREC_10.label": "HUM:desc Who was Galileo ?\n",
+            },
+            "latin-1",
+        )
         data = Text(str(tmp_path), validation=0.0)
         assert texts_of(data.train)["What is a fanciér ?"] == "DESC"
-        assert texts_of(data.train)["Who is\x85he ?"] == "HUM"  # what latin-1 has there ends no line
+        assert (
+            texts_of(data.train)["Who is\x85he ?"] == "HUM"
+        )  # what latin-1 has there ends no line
         assert texts_of(data.test) == {"Who was Galileo ?": "HUM"}
         assert data.test.files == ("TREC_10.label:1",)
 
     @pytest.mark.parametrize(
-        ("good", "bad"), [("rt-polarity.pos", "rt-polarity.neg"), ("subj.subjective", "subj.objective")]
+        ("good", "bad"),
+        [("rt-polarity.pos", "rt-polarity.neg"), ("subj.subjective", "subj.objective")],
     )
     def test_a_file_for_each_class(self, tmp_path: Path, good: str, bad: str) -> None:
         write(tmp_path, {good: "fine\nnice\n", bad: "dull\nslow"})
         data = Text(str(tmp_path), validation=0.0, test=0.0)
         first, second = Path(good).suffix[1:], Path(bad).suffix[1:]
         found = {text: name[:3] for text, name in texts_of(data.train).items()}
-        assert found == {"fine": first[:3], "nice": first[:3], "dull": second[:3], "slow": second[:3]}
+        assert found == {
+            "fine": first[:3],
+            "nice": first[:3],
+            "dull": second[:3],
+            "slow": second[:3],
+        }
 
     def test_sst(self, tmp_path: Path) -> None:
-        binary = {f"stsa.binary.{part}": f"0 dull {part}\n1 fine {part}\n" for part in ("train", "dev", "test")}
+        binary = {
+            f"stsa.binary.{part}": f"0 dull {part}\n1 fine {part}\n"
+            for part in ("train", "dev", "test")
+        }
         data = Text(str(write(tmp_path / "one", binary)))
-        assert texts_of(data.validation) == {"dull dev": "negative", "fine dev": "positive"}
-        odd = binary | {"stsa.binary.dev": "1 fine\n\n0 dull\n", "stsa.binary.test": "1 fine\n0 dull\n"}
+        assert texts_of(data.validation) == {
+            "dull dev": "negative",
+            "fine dev": "positive",
+        }
+        odd = binary | {
+            "stsa.binary.dev": "1 fine\n\n0 dull\n",
+            "stsa.binary.test": "1 fine\n0 dull\n",
+        }
         data = Text(str(write(tmp_path / "odd", odd)))
         assert texts_of(data.validation) == {"fine": "positive", "dull": "negative"}
-        assert "left out 1 text: it has no label: stsa.binary.dev:2" in "\n".join(data.notes())
+        assert "left out 1 text: it has no label: stsa.binary.dev:2" in "\n".join(
+            data.notes()
+        )
         write(tmp_path / "odd", {"stsa.binary.dev": "2 odd\n"})
-        with pytest.raises(ValueError, match=r"stsa\.binary\.dev:1 must begin with a label, 0, 1, got '2 odd'"):
+        with pytest.raises(
+            ValueError,
+            match=r"stsa\.binary\.dev:1 must begin with a label, 0, 1, got '2 odd'",
+        ):
             Text(str(tmp_path / "odd"))
-        fine = {f"stsa.fine.{part}": f"0 dull {part}\n4 fine {part}\n" for part in ("train", "dev", "test")}
+        fine = {
+            f"stsa.fine.{part}": f"0 dull {part}\n4 fine {part}\n"
+            for part in ("train", "dev", "test")
+        }
         write(tmp_path / "both", binary | fine)
-        with pytest.raises(ValueError, match=r"stsa.binary.train and stsa.fine.train: give one of them as root"):
+        with pytest.raises(
+            ValueError,
+            match=r"stsa.binary.train and stsa.fine.train: give one of them as root",
+        ):
             Text(str(tmp_path / "both"))
         data = Text(str(tmp_path / "both" / "stsa.fine.train"))
-        assert texts_of(data.test) == {"dull test": "very negative", "fine test": "very positive"}
+        assert texts_of(data.test) == {
+            "dull test": "very negative",
+            "fine test": "very positive",
+        }
 
-    def test_what_there_is_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(FileNotFoundError, match=r"root nowhere does not exist, and neither does .*nowhere"):
+    def test_what_there_is_not(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(
+            FileNotFoundError,
+            match=r"root nowhere does not exist, and neither does .*nowhere",
+        ):
             Text("nowhere")
         write(tmp_path / "one", {"only/a.txt": "a", "empty/b.txt": ""})
         with pytest.raises(ValueError, match="texts of two or more classes"):
@@ -189,44 +299,78 @@ def test_the_vocabulary_is_that_of_the_training_texts(tmp_path: Path) -> None:
 def test_texts_that_are_cut_are_told(tmp_path: Path) -> None:
     write(reviews(tmp_path), {"good/long.txt": "film " * 10_000})
     told = Text(str(tmp_path)).notes()[-1]
-    assert told == "1 text of 21 longer than 512 words, of which the first 512 are read; the longest has 10,000"
-    assert not any("longer than" in note for note in Text(str(tmp_path), longest=10_000).notes())
+    assert told == (
+        "1 text of 21 longer than 512 words, of which the first 512 are read; "
+        "the longest has 10,000"
+    )
+    assert not any(
+        "longer than" in note for note in Text(str(tmp_path), longest=10_000).notes()
+    )
 
 
 def test_a_run_keeps_to_its_texts(tmp_path: Path) -> None:
     data = Text(str(reviews(tmp_path / "films")))
     data.manifest().write(tmp_path / "record.json")
-    before = {part: tuple(data.manifest().parts[part]) for part in ("train", "validation", "test")}
+    before = {
+        part: tuple(data.manifest().parts[part])
+        for part in ("train", "validation", "test")
+    }
     write(tmp_path / "films", {"good/new.txt": "another one"})
     again = Text(str(tmp_path / "films"))
     changes = again.follow(Manifest.read(tmp_path / "record.json"))
     assert changes.added == ("good/new.txt",)
     assert {part: tuple(again.manifest().parts[part]) for part in before} == before
     assert again.words == data.words
-    assert again.fingerprint() == data.fingerprint() != Text(str(tmp_path / "films"), longest=3).fingerprint()
+    assert (
+        again.fingerprint()
+        == data.fingerprint()
+        != Text(str(tmp_path / "films"), longest=3).fingerprint()
+    )
 
 
 def test_no_word_is_frequent_enough(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no word occurs 99 times in the training texts: least must be smaller"):
+    with pytest.raises(
+        ValueError,
+        match="no word occurs 99 times in the training texts: least must be smaller",
+    ):
         _ = Text(str(reviews(tmp_path)), least=99).words
 
 
-def test_no_text_at_all_is_not_the_folder_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_at_all_is_not_the_folder_that_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, {"a.txt": "not asked for"})
     monkeypatch.chdir(tmp_path)
     assert list(named_texts([""])) == [""]
 
 
 def test_texts_named_on_a_command_line(tmp_path: Path) -> None:
-    write(tmp_path, {"lines": "one film\n\nanother", "folder/a.txt": "two\nlines", "folder/b.dat": "x"})
-    found = list(named_texts([str(tmp_path / "lines"), str(tmp_path / "folder"), "just this"]))
+    write(
+        tmp_path,
+        {
+            "lines": "one film\n\nanother",
+            "folder/a.txt": "two\nlines",
+            "folder/b.dat": "x",
+        },
+    )
+    found = list(
+        named_texts([str(tmp_path / "lines"), str(tmp_path / "folder"), "just this"])
+    )
     assert found == ["one film", "", "another", "two\nlines", "just this"]
     assert [text.place.removeprefix(f"{tmp_path}/") for text in found] == [
-        *(f"lines:{number}: " for number in (1, 2, 3)), "folder/a.txt: ", "",
-    ]  # fmt: skip
+        *(f"lines:{number}: " for number in (1, 2, 3)),
+        "folder/a.txt: ",
+        "",
+    ]
     write(tmp_path, {"table.csv": "text,label\na film,good"})
-    with pytest.warns(UserWarning, match=r"table\.csv is read line by line: all columns are parts of the texts"):
-        assert list(named_texts([str(tmp_path / "table.csv")])) == ["text,label", "a film,good"]
+    with pytest.warns(
+        UserWarning,
+        match=r"table\.csv is read line by line: all columns are parts of the texts",
+    ):
+        assert list(named_texts([str(tmp_path / "table.csv")])) == [
+            "text,label",
+            "a film,good",
+        ]
     long = "a long film " * 40  # no name of a file is that long
     assert list(named_texts([long, long * 10])) == [long, long * 10]
     with pytest.raises(FileNotFoundError, match=r"there is no file new\.txt"):
@@ -241,9 +385,15 @@ def vectors(folder: Path, text: str) -> Text:
 
 
 @pytest.mark.parametrize("header", ["", "3 2\n"])  # GloVe has none
-def test_known_word_vectors_are_what_a_network_starts_with(tmp_path: Path, header: str) -> None:
-    data = vectors(tmp_path, header + "lovely 1 -1\nno word here 5 5\ngreat 7 7\nlovely 9 9\n\n")
-    network = create_model("text_cnn", vocabulary=len(data.words), classes=2, word_dim=2, channels=2)
+def test_known_word_vectors_are_what_a_network_starts_with(
+    tmp_path: Path, header: str
+) -> None:
+    data = vectors(
+        tmp_path, header + "lovely 1 -1\nno word here 5 5\ngreat 7 7\nlovely 9 9\n\n"
+    )
+    network = create_model(
+        "text_cnn", vocabulary=len(data.words), classes=2, word_dim=2, channels=2
+    )
     before = network.embedding.weight.detach().clone()
     data.begin(network)
     place = RESERVED + data.words.vocabulary.index("lovely")
@@ -265,9 +415,13 @@ def test_known_word_vectors_are_what_a_network_starts_with(tmp_path: Path, heade
         ("lovely 1 2 3\n", "--model_args.word_dim 3"),
     ],
 )
-def test_files_that_hold_no_vectors_of_the_network(tmp_path: Path, text: str, told: str) -> None:
+def test_files_that_hold_no_vectors_of_the_network(
+    tmp_path: Path, text: str, told: str
+) -> None:
     data = vectors(tmp_path, text)
-    network = create_model("text_cnn", vocabulary=len(data.words), classes=2, word_dim=2, channels=2)
+    network = create_model(
+        "text_cnn", vocabulary=len(data.words), classes=2, word_dim=2, channels=2
+    )
     with pytest.raises(ValueError, match=told):
         data.begin(network)
 

@@ -27,7 +27,9 @@ class TestSets:
 
     def test_subset_refuses_a_mask(self) -> None:
         """Its texts would be the first two, again and again."""
-        with pytest.raises(ValueError, match=r"indices must be int64 \(M,\), got torch.bool"):
+        with pytest.raises(
+            ValueError, match=r"indices must be int64 \(M,\), got torch.bool"
+        ):
             self.data.test.subset(torch.ones(len(self.data.test), dtype=torch.bool))
 
     def test_in_other_words(self) -> None:
@@ -38,20 +40,36 @@ class TestSets:
         assert self.data.test.in_words(self.data.words) is self.data.test
 
     def test_nothing_that_is_for_images(self) -> None:
-        with pytest.raises(ValueError, match="preprocess and composition are for images"):
+        with pytest.raises(
+            ValueError, match="preprocess and composition are for images"
+        ):
             self.data.train.prepared(Preprocess(shift=1))
         with pytest.raises(ValueError, match=r"int64 \(N, L\), got torch.uint8"):
-            TextSet(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), ("a",))
+            TextSet(
+                torch.zeros(2, 1, 4, 4, dtype=torch.uint8),
+                torch.zeros(2, dtype=torch.int64),
+                ("a",),
+            )
 
     def test_joined(self) -> None:
         test = self.data.test
         pairs = joined(test, 30)
         assert (pairs.labels.sum(1) == 2).all()
-        own = {text: test.classes[label] for text, label in zip(test.texts, test.labels.tolist(), strict=True)}
+        own = {
+            text: test.classes[label]
+            for text, label in zip(test.texts, test.labels.tolist(), strict=True)
+        }
         for text, mask in zip(pairs.texts, pairs.labels, strict=True):
             told = {test.classes[label] for label in mask.nonzero().flatten().tolist()}
-            halves = [(one, text.removeprefix(f"{one} ")) for one in own if text.startswith(f"{one} ")]
-            assert any(second in own and {own[one], own[second]} == told for one, second in halves)
+            halves = [
+                (one, text.removeprefix(f"{one} "))
+                for one in own
+                if text.startswith(f"{one} ")
+            ]
+            assert any(
+                second in own and {own[one], own[second]} == told
+                for one, second in halves
+            )
         assert joined(test, 30).texts == pairs.texts != joined(test, 30, seed=1).texts
         with pytest.raises(ValueError, match="of one class each"):
             joined(pairs, 2)

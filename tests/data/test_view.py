@@ -1,4 +1,6 @@
-"""What a network gets to see: the options, the training view, the test view, and image sets that carry them."""
+"""What a network gets to see: the options, the training view, the test view, and image
+sets that carry them.
+"""
 
 import json
 from collections.abc import Callable
@@ -24,7 +26,9 @@ from torchcaps_lab.data import (
     thirteen_crops,
 )
 
-PAPER = Preprocess(crop=6, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True, crops=13)
+PAPER = Preprocess(
+    crop=6, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True, crops=13
+)
 EVERYTHING = replace(PAPER, shift=2, flip=True)
 OPTIONS = {
     "none": Preprocess(),
@@ -45,7 +49,12 @@ def pictures(count: int) -> Tensor:
 
 def image_set(count: int = 5) -> ImageSet:
     images = (pictures(count) * 255).to(torch.uint8)
-    return ImageSet(images, torch.arange(count), tuple("abcde"), tuple(f"{place}.png" for place in range(count)))
+    return ImageSet(
+        images,
+        torch.arange(count),
+        tuple("abcde"),
+        tuple(f"{place}.png" for place in range(count)),
+    )
 
 
 # Views
@@ -53,7 +62,10 @@ def image_set(count: int = 5) -> ImageSet:
 
 def test_without_options_images_stay_as_they_are() -> None:
     images, indices = pictures(3), torch.arange(3)
-    for view in (Preprocess().train(images, indices, epoch=4), Preprocess().evaluate(images)):
+    for view in (
+        Preprocess().train(images, indices, epoch=4),
+        Preprocess().evaluate(images),
+    ):
         assert torch.equal(view.images, images)
         assert torch.equal(view.pictures, images)
     assert torch.equal(Preprocess().evaluate_crops(images), images[:, None])
@@ -78,7 +90,9 @@ def test_training_view_makes_every_change_in_order() -> None:
 
 
 @pytest.mark.parametrize("preprocess", OPTIONS.values(), ids=OPTIONS)
-def test_training_view_depends_on_seed_epoch_and_index_alone(preprocess: Preprocess) -> None:
+def test_training_view_depends_on_seed_epoch_and_index_alone(
+    preprocess: Preprocess,
+) -> None:
     images, indices = pictures(50), torch.arange(50)
     whole = preprocess.train(images, indices, epoch=2, seed=1)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
@@ -87,7 +101,10 @@ def test_training_view_depends_on_seed_epoch_and_index_alone(preprocess: Preproc
         assert torch.equal(part.images, whole.images[rows])
         assert torch.equal(part.pictures, whole.pictures[rows])
     chance = preprocess not in (OPTIONS["none"], OPTIONS["standardise"])
-    for other in (preprocess.train(images, indices, 3, seed=1), preprocess.train(images, indices, 2, seed=2)):
+    for other in (
+        preprocess.train(images, indices, 3, seed=1),
+        preprocess.train(images, indices, 2, seed=2),
+    ):
         assert torch.equal(other.images, whole.images) != chance
 
 
@@ -95,8 +112,13 @@ def test_training_view_depends_on_seed_epoch_and_index_alone(preprocess: Preproc
 def test_every_view_has_the_stated_shape(preprocess: Preprocess) -> None:
     images = pictures(3)
     shape = preprocess.image_shape(SHAPE)
-    assert shape == (SHAPE if preprocess.crop is None else (2, preprocess.crop, preprocess.crop))
-    for view in (preprocess.train(images, torch.arange(3), 0), preprocess.evaluate(images)):
+    assert shape == (
+        SHAPE if preprocess.crop is None else (2, preprocess.crop, preprocess.crop)
+    )
+    for view in (
+        preprocess.train(images, torch.arange(3), 0),
+        preprocess.evaluate(images),
+    ):
         assert view.images.shape == view.pictures.shape == (3, *shape)
     assert preprocess.evaluate_crops(images).shape == (3, preprocess.crops, *shape)
 
@@ -122,7 +144,10 @@ def test_thirteen_crops_are_standardised_one_by_one() -> None:
 
 @pytest.mark.parametrize("preprocess", OPTIONS.values(), ids=OPTIONS)
 def test_options_survive_json(preprocess: Preprocess) -> None:
-    assert Preprocess.from_config(json.loads(json.dumps(preprocess.config()))) == preprocess
+    assert (
+        Preprocess.from_config(json.loads(json.dumps(preprocess.config())))
+        == preprocess
+    )
 
 
 def test_unknown_options_are_named() -> None:
@@ -135,15 +160,28 @@ def test_unknown_options_are_named() -> None:
     [
         ({"shift": 1.5}, "shift must be a whole number, got 1.5"),
         ({"brightness": -0.1}, "brightness must be at least 0, got -0.1"),
-        ({"contrast": (1.8, 0.2)}, r"contrast must be two factors, 0 <= low <= high, got \(1.8, 0.2\)"),
+        (
+            {"contrast": (1.8, 0.2)},
+            r"contrast must be two factors, 0 <= low <= high, got \(1.8, 0.2\)",
+        ),
         ({"crop": 4, "crops": 5}, "crops must be one of 1, 13, got 5"),
         ({"crops": 13}, "crops=13 needs crop"),
         ({"rescale": 0}, "rescale must be at least 1, got 0"),
-        ({"mean": (0.5,)}, r"mean and deviation must be one number each a channel, got \(0.5,\) and None"),
+        (
+            {"mean": (0.5,)},
+            r"mean and deviation must be one number each a channel, got \(0.5,\) and "
+            r"None",
+        ),
         ({"mean": (0.5,), "deviation": (1.0, 1.0)}, "one number each a channel"),
         ({"mean": (0.5,), "deviation": (0.0,)}, "deviation must be above 0, got 0"),
-        ({"mean": (float("nan"),), "deviation": (1.0,)}, "mean must be finite, got nan"),
-        ({"mean": (0.5,), "deviation": (1.0,), "standardise": True}, "standardise and mean are two ways"),
+        (
+            {"mean": (float("nan"),), "deviation": (1.0,)},
+            "mean must be finite, got nan",
+        ),
+        (
+            {"mean": (0.5,), "deviation": (1.0,), "standardise": True},
+            "standardise and mean are two ways",
+        ),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
@@ -153,17 +191,26 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 def test_crops_must_fit_the_images() -> None:
     assert Preprocess(crop=12).image_shape(SHAPE) == (2, 12, 12)
-    with pytest.raises(ValueError, match="shift must be less than 12 for images of 12 x 14, got 12"):
+    with pytest.raises(
+        ValueError, match="shift must be less than 12 for images of 12 x 14, got 12"
+    ):
         Preprocess(shift=12).image_shape((1, 12, 14))
-    with pytest.raises(ValueError, match="crop must be at most 12 for images of 12 x 14, got 13"):
+    with pytest.raises(
+        ValueError, match="crop must be at most 12 for images of 12 x 14, got 13"
+    ):
         Preprocess(crop=13).image_shape(SHAPE)
     assert Preprocess(crop=6, crops=13).image_shape(SHAPE) == (2, 6, 6)
-    with pytest.raises(ValueError, match=r"crop must be at most 6 for images of 12 x 14, 3 pixels less .* got 7"):
+    with pytest.raises(
+        ValueError,
+        match=r"crop must be at most 6 for images of 12 x 14, 3 pixels less .* got 7",
+    ):
         Preprocess(crop=7, crops=13).image_shape(SHAPE)
 
 
 class TestBinarise:
-    """Pixels above one half are 1, all others 0: for every image, and for people too."""
+    """Pixels above one half are 1, all others 0: for every image, and for people
+    too.
+    """
 
     LEVELS = torch.tensor([0, 127, 128, 255]).view(1, 1, 2, 2) / 255
 
@@ -186,8 +233,15 @@ class TestBinarise:
     def test_it_comes_before_the_scale(self) -> None:
         images = torch.rand(3, 1, 8, 8)
         binary = (images > 0.5).float()
-        assert torch.equal(Preprocess(binarise=True, standardise=True).evaluate(images).images, standardise(binary))
-        scaled = Preprocess(binarise=True, mean=(0.5,), deviation=(0.5,)).evaluate(images).images
+        assert torch.equal(
+            Preprocess(binarise=True, standardise=True).evaluate(images).images,
+            standardise(binary),
+        )
+        scaled = (
+            Preprocess(binarise=True, mean=(0.5,), deviation=(0.5,))
+            .evaluate(images)
+            .images
+        )
         assert torch.equal(scaled, 2 * binary - 1)
 
     def test_it_is_saved_and_files_without_it_load(self) -> None:
@@ -230,7 +284,13 @@ def test_a_set_refuses_options_that_do_not_fit_it() -> None:
 # One size and one scale for the whole set
 
 SET_WISE = Preprocess(
-    rescale=8, crop=6, brightness=0.3, contrast=(0.5, 1.5), mean=(0.25, 0.75), deviation=(0.5, 0.125), crops=1
+    rescale=8,
+    crop=6,
+    brightness=0.3,
+    contrast=(0.5, 1.5),
+    mean=(0.25, 0.75),
+    deviation=(0.5, 0.125),
+    crops=1,
 )
 
 
@@ -243,14 +303,19 @@ def written_out(images: Tensor, size: int) -> Tensor:
         after = (before + 1).clamp(max=extent - 1)
         shape = [-1 if number == axis else 1 for number in range(4)]
         share = (place - before).to(images.dtype).view(shape)
-        images = images.index_select(axis, before) * (1 - share) + images.index_select(axis, after) * share
+        images = (
+            images.index_select(axis, before) * (1 - share)
+            + images.index_select(axis, after) * share
+        )
     return images
 
 
 @pytest.mark.parametrize("size", [5, 12, 17])
 def test_rescaling_is_bilinear_without_smoothing(size: int) -> None:
     images = pictures(3)
-    torch.testing.assert_close(rescale(images, size), written_out(images, size), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        rescale(images, size), written_out(images, size), rtol=0, atol=1e-6
+    )
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         rescale(images, 0)
 
@@ -258,10 +323,15 @@ def test_rescaling_is_bilinear_without_smoothing(size: int) -> None:
 def test_set_wise_views() -> None:
     images, indices = pictures(5), torch.arange(5)
     assert SET_WISE.image_shape(SHAPE) == (2, 6, 6)
-    mean, deviation = torch.tensor([0.25, 0.75])[:, None, None], torch.tensor([0.5, 0.125])[:, None, None]
+    mean, deviation = (
+        torch.tensor([0.25, 0.75])[:, None, None],
+        torch.tensor([0.5, 0.125])[:, None, None],
+    )
     scaled = written_out(images, 8)
     changed = RandomContrast(0.5, 1.5, 7)(
-        RandomBrightness(0.3, 7)(RandomCrop(6, 7)(scaled, indices, 3), indices, 3), indices, 3
+        RandomBrightness(0.3, 7)(RandomCrop(6, 7)(scaled, indices, 3), indices, 3),
+        indices,
+        3,
     )
     for view, expected in (
         (SET_WISE.train(images, indices, 3, 7), changed),
@@ -270,12 +340,18 @@ def test_set_wise_views() -> None:
         torch.testing.assert_close(view.images, (expected - mean) / deviation)
         torch.testing.assert_close(view.pictures, expected.clamp(0, 1))
     many = replace(SET_WISE, rescale=12, crops=13)
-    assert torch.equal(many.evaluate_crops(images)[:, 0], replace(many, crops=1).evaluate(images).images)
+    assert torch.equal(
+        many.evaluate_crops(images)[:, 0],
+        replace(many, crops=1).evaluate(images).images,
+    )
     assert Preprocess.from_config(json.loads(json.dumps(SET_WISE.config()))) == SET_WISE
 
 
 def test_set_wise_options_must_fit_the_channels() -> None:
     with pytest.raises(ValueError, match="mean and deviation must be for 3 channels"):
         SET_WISE.image_shape((3, 12, 14))
-    with pytest.raises(ValueError, match=r"mean and deviation must be for 2 channels, got \(1,\) and \(2,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"mean and deviation must be for 2 channels, got \(1,\) and \(2,\)",
+    ):
         normalise(pictures(1), (1,), (2,))

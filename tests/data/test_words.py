@@ -12,13 +12,22 @@ class TestWords:
     def test_numbers_and_spans(self) -> None:
         (reading,) = self.words.read(["A  GOOD film."])
         assert reading.numbers.tolist() == [UNKNOWN, 3, 2, 4]
-        assert ["A  GOOD film."[start:end] for start, end in reading.spans] == ["A", "GOOD", "film", "."]
+        assert ["A  GOOD film."[start:end] for start, end in reading.spans] == [
+            "A",
+            "GOOD",
+            "film",
+            ".",
+        ]
         assert (reading.length, reading.unknown) == (4, 1)
         assert Words(("film", "good", "."), lower=False).read(["GOOD"])[0].unknown == 1
 
     def test_only_the_beginning_of_long_texts_is_read(self) -> None:
         (reading,) = Words(("film",), longest=7).read(["film " * 10_000])
-        assert (len(reading.numbers), len(reading.spans), reading.length) == (7, 7, 10_000)
+        assert (len(reading.numbers), len(reading.spans), reading.length) == (
+            7,
+            7,
+            10_000,
+        )
 
     @pytest.mark.parametrize(
         ("text", "words"),
@@ -46,7 +55,9 @@ class TestWords:
     def test_saved_and_opened(self) -> None:
         assert Words.from_config(self.words.config()) == self.words
         assert Words.from_config(None) is None
-        with pytest.raises(ValueError, match="words that were saved with the network are damaged"):
+        with pytest.raises(
+            ValueError, match="words that were saved with the network are damaged"
+        ):
             Words.from_config({"vocabulary": ["a"]})
         with pytest.raises(ValueError, match="each word once, got a more often"):
             Words(("a", "b", "a"))

@@ -1,4 +1,6 @@
-"""The page in headless Chromium: people draw, move sliders, play routing and upload broken files."""
+"""The page in headless Chromium: people draw, move sliders, play routing and upload
+broken files.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -15,44 +17,98 @@ from torchcaps_lab.explore import Explorer, application, digit_samples, local_sa
 from torchcaps_lab.report.exhibit import png
 
 pytest.importorskip("uvicorn")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, drives the browser")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="playwright, of the extra dev, drives the browser"
+)
 expect = playwright.expect
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+    None,
+)
 FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ),
 ]
 PATIENCE = 20_000  # milliseconds, of one step: other work may share the machine
 
-LONG = "a name that is much longer than its panel, with a word as pneumonoultramicroscopicsilicovolcanoconiosis"
+LONG = (
+    "a name that is much longer than its panel, with a word as "
+    "pneumonoultramicroscopicsilicovolcanoconiosis"
+)
 SCENES, QUESTIONS = "scenes/scene_capsnet", "trec/text_pooled"
 SEVEN = [(0.28, 0.22), (0.72, 0.22), (0.45, 0.85)]
-ZERO = [(0.5, 0.18), (0.32, 0.32), (0.29, 0.58), (0.42, 0.8), (0.58, 0.8), (0.7, 0.6), (0.67, 0.32), (0.5, 0.18)]
+ZERO = [
+    (0.5, 0.18),
+    (0.32, 0.32),
+    (0.29, 0.58),
+    (0.42, 0.8),
+    (0.58, 0.8),
+    (0.7, 0.6),
+    (0.67, 0.32),
+    (0.5, 0.18),
+]
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"
+)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The page, with a trained network that comes with the package and one that routes in three steps."""
+    """The page, with a trained network that comes with the package and one that routes
+    in three steps.
+    """
     torch.manual_seed(0)
-    small = create_model("capsnet_digits", channels=8, types=4, pose_dim=4, decoder_hidden=(16,))
+    small = create_model(
+        "capsnet_digits", channels=8, types=4, pose_dim=4, decoder_hidden=(16,)
+    )
     steps = Classifier(small, classes=[f"{LONG} number {label}" for label in range(10)])
-    layers = create_model("matrixcapsnet", channels=4, types=(2, 3, 2), pose=(2, 2), image_shape=(1, 23, 26))
-    networks = {"trained": Classifier.open("mnist/efficient_capsnet"), "steps": steps, "layers": Classifier(layers)}
+    layers = create_model(
+        "matrixcapsnet",
+        channels=4,
+        types=(2, 3, 2),
+        pose=(2, 2),
+        image_shape=(1, 23, 26),
+    )
+    networks = {
+        "trained": Classifier.open("mnist/efficient_capsnet"),
+        "steps": steps,
+        "layers": Classifier(layers),
+    }
     networks |= {name: Classifier.open(name) for name in (SCENES, QUESTIONS)}
-    samples = {name: partial(local_samples, name, networks[name]) for name in (SCENES, QUESTIONS)}
-    explorer = Explorer(networks, {"trained": lambda: digit_samples((1, 28, 28)), **samples})
+    samples = {
+        name: partial(local_samples, name, networks[name])
+        for name in (SCENES, QUESTIONS)
+    }
+    explorer = Explorer(
+        networks, {"trained": lambda: digit_samples((1, 28, 28)), **samples}
+    )
     explorer.warm_up()
-    with served(application(explorer)) as address, playwright.sync_playwright() as driver:
+    with (
+        served(application(explorer)) as address,
+        playwright.sync_playwright() as driver,
+    ):
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(PATIENCE)
         expect.set_options(timeout=PATIENCE)
         page.trouble = []
         page.on("pageerror", lambda error: page.trouble.append(str(error)))
-        page.on("request", lambda one: page.trouble.append(one.url) if foreign(one.url) else None)
+        page.on(
+            "request",
+            lambda one: page.trouble.append(one.url) if foreign(one.url) else None,
+        )
         page.goto(address)
         page.wait_for_selector("body[data-ready]")
         settle(page)
@@ -67,7 +123,9 @@ def foreign(url: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def calm(page: Any) -> Iterator[None]:
-    """No test is over with errors of the page, or with something loaded from elsewhere."""
+    """No test is over with errors of the page, or with something loaded from
+    elsewhere.
+    """
     yield
     assert not page.trouble
 
@@ -90,7 +148,9 @@ def draw(page: Any, points: list[tuple[float, float]]) -> None:
 
 def stroke(page: Any, points: list[tuple[float, float]]) -> None:
     box = page.locator("#canvas").bounding_box()
-    (x, y), *rest = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    (x, y), *rest = [
+        (box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points
+    ]
     page.mouse.move(x, y)
     page.mouse.down()
     for there in rest:
@@ -136,7 +196,9 @@ def test_draws_a_digit_and_sees_its_class(page: Any) -> None:
 
 
 def test_only_the_first_finger_and_the_main_button_draw(page: Any) -> None:
-    """Two fingers drew lines from one to the other; the right button drew until the next click."""
+    """Two fingers drew lines from one to the other; the right button drew until the
+    next click.
+    """
     draw(page, SEVEN)
     canvas = page.locator("#canvas")
     before = canvas.evaluate("canvas => canvas.toDataURL()")
@@ -150,7 +212,10 @@ def test_only_the_first_finger_and_the_main_button_draw(page: Any) -> None:
     page.mouse.move(box["x"] + 250, box["y"] + 20)
     page.mouse.down()
     first = canvas.evaluate("canvas => canvas.toDataURL()")
-    canvas.dispatch_event("pointermove", {**there, "pointerId": 9, "pointerType": "touch", "isPrimary": False})
+    canvas.dispatch_event(
+        "pointermove",
+        {**there, "pointerId": 9, "pointerType": "touch", "isPrimary": False},
+    )
     assert canvas.evaluate("canvas => canvas.toDataURL()") == first
     page.mouse.up()
     settle(page)
@@ -205,7 +270,9 @@ def test_the_keyboard_points_at_classes_and_uploads(page: Any) -> None:
     page.locator("#clear").focus()
     expect(page.locator("#pose h2")).to_have_text("The pose of 7")
     page.keyboard.press("Tab")
-    outline = "getComputedStyle(document.querySelector('label[for=upload]')).outlineStyle"
+    outline = (
+        "getComputedStyle(document.querySelector('label[for=upload]')).outlineStyle"
+    )
     assert page.evaluate("document.activeElement.id") == "upload"
     assert page.evaluate(outline) == "solid"
 
@@ -225,7 +292,11 @@ def test_uploads(page: Any, tmp_path: Path) -> None:
     message = page.locator("#draw #message")
     expect(message).to_contain_text("cannot read the image broken.png")
     above = message.bounding_box()
-    assert 0 < page.locator("#canvas").bounding_box()["y"] - above["y"] - above["height"] < 30  # beside the canvas
+    assert (
+        0
+        < page.locator("#canvas").bounding_box()["y"] - above["y"] - above["height"]
+        < 30
+    )  # beside the canvas
     page.set_input_files("#upload", digit(tmp_path))
     expect(said(page)).to_have_text("0")
     expect(page.locator("#message")).to_be_hidden()
@@ -240,11 +311,17 @@ DROPPED = """([kind, field, bytes]) => {
 }"""
 
 
-@pytest.mark.parametrize(("kind", "field"), [("drop", "dataTransfer"), ("paste", "clipboardData")])
-def test_a_picture_is_dropped_or_pasted(page: Any, tmp_path: Path, kind: str, field: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "field"), [("drop", "dataTransfer"), ("paste", "clipboardData")]
+)
+def test_a_picture_is_dropped_or_pasted(
+    page: Any, tmp_path: Path, kind: str, field: str
+) -> None:
     draw(page, SEVEN)
     expect(said(page)).to_have_text("7")
-    left_to_the_browser = page.evaluate(DROPPED, [kind, field, list(digit(tmp_path).read_bytes())])
+    left_to_the_browser = page.evaluate(
+        DROPPED, [kind, field, list(digit(tmp_path).read_bytes())]
+    )
     assert not left_to_the_browser  # it would leave the page
     expect(said(page)).to_have_text("0")
 
@@ -269,7 +346,9 @@ def test_a_server_that_was_stopped_is_told(page: Any) -> None:
     choose(page, "trained")
     page.route("**/api/network?*", lambda route: route.abort())
     page.select_option("#network", "steps")
-    expect(page.locator("#message")).to_have_text("the server does not answer: was it stopped?")
+    expect(page.locator("#message")).to_have_text(
+        "the server does not answer: was it stopped?"
+    )
     assert page.input_value("#network") == "trained"
     page.unroute("**/api/network?*")
     draw(page, SEVEN)
@@ -277,7 +356,9 @@ def test_a_server_that_was_stopped_is_told(page: Any) -> None:
 
 
 def test_another_network_is_chosen_before_the_answer(page: Any, tmp_path: Path) -> None:
-    """The picture that then comes is not for the page any more, and there is none to be drawn on."""
+    """The picture that then comes is not for the page any more, and there is none to be
+    drawn on.
+    """
     choose(page, "trained")
     hold(page, "api/look")
     page.set_input_files("#upload", digit(tmp_path))
@@ -288,7 +369,9 @@ def test_another_network_is_chosen_before_the_answer(page: Any, tmp_path: Path) 
     expect(page.locator("#message")).to_be_hidden()
 
 
-def test_another_network_is_chosen_before_its_routing_is_shown(page: Any, tmp_path: Path) -> None:
+def test_another_network_is_chosen_before_its_routing_is_shown(
+    page: Any, tmp_path: Path
+) -> None:
     """The steps that then came were drawn over a picture that was gone."""
     choose(page, "steps")
     expect(page.locator("#about")).to_contain_text("DynamicRouting")
@@ -310,14 +393,18 @@ def test_the_pointer_leaves_the_classes_of_another_network(page: Any) -> None:
     page.select_option("#network", "steps")
     page.wait_for_selector("body[data-held]")
     page.dispatch_event("#bars", "mouseleave")
-    page.wait_for_timeout(100)  # longer than the page waits before it follows the pointer
+    page.wait_for_timeout(
+        100
+    )  # longer than the page waits before it follows the pointer
     page.evaluate("answer()")
     settle(page)
 
 
 @pytest.mark.parametrize("width", [320, 375, 1280])
 def test_panels_stay_on_the_page_and_apart(page: Any, width: int) -> None:
-    """Long names of classes laid the left panel over the right one, and made the page wider than a phone."""
+    """Long names of classes laid the left panel over the right one, and made the page
+    wider than a phone.
+    """
     page.set_viewport_size({"width": width, "height": 900})
     try:
         choose(page, "steps")
@@ -325,8 +412,13 @@ def test_panels_stay_on_the_page_and_apart(page: Any, width: int) -> None:
         page.click("#keep")
         expect(page.locator("#swapped figure")).to_have_count(6)
         assert page.evaluate("document.documentElement.scrollWidth") == width
-        left, right = (page.locator(f"#{side}").bounding_box() for side in ("left", "right"))
-        assert left["x"] + left["width"] <= right["x"] or left["y"] + left["height"] <= right["y"]
+        left, right = (
+            page.locator(f"#{side}").bounding_box() for side in ("left", "right")
+        )
+        assert (
+            left["x"] + left["width"] <= right["x"]
+            or left["y"] + left["height"] <= right["y"]
+        )
     finally:
         page.set_viewport_size({"width": 1280, "height": 900})
 
@@ -335,13 +427,17 @@ def test_maps_of_several_layers_leave_no_holes(page: Any) -> None:
     """Three maps above each other stood beside a panel of a third of their height."""
     choose(page, "layers")
     expect(page.locator("#layers canvas")).to_have_count(3)
-    maps, routing = (page.locator(f"#{one}").bounding_box() for one in ("maps", "routing"))
+    maps, routing = (
+        page.locator(f"#{one}").bounding_box() for one in ("maps", "routing")
+    )
     assert maps["width"] == routing["width"] > 900
     assert maps["y"] + maps["height"] < routing["y"]
 
 
 def test_all_classes_can_be_reached_beside_the_panels(page: Any) -> None:
-    """Those below the lower edge of the window could only be seen at the end of the page."""
+    """Those below the lower edge of the window could only be seen at the end of the
+    page.
+    """
     choose(page, "steps")
     draw(page, SEVEN)
     page.evaluate("scrollTo(0, 200)")
@@ -407,7 +503,9 @@ def test_looks_for_digits_in_a_scene(page: Any) -> None:
 
 
 def ink(page: Any, *places: tuple[float, float]) -> list[int]:
-    """How bright the canvas is at these places, in shares of its sides; each question to the page takes a moment."""
+    """How bright the canvas is at these places, in shares of its sides; each question
+    to the page takes a moment.
+    """
     read = """(canvas, places) => {
         const { data, width, height } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         return places.map(([x, y]) => data[4 * (width * Math.floor(y * height) + Math.floor(x * width))]);
@@ -417,12 +515,22 @@ def ink(page: Any, *places: tuple[float, float]) -> list[int]:
 
 @pytest.mark.parametrize("network", ["trained", SCENES, QUESTIONS])
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desktop", "phone"])
-def test_the_canvas_and_all_answers_are_in_one_view(page: Any, size: tuple[int, int], network: str) -> None:
+def test_the_canvas_and_all_answers_are_in_one_view(
+    page: Any, size: tuple[int, int], network: str
+) -> None:
     page.set_viewport_size({"width": size[0], "height": size[1]})
     try:
         choose(page, network)
-        assert page.evaluate("[scrollY, left.scrollHeight - left.clientHeight]") == [0, 0]
-        for place in ("#sheet:visible, #text:visible", "#truth", "#answer", "#bars .bar:last-child"):
+        assert page.evaluate("[scrollY, left.scrollHeight - left.clientHeight]") == [
+            0,
+            0,
+        ]
+        for place in (
+            "#sheet:visible, #text:visible",
+            "#truth",
+            "#answer",
+            "#bars .bar:last-child",
+        ):
             box = page.locator(place).bounding_box()
             assert 0 <= box["y"] < box["y"] + box["height"] <= size[1], place
         assert page.evaluate("document.documentElement.scrollWidth") == size[0]
@@ -443,7 +551,9 @@ def test_the_first_stroke_takes_the_sample_away(page: Any) -> None:
     expect(page.locator("#truth")).to_have_text("")
     corner = (9 / box["width"], 9 / box["height"])
     assert ink(page, corner) == [255]
-    assert set(ink(page, *((x / 50, y / 50) for x in range(5, 50) for y in range(5, 50)))) == {0}
+    assert set(
+        ink(page, *((x / 50, y / 50) for x in range(5, 50) for y in range(5, 50)))
+    ) == {0}
     page.mouse.move(box["x"] + 250, box["y"] + 250)
     page.mouse.down()
     page.mouse.up()
@@ -465,7 +575,10 @@ def test_a_sample_is_as_sharp_as_the_network_sees_it(page: Any) -> None:
     canvas = page.locator("#canvas")
     assert canvas.evaluate("canvas => canvas.width % 28") == 0
     assert canvas.evaluate(even)
-    assert canvas.evaluate("canvas => getComputedStyle(canvas).imageRendering") == "pixelated"
+    assert (
+        canvas.evaluate("canvas => getComputedStyle(canvas).imageRendering")
+        == "pixelated"
+    )
 
 
 def test_another_network_is_waited_for_on_an_empty_page(page: Any) -> None:
@@ -478,12 +591,16 @@ def test_another_network_is_waited_for_on_an_empty_page(page: Any) -> None:
         expect(page.locator(place)).to_have_count(0)
     for place in ("#truth", "#answer", "#about", "#verdict"):
         expect(page.locator(place)).to_have_text("")
-    assert set(ink(page, *((x / 10, y / 10) for x in range(10) for y in range(10)))) == {0}
+    assert set(
+        ink(page, *((x / 10, y / 10) for x in range(10) for y in range(10)))
+    ) == {0}
     page.evaluate("answer()")
     settle(page)
     expect(page.locator("#opening")).to_have_text("")
     choose(page, "trained")
-    expect(page.locator("#verdict")).to_contain_text("Routing decided something.")  # once, over all panels
+    expect(page.locator("#verdict")).to_contain_text(
+        "Routing decided something."
+    )  # once, over all panels
     choose(page, "steps")
     expect(page.locator("#about")).to_contain_text("DynamicRouting")
 
@@ -503,7 +620,9 @@ def test_the_label_and_the_answer_are_told_apart(page: Any, right: bool) -> None
     said = int(page.locator("#bars .said .name").inner_text())
     label = said if right else (said + 1) % 10
     expect(page.locator("#truth")).to_have_text(f"label: {label}")
-    expect(page.locator("#answer")).to_have_text(f"answer: {said}, {'right' if right else 'wrong'}")
+    expect(page.locator("#answer")).to_have_text(
+        f"answer: {said}, {'right' if right else 'wrong'}"
+    )
     expect(page.locator("#bars .label .name")).to_have_text(str(label))
     also = ", the answer, the label" if right else ", the label"
     assert page.locator("#bars .label").get_attribute("aria-label").endswith(also)
@@ -528,17 +647,23 @@ CONTRASTS = """() => {
             return [bright / dark, node.outerHTML.slice(0, 80)];
         }).sort((one, other) => one[0] - other[0])[0];
 }"""
-"""The lowest contrast of a text with what is behind it, by the WCAG's measure, and the text."""
+"""The lowest contrast of a text with what is behind it, by the WCAG's measure, and the
+text.
+"""
 
 
 @pytest.mark.parametrize("network", ["trained", QUESTIONS])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_texts_can_be_read_by_day_and_by_night(page: Any, scheme: str, network: str) -> None:
+def test_all_texts_can_be_read_by_day_and_by_night(
+    page: Any, scheme: str, network: str
+) -> None:
     """White words stood on white."""
     page.emulate_media(color_scheme=scheme)
     try:
         choose(page, network)
-        brightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0]")
+        brightness = page.evaluate(
+            "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0]"
+        )
         assert (int(brightness) < 60) == (scheme == "dark")
         ratio, text = page.evaluate(CONTRASTS)
         assert ratio >= 4.5, text
@@ -547,12 +672,18 @@ def test_all_texts_can_be_read_by_day_and_by_night(page: Any, scheme: str, netwo
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_reports_can_be_read_by_day_and_by_night(page: Any, tmp_path: Path, scheme: str) -> None:
+def test_reports_can_be_read_by_day_and_by_night(
+    page: Any, tmp_path: Path, scheme: str
+) -> None:
     classifier = Classifier.open(QUESTIONS)
-    index = classifier.task.report(tmp_path, classifier.network, local_samples(QUESTIONS, classifier), {}, [])
+    index = classifier.task.report(
+        tmp_path, classifier.network, local_samples(QUESTIONS, classifier), {}, []
+    )
     other = page.context.browser.new_page(color_scheme=scheme)
     other.goto(index.as_uri())
-    brightness = other.evaluate("getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0]")
+    brightness = other.evaluate(
+        "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0]"
+    )
     assert (int(brightness) < 60) == (scheme == "dark")
     assert other.locator("p span").count() > 20  # words in colours
     ratio, text = other.evaluate(CONTRASTS)

@@ -20,12 +20,16 @@ pytest.importorskip("uvicorn")
 
 def test_each_network_belongs_to_a_picture() -> None:
     """Those that are shown where none are named make one picture each."""
-    assert [view_of(Classifier.open(name)) for name in explore_pictures.SHOWN] == list(VIEWS)
+    assert [view_of(Classifier.open(name)) for name in explore_pictures.SHOWN] == list(
+        VIEWS
+    )
 
 
 def test_a_trouble_with_the_page_ends_its_server() -> None:
     """A thread that serves on would keep the command from ending."""
-    explorer = Explorer({"digits": Classifier(create_model("capsnet_digits", channels=4, types=2))})
+    explorer = Explorer(
+        {"digits": Classifier(create_model("capsnet_digits", channels=4, types=2))}
+    )
 
     def stumble() -> None:
         with served(explorer) as address:
@@ -38,14 +42,21 @@ def test_a_trouble_with_the_page_ends_its_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("nowhere", "nowhere"), ("plain", "nothing to explore in a MatrixCapsNetTwin")]
+    ("name", "told"),
+    [("nowhere", "nowhere"), ("plain", "nothing to explore in a MatrixCapsNetTwin")],
 )
 def test_networks_that_cannot_be_shown_are_a_short_error(
-    name: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     create_model("matrixcapsnet_cnn").save_pretrained(tmp_path / "plain")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["explore_pictures", "--out", str(tmp_path), "--page", name])
+    monkeypatch.setattr(
+        sys, "argv", ["explore_pictures", "--out", str(tmp_path), "--page", name]
+    )
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
@@ -54,9 +65,14 @@ def test_networks_that_cannot_be_shown_are_a_short_error(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium: apt-get install chromium")
+@pytest.mark.skipif(
+    shutil.which("chromium") is None,
+    reason="there is no Chromium: apt-get install chromium",
+)
 def test_a_network_of_texts_is_pictured_with_a_question(tmp_path: Path) -> None:
-    pytest.importorskip("playwright.sync_api", reason="playwright, of the extra dev, drives the browser")
+    pytest.importorskip(
+        "playwright.sync_api", reason="playwright, of the extra dev, drives the browser"
+    )
     explore_pictures.write_pages(tmp_path, {QUESTIONS: Classifier.open(QUESTIONS)})
     (picture,) = tmp_path.iterdir()
     assert picture.name == "explore-words.png"

@@ -25,7 +25,13 @@ from torchcaps.models import CapsuleClassifier, TextClassifier
 from torchcaps.models.pretrained import list_pretrained
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import MNIST, ImageSet, Words
-from torchcaps_lab.explore import Explorer, application, digit_samples, local_samples, serve
+from torchcaps_lab.explore import (
+    Explorer,
+    application,
+    digit_samples,
+    local_samples,
+    serve,
+)
 from torchcaps_lab.explore.explorer import MOST_LOOKS
 from torchcaps_lab.explore.samples import digit_scenes
 from torchcaps_lab.explore.server import MOST_BYTES, _body, _Calls
@@ -53,7 +59,9 @@ def drawing() -> bytes:
 
 
 class TestExplorer:
-    def test_looks_and_what_stands_on_them(self, explorer: Explorer, drawing: bytes) -> None:
+    def test_looks_and_what_stands_on_them(
+        self, explorer: Explorer, drawing: bytes
+    ) -> None:
         look = explorer.look("a", drawing)
         answer = explorer.answer(look)
         assert answer["network"] == "a"
@@ -69,16 +77,21 @@ class TestExplorer:
         assert len(explorer.routing(look)["steps"]) == 3
 
     def test_none_of_these_and_why(self, explorer: Explorer, drawing: bytes) -> None:
-        assert explorer.answer(explorer.look("a", drawing))["none"] is None  # without a threshold nothing is said
+        assert (
+            explorer.answer(explorer.look("a", drawing))["none"] is None
+        )  # without a threshold nothing is said
         told = Explorer({"digits": Classifier.open("digits/capsnet_digits")})
         none = told.answer(told.look("digits", drawing))["none"]
         assert none["known"] == [False]
         assert 0.95 < none["strangeness"][0] <= 1
         assert all(
-            none[part][0].startswith("data:image/png") for part in ("pictures", "reconstructions", "differences")
+            none[part][0].startswith("data:image/png")
+            for part in ("pictures", "reconstructions", "differences")
         )
 
-    def test_nothing_is_computed_twice(self, explorer: Explorer, drawing: bytes) -> None:
+    def test_nothing_is_computed_twice(
+        self, explorer: Explorer, drawing: bytes
+    ) -> None:
         look = explorer.look("a", drawing)
         network = explorer._networks["a"].network
         runs: list[None] = []
@@ -92,7 +105,9 @@ class TestExplorer:
             assert len(runs) == 1
             explorer.routing(look)
             explorer.routing(look)
-            assert len(runs) == 2  # the votes are not kept, so they are cast again, once
+            assert (
+                len(runs) == 2
+            )  # the votes are not kept, so they are cast again, once
         finally:
             hook.remove()
 
@@ -101,7 +116,10 @@ class TestExplorer:
         assert explorer.answer(look)["label"] == 7
         count = len(explorer._networks["a"].places["7"])
         again = explorer.sample("a", "7", 2 + count)
-        assert explorer.answer(again)["activations"] == explorer.answer(look)["activations"]
+        assert (
+            explorer.answer(again)["activations"]
+            == explorer.answer(look)["activations"]
+        )
         with pytest.raises(ValueError, match="no test images for plain"):
             explorer.sample("plain")
         with pytest.raises(ValueError, match="class must be one of"):
@@ -113,7 +131,9 @@ class TestExplorer:
         assert own["activations"] == explorer.answer(look)["activations"]
         other = explorer.compare(look, 3, "kmeans", 2)
         assert other["activations"] != own["activations"]
-        assert explorer.compare(look, 3, None, 3) == own  # as many as it takes by itself
+        assert (
+            explorer.compare(look, 3, None, 3) == own
+        )  # as many as it takes by itself
         for routing, steps, message in (
             ("em", None, "routing must be"),
             ("mean", 2, "no steps"),
@@ -134,20 +154,33 @@ class TestExplorer:
         """Without any data sets on the machine; those of smallNORB could not."""
         monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
         classifier = Classifier.open(name)
-        told = Explorer({name: classifier}, {name: lambda: local_samples(name, classifier)}).network(name)
+        told = Explorer(
+            {name: classifier}, {name: lambda: local_samples(name, classifier)}
+        ).network(name)
         assert bool(told["samples"]) == (not name.startswith("smallnorb/"))
 
     @pytest.mark.parametrize(
         ("name", "samples"),
-        [("mnist/efficient_capsnet", 359), ("mnist/sharedcapsnet", 200), ("smallnorb/matrixcapsnet_small", 0)],
+        [
+            ("mnist/efficient_capsnet", 359),
+            ("mnist/sharedcapsnet", 200),
+            ("smallnorb/matrixcapsnet_small", 0),
+        ],
     )
     def test_damaged_test_images_are_told_and_not_used(
         self, name: str, samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write(tmp_path, FILES)
         (tmp_path / "mnist").mkdir()
-        for file in (*MNIST.digests, *(path.name for path in tmp_path.glob("*-testing-*"))):
-            place = tmp_path / file if file.startswith("smallnorb") else tmp_path / "mnist" / file
+        for file in (
+            *MNIST.digests,
+            *(path.name for path in tmp_path.glob("*-testing-*")),
+        ):
+            place = (
+                tmp_path / file
+                if file.startswith("smallnorb")
+                else tmp_path / "mnist" / file
+            )
             place.write_bytes(b"damaged")
         monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
         told: list[str] = []
@@ -157,7 +190,9 @@ class TestExplorer:
         assert told[0].startswith("test images that are damaged are not used: ")
         assert str(tmp_path) in told[0]
 
-    def test_test_images_of_smallnorb(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_test_images_of_smallnorb(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         write(tmp_path, FILES)
         monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
         name = "smallnorb/matrixcapsnet_small"
@@ -166,11 +201,19 @@ class TestExplorer:
         assert found is not None
         assert found.raw_image_shape == classifier.image_shape
 
-    def test_images_of_other_classes_are_no_samples(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_images_of_other_classes_are_no_samples(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A network in a folder called mnist need not know MNIST's classes."""
-        images = ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 9]), tuple("0123456789"))
+        images = ImageSet(
+            torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
+            torch.tensor([0, 9]),
+            tuple("0123456789"),
+        )
         data = SimpleNamespace(test=images)
-        monkeypatch.setattr("torchcaps_lab.explore.samples.create_dataset", lambda name, **_: data)
+        monkeypatch.setattr(
+            "torchcaps_lab.explore.samples.create_dataset", lambda name, **_: data
+        )
         assert local_samples("mnist/mine", small()) is images
         assert local_samples("mnist/mine", small(classes=3)) is None
 
@@ -192,9 +235,16 @@ class TestExplorer:
             explorer.decode(look, [0.0] * 4)
 
     @pytest.mark.parametrize(
-        ("pose", "message"), [([0.0] * 3, "poses must be"), ([float("nan")] * 4, "finite"), ([], "poses must be")]
+        ("pose", "message"),
+        [
+            ([0.0] * 3, "poses must be"),
+            ([float("nan")] * 4, "finite"),
+            ([], "poses must be"),
+        ],
     )
-    def test_poses_that_do_not_fit(self, explorer: Explorer, pose: list[float], message: str) -> None:
+    def test_poses_that_do_not_fit(
+        self, explorer: Explorer, pose: list[float], message: str
+    ) -> None:
         with pytest.raises(ValueError, match=message):
             explorer.decode(explorer.sample("a"), pose)
 
@@ -219,12 +269,16 @@ class TestExplorer:
         clean = png(torch.zeros(1, 28, 28))
         explorer = Explorer({"a": small()})
         explorer._networks["a"].classifier.resize = "handwriting"
-        assert explorer.answer(explorer.look("a", clean))["activations"]["said"] in range(10)
+        assert explorer.answer(explorer.look("a", clean))["activations"][
+            "said"
+        ] in range(10)
         with pytest.raises(ValueError, match="no ink"):
             explorer.look("a", png(torch.full((1, 28, 28), 0.5)))
 
     def test_words_that_cannot_be_followed(self) -> None:
-        """Any other network with capsules of words was opened, and every text was an error of the server."""
+        """Any other network with capsules of words was opened, and every text was an
+        error of the server.
+        """
 
         class OwnCapsulesOfWords(TextClassifier, CapsuleClassifier):
             decoder = None
@@ -239,24 +293,39 @@ class TestExplorer:
         network = OwnCapsulesOfWords()
         network.extra["words"] = Words(("who", "wrote", "it")).config()
         assert network(torch.tensor([[2, 3, 4]])).activation.shape == (1, 2)
-        with pytest.raises(ValueError, match="OwnCapsulesOfWords whose words cannot be followed to the classes"):
+        with pytest.raises(
+            ValueError,
+            match="OwnCapsulesOfWords whose words cannot be followed to the classes",
+        ):
             Explorer({"own": Classifier(network)})
 
     @pytest.mark.parametrize("what", ["activation", "pose"])
     def test_what_is_not_finite_is_told(self, drawing: bytes, what: str) -> None:
-        """Activations were shown as 0.00, and either ended in an error of JavaScript."""
+        """Activations were shown as 0.00, and either ended in an error of
+        JavaScript.
+        """
         network = small()
         encode = network.network.encode
         network.network.encode = lambda images: (found := encode(images))._replace(
             **{what: torch.full_like(getattr(found, what), torch.nan)}
         )
         explorer = Explorer({"nan": network})
-        with pytest.raises(ValueError, match=f"nan gives this input {what}s that are not finite"):
+        with pytest.raises(
+            ValueError, match=f"nan gives this input {what}s that are not finite"
+        ):
             explorer.answer(explorer.look("nan", drawing))
 
     def test_what_has_no_capsules(self) -> None:
         with pytest.raises(ValueError, match="nothing to explore"):
-            Explorer({"cnn": Classifier(create_model("sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4))})
+            Explorer(
+                {
+                    "cnn": Classifier(
+                        create_model(
+                            "sharedcapsnet_cnn", channels=(4, 4, 4, 4), hidden=4
+                        )
+                    )
+                }
+            )
         with pytest.raises(ValueError, match="at least one"):
             Explorer({})
 
@@ -264,7 +333,15 @@ class TestExplorer:
 @pytest.fixture(scope="module")
 def asked() -> Explorer:
     torch.manual_seed(0)
-    network = create_model("text_capsnet", vocabulary=3, classes=2, word_dim=8, channels=4, types=2, parts=2)
+    network = create_model(
+        "text_capsnet",
+        vocabulary=3,
+        classes=2,
+        word_dim=8,
+        channels=4,
+        types=2,
+        parts=2,
+    )
     network.extra["words"] = Words(("who", "wrote", "it")).config()
     return Explorer({"asked": Classifier(network), "a": small()})
 
@@ -280,15 +357,25 @@ class TestTexts:
         classifier = asked._networks["asked"].classifier
         numbers = classifier.reading("Who wrote that ?").numbers[None]
         expected = word_shares(classifier.network, numbers)
-        torch.testing.assert_close(torch.tensor(shown["shares"]), expected[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(shown["shares"]), expected[0], rtol=1e-4, atol=1e-5
+        )
         said = classifier.network(numbers).activation[0]
-        torch.testing.assert_close(torch.tensor(shown["activation"]), said, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(shown["activation"]), said, rtol=1e-4, atol=1e-5
+        )
 
     @pytest.mark.parametrize(
         ("network", "text", "message"),
-        [("asked", "  ", "no words"), ("asked", "x" * 10_001, "at most 10,000 letters"), ("a", "who", "not texts")],
+        [
+            ("asked", "  ", "no words"),
+            ("asked", "x" * 10_001, "at most 10,000 letters"),
+            ("a", "who", "not texts"),
+        ],
     )
-    def test_what_is_no_text(self, asked: Explorer, network: str, text: str, message: str) -> None:
+    def test_what_is_no_text(
+        self, asked: Explorer, network: str, text: str, message: str
+    ) -> None:
         with pytest.raises(ValueError, match=message):
             asked.read(network, text)
 
@@ -300,7 +387,10 @@ class TestTexts:
 
     def test_questions_to_try(self) -> None:
         classifier = Classifier.open("trec/text_pooled")
-        explorer = Explorer({"q": classifier}, {"q": lambda: local_samples("trec/text_pooled", classifier)})
+        explorer = Explorer(
+            {"q": classifier},
+            {"q": lambda: local_samples("trec/text_pooled", classifier)},
+        )
         assert explorer.network("q")["meanings"]["HUM"] == "a person or a group"
         answer = explorer.answer(explorer.sample("q", "HUM"))
         assert classifier.classes[answer["label"]] == "HUM"
@@ -323,8 +413,12 @@ class TestScenes:
         assert 7 in answer["label"]
         observation = scenes._looks[look].observation
         with torch.no_grad():
-            (things,) = observation.model.things_of(observation.selection.images, least=1e-6)
-        assert [one["label"] for one in answer["boxes"]["things"][0]] == [one.label for one in things]
+            (things,) = observation.model.things_of(
+                observation.selection.images, least=1e-6
+            )
+        assert [one["label"] for one in answer["boxes"]["things"][0]] == [
+            one.label for one in things
+        ]
         assert {one.label for one in things} == set(answer["there"]) == set(range(10))
 
     def test_pictures_are_as_large_as_the_page_says(self, scenes: Explorer) -> None:
@@ -334,7 +428,10 @@ class TestScenes:
 
     def test_two_digits_side_by_side(self) -> None:
         classifier = Classifier.open("mnist/sharedcapsnet")
-        explorer = Explorer({"two": classifier}, {"two": lambda: local_samples("mnist/sharedcapsnet", classifier)})
+        explorer = Explorer(
+            {"two": classifier},
+            {"two": lambda: local_samples("mnist/sharedcapsnet", classifier)},
+        )
         answer = explorer.answer(explorer.sample("two"))
         assert len(answer["label"]) == len(answer["there"]) == 2
         assert answer["boxes"] is None
@@ -353,7 +450,9 @@ def locked(explorer: Explorer) -> Iterator[str]:
         yield address
 
 
-def ask(address: str, body: bytes | None = None, **headers: str) -> tuple[int, Any, Any]:
+def ask(
+    address: str, body: bytes | None = None, **headers: str
+) -> tuple[int, Any, Any]:
     """Status, body (JSON if it is) and headers."""
     try:
         with urlopen(Request(address, body, headers), timeout=120) as answer:
@@ -361,7 +460,11 @@ def ask(address: str, body: bytes | None = None, **headers: str) -> tuple[int, A
     except HTTPError as error:
         with error:
             status, text, given = error.code, error.read(), error.headers
-    return status, json.loads(text) if "json" in given.get("content-type", "") else text, given
+    return (
+        status,
+        json.loads(text) if "json" in given.get("content-type", "") else text,
+        given,
+    )
 
 
 class TestServer:
@@ -381,12 +484,19 @@ class TestServer:
         look = ask(f"{address}/api/look?network=a", drawing)[1]
         assert look["pose"]["target"] == look["activations"]["said"]
         pose = json.dumps(look["pose"]["pose"]).encode()
-        assert ask(f"{address}/api/decode?look={look['look']}", pose)[1] == look["pose"]["in_classes"]
+        assert (
+            ask(f"{address}/api/decode?look={look['look']}", pose)[1]
+            == look["pose"]["in_classes"]
+        )
 
     @pytest.mark.parametrize(
         ("path", "body", "message"),
         [
-            ("look?network=a&name=me.png", b"not a picture", "me.png: it is not an image"),
+            (
+                "look?network=a&name=me.png",
+                b"not a picture",
+                "me.png: it is not an image",
+            ),
             ("look?network=a", b"", "empty"),
             ("look?network=b", b"x", "network must be"),
             ("look", b"x", "network is missing"),
@@ -401,14 +511,22 @@ class TestServer:
             ("compare?look=1&target=1&steps=1e9", None, "whole number"),
         ],
     )
-    def test_what_is_wrong_is_told(self, address: str, path: str, body: bytes | None, message: str) -> None:
+    def test_what_is_wrong_is_told(
+        self, address: str, path: str, body: bytes | None, message: str
+    ) -> None:
         look = ask(f"{address}/api/sample?network=a&number=0")[1]["look"]
-        status, told, _ = ask(f"{address}/api/{path.replace('look=1', f'look={look}')}", body)
+        status, told, _ = ask(
+            f"{address}/api/{path.replace('look=1', f'look={look}')}", body
+        )
         assert status == 400
         assert re.search(message, told["error"])
 
-    def test_looks_of_others_are_kept(self, drawing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One browser that drew for a while made the server forget what the others had drawn."""
+    def test_looks_of_others_are_kept(
+        self, drawing: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One browser that drew for a while made the server forget what the others had
+        drawn.
+        """
         monkeypatch.setattr("torchcaps_lab.explore.explorer.MOST_LOOKS", 3)
         calls = _Calls(Explorer({"a": small()}))
         other = calls.look(drawing, {"network": "a"})["look"]
@@ -418,12 +536,16 @@ class TestServer:
         assert calls.pose(b"", {"look": other, "target": "1"})["target"] == 1
         assert len(calls.explorer._looks) == 2
 
-    def test_a_page_of_an_earlier_server_gets_no_look_of_this_one(self, drawing: bytes) -> None:
+    def test_a_page_of_an_earlier_server_gets_no_look_of_this_one(
+        self, drawing: bytes
+    ) -> None:
         one, other = (Explorer({"a": small()}).look("a", drawing) for _ in range(2))
         assert one != other
 
     def test_broken_picture(self, address: str, drawing: bytes) -> None:
-        status, told, _ = ask(f"{address}/api/look?network=a&name=half.png", drawing[: len(drawing) // 2])
+        status, told, _ = ask(
+            f"{address}/api/look?network=a&name=half.png", drawing[: len(drawing) // 2]
+        )
         assert status == 400
         assert "cannot read the image half.png" in told["error"]
 
@@ -440,8 +562,14 @@ class TestServer:
 
         assert asyncio.run(_body(Request({"type": "http"}, hung_up))) is None
 
-    def test_other_sites_cannot_reach_it_by_a_name_of_theirs(self, address: str) -> None:
-        for name, status in (("evil.example", 400), ("localhost:1", 200), ("[::1]:8765", 200)):
+    def test_other_sites_cannot_reach_it_by_a_name_of_theirs(
+        self, address: str
+    ) -> None:
+        for name, status in (
+            ("evil.example", 400),
+            ("localhost:1", 200),
+            ("[::1]:8765", 200),
+        ):
             assert ask(f"{address}/api/networks", Host=name)[0] == status
 
     @pytest.mark.parametrize(
@@ -449,18 +577,30 @@ class TestServer:
         [
             *(("Sec-Fetch-Site", site, 403) for site in ("cross-site", "same-site")),
             *(("Sec-Fetch-Site", site, 200) for site in ("same-origin", "none")),
-            *(("Origin", origin, 403) for origin in ("http://evil.example", "http://127.0.0.1:1", "null")),
+            *(
+                ("Origin", origin, 403)
+                for origin in ("http://evil.example", "http://127.0.0.1:1", "null")
+            ),
             ("Origin", "{address}", 200),
         ],
     )
     def test_pages_of_other_sites_are_not_answered(
         self, address: str, drawing: bytes, header: str, said: str, status: int
     ) -> None:
-        """They could have pictures decoded and looks forgotten, though not read the answers.
+        """They could have pictures decoded and looks forgotten, though not read the
+        answers.
 
-        Browsers send no Sec-Fetch-Site to a machine of the same network, whose address is plain http.
+        Browsers send no Sec-Fetch-Site to a machine of the same network, whose address
+        is plain http.
         """
-        assert ask(f"{address}/api/look?network=a", drawing, **{header: said.format(address=address)})[0] == status
+        assert (
+            ask(
+                f"{address}/api/look?network=a",
+                drawing,
+                **{header: said.format(address=address)},
+            )[0]
+            == status
+        )
 
     def test_a_link_to_the_page_is_followed_from_anywhere(self, address: str) -> None:
         assert ask(f"{address}/", **{"Sec-Fetch-Site": "cross-site"})[0] == 200
@@ -472,12 +612,24 @@ class TestServer:
 
 class TestToken:
     def test_nothing_is_answered_without_it(self, locked: str) -> None:
-        for path in ("", "explore.js", "api/networks", "?token=", "?token=s3cre", "?token=s3crét", "api/none"):
+        for path in (
+            "",
+            "explore.js",
+            "api/networks",
+            "?token=",
+            "?token=s3cre",
+            "?token=s3crét",
+            "api/none",
+        ):
             status, told, headers = ask(f"{locked}/{quote(path, '/?=')}")
             assert (status, "set-cookie" in headers) == (401, False)
             assert b"with its token" in told
         port = locked.rpartition(":")[2]
-        for cookie in (f"torchcaps-{port}=other", f"torchcaps-{port}", "torchcaps-1=s3cret"):
+        for cookie in (
+            f"torchcaps-{port}=other",
+            f"torchcaps-{port}",
+            "torchcaps-1=s3cret",
+        ):
             assert ask(f"{locked}/api/networks", Cookie=cookie)[0] == 401
 
     def test_it_is_kept_in_a_cookie(self, locked: str) -> None:
@@ -492,15 +644,24 @@ class TestToken:
 class TestServe:
     @pytest.mark.parametrize(
         ("host", "hosts"),
-        [("127.0.0.1", ("127.0.0.1", "localhost", "[::1]", "::1")), ("127.0.0.2", ("127.0.0.2",)), ("0.0.0.0", ("*",))],
+        [
+            ("127.0.0.1", ("127.0.0.1", "localhost", "[::1]", "::1")),
+            ("127.0.0.2", ("127.0.0.2",)),
+            ("0.0.0.0", ("*",)),
+        ],
     )
     def test_other_machines_need_a_token(
-        self, explorer: Explorer, monkeypatch: pytest.MonkeyPatch, host: str, hosts: tuple[str, ...]
+        self,
+        explorer: Explorer,
+        monkeypatch: pytest.MonkeyPatch,
+        host: str,
+        hosts: tuple[str, ...],
     ) -> None:
         made: list[Any] = []
         told: list[str] = []
         monkeypatch.setattr(
-            "torchcaps_lab.explore.server.application", lambda *given: made.append(given) or application(*given)
+            "torchcaps_lab.explore.server.application",
+            lambda *given: made.append(given) or application(*given),
         )
         monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
         serve(explorer, host, port=0, ready=told.append)
@@ -510,9 +671,15 @@ class TestServe:
         assert told[0].partition("/?token=")[2] == (token or "")
         assert token is None or len(token) > 40
 
-    def test_listens_at_loopback_only(self, explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_listens_at_loopback_only(
+        self, explorer: Explorer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         listened: list[Any] = []
-        monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: listened.append(sockets[0].getsockname()))
+        monkeypatch.setattr(
+            uvicorn.Server,
+            "run",
+            lambda self, sockets: listened.append(sockets[0].getsockname()),
+        )
         told: list[str] = []
         serve(explorer, port=0, ready=told.append)
         host, port = listened[0]
@@ -520,10 +687,18 @@ class TestServe:
         assert told == [f"http://127.0.0.1:{port}"]
 
     def test_a_port_that_is_taken(self, explorer: Explorer) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        with (
+            socket.create_server(("127.0.0.1", 0)) as taken,
+            pytest.raises(OSError, match="in use"),
+        ):
             serve(explorer, port=taken.getsockname()[1])
 
-    def test_command(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    def test_command(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Any,
+    ) -> None:
         small().network.save_pretrained(tmp_path)
         monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
         monkeypatch.setattr("torchcaps_lab.cli.explore._has_screen", lambda: False)
@@ -540,17 +715,27 @@ def test_uploads_of_any_kind_of_picture(explorer: Explorer) -> None:
         file = BytesIO()
         Image.new(mode, (40, 31)).save(file, kind)
         answer = explorer.answer(explorer.look("a", file.getvalue()))
-        assert (answer["activations"]["said"] in range(10), answer["empty"]) == (True, True)
+        assert (answer["activations"]["said"] in range(10), answer["empty"]) == (
+            True,
+            True,
+        )
 
 
 def test_no_program_is_started_for_an_upload(explorer: Explorer) -> None:
     """Ghostscript executed the program that an EPS file is."""
-    file = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\n0 0 20 20 rectfill\n%%EOF\n"
-    with pytest.raises(ValueError, match=r"me\.png: it is not an image of a kind that is read"):
+    file = (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\n0 0 "
+        b"20 20 rectfill\n%%EOF\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"me\.png: it is not an image of a kind that is read"
+    ):
         explorer.look("a", file, "me.png")
 
 
-def test_an_upload_with_damaged_exif_is_taken_as_it_is_stored(explorer: Explorer) -> None:
+def test_an_upload_with_damaged_exif_is_taken_as_it_is_stored(
+    explorer: Explorer,
+) -> None:
     """It was an error of the server."""
     from PIL import Image
 
@@ -559,12 +744,17 @@ def test_an_upload_with_damaged_exif_is_taken_as_it_is_stored(explorer: Explorer
     Image.new("L", (40, 31)).save(file, "JPEG", exif=exif)
     damaged = file.getvalue().replace(b"Exif\0\0MM", b"Exif\0\0M?")
     assert damaged != file.getvalue()
-    assert explorer.answer(explorer.look("a", damaged))["activations"]["said"] in range(10)
+    assert explorer.answer(explorer.look("a", damaged))["activations"]["said"] in range(
+        10
+    )
 
 
 def test_enlarged_digits_are_sharp_enough_for_networks_of_mnist() -> None:
     """As blurred as they are when enlarged, every second one was misread."""
-    classifier, digits = Classifier.open("mnist/capsnet_small"), digit_samples((1, 28, 28))
+    classifier, digits = (
+        Classifier.open("mnist/capsnet_small"),
+        digit_samples((1, 28, 28)),
+    )
     view = classifier.preprocess.evaluate(digits.images.float() / 255)
     with torch.no_grad():
         answers = classifier.network.encode(view.images).activation.argmax(1)

@@ -12,7 +12,9 @@ from torchcaps.ops import Votes, Windows
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def looped_sites(windows: Windows) -> list[list[int]]:
@@ -22,7 +24,10 @@ def looped_sites(windows: Windows) -> list[list[int]]:
         row = []
         for place in itertools.product(*map(range, windows.kernel)):
             position = [
-                w * s + p * d for w, s, p, d in zip(window, windows.stride, place, windows.dilation, strict=True)
+                w * s + p * d
+                for w, s, p, d in zip(
+                    window, windows.stride, place, windows.dilation, strict=True
+                )
             ]
             flat = 0
             for at, extent in zip(position, windows.extent, strict=True):
@@ -35,35 +40,58 @@ def looped_sites(windows: Windows) -> list[list[int]]:
 
 def looped_children(windows: Windows, types: int) -> list[list[int]]:
     """The children of each window: all types at each of its places."""
-    return [[site * types + kind for site in sites for kind in range(types)] for sites in looped_sites(windows)]
+    return [
+        [site * types + kind for site in sites for kind in range(types)]
+        for sites in looped_sites(windows)
+    ]
 
 
 def gathered(windows: Windows, children: Capsules) -> tuple[Tensor, Tensor]:
-    """Poses and activations of the children of each window, (B * W, I, ...), those of the padding 0."""
+    """Poses and activations of the children of each window, (B * W, I, ...), those of
+    the padding 0.
+    """
     at = torch.tensor(looped_children(windows, children.activation.shape[-1]))
     pose, activation = (windows.pad(field)[:, at].flatten(0, 1) for field in children)
     return pose, activation
 
 
 def by_windows(layer: CapsConvNd, children: Capsules) -> Capsules:
-    """Dense capsules at each position, with the transforms of the layer; each group for itself."""
+    """Dense capsules at each position, with the transforms of the layer; each group for
+    itself.
+    """
     windows, share, parts = layer.windows(children), layer.in_types // layer.groups, []
     for group, routing in enumerate(layer.routings):
         types = slice(group * share, (group + 1) * share)
-        own = Capsules(*(field.narrow(layer.axes + 1, types.start, share) for field in children))
+        own = Capsules(
+            *(field.narrow(layer.axes + 1, types.start, share) for field in children)
+        )
         pose, activation = gathered(windows, own)
-        there, _ = gathered(windows, Capsules(torch.ones_like(own.activation), own.activation))
+        there, _ = gathered(
+            windows, Capsules(torch.ones_like(own.activation), own.activation)
+        )
         transforms = layer.weight[:, types].flatten(0, 1)
-        parts.append(routing(Votes(pose, transforms, backend="naive", mask=there.bool()), activation))
+        parts.append(
+            routing(
+                Votes(pose, transforms, backend="naive", mask=there.bool()), activation
+            )
+        )
     pose = torch.cat([part.pose for part in parts], 1).unflatten(-1, layer.out_pose)
     activation = torch.cat([part.activation for part in parts], 1)
-    return Capsules(*(field.unflatten(0, (-1, *windows.out)) for field in (pose, activation)))
+    return Capsules(
+        *(field.unflatten(0, (-1, *windows.out)) for field in (pose, activation))
+    )
 
 
 def looped_assignment(
-    logits: Tensor, windows: Windows, types: int, orphan: bool = False, each_type: bool = False
+    logits: Tensor,
+    windows: Windows,
+    types: int,
+    orphan: bool = False,
+    each_type: bool = False,
 ) -> Tensor:
-    """Softmax over all windows that see a child, (N * W, I, J): over parents of all types, or of each type apart."""
+    """Softmax over all windows that see a child, (N * W, I, J): over parents of all
+    types, or of each type apart.
+    """
     field = logits.unflatten(0, (-1, math.prod(windows.out)))  # [N, W, I, J]
     seen: dict[int, list[tuple[int, int]]] = {}
     for window, children in enumerate(looped_children(windows, types)):
@@ -71,7 +99,9 @@ def looped_assignment(
             seen.setdefault(child, []).append((window, place))
     share: dict[tuple[int, int], Tensor] = {}
     for pairs in seen.values():
-        candidates = torch.stack([field[:, window, place] for window, place in pairs], 1)  # [N, pairs, J]
+        candidates = torch.stack(
+            [field[:, window, place] for window, place in pairs], 1
+        )  # [N, pairs, J]
         rivals = candidates if each_type else candidates.flatten(1)
         if orphan:
             rivals = torch.cat([rivals, torch.zeros_like(rivals[:, :1])], 1)
@@ -84,5 +114,7 @@ def looped_totals(assignment: Tensor, windows: Windows, types: int) -> Tensor:
     """What each child that is seen gives away in all, to whatever parent."""
     given = assignment.sum(-1).unflatten(0, (-1, math.prod(windows.out))).flatten(1)
     places = torch.tensor(looped_children(windows, types)).flatten()
-    total = given.new_zeros(len(given), windows.padded * types).index_add(1, places, given)
+    total = given.new_zeros(len(given), windows.padded * types).index_add(
+        1, places, given
+    )
     return total[:, places.unique()]

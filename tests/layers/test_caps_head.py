@@ -1,4 +1,6 @@
-"""Capsules on the features of any network: maps, tokens and vectors of any size, without arithmetic."""
+"""Capsules on the features of any network: maps, tokens and vectors of any size,
+without arithmetic.
+"""
 
 import copy
 
@@ -42,7 +44,10 @@ def test_as_the_last_layer_of_a_network_it_learns() -> None:
 
 
 def test_weights_are_loaded_before_the_first_batch() -> None:
-    trained, features = tc.CapsHead(3, routing=tc.create_routing("em")), torch.randn(2, 9)
+    trained, features = (
+        tc.CapsHead(3, routing=tc.create_routing("em")),
+        torch.randn(2, 9),
+    )
     expected = trained(features)
     again = tc.CapsHead(3, routing=tc.create_routing("em"))
     again.load_state_dict(copy.deepcopy(trained.state_dict()))
@@ -61,7 +66,9 @@ def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(ValueError, match="features must be maps"):
         head(torch.zeros(2, 3, dtype=torch.long))
     head(torch.zeros(2, 9))
-    with pytest.raises(ValueError, match=r"features must have 9 channels, got \(2, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"features must have 9 channels, got \(2, 8\)"
+    ):
         head(torch.zeros(2, 8))
     with pytest.raises(ValueError, match="classes must be at least 1, got 0"):
         tc.CapsHead(0)

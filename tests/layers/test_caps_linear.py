@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 import torchcaps as tc
-from torchcaps import CapsLinear, Capsules, create_routing, length, list_routings, squash, use_backend
+from torchcaps import (
+    CapsLinear,
+    Capsules,
+    create_routing,
+    length,
+    list_routings,
+    squash,
+    use_backend,
+)
 from torchcaps.routing import DynamicRouting
 
 I, J, P, D = 7, 5, 4, 3
@@ -22,9 +30,18 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
 
 
-def layer(transforms: str = "full", in_pose: Any = P, out_pose: Any = D, **options: Any) -> CapsLinear:
+def layer(
+    transforms: str = "full", in_pose: Any = P, out_pose: Any = D, **options: Any
+) -> CapsLinear:
     torch.manual_seed(0)
-    return CapsLinear(None if transforms == "shared" else I, J, in_pose, out_pose, transforms=transforms, **options)
+    return CapsLinear(
+        None if transforms == "shared" else I,
+        J,
+        in_pose,
+        out_pose,
+        transforms=transforms,
+        **options,
+    )
 
 
 def with_routing(name: str, **options: Any) -> CapsLinear:
@@ -42,13 +59,22 @@ class TestVotes:
         weight = made.weight.expand(I, J, P, D)
         if transforms == "factored":
             weight = made.child_weight[:, None] @ weight
-        expected = torch.einsum("bi...p,ijpd->bij...d", children, weight).reshape(2, I, J, -1)
+        expected = torch.einsum("bi...p,ijpd->bij...d", children, weight).reshape(
+            2, I, J, -1
+        )
         torch.testing.assert_close(made.votes(children).dense(), expected)
 
     @TRANSFORMS
     def test_number_of_parameters(self, transforms: str) -> None:
-        numbers = {"full": I * J * P * D, "shared": J * P * D, "factored": I * P * P + J * P * D}
-        assert sum(p.numel() for p in layer(transforms).parameters()) == numbers[transforms]
+        numbers = {
+            "full": I * J * P * D,
+            "shared": J * P * D,
+            "factored": I * P * P + J * P * D,
+        }
+        assert (
+            sum(p.numel() for p in layer(transforms).parameters())
+            == numbers[transforms]
+        )
 
 
 class TestForward:
@@ -76,14 +102,22 @@ class TestForward:
 
     @pytest.mark.parametrize("sites", [(7,), (7, 1), (1, 7, 1), (1, 1, 7, 1)], ids=str)
     @pytest.mark.parametrize("pose", [(P,), (2, P)], ids=["vectors", "matrices"])
-    def test_all_sites_are_children(self, sites: tuple[int, ...], pose: tuple[int, ...]) -> None:
-        made = layer(in_pose=pose if len(pose) > 1 else P, out_pose=(2, D) if len(pose) > 1 else D)
+    def test_all_sites_are_children(
+        self, sites: tuple[int, ...], pose: tuple[int, ...]
+    ) -> None:
+        made = layer(
+            in_pose=pose if len(pose) > 1 else P,
+            out_pose=(2, D) if len(pose) > 1 else D,
+        )
         flat = random(3, I, *pose)
         expected = made(flat)
         activation = flat.flatten(2).square().sum(-1).sqrt()
         for children in (flat.view(3, *sites, *pose), Capsules(flat, activation)):
             torch.testing.assert_close(made(children), expected)
-        torch.testing.assert_close(made(Capsules(flat.view(3, *sites, *pose), activation.view(3, *sites))), expected)
+        torch.testing.assert_close(
+            made(Capsules(flat.view(3, *sites, *pose), activation.view(3, *sites))),
+            expected,
+        )
 
     def test_sites_are_counted_in_order(self) -> None:
         made = CapsLinear(6, J, P, D)
@@ -101,10 +135,17 @@ class TestForward:
 
     def test_activations_weight_the_children_where_the_routing_says_so(self) -> None:
         poses = random(2, I, P)
-        for name, uses in (("dynamic", False), ("kmeans", False), ("euclidean", True), ("em", True)):
+        for name, uses in (
+            ("dynamic", False),
+            ("kmeans", False),
+            ("euclidean", True),
+            ("em", True),
+        ):
             made = with_routing(name)
             half = made(Capsules(poses, torch.ones(2, I) * (torch.arange(I) < 3)))
-            same = torch.allclose(half.pose, made(Capsules(poses, torch.ones(2, I))).pose)
+            same = torch.allclose(
+                half.pose, made(Capsules(poses, torch.ones(2, I))).pose
+            )
             assert same != uses, name
 
     @pytest.mark.parametrize("backend", ["naive", "chunked"])
@@ -121,9 +162,18 @@ class TestForward:
 class TestInitialisation:
     @TRANSFORMS
     def test_given_deviation_cut_off_at_two(self, transforms: str) -> None:
-        made = CapsLinear(None if transforms == "shared" else 40, 30, 8, 16, transforms=transforms, init_std=0.1)
+        made = CapsLinear(
+            None if transforms == "shared" else 40,
+            30,
+            8,
+            16,
+            transforms=transforms,
+            init_std=0.1,
+        )
         assert made.weight.abs().max() <= 0.2
-        assert 0.08 < made.weight.std() < 0.1  # a normal cut off at two deviations has 0.88 of its deviation
+        assert (
+            0.08 < made.weight.std() < 0.1
+        )  # a normal cut off at two deviations has 0.88 of its deviation
 
     @pytest.mark.parametrize("transforms", ["full", "factored"])
     @pytest.mark.parametrize("children", [50, 500])
@@ -131,7 +181,14 @@ class TestInitialisation:
         self, transforms: str, children: int
     ) -> None:
         torch.manual_seed(0)
-        made = CapsLinear(children, 10, 8, 16, transforms=transforms, routing=DynamicRouting(steps=1, squash="none"))
+        made = CapsLinear(
+            children,
+            10,
+            8,
+            16,
+            transforms=transforms,
+            routing=DynamicRouting(steps=1, squash="none"),
+        )
         poses = torch.nn.functional.normalize(torch.randn(20, children, 8), dim=-1)
         assert 0.5 < made(poses).activation.mean() < 2
 
@@ -139,7 +196,10 @@ class TestInitialisation:
         torch.manual_seed(0)
         for made, deviation in (
             (CapsLinear(1152, 10, 8, 16), 10 / math.sqrt(1152 * 16)),
-            (CapsLinear(None, 50, 80, 16, transforms="shared"), math.sqrt(2 / (80 + 50 * 16))),
+            (
+                CapsLinear(None, 50, 80, 16, transforms="shared"),
+                math.sqrt(2 / (80 + 50 * 16)),
+            ),
         ):
             assert made.weight.std().item() == pytest.approx(0.88 * deviation, rel=0.02)
 
@@ -147,7 +207,9 @@ class TestInitialisation:
         made = layer("factored")
         before = [p.clone() for p in made.parameters()]
         made.reset_parameters()
-        assert not any(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True))
+        assert not any(
+            torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True)
+        )
 
 
 class TestRoutingOfALayer:
@@ -158,30 +220,45 @@ class TestRoutingOfALayer:
 
 class TestExceptions:
     def test_transforms(self) -> None:
-        with pytest.raises(ValueError, match=r"transforms must be one of .*'full', 'shared', .*got 'tied'"):
+        with pytest.raises(
+            ValueError,
+            match=r"transforms must be one of .*'full', 'shared', .*got 'tied'",
+        ):
             CapsLinear(I, J, P, D, transforms="tied")
         for transforms in ("full", "factored"):
-            with pytest.raises(ValueError, match=f"{transforms} transforms need the number of children"):
+            with pytest.raises(
+                ValueError, match=f"{transforms} transforms need the number of children"
+            ):
                 CapsLinear(None, J, P, D, transforms=transforms)
 
     def test_count(self) -> None:
         for transforms in ("full", "factored"):
-            with pytest.raises(ValueError, match=r"transforms for 7 children, got 6 .*'shared'"):
+            with pytest.raises(
+                ValueError, match=r"transforms for 7 children, got 6 .*'shared'"
+            ):
                 layer(transforms)(random(2, 6, P))
             with pytest.raises(ValueError, match="transforms for 7 children, got 12"):
                 layer(transforms)(random(2, 3, 4, P))
 
     @pytest.mark.parametrize("transforms", ["full", "shared"])
     def test_pose(self, transforms: str) -> None:
-        with pytest.raises(ValueError, match=r"poses \(B, \*sites, 4\) .*got \(2, 7, 5\)"):
+        with pytest.raises(
+            ValueError, match=r"poses \(B, \*sites, 4\) .*got \(2, 7, 5\)"
+        ):
             layer(transforms)(random(2, I, 5))
-        with pytest.raises(ValueError, match=r"poses \(B, \*sites, 2, 4\) .*\(2, 7, 4\)"):
+        with pytest.raises(
+            ValueError, match=r"poses \(B, \*sites, 2, 4\) .*\(2, 7, 4\)"
+        ):
             layer(transforms, (2, P), (2, D))(random(2, I, P))
-        with pytest.raises(ValueError, match=r"poses \(B, \*sites, 4\) .*\(2, 7, 2, 4\).*\(2, 7\)"):
+        with pytest.raises(
+            ValueError, match=r"poses \(B, \*sites, 4\) .*\(2, 7, 2, 4\).*\(2, 7\)"
+        ):
             layer(transforms)(Capsules(random(2, I, 2, P), random(2, I)))
 
     @pytest.mark.parametrize(
-        ("pose", "shape"), [(P, (2, P)), (P, (P,)), ((2, P), (3, 2, P)), ((2, P), (2, P))], ids=str
+        ("pose", "shape"),
+        [(P, (2, P)), (P, (P,)), ((2, P), (3, 2, P)), ((2, P), (2, P))],
+        ids=str,
     )
     def test_no_axis_of_children(self, pose: Any, shape: tuple[int, ...]) -> None:
         with pytest.raises(ValueError, match="children"):
@@ -198,20 +275,36 @@ class TestExceptions:
         lambda routing: tc.CapsLinear(4, 2, 8, 16, routing=routing),
         lambda routing: tc.CapsConv2d(4, 2, (4, 4), (4, 4), 3, routing=routing),
         lambda routing: tc.ClassCaps(4, 2, (4, 4), (4, 4), routing=routing),
-        lambda routing: tc.create_model("capsnet", image_shape=(1, 28, 28), classes=10, routing=routing),
+        lambda routing: tc.create_model(
+            "capsnet", image_shape=(1, 28, 28), classes=10, routing=routing
+        ),
     ],
     ids=["linear", "convolution", "classes", "network"],
 )
-@pytest.mark.parametrize("routing", ["em", tc.routing.EMRouting, 3], ids=["name", "class", "number"])
+@pytest.mark.parametrize(
+    "routing", ["em", tc.routing.EMRouting, 3], ids=["name", "class", "number"]
+)
 def test_what_is_no_routing(make: Callable[..., object], routing: object) -> None:
-    with pytest.raises(TypeError, match=r"routing must be a Routing, such as \w+\(\), or create_routing\(name\), got"):
+    with pytest.raises(
+        TypeError,
+        match=(
+            r"routing must be a Routing, such as \w+\(\), or "
+            r"create_routing\(name\), got"
+        ),
+    ):
         make(routing)
 
 
-@pytest.mark.parametrize("children", [[1.0, 2.0], torch.zeros(2, I, P).numpy(), (torch.zeros(2, I, P),) * 3])
+@pytest.mark.parametrize(
+    "children", [[1.0, 2.0], torch.zeros(2, I, P).numpy(), (torch.zeros(2, I, P),) * 3]
+)
 def test_what_are_no_children(children: Any) -> None:
     with pytest.raises(
-        TypeError, match=r"children must be Capsules, or a tensor of their poses, got (list|ndarray|tuple)"
+        TypeError,
+        match=(
+            r"children must be Capsules, or a tensor of their poses, got "
+            r"(list|ndarray|tuple)"
+        ),
     ):
         layer()(children)
 
@@ -219,7 +312,9 @@ def test_what_are_no_children(children: Any) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["native", "chunked", "naive"])
 @pytest.mark.parametrize("transforms", ["full", "shared"])
-def test_votes_keep_the_transforms_that_a_layer_had(transforms: Any, backend: str) -> None:
+def test_votes_keep_the_transforms_that_a_layer_had(
+    transforms: Any, backend: str
+) -> None:
     one = tc.CapsLinear(9, 3, 4, 4, transforms=transforms, backend=backend)
     routed = one.route(3 * torch.randn(5, 9, 4))
     before = routed.assignment

@@ -14,14 +14,28 @@ from torchcaps.ops import Votes
 E, T = 3, 2
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 OF_CHILDREN = ("heinsen_2022", "self_routing")  # which look at the children themselves
-OF_VOTES = pytest.mark.parametrize("routing", [name for name in list_routings() if name not in OF_CHILDREN])
-WITHOUT_TRANSFORMS = ("hard_kmeans", "heinsen_2022")  # which do not train those of the layer
-TRAINABLE = pytest.mark.parametrize("routing", [name for name in list_routings() if name not in WITHOUT_TRANSFORMS])
+OF_VOTES = pytest.mark.parametrize(
+    "routing", [name for name in list_routings() if name not in OF_CHILDREN]
+)
+WITHOUT_TRANSFORMS = (
+    "hard_kmeans",
+    "heinsen_2022",
+)  # which do not train those of the layer
+TRAINABLE = pytest.mark.parametrize(
+    "routing", [name for name in list_routings() if name not in WITHOUT_TRANSFORMS]
+)
 OWN_SIMILARITY = (
-    "degree_centrality", "fast_kernel_density", "interests", "kernel_density", "max_min", "self_routing",
+    "degree_centrality",
+    "fast_kernel_density",
+    "interests",
+    "kernel_density",
+    "max_min",
+    "self_routing",
     "sparse_attention",
-)  # fmt: skip
-POSES = pytest.mark.parametrize(("in_pose", "out_pose"), [(3, 4), ((2, 3), (2, 2))], ids=["vectors", "matrices"])
+)
+POSES = pytest.mark.parametrize(
+    ("in_pose", "out_pose"), [(3, 4), ((2, 3), (2, 2))], ids=["vectors", "matrices"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -30,43 +44,64 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def able(routing: str, backend: str) -> str:
-    """The backend, or ``chunked`` where the kernels have not what the routing asks for."""
+    """The backend, or ``chunked`` where the kernels have not what the routing asks
+    for.
+    """
     return "chunked" if backend == "native" and routing in OWN_SIMILARITY else backend
 
 
 def make_children(*grid: int, pose: Any = (2, 3), batch: int = 2) -> Capsules:
     generator = torch.Generator().manual_seed(0)
     shape = (pose,) if isinstance(pose, int) else pose
-    poses = torch.randn(batch, *grid, T, *shape, generator=generator, dtype=torch.float64)
+    poses = torch.randn(
+        batch, *grid, T, *shape, generator=generator, dtype=torch.float64
+    )
     activation = torch.rand(batch, *grid, T, generator=generator, dtype=torch.float64)
     return Capsules(poses.requires_grad_(), activation.requires_grad_())
 
 
-def make_layer(in_pose: Any = (2, 3), out_pose: Any = (2, 2), routing: str = "em", **options: Any) -> ClassCaps:
+def make_layer(
+    in_pose: Any = (2, 3), out_pose: Any = (2, 2), routing: str = "em", **options: Any
+) -> ClassCaps:
     torch.manual_seed(0)
-    settings = {"schedule": "linear", "inverse_temperature": 0.1} if routing == "em" else {}
-    layer = ClassCaps(T, E, in_pose, out_pose, routing=create_routing(routing, **settings), **options).double()
+    settings = (
+        {"schedule": "linear", "inverse_temperature": 0.1} if routing == "em" else {}
+    )
+    layer = ClassCaps(
+        T, E, in_pose, out_pose, routing=create_routing(routing, **settings), **options
+    ).double()
     for parameter in layer.routing.parameters():
         torch.nn.init.normal_(parameter)
-    of_batch = ("homogeneous", "variational_bayes")  # in training an example depends on its batch
+    of_batch = (
+        "homogeneous",
+        "variational_bayes",
+    )  # in training an example depends on its batch
     return layer.eval() if routing in ("hard_kmeans", *of_batch) else layer
 
 
-def explicit_votes(layer: ClassCaps, children: Capsules, coordinates: bool = True) -> Tensor:
+def explicit_votes(
+    layer: ClassCaps, children: Capsules, coordinates: bool = True
+) -> Tensor:
     """V = u W, and the position along each axis on the first elements; (B, I, E, H)."""
     grid = children.activation.shape[1:-1]
     votes = torch.einsum(
-        "b...p,...jpd->b...jd" if len(layer.in_pose) == 1 else "b...mp,...jpd->b...jmd", children.pose, layer.weight
+        "b...p,...jpd->b...jd" if len(layer.in_pose) == 1 else "b...mp,...jpd->b...jmd",
+        children.pose,
+        layer.weight,
     )
     votes = votes.flatten(len(grid) + 3).clone()
     for place in itertools.product(*map(range, grid)) if coordinates else ():
         for axis, (at, extent) in enumerate(zip(place, grid, strict=True)):
-            votes[(slice(None), *place)][..., axis] += layer.coordinate_scale * (at + 0.5) / extent
+            votes[(slice(None), *place)][..., axis] += (
+                layer.coordinate_scale * (at + 0.5) / extent
+            )
     return votes.flatten(1, len(grid) + 1)
 
 
 def as_tensors(votes: Tensor) -> Votes:
-    """Any votes (B, I, J, H) as those of a dense layer: each example has children and transforms of its own."""
+    """Any votes (B, I, J, H) as those of a dense layer: each example has children and
+    transforms of its own.
+    """
     (dense,) = votes
     I, _, _ = dense.shape
     return Votes(torch.ones(1, I, 1, dtype=dense.dtype), dense[:, :, None])
@@ -78,36 +113,63 @@ class TestVotes:
     @pytest.mark.parametrize("size", [(5,), (1, 1), (4, 3), (2, 7), (4, 2, 3)], ids=str)
     @BACKENDS
     def test_explicit(
-        self, in_pose: Any, out_pose: Any, coordinates: bool, size: tuple[int, ...], backend: str
+        self,
+        in_pose: Any,
+        out_pose: Any,
+        coordinates: bool,
+        size: tuple[int, ...],
+        backend: str,
     ) -> None:
-        settings = {"coordinates": coordinates, "coordinate_scale": 1.7, "axes": len(size), "backend": backend}
+        settings = {
+            "coordinates": coordinates,
+            "coordinate_scale": 1.7,
+            "axes": len(size),
+            "backend": backend,
+        }
         layer = make_layer(in_pose, out_pose, **settings)
         children = make_children(*size, pose=in_pose)
-        torch.testing.assert_close(layer.route(children).votes.dense(), explicit_votes(layer, children, coordinates))
+        torch.testing.assert_close(
+            layer.route(children).votes.dense(),
+            explicit_votes(layer, children, coordinates),
+        )
 
     @OF_VOTES
     @POSES
     @BACKENDS
-    def test_forward_routes_these_votes(self, routing: str, in_pose: Any, out_pose: Any, backend: str) -> None:
+    def test_forward_routes_these_votes(
+        self, routing: str, in_pose: Any, out_pose: Any, backend: str
+    ) -> None:
         """All routings but the one that looks at the children themselves."""
         layer = make_layer(in_pose, out_pose, routing, backend=able(routing, backend))
         children = make_children(3, 4, pose=in_pose)
         parents = layer(children)
         assert parents.activation.shape == (2, E)
-        assert parents.pose_shape == ((out_pose,) if isinstance(out_pose, int) else out_pose)
+        assert parents.pose_shape == (
+            (out_pose,) if isinstance(out_pose, int) else out_pose
+        )
         for b in range(2):
             votes = as_tensors(explicit_votes(layer, children)[b : b + 1])
             expected = layer.routing(votes, children.activation[b : b + 1].flatten(1))
-            torch.testing.assert_close(parents.pose[b].flatten(1), expected.pose[0], rtol=1e-9, atol=1e-12)
-            torch.testing.assert_close(parents.activation[b], expected.activation[0], rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(
+                parents.pose[b].flatten(1), expected.pose[0], rtol=1e-9, atol=1e-12
+            )
+            torch.testing.assert_close(
+                parents.activation[b], expected.activation[0], rtol=1e-9, atol=1e-12
+            )
 
     @TRAINABLE
     @BACKENDS
-    def test_without_coordinates_is_a_dense_layer_with_tied_transforms(self, routing: str, backend: str) -> None:
-        """Values and gradients; those of the dense layer's transforms add up over the positions."""
+    def test_without_coordinates_is_a_dense_layer_with_tied_transforms(
+        self, routing: str, backend: str
+    ) -> None:
+        """Values and gradients; those of the dense layer's transforms add up over the
+        positions.
+        """
         backend = able(routing, backend)
         layer = make_layer(routing=routing, coordinates=False, backend=backend)
-        dense = CapsLinear(3 * 4 * T, E, (2, 3), (2, 2), routing=layer.routing, backend=backend)
+        dense = CapsLinear(
+            3 * 4 * T, E, (2, 3), (2, 2), routing=layer.routing, backend=backend
+        )
         dense.weight = torch.nn.Parameter(layer.weight.detach().repeat(12, 1, 1, 1))
         dense.routing = layer.routing
         children = make_children(3, 4)
@@ -115,9 +177,18 @@ class TestVotes:
         for made in (layer, dense):
             pose, activation = made(children)
             gradients = torch.autograd.grad(
-                pose.square().sum() + activation.sum(), (children.pose, made.weight), retain_graph=True
+                pose.square().sum() + activation.sum(),
+                (children.pose, made.weight),
+                retain_graph=True,
             )
-            results.append((pose, activation, gradients[0], gradients[1].view(-1, T, E, 3, 2).sum(0)))
+            results.append(
+                (
+                    pose,
+                    activation,
+                    gradients[0],
+                    gradients[1].view(-1, T, E, 3, 2).sum(0),
+                )
+            )
         torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
 
 
@@ -128,7 +199,9 @@ class TestAnySize:
         turned = Capsules(*(field.flip(1).transpose(1, 2) for field in children))
         torch.testing.assert_close(layer(turned), layer(children))
         with_places = make_layer()
-        assert not torch.allclose(with_places(turned).pose, with_places(children).pose, rtol=1e-3)
+        assert not torch.allclose(
+            with_places(turned).pose, with_places(children).pose, rtol=1e-3
+        )
 
 
 class TestCoordinateAddition:
@@ -138,7 +211,12 @@ class TestCoordinateAddition:
         assert torch.equal(field[..., 0], torch.tensor([[2.0] * 4, [6.0] * 4]))
         assert torch.equal(field[..., 1], torch.tensor([[1.0, 3.0, 5.0, 7.0]] * 2))
         assert (field[..., 2] == 0).all()
-        assert coordinate_addition(4, 2, scale=8.0).tolist() == [[1, 0], [3, 0], [5, 0], [7, 0]]
+        assert coordinate_addition(4, 2, scale=8.0).tolist() == [
+            [1, 0],
+            [3, 0],
+            [5, 0],
+            [7, 0],
+        ]
         volume = coordinate_addition(2, 1, 3, 4)
         torch.testing.assert_close(volume[1, 0, 2], torch.tensor([0.75, 0.5, 5 / 6, 0]))
 
@@ -150,17 +228,29 @@ class TestCoordinateAddition:
         assert ((field > 0) & (field < 1)).all()
 
     def test_too_small_votes(self) -> None:
-        for call in (lambda: coordinate_addition(3, 3, 1), lambda: ClassCaps(2, 3, 4, 1)):
-            with pytest.raises(ValueError, match="coordinate addition needs votes of 2 elements or more, got 1"):
+        for call in (
+            lambda: coordinate_addition(3, 3, 1),
+            lambda: ClassCaps(2, 3, 4, 1),
+        ):
+            with pytest.raises(
+                ValueError,
+                match="coordinate addition needs votes of 2 elements or more, got 1",
+            ):
                 call()
-        with pytest.raises(ValueError, match="coordinate addition needs votes of 3 elements or more, got 2"):
+        with pytest.raises(
+            ValueError,
+            match="coordinate addition needs votes of 3 elements or more, got 2",
+        ):
             ClassCaps(2, 3, 4, 2, axes=3)
         ClassCaps(2, 3, 4, 1, coordinates=False)
         ClassCaps(2, 3, 4, 1, axes=1)
 
     def test_scale_zero_is_none(self) -> None:
         children = make_children(3, 2)
-        torch.testing.assert_close(make_layer(coordinate_scale=0.0)(children), make_layer(coordinates=False)(children))
+        torch.testing.assert_close(
+            make_layer(coordinate_scale=0.0)(children),
+            make_layer(coordinates=False)(children),
+        )
 
 
 class TestExceptions:
@@ -171,12 +261,20 @@ class TestExceptions:
 
     @pytest.mark.parametrize(
         ("pose", "activation"),
-        [((1, 4, 4, 3, 2, 3), (1, 4, 4, 3)), ((1, 4, 4, 2, 3), (1, 4, 4, 2)), ((1, 32, 2, 3), (1, 32))],
+        [
+            ((1, 4, 4, 3, 2, 3), (1, 4, 4, 3)),
+            ((1, 4, 4, 2, 3), (1, 4, 4, 2)),
+            ((1, 32, 2, 3), (1, 32)),
+        ],
         ids=str,
     )
     def test_map(self, pose: tuple[int, ...], activation: tuple[int, ...]) -> None:
         for call in (make_layer(), make_layer().route):
-            with pytest.raises(ValueError, match=r"children must have poses \(B, H, W, 2, 2, 3\)"):
+            with pytest.raises(
+                ValueError, match=r"children must have poses \(B, H, W, 2, 2, 3\)"
+            ):
                 call(Capsules(torch.zeros(pose), torch.zeros(activation)))
-        with pytest.raises(ValueError, match=r"children must have poses \(B, L, 2, 2, 3\)"):
+        with pytest.raises(
+            ValueError, match=r"children must have poses \(B, L, 2, 2, 3\)"
+        ):
             make_layer(axes=1)(Capsules(torch.zeros(pose), torch.zeros(activation)))

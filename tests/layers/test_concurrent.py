@@ -15,12 +15,16 @@ B, T, P = 2, 2, 4
 def network() -> tuple[nn.ModuleList, Capsules]:
     torch.manual_seed(0)
     routing = AttentionRouting(steps=1)
-    layers = nn.ModuleList([
-        CapsConv2d(T, 3, P, P, 2, routing=routing, competition="window"),
-        CapsLinear(4 * 3, 5, P, P, routing=routing),
-        CapsLinear(5, 3, P, 6, routing=routing),
-    ]).double()  # fmt: skip
-    return layers, Capsules(torch.randn(B, 3, 3, T, P).double(), torch.rand(B, 3, 3, T).double())
+    layers = nn.ModuleList(
+        [
+            CapsConv2d(T, 3, P, P, 2, routing=routing, competition="window"),
+            CapsLinear(4 * 3, 5, P, P, routing=routing),
+            CapsLinear(5, 3, P, 6, routing=routing),
+        ]
+    ).double()
+    return layers, Capsules(
+        torch.randn(B, 3, 3, T, P).double(), torch.rand(B, 3, 3, T).double()
+    )
 
 
 def one_pass(layer: nn.Module, pose: Tensor, parents: Tensor | None) -> Tensor:
@@ -29,7 +33,9 @@ def one_pass(layer: nn.Module, pose: Tensor, parents: Tensor | None) -> Tensor:
     uniform = attention_routing(votes, steps=1)
     if parents is None:
         return uniform.pose
-    return attention_routing(votes, steps=1, initial=uniform._replace(pose=parents)).pose
+    return attention_routing(
+        votes, steps=1, initial=uniform._replace(pose=parents)
+    ).pose
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])
@@ -46,7 +52,9 @@ def test_every_layer_from_the_round_before(rounds: int) -> None:
     for layer in linear:
         values.append(one_pass(layer, values[-1], None))
     for number in range(1, rounds):
-        new = [one_pass(layer, values[i], values[i + 1]) for i, layer in enumerate(linear)]
+        new = [
+            one_pass(layer, values[i], values[i + 1]) for i, layer in enumerate(linear)
+        ]
         values = [bottom[number].flatten(1, 3), *new]
     found = concurrent_routing(list(layers), children, rounds)
     for capsules, expected in zip(found[1:], values[1:], strict=True):
@@ -57,7 +65,9 @@ def test_every_layer_from_the_round_before(rounds: int) -> None:
 def test_one_round_is_layer_by_layer() -> None:
     layers, children = network()
     expected = children
-    for layer, found in zip(layers, concurrent_routing(list(layers), children, 1), strict=True):
+    for layer, found in zip(
+        layers, concurrent_routing(list(layers), children, 1), strict=True
+    ):
         expected = layer(expected)
         torch.testing.assert_close(found, expected)
 
@@ -74,5 +84,7 @@ def test_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
         concurrent_routing(list(layers), children, 0)
     layer = CapsLinear(9 * T, 3, P, P, routing=create_routing("mean")).double()
-    with pytest.raises(ValueError, match="MeanRouting cannot go on from earlier parents"):
+    with pytest.raises(
+        ValueError, match="MeanRouting cannot go on from earlier parents"
+    ):
         concurrent_routing([layer], children, 2)

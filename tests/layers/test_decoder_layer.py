@@ -5,7 +5,13 @@ import itertools
 import pytest
 import torch
 
-from torchcaps import Capsules, FullyConnectedDecoder, MatrixCapsNet, create_model, mask_capsules
+from torchcaps import (
+    Capsules,
+    FullyConnectedDecoder,
+    MatrixCapsNet,
+    create_model,
+    mask_capsules,
+)
 from torchcaps.layers import PoseInput
 from torchcaps.testing import check_model
 
@@ -14,7 +20,9 @@ from torchcaps.testing import check_model
 def capsules(request: pytest.FixtureRequest) -> Capsules:
     generator = torch.Generator().manual_seed(0)
     activation = torch.tensor([[0.1, 0.9, 0.3], [0.8, 0.2, 0.7]])
-    return Capsules(torch.randn((2, 3, *request.param), generator=generator), activation)
+    return Capsules(
+        torch.randn((2, 3, *request.param), generator=generator), activation
+    )
 
 
 class TestMask:
@@ -23,14 +31,23 @@ class TestMask:
         assert masked.shape == capsules.pose.shape
         for b, kept in enumerate((2, 0)):
             for j in range(3):
-                assert torch.equal(masked[b, j], capsules.pose[b, j] if j == kept else torch.zeros_like(masked[b, j]))
+                assert torch.equal(
+                    masked[b, j],
+                    capsules.pose[b, j]
+                    if j == kept
+                    else torch.zeros_like(masked[b, j]),
+                )
 
     def test_the_longest(self, capsules: Capsules) -> None:
-        assert torch.equal(mask_capsules(capsules), mask_capsules(capsules, torch.tensor([1, 0])))
+        assert torch.equal(
+            mask_capsules(capsules), mask_capsules(capsules, torch.tensor([1, 0]))
+        )
 
     @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
     def test_by_mask(self, capsules: Capsules, dtype: torch.dtype) -> None:
-        masked = mask_capsules(capsules, torch.tensor([[1, 0, 1], [0, 0, 0]], dtype=dtype))
+        masked = mask_capsules(
+            capsules, torch.tensor([[1, 0, 1], [0, 0, 0]], dtype=dtype)
+        )
         assert torch.equal(masked[0, 0], capsules.pose[0, 0])
         assert torch.equal(masked[0, 2], capsules.pose[0, 2])
         assert (masked[0, 1] == 0).all()
@@ -38,13 +55,17 @@ class TestMask:
 
     def test_gradient_reaches_the_kept_pose_alone(self, capsules: Capsules) -> None:
         pose = capsules.pose.clone().requires_grad_()
-        mask_capsules(capsules._replace(pose=pose), torch.tensor([2, 0])).sum().backward()
+        mask_capsules(
+            capsules._replace(pose=pose), torch.tensor([2, 0])
+        ).sum().backward()
         assert (pose.grad[0, 2] == 1).all()
         assert (pose.grad[1, 0] == 1).all()
         assert pose.grad.sum() == 2 * pose[0, 0].numel()
 
     @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-    def test_what_is_not_chosen_may_be_anything(self, capsules: Capsules, number: float) -> None:
+    def test_what_is_not_chosen_may_be_anything(
+        self, capsules: Capsules, number: float
+    ) -> None:
         pose = capsules.pose.index_fill(1, torch.tensor(1), number).requires_grad_()
         masked = mask_capsules(capsules._replace(pose=pose), torch.tensor([2, 0]))
         masked.square().sum().backward()
@@ -58,31 +79,52 @@ class TestMask:
         assert (masked[0, 1] == 0).all()
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-    def test_poses_keep_their_dtype(self, capsules: Capsules, dtype: torch.dtype) -> None:
-        masked = mask_capsules(capsules._replace(pose=capsules.pose.to(dtype)), torch.tensor([2, 0]))
+    def test_poses_keep_their_dtype(
+        self, capsules: Capsules, dtype: torch.dtype
+    ) -> None:
+        masked = mask_capsules(
+            capsules._replace(pose=capsules.pose.to(dtype)), torch.tensor([2, 0])
+        )
         assert torch.equal(masked[0, 2], capsules.pose[0, 2].to(dtype))
         assert masked.dtype == dtype
 
     def test_shape_that_does_not_fit(self, capsules: Capsules) -> None:
-        with pytest.raises(ValueError, match=r"labels \(2,\) or a mask \(2, 3\), got torch.float32 of shape \(2, 4\)"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                r"labels \(2,\) or a mask \(2, 3\), got torch.float32 of shape "
+                r"\(2, 4\)"
+            ),
+        ):
             mask_capsules(capsules, torch.zeros(2, 4))
 
     @pytest.mark.parametrize("labels", [[2], [2, 0, 1]], ids=["fewer", "more"])
-    def test_a_label_for_each_example(self, capsules: Capsules, labels: list[int]) -> None:
+    def test_a_label_for_each_example(
+        self, capsules: Capsules, labels: list[int]
+    ) -> None:
         """Those without one would be drawn black without a word."""
-        with pytest.raises(ValueError, match=rf"target must be .* of shape \({len(labels)},\)"):
+        with pytest.raises(
+            ValueError, match=rf"target must be .* of shape \({len(labels)},\)"
+        ):
             mask_capsules(capsules, torch.tensor(labels))
 
     def test_a_label_that_there_is_not(self, capsules: Capsules) -> None:
         for labels in ([2, 3], [-1, 0]):
-            with pytest.raises(ValueError, match=r"target must be labels in 0\.\.2, got (2 to 3|-1 to 0)"):
+            with pytest.raises(
+                ValueError,
+                match=r"target must be labels in 0\.\.2, got (2 to 3|-1 to 0)",
+            ):
                 mask_capsules(capsules, torch.tensor(labels))
 
 
 class TestDecoder:
-    @pytest.mark.parametrize("image_shape", [(1, 28, 28), (3, 5, 9), (2, 1, 1)], ids=str)
+    @pytest.mark.parametrize(
+        "image_shape", [(1, 28, 28), (3, 5, 9), (2, 1, 1)], ids=str
+    )
     @pytest.mark.parametrize("pose", [(4,), (2, 3)], ids=["vectors", "matrices"])
-    def test_image(self, image_shape: tuple[int, int, int], pose: tuple[int, ...]) -> None:
+    def test_image(
+        self, image_shape: tuple[int, int, int], pose: tuple[int, ...]
+    ) -> None:
         poses = torch.randn(5, 3, *pose)
         decoder = FullyConnectedDecoder(poses[0].numel(), image_shape, (7, 6))
         images = decoder(poses)
@@ -94,8 +136,12 @@ class TestDecoder:
     def test_layers_of_the_paper(self) -> None:
         decoder = FullyConnectedDecoder(160, (1, 28, 28))
         widths = [160, 512, 1024, 784]
-        linear = [module for module in decoder.layers if isinstance(module, torch.nn.Linear)]
-        assert [(m.in_features, m.out_features) for m in linear] == list(itertools.pairwise(widths))
+        linear = [
+            module for module in decoder.layers if isinstance(module, torch.nn.Linear)
+        ]
+        assert [(m.in_features, m.out_features) for m in linear] == list(
+            itertools.pairwise(widths)
+        )
         assert sum(p.numel() for p in decoder.parameters()) == 8_215_568 - 6_804_224
 
     def test_no_hidden_layer(self) -> None:
@@ -103,15 +149,29 @@ class TestDecoder:
         expected = torch.sigmoid(decoder.layers[0](torch.ones(1, 6))).view(1, 1, 2, 2)
         torch.testing.assert_close(decoder(torch.ones(1, 2, 3)), expected)
 
-    def test_without_the_class_a_pose_means_the_same_in_all_classes(self, capsules: Capsules) -> None:
+    def test_without_the_class_a_pose_means_the_same_in_all_classes(
+        self, capsules: Capsules
+    ) -> None:
         torch.manual_seed(0)
-        decoder = FullyConnectedDecoder(capsules.pose[0, 0].numel(), (1, 3, 3), (5,), by_class=False)
+        decoder = FullyConnectedDecoder(
+            capsules.pose[0, 0].numel(), (1, 3, 3), (5,), by_class=False
+        )
         chosen = torch.tensor([2, 0])
         moved = Capsules(capsules.pose.roll(1, 1), capsules.activation)
         images = decoder(mask_capsules(capsules, chosen))
-        torch.testing.assert_close(images, decoder(mask_capsules(moved, (chosen + 1) % 3)))
+        torch.testing.assert_close(
+            images, decoder(mask_capsules(moved, (chosen + 1) % 3))
+        )
         assert not torch.allclose(images, decoder(mask_capsules(moved, chosen)))
-        network = MatrixCapsNet((1, 17, 17), 3, 2, (2, 2, 2), (2, 2), decoder_hidden=(4,), decoder_by_class=False)
+        network = MatrixCapsNet(
+            (1, 17, 17),
+            3,
+            2,
+            (2, 2, 2),
+            (2, 2),
+            decoder_hidden=(4,),
+            decoder_by_class=False,
+        )
         assert network(torch.rand(2, 1, 17, 17)).reconstruction.shape == (2, 1, 17, 17)
         assert network.decoder.layers[0].in_features == 4
 
@@ -123,11 +183,17 @@ def test_other_things_than_images(shape: tuple[int, ...]) -> None:
 
 
 def masked_poses(count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
-    """Poses (B, 3, 4) of one class each, each class with a mean and a spread of its own."""
+    """Poses (B, 3, 4) of one class each, each class with a mean and a spread of its
+    own.
+    """
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % 3
-    mean, spread = (torch.rand(3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
-    pose = mean[labels] + (0.1 + spread[labels]) * torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    mean, spread = (
+        torch.rand(3, 4, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
+    pose = mean[labels] + (0.1 + spread[labels]) * torch.randn(
+        count, 4, generator=generator, dtype=torch.float64
+    )
     poses = torch.zeros(count, 3, 4, dtype=torch.float64)
     poses[torch.arange(count), labels] = pose
     return poses, labels
@@ -145,18 +211,26 @@ class TestPoseInput:
 
     def test_the_pose_alone(self) -> None:
         poses, labels = masked_poses()
-        assert torch.equal(PoseInput(3, 4, "pose")(poses), poses[torch.arange(len(labels)), labels])
+        assert torch.equal(
+            PoseInput(3, 4, "pose")(poses), poses[torch.arange(len(labels)), labels]
+        )
 
     def test_poses_are_standardised_class_by_class(self) -> None:
-        """After one batch the decoder is told numbers of mean 0 and deviation 1, and the class."""
+        """After one batch the decoder is told numbers of mean 0 and deviation 1, and
+        the class.
+        """
         poses, labels = masked_poses()
         given = PoseInput(3, 4, "pose_and_class").double()
         pose, told = given(poses).split([4, 3], dim=1)
         assert torch.equal(told, torch.nn.functional.one_hot(labels).double())
         for label in range(3):
             of_class = pose[labels == label]
-            torch.testing.assert_close(of_class.mean(0), torch.zeros(4, dtype=torch.float64))
-            torch.testing.assert_close(of_class.std(0, correction=0), torch.ones(4, dtype=torch.float64))
+            torch.testing.assert_close(
+                of_class.mean(0), torch.zeros(4, dtype=torch.float64)
+            )
+            torch.testing.assert_close(
+                of_class.std(0, correction=0), torch.ones(4, dtype=torch.float64)
+            )
         torch.testing.assert_close(given.eval()(poses), torch.cat([pose, told], 1))
 
     def test_batches_count_alike_at_first(self) -> None:
@@ -191,14 +265,23 @@ class TestPoseInput:
 
     @pytest.mark.parametrize("training", [True, False])
     def test_a_pose_of_zero_is_of_its_class_all_the_same(self, training: bool) -> None:
-        """It was told no class, and drew the same for all; it still does not count among the poses of its class."""
+        """It was told no class, and drew the same for all; it still does not count
+        among the poses of its class.
+        """
         torch.manual_seed(0)
-        model = create_model("capsnet_digits", channels=4, types=2, decoder_input="pose_and_class").train(training)
+        model = create_model(
+            "capsnet_digits", channels=4, types=2, decoder_input="pose_and_class"
+        ).train(training)
         given = model.decoder[0]
         given.mean.normal_()
         before = given.mean.clone()
-        images = model.decode(Capsules(torch.zeros(10, 10, 16), torch.rand(10, 10)), torch.arange(10))
-        drawn = [model.decoder[1](torch.cat([-before[k], torch.eye(10)[k]])[None]) for k in range(10)]
+        images = model.decode(
+            Capsules(torch.zeros(10, 10, 16), torch.rand(10, 10)), torch.arange(10)
+        )
+        drawn = [
+            model.decoder[1](torch.cat([-before[k], torch.eye(10)[k]])[None])
+            for k in range(10)
+        ]
         torch.testing.assert_close(images, torch.cat(drawn))
         assert torch.equal(given.mean, before)
 
@@ -209,9 +292,13 @@ class TestPoseInput:
         assert torch.equal(told(poses), told(poses.float()))
 
     def test_errors(self) -> None:
-        with pytest.raises(ValueError, match=r"decoder_input must be one of .*'masked', .*got 'class'"):
+        with pytest.raises(
+            ValueError, match=r"decoder_input must be one of .*'masked', .*got 'class'"
+        ):
             create_model("capsnet_digits", decoder_input="class")
-        with pytest.raises(ValueError, match=r"pose_noise must be at least 0, got -0\.1"):
+        with pytest.raises(
+            ValueError, match=r"pose_noise must be at least 0, got -0\.1"
+        ):
             create_model("capsnet_digits", pose_noise=-0.1)
         with pytest.raises(ValueError, match=r"^kind must be one of .* got 'class'"):
             PoseInput(3, 4, "class")
@@ -222,12 +309,21 @@ class TestPoseInput:
         ("name", "arguments"),
         [
             ("capsnet_digits", {"decoder_input": "pose_and_class"}),
-            ("efficient_capsnet", {"decoder_hidden": (8,), "decoder_input": "pose_and_class", **SMALL}),
-            ("efficient_capsnet_smallnorb", {"decoder_channels": (4,), "decoder_input": "pose", **SMALL}),
-            ("capsnet_on_backbone", {"decoder_hidden": (8,), "decoder_input": "pose_and_class", **TINY}),
+            (
+                "efficient_capsnet",
+                {"decoder_hidden": (8,), "decoder_input": "pose_and_class", **SMALL},
+            ),
+            (
+                "efficient_capsnet_smallnorb",
+                {"decoder_channels": (4,), "decoder_input": "pose", **SMALL},
+            ),
+            (
+                "capsnet_on_backbone",
+                {"decoder_hidden": (8,), "decoder_input": "pose_and_class", **TINY},
+            ),
         ],
         ids=lambda value: value if isinstance(value, str) else value["decoder_input"],
-    )  # fmt: skip
+    )
     def test_networks(self, name: str, arguments: dict[str, object]) -> None:
         model = create_model(name, **arguments)
         assert model.told == arguments["decoder_input"]

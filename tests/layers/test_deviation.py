@@ -1,4 +1,6 @@
-"""Poses of ten stacked routed layers at the start: normalised, past the routing, or by their initial transforms."""
+"""Poses of ten stacked routed layers at the start: normalised, past the routing, or by
+their initial transforms.
+"""
 
 from typing import Any
 
@@ -11,7 +13,9 @@ from torchcaps.layers import preserve_deviation
 from torchcaps.routing import EMRouting
 from torchcaps_lab.report import observe_layers
 
-ROUTINGS = pytest.mark.parametrize(("preset", "steps"), [("soft", 1), ("soft", 3), ("paper", 1), ("paper", 3)])
+ROUTINGS = pytest.mark.parametrize(
+    ("preset", "steps"), [("soft", 1), ("soft", 3), ("paper", 1), ("paper", 3)]
+)
 COMPETITIONS = pytest.mark.parametrize("competition", ["image", "position"])
 DEPTH = 10
 
@@ -23,7 +27,11 @@ def capsules(seed: int, batch: int = 4, size: int = 8) -> Capsules:
 
 
 def stacked(
-    preset: str, steps: int, competition: Any, strides: tuple[int, ...] = (2, 1, 1, 1, 1, 2), **options: Any
+    preset: str,
+    steps: int,
+    competition: Any,
+    strides: tuple[int, ...] = (2, 1, 1, 1, 1, 2),
+    **options: Any,
 ) -> nn.Sequential:
     torch.manual_seed(0)
     routing = EMRouting.preset(preset, steps=steps)
@@ -54,21 +62,28 @@ def test_normalised(preset: str, steps: int, competition: str, kind: str) -> Non
 @COMPETITIONS
 @ROUTINGS
 def test_initial_transforms(preset: str, steps: int, competition: str) -> None:
-    """Without normalisation, on other children than those that the transforms were made for."""
+    """Without normalisation, on other children than those that the transforms were made
+    for.
+    """
     layers = stacked(preset, steps, competition)
     lost = deviations(layers[:3], capsules(0))
     assert lost[-1] < 0.3  # as they were: gone after three layers
     preserve_deviation(layers, capsules(0, 8, 10))
     found = deviations(layers, capsules(1, 8, 10))
     assert max(found) < 3 * min(found)
-    assert all(parameter.requires_grad and parameter.is_leaf for parameter in layers.parameters())
+    assert all(
+        parameter.requires_grad and parameter.is_leaf
+        for parameter in layers.parameters()
+    )
 
 
 @COMPETITIONS
 @ROUTINGS
 def test_an_identity_path(preset: str, steps: int, competition: str) -> None:
     """Without normalisation, at stride 1: the child at the parent's place passes by."""
-    found = deviations(stacked(preset, steps, competition, strides=(), residual=True), capsules(0))
+    found = deviations(
+        stacked(preset, steps, competition, strides=(), residual=True), capsules(0)
+    )
     assert max(found) < 3 * min(found)
 
 
@@ -78,10 +93,14 @@ def test_a_network() -> None:
     images, others = torch.rand(2, 4, 2, 32, 32)
     class_transforms = model.class_caps.weight.clone()
     preserve_deviation(model, images)
-    first, *rest = (layer.capsules.pose.std() for layer in observe_layers(model, others).values())
+    first, *rest = (
+        layer.capsules.pose.std() for layer in observe_layers(model, others).values()
+    )
     for deviation in rest[:2]:
         assert deviation.item() == pytest.approx(first.item(), rel=0.2)
-    assert torch.equal(model.class_caps.weight, class_transforms)  # no parents of a convolution
+    assert torch.equal(
+        model.class_caps.weight, class_transforms
+    )  # no parents of a convolution
 
 
 def test_layers_that_keep_it_themselves_are_left() -> None:
@@ -93,7 +112,10 @@ def test_layers_that_keep_it_themselves_are_left() -> None:
     )
     before = [layer.weight.clone() for layer in layers]
     preserve_deviation(layers, children)
-    assert all(torch.equal(layer.weight, weight) for layer, weight in zip(layers, before, strict=True))
+    assert all(
+        torch.equal(layer.weight, weight)
+        for layer, weight in zip(layers, before, strict=True)
+    )
 
 
 def test_constant_poses_stay_finite() -> None:

@@ -1,4 +1,6 @@
-"""What holds for every layer with every routing; a layer for which something does not hold is told."""
+"""What holds for every layer with every routing; a layer for which something does not
+hold is told.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps import CapsConv1d, CapsConv2d, CapsLinear, Capsules, ClassCaps, create_routing, list_routings
+from torchcaps import (
+    CapsConv1d,
+    CapsConv2d,
+    CapsLinear,
+    Capsules,
+    ClassCaps,
+    create_routing,
+    list_routings,
+)
 from torchcaps.layers import LocalCaps
 from torchcaps.ops.windows import _kept_children
 from torchcaps.routing import DynamicRouting, EMRouting, Routed, Routing
@@ -19,7 +29,9 @@ POSE, PARENT = (2, 3), (2, 2)
 def capsules(*sites: int, pose: tuple[int, ...] = POSE) -> Capsules:
     generator = torch.Generator().manual_seed(0)
     poses = torch.randn(2, *sites, *pose, generator=generator, dtype=torch.float64)
-    return Capsules(poses, torch.rand(2, *sites, generator=generator, dtype=torch.float64))
+    return Capsules(
+        poses, torch.rand(2, *sites, generator=generator, dtype=torch.float64)
+    )
 
 
 def convolution(**options: Any) -> Callable[[Routing], nn.Module]:
@@ -29,29 +41,60 @@ def convolution(**options: Any) -> Callable[[Routing], nn.Module]:
 Make = Callable[[Routing], nn.Module]
 LAYERS: dict[str, tuple[Make, tuple[int, ...], tuple[int, ...]]] = {
     "full": (lambda routing: CapsLinear(5, 3, 3, 4, routing=routing), (5,), (3,)),
-    "shared": (lambda routing: CapsLinear(None, 3, POSE, PARENT, transforms="shared", routing=routing), (6,), POSE),
-    "factored": (lambda routing: CapsLinear(6, 3, POSE, PARENT, transforms="factored", routing=routing), (2, 3), POSE),
-    "class": (lambda routing: ClassCaps(2, 3, POSE, PARENT, routing=routing), (2, 3, 2), POSE),
+    "shared": (
+        lambda routing: CapsLinear(
+            None, 3, POSE, PARENT, transforms="shared", routing=routing
+        ),
+        (6,),
+        POSE,
+    ),
+    "factored": (
+        lambda routing: CapsLinear(
+            6, 3, POSE, PARENT, transforms="factored", routing=routing
+        ),
+        (2, 3),
+        POSE,
+    ),
+    "class": (
+        lambda routing: ClassCaps(2, 3, POSE, PARENT, routing=routing),
+        (2, 3, 2),
+        POSE,
+    ),
     "window": (convolution(competition="window"), (3, 3, 2), POSE),
     "image": (convolution(competition="image", padding=1), (2, 3, 2), POSE),
     "local": (lambda routing: LocalCaps(2, 2, 3, 4, routing=routing), (3, 2, 2), (3,)),
     "passed on": (
-        lambda routing: CapsConv2d(2, 3, POSE, POSE, 2, routing=routing, competition="window", residual=True),
+        lambda routing: CapsConv2d(
+            2, 3, POSE, POSE, 2, routing=routing, competition="window", residual=True
+        ),
         (3, 2, 2),
         POSE,
     ),
     "normalised": (
-        lambda routing: CapsConv1d(2, 2, POSE, PARENT, 2, routing=routing, competition="window", pose_norm="type"),
+        lambda routing: CapsConv1d(
+            2,
+            2,
+            POSE,
+            PARENT,
+            2,
+            routing=routing,
+            competition="window",
+            pose_norm="type",
+        ),
         (4, 2),
         POSE,
     ),
     "scaled": (
-        lambda routing: ClassCaps(2, 3, POSE, PARENT, routing=routing, axes=1, coordinates="scaled"),
+        lambda routing: ClassCaps(
+            2, 3, POSE, PARENT, routing=routing, axes=1, coordinates="scaled"
+        ),
         (3, 2),
         POSE,
     ),
     "position": (
-        lambda routing: CapsConv1d(2, 2, 3, 4, 2, routing=routing, groups=2, competition="position"),
+        lambda routing: CapsConv1d(
+            2, 2, 3, 4, 2, routing=routing, groups=2, competition="position"
+        ),
         (4, 2),
         (3,),
     ),
@@ -64,23 +107,38 @@ def make_routing(name: str) -> Routing:
 
 
 def possible(routing: str, layer: str) -> bool:
-    return layer not in ("image", "position") or not create_routing(routing).within_window
+    return (
+        layer not in ("image", "position") or not create_routing(routing).within_window
+    )
 
 
-PAIRS = [(routing, layer) for routing in list_routings() for layer in LAYERS if possible(routing, layer)]
+PAIRS = [
+    (routing, layer)
+    for routing in list_routings()
+    for layer in LAYERS
+    if possible(routing, layer)
+]
 
 
 def in_turns(routing: str, layer: str) -> Any:
-    """Each routing with a fifth of the layers, each layer with a fifth of the routings; all in a thorough run."""
+    """Each routing with a fifth of the layers, each layer with a fifth of the routings;
+    all in a thorough run.
+    """
     turn = list_routings().index(routing) + list(LAYERS).index(layer)
-    return pytest.param(routing, layer, marks=[pytest.mark.thorough] if turn % 5 else [])
+    return pytest.param(
+        routing, layer, marks=[pytest.mark.thorough] if turn % 5 else []
+    )
 
 
-EVERY = pytest.mark.parametrize(("routing", "layer"), [in_turns(*pair) for pair in PAIRS])
+EVERY = pytest.mark.parametrize(
+    ("routing", "layer"), [in_turns(*pair) for pair in PAIRS]
+)
 
 
 @EVERY
-def test_every_layer_with_every_routing(routing: str, layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_layer_with_every_routing(
+    routing: str, layer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 50)
     torch.manual_seed(0)
     make, sites, pose = LAYERS[layer]
@@ -92,13 +150,17 @@ def test_inference_after_a_transform() -> None:
     make, sites, pose = LAYERS["window"]
     layer, children = make(make_routing("em")).double(), capsules(*sites, pose=pose)
     _kept_children.cache_clear()
-    torch.func.grad(lambda pose: layer(Capsules(pose, children.activation)).pose.sum())(children.pose)
+    torch.func.grad(lambda pose: layer(Capsules(pose, children.activation)).pose.sum())(
+        children.pose
+    )
     with torch.no_grad():
         assert layer(children).pose.isfinite().all()
 
 
 PROBABLE = ("em", "heinsen_2019", "spectral", "variational_bayes")
-"""Routings whose activations are probabilities that have a bias; ``local`` uses none of the children's."""
+"""Routings whose activations are probabilities that have a bias; ``local`` uses none of
+the children's.
+"""
 
 
 @EVERY
@@ -115,9 +177,19 @@ def test_children_of_0_have_parents_of_0(routing: str, layer: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("routing", list_routings())
 def test_poses_in_the_thousands_stay_finite(routing: str, dtype: torch.dtype) -> None:
-    """In float16 too; sums of such children are more than the gradients of self-routing can hold."""
-    layer = CapsLinear(7, 5, 4, 3, routing=create_routing(routing)).to(dtype).train(routing != "hard_kmeans")
-    children = (1e3 * torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(0))).to(dtype).requires_grad_()
+    """In float16 too; sums of such children are more than the gradients of self-routing
+    can hold.
+    """
+    layer = (
+        CapsLinear(7, 5, 4, 3, routing=create_routing(routing))
+        .to(dtype)
+        .train(routing != "hard_kmeans")
+    )
+    children = (
+        (1e3 * torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(0)))
+        .to(dtype)
+        .requires_grad_()
+    )
     parents = layer(children)
     assert all(field.isfinite().all() for field in parents)
     if routing != "hard_kmeans":
@@ -125,7 +197,11 @@ def test_poses_in_the_thousands_stay_finite(routing: str, dtype: torch.dtype) ->
         grads = {name: parameter.grad for name, parameter in layer.named_parameters()}
         if dtype == torch.float16 and routing == "self_routing":
             del grads["routing.weight"]
-        assert all(grad.isfinite().all() for grad in (children.grad, *grads.values()) if grad is not None)
+        assert all(
+            grad.isfinite().all()
+            for grad in (children.grad, *grads.values())
+            if grad is not None
+        )
 
 
 MAKES = pytest.mark.parametrize(
@@ -140,8 +216,12 @@ MAKES = pytest.mark.parametrize(
 
 
 @MAKES
-@pytest.mark.parametrize(("in_pose", "out_pose"), [(4, (2, 4)), ((2, 4), (3, 4)), ((2, 4), 8)])
-def test_poses_that_contradict(make: Callable[..., nn.Module], in_pose: Any, out_pose: Any) -> None:
+@pytest.mark.parametrize(
+    ("in_pose", "out_pose"), [(4, (2, 4)), ((2, 4), (3, 4)), ((2, 4), 8)]
+)
+def test_poses_that_contradict(
+    make: Callable[..., nn.Module], in_pose: Any, out_pose: Any
+) -> None:
     with pytest.raises(ValueError, match=r"same rows: in_pose is .*, out_pose is "):
         make(in_pose, out_pose)
 
@@ -153,7 +233,9 @@ def test_what_is_no_backend(make: Callable[..., nn.Module]) -> None:
 
 
 @MAKES
-def test_a_routing_passed_to_several_layers_is_not_shared(make: Callable[..., nn.Module]) -> None:
+def test_a_routing_passed_to_several_layers_is_not_shared(
+    make: Callable[..., nn.Module],
+) -> None:
     routing = EMRouting()
     first, second = (make(3, 3, routing=routing) for _ in range(2))
     assert not {*map(id, first.parameters())} & {*map(id, second.parameters())}
@@ -164,18 +246,30 @@ def test_a_routing_passed_to_several_layers_is_not_shared(make: Callable[..., nn
 @pytest.mark.parametrize(
     ("layer", "numbers", "routing", "words"),
     [
-        (CapsLinear(7, 5, 4, 3), 7 * 5 * 4 * 3, DynamicRouting(), "in_capsules=7, out_capsules=5, in_pose=(4,), out"),
+        (
+            CapsLinear(7, 5, 4, 3),
+            7 * 5 * 4 * 3,
+            DynamicRouting(),
+            "in_capsules=7, out_capsules=5, in_pose=(4,), out",
+        ),
         (
             CapsConv2d(4, 6, (4, 4), (4, 4), 3, 2, groups=2),
             9 * 4 * 3 * 16 + 2 * 6,
             EMRouting(),
             "4, 6, in_pose=(4, 4), out_pose=(4, 4), kernel_size=(3, 3), stride=(2, 2)",
         ),
-        (ClassCaps(2, 3, (2, 3), (2, 2)), 2 * 3 * 3 * 2 + 2 * 3, EMRouting(), "2, 3, in_pose=(2, 3), out_pose=(2, 2)"),
+        (
+            ClassCaps(2, 3, (2, 3), (2, 2)),
+            2 * 3 * 3 * 2 + 2 * 3,
+            EMRouting(),
+            "2, 3, in_pose=(2, 3), out_pose=(2, 2)",
+        ),
     ],
     ids=["linear", "conv", "class"],
 )
-def test_what_a_layer_has_and_shows(layer: nn.Module, numbers: int, routing: Routing, words: str) -> None:
+def test_what_a_layer_has_and_shows(
+    layer: nn.Module, numbers: int, routing: Routing, words: str
+) -> None:
     assert sum(parameter.numel() for parameter in layer.parameters()) == numbers
     assert layer.routing.config() == routing.config()
     assert words in repr(layer)
@@ -183,7 +277,9 @@ def test_what_a_layer_has_and_shows(layer: nn.Module, numbers: int, routing: Rou
 
 
 class Plain(nn.Module):
-    """Nothing wrong with it: every parent is the mean of the children, in another frame; each below has one fault."""
+    """Nothing wrong with it: every parent is the mean of the children, in another
+    frame; each below has one fault.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,10 +290,15 @@ class Plain(nn.Module):
         if mask is not None:
             pose, activation = pose.where(mask[..., None], 0), activation.where(mask, 0)
         with torch.autocast("cpu", enabled=False):
-            return self.parents(pose.to(self.weight.dtype), activation.to(self.weight.dtype))
+            return self.parents(
+                pose.to(self.weight.dtype), activation.to(self.weight.dtype)
+            )
 
     def parents(self, pose: Tensor, activation: Tensor) -> Capsules:
-        return Capsules((pose * activation[..., None]).mean(1, keepdim=True) @ self.weight, activation.mean(1, True))
+        return Capsules(
+            (pose * activation[..., None]).mean(1, keepdim=True) @ self.weight,
+            activation.mean(1, True),
+        )
 
 
 class Mixing(Plain):
@@ -227,14 +328,21 @@ class Peeking(Plain):
 
 
 class Silent(CapsLinear):
-    """Poses of 0 in place of those that are not there, which its coordinates or its routing may not take for none."""
+    """Poses of 0 in place of those that are not there, which its coordinates or its
+    routing may not take for none.
+    """
 
     def __init__(self) -> None:
         super().__init__(None, 2, 3, 4, transforms="shared")
 
-    def route(self, children: Capsules, mask: Tensor | None = None, **options: Any) -> Routed:
+    def route(
+        self, children: Capsules, mask: Tensor | None = None, **options: Any
+    ) -> Routed:
         if mask is not None:
-            kept = children.pose.where(mask[..., None], 0.0), children.activation.where(mask, 0.0)
+            kept = (
+                children.pose.where(mask[..., None], 0.0),
+                children.activation.where(mask, 0.0),
+            )
             children = Capsules(*kept)
         return super().route(children, None, **options)
 
@@ -247,7 +355,11 @@ class Detached(Plain):
 class Rounding(Plain):
     def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
         found = super().forward(children, mask)
-        low = found.pose.bfloat16().to(found.pose) if torch.is_autocast_enabled("cpu") else found.pose
+        low = (
+            found.pose.bfloat16().to(found.pose)
+            if torch.is_autocast_enabled("cpu")
+            else found.pose
+        )
         return found._replace(pose=low)
 
 
@@ -269,7 +381,11 @@ class Late(Plain):
         (Rounding, "autocast", "the parents' pose is off by"),
         (Rooting, "zeros", "NaN or infinite"),
         (Peeking, "children_that_are_not_there", ""),
-        (Silent, "children_that_are_not_there", "its votes were not told which children are not there"),
+        (
+            Silent,
+            "children_that_are_not_there",
+            "its votes were not told which children are not there",
+        ),
         (Polite, "not_a_number", "hides that a child's pose is NaN"),
         (Late, "meta", ""),
         (Detached, "gradients", "Jacobian|numerical"),
@@ -277,7 +393,10 @@ class Late(Plain):
 )
 def test_a_fault_is_told(broken: type[nn.Module], check: str, words: str) -> None:
     check_layer(Plain(), capsules(4, pose=(3,)))
-    with pytest.raises(AssertionError, match=rf"(?s){broken.__name__} fails the check '{check}': .*{words}"):
+    with pytest.raises(
+        AssertionError,
+        match=rf"(?s){broken.__name__} fails the check '{check}': .*{words}",
+    ):
         check_layer(broken(), capsules(4, pose=(3,)))
     with pytest.raises(ValueError, match="skip must name checks of"):
         check_layer(broken(), capsules(4, pose=(3,)), skip=("everything",))

@@ -42,8 +42,12 @@ def test_what_lies_behind_a_signal_does_not_matter(example: dict[str, Any]) -> N
     for signal, long in zip(other[:, 0], lengths.tolist(), strict=True):
         signal[long:] = 7
     with torch.no_grad():
-        torch.testing.assert_close(model(made, lengths).pose, model(other, lengths).pose)
-        assert not torch.allclose(model(made, lengths).pose, model(other, torch.full_like(lengths, 64)).pose)
+        torch.testing.assert_close(
+            model(made, lengths).pose, model(other, lengths).pose
+        )
+        assert not torch.allclose(
+            model(made, lengths).pose, model(other, torch.full_like(lengths, 64)).pose
+        )
 
 
 @pytest.mark.parametrize("example", ["sequences"], indirect=True)
@@ -57,7 +61,9 @@ def test_the_sketch_routes_by_distance_and_is_learned(example: dict[str, Any]) -
     images = torch.rand(2, 1, 8, 8).round()
     children = model.primary(images)
     routed = model.classes.route(children)
-    earlier = tc.create_routing("euclidean", steps=2, distance="plain").bind(10, 16)(routed.votes, tc.length(children))
+    earlier = tc.create_routing("euclidean", steps=2, distance="plain").bind(10, 16)(
+        routed.votes, tc.length(children)
+    )
     distance = (routed.votes.dense() - earlier.pose[:, None]).norm(dim=-1)
     torch.testing.assert_close(routed.assignment, (-distance).softmax(-1))
     assert example["main"](epochs=3) > 0.6

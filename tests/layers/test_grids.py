@@ -1,4 +1,6 @@
-"""Layers over sequences and volumes: against those over images, and against loops over all windows."""
+"""Layers over sequences and volumes: against those over images, and against loops over
+all windows.
+"""
 
 import itertools
 import math
@@ -6,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from over_windows import by_windows, looped_assignment, looped_children, looped_sites, looped_totals, random
+from over_windows import (
+    by_windows,
+    looped_assignment,
+    looped_children,
+    looped_sites,
+    looped_totals,
+    random,
+)
 from torch import Tensor
 
 from torchcaps import (
@@ -21,7 +30,15 @@ from torchcaps import (
     ops,
 )
 from torchcaps.layers import CapsConvNd, PrimaryCapsNd
-from torchcaps.ops import Gaussian, GridWide, InnerProduct, PositionWide, Votes, Windows, use_backend
+from torchcaps.ops import (
+    Gaussian,
+    GridWide,
+    InnerProduct,
+    PositionWide,
+    Votes,
+    Windows,
+    use_backend,
+)
 from torchcaps.ops.plan import FEW
 from torchcaps.routing import EMRouting
 
@@ -34,9 +51,14 @@ def make_children(*sites: int, pose: tuple[int, ...] = (2, 3)) -> Capsules:
     return Capsules(random(*sites, *pose).requires_grad_(), activation.requires_grad_())
 
 
-def gradients(parents: Capsules, inputs: list[Tensor], layer: torch.nn.Module) -> list[Tensor]:
+def gradients(
+    parents: Capsules, inputs: list[Tensor], layer: torch.nn.Module
+) -> list[Tensor]:
     mark = random(parents.pose.numel(), seed=5)
-    total = parents.pose.flatten() @ mark + parents.activation.flatten() @ mark[: parents.activation.numel()]
+    total = (
+        parents.pose.flatten() @ mark
+        + parents.activation.flatten() @ mark[: parents.activation.numel()]
+    )
     return list(torch.autograd.grad(total, [*inputs, *layer.parameters()]))
 
 
@@ -48,7 +70,9 @@ class TestWindows:
             Windows((6,), (2,), (1,), (2,), (3,)),
             Windows((5, 4), (2, 3), (2, 1), (0, 1), (1, 2)),
             Windows((4, 3, 5), (2, 2, 3), (1, 2, 2), (0, 1, 1), (2, 1, 1)),
-            Windows((2, 3, 2, 4), (2, 1, 2, 2), (1, 2, 1, 2), (0, 0, 1, 0), (1, 1, 1, 2)),
+            Windows(
+                (2, 3, 2, 4), (2, 1, 2, 2), (1, 2, 1, 2), (0, 0, 1, 0), (1, 1, 1, 2)
+            ),
         ],
         ids=lambda windows: f"{windows.axes}d-{windows.size}",
     )
@@ -80,7 +104,9 @@ class TestWindows:
 
     def test_axes_that_contradict(self) -> None:
         for arguments in (((4, 4), (2,), (1, 1), (0, 0), (1, 1)), ((), (), (), (), ())):
-            with pytest.raises(ValueError, match="one number for each axis of the grid"):
+            with pytest.raises(
+                ValueError, match="one number for each axis of the grid"
+            ):
                 Windows(*arguments)
 
     @pytest.mark.parametrize(
@@ -104,9 +130,13 @@ class TestWindows:
             Windows(*arguments)
 
     def test_too_few_children(self) -> None:
-        with pytest.raises(ValueError, match=r"grid of 4 are fewer than a window of 5 spans"):
+        with pytest.raises(
+            ValueError, match=r"grid of 4 are fewer than a window of 5 spans"
+        ):
             Windows((4,), (5,), (1,), (0,), (1,))
-        with pytest.raises(ValueError, match=r"grid of 4x2x4 are fewer than a window of 3x3x3 spans"):
+        with pytest.raises(
+            ValueError, match=r"grid of 4x2x4 are fewer than a window of 3x3x3 spans"
+        ):
             Windows((4, 2, 4), (3,) * 3, (1,) * 3, (0,) * 3, (1,) * 3)
 
     def test_what_is_kept_is_no_inference_tensor(self) -> None:
@@ -121,7 +151,9 @@ CONVOLUTIONS = {1: CapsConv1d, 2: CapsConv2d, 3: CapsConv3d}
 
 def make_convolution(axes: int, *arguments: Any, **options: Any) -> CapsConvNd:
     torch.manual_seed(0)
-    layer = CONVOLUTIONS[axes](*arguments, routing=EMRouting(3, "linear", 0.1), **options).double()
+    layer = CONVOLUTIONS[axes](
+        *arguments, routing=EMRouting(3, "linear", 0.1), **options
+    ).double()
     for seed, parameter in enumerate(layer.routings.parameters()):
         parameter.data = random(*parameter.shape, seed=seed)
     return layer
@@ -132,47 +164,104 @@ class TestConvolution:
     @pytest.mark.parametrize("axes", [1, 3])
     def test_is_dense_capsules_at_each_position(self, axes: int, backend: str) -> None:
         children = make_children(2, *(5, 4, 3)[-axes:], 2)
-        options = {"stride": (2, 1, 1)[-axes:], "padding": (0, 1, 1)[-axes:], "dilation": (1, 2, 1)[-axes:]}
-        layer = make_convolution(axes, 2, 3, (2, 3), (2, 2), 2, **options, competition="window", backend=backend)
+        options = {
+            "stride": (2, 1, 1)[-axes:],
+            "padding": (0, 1, 1)[-axes:],
+            "dilation": (1, 2, 1)[-axes:],
+        }
+        layer = make_convolution(
+            axes,
+            2,
+            3,
+            (2, 3),
+            (2, 2),
+            2,
+            **options,
+            competition="window",
+            backend=backend,
+        )
         parents, expected = layer(children), by_windows(layer, children)
         torch.testing.assert_close(parents, expected, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(
-            gradients(parents, list(children), layer), gradients(expected, list(children), layer), rtol=1e-7, atol=1e-9
+            gradients(parents, list(children), layer),
+            gradients(expected, list(children), layer),
+            rtol=1e-7,
+            atol=1e-9,
         )
 
     @BACKENDS
     @pytest.mark.parametrize("competition", ["grid", "window"])
     @pytest.mark.parametrize("axes", [1, 2])
-    def test_one_position_along_further_axes_changes_nothing(self, axes: int, competition: str, backend: str) -> None:
+    def test_one_position_along_further_axes_changes_nothing(
+        self, axes: int, competition: str, backend: str
+    ) -> None:
         """A sequence is an image of one row, an image a volume of one."""
-        grid, kernel, stride, padding = (6, 5)[:axes], (3, 2)[:axes], (2, 1)[:axes], (1, 0)[:axes]
+        grid, kernel, stride, padding = (
+            (6, 5)[:axes],
+            (3, 2)[:axes],
+            (2, 1)[:axes],
+            (1, 0)[:axes],
+        )
         children = make_children(2, *grid, 4)
         options = {"groups": 2, "competition": competition, "backend": backend}
-        flat = make_convolution(axes, 4, 2, (2, 3), (2, 2), kernel, stride, padding, **options)
-        deep = make_convolution(axes + 1, 4, 2, (2, 3), (2, 2), (1, *kernel), (1, *stride), (0, *padding), **options)
+        flat = make_convolution(
+            axes, 4, 2, (2, 3), (2, 2), kernel, stride, padding, **options
+        )
+        deep = make_convolution(
+            axes + 1,
+            4,
+            2,
+            (2, 3),
+            (2, 2),
+            (1, *kernel),
+            (1, *stride),
+            (0, *padding),
+            **options,
+        )
         deep.load_state_dict(flat.state_dict())
         parents = flat(children)
-        others = Capsules(*(field.squeeze(1) for field in deep(Capsules(*(f.unsqueeze(1) for f in children)))))
+        others = Capsules(
+            *(
+                field.squeeze(1)
+                for field in deep(Capsules(*(f.unsqueeze(1) for f in children)))
+            )
+        )
         torch.testing.assert_close(parents, others, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(
-            gradients(parents, list(children), flat), gradients(others, list(children), deep), rtol=1e-10, atol=1e-12
+            gradients(parents, list(children), flat),
+            gradients(others, list(children), deep),
+            rtol=1e-10,
+            atol=1e-12,
         )
 
     @BACKENDS
     @pytest.mark.parametrize("axes", [1, 3])
     def test_each_child_is_given_away_once(self, axes: int, backend: str) -> None:
         children = make_children(2, *(5, 3, 4)[-axes:], 2)
-        layer = make_convolution(axes, 2, 3, (2, 3), (2, 2), 2, competition="grid", backend=backend)
+        layer = make_convolution(
+            axes, 2, 3, (2, 3), (2, 2), 2, competition="grid", backend=backend
+        )
         (routed,) = layer.route(children)
         total = looped_totals(routed.assignment, layer.windows(children), 2)
         torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-10, atol=0)
 
     @pytest.mark.parametrize("competition", ["image", "position"])
     @pytest.mark.parametrize("backend", ["naive", "chunked", None])
-    def test_rounding_of_large_logits_gives_no_child_away_twice(self, backend: str | None, competition: Any) -> None:
+    def test_rounding_of_large_logits_gives_no_child_away_twice(
+        self, backend: str | None, competition: Any
+    ) -> None:
         torch.manual_seed(0)
         routing = create_routing("dynamic", squash="none")
-        layer = CapsConv1d(2, 3, (2, 2), (2, 2), 3, routing=routing, competition=competition, backend=backend)
+        layer = CapsConv1d(
+            2,
+            3,
+            (2, 2),
+            (2, 2),
+            3,
+            routing=routing,
+            competition=competition,
+            backend=backend,
+        )
         children = Capsules(1e4 * random(4, 9, 2, 2, 2).float(), torch.ones(4, 9, 2))
         (routed,) = layer.route(children)
         mass = routed.votes.moments(routed.similarity).mass.sum().item()
@@ -182,7 +271,8 @@ class TestConvolution:
     def test_grid_is_another_name_of_image(self, axes: int) -> None:
         children = make_children(1, *(4,) * axes, 2)
         parents = [
-            make_convolution(axes, 2, 2, (2, 3), (2, 2), 2, competition=name)(children) for name in ("image", "grid")
+            make_convolution(axes, 2, 2, (2, 3), (2, 2), 2, competition=name)(children)
+            for name in ("image", "grid")
         ]
         torch.testing.assert_close(*parents, rtol=0, atol=0)
 
@@ -190,12 +280,26 @@ class TestConvolution:
     def test_other_axes(self, axes: int, grid: str) -> None:
         layer = make_convolution(axes, 2, 2, (2, 3), (2, 2), 1)
         for other in {1, 2, 3} - {axes}:
-            with pytest.raises(ValueError, match=rf"children must have poses \(B, {grid}, 2, 2, 3\) and activations"):
+            with pytest.raises(
+                ValueError,
+                match=(
+                    rf"children must have poses \(B, {grid}, 2, 2, 3\) and "
+                    r"activations"
+                ),
+            ):
                 layer(make_children(1, *(4,) * other, 2))
 
-    @pytest.mark.parametrize("argument", ["kernel_size", "stride", "padding", "dilation"])
+    @pytest.mark.parametrize(
+        "argument", ["kernel_size", "stride", "padding", "dilation"]
+    )
     def test_one_number_for_each_axis(self, argument: str) -> None:
-        with pytest.raises(ValueError, match=rf"{argument} must be one number, or 3, one for each axis, got \(1, 1\)"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                rf"{argument} must be one number, or 3, one for each axis, got "
+                r"\(1, 1\)"
+            ),
+        ):
             CapsConv3d(2, 2, 3, 3, **{"kernel_size": 1, argument: (1, 1)})
 
 
@@ -207,8 +311,12 @@ class TestOverAllPositions:
 
     TYPES, PARENTS = 2, 3
 
-    def setting(self, rule: str, windows: Windows, backend: str, orphan: bool) -> tuple[Votes, list[Tensor]]:
-        children = windows.pad(random(2, *windows.size, self.TYPES, 2, 3)).requires_grad_()
+    def setting(
+        self, rule: str, windows: Windows, backend: str, orphan: bool
+    ) -> tuple[Votes, list[Tensor]]:
+        children = windows.pad(
+            random(2, *windows.size, self.TYPES, 2, 3)
+        ).requires_grad_()
         places = math.prod(windows.kernel) * self.TYPES
         transforms = random(places, self.PARENTS, 3, 2, seed=1).requires_grad_()
         normaliser = RULES[rule](orphan=orphan, windows=windows, types=self.TYPES)
@@ -219,12 +327,18 @@ class TestOverAllPositions:
         return votes, [children, transforms]
 
     def similarity(self, kind: str, rows: int) -> tuple[Any, list[Tensor]]:
-        tensors = [random(rows, self.PARENTS, 4, seed=seed) for seed in (2, 3)] + [random(rows, self.PARENTS, seed=4)]
+        tensors = [random(rows, self.PARENTS, 4, seed=seed) for seed in (2, 3)] + [
+            random(rows, self.PARENTS, seed=4)
+        ]
         tensors[1] = tensors[1].exp()
         tensors = [tensor.requires_grad_() for tensor in tensors]
         if kind == "uniform":
             return None, []
-        return (InnerProduct(tensors[0]), tensors[:1]) if kind == "inner" else (Gaussian(*tensors), tensors)
+        return (
+            (InnerProduct(tensors[0]), tensors[:1])
+            if kind == "inner"
+            else (Gaussian(*tensors), tensors)
+        )
 
     @BACKENDS
     @pytest.mark.parametrize("rule", RULES)
@@ -236,7 +350,9 @@ class TestOverAllPositions:
             Windows((5, 4), (3, 3), (1, 1), (0, 0), (1, 1)),
             Windows((5, 4), (3, 2), (2, 1), (1, 0), (1, 2)),
             Windows((7, 6), (3, 3), (2, 2), (1, 1), (1, 1)),
-            Windows((7, 6), (2, 2), (3, 3), (0, 0), (1, 1)),  # children that no window sees
+            Windows(
+                (7, 6), (2, 2), (3, 3), (0, 0), (1, 1)
+            ),  # children that no window sees
             Windows((6, 5), (5, 5), (1, 1), (1, 1), (1, 1)),
             Windows((6, 7), (3, 2), (2, 1), (0, 2), (1, 3)),
             Windows((6, 7), (1, 2), (2, 3), (0, 1), (1, 2)),
@@ -246,7 +362,13 @@ class TestOverAllPositions:
         ids=lambda windows: f"{windows.axes}d-k{windows.kernel}-s{windows.stride}",
     )
     def test_brute_force(
-        self, windows: Windows, kind: str, orphan: bool, rule: str, backend: str, monkeypatch: pytest.MonkeyPatch
+        self,
+        windows: Windows,
+        kind: str,
+        orphan: bool,
+        rule: str,
+        backend: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 200)
         monkeypatch.setitem(FEW, "cpu", 0)
@@ -254,56 +376,96 @@ class TestOverAllPositions:
         similarity, parents = self.similarity(kind, votes.shape[0])
         weights = random(*votes.children.shape[:2], seed=8).sigmoid().requires_grad_()
         dense = votes.dense()
-        logits = torch.zeros_like(dense[..., 0]) if similarity is None else similarity.logits(dense)
-        expected = looped_assignment(logits, windows, self.TYPES, orphan, each_type=rule == "position")
+        logits = (
+            torch.zeros_like(dense[..., 0])
+            if similarity is None
+            else similarity.logits(dense)
+        )
+        expected = looped_assignment(
+            logits, windows, self.TYPES, orphan, each_type=rule == "position"
+        )
         assignment = votes.assignment(similarity)
         torch.testing.assert_close(assignment, expected, rtol=1e-9, atol=1e-12)
 
         share = expected * votes.gather(weights)[..., None]
         moments = votes.moments(similarity, weights, scatter=True)
         mass, total = share.sum(1), torch.einsum("bij,bijh->bjh", share, dense)
-        second = torch.einsum("bij,bijh->bjh", share, (dense - (total / mass[..., None])[:, None]).square())
-        torch.testing.assert_close(tuple(moments), (mass, total, second), rtol=1e-9, atol=1e-11)
+        second = torch.einsum(
+            "bij,bijh->bjh",
+            share,
+            (dense - (total / mass[..., None])[:, None]).square(),
+        )
+        torch.testing.assert_close(
+            tuple(moments), (mass, total, second), rtol=1e-9, atol=1e-11
+        )
 
-        marks = [random(*tensor.shape, seed=9) for tensor in (expected, mass, total, second)]
+        marks = [
+            random(*tensor.shape, seed=9) for tensor in (expected, mass, total, second)
+        ]
         leaves, results = [*inputs, *parents, weights], []
         for outputs in ((assignment, *moments), (expected, mass, total, second)):
-            objective = sum((output * mark).sum() for output, mark in zip(outputs, marks, strict=True))
+            objective = sum(
+                (output * mark).sum()
+                for output, mark in zip(outputs, marks, strict=True)
+            )
             results.append(torch.autograd.grad(objective, leaves, retain_graph=True))
         torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
 
     @pytest.mark.parametrize("stride", [1, 2, 3])
     @BACKENDS
-    def test_each_type_shares_out_the_whole_child(self, stride: int, backend: str) -> None:
+    def test_each_type_shares_out_the_whole_child(
+        self, stride: int, backend: str
+    ) -> None:
         children = make_children(2, 6, 5, 2)
-        layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 3, stride, 1, competition="position")
+        layer = make_convolution(
+            2, 2, 3, (2, 3), (2, 2), 3, stride, 1, competition="position"
+        )
         (routed,) = layer.route(children)
         places = layer.windows(children).children(2, CPU).long().flatten()
         given = routed.assignment.unflatten(0, (2, -1)).flatten(1, 2)  # [N, W * I, J]
-        total = torch.zeros(2, layer.windows(children).padded * 2, 3, dtype=torch.float64).index_add(1, places, given)
-        there = layer.windows(children).pad(torch.ones_like(children.activation))[..., None].expand_as(total)
-        torch.testing.assert_close(total[:, places], there[:, places], rtol=1e-10, atol=0)
+        total = torch.zeros(
+            2, layer.windows(children).padded * 2, 3, dtype=torch.float64
+        ).index_add(1, places, given)
+        there = (
+            layer.windows(children)
+            .pad(torch.ones_like(children.activation))[..., None]
+            .expand_as(total)
+        )
+        torch.testing.assert_close(
+            total[:, places], there[:, places], rtol=1e-10, atol=0
+        )
 
     def test_types_do_not_compete(self) -> None:
-        """Other parents of other types change nothing for a type whose steps do not know of them."""
+        """Other parents of other types change nothing for a type whose steps do not
+        know of them.
+        """
         children = make_children(1, 5, 4, 2)
         layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 3, competition="position")
         before = layer(children)
         with torch.no_grad():
             layer.weight[:, :, 2] *= 3
         after = layer(children)
-        torch.testing.assert_close(after.pose[..., :2, :, :], before.pose[..., :2, :, :], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            after.pose[..., :2, :, :],
+            before.pose[..., :2, :, :],
+            rtol=1e-10,
+            atol=1e-12,
+        )
         assert (after.pose[..., 2, :, :] - before.pose[..., 2, :, :]).abs().max() > 0.1
 
     def test_a_child_of_one_window_is_all_of_every_type(self) -> None:
         layer = make_convolution(2, 2, 3, (2, 3), (2, 2), 2, 2, competition="position")
         (routed,) = layer.route(make_children(1, 4, 4, 2))
-        torch.testing.assert_close(routed.assignment, torch.ones_like(routed.assignment), rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            routed.assignment, torch.ones_like(routed.assignment), rtol=1e-12, atol=0
+        )
 
     def test_kernels_leave_it_to_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(FEW, "cpu", 0)
         monkeypatch.setattr("torchcaps.ops.plan.FEW_TILES", 0)
-        votes, _ = self.setting("position", Windows((4, 4), (2, 2), (1, 1), (0, 0), (1, 1)), "native", False)
+        votes, _ = self.setting(
+            "position", Windows((4, 4), (2, 2), (1, 1), (0, 0), (1, 1)), "native", False
+        )
         choice = votes.choose(self.similarity("inner", votes.shape[0])[0])
         assert choice.backend == "chunked"
         assert "a normaliser for each pair" in choice.reason
@@ -318,33 +480,63 @@ def make_primary(axes: int, *arguments: Any, **options: Any) -> PrimaryCapsNd:
 
 
 class TestPrimary:
-    @pytest.mark.parametrize("options", [{}, {"activation": "learned"}, {"routed": True, "batch_norm": True}], ids=str)
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"activation": "learned"}, {"routed": True, "batch_norm": True}],
+        ids=str,
+    )
     @pytest.mark.parametrize("axes", [1, 2])
-    def test_one_position_along_further_axes_changes_nothing(self, axes: int, options: dict[str, Any]) -> None:
+    def test_one_position_along_further_axes_changes_nothing(
+        self, axes: int, options: dict[str, Any]
+    ) -> None:
         maps = random(2, 3, *(9, 8)[:axes]).requires_grad_()
         kernel, stride, padding = (3, 2)[:axes], (2, 1)[:axes], (1, 0)[:axes]
         flat = make_primary(axes, 3, 4, (2, 2), kernel, stride, padding, **options)
-        deep = make_primary(axes + 1, 3, 4, (2, 2), (1, *kernel), (1, *stride), (0, *padding), **options)
-        deep.load_state_dict(
-            {name: value.view_as(deep.state_dict()[name]) for name, value in flat.state_dict().items()}
+        deep = make_primary(
+            axes + 1, 3, 4, (2, 2), (1, *kernel), (1, *stride), (0, *padding), **options
         )
-        capsules, others = flat(maps), Capsules(*(field.squeeze(1) for field in deep(maps.unsqueeze(2))))
+        deep.load_state_dict(
+            {
+                name: value.view_as(deep.state_dict()[name])
+                for name, value in flat.state_dict().items()
+            }
+        )
+        capsules, others = (
+            flat(maps),
+            Capsules(*(field.squeeze(1) for field in deep(maps.unsqueeze(2)))),
+        )
         assert capsules.activation.shape == (2, *flat.sites(*maps.shape[2:]))
         torch.testing.assert_close(capsules, others, rtol=1e-12, atol=1e-14)
-        ours, theirs = gradients(capsules, [maps], flat), gradients(others, [maps], deep)
+        ours, theirs = (
+            gradients(capsules, [maps], flat),
+            gradients(others, [maps], deep),
+        )
         torch.testing.assert_close(
-            ours, [g.view_as(o) for g, o in zip(theirs, ours, strict=True)], rtol=1e-10, atol=1e-12
+            ours,
+            [g.view_as(o) for g, o in zip(theirs, ours, strict=True)],
+            rtol=1e-10,
+            atol=1e-12,
         )
 
     @pytest.mark.parametrize("size", [(9, 10, 11), (12, 9, 17)], ids=str)
     def test_sites_of_a_volume(self, size: tuple[int, ...]) -> None:
         layer = PrimaryCaps3d(2, 3, 4, (3, 4, 9), (1, 2, 3), (0, 1, 2))
-        assert layer(torch.randn(1, 2, *size)).activation.shape == (1, *layer.sites(*size))
+        assert layer(torch.randn(1, 2, *size)).activation.shape == (
+            1,
+            *layer.sites(*size),
+        )
 
     def test_other_axes(self) -> None:
-        with pytest.raises(ValueError, match=r"features must be \(B, 2, L\), got shape \(1, 2, 9, 9\)"):
+        with pytest.raises(
+            ValueError, match=r"features must be \(B, 2, L\), got shape \(1, 2, 9, 9\)"
+        ):
             PrimaryCaps1d(2, 3, 4)(torch.zeros(1, 2, 9, 9))
-        with pytest.raises(ValueError, match=r"sites takes the 3 sizes of a feature map \(D, H, W\), got \(9, 9\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"sites takes the 3 sizes of a feature map \(D, H, W\), got \(9, 9\)",
+        ):
             PrimaryCaps3d(2, 3, 4).sites(9, 9)
-        with pytest.raises(ValueError, match=r"feature map is 8, smaller than .* kernel of 9"):
+        with pytest.raises(
+            ValueError, match=r"feature map is 8, smaller than .* kernel of 9"
+        ):
             PrimaryCaps1d(2, 3, 4).sites(8)

@@ -6,14 +6,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps import CapsConv1d, CapsConv2d, CapsLinear, Capsules, ClassCaps, create_routing
+from torchcaps import (
+    CapsConv1d,
+    CapsConv2d,
+    CapsLinear,
+    Capsules,
+    ClassCaps,
+    create_routing,
+)
 
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 ROUTINGS = pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "em"])
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def make_children(*sites: int) -> Capsules:
@@ -28,18 +37,28 @@ def spoiled(children: Capsules, mask: Tensor) -> Capsules:
     return Capsules(pose.requires_grad_(), activation.requires_grad_())
 
 
-def results(layer: nn.Module, children: Capsules, *mask: Tensor) -> tuple[Capsules, list[Tensor]]:
+def results(
+    layer: nn.Module, children: Capsules, *mask: Tensor
+) -> tuple[Capsules, list[Tensor]]:
     """The parents, and the gradients of children and parameters."""
     children = Capsules(*(field.detach().requires_grad_() for field in children))
     parents = layer(children, *mask)
-    total = (parents.pose * random(*parents.pose.shape, seed=5)).sum() + parents.activation.square().sum()
+    total = (
+        parents.pose * random(*parents.pose.shape, seed=5)
+    ).sum() + parents.activation.square().sum()
     inputs = [*children, *layer.parameters()]
-    return parents, list(torch.autograd.grad(total, inputs, materialize_grads=True, allow_unused=True))
+    return parents, list(
+        torch.autograd.grad(total, inputs, materialize_grads=True, allow_unused=True)
+    )
 
 
-def assert_without(layer: nn.Module, children: Capsules, there: Tensor, mask: Tensor) -> None:
+def assert_without(
+    layer: nn.Module, children: Capsules, there: Tensor, mask: Tensor
+) -> None:
     """With a mask as with these children along the first axis of their sites alone."""
-    expected, expected_gradients = results(layer, Capsules(children.pose[:, there], children.activation[:, there]))
+    expected, expected_gradients = results(
+        layer, Capsules(children.pose[:, there], children.activation[:, there])
+    )
     parents, gradients = results(layer, spoiled(children, mask), mask)
     torch.testing.assert_close(parents, expected, rtol=1e-9, atol=1e-11)
     for field in (0, 1):
@@ -65,8 +84,12 @@ class TestLinear:
         assert (broken.pose.grad[~mask] == 0).all()
         for number in range(2):
             one = children.pose[number : number + 1]
-            kept = torch.where(mask[number, ..., None, None], one, 0.0)  # no vote, and so no sum
-            torch.testing.assert_close(parents.pose[number], layer(kept).pose[0], rtol=1e-9, atol=1e-12)
+            kept = torch.where(
+                mask[number, ..., None, None], one, 0.0
+            )  # no vote, and so no sum
+            torch.testing.assert_close(
+                parents.pose[number], layer(kept).pose[0], rtol=1e-9, atol=1e-12
+            )
 
     def test_route_and_votes(self) -> None:
         layer = CapsLinear(4, 3, (2, 3), (2, 2)).double()
@@ -75,14 +98,21 @@ class TestLinear:
         assert (layer.route(children, mask).assignment[:, 2] == 0).all()
         assert layer.votes(children, mask).dense().isfinite().all()
 
-    @pytest.mark.parametrize("mask", [torch.ones(1, 4), torch.ones(1, 3, dtype=torch.bool), torch.ones(4) > 0], ids=str)
+    @pytest.mark.parametrize(
+        "mask",
+        [torch.ones(1, 4), torch.ones(1, 3, dtype=torch.bool), torch.ones(4) > 0],
+        ids=str,
+    )
     def test_other_masks(self, mask: Tensor) -> None:
         for layer, children in (
             (CapsLinear(4, 3, (2, 3), (2, 2)).double(), make_children(1, 4)),
             (CapsConv1d(1, 3, (2, 3), (2, 2), 2).double(), make_children(1, 4, 1)),
             (ClassCaps(1, 3, (2, 3), (2, 2), axes=1).double(), make_children(1, 4, 1)),
         ):
-            with pytest.raises(ValueError, match=r"mask must be bool \(1, 4.*one value for each child, got torch"):
+            with pytest.raises(
+                ValueError,
+                match=r"mask must be bool \(1, 4.*one value for each child, got torch",
+            ):
                 layer(children, mask)
             with pytest.raises(TypeError, match="mask must be a tensor, got list"):
                 layer(children, mask.tolist())
@@ -93,10 +123,19 @@ class TestClassCapsules:
     @ROUTINGS
     def test_as_if_they_were_left_out(self, routing: str, backend: str) -> None:
         layer = ClassCaps(
-            2, 3, (2, 3), (2, 2), routing=create_routing(routing), coordinates=False, axes=1, backend=backend
+            2,
+            3,
+            (2, 3),
+            (2, 2),
+            routing=create_routing(routing),
+            coordinates=False,
+            axes=1,
+            backend=backend,
         ).double()
         there = torch.tensor([True, True, False, True, False])
-        assert_without(layer, make_children(2, 5, 2), there, there[:, None].expand(2, 5, 2))
+        assert_without(
+            layer, make_children(2, 5, 2), there, there[:, None].expand(2, 5, 2)
+        )
 
     def test_places_stay_where_they_are(self) -> None:
         """Coordinates are those of the whole grid."""
@@ -112,17 +151,29 @@ class TestConvolution:
     @BACKENDS
     @ROUTINGS
     @pytest.mark.parametrize("competition", ["grid", "position", "window"])
-    def test_the_end_of_a_sequence(self, competition: Any, routing: str, backend: str) -> None:
+    def test_the_end_of_a_sequence(
+        self, competition: Any, routing: str, backend: str
+    ) -> None:
         """A sequence in a longer frame."""
         torch.manual_seed(0)
         layer = CapsConv1d(
-            2, 3, (2, 3), (2, 2), 2, 2, routing=create_routing(routing), competition=competition, backend=backend
+            2,
+            3,
+            (2, 3),
+            (2, 2),
+            2,
+            2,
+            routing=create_routing(routing),
+            competition=competition,
+            backend=backend,
         ).double()
         there = torch.arange(10) < 6
         mask = there[:, None].expand(2, 10, 2)
         children = make_children(2, 10, 2)
         if competition == "position" and backend == "native":
-            with pytest.raises(ValueError, match=r"'native' cannot do .*a normaliser for each pair"):
+            with pytest.raises(
+                ValueError, match=r"'native' cannot do .*a normaliser for each pair"
+            ):
                 layer(children, mask)
             return
         parents, gradients = results(layer, spoiled(children, mask), mask)
@@ -140,7 +191,9 @@ class TestConvolution:
     def test_out_mask_goes_by_group(self) -> None:
         layer = CapsConv2d(4, 6, (2, 3), (2, 2), (1, 2), padding=(0, 1), groups=2)
         mask = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
-        mask[0, 0, 0, 1] = mask[0, 0, 3, 2] = True  # a type of the first group at one end, of the second at the other
+        mask[0, 0, 0, 1] = mask[0, 0, 3, 2] = (
+            True  # a type of the first group at one end, of the second at the other
+        )
         expected = torch.zeros(1, 1, 5, 6, dtype=torch.bool)
         expected[0, 0, :2, :3] = expected[0, 0, 3:, 3:] = True
         assert torch.equal(layer.out_mask(mask), expected)
@@ -149,11 +202,19 @@ class TestConvolution:
 
 @ROUTINGS
 def test_texts_of_different_lengths(routing: str) -> None:
-    """Two convolutions and class capsules over texts in one frame: each as it is alone."""
+    """Two convolutions and class capsules over texts in one frame: each as it is
+    alone.
+    """
     torch.manual_seed(0)
-    one = CapsConv1d(2, 3, 4, 4, 3, routing=create_routing(routing), competition="window").double()
-    two = CapsConv1d(3, 2, 4, 4, 2, 2, routing=create_routing(routing), competition="window").double()
-    classes = ClassCaps(2, 3, 4, 4, routing=create_routing(routing), coordinates=False, axes=1).double()
+    one = CapsConv1d(
+        2, 3, 4, 4, 3, routing=create_routing(routing), competition="window"
+    ).double()
+    two = CapsConv1d(
+        3, 2, 4, 4, 2, 2, routing=create_routing(routing), competition="window"
+    ).double()
+    classes = ClassCaps(
+        2, 3, 4, 4, routing=create_routing(routing), coordinates=False, axes=1
+    ).double()
     lengths = (12, 8)
     children = Capsules(random(2, 12, 2, 4), random(2, 12, 2, seed=1).sigmoid())
     there = torch.arange(12) < torch.tensor(lengths)[:, None]
@@ -166,7 +227,18 @@ def test_texts_of_different_lengths(routing: str) -> None:
     whole = torch.arange(5) < (torch.tensor(lengths)[:, None] - 2) // 2
     parents = classes(top, whole[..., None].expand(2, 5, 2))
     for number, length in enumerate(lengths):
-        alone = classes(two(one(Capsules(*(field[number : number + 1, :length] for field in children)))))
+        alone = classes(
+            two(
+                one(
+                    Capsules(
+                        *(field[number : number + 1, :length] for field in children)
+                    )
+                )
+            )
+        )
         torch.testing.assert_close(
-            Capsules(*(field[number : number + 1] for field in parents)), alone, rtol=1e-9, atol=1e-12
+            Capsules(*(field[number : number + 1] for field in parents)),
+            alone,
+            rtol=1e-9,
+            atol=1e-12,
         )

@@ -19,9 +19,13 @@ from torchcaps_lab.report import class_shares, observe_layers
 KINDS = pytest.mark.parametrize("kind", ["element", "type"])
 
 
-def capsules(*sites: int, scale: float = 1.0, shift: float = 0.0, seed: int = 0) -> Capsules:
+def capsules(
+    *sites: int, scale: float = 1.0, shift: float = 0.0, seed: int = 0
+) -> Capsules:
     generator = torch.Generator().manual_seed(seed)
-    pose = shift + scale * torch.randn(*sites, 4, 3, generator=generator, dtype=torch.float64)
+    pose = shift + scale * torch.randn(
+        *sites, 4, 3, generator=generator, dtype=torch.float64
+    )
     return Capsules(pose, torch.rand(*sites, generator=generator, dtype=torch.float64))
 
 
@@ -32,7 +36,10 @@ def over_poses(norm: PoseNorm) -> Callable[[Capsules], Capsules]:
 def test_element_standardises_each_element_of_each_type() -> None:
     given = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
     found = PoseNorm(2, (4, 3)).double()(given.pose)
-    mean, variance = given.pose.mean((0, 1, 2)), given.pose.var((0, 1, 2), unbiased=False)
+    mean, variance = (
+        given.pose.mean((0, 1, 2)),
+        given.pose.var((0, 1, 2), unbiased=False),
+    )
     torch.testing.assert_close(found, (given.pose - mean) / (variance + 1e-5).sqrt())
 
 
@@ -40,7 +47,9 @@ def test_type_has_one_scale_a_type_and_no_shift() -> None:
     given = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
     found = PoseNorm(2, (4, 3), "type").double()(given.pose)
     square = given.pose.square().mean((0, 1, 2, 4, 5))
-    torch.testing.assert_close(found, given.pose / (square + 1e-5).sqrt()[:, None, None])
+    torch.testing.assert_close(
+        found, given.pose / (square + 1e-5).sqrt()[:, None, None]
+    )
 
 
 @KINDS
@@ -50,20 +59,28 @@ def test_running_statistics_are_those_of_the_batches(kind: Any) -> None:
     for batch in batches:
         norm(batch.pose)
     norm.eval()
-    torch.testing.assert_close(norm(batches[-1].pose), batches[-1].pose / 3, rtol=0.05, atol=0.1)
+    torch.testing.assert_close(
+        norm(batches[-1].pose), batches[-1].pose / 3, rtol=0.05, atol=0.1
+    )
     before = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
     norm(capsules(3, 6, 2, scale=100.0).pose)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in norm.state_dict().items())  # evaluation looks only
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in norm.state_dict().items()
+    )  # evaluation looks only
 
 
-def test_a_change_of_viewpoint_passes_through_one_scale_but_not_through_one_an_element() -> None:
+def test_a_change_of_viewpoint_passes_through_one_scale_but_not_through_one_an_element() -> (
+    None
+):
     given = capsules(5, 6, 7, 2, shift=1.0)
     rotation = orthogonal(4, torch.Generator().manual_seed(0))
     for training in (True, False):
         norm = PoseNorm(2, (4, 3), "type").double().train(training)
         assert_equivariant(over_poses(norm), given, rotation, atol=1e-6, rtol=1e-6)
     with pytest.raises(AssertionError, match="poses are off"):
-        assert_equivariant(over_poses(PoseNorm(2, (4, 3), "element").double()), given, rotation)
+        assert_equivariant(
+            over_poses(PoseNorm(2, (4, 3), "element").double()), given, rotation
+        )
 
 
 @KINDS
@@ -71,7 +88,9 @@ def test_half_precision(kind: Any) -> None:
     pose = capsules(5, 6, 7, 2, scale=300.0).pose.bfloat16()
     found = PoseNorm(2, (4, 3), kind)(pose)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, PoseNorm(2, (4, 3), kind)(pose.float()).bfloat16())
+    torch.testing.assert_close(
+        found, PoseNorm(2, (4, 3), kind)(pose.float()).bfloat16()
+    )
 
 
 @KINDS
@@ -95,10 +114,15 @@ def test_a_single_place_has_no_statistics_of_its_own(kind: Any) -> None:
     pose = capsules(1, 2).pose
     found = PoseNorm(2, (4, 3), kind).double()(pose)
     if kind == "element":
-        torch.testing.assert_close(found, pose / math.sqrt(1 + 1e-5))  # the running statistics at the start
+        torch.testing.assert_close(
+            found, pose / math.sqrt(1 + 1e-5)
+        )  # the running statistics at the start
     else:
         torch.testing.assert_close(
-            found.square().mean((0, 2, 3)), torch.ones(2, dtype=torch.float64), rtol=1e-3, atol=0
+            found.square().mean((0, 2, 3)),
+            torch.ones(2, dtype=torch.float64),
+            rtol=1e-3,
+            atol=0,
         )
 
 
@@ -111,25 +135,43 @@ def test_an_empty_batch_leaves_the_statistics(kind: Any) -> None:
 
 
 def test_wrong() -> None:
-    with pytest.raises(ValueError, match=r"^kind must be one of \['element', 'type'\], got 'layer'"):
+    with pytest.raises(
+        ValueError, match=r"^kind must be one of \['element', 'type'\], got 'layer'"
+    ):
         PoseNorm(2, 4, "layer")
-    for make in (lambda: CapsConv2d(2, 2, 4, 4, 1, pose_norm="layer"), lambda: PrimaryCaps(2, 2, 4, pose_norm="layer")):
-        with pytest.raises(ValueError, match=r"^pose_norm must be one of \['element', 'type'\], got 'layer'"):
+    for make in (
+        lambda: CapsConv2d(2, 2, 4, 4, 1, pose_norm="layer"),
+        lambda: PrimaryCaps(2, 2, 4, pose_norm="layer"),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=r"^pose_norm must be one of \['element', 'type'\], got 'layer'",
+        ):
             make()
     for momentum in (-0.1, 1.5, math.nan, "0.1"):
-        for module in (PoseMagnitude, lambda momentum: PoseNorm(2, 4, "type", momentum)):
+        for module in (
+            PoseMagnitude,
+            lambda momentum: PoseNorm(2, 4, "type", momentum),
+        ):
             with pytest.raises(ValueError, match=r"^momentum must be a share"):
                 module(momentum)
-    with pytest.raises(ValueError, match=r"poses must be \(B, \*sites, 3, 4, 3\), got shape \(1, 2, 4, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"poses must be \(B, \*sites, 3, 4, 3\), got shape \(1, 2, 4, 3\)",
+    ):
         PoseNorm(3, (4, 3))(torch.zeros(1, 2, 4, 3))
 
 
 def test_a_layer_is_observed_as_one() -> None:
-    """The normalisation is a part of its layer, which keeps its name, windows and routing."""
+    """The normalisation is a part of its layer, which keeps its name, windows and
+    routing.
+    """
     network = create_model("matrixcapsnet_small", pose_norm="element")
     layers = observe_layers(network, torch.rand(2, 2, 32, 32))
     assert list(layers) == ["primary_caps", "conv_caps1", "conv_caps2", "class_caps"]
-    assert all(layers[name].routed for name in ("conv_caps1", "conv_caps2", "class_caps"))
+    assert all(
+        layers[name].routed for name in ("conv_caps1", "conv_caps2", "class_caps")
+    )
     assert len(class_shares(layers)) == 3
 
 
@@ -137,7 +179,11 @@ def at_the_start(count: int, **options: Any) -> list[float]:
     """Deviations of the poses of stacked layers of EM routing."""
     torch.manual_seed(0)
     children = Capsules(torch.randn(8, 6, 6, 8, 4, 4), torch.rand(8, 6, 6, 8))
-    shared = {"padding": 1, "routing": EMRouting.preset("standardised", sharpness="mean"), **options}
+    shared = {
+        "padding": 1,
+        "routing": EMRouting.preset("standardised", sharpness="mean"),
+        **options,
+    }
     layers = [CapsConv2d(8, 8, (4, 4), (4, 4), 3, **shared) for _ in range(count)]
     return deviations(nn.Sequential(*layers), children)
 
@@ -152,23 +198,34 @@ def test_poses_of_ten_layers_keep_their_deviation(kind: Any) -> None:
 def test_transforms_that_keep_the_deviation_of_a_mean_vote() -> None:
     torch.manual_seed(0)
     children = Capsules(torch.randn(16, 9, 9, 8, 4, 4), torch.ones(16, 9, 9, 8))
-    layer = CapsConv2d(8, 64, (4, 4), (4, 4), 3, routing=EMRouting(steps=1), init_std=None)
+    layer = CapsConv2d(
+        8, 64, (4, 4), (4, 4), 3, routing=EMRouting(steps=1), init_std=None
+    )
     assert layer(children).pose.std().item() == pytest.approx(1.0, rel=0.1)
 
 
 @KINDS
 def test_running_statistics_in_half_precision(kind: str) -> None:
-    """Of a network that is bfloat16 as a whole: computed in float32, kept in bfloat16."""
+    """Of a network that is bfloat16 as a whole: computed in float32, kept in
+    bfloat16.
+    """
     torch.manual_seed(0)
-    full, half = (PoseNorm(2, (2, 3), kind).to(dtype).train() for dtype in (torch.float32, torch.bfloat16))
+    full, half = (
+        PoseNorm(2, (2, 3), kind).to(dtype).train()
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     poses = (3 + torch.randn(40, 5, 2, 2, 3)).bfloat16()
     for _ in range(4):
         found, expected = half(poses), full(poses.float())
         assert found.dtype == torch.bfloat16
         torch.testing.assert_close(found, expected.bfloat16(), rtol=0.02, atol=0.02)
     for buffer, wanted in zip(half.buffers(), full.buffers(), strict=True):
-        torch.testing.assert_close(buffer, wanted.to(buffer.dtype), rtol=0.02, atol=0.02)
-    torch.testing.assert_close(half.eval()(poses), full.eval()(poses.float()).bfloat16(), rtol=0.05, atol=0.05)
+        torch.testing.assert_close(
+            buffer, wanted.to(buffer.dtype), rtol=0.02, atol=0.02
+        )
+    torch.testing.assert_close(
+        half.eval()(poses), full.eval()(poses.float()).bfloat16(), rtol=0.05, atol=0.05
+    )
 
 
 @KINDS

@@ -12,16 +12,23 @@ def features(*shape: int) -> Tensor:
 
 
 def test_a_capsule_is_the_channels_of_one_type_at_one_position() -> None:
-    """A 1x1 convolution that passes channels through: each number of the map says where it came from."""
+    """A 1x1 convolution that passes channels through: each number of the map says where
+    it came from.
+    """
     types, dim, height, width = 3, 4, 2, 5
     layer = PrimaryCaps(types * dim, types, dim, kernel_size=1, stride=1, squash="none")
     layer.conv.weight.data = torch.eye(types * dim)[..., None, None]
     layer.conv.bias.data.zero_()
-    origin = torch.arange(types * dim * height * width, dtype=torch.float32).view(1, types * dim, height, width)
+    origin = torch.arange(types * dim * height * width, dtype=torch.float32).view(
+        1, types * dim, height, width
+    )
     pose, _ = layer(origin)
     assert pose.shape == (1, height, width, types, dim)
     for row, column, kind in ((0, 0, 0), (1, 3, 2), (0, 4, 1)):
-        assert torch.equal(pose[0, row, column, kind], origin[0, kind * dim : (kind + 1) * dim, row, column])
+        assert torch.equal(
+            pose[0, row, column, kind],
+            origin[0, kind * dim : (kind + 1) * dim, row, column],
+        )
 
 
 @pytest.mark.parametrize("kind", ["sabour", "half", "none"])
@@ -29,14 +36,20 @@ def test_formula(kind: str) -> None:
     layer = PrimaryCaps(3, 4, 5, kernel_size=3, stride=2, padding=1, squash=kind)
     maps = features(2, 3, 9, 7)
     pose, activation = layer(maps)
-    raw = torch.nn.functional.conv2d(maps, layer.conv.weight, layer.conv.bias, stride=2, padding=1)
-    expected = squash(torch.stack(raw.split(5, dim=1), dim=1).permute(0, 3, 4, 1, 2), kind)
+    raw = torch.nn.functional.conv2d(
+        maps, layer.conv.weight, layer.conv.bias, stride=2, padding=1
+    )
+    expected = squash(
+        torch.stack(raw.split(5, dim=1), dim=1).permute(0, 3, 4, 1, 2), kind
+    )
     torch.testing.assert_close(pose, expected)
     torch.testing.assert_close(activation, expected.square().sum(-1).sqrt())
 
 
 @pytest.mark.parametrize("size", [(9, 9), (12, 17), (31, 10)], ids=str)
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(9, 2, 0), (5, 3, 2), (1, 1, 0), (4, 5, 1)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(9, 2, 0), (5, 3, 2), (1, 1, 0), (4, 5, 1)]
+)
 def test_sites(size: tuple[int, int], kernel: int, stride: int, padding: int) -> None:
     layer = PrimaryCaps(2, 3, 4, kernel, stride, padding)
     capsules = layer(features(2, 2, *size))
@@ -58,7 +71,9 @@ def test_routed_is_one_step_over_the_types_with_a_bias() -> None:
     raw = layer.conv(maps)
     for row, column, kind in ((0, 0, 0), (2, 3, 2), (1, 1, 1)):
         total = raw[:, 4 * kind : 4 * kind + 4, row, column] / 3 + layer.bias[kind]
-        torch.testing.assert_close(layer(maps).pose[:, row, column, kind], squash(total))
+        torch.testing.assert_close(
+            layer(maps).pose[:, row, column, kind], squash(total)
+        )
     layer(maps).pose.sum().backward()
     assert (layer.bias.grad != 0).all()
 
@@ -69,7 +84,9 @@ def test_batch_norm() -> None:
     pose, _ = layer(5 + 3 * features(8, 2, 9, 9))
     channels = pose.flatten(0, 2).flatten(1)
     torch.testing.assert_close(channels.mean(0), torch.zeros(12), rtol=0, atol=1e-5)
-    torch.testing.assert_close(channels.var(0, unbiased=False), torch.ones(12), rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        channels.var(0, unbiased=False), torch.ones(12), rtol=1e-3, atol=0
+    )
     maps = features(2, 2, 9, 9)
     alone = layer.eval()(maps[:1]).pose
     torch.testing.assert_close(layer(maps).pose[:1], alone)
@@ -130,7 +147,9 @@ class TestLearnedActivation:
         raw = torch.nn.functional.conv2d(maps, weight, bias, stride=2, padding=1)
         activation = layer(maps).activation
         assert activation.shape == (2, *layer.sites(9, 7))
-        torch.testing.assert_close(activation, (1 / (1 + (-raw).exp())).permute(0, 2, 3, 1))
+        torch.testing.assert_close(
+            activation, (1 / (1 + (-raw).exp())).permute(0, 2, 3, 1)
+        )
         assert ((activation > 0) & (activation < 1)).all()
 
     def test_pose_and_activation_learn_apart(self) -> None:
@@ -145,8 +164,14 @@ class TestLearnedActivation:
     @pytest.mark.parametrize("bias", [False, True])
     def test_bias(self, bias: bool) -> None:
         layer = PrimaryCaps(5, 4, (2, 3), 1, 1, activation="learned", bias=bias)
-        assert (layer.conv.bias is not None) == (layer.activation_conv.bias is not None) == bias
-        assert sum(p.numel() for p in layer.parameters()) == 5 * 4 * (6 + 1) + bias * 4 * (6 + 1)
+        assert (
+            (layer.conv.bias is not None)
+            == (layer.activation_conv.bias is not None)
+            == bias
+        )
+        assert sum(p.numel() for p in layer.parameters()) == 5 * 4 * (
+            6 + 1
+        ) + bias * 4 * (6 + 1)
 
     def test_length_has_no_convolution_for_it(self) -> None:
         assert PrimaryCaps(5, 4, 3).activation_conv is None
@@ -164,9 +189,13 @@ class TestExceptions:
         with pytest.raises(ValueError, match=rf"{option} must be one of .*got 'relu'"):
             PrimaryCaps(2, 3, 4, **{option: "relu"})
 
-    @pytest.mark.parametrize("shape", [(2, 3, 9, 9), (2, 9, 9), (2, 2, 9, 9, 1)], ids=str)
+    @pytest.mark.parametrize(
+        "shape", [(2, 3, 9, 9), (2, 9, 9), (2, 2, 9, 9, 1)], ids=str
+    )
     def test_shape(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(ValueError, match=r"features must be \(B, 2, H, W\), got shape \(2, "):
+        with pytest.raises(
+            ValueError, match=r"features must be \(B, 2, H, W\), got shape \(2, "
+        ):
             PrimaryCaps(2, 3, 4)(features(*shape))
 
     def test_capsules(self) -> None:

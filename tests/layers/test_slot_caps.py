@@ -1,4 +1,6 @@
-"""Words to slots and slots to intents against the paper's equations, with padding, and bad input."""
+"""Words to slots and slots to intents against the paper's equations, with padding, and
+bad input.
+"""
 
 import pytest
 import torch
@@ -15,11 +17,15 @@ THERE = torch.arange(L) < torch.tensor(LENGTHS)[:, None]
 def layer(steps: int = 2, pull: float = 0.5) -> SlotCaps:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        return SlotCaps(P, K, E, pose_dim=D, intent_dim=D, steps=steps, pull=pull, init_std=1.0).double()
+        return SlotCaps(
+            P, K, E, pose_dim=D, intent_dim=D, steps=steps, pull=pull, init_std=1.0
+        ).double()
 
 
 def sentences() -> torch.Tensor:
-    return torch.randn(B, L, P, dtype=torch.double, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        B, L, P, dtype=torch.double, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def squashed(s: torch.Tensor) -> torch.Tensor:
@@ -27,15 +33,23 @@ def squashed(s: torch.Tensor) -> torch.Tensor:
     return s / n * n.tanh()
 
 
-def routed(hat: torch.Tensor, steps: int, toward: torch.Tensor | float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Algorithm 1 of one sentence: the parents (J, D) and the logits (I, J) of votes (I, J, D)."""
+def routed(
+    hat: torch.Tensor, steps: int, toward: torch.Tensor | float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Algorithm 1 of one sentence: the parents (J, D) and the logits (I, J) of votes
+    (I, J, D).
+    """
     b, v = torch.zeros(hat.shape[:2]).double(), hat[0]
     for _ in range(steps):
         c = b.softmax(1)
         v = squashed(sum(c[i, :, None] * hat[i] for i in range(len(hat))))
         for i in range(len(hat)):
             for k in range(hat.shape[1]):
-                b[i, k] = b[i, k] + hat[i, k] @ v[k] + hat[i, k] @ (torch.zeros(D).double() + toward)
+                b[i, k] = (
+                    b[i, k]
+                    + hat[i, k] @ v[k]
+                    + hat[i, k] @ (torch.zeros(D).double() + toward)
+                )
     return v, b
 
 
@@ -46,15 +60,25 @@ def test_the_papers_algorithm_word_by_word(steps: int, pull: float) -> None:
     with torch.no_grad():
         answer = net(words, THERE)
         for row, length in enumerate(LENGTHS):
-            hat = torch.einsum("ip,jpd->ijd", words[row, :length], net.slot_caps.weight[0])
+            hat = torch.einsum(
+                "ip,jpd->ijd", words[row, :length], net.slot_caps.weight[0]
+            )
             slots, logits = routed(hat, steps)
-            intents, _ = routed(torch.einsum("ip,ijpd->ijd", slots, net.intent_caps.weight), steps)
+            intents, _ = routed(
+                torch.einsum("ip,ijpd->ijd", slots, net.intent_caps.weight), steps
+            )
             if net.down is not None:
                 best = intents[intents.norm(dim=1).argmax()]
                 slots, logits = routed(hat, steps, pull * net.down.weight @ best)
-            torch.testing.assert_close(answer.assignment[row, :length], logits.softmax(1), rtol=0, atol=1e-12)
-            torch.testing.assert_close(answer.slots.pose[row], slots, rtol=0, atol=1e-12)
-            torch.testing.assert_close(answer.intents.pose[row], intents, rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                answer.assignment[row, :length], logits.softmax(1), rtol=0, atol=1e-12
+            )
+            torch.testing.assert_close(
+                answer.slots.pose[row], slots, rtol=0, atol=1e-12
+            )
+            torch.testing.assert_close(
+                answer.intents.pose[row], intents, rtol=0, atol=1e-12
+            )
 
 
 def test_assignments_are_shares_of_the_words_that_are_there() -> None:
@@ -63,7 +87,9 @@ def test_assignments_are_shares_of_the_words_that_are_there() -> None:
     torch.testing.assert_close(found.logits.softmax(2)[THERE], found.assignment[THERE])
 
 
-def gradients(net: SlotCaps, words: torch.Tensor, there: torch.Tensor | None) -> list[torch.Tensor]:
+def gradients(
+    net: SlotCaps, words: torch.Tensor, there: torch.Tensor | None
+) -> list[torch.Tensor]:
     words = words.clone().requires_grad_()
     found = net(words, there)
     weight = torch.arange(1.0, K + 1).double()
@@ -80,7 +106,10 @@ def test_padding_changes_no_answer_and_no_gradient() -> None:
     alone, beside = net(words), net(padded, there)
     torch.testing.assert_close(beside.assignment[:, :3], alone.assignment)
     torch.testing.assert_close(beside.intents.pose, alone.intents.pose)
-    (own, *others), (with_padding, *same) = gradients(net, words, None), gradients(net, padded, there)
+    (own, *others), (with_padding, *same) = (
+        gradients(net, words, None),
+        gradients(net, padded, there),
+    )
     torch.testing.assert_close(with_padding[:, :3], own)
     assert not with_padding[:, 3:].any()
     torch.testing.assert_close(same, others)
@@ -88,15 +117,21 @@ def test_padding_changes_no_answer_and_no_gradient() -> None:
 
 def test_the_order_of_the_words_changes_their_order_only() -> None:
     net, words, order = layer(), sentences(), torch.tensor([3, 0, 5, 1, 4, 2])
-    torch.testing.assert_close(net(words[:, order]).assignment, net(words).assignment[:, order])
-    torch.testing.assert_close(net(words[:, order]).intents.pose, net(words).intents.pose)
+    torch.testing.assert_close(
+        net(words[:, order]).assignment, net(words).assignment[:, order]
+    )
+    torch.testing.assert_close(
+        net(words[:, order]).intents.pose, net(words).intents.pose
+    )
 
 
 def test_the_intent_pulls_words_only_with_re_routing() -> None:
     with_pull, without = layer(), layer(pull=0.0)
     without.load_state_dict(with_pull.state_dict(), strict=False)
     assert without.down is None
-    assert not torch.allclose(with_pull(sentences()).assignment, without(sentences()).assignment, atol=1e-3)
+    assert not torch.allclose(
+        with_pull(sentences()).assignment, without(sentences()).assignment, atol=1e-3
+    )
 
 
 def test_half_precision() -> None:

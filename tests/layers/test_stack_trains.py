@@ -30,7 +30,9 @@ def test_three_routed_layers_learn(routing: str) -> None:
             smallest = min(smallest, network[0].weight.grad.norm().item())
             optimizer.step()
         with torch.no_grad():
-            accuracy = (network(images).activation.argmax(1) == labels).float().mean().item()
+            accuracy = (
+                (network(images).activation.argmax(1) == labels).float().mean().item()
+            )
         if epoch == 0:
             assert accuracy < 0.9, "learned at once: this test shows nothing"
         if accuracy > 0.95:

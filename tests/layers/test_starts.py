@@ -1,4 +1,6 @@
-"""The length of class capsules before a training: neither saturated nor dead, whatever the layer and its features."""
+"""The length of class capsules before a training: neither saturated nor dead, whatever
+the layer and its features.
+"""
 
 from itertools import pairwise
 
@@ -10,33 +12,60 @@ import torchcaps as tc
 from torchcaps.layers import balanced_length, start_length
 
 
-def start(classes: int, positions: int, scale: float = 1.0, routing: str = "dynamic", types: int = 8) -> Tensor:
-    """Activations of a head after its first batch, for features that it has not seen."""
+def start(
+    classes: int,
+    positions: int,
+    scale: float = 1.0,
+    routing: str = "dynamic",
+    types: int = 8,
+) -> Tensor:
+    """Activations of a head after its first batch, for features that it has not
+    seen.
+    """
     torch.manual_seed(0)
-    head = tc.CapsHead(classes, types=types, dim=4, pose_dim=8, routing=tc.create_routing(routing))
+    head = tc.CapsHead(
+        classes, types=types, dim=4, pose_dim=8, routing=tc.create_routing(routing)
+    )
     with torch.no_grad():
         head(scale * torch.randn(4, positions, 16))
         return head(scale * torch.randn(4, positions, 16)).activation
 
 
-@pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "self_attention", "mean", "max_min"])
-@pytest.mark.parametrize(("classes", "positions"), [(2, 1), (2, 400), (10, 49), (50, 49), (168, 49)])
+@pytest.mark.parametrize(
+    "routing", ["dynamic", "kmeans", "euclidean", "self_attention", "mean", "max_min"]
+)
+@pytest.mark.parametrize(
+    ("classes", "positions"), [(2, 1), (2, 400), (10, 49), (50, 49), (168, 49)]
+)
 def test_it_is_the_balanced_length(classes: int, positions: int, routing: str) -> None:
     """Where the largest mean length is 1, at most half of that."""
     wanted = min(balanced_length(classes), 0.5)
-    assert 0.7 * wanted < float(start(classes, positions, routing=routing).mean()) < 1.5 * wanted
+    assert (
+        0.7 * wanted
+        < float(start(classes, positions, routing=routing).mean())
+        < 1.5 * wanted
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 10, 168])
 def test_at_the_balanced_length_the_margin_loss_pulls_neither_way(classes: int) -> None:
-    lengths = torch.full((classes, classes), balanced_length(classes), dtype=torch.float64, requires_grad=True)
+    lengths = torch.full(
+        (classes, classes),
+        balanced_length(classes),
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     tc.margin_loss(lengths, torch.arange(classes)).backward()
-    torch.testing.assert_close(lengths.grad.sum(), torch.zeros((), dtype=torch.float64), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        lengths.grad.sum(), torch.zeros((), dtype=torch.float64), atol=1e-12, rtol=0
+    )
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "kmeans", "em"])
 def test_no_scale_of_the_features_changes_it(routing: str) -> None:
-    means = [float(start(10, 20, scale, routing).mean()) for scale in (0.01, 1.0, 100.0)]
+    means = [
+        float(start(10, 20, scale, routing).mean()) for scale in (0.01, 1.0, 100.0)
+    ]
     assert max(means) < 1.1 * min(means)
 
 
@@ -47,14 +76,18 @@ def test_probabilities_of_em_are_open(classes: int, positions: int) -> None:
 
 
 def test_few_children_of_many_parents_give_less_and_not_nothing() -> None:
-    """Eight children fill eight parents of a thousand: the mean is at most 0.008, and the start is half of it."""
+    """Eight children fill eight parents of a thousand: the mean is at most 0.008, and
+    the start is half of it.
+    """
     lengths = start(1000, 1)
     assert 0.001 < float(lengths.mean()) < 0.008
     assert float(lengths.max()) < 0.9
 
 
 def learned(classes: int, steps: int) -> float:
-    """The accuracy of a head after some steps of Adam, on features that a linear layer separates."""
+    """The accuracy of a head after some steps of Adam, on features that a linear layer
+    separates.
+    """
     torch.manual_seed(0)
     target = torch.arange(classes).repeat(2)
     features = torch.randn(classes, 64)[target] + 0.3 * torch.randn(2 * classes, 64)
@@ -77,7 +110,10 @@ def test_168_classes_learn_by_the_margin_loss() -> None:
 
 
 class TestFirstBatch:
-    @pytest.mark.parametrize("features", [torch.zeros(1, 9), torch.full((2, 9), torch.nan), torch.randn(1, 9)])
+    @pytest.mark.parametrize(
+        "features",
+        [torch.zeros(1, 9), torch.full((2, 9), torch.nan), torch.randn(1, 9)],
+    )
     def test_of_any_numbers(self, features: Tensor) -> None:
         head = tc.CapsHead(3)
         head(features)
@@ -90,7 +126,9 @@ class TestFirstBatch:
         features[1, 2] = torch.inf
         head = tc.CapsHead(3)
         head(features)
-        assert float(head(torch.randn(8, 9)).activation.detach().mean()) == pytest.approx(balanced_length(3), rel=0.5)
+        assert float(
+            head(torch.randn(8, 9)).activation.detach().mean()
+        ) == pytest.approx(balanced_length(3), rel=0.5)
 
     def test_the_same_seed_gives_the_same_start(self) -> None:
         weights = []
@@ -102,10 +140,17 @@ class TestFirstBatch:
         assert torch.equal(*weights)
 
     def test_statistics_of_the_routing_stay(self) -> None:
-        layer = tc.CapsLinear(12, 3, 4, 8, routing=tc.create_routing("variational_bayes"))
-        before = {name: value.clone() for name, value in layer.routing.state_dict().items()}
+        layer = tc.CapsLinear(
+            12, 3, 4, 8, routing=tc.create_routing("variational_bayes")
+        )
+        before = {
+            name: value.clone() for name, value in layer.routing.state_dict().items()
+        }
         start_length(layer, tc.Capsules(torch.randn(5, 12, 4), torch.ones(5, 12)))
-        assert all(torch.equal(value, before[name]) for name, value in layer.routing.state_dict().items())
+        assert all(
+            torch.equal(value, before[name])
+            for name, value in layer.routing.state_dict().items()
+        )
 
 
 def test_any_layer_can_be_started() -> None:
@@ -116,9 +161,13 @@ def test_any_layer_can_be_started() -> None:
     factor = start_length(layer, children)
     assert torch.equal(layer.weight, before * factor)
     lengths = [
-        start_length(layer, children, target) and layer(children).activation.mean() for target in (0.1, 0.3, 0.6)
+        start_length(layer, children, target) and layer(children).activation.mean()
+        for target in (0.1, 0.3, 0.6)
     ]
-    assert all(one < other for one, other in pairwise(float(length.detach()) for length in lengths))
+    assert all(
+        one < other
+        for one, other in pairwise(float(length.detach()) for length in lengths)
+    )
     with pytest.raises(ValueError, match="target must be"):
         start_length(layer, children, 0.0)
 
@@ -131,4 +180,6 @@ def test_biases_of_votes_are_scaled_with_the_transforms() -> None:
     assert factor != 1
     torch.testing.assert_close(layer.weight, weight * factor)
     torch.testing.assert_close(layer.bias, bias * factor)
-    assert layer(children).activation.mean().item() == pytest.approx(balanced_length(10), rel=0.1)
+    assert layer(children).activation.mean().item() == pytest.approx(
+        balanced_length(10), rel=0.1
+    )

@@ -1,4 +1,6 @@
-"""A layer of capsules cannot tell a child from its negative; a bias of the votes, or evidence, cures it."""
+"""A layer of capsules cannot tell a child from its negative; a bias of the votes, or
+evidence, cures it.
+"""
 
 from collections.abc import Callable
 
@@ -6,32 +8,87 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchcaps import CapsConv1d, CapsConv2d, CapsLinear, Capsules, ClassCaps, create_routing, list_routings
+from torchcaps import (
+    CapsConv1d,
+    CapsConv2d,
+    CapsLinear,
+    Capsules,
+    ClassCaps,
+    create_routing,
+    list_routings,
+)
 from torchcaps.layers import LocalCaps, preserve_deviation
 from torchcaps.routing import Routing
 from torchcaps.testing import check_layer
 
 BLIND = {
-    *("degree_centrality", "dynamic", "em", "euclidean", "fast_kernel_density", "hard_kmeans", "kernel_density"),
-    *("kmeans", "max_min", "mean", "self_attention", "sparse_attention", "spectral", "variational_bayes"),
+    *(
+        "degree_centrality",
+        "dynamic",
+        "em",
+        "euclidean",
+        "fast_kernel_density",
+        "hard_kmeans",
+        "kernel_density",
+    ),
+    *(
+        "kmeans",
+        "max_min",
+        "mean",
+        "self_attention",
+        "sparse_attention",
+        "spectral",
+        "variational_bayes",
+    ),
 }
-"""Similarity, update and activation of these change sign with the votes, or do not change at all. The others compare
-children or votes with something learned: an affine map, a bias, or a prototype."""
+"""Similarity, update and activation of these change sign with the votes, or do not
+change at all. The others compare children or votes with something learned: an affine
+map, a bias, or a prototype.
+"""
 
 WITHOUT_VOTES = {"heinsen_2022", "homogeneous"}
 I, J, P, D = 6, 4, 5, 5
 Make = Callable[..., nn.Module]
 MAKERS: dict[str, tuple[Make, tuple[int, ...]]] = {
     "full": (lambda **options: CapsLinear(I, J, P, D, **options), (I, P)),
-    "matrices": (lambda **options: CapsLinear(I, J, (2, P), (2, 3), **options), (I, 2, P)),
-    "shared": (lambda **options: CapsLinear(None, J, P, D, transforms="shared", **options), (I, P)),
-    "factored": (lambda **options: CapsLinear(I, J, P, D, transforms="factored", **options), (I, P)),
-    "orthogonal": (lambda **options: CapsLinear(I, J, P, D, transforms="orthogonal", **options), (I, P)),
-    "subspace": (lambda **options: CapsLinear(None, J, P, D, transforms="subspace", **options), (I, P)),
-    "windows": (lambda **options: CapsConv2d(2, 4, (2, P), (2, 3), 2, padding=1, groups=2, **options), (3, 3, 2, 2, P)),
-    "sequence": (lambda **options: CapsConv1d(2, 3, P, D, 2, competition="window", **options), (4, 2, P)),
-    "class": (lambda **options: ClassCaps(2, J, (2, P), (2, 3), **options), (3, 2, 2, 2, P)),
-    "local": (lambda **options: LocalCaps(2, 3, P, D, resolution="double", **options), (3, 2, 2, P)),
+    "matrices": (
+        lambda **options: CapsLinear(I, J, (2, P), (2, 3), **options),
+        (I, 2, P),
+    ),
+    "shared": (
+        lambda **options: CapsLinear(None, J, P, D, transforms="shared", **options),
+        (I, P),
+    ),
+    "factored": (
+        lambda **options: CapsLinear(I, J, P, D, transforms="factored", **options),
+        (I, P),
+    ),
+    "orthogonal": (
+        lambda **options: CapsLinear(I, J, P, D, transforms="orthogonal", **options),
+        (I, P),
+    ),
+    "subspace": (
+        lambda **options: CapsLinear(None, J, P, D, transforms="subspace", **options),
+        (I, P),
+    ),
+    "windows": (
+        lambda **options: CapsConv2d(
+            2, 4, (2, P), (2, 3), 2, padding=1, groups=2, **options
+        ),
+        (3, 3, 2, 2, P),
+    ),
+    "sequence": (
+        lambda **options: CapsConv1d(2, 3, P, D, 2, competition="window", **options),
+        (4, 2, P),
+    ),
+    "class": (
+        lambda **options: ClassCaps(2, J, (2, P), (2, 3), **options),
+        (3, 2, 2, 2, P),
+    ),
+    "local": (
+        lambda **options: LocalCaps(2, 3, P, D, resolution="double", **options),
+        (3, 2, 2, P),
+    ),
 }
 every_layer = pytest.mark.parametrize("layer", MAKERS)
 
@@ -45,14 +102,22 @@ def children_of(layer: str) -> Capsules:
     *sites, _ = shape = MAKERS[layer][1]
     sites = sites[:-1] if layer in ("matrices", "windows", "class") else sites
     generator = torch.Generator().manual_seed(1)
-    return Capsules(torch.randn(2, *shape, generator=generator), torch.rand(2, *sites, generator=generator))
+    return Capsules(
+        torch.randn(2, *shape, generator=generator),
+        torch.rand(2, *sites, generator=generator),
+    )
 
 
 def learned(layer: nn.Module) -> nn.Module:
-    """The layer with other numbers in its biases and the parameters of its routing, as after training."""
+    """The layer with other numbers in its biases and the parameters of its routing, as
+    after training.
+    """
     generator = torch.Generator().manual_seed(2)
     routing = [
-        parameter for module in layer.modules() if isinstance(module, Routing) for parameter in module.parameters()
+        parameter
+        for module in layer.modules()
+        if isinstance(module, Routing)
+        for parameter in module.parameters()
     ]
     biases = [] if layer.bias is None else [layer.bias]
     for parameter in (*routing, *biases):
@@ -67,7 +132,9 @@ def of_both_signs(name: str, **options: bool) -> tuple[Tensor, Tensor]:
     bias = options.pop("vote_bias", False)
     network = learned(make(layer, create_routing(name, **options), bias))
     children = children_of(layer)
-    return network(children).activation, network(Capsules(-children.pose, children.activation)).activation
+    return network(children).activation, network(
+        Capsules(-children.pose, children.activation)
+    ).activation
 
 
 @pytest.mark.parametrize("name", list_routings())
@@ -99,20 +166,28 @@ def test_and_with_evidence(name: str) -> None:
 
 @every_layer
 def test_each_vote_has_its_bias(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that a routing gets, with the bias and without, differs by it; transforms are drawn alike."""
+    """All that a routing gets, with the bias and without, differs by it; transforms are
+    drawn alike.
+    """
     seen: list[Tensor] = []
     forward = Routing.forward
 
     def look(self, votes, activation=None, **options):  # type: ignore[no-untyped-def]
-        there = votes.gather(torch.ones(votes.poses.shape[:2]) if votes.mask is None else votes.mask).bool()
+        there = votes.gather(
+            torch.ones(votes.poses.shape[:2]) if votes.mask is None else votes.mask
+        ).bool()
         seen.append(votes.dense().masked_fill(~there[..., None, None], torch.nan))
         return forward(self, votes, activation, **options)
 
     monkeypatch.setattr(Routing, "forward", look)
-    biased, plain = (make(layer, create_routing("mean"), vote_bias) for vote_bias in (True, False))
+    biased, plain = (
+        make(layer, create_routing("mean"), vote_bias) for vote_bias in (True, False)
+    )
     assert "bias" not in plain.state_dict()
     torch.testing.assert_close(biased.weight, plain.weight)
-    assert 0 < biased.bias.abs().max() < plain.weight.std()  # small beside the transforms
+    assert (
+        0 < biased.bias.abs().max() < plain.weight.std()
+    )  # small beside the transforms
     biased(children_of(layer))
     half = len(seen)
     plain(children_of(layer))
@@ -121,7 +196,9 @@ def test_each_vote_has_its_bias(layer: str, monkeypatch: pytest.MonkeyPatch) -> 
         difference = votes - without  # [B, I, J, H]
         biases.append(difference.nanmean(0))
         expected = torch.where(difference.isnan(), difference, biases[-1])
-        torch.testing.assert_close(difference, expected, atol=1e-5, rtol=1e-5, equal_nan=True)
+        torch.testing.assert_close(
+            difference, expected, atol=1e-5, rtol=1e-5, equal_nan=True
+        )
     torch.testing.assert_close(torch.cat(biases).abs().max(), biased.bias.abs().max())
 
 
@@ -133,19 +210,30 @@ def test_it_holds_what_holds_for_every_layer(layer: str, name: str) -> None:
 
 def test_beside_evidence() -> None:
     for name in ("kmeans", "euclidean"):
-        check_layer(make("matrices", create_routing(name, evidence=True)), children_of("matrices"))
-        check_layer(make("windows", create_routing(name, evidence=True)), children_of("windows"))
+        check_layer(
+            make("matrices", create_routing(name, evidence=True)),
+            children_of("matrices"),
+        )
+        check_layer(
+            make("windows", create_routing(name, evidence=True)), children_of("windows")
+        )
 
 
 def test_initial_scales_hold_for_it_too() -> None:
     layer = CapsConv2d(2, 2, 4, 4, 2, routing=create_routing("mean"), vote_bias=True)
     before = layer.weight.std(), layer.bias.std()
-    preserve_deviation(layer, Capsules(torch.randn(4, 4, 4, 2, 4), torch.rand(4, 4, 4, 2)))
-    torch.testing.assert_close(layer.bias.std() / before[1], layer.weight.std() / before[0])
+    preserve_deviation(
+        layer, Capsules(torch.randn(4, 4, 4, 2, 4), torch.rand(4, 4, 4, 2))
+    )
+    torch.testing.assert_close(
+        layer.bias.std() / before[1], layer.weight.std() / before[0]
+    )
     assert not torch.allclose(layer.bias.std(), before[1])
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_VOTES))
 def test_there_is_none_without_votes(name: str) -> None:
-    with pytest.raises(ValueError, match=r"vote_bias must be False with \w+, which forms no votes"):
+    with pytest.raises(
+        ValueError, match=r"vote_bias must be False with \w+, which forms no votes"
+    ):
         CapsLinear(I, J, P, D, routing=create_routing(name), vote_bias=True)

@@ -10,7 +10,9 @@ COINS = np.array([(5, 5), (9, 1), (8, 2), (4, 6), (7, 3)], dtype=float)
 
 
 def two_components(n: int = 1000, seed: int = 0) -> Array:
-    """The guide's mixture: 600 points about (0, 4) with variances (3, 0.5), 400 about (-2, 0) with (1, 2)."""
+    """The guide's mixture: 600 points about (0, 4) with variances (3, 0.5), 400 about
+    (-2, 0) with (1, 2).
+    """
     random = np.random.default_rng(seed)
     first = random.normal((0, 4), np.sqrt((3, 0.5)), (int(0.6 * n), 2))
     second = random.normal((-2, 0), np.sqrt((1, 2)), (n - len(first), 2))

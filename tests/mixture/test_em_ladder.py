@@ -1,4 +1,6 @@
-"""The four steps from a Gaussian mixture to EM routing, each against its equations in loops."""
+"""The four steps from a Gaussian mixture to EM routing, each against its equations in
+loops.
+"""
 
 import math
 from functools import partial
@@ -30,7 +32,9 @@ BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def votes(backend: str | None = None) -> Votes:
@@ -39,13 +43,23 @@ def votes(backend: str | None = None) -> Votes:
 
 COSTS = Costs(normal(3, seed=2) / 4, normal(3, seed=3), 0.7)
 ACTIVATION = normal(2, 9, seed=4).sigmoid()
-BEFORE = Parents(normal(2, 3, 5, seed=5), normal(2, 3, 5, seed=6).exp(), normal(2, 3, seed=7).log_softmax(-1))
+BEFORE = Parents(
+    normal(2, 3, 5, seed=5),
+    normal(2, 3, 5, seed=6).exp(),
+    normal(2, 3, seed=7).log_softmax(-1),
+)
 
 
 def by_the_book(
-    V: Tensor, before: Parents | None, weights: Tensor | None, costs: Costs | None, counted: bool
+    V: Tensor,
+    before: Parents | None,
+    weights: Tensor | None,
+    costs: Costs | None,
+    counted: bool,
 ) -> Parents:
-    """The notes' equations for one example and one number at a time. ``counted``: the cost is times the mass."""
+    """The notes' equations for one example and one number at a time. ``counted``: the
+    cost is times the mass.
+    """
     B, I, J, H = V.shape
     mean, variance, prior = np.zeros((B, J, H)), np.zeros((B, J, H)), np.zeros((B, J))
     for b in range(B):
@@ -55,7 +69,9 @@ def by_the_book(
                 p = []
                 for j in range(J):
                     mu, var = before.mean[b, j].numpy(), before.variance[b, j].numpy()
-                    density = np.exp(-((V[b, i, j].numpy() - mu) ** 2) / (2 * var)) / np.sqrt(2 * math.pi * var)
+                    density = np.exp(
+                        -((V[b, i, j].numpy() - mu) ** 2) / (2 * var)
+                    ) / np.sqrt(2 * math.pi * var)
                     p.append(math.exp(before.log_prior[b, j]) * density.prod())
                 R[i] = np.array(p) / sum(p)
         for j in range(J):
@@ -69,15 +85,31 @@ def by_the_book(
                 prior[b, j] = R[:, j].sum() / I
             else:
                 count = (w * R[:, j]).sum() if counted else r.sum()
-                cost = sum((float(costs.beta_u[j]) + math.log(math.sqrt(variance[b, j, h]))) * count for h in range(H))
-                prior[b, j] = 1 / (1 + math.exp(-costs.inverse_temperature * (float(costs.beta_a[j]) - cost)))
-    return Parents(torch.tensor(mean), torch.tensor(variance), torch.tensor(prior).log())
+                cost = sum(
+                    (float(costs.beta_u[j]) + math.log(math.sqrt(variance[b, j, h])))
+                    * count
+                    for h in range(H)
+                )
+                prior[b, j] = 1 / (
+                    1
+                    + math.exp(
+                        -costs.inverse_temperature * (float(costs.beta_a[j]) - cost)
+                    )
+                )
+    return Parents(
+        torch.tensor(mean), torch.tensor(variance), torch.tensor(prior).log()
+    )
 
 
 LADDER = {
     "mixture": (mixture_step, None, None, False),
     "activation": (partial(activation_step, costs=COSTS), None, COSTS, False),
-    "weighted": (partial(weighted_step, weights=ACTIVATION, costs=COSTS), ACTIVATION, COSTS, False),
+    "weighted": (
+        partial(weighted_step, weights=ACTIVATION, costs=COSTS),
+        ACTIVATION,
+        COSTS,
+        False,
+    ),
     "em": (partial(em_step, weights=ACTIVATION, costs=COSTS), ACTIVATION, COSTS, True),
 }
 
@@ -97,39 +129,59 @@ def test_each_step_changes_something() -> None:
     results = [step(votes(), BEFORE) for step, *_ in LADDER.values()]
     for earlier, later in pairwise(results):
         assert not torch.allclose(earlier.log_prior, later.log_prior, atol=1e-3)
-    torch.testing.assert_close(results[0].mean, results[1].mean, **EXACT)  # the second alters the prior alone
-    assert not torch.allclose(results[1].mean, results[2].mean, atol=1e-3)  # the third the centres too
-    torch.testing.assert_close(results[2].mean, results[3].mean, **EXACT)  # the fourth the prior alone
+    torch.testing.assert_close(
+        results[0].mean, results[1].mean, **EXACT
+    )  # the second alters the prior alone
+    assert not torch.allclose(
+        results[1].mean, results[2].mean, atol=1e-3
+    )  # the third the centres too
+    torch.testing.assert_close(
+        results[2].mean, results[3].mean, **EXACT
+    )  # the fourth the prior alone
 
 
 def test_the_cost_is_the_mean_negative_log_density() -> None:
-    r"""But for the floor: :math:`-\sum_i r_{ij} \log N(V_{ij}) = \sum_h \log \sigma_{jh} + (1 + \log 2 \pi) / 2`."""
+    r"""But for the floor: :math:`-\sum_i r_{ij} \log N(V_{ij}) = \sum_h \log
+    \sigma_{jh} + (1 + \log 2 \pi) / 2`.
+    """
     unit = torch.full((3,), (1 + math.log(2 * math.pi)) / 2, dtype=torch.float64)
     costs = Costs(unit, torch.zeros(3, dtype=torch.float64), 1.0)
     parents = weighted_step(votes(), BEFORE, ACTIVATION, costs, floor=0.0)
     share = votes().assignment(mixture_similarity(BEFORE)) * ACTIVATION[..., None]
     share = share / share.sum(1, keepdim=True)
-    gaussian = torch.distributions.Normal(parents.mean[:, None], parents.variance[:, None].sqrt())
+    gaussian = torch.distributions.Normal(
+        parents.mean[:, None], parents.variance[:, None].sqrt()
+    )
     cost = -(share * gaussian.log_prob(votes().dense()).sum(-1)).sum(1)
-    torch.testing.assert_close(parents.log_prior, torch.nn.functional.logsigmoid(-cost), **EXACT)
+    torch.testing.assert_close(
+        parents.log_prior, torch.nn.functional.logsigmoid(-cost), **EXACT
+    )
 
 
 @BACKENDS
-@pytest.mark.parametrize("lambdas", [(0.1,), (0.05, 0.1, 0.2), (0.3, 0.3, 0.3, 0.3, 0.3)], ids=len)
+@pytest.mark.parametrize(
+    "lambdas", [(0.1,), (0.05, 0.1, 0.2), (0.3, 0.3, 0.3, 0.3, 0.3)], ids=len
+)
 def test_the_last_is_em_routing(lambdas: tuple[float, ...], backend: str) -> None:
     routed = em_routing(votes(backend), ACTIVATION, COSTS.beta_u, COSTS.beta_a, lambdas)
     parents = unroll(
-        lambda before, lam: em_step(votes(backend), before, ACTIVATION, COSTS._replace(inverse_temperature=lam)),
+        lambda before, lam: em_step(
+            votes(backend), before, ACTIVATION, COSTS._replace(inverse_temperature=lam)
+        ),
         lambdas,
     )
     torch.testing.assert_close(parents.mean, routed.pose, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(parents.log_prior.exp(), routed.activation, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        parents.log_prior.exp(), routed.activation, rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*did not settle")
 @pytest.mark.parametrize("name", ["iris", "two-components"])
 def test_the_first_is_the_estimator(name: str) -> None:
-    """On points that vote for themselves it is a step of the diagonal Gaussian mixture."""
+    """On points that vote for themselves it is a step of the diagonal Gaussian
+    mixture.
+    """
     points, centres = data(name)
     components, size = centres.shape
     weights = np.arange(1.0, components + 1) / np.arange(1.0, components + 1).sum()
@@ -146,12 +198,20 @@ def test_the_first_is_the_estimator(name: str) -> None:
     start = torch.tensor(centres)[None]
     parents = Parents(start, torch.ones_like(start), torch.tensor(weights).log()[None])
     for expected in model.history_:
-        parents = mixture_step(point_votes(torch.tensor(points), components), parents, floor=FLOOR)
+        parents = mixture_step(
+            point_votes(torch.tensor(points), components), parents, floor=FLOOR
+        )
         np.testing.assert_allclose(parents.mean[0], expected.means, atol=1e-10)
-        np.testing.assert_allclose(parents.variance[0], expected.covariances, atol=1e-10)
-        np.testing.assert_allclose(parents.log_prior[0].exp(), expected.weights, atol=1e-10)
+        np.testing.assert_allclose(
+            parents.variance[0], expected.covariances, atol=1e-10
+        )
+        np.testing.assert_allclose(
+            parents.log_prior[0].exp(), expected.weights, atol=1e-10
+        )
 
 
 def test_no_iteration_is_an_error() -> None:
-    with pytest.raises(ValueError, match="inverse_temperatures must hold one number at least"):
+    with pytest.raises(
+        ValueError, match="inverse_temperatures must hold one number at least"
+    ):
         unroll(lambda before, _: mixture_step(votes(), before), [])

@@ -27,7 +27,10 @@ MEANS = [estimator for estimator in ESTIMATORS if "inner" not in str(estimator)]
 def expected_failures(estimator: object) -> dict[str, str]:
     if isinstance(estimator, GaussianMixture):
         return {}
-    reason = "the random start draws from weighted points where the other draws from repeated ones (as scikit-learn's)"
+    reason = (
+        "the random start draws from weighted points where the other draws from "
+        "repeated ones (as scikit-learn's)"
+    )
     return {"check_sample_weight_equivalence_on_dense_data": reason}
 
 
@@ -42,10 +45,14 @@ def test_scikit_learn_check(estimator: object, check: object) -> None:
 def test_float32_stays(estimator: KMeans) -> None:
     points = np.abs(two_components(60)).astype(np.float32)
     model = clone(estimator).set_params(random_state=0, tol=1e-3, max_iter=500)
-    model.set_params(**{"n_clusters" if "n_clusters" in model.get_params() else "n_components": 2})
+    model.set_params(
+        **{"n_clusters" if "n_clusters" in model.get_params() else "n_components": 2}
+    )
     model.fit(points)
     assert model.predict_proba(points).dtype == np.float32
-    assert model.predict_proba(points.astype(np.float64)).dtype == np.float32  # what it was fitted in
+    assert (
+        model.predict_proba(points.astype(np.float64)).dtype == np.float32
+    )  # what it was fitted in
     np.testing.assert_allclose(model.predict_proba(points).sum(1), 1, rtol=1e-5)
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict(points), model.labels_)
@@ -60,16 +67,30 @@ def test_weights_are_relative(estimator: KMeans, scale: float) -> None:
     points = np.abs(two_components(60)).astype(np.float32)
     weights = np.random.default_rng(0).uniform(1, 3, 60)
     model = clone(estimator).set_params(random_state=0, tol=0, max_iter=5)
-    model.set_params(**{"n_clusters" if "n_clusters" in model.get_params() else "n_components": 2})
-    expected, found = (clone(model).fit(points, sample_weight=weights * factor) for factor in (1, scale))
-    np.testing.assert_allclose(found.predict_proba(points), expected.predict_proba(points), atol=1e-3)
+    model.set_params(
+        **{"n_clusters" if "n_clusters" in model.get_params() else "n_components": 2}
+    )
+    expected, found = (
+        clone(model).fit(points, sample_weight=weights * factor)
+        for factor in (1, scale)
+    )
+    np.testing.assert_allclose(
+        found.predict_proba(points), expected.predict_proba(points), atol=1e-3
+    )
     if "n_components" in model.get_params():
         np.testing.assert_allclose(found.weights_, expected.weights_, rtol=1e-3)
         assert found.weights_.sum() == pytest.approx(1, abs=1e-6)
     else:
-        np.testing.assert_allclose(found.cluster_centers_, expected.cluster_centers_, rtol=1e-3)
+        np.testing.assert_allclose(
+            found.cluster_centers_, expected.cluster_centers_, rtol=1e-3
+        )
 
 
 def test_weights_that_vanish_in_float32() -> None:
-    with pytest.raises(ValueError, match="sample_weight must not be negative anywhere, nor zero everywhere"):
-        KMeans(2).fit(two_components(60).astype(np.float32), sample_weight=np.full(60, 1e-60))
+    with pytest.raises(
+        ValueError,
+        match="sample_weight must not be negative anywhere, nor zero everywhere",
+    ):
+        KMeans(2).fit(
+            two_components(60).astype(np.float32), sample_weight=np.full(60, 1e-60)
+        )

@@ -1,4 +1,6 @@
-"""The guide runs, prints what it says it prints, and draws the pictures that it shows."""
+"""The guide runs, prints what it says it prints, and draws the pictures that it
+shows.
+"""
 
 import os
 import re
@@ -19,17 +21,29 @@ LINK = re.compile(r"\]\((?!http)([^)#]+)\)")
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A process of its own: the guide sets matplotlib up."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 def seconds() -> float:
-    """Processor time of the processes that have ended: what else the machine does is not counted."""
+    """Processor time of the processes that have ended: what else the machine does is
+    not counted.
+    """
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def pictures(document: Path) -> list[str]:
-    return [link for link in LINK.findall(document.read_text()) if link.startswith("pictures/")]
+    return [
+        link
+        for link in LINK.findall(document.read_text())
+        if link.startswith("pictures/")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +68,9 @@ def test_every_picture_is_made_and_shown(built: Path) -> None:
         committed = GUIDE / "pictures" / name
         assert committed.stat().st_size < 150_000, name
         with Image.open(committed) as old, Image.open(built / name) as new:
-            assert old.size == new.size, f"{name} is not of this guide: run python -m docs.guide"
+            assert old.size == new.size, (
+                f"{name} is not of this guide: run python -m docs.guide"
+            )
             colours = new.convert("RGB").getcolors(1 << 20)
             assert colours is not None
             assert len(colours) > 10, f"{name} is empty"
@@ -75,7 +91,9 @@ def test_links_lead_somewhere() -> None:
         for link in LINK.findall(document.read_text()):
             assert (GUIDE / link).exists(), f"{document.name} links to {link}"
     contents = LINK.findall((GUIDE / "README.md").read_text())
-    assert [link for link in contents if link.endswith(".md")] == [chapter.name for chapter in CHAPTERS]
+    assert [link for link in contents if link.endswith(".md")] == [
+        chapter.name for chapter in CHAPTERS
+    ]
 
 
 @pytest.mark.thorough
@@ -89,9 +107,15 @@ def test_links_lead_somewhere() -> None:
     ],
     ids=["other-output", "silent-output", "error", "good"],
 )
-def test_a_wrong_chapter_fails(tmp_path: Path, chapter: str, complaint: str | None) -> None:
+def test_a_wrong_chapter_fails(
+    tmp_path: Path, chapter: str, complaint: str | None
+) -> None:
     path = tmp_path / "01-wrong.md"
     path.write_text(chapter)
-    done = python("-c", f"from pathlib import Path; from docs.guide.__main__ import run; run(Path({str(path)!r}))")
+    done = python(
+        "-c",
+        "from pathlib import Path; from docs.guide.__main__ import run; "
+        f"run(Path({str(path)!r}))",
+    )
     assert (done.returncode == 0) == (complaint is None), done.stderr
     assert complaint is None or complaint in done.stderr

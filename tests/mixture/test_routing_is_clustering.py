@@ -26,33 +26,53 @@ EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
 class Started(Votes):
-    """Points as votes, and in place of the uniform first assignment the one that a start makes."""
+    """Points as votes, and in place of the uniform first assignment the one that a
+    start makes.
+    """
 
     def __init__(self, votes: Votes, start: Similarity, hard: bool) -> None:
-        super().__init__(votes.children, votes.transforms, normaliser=Normaliser(hard=hard))
+        super().__init__(
+            votes.children, votes.transforms, normaliser=Normaliser(hard=hard)
+        )
         self.start = start
 
     def moments(
-        self, similarity: Similarity | None = None, weights: torch.Tensor | None = None, *, scatter: bool = False
+        self,
+        similarity: Similarity | None = None,
+        weights: torch.Tensor | None = None,
+        *,
+        scatter: bool = False,
     ) -> Moments:
-        return super().moments(self.start if similarity is None else similarity, weights, scatter=scatter)
+        return super().moments(
+            self.start if similarity is None else similarity, weights, scatter=scatter
+        )
 
 
-def started(points: Array, clusters: int, start: Similarity, hard: bool = False) -> Started:
+def started(
+    points: Array, clusters: int, start: Similarity, hard: bool = False
+) -> Started:
     return Started(point_votes(torch.tensor(points), clusters), start, hard)
 
 
-def problem(name: str, centred: bool = False) -> tuple[Array, Array, torch.Tensor, torch.Tensor]:
-    """Points, the centres to start from, also as a tensor, and weights of the points."""
+def problem(
+    name: str, centred: bool = False
+) -> tuple[Array, Array, torch.Tensor, torch.Tensor]:
+    """Points, the centres to start from, also as a tensor, and weights of the
+    points.
+    """
     points, centres = data(name)
     if centred:
         points, centres = points - points.mean(0), centres - points.mean(0)
-    weights = torch.rand(len(points), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = torch.rand(
+        len(points), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     return points, centres, torch.tensor(centres)[None], weights
 
 
 def estimated(model: Any, points: Array, weights: torch.Tensor | None) -> np.ndarray:
-    return model.fit(points, sample_weight=None if weights is None else weights.numpy()).cluster_centers_
+    return model.fit(
+        points, sample_weight=None if weights is None else weights.numpy()
+    ).cluster_centers_
 
 
 @STEPS
@@ -60,10 +80,18 @@ def estimated(model: Any, points: Array, weights: torch.Tensor | None) -> np.nda
 @pytest.mark.parametrize("sharpness", [0.2, 3.0])
 def test_euclidean(name: str, steps: int, sharpness: float) -> None:
     points, centres, start, weights = problem(name)
-    votes = started(points, len(centres), METRICS["euclidean"].similarity(start, sharpness))
-    routed = euclidean_kmeans_routing(votes, weights[None], steps=steps, sharpness=sharpness)
-    model = SoftKMeans(len(centres), sharpness=sharpness, init=centres, max_iter=steps, tol=0)
-    np.testing.assert_allclose(routed.pose[0], estimated(model, points, weights), **EXACT)
+    votes = started(
+        points, len(centres), METRICS["euclidean"].similarity(start, sharpness)
+    )
+    routed = euclidean_kmeans_routing(
+        votes, weights[None], steps=steps, sharpness=sharpness
+    )
+    model = SoftKMeans(
+        len(centres), sharpness=sharpness, init=centres, max_iter=steps, tol=0
+    )
+    np.testing.assert_allclose(
+        routed.pose[0], estimated(model, points, weights), **EXACT
+    )
 
 
 @STEPS
@@ -72,9 +100,20 @@ def test_euclidean(name: str, steps: int, sharpness: float) -> None:
 def test_inner_product(name: str, steps: int, sharpness: float) -> None:
     points, centres, start, weights = problem(name, centred=True)
     votes = started(points, len(centres), METRICS["inner"].similarity(start, sharpness))
-    routed = inner_product_kmeans_routing(votes, weights[None], steps=steps, sharpness=sharpness, squash_kind="none")
-    model = SoftKMeans(len(centres), sharpness=sharpness, metric="inner", init=centres, max_iter=steps, tol=0)
-    np.testing.assert_allclose(routed.pose[0], estimated(model, points, weights), **EXACT)
+    routed = inner_product_kmeans_routing(
+        votes, weights[None], steps=steps, sharpness=sharpness, squash_kind="none"
+    )
+    model = SoftKMeans(
+        len(centres),
+        sharpness=sharpness,
+        metric="inner",
+        init=centres,
+        max_iter=steps,
+        tol=0,
+    )
+    np.testing.assert_allclose(
+        routed.pose[0], estimated(model, points, weights), **EXACT
+    )
 
 
 @STEPS
@@ -82,21 +121,31 @@ def test_inner_product(name: str, steps: int, sharpness: float) -> None:
 @pytest.mark.parametrize("metric", ["euclidean", "inner"])
 def test_hard(name: str, steps: int, metric: str) -> None:
     points, centres, start, weights = problem(name, centred=True)
-    votes = started(points, len(centres), METRICS[metric].similarity(start, 1.0), hard=True)
-    routed = hard_kmeans_routing(votes, weights[None], steps=steps, metric=metric, squash_kind="none")
+    votes = started(
+        points, len(centres), METRICS[metric].similarity(start, 1.0), hard=True
+    )
+    routed = hard_kmeans_routing(
+        votes, weights[None], steps=steps, metric=metric, squash_kind="none"
+    )
     model = KMeans(len(centres), metric=metric, init=centres, max_iter=steps, tol=0)
-    np.testing.assert_allclose(routed.pose[0], estimated(model, points, weights), **EXACT)
+    np.testing.assert_allclose(
+        routed.pose[0], estimated(model, points, weights), **EXACT
+    )
 
 
 @STEPS
 @DATA
 @pytest.mark.parametrize("accumulate", [False, True], ids=["last", "accumulated"])
 def test_dynamic(name: str, steps: int, accumulate: bool) -> None:
-    """Su's variant keeps to the estimator for ever; the paper's leaves it once two poses are added up."""
+    """Su's variant keeps to the estimator for ever; the paper's leaves it once two
+    poses are added up.
+    """
     points, centres, start, weights = problem(name, centred=True)
     votes = started(points, len(centres), METRICS["squashed"].similarity(start, 1.0))
     routed = dynamic_routing(votes, weights[None], steps=steps, accumulate=accumulate)
-    model = SoftKMeans(len(centres), metric="squashed", init=centres, max_iter=steps, tol=0)
+    model = SoftKMeans(
+        len(centres), metric="squashed", init=centres, max_iter=steps, tol=0
+    )
     pose = squash(torch.tensor(estimated(model, points, weights)))
     same = torch.allclose(routed.pose[0], pose, **EXACT)
     assert same == (steps <= 2 or not accumulate)
@@ -105,11 +154,15 @@ def test_dynamic(name: str, steps: int, accumulate: bool) -> None:
 @DATA
 @pytest.mark.parametrize("weighted", [False, True])
 def test_em(name: str, weighted: bool) -> None:
-    """Poses are the means; the variances, seen in the next step's similarity, the covariances."""
+    """Poses are the means; the variances, seen in the next step's similarity, the
+    covariances.
+    """
     points, centres, start, weights = problem(name)
     components, size = centres.shape
     pi = np.arange(1.0, components + 1) / np.arange(1.0, components + 1).sum()
-    similarity = Gaussian(start, torch.ones_like(start) / 2, torch.tensor(pi).log()[None])
+    similarity = Gaussian(
+        start, torch.ones_like(start) / 2, torch.tensor(pi).log()[None]
+    )
     votes = started(points, components, similarity)
     given = weights[None] if weighted else None
     zeros = torch.zeros(components, dtype=torch.float64)

@@ -1,4 +1,6 @@
-"""A network for another number of classes: what does not depend on the number stays what it is."""
+"""A network for another number of classes: what does not depend on the number stays
+what it is.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -26,18 +28,28 @@ def worked_on(network: nn.Module, ran: list[str]) -> None:
     for number, (name, module) in enumerate(network.named_modules()):
         module.training = bool(number % 2)
         module.note = name
-        module.register_forward_hook(lambda module, given, answer: ran.append(module.note))
+        module.register_forward_hook(
+            lambda module, given, answer: ran.append(module.note)
+        )
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in list_models() if MODELS[name].network.__module__.startswith("torchcaps.")]
+    "name",
+    [
+        name
+        for name in list_models()
+        if MODELS[name].network.__module__.startswith("torchcaps.")
+    ],
 )
 def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None:
     network, ran = small(name), list[str]()
     worked_on(network, ran)
     wanted = network.classes + 3
     fresh, config = small(name, classes=wanted), network.config()
-    modules = {path: (module, module.training) for path, module in network.named_modules(remove_duplicate=False)}
+    modules = {
+        path: (module, module.training)
+        for path, module in network.named_modules(remove_duplicate=False)
+    }
     tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     held = {path: tensor.clone() for path, tensor in tensors.items()}
     network.reset_classifier(wanted)
@@ -46,8 +58,14 @@ def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None
     for path, module in network.named_modules(remove_duplicate=False):
         assert (module, module.training) == modules[path]
         assert len(module._forward_hooks) == 1
-    kept, learns = 0, {path: weight.requires_grad for path, weight in fresh.named_parameters()}
-    for path, tensor in {**dict(network.named_parameters()), **dict(network.named_buffers())}.items():
+    kept, learns = (
+        0,
+        {path: weight.requires_grad for path, weight in fresh.named_parameters()},
+    )
+    for path, tensor in {
+        **dict(network.named_parameters()),
+        **dict(network.named_buffers()),
+    }.items():
         if tensor.shape == held[path].shape:
             kept += 1
             assert tensor is tensors[path]
@@ -57,8 +75,14 @@ def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None
             assert tensor.requires_grad == learns.get(path, False)
     assert 0 < kept < len(held)
 
-    shapes = [(path, tensor.shape, tensor.dtype) for path, tensor in fresh.state_dict().items()]
-    assert [(path, tensor.shape, tensor.dtype) for path, tensor in network.state_dict().items()] == shapes
+    shapes = [
+        (path, tensor.shape, tensor.dtype)
+        for path, tensor in fresh.state_dict().items()
+    ]
+    assert [
+        (path, tensor.shape, tensor.dtype)
+        for path, tensor in network.state_dict().items()
+    ] == shapes
     assert repr(network) == repr(fresh)
     network.eval()
     inputs = network.examples(2)
@@ -66,7 +90,9 @@ def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None
     assert answer.shape[:2] == (2, wanted)
     assert len(ran) > 1
     fresh.load_state_dict(network.state_dict())
-    assert torch.equal(fresh.eval()(inputs).activation, answer)  # its settings are those of a new one, too
+    assert torch.equal(
+        fresh.eval()(inputs).activation, answer
+    )  # its settings are those of a new one, too
     network.save_pretrained(tmp_path)
     assert torch.equal(load_pretrained(tmp_path)(inputs).activation, answer)
 
@@ -75,9 +101,14 @@ def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None
 def test_with_the_number_that_it_has_nothing_changes(name: str) -> None:
     network = small(name)
     network.extra = {"classes": ["a"]}
-    before = [(path, id(tensor), tensor.clone()) for path, tensor in network.named_parameters()]
+    before = [
+        (path, id(tensor), tensor.clone())
+        for path, tensor in network.named_parameters()
+    ]
     network.reset_classifier(network.classes)
-    for (path, same, number), (now, tensor) in zip(before, network.named_parameters(), strict=True):
+    for (path, same, number), (now, tensor) in zip(
+        before, network.named_parameters(), strict=True
+    ):
         assert (path, same) == (now, id(tensor))
         assert torch.equal(number, tensor)
     assert network.extra == {"classes": ["a"]}
@@ -98,14 +129,22 @@ def test_each_layer_keeps_its_precision() -> None:
     network.decoder.double()
     network.reset_classifier(4)
     kinds = {path: weight.dtype for path, weight in network.named_parameters()}
-    assert {kind for path, kind in kinds.items() if path.startswith("decoder")} == {torch.float64}
-    assert {kind for path, kind in kinds.items() if not path.startswith("decoder")} == {torch.float32}
+    assert {kind for path, kind in kinds.items() if path.startswith("decoder")} == {
+        torch.float64
+    }
+    assert {kind for path, kind in kinds.items() if not path.startswith("decoder")} == {
+        torch.float32
+    }
 
 
 def test_layers_that_were_made_another_kind() -> None:
     network = small("capsnet_cnn")
-    convolution = next(part for part in network.modules() if isinstance(part, nn.Conv2d))
-    head = [path for path, part in network.named_modules() if isinstance(part, nn.Linear)][-1]
+    convolution = next(
+        part for part in network.modules() if isinstance(part, nn.Conv2d)
+    )
+    head = [
+        path for path, part in network.named_modules() if isinstance(part, nn.Linear)
+    ][-1]
     parametrizations.spectral_norm(convolution)
     parametrizations.weight_norm(network.get_submodule(head))
     network.reset_classifier(4)
@@ -131,9 +170,13 @@ def test_a_number_that_is_none_changes_nothing() -> None:
     assert (repr(network), network.classes) == (before, 10)
 
 
-def test_what_holds_for_the_old_classes_only_is_not_saved_with_the_new(tmp_path: Path) -> None:
+def test_what_holds_for_the_old_classes_only_is_not_saved_with_the_new(
+    tmp_path: Path,
+) -> None:
     network = tc.create_model("capsnet_digits", pretrained=True)
-    prepared = {name: value for name, value in network.extra.items() if name != "classes"}
+    prepared = {
+        name: value for name, value in network.extra.items() if name != "classes"
+    }
     assert "preprocess" in prepared
     network = tc.create_model("capsnet_digits", pretrained=True, classes=3)
     assert "classes" not in network.extra
@@ -145,7 +188,9 @@ class TestDifferences:
     """Networks that are like none of the package's."""
 
     class Odd(nn.Module):
-        """A head for each class, one of them in two places, a lazy layer, a setting in a closure."""
+        """A head for each class, one of them in two places, a lazy layer, a setting in
+        a closure.
+        """
 
         def __init__(self, classes: int) -> None:
             super().__init__()

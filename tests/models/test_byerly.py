@@ -23,7 +23,9 @@ def test_published_layers(name: str, children: list[tuple[int, int]]) -> None:
 
 
 def normalised(x: Tensor, axis: int) -> Tensor:
-    """As the published code does it in training: over all axes but one, without a gain."""
+    """As the published code does it in training: over all axes but one, without a
+    gain.
+    """
     axes = [one for one in range(x.ndim) if one != axis]
     mean, variance = x.mean(axes, keepdim=True), x.var(axes, correction=0, keepdim=True)
     return (x - mean) / (variance + 1e-3).sqrt()
@@ -32,7 +34,13 @@ def normalised(x: Tensor, axis: int) -> Tensor:
 @pytest.mark.parametrize("capsules_from", ["positions", "maps"])
 def test_written_out(capsules_from: str) -> None:
     torch.manual_seed(0)
-    model = create_model("byerly", image_shape=(2, 8, 9), capsules_from=capsules_from, **SMALL).double().train()
+    model = (
+        create_model(
+            "byerly", image_shape=(2, 8, 9), capsules_from=capsules_from, **SMALL
+        )
+        .double()
+        .train()
+    )
     for name, parameter in model.named_parameters():
         if "bias" in name or "branch_weight" in name:
             torch.nn.init.normal_(parameter)
@@ -44,7 +52,9 @@ def test_written_out(capsules_from: str) -> None:
             features = (summed + norm.bias[:, None, None]).relu()
         b, c, h, w = features.shape
         if capsules_from == "positions":
-            u = torch.stack([features[:, :, y, x] for y in range(h) for x in range(w)], 1)
+            u = torch.stack(
+                [features[:, :, y, x] for y in range(h) for x in range(w)], 1
+            )
         else:
             u = torch.stack([features[:, k].reshape(b, h * w) for k in range(c)], 1)
         total = (u[:, :, None] * branch.routing.scale).sum(1)  # [B, E, H]
@@ -52,7 +62,9 @@ def test_written_out(capsules_from: str) -> None:
         scores.append(pose.square().sum(-1).sqrt())
     merged = normalised(torch.stack(scores, 2) * model.branch_weight, 2).sum(2)
     capsules = model(images).capsules
-    torch.testing.assert_close(capsules.activation, merged.softmax(1), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        capsules.activation, merged.softmax(1), rtol=1e-9, atol=1e-12
+    )
     torch.testing.assert_close(capsules.pose, pose, rtol=1e-9, atol=1e-12)
 
 
@@ -63,20 +75,29 @@ def test_equal_branches_learn_no_weights() -> None:
 
 
 def test_any_routing() -> None:
-    model = create_model("byerly", image_shape=(1, 8, 8), routing=create_routing("dynamic", steps=2), **SMALL)
+    model = create_model(
+        "byerly",
+        image_shape=(1, 8, 8),
+        routing=create_routing("dynamic", steps=2),
+        **SMALL,
+    )
     prediction = model(torch.rand(2, 1, 8, 8))
     torch.testing.assert_close(prediction.activation.sum(1), torch.ones(2))
 
 
 def test_no_transforms_that_nobody_uses() -> None:
-    """Of matrices for every pair, 64 x 10 x 484 x 484 numbers, nothing is drawn or kept."""
+    """Of matrices for every pair, 64 x 10 x 484 x 484 numbers, nothing is drawn or
+    kept.
+    """
     layer = create_model("byerly_maps").branch1
     assert layer.in_capsules == 64
     assert sum(one.numel() for one in layer.buffers() if one.ndim > 1) == 484 * 484
 
 
 def test_batch_normalisation_over_processes() -> None:
-    """What ``sync_batchnorm`` makes of the network says the same; it normalises axis 1, and was given another one."""
+    """What ``sync_batchnorm`` makes of the network says the same; it normalises axis 1,
+    and was given another one.
+    """
     torch.manual_seed(0)
     model = create_model("byerly", image_shape=(1, 8, 9), **SMALL).train()
     images = torch.rand(4, 1, 8, 9)
@@ -89,14 +110,26 @@ def test_batch_normalisation_over_processes() -> None:
 
 
 def test_the_state_is_that_of_a_batch_normalisation_with_a_bias_alone() -> None:
-    """Files of earlier code have these names and no others, also where a GPU's processes share the normalisation."""
+    """Files of earlier code have these names and no others, also where a GPU's
+    processes share the normalisation.
+    """
     torch.manual_seed(0)
     model = create_model("byerly", image_shape=(1, 8, 9), **SMALL)
     model(torch.rand(4, 1, 8, 9))  # statistics that are not those of the start
-    names = {name.removeprefix("convolutions.0.1.") for name in model.state_dict() if "convolutions.0.1." in name}
+    names = {
+        name.removeprefix("convolutions.0.1.")
+        for name in model.state_dict()
+        if "convolutions.0.1." in name
+    }
     assert names == {"bias", "running_mean", "running_var", "num_batches_tracked"}
     again = create_model("byerly", image_shape=(1, 8, 9), **SMALL)
     again.load_state_dict(model.state_dict())
-    assert torch.equal(again.convolutions[0][1].standard.running_mean, model.convolutions[0][1].standard.running_mean)
+    assert torch.equal(
+        again.convolutions[0][1].standard.running_mean,
+        model.convolutions[0][1].standard.running_mean,
+    )
     assert model.convolutions[0][1].standard.running_mean.any()
-    assert torch.nn.SyncBatchNorm.convert_sync_batchnorm(model).state_dict().keys() == again.state_dict().keys()
+    assert (
+        torch.nn.SyncBatchNorm.convert_sync_batchnorm(model).state_dict().keys()
+        == again.state_dict().keys()
+    )

@@ -1,4 +1,6 @@
-"""Captum's methods run on layers that return capsules, and give what they promise; pairs stand for capsules."""
+"""Captum's methods run on layers that return capsules, and give what they promise;
+pairs stand for capsules.
+"""
 
 import warnings
 
@@ -44,20 +46,26 @@ def test_methods_of_a_layer(name: str, place: str) -> None:
     def scores(images: Tensor) -> Tensor:
         return network(images).activation
 
-    shapes = [tensor.shape for tensor in attr.LayerActivation(scores, layer).attribute(images)]
+    shapes = [
+        tensor.shape for tensor in attr.LayerActivation(scores, layer).attribute(images)
+    ]
     for method in (attr.LayerIntegratedGradients, attr.LayerConductance):
         found = method(scores, layer).attribute(images, target=1, n_steps=2)
         assert [tensor.shape for tensor in found] == shapes
         assert all(tensor.isfinite().all() for tensor in found)
     cam = attr.LayerGradCam(scores, layer).attribute(images, target=1)
     assert [tensor.shape[0] for tensor in cam] == [2, 2]
-    neuron = attr.NeuronConductance(scores, layer).attribute(images, first_number, target=1, n_steps=2)
+    neuron = attr.NeuronConductance(scores, layer).attribute(
+        images, first_number, target=1, n_steps=2
+    )
     assert neuron.shape == images.shape
 
 
 @pytest.mark.parametrize("name", ["capsnet_digits", "sharedcapsnet"])
 def test_methods_of_the_input(name: str) -> None:
-    """Integrated gradients add up to the difference of the scores of image and baseline."""
+    """Integrated gradients add up to the difference of the scores of image and
+    baseline.
+    """
     network, images = network_and_images(name)
 
     def scores(images: Tensor) -> Tensor:
@@ -65,14 +73,18 @@ def test_methods_of_the_input(name: str) -> None:
 
     pixels = attr.IntegratedGradients(scores).attribute(images, target=1, n_steps=100)
     difference = (scores(images) - scores(torch.zeros_like(images)))[:, 1]
-    torch.testing.assert_close(pixels.flatten(1).sum(1).float(), difference, rtol=0.02, atol=2e-3)
+    torch.testing.assert_close(
+        pixels.flatten(1).sum(1).float(), difference, rtol=0.02, atol=2e-3
+    )
     assert attr.Saliency(scores).attribute(images, target=1).shape == images.shape
 
 
 def test_what_is_not_used_gets_nothing() -> None:
     """Dynamic routing has no use for the activations of children."""
     network, images = network_and_images("capsnet_digits")
-    layer = attr.LayerConductance(lambda images: network(images).activation, network.primary_caps)
+    layer = attr.LayerConductance(
+        lambda images: network(images).activation, network.primary_caps
+    )
     pose, activation = layer.attribute(images, target=1, n_steps=2)
     assert pose.any()
     assert not activation.any()
@@ -97,7 +109,9 @@ def test_a_pair_stands_for_capsules(layer: nn.Module) -> None:
     found = layer((CHILDREN.pose, CHILDREN.activation))
     assert isinstance(found, tc.Capsules)
     assert torch.equal(found.pose, expected.pose)
-    with layer.register_forward_hook(lambda module, inputs, output: (output.pose, output.activation)):
+    with layer.register_forward_hook(
+        lambda module, inputs, output: (output.pose, output.activation)
+    ):
         assert isinstance(layer(CHILDREN), tc.Capsules)
     if hasattr(layer, "route"):
         layer.route((CHILDREN.pose, CHILDREN.activation))
@@ -112,7 +126,11 @@ def test_a_pair_is_decoded() -> None:
 def test_a_pair_is_differentiated_as_capsules_are() -> None:
     children = [field[:, 0, 0].double().requires_grad_() for field in CHILDREN]
     layer = tc.CapsLinear(3, 2, 4, 4, routing=tc.create_routing("em")).double()
-    assert torch.autograd.gradcheck(lambda *pair: layer(pair).pose, children, check_forward_ad=False)
+    assert torch.autograd.gradcheck(
+        lambda *pair: layer(pair).pose, children, check_forward_ad=False
+    )
     ones = tuple(torch.ones_like(field) for field in children)
-    _, tangent = torch.func.jvp(lambda *pair: tuple(tc.capsules.from_pair(pair)), tuple(children), ones)
+    _, tangent = torch.func.jvp(
+        lambda *pair: tuple(tc.capsules.from_pair(pair)), tuple(children), ones
+    )
     assert all(field.eq(1).all() for field in tangent)

@@ -1,4 +1,6 @@
-"""Efficient-CapsNet: the published sizes, its layers written out, its initial weights."""
+"""Efficient-CapsNet: the published sizes, its layers written out, its initial
+weights.
+"""
 
 import math
 
@@ -29,7 +31,9 @@ def numbers(module: nn.Module) -> int:
         ("efficient_capsnet_multimnist", 155_232, 154_656, 1_936_144, [32, 30, 14, 6]),
     ],
 )
-def test_published_sizes(name: str, body: int, trainable: int, decoder: int, maps: list[int]) -> None:
+def test_published_sizes(
+    name: str, body: int, trainable: int, decoder: int, maps: list[int]
+) -> None:
     model = create_model(name)
     assert numbers(model.decoder) == decoder
     assert numbers(model) - decoder == body
@@ -42,7 +46,13 @@ def test_published_sizes(name: str, body: int, trainable: int, decoder: int, map
     assert found == maps
     prediction = model(images(2, *model.image_shape))
     assert prediction.capsules.pose.shape == (2, model.classes, 16)
-    assert model.children_of(images(2, *model.image_shape)).pose.shape == (2, 1, 1, 16, 8)
+    assert model.children_of(images(2, *model.image_shape)).pose.shape == (
+        2,
+        1,
+        1,
+        16,
+        8,
+    )
 
 
 def squash(pose: torch.Tensor) -> torch.Tensor:
@@ -54,8 +64,16 @@ def squash(pose: torch.Tensor) -> torch.Tensor:
 def test_network_written_out(norm: str) -> None:
     """Each layer by its textbook formula, in float64."""
     torch.manual_seed(0)
-    options = {"channels": (4, 6), "kernel_sizes": (3, 3), "strides": (1, 2), "primary_dim": 3, "pose_dim": 5}
-    model = EfficientCapsNet((2, 12, 11), 3, norm=norm, slope=0.3, decoder_hidden=None, **options).double()
+    options = {
+        "channels": (4, 6),
+        "kernel_sizes": (3, 3),
+        "strides": (1, 2),
+        "primary_dim": 3,
+        "pose_dim": 5,
+    }
+    model = EfficientCapsNet(
+        (2, 12, 11), 3, norm=norm, slope=0.3, decoder_hidden=None, **options
+    ).double()
     nn.init.normal_(model.class_caps.routing.offset)
     pictures = images(4, 2, 12, 11, dtype=torch.float64)
     x = pictures
@@ -65,7 +83,9 @@ def test_network_written_out(norm: str) -> None:
     ):
         x = F.leaky_relu(F.conv2d(x, convolution.weight, convolution.bias, stride), 0.3)
         axes = (0, 2, 3) if norm == "batch" else (2, 3)
-        x = (x - x.mean(axes, keepdim=True)) / (x.var(axes, correction=0, keepdim=True) + 1e-3).sqrt()
+        x = (x - x.mean(axes, keepdim=True)) / (
+            x.var(axes, correction=0, keepdim=True) + 1e-3
+        ).sqrt()
         x = x * scaling.weight[:, None, None] + scaling.bias[:, None, None]
     primary = model.primary_caps.conv
     channels = torch.einsum("bchw,chw->bc", x, primary.weight[:, 0]) + primary.bias
@@ -76,7 +96,9 @@ def test_network_written_out(norm: str) -> None:
     v = squash((coefficients[..., None] * votes).sum(1))
     capsules = model.train()(pictures).capsules
     torch.testing.assert_close(capsules.pose, v, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(capsules.activation, v.norm(dim=-1), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        capsules.activation, v.norm(dim=-1), rtol=1e-10, atol=1e-12
+    )
 
 
 def test_initial_weights() -> None:
@@ -86,7 +108,9 @@ def test_initial_weights() -> None:
     assert weight.std().item() == pytest.approx(math.sqrt(2 / (10 * 16 * 8)), rel=0.02)
     assert weight.abs().max() <= 2 * math.sqrt(2 / 1280) / 0.8796
     for layer in model.features[3::3]:
-        assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / (9 * layer.in_channels)), rel=0.03)
+        assert layer.weight.std().item() == pytest.approx(
+            math.sqrt(2 / (9 * layer.in_channels)), rel=0.03
+        )
         assert not layer.bias.any()
     depthwise, bound = model.primary_caps.conv.weight, math.sqrt(6 / (81 * 129))
     assert 0.99 * bound < depthwise.abs().max() <= bound
@@ -98,18 +122,27 @@ def test_initial_weights() -> None:
 
 
 def test_images_that_are_too_small() -> None:
-    for name, smallest in (("efficient_capsnet", 11), ("efficient_capsnet_multimnist", 29)):
+    for name, smallest in (
+        ("efficient_capsnet", 11),
+        ("efficient_capsnet_multimnist", 29),
+    ):
         create_model(name, image_shape=(1, smallest, smallest), decoder_hidden=None)
-        with pytest.raises(ValueError, match=f"image_shape must be at least {smallest} x {smallest}"):
+        with pytest.raises(
+            ValueError, match=f"image_shape must be at least {smallest} x {smallest}"
+        ):
             create_model(name, image_shape=(1, smallest, smallest - 1))
 
 
 def test_instance_normalisation_needs_two_places() -> None:
     """Of one it makes 0, whatever the image shows."""
     for shape in ((2, 19, 19), (2, 22, 22)):
-        with pytest.raises(ValueError, match=r"more than one place under norm='instance'.*got \(2, "):
+        with pytest.raises(
+            ValueError, match=r"more than one place under norm='instance'.*got \(2, "
+        ):
             create_model("efficient_capsnet_smallnorb", image_shape=shape)
-    model = create_model("efficient_capsnet_smallnorb", image_shape=(2, 19, 23), decoder_channels=None)
+    model = create_model(
+        "efficient_capsnet_smallnorb", image_shape=(2, 19, 23), decoder_channels=None
+    )
     one, other = model.children_of(images(2, 2, 19, 23)).pose
     assert not torch.equal(one, other)
     create_model("efficient_capsnet", image_shape=(2, 11, 11), decoder_hidden=None)
@@ -127,8 +160,13 @@ def test_upsampling_decoder_draws_any_size(size: int, convolutions: int) -> None
 class TestDepthwisePrimaryCapsules:
     """Where one place is left, a product stands in for the convolution."""
 
-    @pytest.mark.parametrize(("size", "kernel", "stride"), [((9, 7), (9, 7), 1), ((6, 6), 5, 2), ((9, 7), 4, 2)])
-    def test_is_the_convolution(self, size: tuple[int, int], kernel: int, stride: int) -> None:
+    @pytest.mark.parametrize(
+        ("size", "kernel", "stride"),
+        [((9, 7), (9, 7), 1), ((6, 6), 5, 2), ((9, 7), 4, 2)],
+    )
+    def test_is_the_convolution(
+        self, size: tuple[int, int], kernel: int, stride: int
+    ) -> None:
         layer = PrimaryCaps(12, 3, 4, kernel, stride, groups=12, squash="none").double()
         features = images(3, 12, *size, dtype=torch.float64).requires_grad_()
         expected = layer.conv(features).movedim(1, -1).unflatten(-1, (3, 4))

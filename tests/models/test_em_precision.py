@@ -1,4 +1,6 @@
-"""EM networks in float32 against themselves in float64, trained and not: no rounding becomes a signal."""
+"""EM networks in float32 against themselves in float64, trained and not: no rounding
+becomes a signal.
+"""
 
 import copy
 from functools import lru_cache
@@ -15,7 +17,11 @@ from torchcaps.models.registry import MODELS
 from torchcaps.ops import use_backend
 from torchcaps.routing import EMRouting
 
-UNTRAINED = [name for name in list_models(takes="images") if "matrixcapsnet" in name and "cnn" not in name]
+UNTRAINED = [
+    name
+    for name in list_models(takes="images")
+    if "matrixcapsnet" in name and "cnn" not in name
+]
 TRAINED = [name for name in list_pretrained() if "matrixcapsnet" in name]
 
 
@@ -25,7 +31,9 @@ def with_em(network: torch.nn.Module) -> bool:
 
 @lru_cache
 def network_and_images(name: str) -> tuple[Any, Tensor, Tensor]:
-    """A network in evaluation mode, two images, and its activations for them in float64."""
+    """A network in evaluation mode, two images, and its activations for them in
+    float64.
+    """
     torch.manual_seed(0)
     network = (load_pretrained(name) if name in TRAINED else create_model(name)).eval()
     images = torch.randn(2, *network.image_shape)
@@ -37,13 +45,19 @@ def network_and_images(name: str) -> tuple[Any, Tensor, Tensor]:
 def test_no_other_registered_network_has_em_by_default() -> None:
     """So that the tests below are of all that there are."""
     with torch.device("meta"):
-        assert [name for name in sorted(MODELS) if with_em(create_model(name, **SMALLER.get(name, {})))] == UNTRAINED
+        assert [
+            name
+            for name in sorted(MODELS)
+            if with_em(create_model(name, **SMALLER.get(name, {})))
+        ] == UNTRAINED
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 @pytest.mark.parametrize("name", [*UNTRAINED, *TRAINED])
 @torch.no_grad()
-def test_float32_is_float64_and_one_image_as_in_a_batch(name: str, backend: str) -> None:
+def test_float32_is_float64_and_one_image_as_in_a_batch(
+    name: str, backend: str
+) -> None:
     network, images, expected = network_and_images(name)
     with use_backend(backend):
         activation, alone = network(images).activation, network(images[1:]).activation

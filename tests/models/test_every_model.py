@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from tests.small_networks import SMALLER
-from torchcaps import create_model, create_routing, list_models, list_routings, load_pretrained, margin_loss
+from torchcaps import (
+    create_model,
+    create_routing,
+    list_models,
+    list_routings,
+    load_pretrained,
+    margin_loss,
+)
 from torchcaps.models import ImageClassifier, describe_models
 from torchcaps.routing import EMRouting
 from torchcaps.testing import check_model
@@ -23,16 +30,39 @@ TWICE = (
     "matrixcapsnet_paper",
 )
 """Of whose class another one is checked."""
-QUICK = ("capsnet_digits", "efficient_capsnet", "matrixcapsnet_small", "segcaps", "text_encoder")
-"""One of each kind, which every run of the tests checks whole; a thorough one checks all."""
+QUICK = (
+    "capsnet_digits",
+    "efficient_capsnet",
+    "matrixcapsnet_small",
+    "segcaps",
+    "text_encoder",
+)
+"""One of each kind, which every run of the tests checks whole; a thorough one checks
+all.
+"""
 
 
 def mostly_thorough(*names: str) -> list[Any]:
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in names]
+    return [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough)
+        for name in names
+    ]
 
 
-DEEP = {"classes": 3, "channels": 8, "types": 4, "dims": (2, 4, 4), "pose_dim": 6, "decoder_channels": (4, 4)}
-EFFICIENT = {"channels": (8, 8, 8, 16), "decoder_hidden": None, "decoder_channels": (4, 4), "classes": 3}
+DEEP = {
+    "classes": 3,
+    "channels": 8,
+    "types": 4,
+    "dims": (2, 4, 4),
+    "pose_dim": 6,
+    "decoder_channels": (4, 4),
+}
+EFFICIENT = {
+    "channels": (8, 8, 8, 16),
+    "decoder_hidden": None,
+    "decoder_channels": (4, 4),
+    "classes": 3,
+}
 
 
 def two_steps(routing: str) -> dict[str, int]:
@@ -48,13 +78,22 @@ def images(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
 
-def check_without_export(model: ImageClassifier | str, skip: tuple[str, ...] = ()) -> None:
-    """All checks but one: tests/ops/test_compiled_and_exported.py exports every model."""
+def check_without_export(
+    model: ImageClassifier | str, skip: tuple[str, ...] = ()
+) -> None:
+    """All checks but one: tests/ops/test_compiled_and_exported.py exports every
+    model.
+    """
     check_model(model, skip=("export", *skip))
 
 
-STARTS = dict.fromkeys(("heinsen_smallnorb", "self_routing_resnet20"), ("learning", "other_images_and_classes"))
-"""Whose routing starts at 0, where no gradient gets past it: their own tests let them go first."""
+STARTS = dict.fromkeys(
+    ("heinsen_smallnorb", "self_routing_resnet20"),
+    ("learning", "other_images_and_classes"),
+)
+"""Whose routing starts at 0, where no gradient gets past it: their own tests let them
+go first.
+"""
 
 
 @pytest.mark.parametrize(
@@ -66,17 +105,25 @@ STARTS = dict.fromkeys(("heinsen_smallnorb", "self_routing_resnet20"), ("learnin
 )
 def test_every_model(name: str) -> None:
     torch.manual_seed(0)
-    check_without_export(create_model(name, **SMALLER.get(name, {})), STARTS.get(name, ()))
+    check_without_export(
+        create_model(name, **SMALLER.get(name, {})), STARTS.get(name, ())
+    )
 
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *(("attentioncapsnet", {"image_shape": (2, 13, 16), "rounds": rounds}) for rounds in (1, 2)),
+    *(
+        ("attentioncapsnet", {"image_shape": (2, 13, 16), "rounds": rounds})
+        for rounds in (1, 2)
+    ),
     ("byerly", {"image_shape": (2, 9, 10), "classes": 3}),
     ("byerly_maps", {"merge": "random", "classes": 3}),
     ("capsnet", {"decoder_hidden": None}),
     ("deepcaps", {"image_shape": (2, 13, 16), **DEEP}),
     ("deepcaps", {"image_shape": (1, 12, 12), **DEEP, "decoder_channels": None}),
-    *(("efficient_capsnet", {"image_shape": shape, **EFFICIENT}) for shape in ((1, 11, 11), (3, 40, 25))),
+    *(
+        ("efficient_capsnet", {"image_shape": shape, **EFFICIENT})
+        for shape in ((1, 11, 11), (3, 40, 25))
+    ),
 ]
 """Arguments with which a network is made of other parts."""
 
@@ -112,36 +159,112 @@ def test_number_of_parameters(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("attentioncapsnet", {"image_shape": (3, 12, 20)}, "image_shape must be at least 13 x 13"),
-        ("attentioncapsnet", {"routing": {"name": "self_routing"}}, "rounds must be 1, or more for a .* got 2"),
+        (
+            "attentioncapsnet",
+            {"image_shape": (3, 12, 20)},
+            "image_shape must be at least 13 x 13",
+        ),
+        (
+            "attentioncapsnet",
+            {"routing": {"name": "self_routing"}},
+            "rounds must be 1, or more for a .* got 2",
+        ),
         ("byerly", {"image_shape": (1, 18, 28)}, "at least 19 x 19"),
         ("byerly", {"stages": ()}, "stages must be one or more"),
         ("byerly", {"momentum": -1.0}, r"momentum must be a share in \[0, 1\], got -1"),
         ("byerly", {"capsules_from": "channels"}, "capsules_from must be"),
         ("byerly", {"merge": "sum"}, "merge must be"),
-        ("capsnet", {"image_shape": (1, 8, 8)}, r"image_shape \(1, 8, 8\) is smaller than kernel_size 9"),
-        ("capsnet", {"image_shape": (1, 12, 12)}, "smaller than the primary capsules' kernel of 9"),
-        ("capsnet_small", {"image_shape": (1, 10, 10), "stem": (4, 4)}, "than kernel_size 5 behind a stem of 2"),
-        ("capsnet_cnn", {"channels": (8, 8)}, r"channels must be 3 whole numbers, got \(8, 8\)"),
-        ("capsnet_cnn", {"hidden": (8,)}, r"hidden must be 2 whole numbers, got \(8,\)"),
+        (
+            "capsnet",
+            {"image_shape": (1, 8, 8)},
+            r"image_shape \(1, 8, 8\) is smaller than kernel_size 9",
+        ),
+        (
+            "capsnet",
+            {"image_shape": (1, 12, 12)},
+            "smaller than the primary capsules' kernel of 9",
+        ),
+        (
+            "capsnet_small",
+            {"image_shape": (1, 10, 10), "stem": (4, 4)},
+            "than kernel_size 5 behind a stem of 2",
+        ),
+        (
+            "capsnet_cnn",
+            {"channels": (8, 8)},
+            r"channels must be 3 whole numbers, got \(8, 8\)",
+        ),
+        (
+            "capsnet_cnn",
+            {"hidden": (8,)},
+            r"hidden must be 2 whole numbers, got \(8,\)",
+        ),
         ("capsnet_digits", {"image_shape": (1, 8)}, "image_shape must be"),
         ("capsnet_digits", {"image_shape": (0, 8, 8)}, "image_shape must be"),
         ("capsnet_digits", {"image_shape": (1, 8, 8, 8)}, "image_shape must be"),
         ("deepcaps", {"dims": (4, 8)}, r"dims must end in two equal ones.*\(4, 8\)"),
         ("deepcaps", {"dims": (4,)}, r"dims must be of at least two cells, got \(4,\)"),
-        ("efficient_capsnet", {"strides": (1, 2)}, "channels, kernel_sizes and strides must be one for each"),
-        ("efficient_capsnet", {"norm": "layer"}, "norm must be one of 'batch', 'instance', got 'layer'"),
-        ("efficient_capsnet", {"primary_dim": 7}, "primary_dim must be a divisor of the last of channels, 128, got 7"),
-        ("efficient_capsnet", {"decoder_channels": (4,)}, r"two decoders.*\(512, 1024\) and \(4,\)"),
-        ("heinsen_smallnorb", {"image_shape": (1, 28, 40)}, r"image_shape must be at least 29 x 29 .* \(1, 28, 40\)"),
-        ("matrixcapsnet_small", {"image_shape": (1, 16, 17)}, "image_shape must be at least 17 x 17, got shape"),
-        ("matrixcapsnet_small", {"image_shape": (1, 40, 16)}, "image_shape must be at least 17 x 17, got shape"),
-        ("matrixcapsnet_small", {"types": (8, 16)}, r"types must be 3 whole numbers, got \(8, 16\)"),
+        (
+            "efficient_capsnet",
+            {"strides": (1, 2)},
+            "channels, kernel_sizes and strides must be one for each",
+        ),
+        (
+            "efficient_capsnet",
+            {"norm": "layer"},
+            "norm must be one of 'batch', 'instance', got 'layer'",
+        ),
+        (
+            "efficient_capsnet",
+            {"primary_dim": 7},
+            "primary_dim must be a divisor of the last of channels, 128, got 7",
+        ),
+        (
+            "efficient_capsnet",
+            {"decoder_channels": (4,)},
+            r"two decoders.*\(512, 1024\) and \(4,\)",
+        ),
+        (
+            "heinsen_smallnorb",
+            {"image_shape": (1, 28, 40)},
+            r"image_shape must be at least 29 x 29 .* \(1, 28, 40\)",
+        ),
+        (
+            "matrixcapsnet_small",
+            {"image_shape": (1, 16, 17)},
+            "image_shape must be at least 17 x 17, got shape",
+        ),
+        (
+            "matrixcapsnet_small",
+            {"image_shape": (1, 40, 16)},
+            "image_shape must be at least 17 x 17, got shape",
+        ),
+        (
+            "matrixcapsnet_small",
+            {"types": (8, 16)},
+            r"types must be 3 whole numbers, got \(8, 16\)",
+        ),
         ("self_routing_resnet20", {"depth": 0}, "depth must be at least 1, got 0"),
-        ("sharedcapsnet", {"image_shape": (1, 20, 13)}, r"image_shape must be at least 14 x 14, got .*\(1, 20, 13\)"),
-        ("sharedcapsnet_cnn", {"image_shape": (1, 20, 13)}, "image_shape must be at least 14 x 14"),
-        ("sharedcapsnet", {"channels": (4, 8)}, r"channels must be 4 whole numbers, got \(4, 8\)"),
-        ("vbcapsnet", {"image_shape": (1, 16, 20)}, r"image_shape must be at least 17 x 17, got .*\(1, 16, 20\)"),
+        (
+            "sharedcapsnet",
+            {"image_shape": (1, 20, 13)},
+            r"image_shape must be at least 14 x 14, got .*\(1, 20, 13\)",
+        ),
+        (
+            "sharedcapsnet_cnn",
+            {"image_shape": (1, 20, 13)},
+            "image_shape must be at least 14 x 14",
+        ),
+        (
+            "sharedcapsnet",
+            {"channels": (4, 8)},
+            r"channels must be 4 whole numbers, got \(4, 8\)",
+        ),
+        (
+            "vbcapsnet",
+            {"image_shape": (1, 16, 20)},
+            r"image_shape must be at least 17 x 17, got .*\(1, 16, 20\)",
+        ),
     ],
 )
 def test_wrong_arguments(name: str, arguments: dict[str, Any], message: str) -> None:
@@ -155,12 +278,16 @@ def test_every_model_at_its_size(name: str) -> None:
     check_without_export(name, STARTS.get(name, ()))
 
 
-@pytest.mark.parametrize("name", mostly_thorough(*sorted({*MODELS} - {*TWICE, "capsnet", "capsnet_cnn"})))
+@pytest.mark.parametrize(
+    "name", mostly_thorough(*sorted({*MODELS} - {*TWICE, "capsnet", "capsnet_cnn"}))
+)
 def test_a_whole_network_in_half_precision(name: str) -> None:
     network = create_model(name).eval().bfloat16()
     examples = network.examples(1)
     with torch.no_grad():
-        prediction = network(examples.bfloat16() if examples.is_floating_point() else examples)
+        prediction = network(
+            examples.bfloat16() if examples.is_floating_point() else examples
+        )
     assert prediction.activation.isfinite().all()
 
 
@@ -177,14 +304,23 @@ def test_meta_tensors(name: str) -> None:
     ("name", "arguments"),
     [
         ("capsnet_digits", {"decoder_input": "pose_and_class"}),
-        ("scene_capsnet", {"image_shape": (1, 32, 32), "channels": (8, 8), "boxes": True}),
+        (
+            "scene_capsnet",
+            {"image_shape": (1, 32, 32), "channels": (8, 8), "boxes": True},
+        ),
         ("matrixcapsnet_small", {"image_shape": (1, 20, 20)}),
     ],
 )
-def test_training_a_whole_network_in_half_precision(name: str, arguments: dict[str, Any]) -> None:
+def test_training_a_whole_network_in_half_precision(
+    name: str, arguments: dict[str, Any]
+) -> None:
     network = create_model(name, **arguments).bfloat16()
     prediction = network(network.examples(2).bfloat16(), torch.tensor([0, 1]))
-    sum(part.float().sum() for part in (*prediction[:1], *prediction[2:4]) if part is not None).backward()
+    sum(
+        part.float().sum()
+        for part in (*prediction[:1], *prediction[2:4])
+        if part is not None
+    ).backward()
     for parameter in network.parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all()
 
@@ -205,38 +341,59 @@ class TestImagesThatDoNotFit:
                 model(broken)
         with pytest.raises(ValueError, match=r"floating point .*torch\.uint8"):
             model(torch.zeros(1, 2, 30, 28, dtype=torch.uint8))
-        with pytest.raises(ValueError, match=r"images must be torch\.float32, as .* got torch.float64"):
+        with pytest.raises(
+            ValueError, match=r"images must be torch\.float32, as .* got torch.float64"
+        ):
             model(images(1, 2, 30, 28).double())
-        assert model.double()(images(1, 2, 30, 28).double()).activation.dtype == torch.float64
+        assert (
+            model.double()(images(1, 2, 30, 28).double()).activation.dtype
+            == torch.float64
+        )
         with pytest.raises(TypeError, match="images must be a tensor, got ndarray"):
             model(images(1, 2, 30, 28).numpy())
 
     def test_images_that_leave_no_place(self) -> None:
-        model = create_model("sharedcapsnet", image_shape=(1, 20, 14), channels=(2, 2, 2, 2))
-        with pytest.raises(ValueError, match=r"images must be at least 14 x 14, got shape \(1, 1, 13, 20\)"):
+        model = create_model(
+            "sharedcapsnet", image_shape=(1, 20, 14), channels=(2, 2, 2, 2)
+        )
+        with pytest.raises(
+            ValueError,
+            match=r"images must be at least 14 x 14, got shape \(1, 1, 13, 20\)",
+        ):
             model(images(1, 1, 13, 20))
 
     def test_another_size(self) -> None:
         model = create_model("capsnet_small", image_shape=(2, 30, 28), classes=3)
-        with pytest.raises(ValueError, match=r"images must be \(B, 2, 30, 28\), got shape \(1, 2, 28, 30\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"images must be \(B, 2, 30, 28\), got shape \(1, 2, 28, 30\)",
+        ):
             model(images(1, 2, 28, 30))
 
 
 class TestCapsNet:
-    def test_released_code_has_biases_in_the_routing_instead_of_the_primary_convolution(self) -> None:
+    def test_released_code_has_biases_in_the_routing_instead_of_the_primary_convolution(
+        self,
+    ) -> None:
         released = create_model("capsnet_released", decoder_hidden=None)
         assert parameters(released) == 6_804_224 + 10 * 16
         assert released.routing.config()["bias"]
 
     def test_children_of_the_released_code_differ_from_image_to_image(self) -> None:
-        """From the start: with other weights the bias is nearly all that there is of them."""
+        """From the start: with other weights the bias is nearly all that there is of
+        them.
+        """
         torch.manual_seed(0)
-        network = create_model("capsnet_released", channels=32, types=8, decoder_hidden=(64,))
+        network = create_model(
+            "capsnet_released", channels=32, types=8, decoder_hidden=(64,)
+        )
         with torch.no_grad():
             pose = network.children_of((images(8, 1, 28, 28) > 0.8).float()).pose
         assert pose.std(0).mean() > 0.3 * pose.abs().mean()
         assert network.conv.weight.std().item() == pytest.approx(0.88 * 0.05, rel=0.1)
-        assert network.primary_caps.conv.weight.std().item() == pytest.approx(0.88 * 0.1, rel=0.1)
+        assert network.primary_caps.conv.weight.std().item() == pytest.approx(
+            0.88 * 0.1, rel=0.1
+        )
         assert (network.conv.bias == 0.1).all()
         assert (network.decoder.layers[0].bias == 0.1).all()
 
@@ -249,7 +406,9 @@ class TestCapsNet:
             assert torch.equal(capsules.pose, prediction.capsules.pose)
             assert torch.equal(model.decode(capsules), prediction.reconstruction)
             longest = prediction.activation.argmax(1)
-            assert torch.equal(model(pictures, longest).reconstruction, prediction.reconstruction)
+            assert torch.equal(
+                model(pictures, longest).reconstruction, prediction.reconstruction
+            )
             other = model(pictures, (longest + 1) % 10)
             assert torch.equal(other.activation, prediction.activation)
             assert not torch.equal(other.reconstruction, prediction.reconstruction)
@@ -261,13 +420,19 @@ class TestCapsNet:
         model = create_model("capsnet_digits")
         capsules = model.encode(images(2, 1, 8, 8))
         pose = capsules.pose.detach().requires_grad_()
-        model.decode(capsules._replace(pose=pose), torch.tensor([3, 7])).sum().backward()
+        model.decode(
+            capsules._replace(pose=pose), torch.tensor([3, 7])
+        ).sum().backward()
         assert pose.grad.abs().sum(-1).nonzero().tolist() == [[0, 3], [1, 7]]
 
     @pytest.mark.parametrize("name", list_routings())
     def test_any_routing(self, name: str, tmp_path: Path) -> None:
-        model = create_model("capsnet_digits", routing={"name": name, **two_steps(name)})
-        assert model.routing.config() == create_routing(name, **two_steps(name)).config()
+        model = create_model(
+            "capsnet_digits", routing={"name": name, **two_steps(name)}
+        )
+        assert (
+            model.routing.config() == create_routing(name, **two_steps(name)).config()
+        )
         pictures = images(2, 1, 8, 8)
         if name == "hard_kmeans":
             with pytest.raises(RuntimeError, match="cannot train"):
@@ -285,15 +450,26 @@ class TestCapsNet:
 
     @pytest.mark.parametrize("transforms", ["full", "shared", "factored"])
     def test_any_transforms(self, transforms: str) -> None:
-        check_without_export(create_model("capsnet_digits", transforms=transforms, batch_norm=True))
+        check_without_export(
+            create_model("capsnet_digits", transforms=transforms, batch_norm=True)
+        )
 
     def test_stem(self) -> None:
-        model = create_model("capsnet_digits", image_shape=(1, 12, 12), channels=8, types=2, stem=(3, 5))
+        model = create_model(
+            "capsnet_digits", image_shape=(1, 12, 12), channels=8, types=2, stem=(3, 5)
+        )
         check_without_export(model)
-        widths = [module.weight.shape[:2] for module in model.features if isinstance(module, torch.nn.Conv2d)]
+        widths = [
+            module.weight.shape[:2]
+            for module in model.features
+            if isinstance(module, torch.nn.Conv2d)
+        ]
         assert [*widths, model.conv.weight.shape[:2]] == [(3, 1), (5, 3), (8, 5)]
         images = torch.rand(2, 1, 12, 12)
-        assert model.children_of(images).pose.shape[1:3] == (4, 4)  # 12 less 2 for each of four 3 x 3 convolutions
+        assert model.children_of(images).pose.shape[1:3] == (
+            4,
+            4,
+        )  # 12 less 2 for each of four 3 x 3 convolutions
 
     def test_without_a_stem_nothing_is_added(self) -> None:
         names = create_model("capsnet_digits").state_dict()
@@ -302,19 +478,36 @@ class TestCapsNet:
 
 class TestCapsNetTwin:
     def test_number_of_parameters(self) -> None:
-        convolutions = (25 * 256 + 256) + (25 * 256 * 256 + 256) + (25 * 256 * 128 + 128)
+        convolutions = (
+            (25 * 256 + 256) + (25 * 256 * 256 + 256) + (25 * 256 * 128 + 128)
+        )
         layers = (28 * 28 * 128 * 328 + 328) + (328 * 192 + 192) + (192 * 10 + 10)
-        assert parameters(create_model("capsnet_cnn")) == convolutions + layers == 35_445_522
+        assert (
+            parameters(create_model("capsnet_cnn"))
+            == convolutions + layers
+            == 35_445_522
+        )
 
-    def test_the_small_one_has_about_the_parameters_of_its_capsule_network(self) -> None:
-        ratio = parameters(create_model("capsnet_small_cnn")) / parameters(create_model("capsnet_small"))
+    def test_the_small_one_has_about_the_parameters_of_its_capsule_network(
+        self,
+    ) -> None:
+        ratio = parameters(create_model("capsnet_small_cnn")) / parameters(
+            create_model("capsnet_small")
+        )
         assert 0.9 < ratio < 1.1
 
     @pytest.mark.parametrize("stride", [1, 2, 3])
     def test_images_down_to_one_pixel(self, stride: int) -> None:
         for height, width in ((1, 1), (5, 2), (7, 8)):
-            model = create_model("capsnet_cnn", image_shape=(1, height, width), channels=(2, 3, 4), stride=stride)
-            assert model(images(2, 1, height, width)).activation.sum(1).tolist() == pytest.approx([1, 1])
+            model = create_model(
+                "capsnet_cnn",
+                image_shape=(1, height, width),
+                channels=(2, 3, 4),
+                stride=stride,
+            )
+            assert model(images(2, 1, height, width)).activation.sum(
+                1
+            ).tolist() == pytest.approx([1, 1])
 
     def test_dropout_in_training_only(self) -> None:
         model = create_model("capsnet_small_cnn", channels=(2, 3, 4), hidden=(8, 32))
@@ -340,7 +533,13 @@ class TestSharedCapsNet:
 class TestMatrixCapsNet:
     def test_number_of_parameters_by_hand(self) -> None:
         A, B, C, D, E = 7, 2, 3, 5, 4
-        model = create_model("matrixcapsnet", image_shape=(1, 20, 20), classes=E, channels=A, types=(B, C, D))
+        model = create_model(
+            "matrixcapsnet",
+            image_shape=(1, 20, 20),
+            classes=E,
+            channels=A,
+            types=(B, C, D),
+        )
         convolution = 25 * A + A
         primary = A * B * 16 + A * B
         capsules = 9 * B * C * 16 + 9 * C * D * 16 + D * E * 16
@@ -350,17 +549,28 @@ class TestMatrixCapsNet:
     @pytest.mark.parametrize("classes", [2, 3])
     def test_few_classes_can_be_learned(self, classes: int) -> None:
         torch.manual_seed(0)
-        model = create_model("matrixcapsnet_small", image_shape=(1, 20, 20), classes=classes)
+        model = create_model(
+            "matrixcapsnet_small", image_shape=(1, 20, 20), classes=classes
+        )
         pictures = images(4, 1, 20, 20)
         margin_loss(model(pictures).activation, torch.arange(4) % classes).backward()
         assert model.class_caps.weight.grad.norm() > 1e-4
 
     def test_networks_saved_before_poses_were_normalised(self, tmp_path: Path) -> None:
-        """Their files know neither ``pose_norm`` nor a sharpness; they load, and answer as they did."""
+        """Their files know neither ``pose_norm`` nor a sharpness; they load, and answer
+        as they did.
+        """
         torch.manual_seed(0)
-        small: dict[str, Any] = {"image_shape": (1, 20, 20), "types": (2, 3, 4), "channels": 4}
+        small: dict[str, Any] = {
+            "image_shape": (1, 20, 20),
+            "types": (2, 3, 4),
+            "channels": 4,
+        }
         model = create_model(
-            "matrixcapsnet_small", **small, routing=EMRouting.preset("standardised"), pose_norm=None
+            "matrixcapsnet_small",
+            **small,
+            routing=EMRouting.preset("standardised"),
+            pose_norm=None,
         ).eval()
         model.save_pretrained(tmp_path)
         path = tmp_path / "config.json"
@@ -380,14 +590,27 @@ class TestMatrixCapsNet:
     def test_the_paper_to_the_letter(self) -> None:
         model = create_model("matrixcapsnet_paper", types=(2, 3, 4))
         assert model.pose_norm is None
-        assert model.routing.config() == model.class_routing.config() == EMRouting.preset("paper").config()
+        assert (
+            model.routing.config()
+            == model.class_routing.config()
+            == EMRouting.preset("paper").config()
+        )
 
     def test_maps_of_a_padded_image(self) -> None:
         model = create_model("matrixcapsnet_mnist", channels=4, types=(2, 3, 4)).eval()
         layers = model.layers_of(images(2, 1, 28, 28))
-        assert [capsules.activation.shape[1:3] for capsules in layers.values()] == [(14, 14), (6, 6), (4, 4)]
-        odd = create_model("matrixcapsnet_mnist", image_shape=(1, 13, 15), channels=4, types=(2, 3, 4))
-        assert [capsules.activation.shape[1:3] for capsules in odd.layers_of(images(2, 1, 13, 15)).values()] == [
+        assert [capsules.activation.shape[1:3] for capsules in layers.values()] == [
+            (14, 14),
+            (6, 6),
+            (4, 4),
+        ]
+        odd = create_model(
+            "matrixcapsnet_mnist", image_shape=(1, 13, 15), channels=4, types=(2, 3, 4)
+        )
+        assert [
+            capsules.activation.shape[1:3]
+            for capsules in odd.layers_of(images(2, 1, 13, 15)).values()
+        ] == [
             (7, 8),
             (3, 3),
             (1, 1),
@@ -397,8 +620,12 @@ class TestMatrixCapsNet:
 
     def test_a_function_as_schedule_cannot_be_saved(self, tmp_path: Path) -> None:
         routing = EMRouting(schedule=lambda step, steps: 1.0)
-        model = create_model("matrixcapsnet_small", image_shape=(1, 20, 20), routing=routing)
-        with pytest.raises(ValueError, match=r"routing\.schedule must be a name, .* got <function"):
+        model = create_model(
+            "matrixcapsnet_small", image_shape=(1, 20, 20), routing=routing
+        )
+        with pytest.raises(
+            ValueError, match=r"routing\.schedule must be a name, .* got <function"
+        ):
             model.save_pretrained(tmp_path)
 
     def test_layers(self) -> None:
@@ -406,22 +633,40 @@ class TestMatrixCapsNet:
         pictures = images(2, 2, 32, 32)
         with torch.no_grad():
             layers = model.layers_of(pictures)
-            shapes = {name: (*capsules.activation.shape, *capsules.pose_shape) for name, capsules in layers.items()}
+            shapes = {
+                name: (*capsules.activation.shape, *capsules.pose_shape)
+                for name, capsules in layers.items()
+            }
             assert shapes == {
                 "primary_caps": (2, 14, 14, 2, 4, 4),
                 "conv_caps1": (2, 6, 6, 3, 4, 4),
                 "conv_caps2": (2, 4, 4, 4, 4, 4),
             }
-            assert torch.equal(model.children_of(pictures).pose, layers["conv_caps2"].pose)
-            assert torch.equal(model.class_caps(layers["conv_caps2"]).activation, model(pictures).activation)
+            assert torch.equal(
+                model.children_of(pictures).pose, layers["conv_caps2"].pose
+            )
+            assert torch.equal(
+                model.class_caps(layers["conv_caps2"]).activation,
+                model(pictures).activation,
+            )
             assert model.route(pictures).assignment.shape == (2, 4 * 4 * 4, 5)
         for capsules in layers.values():
             assert ((capsules.activation >= 0) & (capsules.activation <= 1)).all()
 
     @pytest.mark.parametrize("competition", ["image", "position", "window"])
-    def test_routings_and_competition_are_those_of_the_layers(self, competition: str, tmp_path: Path) -> None:
-        options = {"image_shape": (1, 19, 21), "channels": 3, "types": (2, 3, 2), "competition": competition}
-        routings = {"routing": {"name": "dynamic", "steps": 2}, "class_routing": {"name": "euclidean"}}
+    def test_routings_and_competition_are_those_of_the_layers(
+        self, competition: str, tmp_path: Path
+    ) -> None:
+        options = {
+            "image_shape": (1, 19, 21),
+            "channels": 3,
+            "types": (2, 3, 2),
+            "competition": competition,
+        }
+        routings = {
+            "routing": {"name": "dynamic", "steps": 2},
+            "class_routing": {"name": "euclidean"},
+        }
         model = create_model("matrixcapsnet_small", **options, **routings).eval()
         model.save_pretrained(tmp_path)
         loaded, pictures = load_pretrained(tmp_path), images(2, 1, 19, 21)
@@ -430,24 +675,38 @@ class TestMatrixCapsNet:
         for layer in (loaded.conv_caps1, loaded.conv_caps2):
             assert layer.competition == competition
             assert layer.routing.config() == create_routing("dynamic", steps=2).config()
-        assert loaded.class_caps.routing.config() == create_routing("euclidean").config()
+        assert (
+            loaded.class_caps.routing.config() == create_routing("euclidean").config()
+        )
 
     def test_decoder(self) -> None:
-        model = create_model("matrixcapsnet_small", image_shape=(1, 19, 17), types=(1, 2, 3), decoder_hidden=(6,))
+        model = create_model(
+            "matrixcapsnet_small",
+            image_shape=(1, 19, 17),
+            types=(1, 2, 3),
+            decoder_hidden=(6,),
+        )
         assert model(images(2, 1, 19, 17)).reconstruction.shape == (2, 1, 19, 17)
 
     def test_coordinates(self) -> None:
         assert create_model("matrixcapsnet_small").class_caps.coordinates
-        assert not create_model("matrixcapsnet_small", coordinates=False).class_caps.coordinates
+        assert not create_model(
+            "matrixcapsnet_small", coordinates=False
+        ).class_caps.coordinates
 
 
 class TestRegistry:
     def test_unknown_model(self) -> None:
-        with pytest.raises(ValueError, match=r"model must be one of \[.*'capsnet'.*got 'resnet'"):
+        with pytest.raises(
+            ValueError, match=r"model must be one of \[.*'capsnet'.*got 'resnet'"
+        ):
             create_model("resnet")
 
     def test_unknown_argument(self) -> None:
-        with pytest.raises(ValueError, match="capsnet_digits takes no argument 'depth'; it takes image_shape, "):
+        with pytest.raises(
+            ValueError,
+            match="capsnet_digits takes no argument 'depth'; it takes image_shape, ",
+        ):
             create_model("capsnet_digits", depth=3)
 
     def test_patterns(self) -> None:

@@ -1,4 +1,6 @@
-"""No module of a network or layer is gone round: the hooks of each run. Norms have both parameters or neither."""
+"""No module of a network or layer is gone round: the hooks of each run. Norms have both
+parameters or neither.
+"""
 
 from collections.abc import Iterator
 
@@ -18,7 +20,10 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList)
 
 def modules_that_ran(module: nn.Module, *inputs: object) -> set[str]:
     ran: set[str] = set()
-    handles = [part.register_forward_hook(lambda *_, name=name: ran.add(name)) for name, part in module.named_modules()]
+    handles = [
+        part.register_forward_hook(lambda *_, name=name: ran.add(name))
+        for name, part in module.named_modules()
+    ]
     module(*inputs)
     for handle in handles:
         handle.remove()
@@ -26,7 +31,11 @@ def modules_that_ran(module: nn.Module, *inputs: object) -> set[str]:
 
 
 def modules_to_run(module: nn.Module) -> set[str]:
-    return {name for name, part in module.named_modules() if not isinstance(part, CONTAINERS)}
+    return {
+        name
+        for name, part in module.named_modules()
+        if not isinstance(part, CONTAINERS)
+    }
 
 
 def small_network(name: str) -> nn.Module:
@@ -47,7 +56,9 @@ ROUTINGS = {"attention": {"readout": True}}
 
 @pytest.mark.parametrize("name", list_routings())
 def test_every_module_of_a_routing_is_called(name: str) -> None:
-    layer = tc.CapsLinear(5, 3, (2, 4), (2, 4), routing=create_routing(name, **ROUTINGS.get(name, {})))
+    layer = tc.CapsLinear(
+        5, 3, (2, 4), (2, 4), routing=create_routing(name, **ROUTINGS.get(name, {}))
+    )
     layer.train(layer.routing.trainable)
     children = tc.Capsules(torch.randn(3, 5, 2, 4), torch.rand(3, 5))
     assert modules_that_ran(layer, children) == modules_to_run(layer)
@@ -57,7 +68,9 @@ def test_every_module_of_slots_and_of_a_head_is_called() -> None:
     words = torch.randn(2, 7, 32)
     for layer in (SlotCaps(features=32, slots=9, intents=3), tc.CapsHead(4)):
         layer(words)  # lazy modules are there
-        unused = {"slot_caps.routing"}  # has no parameters: the steps of slots are those of slot_routing
+        unused = {
+            "slot_caps.routing"
+        }  # has no parameters: the steps of slots are those of slot_routing
         assert modules_that_ran(layer, words) == modules_to_run(layer) - unused
 
 
@@ -65,7 +78,9 @@ def test_a_hook_of_a_depthwise_convolution_may_change_its_output() -> None:
     network = small_network("efficient_capsnet").eval()
     images = network.examples(2)
     before = network(images).activation
-    with network.primary_caps.conv.register_forward_hook(lambda module, inputs, output: 0 * output):
+    with network.primary_caps.conv.register_forward_hook(
+        lambda module, inputs, output: 0 * output
+    ):
         after = network(images).activation
     assert not torch.allclose(before, after)
 
@@ -74,14 +89,20 @@ def test_a_hook_of_a_depthwise_convolution_may_change_its_output() -> None:
 @pytest.mark.parametrize("extent", [5, 6, 7])
 def test_a_convolution_to_one_place_is_that_of_torch(extent: int, groups: int) -> None:
     """Kernel 5 and stride 2: one place from 5 and 6 pixels, two from 7."""
-    primary = tc.PrimaryCaps(6, types=2, dim=3, kernel_size=5, stride=2, groups=groups).double()
+    primary = tc.PrimaryCaps(
+        6, types=2, dim=3, kernel_size=5, stride=2, groups=groups
+    ).double()
     maps = torch.rand(2, 6, extent, extent, dtype=torch.float64)
-    expected = nn.functional.conv2d(maps, primary.conv.weight, primary.conv.bias, 2, groups=groups)
+    expected = nn.functional.conv2d(
+        maps, primary.conv.weight, primary.conv.bias, 2, groups=groups
+    )
     torch.testing.assert_close(primary.conv(maps), expected)
 
 
 class Norms(TorchFunctionMode):
-    """Notes for each normalisation that runs whether it has a weight and whether it has a bias."""
+    """Notes for each normalisation that runs whether it has a weight and whether it has
+    a bias.
+    """
 
     KINDS = ("batch_norm", "group_norm", "instance_norm", "layer_norm")
 
@@ -92,10 +113,16 @@ class Norms(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if name in self.KINDS and getattr(function, "__module__", "") == "torch.nn.functional":
+        if (
+            name in self.KINDS
+            and getattr(function, "__module__", "") == "torch.nn.functional"
+        ):
             place = 2 if name in ("group_norm", "layer_norm") else 3
             given = (*args, *[None] * 5)
-            weight, bias = kwargs.get("weight", given[place]), kwargs.get("bias", given[place + 1])
+            weight, bias = (
+                kwargs.get("weight", given[place]),
+                kwargs.get("bias", given[place + 1]),
+            )
             self.seen.append((name, weight is not None, bias is not None))
         return function(*args, **kwargs)
 
@@ -109,9 +136,15 @@ def norms_of(module: nn.Module) -> Iterator[tuple[str, Tensor | None, Tensor | N
 
 @pytest.mark.parametrize("name", list_models())
 def test_norms_have_weight_and_bias_or_neither(name: str) -> None:
-    """CUDA's backward pass of a batch normalisation with one of them fails: tensor does not have a device."""
+    """CUDA's backward pass of a batch normalisation with one of them fails: tensor does
+    not have a device.
+    """
     network = small_network(name)
-    assert [place for place, weight, bias in norms_of(network) if (weight is None) != (bias is None)] == []
+    assert [
+        place
+        for place, weight, bias in norms_of(network)
+        if (weight is None) != (bias is None)
+    ] == []
     with Norms() as norms:
         network(network.examples(3))
     assert [kind for kind, weight, bias in norms.seen if weight != bias] == []
@@ -123,4 +156,8 @@ def test_a_norm_without_a_weight_is_noticed() -> None:
     with Norms() as norms:
         norm(torch.rand(3, 2, 4, 4))
     assert norms.seen == [("batch_norm", False, True)]
-    assert [name for name, weight, bias in norms_of(norm) if (weight is None) != (bias is None)] == [""]
+    assert [
+        name
+        for name, weight, bias in norms_of(norm)
+        if (weight is None) != (bias is None)
+    ] == [""]

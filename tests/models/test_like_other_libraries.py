@@ -8,21 +8,35 @@ import torchcaps as tc
 
 def test_dir_has_what_is_public() -> None:
     names = dir(tc)
-    assert {"train", "Classifier", "CapsHead", "testing", "mixture", "sklearn", "create_model"} <= {*names}
+    assert {
+        "train",
+        "Classifier",
+        "CapsHead",
+        "testing",
+        "mixture",
+        "sklearn",
+        "create_model",
+    } <= {*names}
     assert not {"Any", "TYPE_CHECKING", "needing", "import_module"} & {*names}
     assert all(getattr(tc, name) is not None for name in names if name != "__doc__")
 
 
 def test_tuples_of_tensors_show_shapes() -> None:
     prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
-    assert repr(prediction.capsules) == "Capsules(pose=(2, 10, 16), activation=(2, 10), float32)"
+    assert (
+        repr(prediction.capsules)
+        == "Capsules(pose=(2, 10, 16), activation=(2, 10), float32)"
+    )
     assert repr(prediction) == (
-        f"Prediction(activation=(2, 10), capsules={prediction.capsules!r}, reconstruction=(2, 1, 8, 8), boxes=None, "
+        f"Prediction(activation=(2, 10), capsules={prediction.capsules!r}, "
+        "reconstruction=(2, 1, 8, 8), boxes=None, "
         "places=None, float32)"
     )
 
 
-@pytest.mark.parametrize("name", ["capsnet_digits", "capsnet_small_cnn", "sharedcapsnet"])
+@pytest.mark.parametrize(
+    "name", ["capsnet_digits", "capsnet_small_cnn", "sharedcapsnet"]
+)
 def test_another_number_of_classes(name: str) -> None:
     network = tc.create_model(name).double()
     features = {key: one.clone() for key, one in network.state_dict().items()}
@@ -39,21 +53,30 @@ def test_another_number_of_classes(name: str) -> None:
 def test_features_are_the_children() -> None:
     network = tc.create_model("capsnet_digits").eval()
     images = network.examples(2)
-    assert torch.equal(network.forward_features(images).pose, network.children_of(images).pose)
+    assert torch.equal(
+        network.forward_features(images).pose, network.children_of(images).pose
+    )
 
 
 def test_the_one_that_was_trained() -> None:
     network = tc.create_model("efficient_capsnet", pretrained=True)
     assert not network.training
     with pytest.raises(
-        ValueError, match="pretrained must be None for byerly, which was not trained, got True; all are"
+        ValueError,
+        match=(
+            "pretrained must be None for byerly, which was not trained, got True; "
+            "all are"
+        ),
     ):
         tc.create_model("byerly", pretrained=True)
 
 
 def test_the_arguments_of_timm() -> None:
     assert tc.create_model("capsnet_digits", num_classes=3).num_classes == 3
-    network, trained = (tc.create_model("capsnet_digits", pretrained=True, **how) for how in ({"num_classes": 3}, {}))
+    network, trained = (
+        tc.create_model("capsnet_digits", pretrained=True, **how)
+        for how in ({"num_classes": 3}, {})
+    )
     assert not network.training
     assert network(network.examples(2)).activation.shape == (2, 3)
     assert torch.equal(network.conv.weight, trained.conv.weight)
@@ -67,4 +90,7 @@ def test_misspelt_names() -> None:
     wrong = "Classifer"
     with pytest.raises(AttributeError) as caught:
         getattr(tc, wrong)
-    assert (caught.value.name, caught.value.obj) == (wrong, tc)  # Python suggests Classifier then
+    assert (caught.value.name, caught.value.obj) == (
+        wrong,
+        tc,
+    )  # Python suggests Classifier then

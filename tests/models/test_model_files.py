@@ -1,4 +1,6 @@
-"""Model files: whatever is wrong with one, a ValueError names the file and what it is."""
+"""Model files: whatever is wrong with one, a ValueError names the file and what it
+is.
+"""
 
 import json
 import re
@@ -8,13 +10,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from torchcaps.models import CapsNet, ImageClassifier, SharedCapsNet, create_model, load_pretrained
+from torchcaps.models import (
+    CapsNet,
+    ImageClassifier,
+    SharedCapsNet,
+    create_model,
+    load_pretrained,
+)
 from torchcaps.models.network import CONFIG_FILE, WEIGHTS_FILE, _write_weights
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    create_model("capsnet_digits", channels=4, types=2, decoder_hidden=(8,)).save_pretrained(tmp_path)
+    create_model(
+        "capsnet_digits", channels=4, types=2, decoder_hidden=(8,)
+    ).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -65,11 +75,21 @@ def test_configurations(saved: Path, arguments: dict) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "[]", "{}", "null", "3", "{", "[" * 99_999, "\xff", "\xff\xfe\x00", '{"network": []}',
-        '{"network": "CapsNet"}', '{"network": "CapsNet", "arguments": 3}',
+        "",
+        "[]",
+        "{}",
+        "null",
+        "3",
+        "{",
+        "[" * 99_999,
+        "\xff",
+        "\xff\xfe\x00",
+        '{"network": []}',
+        '{"network": "CapsNet"}',
+        '{"network": "CapsNet", "arguments": 3}',
         '{"network": "CapsNet", "arguments": {}, "extra": 5}',
     ],
-)  # fmt: skip
+)
 def test_what_is_no_configuration(saved: Path, text: str) -> None:
     (saved / "config.json").write_bytes(text.encode("latin1"))
     with pytest.raises(ValueError, match=r"config\.json"):
@@ -83,12 +103,32 @@ def test_what_is_no_configuration(saved: Path, text: str) -> None:
             lambda state: {**state, "conv.weight": state["conv.weight"] * torch.nan},
             "conv.weight holds numbers that are",
         ),
-        (lambda state: {**state, "conv.bias": state["conv.bias"] / 0}, "conv.bias holds numbers that are not finite"),
-        (lambda state: {**state, "conv.bias": state["conv.bias"].half()}, "conv.bias must be torch.float32 .*float16"),
-        (lambda state: {**state, "conv.bias": state["conv.bias"].long()}, "conv.bias must be torch.float32 .*int64"),
-        (lambda state: {**state, "conv.bias": torch.zeros(5)}, r"conv.bias must be torch.float32 \(4,\), got .*\(5,\)"),
-        (lambda state: {**state, "surprise": torch.zeros(5)}, "surprise belongs to no layer"),
-        (lambda state: {name: one for name, one in state.items() if name != "conv.bias"}, "conv.bias is missing"),
+        (
+            lambda state: {**state, "conv.bias": state["conv.bias"] / 0},
+            "conv.bias holds numbers that are not finite",
+        ),
+        (
+            lambda state: {**state, "conv.bias": state["conv.bias"].half()},
+            "conv.bias must be torch.float32 .*float16",
+        ),
+        (
+            lambda state: {**state, "conv.bias": state["conv.bias"].long()},
+            "conv.bias must be torch.float32 .*int64",
+        ),
+        (
+            lambda state: {**state, "conv.bias": torch.zeros(5)},
+            r"conv.bias must be torch.float32 \(4,\), got .*\(5,\)",
+        ),
+        (
+            lambda state: {**state, "surprise": torch.zeros(5)},
+            "surprise belongs to no layer",
+        ),
+        (
+            lambda state: {
+                name: one for name, one in state.items() if name != "conv.bias"
+            },
+            "conv.bias is missing",
+        ),
         (lambda state: {}, r"class_caps\.\w+ is missing, and"),
     ],
 )
@@ -113,8 +153,12 @@ def test_weights_that_are_cut(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_network_in_half_precision_is_stored_as_it_is(dtype: torch.dtype, tmp_path: Path) -> None:
-    network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None).to(dtype)
+def test_a_network_in_half_precision_is_stored_as_it_is(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    network = create_model(
+        "capsnet_digits", channels=4, types=2, decoder_hidden=None
+    ).to(dtype)
     network.save_pretrained(tmp_path)
     loaded = load_pretrained(tmp_path).state_dict()
     for name, tensor in network.state_dict().items():
@@ -126,7 +170,10 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
     network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
     network.conv.half()
     for wrong in (network, network.double()):
-        with pytest.raises(ValueError, match=r"weights must be torch\.float32 to be saved, got torch\.float"):
+        with pytest.raises(
+            ValueError,
+            match=r"weights must be torch\.float32 to be saved, got torch\.float",
+        ):
             wrong.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -135,7 +182,9 @@ def test_files_of_another_network(saved: Path, tmp_path: Path) -> None:
     for name, arguments in (("capsnet_digits", {"classes": 7}), ("sharedcapsnet", {})):
         create_model(name, **arguments).save_pretrained(tmp_path / name)
         (saved / CONFIG_FILE).write_bytes((tmp_path / name / CONFIG_FILE).read_bytes())
-        with pytest.raises(ValueError, match=rf"{WEIGHTS_FILE} does not fit .*{CONFIG_FILE}"):
+        with pytest.raises(
+            ValueError, match=rf"{WEIGHTS_FILE} does not fit .*{CONFIG_FILE}"
+        ):
             load_pretrained(saved)
 
 
@@ -148,23 +197,39 @@ def test_missing_file(saved: Path, name: str) -> None:
 
 def test_missing_folder(saved: Path) -> None:
     for path in (saved / "nowhere", saved / CONFIG_FILE, "nowhere", "a/b/c"):
-        with pytest.raises(FileNotFoundError, match=f"{path} is not a folder with a saved network, .*mnist/"):
+        with pytest.raises(
+            FileNotFoundError,
+            match=f"{path} is not a folder with a saved network, .*mnist/",
+        ):
             load_pretrained(path)
     for name in ("x" * 5000, "x/" + "y" * 5000):
-        with pytest.raises(FileNotFoundError, match=r"x+.* is not a folder .* which has .*mnist/efficient_capsnet"):
+        with pytest.raises(
+            FileNotFoundError,
+            match=r"x+.* is not a folder .* which has .*mnist/efficient_capsnet",
+        ):
             load_pretrained(name)
 
 
 def test_wrong_class(saved: Path) -> None:
     assert isinstance(CapsNet.from_pretrained(saved), CapsNet)
     assert isinstance(ImageClassifier.from_pretrained(saved), CapsNet)
-    with pytest.raises(ValueError, match=f"{saved} holds a CapsNet, not a SharedCapsNet"):
+    with pytest.raises(
+        ValueError, match=f"{saved} holds a CapsNet, not a SharedCapsNet"
+    ):
         SharedCapsNet.from_pretrained(saved)
 
 
 def test_weights_are_written_as_the_package_would(tmp_path: Path) -> None:
-    state = {"b": torch.randn(3, 4), "a": torch.arange(3), "c": torch.ones(5).bool(), "é": torch.zeros(0, 3).bfloat16()}
+    state = {
+        "b": torch.randn(3, 4),
+        "a": torch.arange(3),
+        "c": torch.ones(5).bool(),
+        "é": torch.zeros(0, 3).bfloat16(),
+    }
     _write_weights(state, tmp_path / "own")
     read = load_file(tmp_path / "own")
     assert read.keys() == state.keys()
-    assert all(torch.equal(read[name], one) and read[name].dtype == one.dtype for name, one in state.items())
+    assert all(
+        torch.equal(read[name], one) and read[name].dtype == one.dtype
+        for name, one in state.items()
+    )

@@ -1,4 +1,6 @@
-"""Networks over other things than images, and how any network is saved and found again."""
+"""Networks over other things than images, and how any network is saved and found
+again.
+"""
 
 import importlib.util
 import json
@@ -37,20 +39,30 @@ from torchcaps.testing import check_model
 class TinyText(Network):
     """Words, convolutional capsules over them, classes."""
 
-    def __init__(self, words: int, classes: int, width: int = 6, routing: Routing | None = None) -> None:
+    def __init__(
+        self, words: int, classes: int, width: int = 6, routing: Routing | None = None
+    ) -> None:
         super().__init__()
         self.words, self.classes, self.width = words, classes, width
         self.embedding = nn.Embedding(words, width)
-        self.primary_caps = PrimaryCaps1d(width, 3, 4, kernel_size=3, stride=1, padding=1)
-        self.conv_caps = CapsConv1d(3, 3, 4, 4, 3, stride=2, routing=routing, competition="grid")
-        self.class_caps = ClassCaps(3, classes, 4, 4, axes=1, routing=EMRouting.preset("standardised"))
+        self.primary_caps = PrimaryCaps1d(
+            width, 3, 4, kernel_size=3, stride=1, padding=1
+        )
+        self.conv_caps = CapsConv1d(
+            3, 3, 4, 4, 3, stride=2, routing=routing, competition="grid"
+        )
+        self.class_caps = ClassCaps(
+            3, classes, 4, 4, axes=1, routing=EMRouting.preset("standardised")
+        )
 
     @property
     def routing(self) -> Routing:
         return self.conv_caps.routing
 
     def forward(self, words: Tensor) -> Capsules:
-        return self.class_caps(self.conv_caps(self.primary_caps(self.embedding(words).mT)))
+        return self.class_caps(
+            self.conv_caps(self.primary_caps(self.embedding(words).mT))
+        )
 
 
 class TinyVolume(Network):
@@ -60,8 +72,12 @@ class TinyVolume(Network):
         super().__init__()
         self.classes, self.pose = classes, pose
         self.primary_caps = PrimaryCaps3d(1, 2, pose, 3, 2, activation="learned")
-        self.conv_caps = CapsConv3d(2, 3, pose, pose, 2, routing=EMRouting.preset("standardised"))
-        self.class_caps = ClassCaps(3, classes, pose, pose, axes=3, routing=EMRouting.preset("standardised"))
+        self.conv_caps = CapsConv3d(
+            2, 3, pose, pose, 2, routing=EMRouting.preset("standardised")
+        )
+        self.class_caps = ClassCaps(
+            3, classes, pose, pose, axes=3, routing=EMRouting.preset("standardised")
+        )
 
     def forward(self, volumes: Tensor) -> Capsules:
         return self.class_caps(self.conv_caps(self.primary_caps(volumes)))
@@ -78,22 +94,37 @@ def voxels(*shape: int) -> Tensor:
 @pytest.mark.parametrize(
     ("make", "batches"),
     [
-        (lambda: TinyText(11, 4, routing=create_routing("dynamic", steps=2)), [words(3, 9), words(3, 14)]),
-        pytest.param(TinyVolume, [voxels(3, 1, 7, 8, 9), voxels(3, 1, 9, 7, 12)], marks=pytest.mark.thorough),
+        (
+            lambda: TinyText(11, 4, routing=create_routing("dynamic", steps=2)),
+            [words(3, 9), words(3, 14)],
+        ),
+        pytest.param(
+            TinyVolume,
+            [voxels(3, 1, 7, 8, 9), voxels(3, 1, 9, 7, 12)],
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["text", "volume"],
 )
-def test_network_over_something_else(make: Any, batches: list[Tensor], tmp_path: Path) -> None:
+def test_network_over_something_else(
+    make: Any, batches: list[Tensor], tmp_path: Path
+) -> None:
     """It learns, takes any size, and is saved and loaded."""
     torch.manual_seed(0)
     network = make()
     check_model(network, lambda batch: batches[0][:batch])
-    optimizer, labels, losses = torch.optim.Adam(network.parameters(), 0.03), torch.tensor([0, 1, 2]), []
+    optimizer, labels, losses = (
+        torch.optim.Adam(network.parameters(), 0.03),
+        torch.tensor([0, 1, 2]),
+        [],
+    )
     for _ in range(15):
         optimizer.zero_grad()
         loss = margin_loss(network(batches[0]).activation, labels)
         loss.backward()
-        assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+        assert all(
+            parameter.grad.isfinite().all() for parameter in network.parameters()
+        )
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0]
@@ -107,7 +138,9 @@ def test_network_over_something_else(make: Any, batches: list[Tensor], tmp_path:
 
 
 class Holding(Network):
-    def __init__(self, value: Any = None, attention: Any = None, routing: Any = None) -> None:
+    def __init__(
+        self, value: Any = None, attention: Any = None, routing: Any = None
+    ) -> None:
         super().__init__()
         self.value, self.attention, self.routing = value, attention, routing
 
@@ -117,7 +150,10 @@ class Holding(Network):
 
 class Layered(Network):
     def __init__(
-        self, layers: Sequence[Routing | None], named: dict[str, Routing], routing: Routing | None = None
+        self,
+        layers: Sequence[Routing | None],
+        named: dict[str, Routing],
+        routing: Routing | None = None,
     ) -> None:
         super().__init__()
         self.layers, self.named, self.routing = layers, named, routing
@@ -180,21 +216,39 @@ class TestConfiguration:
         assert type(again) is type(value)
 
     def test_routings_wherever_a_type_hint_says_so(self) -> None:
-        em, dynamic = create_routing("em", steps=2), create_routing("dynamic", bias=True)
+        em, dynamic = (
+            create_routing("em", steps=2),
+            create_routing("dynamic", bias=True),
+        )
         again = round_trip(Layered([em, None, dynamic], {"top": dynamic}, routing=em))
         made = (*again.layers, again.named["top"], again.routing)
-        for routing, expected in zip(made, (em, None, dynamic, dynamic, em), strict=True):
+        for routing, expected in zip(
+            made, (em, None, dynamic, dynamic, em), strict=True
+        ):
             assert type(routing) is type(expected)
             assert expected is None or routing.config() == expected.config()
 
     def test_a_routing_by_name(self) -> None:
-        """Where no type hint says what it is, a routing is an argument that is called so."""
-        assert type(Holding.from_config({"routing": {"name": "em", "steps": 2}}).routing) is ROUTINGS["em"]
-        assert Holding.from_config({"attention": {"name": "em"}}).attention == {"name": "em"}
+        """Where no type hint says what it is, a routing is an argument that is called
+        so.
+        """
+        assert (
+            type(Holding.from_config({"routing": {"name": "em", "steps": 2}}).routing)
+            is ROUTINGS["em"]
+        )
+        assert Holding.from_config({"attention": {"name": "em"}}).attention == {
+            "name": "em"
+        }
 
     def test_files_of_earlier_code_mark_routings_by_a_key(self) -> None:
         marked = {"__routing__": "dynamic", "steps": 2}
-        again = Holding.from_config({"value": {"layers": [marked, None]}, "attention": marked, "routing": marked})
+        again = Holding.from_config(
+            {
+                "value": {"layers": [marked, None]},
+                "attention": marked,
+                "routing": marked,
+            }
+        )
         for routing in (again.value["layers"][0], again.attention, again.routing):
             assert routing.config() == create_routing("dynamic", steps=2).config()
 
@@ -210,27 +264,44 @@ class TestConfiguration:
 
     def test_arguments_without_names(self) -> None:
         assert Gathering(1).config() == {"first": 1}
-        with pytest.raises(ValueError, match=r"Gathering took arguments without names, \(2, 3\)"):
+        with pytest.raises(
+            ValueError, match=r"Gathering took arguments without names, \(2, 3\)"
+        ):
             Gathering(1, 2, 3).config()
 
     def test_an_argument_that_is_not_kept_is_told_before_the_training(self) -> None:
-        with pytest.raises(ValueError, match="Forgetful must keep its argument 'depth' as an attribute"):
+        with pytest.raises(
+            ValueError, match="Forgetful must keep its argument 'depth' as an attribute"
+        ):
             Forgetful.from_config({})
-        with pytest.raises(ValueError, match="Forgetful must keep its argument 'depth' as an attribute"):
+        with pytest.raises(
+            ValueError, match="Forgetful must keep its argument 'depth' as an attribute"
+        ):
             Forgetful(3).config()
 
     @pytest.mark.parametrize(
         ("value", "message"),
         [
-            (torch.zeros(2), "value must be a name, a number, .* to be saved; got tensor"),
+            (
+                torch.zeros(2),
+                "value must be a name, a number, .* to be saved; got tensor",
+            ),
             (len, "value must be .* got <built-in function len>"),
             ({1: "a"}, "value must have names for its values, got 1"),
-            ((1, [Path()]), r"value must say by its type hint what it takes, .* got \(1, \[.*Path"),
-            ({"a": create_routing("em")}, "value must say by its type hint what it takes, .* EMRouting"),
+            (
+                (1, [Path()]),
+                r"value must say by its type hint what it takes, .* got \(1, \[.*Path",
+            ),
+            (
+                {"a": create_routing("em")},
+                "value must say by its type hint what it takes, .* EMRouting",
+            ),
         ],
         ids=["tensor", "function", "keys", "nested", "routing"],
     )
-    def test_what_cannot_be_saved(self, value: Any, message: str, tmp_path: Path) -> None:
+    def test_what_cannot_be_saved(
+        self, value: Any, message: str, tmp_path: Path
+    ) -> None:
         with pytest.raises(ValueError, match=f"(?s){message}"):
             Holding(value).save_pretrained(tmp_path / "net")
         assert not (tmp_path / "net").exists()
@@ -280,11 +351,17 @@ def stranger(tmp_path: Path) -> Iterator[Any]:
 
 
 class TestNames:
-    def test_another_class_of_the_same_name(self, stranger: Any, tmp_path: Path) -> None:
+    def test_another_class_of_the_same_name(
+        self, stranger: Any, tmp_path: Path
+    ) -> None:
         other = tmp_path / "other.py"
         other.write_text(MODULE.replace('"strange"', '"other"'))
         with pytest.raises(
-            ValueError, match=r"'Stranger' exists already, my_networks\.Stranger: .*other_networks\.Str"
+            ValueError,
+            match=(
+                r"'Stranger' exists already, my_networks\.Stranger: "
+                r".*other_networks\.Str"
+            ),
         ):
             load_module(other, "other_networks")
         assert NETWORKS["Stranger"] is stranger.Stranger
@@ -293,7 +370,9 @@ class TestNames:
         assert NETWORKS["CapsNet"] is CapsNet
 
     @pytest.mark.parametrize("name", ["my_networks", "same_file"])
-    def test_the_same_class_once_more(self, stranger: Any, name: str, tmp_path: Path) -> None:
+    def test_the_same_class_once_more(
+        self, stranger: Any, name: str, tmp_path: Path
+    ) -> None:
         """A module that is reloaded, or imported from its path under another name."""
         again = load_module(tmp_path / "my_networks.py", name)
         assert again.Stranger is not stranger.Stranger
@@ -303,7 +382,9 @@ class TestNames:
 
     def test_two_configurations_of_one_name(self, stranger: Any) -> None:
         for network in (stranger.Stranger, CapsNet):
-            with pytest.raises(ValueError, match="a model named 'stranger' exists already: a Stranger"):
+            with pytest.raises(
+                ValueError, match="a model named 'stranger' exists already: a Stranger"
+            ):
                 register_model("stranger", "nowhere", width=4)(network)
 
     @pytest.mark.thorough
@@ -317,14 +398,26 @@ first = Cell
 exec({cell!r}, globals())
 print(NETWORKS["Cell"] is Cell, Cell is first)
 """
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
         assert result.stdout.split() == ["True", "False"], result.stderr
 
-    def test_all_weights_of_described_networks_are_counted_though_none_is_drawn(self) -> None:
-        names = ["byerly", "capsnet_small", "efficient_capsnet_smallnorb", "matrixcapsnet_small", "text_encoder"]
+    def test_all_weights_of_described_networks_are_counted_though_none_is_drawn(
+        self,
+    ) -> None:
+        names = [
+            "byerly",
+            "capsnet_small",
+            "efficient_capsnet_smallnorb",
+            "matrixcapsnet_small",
+            "text_encoder",
+        ]
         rows = describe_models(names)
         made = [create_model(name) for name in names]
-        assert [row["parameters"] for row in rows] == [sum(one.numel() for one in net.parameters()) for net in made]
+        assert [row["parameters"] for row in rows] == [
+            sum(one.numel() for one in net.parameters()) for net in made
+        ]
 
     def test_models_of_other_networks(self, stranger: Any) -> None:
         assert create_model("stranger", width=5).layer.out_features == 5
@@ -333,20 +426,32 @@ print(NETWORKS["Cell"] is Cell, Cell is first)
 
 
 class TestNotImported:
-    def test_network(self, stranger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_network(
+        self, stranger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         stranger.Stranger().save_pretrained(tmp_path / "net")
         monkeypatch.delitem(NETWORKS, "Stranger")
         with pytest.raises(
             ValueError,
-            match=r"config\.json: network 'Stranger' is not known; known are .*CapsNet.*\n  Import the module that "
-            r"defines it \(my_networks\) first, on the command line with --import my_networks",
+            match=(
+                r"config\.json: network 'Stranger' is not known; known are "
+                r".*CapsNet.*\n  Import the module that "
+                r"defines it \(my_networks\) first, on the command line with "
+                r"--import my_networks"
+            ),
         ) as caught:
             load_pretrained(tmp_path / "net")
         assert "damaged" not in str(caught.value)
         config = json.loads((tmp_path / "net" / CONFIG_FILE).read_text())
         del config["imports"]  # as files of today are
         (tmp_path / "net" / CONFIG_FILE).write_text(json.dumps(config))
-        with pytest.raises(ValueError, match=r"(?s)'Stranger' is not known.* Import the module .*--import my_module"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                r"(?s)'Stranger' is not known.* Import the module .*--import "
+                r"my_module"
+            ),
+        ):
             load_pretrained(tmp_path / "net")
 
     def test_routing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,10 +465,16 @@ class TestNotImported:
         assert isinstance(load_pretrained(tmp_path).routing, Mine)
         monkeypatch.delitem(ROUTINGS, "mine")
         with pytest.raises(
-            ValueError, match=rf"(?s)routing must be one of .*'mine'.*\({__name__}\).*--import {__name__}"
+            ValueError,
+            match=(
+                rf"(?s)routing must be one of .*'mine'.*\({__name__}\).*--import "
+                rf"{__name__}"
+            ),
         ):
             load_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=r"routing must be one of .*'dynamic'.* got 'mine'"):
+        with pytest.raises(
+            ValueError, match=r"routing must be one of .*'dynamic'.* got 'mine'"
+        ):
             create_model("capsnet_digits", routing={"name": "mine"})
 
     def test_own_networks_need_no_import(self, tmp_path: Path) -> None:
@@ -374,13 +485,19 @@ class TestNotImported:
 def test_files_of_before(tmp_path: Path) -> None:
     """Routings were marked by a key of their own."""
     model = create_model(
-        "matrixcapsnet_small", image_shape=(1, 19, 19), types=(1, 2, 3), class_routing={"name": "euclidean"}
+        "matrixcapsnet_small",
+        image_shape=(1, 19, 19),
+        types=(1, 2, 3),
+        class_routing={"name": "euclidean"},
     )
     model.eval().save_pretrained(tmp_path)
     config = json.loads((tmp_path / CONFIG_FILE).read_text())
     for argument in ("routing", "class_routing"):
         settings = config["arguments"][argument]
-        config["arguments"][argument] = {"__routing__": settings.pop("name"), **settings}
+        config["arguments"][argument] = {
+            "__routing__": settings.pop("name"),
+            **settings,
+        }
     (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
     loaded, images = load_pretrained(tmp_path), torch.rand(2, 1, 19, 19)
     assert loaded.config() == model.config()

@@ -21,7 +21,9 @@ def network(name: str = "scene_capsnet", **more: Any) -> Any:
     made = create_model(name, **{**SMALL, **more})
     with torch.no_grad():
         for module in made.modules():
-            if isinstance(module, torch.nn.BatchNorm2d):  # not those of a network that saw nothing yet
+            if isinstance(
+                module, torch.nn.BatchNorm2d
+            ):  # not those of a network that saw nothing yet
                 module.running_mean.uniform_(-0.2, 0.2)
                 module.running_var.uniform_(0.1, 0.3)
     return made.eval()
@@ -38,7 +40,9 @@ class TestBoxesOfMaps:
         maps[0, 0, 2:5, 3:10] = 0.6
         maps[0, 1, 7, 11] = 2.0
         found = boxes_of_maps(maps, 4.0, cut)
-        assert torch.allclose(found[0], torch.tensor([[12.0, 8, 40, 20], [44, 28, 48, 32]]).double())
+        assert torch.allclose(
+            found[0], torch.tensor([[12.0, 8, 40, 20], [44, 28, 48, 32]]).double()
+        )
 
     def test_by_the_book(self) -> None:
         maps = noise(2, 3, 5, 6).double()
@@ -47,10 +51,18 @@ class TestBoxesOfMaps:
             for one in range(3):
                 weights = (maps[image, one] - 0.3 * maps[image, one].max()).clamp_min(0)
                 weights = weights / weights.sum()
-                x = sum(weights[i, j] * 8 * (j + 0.5) for i in range(5) for j in range(6))
-                spread = sum(weights[i, j] * (8 * (j + 0.5) - x) ** 2 for i in range(5) for j in range(6))
+                x = sum(
+                    weights[i, j] * 8 * (j + 0.5) for i in range(5) for j in range(6)
+                )
+                spread = sum(
+                    weights[i, j] * (8 * (j + 0.5) - x) ** 2
+                    for i in range(5)
+                    for j in range(6)
+                )
                 half = (3 * (spread + 64 / 12)) ** 0.5
-                assert found[image, one, [0, 2]].tolist() == pytest.approx([(x - half).item(), (x + half).item()])
+                assert found[image, one, [0, 2]].tolist() == pytest.approx(
+                    [(x - half).item(), (x + half).item()]
+                )
 
     def test_a_cell_that_speaks_for_more_than_itself(self) -> None:
         maps = torch.zeros(1, 1, 5, 7, dtype=torch.float64)
@@ -77,7 +89,9 @@ class TestMaps:
             maps, children = net.maps_of(images), net.children_of(images)
             share = net.route(images).assignment.unflatten(1, (8, 6))
             orphans = 1 - share.sum(-1)
-            expected = (share - orphans[..., None]).clamp_min(0) * children.activation[..., None]
+            expected = (share - orphans[..., None]).clamp_min(0) * children.activation[
+                ..., None
+            ]
             assert torch.allclose(maps, expected.movedim(-1, 1))
             assert (maps > 0).any()
             (explained,) = Observation(net, Selection(images, images)).maps.values()
@@ -97,7 +111,9 @@ class TestMaps:
             scores = net.scores(net.features(images))
             said = net(images)
             assert torch.equal(net.maps_of(images), scores.relu())
-            assert torch.allclose(said.activation, (scores.mean((2, 3)) + net.bias).sigmoid())
+            assert torch.allclose(
+                said.activation, (scores.mean((2, 3)) + net.bias).sigmoid()
+            )
             assert torch.equal(said.boxes, boxes_of_maps(scores.relu(), 4, 0.2))
 
 
@@ -105,12 +121,24 @@ class TestThings:
     @pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.9])
     def test_connected_parts(self, share: float) -> None:
         """Against SciPy, cell by cell, on maps that wind through each other."""
-        there = torch.rand(3, 4, 9, 13, generator=torch.Generator().manual_seed(0)) < share
+        there = (
+            torch.rand(3, 4, 9, 13, generator=torch.Generator().manual_seed(0)) < share
+        )
         found, one = _lobes(there), np.ones((3, 3))
-        labels = np.stack([label(part, one)[0] for part in there.flatten(0, 1).numpy()]).reshape(there.shape)
-        for mine, theirs in zip(found.flatten(0, 1), torch.from_numpy(labels).flatten(0, 1), strict=True):
-            pairs = set(zip(mine.flatten().tolist(), theirs.flatten().tolist(), strict=True))
-            assert len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs})
+        labels = np.stack(
+            [label(part, one)[0] for part in there.flatten(0, 1).numpy()]
+        ).reshape(there.shape)
+        for mine, theirs in zip(
+            found.flatten(0, 1), torch.from_numpy(labels).flatten(0, 1), strict=True
+        ):
+            pairs = set(
+                zip(mine.flatten().tolist(), theirs.flatten().tolist(), strict=True)
+            )
+            assert (
+                len(pairs)
+                == len({one for one, _ in pairs})
+                == len({other for _, other in pairs})
+            )
 
     def test_how_many_parts_a_map_has(self) -> None:
         maps = torch.zeros(1, 3, 5, 6)
@@ -130,7 +158,9 @@ class TestThings:
             active = net(images).activation
         least = active.median().item()
         for things, mine in zip(net.things_of(images, least), active, strict=True):
-            assert {thing.label for thing in things} == set((mine > least).nonzero().flatten().tolist())
+            assert {thing.label for thing in things} == set(
+                (mine > least).nonzero().flatten().tolist()
+            )
             assert all(torch.equal(thing.pose[-4:], thing.box) for thing in things)
 
 
@@ -140,7 +170,10 @@ class TestThingsByVotes:
         count = votes.shape[0]
         pose = noise(1, 1, count, net.child_dim)
         places = Places(
-            Capsules(pose, torch.ones(1, 1, count)), maps.view(1, 1, 1, count), votes[None], torch.zeros(1, count, 2)
+            Capsules(pose, torch.ones(1, 1, count)),
+            maps.view(1, 1, 1, count),
+            votes[None],
+            torch.zeros(1, count, 2),
         )
         return net, Prediction(torch.ones(1, 1), None, None, None, places)
 
@@ -150,20 +183,28 @@ class TestThingsByVotes:
         net, prediction = self.places(votes, torch.ones(5))
         seen: list[Tensor] = []
         net.alone = lambda places, image, there: (
-            seen.append(there) or Capsules(torch.zeros(len(there), 1, 20), torch.ones(len(there), 1))
+            seen.append(there)
+            or Capsules(torch.zeros(len(there), 1, 20), torch.ones(len(there), 1))
         )
         assert len(net.things_in(prediction)[0]) == 2
-        assert sorted(row.flatten().tolist() for row in seen[0]) == [[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]]
+        assert sorted(row.flatten().tolist() for row in seen[0]) == [
+            [0, 0, 1, 1, 1],
+            [1, 1, 0, 0, 0],
+        ]
         net.overlap = None
         assert len(net.things_in(prediction)[0]) == 1
 
     def test_every_place_belongs_to_one_even_with_empty_boxes(self) -> None:
         groups = _agreeing(torch.ones(2, 3, 1, 4), torch.zeros(2, 4, 4), 0.3)
         assert torch.equal(groups.flatten(), torch.arange(24))
-        assert (_agreeing(torch.zeros(2, 3, 1, 4), torch.ones(2, 4, 4), 0.3) == -1).all()
+        assert (
+            _agreeing(torch.zeros(2, 3, 1, 4), torch.ones(2, 4, 4), 0.3) == -1
+        ).all()
 
     def test_wrong_overlap(self) -> None:
-        with pytest.raises(ValueError, match=r"overlap must be a share in \[0, 1\), got 1"):
+        with pytest.raises(
+            ValueError, match=r"overlap must be a share in \[0, 1\), got 1"
+        ):
             network(overlap=1.0)
 
 
@@ -173,7 +214,9 @@ class TestBoxes:
         images = noise(2, 1, 32, 32)
         with torch.no_grad():
             said = net(images)
-            assert torch.allclose(said.boxes, boxes_of_maps(net.maps_of(images), 4, 0.5))
+            assert torch.allclose(
+                said.boxes, boxes_of_maps(net.maps_of(images), 4, 0.5)
+            )
         assert said.capsules.pose.shape == (2, 4, 16 + 4)
         assert torch.equal(said.capsules.pose[..., -4:], said.boxes)
         assert torch.equal(said.capsules.pose[..., :-4], net.route(images).pose)
@@ -190,11 +233,19 @@ class TestBoxes:
                     total, box = 0.0, torch.zeros(4)
                     for row in range(6):
                         for column in range(8):
-                            x, y, weight = 4 * column + 2, 4 * row + 2, maps[image, one, row, column]
+                            x, y, weight = (
+                                4 * column + 2,
+                                4 * row + 2,
+                                maps[image, one, row, column],
+                            )
                             left, top, right, bottom = sides[image, :, row, column]
-                            box += weight * torch.stack([x - left, y - top, x + right, y + bottom])
+                            box += weight * torch.stack(
+                                [x - left, y - top, x + right, y + bottom]
+                            )
                             total += weight
-                    assert torch.allclose(found[image, one], box / total, rtol=1e-4, atol=1e-4)
+                    assert torch.allclose(
+                        found[image, one], box / total, rtol=1e-4, atol=1e-4
+                    )
 
     @pytest.mark.parametrize("name", ["scene_capsnet", "scene_cnn", "boxes"])
     def test_move_with_what_they_hold(self, name: str) -> None:
@@ -244,8 +295,12 @@ def test_reach(name: str) -> None:
     images = noise(2, 1, 32, 24)
     with torch.no_grad():
         near, far = network(name), network(name, reach=2.5)
-        assert torch.equal(far(images).boxes, boxes_of_maps(far.maps_of(images), 4, 0.2, 2.5))
-        assert torch.equal(near(images).boxes, boxes_of_maps(near.maps_of(images), 4, 0.2))
+        assert torch.equal(
+            far(images).boxes, boxes_of_maps(far.maps_of(images), 4, 0.2, 2.5)
+        )
+        assert torch.equal(
+            near(images).boxes, boxes_of_maps(near.maps_of(images), 4, 0.2)
+        )
     for reach in (0.0, -1.0, float("inf")):
         with pytest.raises(ValueError, match="reach must be above 0 and finite, got"):
             create_model(name, reach=reach)

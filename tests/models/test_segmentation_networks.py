@@ -9,13 +9,18 @@ import torch
 from torchcaps import create_model, create_routing, list_models
 from torchcaps.models import SegCaps, Segmenter
 
-SMALL = {"segcaps": {"channels": (4, 3), "types": (2, 2, 3), "dim": 4, "class_dim": 5}, "unet": {"channels": (3, 4, 5)}}
+SMALL = {
+    "segcaps": {"channels": (4, 3), "types": (2, 2, 3), "dim": 4, "class_dim": 5},
+    "unet": {"channels": (3, 4, 5)},
+}
 SHAPES = {2: (3, 13, 10), 3: (2, 5, 7, 6)}
 
 
 def small(name: str, axes: int = 2, **more: object) -> Segmenter:
     torch.manual_seed(0)
-    network: Segmenter = create_model(name, image_shape=SHAPES[axes], classes=4, **{**SMALL[name], **more})
+    network: Segmenter = create_model(
+        name, image_shape=SHAPES[axes], classes=4, **{**SMALL[name], **more}
+    )
     return network
 
 
@@ -25,7 +30,9 @@ def test_all_networks_over_pixels_are_tried() -> None:
 
 @pytest.mark.parametrize("axes", SHAPES)
 @pytest.mark.parametrize("name", SMALL)
-def test_every_pixel_has_activations_and_all_parameters_learn(name: str, axes: int) -> None:
+def test_every_pixel_has_activations_and_all_parameters_learn(
+    name: str, axes: int
+) -> None:
     network = small(name, axes)
     images = torch.rand(2, *SHAPES[axes])
     activation = network(images).activation
@@ -33,12 +40,18 @@ def test_every_pixel_has_activations_and_all_parameters_learn(name: str, axes: i
     assert activation.min() >= 0
     assert activation.max() <= 1
     (activation.log().sum(1) * torch.rand(2, *SHAPES[axes][1:])).sum().backward()
-    assert [name for name, one in network.named_parameters() if one.grad is None or not one.grad.any()] == []
+    assert [
+        name
+        for name, one in network.named_parameters()
+        if one.grad is None or not one.grad.any()
+    ] == []
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_larger_image_changes_nothing_far_from_its_edges(name: str) -> None:
-    """Grids halve twice: an image whose corner lies on a multiple of 4 is seen in the same way in a larger one."""
+    """Grids halve twice: an image whose corner lies on a multiple of 4 is seen in the
+    same way in a larger one.
+    """
     network = small(name).eval()
     large = torch.rand(1, 3, 64, 64)
     whole, part = network(large).activation, network(large[..., :48, :48]).activation
@@ -48,12 +61,16 @@ def test_a_larger_image_changes_nothing_far_from_its_edges(name: str) -> None:
 def test_the_length_of_the_class_capsule_is_the_activation() -> None:
     prediction = small("segcaps")(torch.rand(2, 3, 9, 9))
     assert prediction.capsules is not None
-    torch.testing.assert_close(prediction.capsules.pose.norm(dim=-1).movedim(-1, 1), prediction.activation)
+    torch.testing.assert_close(
+        prediction.capsules.pose.norm(dim=-1).movedim(-1, 1), prediction.activation
+    )
 
 
 @pytest.mark.parametrize("routing", ["em", "kmeans", "self_attention", "mean"])
 def test_other_routings_do_as_well(routing: str) -> None:
-    activation = small("segcaps", routing=create_routing(routing))(torch.rand(1, 3, 9, 8)).activation
+    activation = small("segcaps", routing=create_routing(routing))(
+        torch.rand(1, 3, 9, 8)
+    ).activation
     assert activation.isfinite().all()
 
 
@@ -79,10 +96,17 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak is told in other units")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere the peak is told in other units"
+)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_training_step_of_512_by_512_takes_less_than_2_gb(recompute: bool) -> None:
-    done = subprocess.run([sys.executable, "-c", STEP, str(recompute)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", STEP, str(recompute)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert int(done.stdout) * 2**20 < 2e9
 
 
@@ -96,8 +120,14 @@ def test_the_reconstruction_is_of_the_pixels_that_are_not_background() -> None:
     assert drawn.shape == images.shape
     assert torch.equal((drawn > 0).all(1), target > 0)
     capsules = network.encode(images)
-    other = capsules._replace(pose=torch.where((torch.arange(4) == target[..., None])[..., None], capsules.pose, 7.0))
-    torch.testing.assert_close(network.decode(other, target), network.decode(capsules, target))
+    other = capsules._replace(
+        pose=torch.where(
+            (torch.arange(4) == target[..., None])[..., None], capsules.pose, 7.0
+        )
+    )
+    torch.testing.assert_close(
+        network.decode(other, target), network.decode(capsules, target)
+    )
     with pytest.raises(RuntimeError, match="this SegCaps was built without a decoder"):
         small("segcaps").decode(capsules)  # type: ignore[attr-defined]
 
@@ -106,7 +136,10 @@ def test_the_reconstruction_is_of_the_pixels_that_are_not_background() -> None:
     ("images", "message"),
     [
         (torch.rand(2, 3, 9), r"images must be \(B, 3, H, W\), got shape \(2, 3, 9\)"),
-        (torch.rand(2, 1, 9, 9), r"images must be \(B, 3, H, W\), got shape \(2, 1, 9, 9\)"),
+        (
+            torch.rand(2, 1, 9, 9),
+            r"images must be \(B, 3, H, W\), got shape \(2, 1, 9, 9\)",
+        ),
         (torch.zeros(2, 3, 9, 9, dtype=torch.uint8), "images must be floating point"),
         (torch.full((2, 3, 9, 9), torch.nan), "images hold NaN"),
     ],
@@ -118,6 +151,10 @@ def test_other_images_are_refused(images: torch.Tensor, message: str) -> None:
 
 def test_shapes_of_neither_images_nor_volumes_are_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"image_shape must be \(C, H, W\), or \(C, D, H, W\) of volumes, got \(1, 5\)"
+        ValueError,
+        match=(
+            r"image_shape must be \(C, H, W\), or \(C, D, H, W\) of volumes, got "
+            r"\(1, 5\)"
+        ),
     ):
         create_model("segcaps", image_shape=(1, 5))

@@ -47,22 +47,33 @@ def test_statistics_of_training_leave_padding_out(name: str) -> None:
     networks[0](series)
     networks[1](F.pad(torch.cat([series, torch.ones(3, 1, 9)], 1), (0, 20)))
     for norms in zip(networks[0].norms, networks[1].norms, strict=True):
-        torch.testing.assert_close(norms[0].norm.running_mean, norms[1].norm.running_mean)
+        torch.testing.assert_close(
+            norms[0].norm.running_mean, norms[1].norm.running_mean
+        )
         torch.testing.assert_close(norms[0].norm.running_var, norms[1].norm.running_var)
 
 
 def test_capsules_and_twin_are_of_equal_size() -> None:
     for channels, classes in ((12, 9), (6, 7), (40, 10)):
         sizes = [
-            sum(one.numel() for one in create_model(name, in_channels=channels, classes=classes).parameters())
+            sum(
+                one.numel()
+                for one in create_model(
+                    name, in_channels=channels, classes=classes
+                ).parameters()
+            )
             for name in NAMES
         ]
         assert max(sizes) / min(sizes) < 1.05
 
 
 def test_what_moments_give_adds_up_to_the_activation() -> None:
-    """After one step of routing to means the pose is the mean of the votes, and so is its length along it."""
-    network = trained_statistics("series_capsnet", routing=create_routing("euclidean", steps=1))
+    """After one step of routing to means the pose is the mean of the votes, and so is
+    its length along it.
+    """
+    network = trained_statistics(
+        "series_capsnet", routing=create_routing("euclidean", steps=1)
+    )
     assert isinstance(network, CapsuleClassifier)
     series = torch.randn(1, 2, 11)
     shares = moment_shares(network, series)

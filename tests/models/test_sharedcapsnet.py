@@ -11,9 +11,13 @@ import torchcaps as tc
 SMALL = {"channels": (4, 4, 8, 6), "image_shape": (1, 20, 18)}
 
 
-@pytest.mark.parametrize(("batch_norm", "parameters"), [(False, 16_698), (True, 16_890)])
+@pytest.mark.parametrize(
+    ("batch_norm", "parameters"), [(False, 16_698), (True, 16_890)]
+)
 def test_number_of_parameters(batch_norm: bool, parameters: int) -> None:
-    model = tc.create_model("sharedcapsnet_maps", channels=(16, 16, 32, 32), batch_norm=batch_norm)
+    model = tc.create_model(
+        "sharedcapsnet_maps", channels=(16, 16, 32, 32), batch_norm=batch_norm
+    )
     assert sum(weight.numel() for weight in model.parameters()) == parameters
 
 
@@ -22,7 +26,11 @@ def test_activations_are_the_pooled_evidence(sharpness: float) -> None:
     model = tc.create_model("sharedcapsnet_maps", sharpness=sharpness, **SMALL).double()
     images = torch.rand(3, 1, 23, 31, dtype=torch.float64)
     evidence = model.evidence(model.features(images)).flatten(2)
-    pooled = (sharpness * evidence).exp().mean(2).log() / sharpness if sharpness else evidence.mean(2)
+    pooled = (
+        (sharpness * evidence).exp().mean(2).log() / sharpness
+        if sharpness
+        else evidence.mean(2)
+    )
     torch.testing.assert_close(model(images).activation, pooled.sigmoid())
 
 
@@ -31,7 +39,11 @@ def test_sharpness_leads_from_the_mean_to_the_maximum() -> None:
     answers = []
     for sharpness in (0.0, 1e-2, 1.0, 1e4):
         torch.manual_seed(0)
-        answers.append(tc.create_model("sharedcapsnet_maps", sharpness=sharpness, **SMALL)(images).activation.logit())
+        answers.append(
+            tc.create_model("sharedcapsnet_maps", sharpness=sharpness, **SMALL)(
+                images
+            ).activation.logit()
+        )
     torch.manual_seed(0)
     model = tc.create_model("sharedcapsnet_maps", **SMALL)
     highest = model.evidence(model.features(images)).flatten(2).amax(2)
@@ -47,9 +59,15 @@ def test_wrong_sharpness(sharpness: object) -> None:
         tc.create_model("sharedcapsnet_maps", sharpness=sharpness)
 
 
-@pytest.mark.parametrize("name", ["sharedcapsnet", "sharedcapsnet_cnn", "sharedcapsnet_maps"])
+@pytest.mark.parametrize(
+    "name", ["sharedcapsnet", "sharedcapsnet_cnn", "sharedcapsnet_maps"]
+)
 def test_batch_normalisation_follows_each_convolution(name: str) -> None:
     for batch_norm in (False, True):
         layers = list(tc.create_model(name, batch_norm=batch_norm, **SMALL).features)
-        after = [type(layers[place + 1]) for place, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+        after = [
+            type(layers[place + 1])
+            for place, layer in enumerate(layers)
+            if isinstance(layer, nn.Conv2d)
+        ]
         assert after == [nn.BatchNorm2d if batch_norm else nn.ReLU] * 4

@@ -1,16 +1,28 @@
-"""Networks over words: padding changes nothing, any length, and each layer is what it says."""
+"""Networks over words: padding changes nothing, any length, and each layer is what it
+says.
+"""
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps import create_model, create_routing, list_models, list_routings, margin_loss
+from torchcaps import (
+    create_model,
+    create_routing,
+    list_models,
+    list_routings,
+    margin_loss,
+)
 from torchcaps.models import TextCapsNet, TextClassifier, TextPooled, text
 from torchcaps.models.registry import MODELS
 from torchcaps_lab.data.words import PADDING, RESERVED, UNKNOWN, Words
 
-NAMES = [name for name in list_models(takes="words") if MODELS[name].network.__module__.startswith("torchcaps.")]
+NAMES = [
+    name
+    for name in list_models(takes="words")
+    if MODELS[name].network.__module__.startswith("torchcaps.")
+]
 SLOW = pytest.mark.slow
 SMALL = {"vocabulary": 30, "classes": 3, "word_dim": 8}
 
@@ -21,11 +33,19 @@ def network(name: str, **more: object) -> TextClassifier:
 
 
 def some_words(*shape: int) -> Tensor:
-    return torch.randint(UNKNOWN, RESERVED + 30, shape, generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        UNKNOWN, RESERVED + 30, shape, generator=torch.Generator().manual_seed(1)
+    )
 
 
 def test_the_numbers_are_those_of_the_data() -> None:
-    assert NAMES == ["text_capsnet", "text_capsnet_b", "text_cnn", "text_encoder", "text_pooled"]
+    assert NAMES == [
+        "text_capsnet",
+        "text_capsnet_b",
+        "text_cnn",
+        "text_encoder",
+        "text_pooled",
+    ]
     assert (text.PADDING, text.UNKNOWN, text.RESERVED) == (PADDING, UNKNOWN, RESERVED)
     assert Words(("a",)).read(["a b"])[0].numbers.tolist() == [RESERVED, UNKNOWN]
 
@@ -40,7 +60,12 @@ def test_padding_changes_no_answer_and_no_gradient(name: str, length: int) -> No
         model.zero_grad()
         prediction = model(F.pad(words, (0, behind)))
         prediction.activation.square().sum().backward()
-        found.append((prediction.activation, [parameter.grad.clone() for parameter in model.parameters()]))
+        found.append(
+            (
+                prediction.activation,
+                [parameter.grad.clone() for parameter in model.parameters()],
+            )
+        )
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-12)
 
@@ -53,7 +78,9 @@ def test_texts_of_many_lengths_in_one_batch(name: str) -> None:
         row[length:] = PADDING
     together = model(words).activation
     for row, length, answer in zip(words, lengths, together, strict=True):
-        torch.testing.assert_close(model(row[None, :length]).activation[0], answer, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            model(row[None, :length]).activation[0], answer, rtol=1e-9, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,7 +111,12 @@ def test_what_are_no_words(name: str) -> None:
 def test_the_maximum_of_each_feature_over_the_text() -> None:
     model, words = network("text_cnn", widths=(2,), channels=5), some_words(1, 4)
     x = model.embedding(words)[0]
-    windows = torch.stack([torch.cat([x[place], x[place + 1] if place < 3 else 0 * x[0]]) for place in range(4)])
+    windows = torch.stack(
+        [
+            torch.cat([x[place], x[place + 1] if place < 3 else 0 * x[0]])
+            for place in range(4)
+        ]
+    )
     weight = model.convolutions[0].weight.movedim(1, 2).flatten(1)
     features = (windows @ weight.T + model.convolutions[0].bias).relu().amax(0)
     scores = features @ model.head.weight.T + model.head.bias
@@ -100,11 +132,16 @@ def test_form_b_is_the_mean_of_its_branches() -> None:
     poses = [branch(*model.vectors(words)).pose for branch in model.branches]
     prediction = model(words)
     torch.testing.assert_close(prediction.capsules.pose, torch.stack(poses).mean(0))
-    torch.testing.assert_close(prediction.activation, prediction.capsules.pose.norm(dim=-1))
+    torch.testing.assert_close(
+        prediction.activation, prediction.capsules.pose.norm(dim=-1)
+    )
 
 
 def test_capsules_of_the_maxima_over_the_text() -> None:
-    model, words = network("text_pooled", widths=(2, 3), types=4, dim=5), some_words(2, 6)
+    model, words = (
+        network("text_pooled", widths=(2, 3), types=4, dim=5),
+        some_words(2, 6),
+    )
     words[1, 4:] = PADDING
     assert isinstance(model, TextPooled)
     children, places = model.children_of(words), model.places_of(words)
@@ -113,26 +150,42 @@ def test_capsules_of_the_maxima_over_the_text() -> None:
         length = int((words[row] != PADDING).sum())
         x = F.pad(model.embedding(words[row, :length]), (0, 0, 0, 2))
         for branch, width in enumerate((2, 3)):
-            windows = torch.stack([x[place : place + width].T.flatten() for place in range(length)])
+            windows = torch.stack(
+                [x[place : place + width].T.flatten() for place in range(length)]
+            )
             layer = model.convolutions[branch]
-            features = (windows @ layer.weight.flatten(1).T + layer.bias).relu()  # [length, types x dim]
-            torch.testing.assert_close(children.pose[row, 4 * branch : 4 * branch + 4].flatten(), features.amax(0))
+            features = (
+                windows @ layer.weight.flatten(1).T + layer.bias
+            ).relu()  # [length, types x dim]
+            torch.testing.assert_close(
+                children.pose[row, 4 * branch : 4 * branch + 4].flatten(),
+                features.amax(0),
+            )
             share = torch.zeros(4, 6).double()
             for kind in range(4):
                 for one in range(5 * kind, 5 * kind + 5):
-                    share[kind, features[:, one].argmax()] += features[:, one].max() ** 2
-            torch.testing.assert_close(places[branch][row], share / share.sum(1, keepdim=True))
+                    share[kind, features[:, one].argmax()] += (
+                        features[:, one].max() ** 2
+                    )
+            torch.testing.assert_close(
+                places[branch][row], share / share.sum(1, keepdim=True)
+            )
     expected = model.class_caps(children).activation
     torch.testing.assert_close(model(words).activation, expected)
 
 
 @pytest.mark.parametrize("name", ["text_capsnet", "text_encoder", "text_pooled"])
-@pytest.mark.parametrize("routing", [name for name in list_routings() if name in ("kmeans", "mean", "max_min")])
+@pytest.mark.parametrize(
+    "routing",
+    [name for name in list_routings() if name in ("kmeans", "mean", "max_min")],
+)
 def test_other_routings(name: str, routing: str) -> None:
     model = network(name, routing=create_routing(routing))
     assert type(model.routing) is type(create_routing(routing))
     words = some_words(2, 5)
-    torch.testing.assert_close(model(F.pad(words, (0, 4))).activation, model(words).activation)
+    torch.testing.assert_close(
+        model(F.pad(words, (0, 4))).activation, model(words).activation
+    )
 
 
 def test_words_are_hidden_in_training_alone() -> None:
@@ -148,10 +201,14 @@ def test_words_are_hidden_in_training_alone() -> None:
 
 
 def test_what_dynamic_routing_learns_from_a_fresh_start() -> None:
-    """Capsules of different words differ at the start: a few steps tell two words apart."""
+    """Capsules of different words differ at the start: a few steps tell two words
+    apart.
+    """
     for name in ("text_capsnet", "text_encoder", "text_pooled"):
         torch.manual_seed(0)
-        model = create_model(name, vocabulary=10, classes=2, word_dim=16, dropout=0.0, hidden_words=0.0)
+        model = create_model(
+            name, vocabulary=10, classes=2, word_dim=16, dropout=0.0, hidden_words=0.0
+        )
         words, labels = torch.tensor([[2, 4, 5], [3, 4, 5]]), torch.tensor([0, 1])
         optimizer = torch.optim.Adam(model.parameters(), 5e-3)
         for _ in range(25):
@@ -162,11 +219,18 @@ def test_what_dynamic_routing_learns_from_a_fresh_start() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", [pytest.param("text_capsnet", marks=SLOW), "text_encoder", "text_pooled"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("text_capsnet", marks=SLOW), "text_encoder", "text_pooled"]
+)
 def test_exports_with_any_batch_and_length(name: str) -> None:
     model = network(name)
-    shapes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("words", min=2, max=600)}
+    shapes = {
+        0: torch.export.Dim("batch"),
+        1: torch.export.Dim("words", min=2, max=600),
+    }
     program = torch.export.export(model, (some_words(2, 7),), dynamic_shapes=(shapes,))
     for words in (some_words(3, 11), some_words(2, 40)):
         found = program.module()(words)
-        torch.testing.assert_close(found.activation, model(words).activation, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            found.activation, model(words).activation, rtol=1e-9, atol=1e-12
+        )

@@ -13,7 +13,9 @@ import torchcaps as tc
 from torchcaps.ops import Votes
 from torchcaps.routing import Routed, dynamic_routing
 
-pytestmark = pytest.mark.skipif(bool(tc.ops.fused.why_not("native")), reason="the native kernels cannot run here")
+pytestmark = pytest.mark.skipif(
+    bool(tc.ops.fused.why_not("native")), reason="the native kernels cannot run here"
+)
 
 SIZES = [
     (1, 40, 10, 8, 16),
@@ -23,23 +25,33 @@ SIZES = [
     (33, 20, 3, 4, 12),
     (5, 9, 2, 3, 5),
 ]
-"""Rows, children, parents, numbers of their poses: few and many rows, and what no kernel is made for."""
+"""Rows, children, parents, numbers of their poses: few and many rows, and what no
+kernel is made for.
+"""
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
-def tensors(size: tuple[int, ...], dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(
+    size: tuple[int, ...], dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
     """Children, transforms and a bias."""
     B, I, J, P, D = size
     found = numbers(B, I, P), numbers(I, J, P, D, seed=1), numbers(J, D, seed=2) / 10
     return tuple(one.to(dtype).requires_grad_() for one in found)
 
 
-def routing(*votes: Tensor, sites: Tensor | None = None, **options: Any) -> Callable[[], Routed]:
+def routing(
+    *votes: Tensor, sites: Tensor | None = None, **options: Any
+) -> Callable[[], Routed]:
     """Votes are formed anew each time."""
-    return lambda: dynamic_routing(Votes(*votes, backend="native", sites=sites), **options)
+    return lambda: dynamic_routing(
+        Votes(*votes, backend="native", sites=sites), **options
+    )
 
 
 @contextmanager
@@ -56,22 +68,32 @@ def in_one(routed: Routed) -> bool:
 def loss_of(routed: Routed) -> Tensor:
     """Of the poses, their lengths, and the last assignment."""
     fields = (routed.pose, routed.activation, routed.assignment)
-    return sum((field * numbers(*field.shape).to(field.dtype)).sum() for field in fields)
+    return sum(
+        (field * numbers(*field.shape).to(field.dtype)).sum() for field in fields
+    )
 
 
 def outcome(work: Callable[[], Routed], leaves: tuple[Tensor, ...]) -> list[Tensor]:
     routed = work()
-    return [routed.pose, routed.activation, *torch.autograd.grad(loss_of(routed), leaves)]
+    return [
+        routed.pose,
+        routed.activation,
+        *torch.autograd.grad(loss_of(routed), leaves),
+    ]
 
 
-def assert_same(work: Callable[[], Routed], leaves: tuple[Tensor, ...], rtol: float = 1e-10) -> None:
+def assert_same(
+    work: Callable[[], Routed], leaves: tuple[Tensor, ...], rtol: float = 1e-10
+) -> None:
     assert in_one(work())
     found = outcome(work, leaves)
     with step_by_step():
         assert not in_one(work())
         expected = outcome(work, leaves)
     for one, other in zip(found, expected, strict=True):
-        assert torch.linalg.vector_norm(one - other) <= rtol * torch.linalg.vector_norm(other)
+        assert torch.linalg.vector_norm(one - other) <= rtol * torch.linalg.vector_norm(
+            other
+        )
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -88,7 +110,9 @@ def assert_same(work: Callable[[], Routed], leaves: tuple[Tensor, ...], rtol: fl
     ],
     ids=str,
 )
-def test_is_the_same_step_by_step(size: tuple[int, ...], steps: int, options: dict[str, Any]) -> None:
+def test_is_the_same_step_by_step(
+    size: tuple[int, ...], steps: int, options: dict[str, Any]
+) -> None:
     *votes, bias = tensors(size)
     given = {**options, "bias": bias} if "bias" in options else options
     leaves = (*votes, bias) if "bias" in options else tuple(votes)
@@ -106,7 +130,9 @@ def test_is_the_same_without_gradients(size: tuple[int, ...], steps: int) -> Non
             found = work()
         assert torch.equal(found.pose, expected.pose)
         assert (found.similarity is None) == (steps == 1)
-        assert steps == 1 or torch.equal(found.similarity.alpha, expected.similarity.alpha)
+        assert steps == 1 or torch.equal(
+            found.similarity.alpha, expected.similarity.alpha
+        )
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -114,13 +140,20 @@ def test_in_float32(size: tuple[int, ...]) -> None:
     children, transforms, bias = tensors(size, torch.float32)
     with torch.no_grad():
         children /= 10  # logits that do not amplify the last digits
-    assert_same(routing(children, transforms, bias=bias), (children, transforms, bias), rtol=2e-6)
+    assert_same(
+        routing(children, transforms, bias=bias),
+        (children, transforms, bias),
+        rtol=2e-6,
+    )
 
 
 @pytest.mark.parametrize("coordinates", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_windows_share_children(threads: int, coordinates: bool) -> None:
-    children, transforms = numbers(5, 12, 4).requires_grad_(), numbers(4, 3, 4, 8, seed=1).requires_grad_()
+    children, transforms = (
+        numbers(5, 12, 4).requires_grad_(),
+        numbers(4, 3, 4, 8, seed=1).requires_grad_(),
+    )
     sites = torch.tensor([[0, 1, 2, 3], [2, 3, 4, 5], [11, 7, 7, 0]], dtype=torch.int32)
     more = (numbers(4, 8, seed=3).requires_grad_(),) if coordinates else ()
     before = torch.get_num_threads()
@@ -140,7 +173,10 @@ def test_gradients_of_some(frozen: int, rows: int) -> None:
     leaves = tensors((rows, 37, 5, 8, 16))
     leaves[frozen].requires_grad_(False)
     children, transforms, bias = leaves
-    assert_same(routing(children, transforms, bias=bias), tuple(leaf for leaf in leaves if leaf.requires_grad))
+    assert_same(
+        routing(children, transforms, bias=bias),
+        tuple(leaf for leaf in leaves if leaf.requires_grad),
+    )
 
 
 def test_the_bias_alone() -> None:
@@ -148,13 +184,23 @@ def test_the_bias_alone() -> None:
     assert_same(routing(children.detach(), transforms.detach(), bias=bias), (bias,))
 
 
-@pytest.mark.parametrize("squash_kind", ["sabour", pytest.param("half", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("accumulate", [pytest.param(True, marks=pytest.mark.thorough), False])
+@pytest.mark.parametrize(
+    "squash_kind", ["sabour", pytest.param("half", marks=pytest.mark.thorough)]
+)
+@pytest.mark.parametrize(
+    "accumulate", [pytest.param(True, marks=pytest.mark.thorough), False]
+)
 def test_gradients_of_gradients(accumulate: bool, squash_kind: str) -> None:
     leaves = tensors((2, 2, 2, 2, 3))
 
     def poses(children: Tensor, transforms: Tensor, bias: Tensor) -> Tensor:
-        routed = routing(children, transforms, bias=bias, accumulate=accumulate, squash_kind=squash_kind)()
+        routed = routing(
+            children,
+            transforms,
+            bias=bias,
+            accumulate=accumulate,
+            squash_kind=squash_kind,
+        )()
         assert in_one(routed)
         return routed.pose
 
@@ -197,7 +243,9 @@ def test_nan_comes_through(rows: int) -> None:
 def test_a_checkpoint_and_a_second_backward_pass() -> None:
     leaves = tensors((3, 9, 4, 8, 16))[:2]
     expected = torch.autograd.grad(routing(*leaves)().pose.sum(), leaves)
-    again = checkpoint(lambda *votes: routing(*votes)().pose, *leaves, use_reentrant=False).sum()
+    again = checkpoint(
+        lambda *votes: routing(*votes)().pose, *leaves, use_reentrant=False
+    ).sum()
     for _ in range(2):
         found = torch.autograd.grad(again, leaves, retain_graph=True)
         assert all(map(torch.equal, found, expected))
@@ -225,11 +273,17 @@ def test_children_that_were_written_to() -> None:
     ],
     ids=str,
 )
-def test_what_is_done_step_by_step(votes: dict[str, Any], options: dict[str, Any]) -> None:
+def test_what_is_done_step_by_step(
+    votes: dict[str, Any], options: dict[str, Any]
+) -> None:
     children, transforms, _ = tensors((3, 9, 4, 8, 16))
     if "weights" in options:
         options = {"weights": torch.ones(3, 9, dtype=torch.float64)}
-    assert not in_one(dynamic_routing(Votes(children, transforms, backend="native", **votes), **options))
+    assert not in_one(
+        dynamic_routing(
+            Votes(children, transforms, backend="native", **votes), **options
+        )
+    )
 
 
 def test_a_bias_wider_than_the_votes() -> None:
@@ -246,7 +300,9 @@ def test_what_is_no_agreement(backend: str) -> None:
     votes = Votes(children, transforms, backend=backend)
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         votes.agree(tc.ops.Agreement(0))
-    with pytest.raises(ValueError, match=r"squash must be one of \['exponential', .*, got 'hard'"):
+    with pytest.raises(
+        ValueError, match=r"squash must be one of \['exponential', .*, got 'hard'"
+    ):
         votes.agree(tc.ops.Agreement(2, "hard"))
 
 

@@ -1,4 +1,6 @@
-"""Every backend against the readable reference where tests/testing/test_check_backend.py has no case for it."""
+"""Every backend against the readable reference where
+tests/testing/test_check_backend.py has no case for it.
+"""
 
 from functools import partial
 
@@ -15,7 +17,11 @@ from torchcaps.ops.fused import NativeVotes
 from torchcaps.ops.naive import NaiveVotes
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-BUDGETS = (1, 30, 10**6)  # each child of each row of its own; a few children; everything at once
+BUDGETS = (
+    1,
+    30,
+    10**6,
+)  # each child of each row of its own; a few children; everything at once
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float64", "float32"])
 
 
@@ -26,12 +32,19 @@ def agree(case: Case, dtype: torch.dtype, budgets: tuple[int, ...]) -> None:
     if dtype != torch.float64:
         close(case.results(NaiveVotes, inputs), expected, TOLERANCE[dtype])
     for budget in budgets:
-        close(case.results(ChunkedVotes, inputs, budget=budget), expected, TOLERANCE[dtype])
+        close(
+            case.results(ChunkedVotes, inputs, budget=budget),
+            expected,
+            TOLERANCE[dtype],
+        )
     close(case.results(NativeVotes, inputs), expected, TOLERANCE[dtype])
 
 
 def test_budgets_cut_as_intended() -> None:
-    tiles = [tile_shape(batch=2, children=3, numbers=4 * 3, budget=budget) for budget in BUDGETS]
+    tiles = [
+        tile_shape(batch=2, children=3, numbers=4 * 3, budget=budget)
+        for budget in BUDGETS
+    ]
     assert tiles == [(1, 1), (1, 2), (2, 3)]
 
 
@@ -83,7 +96,9 @@ def test_layout_in_memory_does_not_matter(case: Case, view: object) -> None:
         close(case.results(backend, inputs, view), expected, 1e-9)
 
 
-@pytest.mark.parametrize("case", all_cases(rows=1, coordinates=False, weights=True, partition="soft"))
+@pytest.mark.parametrize(
+    "case", all_cases(rows=1, coordinates=False, weights=True, partition="soft")
+)
 def test_expanded_weights(case: Case) -> None:
     inputs = case.inputs()
     whole = dict(inputs, weights=inputs["weights"][:, :1].expand(-1, case.children))
@@ -92,5 +107,11 @@ def test_expanded_weights(case: Case) -> None:
         (gradient,) = torch.autograd.grad(moments.sum.square().sum(), inputs["weights"])
         same = dict(inputs, weights=inputs["weights"][:, :1].repeat(1, case.children))
         reference = case.moments(NaiveVotes, same)
-        (expected,) = torch.autograd.grad(reference.sum.square().sum(), inputs["weights"])
-        close({"sum": moments.sum, "dweights": gradient}, {"sum": reference.sum, "dweights": expected}, 1e-9)
+        (expected,) = torch.autograd.grad(
+            reference.sum.square().sum(), inputs["weights"]
+        )
+        close(
+            {"sum": moments.sum, "dweights": gradient},
+            {"sum": reference.sum, "dweights": expected},
+            1e-9,
+        )

@@ -23,14 +23,23 @@ from torchcaps.ops.fused.compiling import FLAGS, SOURCE, find_compiler
 from torchcaps.ops.fused.memory_pool import MemoryPool
 from torchcaps.ops.windows import in_windows
 
-pytestmark = pytest.mark.skipif(bool(tc.ops.fused.why_not("native")), reason="no C++ kernels here")
+pytestmark = pytest.mark.skipif(
+    bool(tc.ops.fused.why_not("native")), reason="no C++ kernels here"
+)
 
 
-def tensors(rows: int, dtype: torch.dtype = torch.float64, pose: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(
+    rows: int, dtype: torch.dtype = torch.float64, pose: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(rows)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).mul(0.4).to(dtype).requires_grad_()
+        return (
+            torch.randn(*shape, generator=generator, dtype=torch.float64)
+            .mul(0.4)
+            .to(dtype)
+            .requires_grad_()
+        )
 
     width = 16 if pose == 1 else pose
     return (
@@ -53,14 +62,19 @@ def gaussian(votes: Votes, weights: Tensor | None) -> Tensor:
     moments = votes.moments(weights=weights, scatter=True)
     total = moments.mass.new_zeros(())
     for _ in range(2):
-        similarity = Gaussian(moments.mean, 1 / (moments.variance + 0.3), moments.mass.tanh())
+        similarity = Gaussian(
+            moments.mean, 1 / (moments.variance + 0.3), moments.mass.tanh()
+        )
         total = total + votes.logits(similarity).square().sum() + moments.variance.sum()
         moments = votes.moments(similarity, weights, scatter=True)
     return total + moments.mean.square().sum() + moments.variance.sum()
 
 
 def gradients(
-    backend: str, routing: Callable[..., Tensor], inputs: tuple[Tensor, ...], **votes: Any
+    backend: str,
+    routing: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    **votes: Any,
 ) -> tuple[Tensor, ...]:
     with tc.use_backend(backend):
         loss = routing(Votes(inputs[0], inputs[1], **votes), inputs[2])
@@ -69,45 +83,80 @@ def gradients(
 
 @pytest.fixture
 def passed_on(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many terms came together each time that the gradients of votes were passed on."""
+    """How many terms came together each time that the gradients of votes were passed
+    on.
+    """
     counts: list[int] = []
     work = kernels.pass_on
     monkeypatch.setattr(
-        kernels, "pass_on", lambda call, terms, *rest: (counts.append(len(terms)), work(call, terms, *rest))[1]
+        kernels,
+        "pass_on",
+        lambda call, terms, *rest: (
+            counts.append(len(terms)),
+            work(call, terms, *rest),
+        )[1],
     )
     return counts
 
 
 @pytest.mark.parametrize(
-    ("routing", "pose", "terms"), [(dynamic, 1, 5), (gaussian, 1, 5), (gaussian, 4, 5), (dynamic, 3, 4)]
+    ("routing", "pose", "terms"),
+    [(dynamic, 1, 5), (gaussian, 1, 5), (gaussian, 4, 5), (dynamic, 3, 4)],
 )
 @pytest.mark.parametrize("rows", [1, 3, 5, 16, 37])
 def test_all_steps_together_give_the_gradients_of_stored_votes(
-    routing: Callable[..., Tensor], pose: int, terms: int, rows: int, passed_on: list[int]
+    routing: Callable[..., Tensor],
+    pose: int,
+    terms: int,
+    rows: int,
+    passed_on: list[int],
 ) -> None:
     inputs = tensors(rows, pose=pose)
-    expected, actual = (gradients(backend, routing, inputs) for backend in ("naive", "native"))
+    expected, actual = (
+        gradients(backend, routing, inputs) for backend in ("naive", "native")
+    )
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-    assert passed_on == [terms]  # logits that are looked at by themselves share their coefficients with the step
+    assert passed_on == [
+        terms
+    ]  # logits that are looked at by themselves share their coefficients with the step
 
 
 @pytest.mark.parametrize(("images", "threads"), [(1, 2), (3, 2), (5, 1)])
 @pytest.mark.parametrize("routing", [dynamic, gaussian])
-def test_windows_and_coordinates(routing: Callable[..., Tensor], images: int, threads: int) -> None:
+def test_windows_and_coordinates(
+    routing: Callable[..., Tensor], images: int, threads: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).mul(0.4).requires_grad_()
+        return (
+            torch.randn(*shape, generator=generator, dtype=torch.float64)
+            .mul(0.4)
+            .requires_grad_()
+        )
 
-    sites = torch.tensor([[start + step for step in range(6)] for start in (0, 1, 3, 5)], dtype=torch.int32)
-    inputs = random(images, 11, 2, 3), random(6, 4, 3, 4), random(images, 11).detach().abs().requires_grad_()
+    sites = torch.tensor(
+        [[start + step for step in range(6)] for start in (0, 1, 3, 5)],
+        dtype=torch.int32,
+    )
+    inputs = (
+        random(images, 11, 2, 3),
+        random(6, 4, 3, 4),
+        random(images, 11).detach().abs().requires_grad_(),
+    )
     coordinates = random(6, 8)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         found = [
-            gradients(backend, routing, (*inputs, coordinates), coordinates=coordinates, sites=sites)
+            gradients(
+                backend,
+                routing,
+                (*inputs, coordinates),
+                coordinates=coordinates,
+                sites=sites,
+            )
             for backend in ("naive", "native")
         ]
     finally:
@@ -116,39 +165,63 @@ def test_windows_and_coordinates(routing: Callable[..., Tensor], images: int, th
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
-def competing(rows: int = 20, pose: int = 1) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Children, transforms and weights; mean, precision and log_weight, none of them in one piece."""
+def competing(
+    rows: int = 20, pose: int = 1
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Children, transforms and weights; mean, precision and log_weight, none of them in
+    one piece.
+    """
     generator = torch.Generator().manual_seed(rows)
     size = 16 if pose == 1 else pose * pose
-    mean, spread = torch.randn(2, 5, rows, size, generator=generator, dtype=torch.float64).transpose(1, 2)
+    mean, spread = torch.randn(
+        2, 5, rows, size, generator=generator, dtype=torch.float64
+    ).transpose(1, 2)
     log_weight = torch.randn(5, rows, generator=generator, dtype=torch.float64).T
     return tensors(rows, pose=pose), tuple(
-        one.detach().requires_grad_() for one in (mean, spread.square() + 0.3, log_weight)
+        one.detach().requires_grad_()
+        for one in (mean, spread.square() + 0.3, log_weight)
     )
 
 
 def normalised(
-    votes: Votes, similarity: Gaussian, weights: Tensor | None, partition: Tensor | None = None, used: bool = True
+    votes: Votes,
+    similarity: Gaussian,
+    weights: Tensor | None,
+    partition: Tensor | None = None,
+    used: bool = True,
 ) -> Tensor:
-    """A step whose normaliser is found by itself, as image-wide competition finds it, and looked at if ``used``."""
+    """A step whose normaliser is found by itself, as image-wide competition finds it,
+    and looked at if ``used``.
+    """
     source = votes.source
     found = source.log_partition(similarity, False)
     partition = found.tanh() + 2.0 if used and partition is None else partition
-    moments = source.moments(similarity, weights, tc.ops.Rule(log_partition=partition), True)
-    loss = moments.mass.sin().sum() + moments.mean.square().sum() + moments.variance.sum()
+    moments = source.moments(
+        similarity, weights, tc.ops.Rule(log_partition=partition), True
+    )
+    loss = (
+        moments.mass.sin().sum() + moments.mean.square().sum() + moments.variance.sum()
+    )
     return loss + found.square().sum() if used else loss
 
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Of each pass over the votes: whether it had logits at hand, and whether it found gradients of the similarity."""
+    """Of each pass over the votes: whether it had logits at hand, and whether it found
+    gradients of the similarity.
+    """
     seen: list[tuple[bool, bool]] = []
     work = kernels._run
     monkeypatch.setattr(
         kernels,
         "_run",
         lambda which, call, **fields: (
-            seen.append((fields.get("logits") is not None, fields.get("grad_parents") is not None)),
+            seen.append(
+                (
+                    fields.get("logits") is not None,
+                    fields.get("grad_parents") is not None,
+                )
+            ),
             work(which, call, **fields),
         )[1],
     )
@@ -164,38 +237,60 @@ def test_logits_are_written_down_once_and_parents_get_gradients_once(
     found = {}
     for backend in ("naive", "native"):
         with tc.use_backend(backend):
-            loss = normalised(Votes(inputs[0], inputs[1]), Gaussian(*parents), inputs[2])
-            found[backend] = torch.autograd.grad(loss, (*inputs, *parents), retain_graph=True)
+            loss = normalised(
+                Votes(inputs[0], inputs[1]), Gaussian(*parents), inputs[2]
+            )
+            found[backend] = torch.autograd.grad(
+                loss, (*inputs, *parents), retain_graph=True
+            )
     again = torch.autograd.grad(loss, (*inputs, *parents))
-    for expected, actual, same in zip(found["naive"], found["native"], again, strict=True):
+    for expected, actual, same in zip(
+        found["naive"], found["native"], again, strict=True
+    ):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(same, actual, rtol=0, atol=0)
-    forward, backward = [(True, False)] * 2, [(True, False), (True, True), (False, False)]
+    forward, backward = (
+        [(True, False)] * 2,
+        [(True, False), (True, True), (False, False)],
+    )
     assert passes == [*forward, *backward, *backward]
 
 
-@pytest.mark.parametrize(("most", "written"), [(20 * 40 * 5, True), (20 * 40 * 5 - 1, False)])
+@pytest.mark.parametrize(
+    ("most", "written"), [(20 * 40 * 5, True), (20 * 40 * 5 - 1, False)]
+)
 def test_logits_are_written_down_without_gradients_too_unless_they_are_many(
-    most: int, written: bool, passes: list[tuple[bool, bool]], monkeypatch: pytest.MonkeyPatch
+    most: int,
+    written: bool,
+    passes: list[tuple[bool, bool]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deferred, "_LOGITS", most)
     inputs, parents = competing()
     found = []
     for backend in ("naive", "native"):
         with tc.use_backend(backend), torch.no_grad():
-            found.append(normalised(Votes(inputs[0], inputs[1]), Gaussian(*parents), inputs[2]))
+            found.append(
+                normalised(Votes(inputs[0], inputs[1]), Gaussian(*parents), inputs[2])
+            )
     torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
     assert passes == [(written, False)] * 2
 
 
-@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_logits_of_other_numbers_are_not_taken_for_these(context: Callable[[], AbstractContextManager[None]]) -> None:
+@pytest.mark.parametrize(
+    "context", [torch.enable_grad, torch.no_grad, torch.inference_mode]
+)
+def test_logits_of_other_numbers_are_not_taken_for_these(
+    context: Callable[[], AbstractContextManager[None]],
+) -> None:
     inputs, parents = competing()
     rule = tc.ops.Rule(log_partition=torch.full((20, 40), 2.0, dtype=torch.float64))
     with tc.use_backend("native"), context():
         votes = Votes(inputs[0], inputs[1])
         changed = Gaussian(*(one.detach().clone() for one in parents))
-        expected = votes.source.moments(Gaussian(changed.mean + 1, *changed.tensors[1:]), None, rule, True)
+        expected = votes.source.moments(
+            Gaussian(changed.mean + 1, *changed.tensors[1:]), None, rule, True
+        )
         votes.source.log_partition(changed, False)
         changed.mean.add_(1)
         actual = votes.source.moments(changed, None, rule, True)
@@ -205,15 +300,29 @@ def test_logits_of_other_numbers_are_not_taken_for_these(context: Callable[[], A
         torch.testing.assert_close(actual.sum, expected.sum, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("asked", ["children", "weights", "parents", "normaliser given", "normaliser unused"])
+@pytest.mark.parametrize(
+    "asked", ["children", "weights", "parents", "normaliser given", "normaliser unused"]
+)
 def test_some_gradients_of_a_step_with_a_normaliser(asked: str) -> None:
     inputs, parents = competing()
-    given = torch.full((20, 40), 2.0, dtype=torch.float64) if asked == "normaliser given" else None
-    wanted = {"children": inputs[:1], "weights": inputs[2:], "parents": parents}.get(asked, (*inputs, *parents))
+    given = (
+        torch.full((20, 40), 2.0, dtype=torch.float64)
+        if asked == "normaliser given"
+        else None
+    )
+    wanted = {"children": inputs[:1], "weights": inputs[2:], "parents": parents}.get(
+        asked, (*inputs, *parents)
+    )
     found = []
     for backend in ("naive", "native"):
         with tc.use_backend(backend):
-            loss = normalised(Votes(*inputs[:2]), Gaussian(*parents), inputs[2], given, asked != "normaliser unused")
+            loss = normalised(
+                Votes(*inputs[:2]),
+                Gaussian(*parents),
+                inputs[2],
+                given,
+                asked != "normaliser unused",
+            )
             found.append(torch.autograd.grad(loss, wanted))
     for expected, actual in zip(*found, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
@@ -221,13 +330,27 @@ def test_some_gradients_of_a_step_with_a_normaliser(asked: str) -> None:
 
 def test_logits_are_as_they_were_under_another_number_of_threads() -> None:
     generator = torch.Generator().manual_seed(0)
-    sites = torch.tensor([[start + step for step in range(6)] for start in (0, 1, 3, 5)], dtype=torch.int32)
-    children = torch.randn(7, 11, 2, 3, generator=generator, dtype=torch.float64).requires_grad_()
-    transforms = torch.randn(6, 4, 3, 4, generator=generator, dtype=torch.float64).requires_grad_()
-    parents = [torch.rand(28, 4, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    sites = torch.tensor(
+        [[start + step for step in range(6)] for start in (0, 1, 3, 5)],
+        dtype=torch.int32,
+    )
+    children = torch.randn(
+        7, 11, 2, 3, generator=generator, dtype=torch.float64
+    ).requires_grad_()
+    transforms = torch.randn(
+        6, 4, 3, 4, generator=generator, dtype=torch.float64
+    ).requires_grad_()
+    parents = [
+        torch.rand(28, 4, 8, generator=generator, dtype=torch.float64).requires_grad_()
+        for _ in range(2)
+    ]
     parents += [torch.zeros(28, 4, dtype=torch.float64, requires_grad=True)]
     found, before = [], torch.get_num_threads()
-    for backend, threads in (("naive", (2, 2, 2)), ("native", (2, 1, 2)), ("native", (1, 2, 3))):
+    for backend, threads in (
+        ("naive", (2, 2, 2)),
+        ("native", (2, 1, 2)),
+        ("native", (1, 2, 3)),
+    ):
         with tc.use_backend(backend):
             source = Votes(children, transforms, sites=sites).source
         try:
@@ -236,7 +359,9 @@ def test_logits_are_as_they_were_under_another_number_of_threads() -> None:
             torch.set_num_threads(threads[1])
             by_child = torch.full((7, 11), 1.5, dtype=torch.float64) + partition.mean()
             by_child = by_child if source.indexed else in_windows(by_child, sites)
-            moments = source.moments(Gaussian(*parents), None, tc.ops.Rule(log_partition=by_child), True)
+            moments = source.moments(
+                Gaussian(*parents), None, tc.ops.Rule(log_partition=by_child), True
+            )
             torch.set_num_threads(threads[2])
             loss = moments.mean.sin().sum() + moments.variance.sum()
             found.append(torch.autograd.grad(loss, (children, transforms, *parents)))
@@ -253,7 +378,9 @@ def test_parents_alone_leave_nothing_behind(passed_on: list[int]) -> None:
     with tc.use_backend("native"):
         votes = Votes(children, transforms)
         moments = votes.moments(InnerProduct(centre))
-        (alone,) = torch.autograd.grad(moments.sum.square().sum(), centre, retain_graph=True)
+        (alone,) = torch.autograd.grad(
+            moments.sum.square().sum(), centre, retain_graph=True
+        )
     assert passed_on == []
     both = torch.autograd.grad(moments.sum.square().sum(), [centre, transforms])
     torch.testing.assert_close(both[0], alone, rtol=0, atol=0)
@@ -265,11 +392,15 @@ def test_a_second_backward_pass_gives_the_same_and_so_do_two_losses_apart() -> N
     with tc.use_backend("native"):
         votes = Votes(inputs[0], inputs[1])
         first = votes.moments(weights=inputs[2])
-        second = votes.moments(InnerProduct(torch.ones(20, 5, 16, dtype=torch.float64)), inputs[2])
+        second = votes.moments(
+            InnerProduct(torch.ones(20, 5, 16, dtype=torch.float64)), inputs[2]
+        )
         losses = first.sum.square().sum(), second.sum.sin().sum()
         together = torch.autograd.grad(losses[0] + losses[1], inputs, retain_graph=True)
         again = torch.autograd.grad(losses[0] + losses[1], inputs, retain_graph=True)
-        apart = [torch.autograd.grad(loss, inputs) for loss in losses]  # neither graph is kept
+        apart = [
+            torch.autograd.grad(loss, inputs) for loss in losses
+        ]  # neither graph is kept
     for one, same, *parts in zip(together, again, *apart, strict=True):
         torch.testing.assert_close(same, one, rtol=0, atol=0)
         torch.testing.assert_close(parts[0] + parts[1], one, rtol=1e-12, atol=1e-13)
@@ -291,10 +422,18 @@ def test_checkpoints_and_second_derivatives() -> None:
     inputs = tensors(18)
     plain = gradients("native", dynamic, inputs)
     with tc.use_backend("native"):
-        kept = checkpoint(lambda *given: dynamic(Votes(*given[:2]), given[2]), *inputs, use_reentrant=False)
-        for actual, expected in zip(torch.autograd.grad(kept, inputs), plain, strict=True):
+        kept = checkpoint(
+            lambda *given: dynamic(Votes(*given[:2]), given[2]),
+            *inputs,
+            use_reentrant=False,
+        )
+        for actual, expected in zip(
+            torch.autograd.grad(kept, inputs), plain, strict=True
+        ):
             torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-    small = tuple(tensor.detach()[:2, :6].requires_grad_() for tensor in (inputs[0], inputs[2]))
+    small = tuple(
+        tensor.detach()[:2, :6].requires_grad_() for tensor in (inputs[0], inputs[2])
+    )
     transforms = inputs[1].detach()[:6].requires_grad_()
     for backend in ("naive", "native"):
         with tc.use_backend(backend):
@@ -319,7 +458,9 @@ def test_another_number_of_threads_in_the_middle() -> None:
             first.sum.register_hook(lambda grad: torch.set_num_threads(1))
             moments = votes.moments(InnerProduct(first.sum.tanh()), inputs[2])
             moments = votes.moments(InnerProduct(moments.sum.tanh()), inputs[2])
-            found = torch.autograd.grad(moments.sum.square().sum() + moments.mass.sin().sum(), inputs)
+            found = torch.autograd.grad(
+                moments.sum.square().sum() + moments.mass.sin().sum(), inputs
+            )
     finally:
         torch.set_num_threads(before)
     for actual, one in zip(found, expected, strict=True):
@@ -330,11 +471,20 @@ def agreed(votes: Votes, weights: Tensor) -> Tensor:
     """All steps at once, and Gaussians at once."""
     found = votes.agree(tc.ops.Agreement(3))
     assert found is not None
-    return found[0].square().sum() + votes.gaussians(votes.moments(weights=weights, scatter=True), 0.1).precision.sum()
+    return (
+        found[0].square().sum()
+        + votes.gaussians(
+            votes.moments(weights=weights, scatter=True), 0.1
+        ).precision.sum()
+    )
 
 
 def turned(tensor: Tensor) -> Tensor:
-    return tensor if tensor.ndim < 2 else tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    return (
+        tensor
+        if tensor.ndim < 2
+        else tensor.transpose(0, -1).contiguous().transpose(0, -1)
+    )
 
 
 def moved(tensor: Tensor) -> Tensor:
@@ -348,7 +498,9 @@ def test_hooks_may_give_back_saved_tensors_with_other_strides_and_places(
 ) -> None:
     inputs = tensors(2, torch.float32)
     expected = gradients("native", routing, inputs)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), given_back):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor.detach(), given_back
+    ):
         actual = gradients("native", routing, inputs)
     torch.testing.assert_close(actual, expected)
 
@@ -358,7 +510,9 @@ def test_whoever_looks_on_sees_operators() -> None:
     seen = []
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             seen.append(str(function))
             return function(*args, **(kwargs or {}))
 
@@ -367,7 +521,9 @@ def test_whoever_looks_on_sees_operators() -> None:
     assert "torchcaps.moments.default" in seen
     assert "torchcaps.moments_backward.default" in seen
     with tc.use_backend("native"), pytest.warns():
-        traced = torch.jit.trace(lambda one, other: Votes(one, other).moments().sum, (children, transforms))
+        traced = torch.jit.trace(
+            lambda one, other: Votes(one, other).moments().sum, (children, transforms)
+        )
     assert "torchcaps::moments" in str(traced.graph)
 
 
@@ -377,7 +533,9 @@ def test_views_that_only_stand_for_other_numbers() -> None:
     assert mirrored.is_neg()
     with tc.use_backend("native"):
         actual = Votes(mirrored, transforms).moments().sum
-        torch.testing.assert_close(actual, Votes(-children, transforms).moments().sum, rtol=0, atol=0)
+        torch.testing.assert_close(
+            actual, Votes(-children, transforms).moments().sum, rtol=0, atol=0
+        )
 
 
 def test_memory_is_used_again_when_nobody_holds_it_and_no_more_is_kept() -> None:
@@ -387,10 +545,17 @@ def test_memory_is_used_again_when_nobody_holds_it_and_no_more_is_kept() -> None
     assert len(places) == 3
     view = held.pop()[1]  # holds the memory of all
     del held
-    again = [pool.take((1, 3, 4, 8), torch.float64), pool.take((2, 3, 4, 16), torch.float32)]
-    assert {tensor.data_ptr() for tensor in again} == places - {view.data_ptr() - view.nbytes}
+    again = [
+        pool.take((1, 3, 4, 8), torch.float64),
+        pool.take((2, 3, 4, 16), torch.float32),
+    ]
+    assert {tensor.data_ptr() for tensor in again} == places - {
+        view.data_ptr() - view.nbytes
+    }
     larger = [pool.take((9, 3, 4, 16), torch.float32) for _ in range(2)]
-    assert all(tensor.shape == (9, 3, 4, 16) and not tensor.requires_grad for tensor in larger)
+    assert all(
+        tensor.shape == (9, 3, 4, 16) and not tensor.requires_grad for tensor in larger
+    )
     del view, again, larger
     pool.take((1,), torch.float32)
     assert len(pool._free) == 4  # as many as were held at once
@@ -414,7 +579,9 @@ def few_rows(dtype: torch.dtype) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rows", [1, 2, 4])
-def test_votes_of_few_rows_are_formed_once(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_votes_of_few_rows_are_formed_once(
+    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inputs, formed = tensors(rows, dtype), []
     work = kernels._run
 
@@ -422,27 +589,41 @@ def test_votes_of_few_rows_are_formed_once(rows: int, dtype: torch.dtype, monkey
         formed.append(bool(fields.get("formed")))
         return work(which, call, **fields)
 
-    expected = gradients("naive", dynamic, tuple(tensor.detach().double().requires_grad_() for tensor in inputs))
+    expected = gradients(
+        "naive",
+        dynamic,
+        tuple(tensor.detach().double().requires_grad_() for tensor in inputs),
+    )
     monkeypatch.setattr(kernels, "_run", run)
     actual = gradients("native", dynamic, inputs)
     for one, other in zip(actual, expected, strict=True):
         bound = 1e-12 if dtype == torch.float64 else 2e-6
         assert (one - other).abs().max() <= bound * other.abs().max()
     few = rows <= few_rows(inputs[0].dtype)
-    # in the first step; read in two more, and in three backward; not needed where they are passed on
+    # in the first step; read in two more, and in three backward; not needed where they
+    # are passed on
     assert formed == ([False, *[True] * 5, False] if few else [False] * 7)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
-@pytest.mark.parametrize(("level", "size"), [("x86-64-v2", 16), ("x86-64-v3", 32), ("x86-64-v4", 64)])
-def test_vectors_of_every_size(level: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    able = {"DEFAULT": 16, "AVX2": 32, "AVX512": 64}.get(torch.backends.cpu.get_cpu_capability(), 0)
+@pytest.mark.parametrize(
+    ("level", "size"), [("x86-64-v2", 16), ("x86-64-v3", 32), ("x86-64-v4", 64)]
+)
+def test_vectors_of_every_size(
+    level: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able = {"DEFAULT": 16, "AVX2": 32, "AVX512": 64}.get(
+        torch.backends.cpu.get_cpu_capability(), 0
+    )
     if able < size:
         pytest.skip(f"this processor does not run {level}")
     compiler, made = find_compiler(), tmp_path / "native.so"
     assert compiler is not None
-    subprocess.run([*compiler, *FLAGS, f"-march={level}", "-shared", str(SOURCE), "-o", str(made)], check=True)
+    subprocess.run(
+        [*compiler, *FLAGS, f"-march={level}", "-shared", str(SOURCE), "-o", str(made)],
+        check=True,
+    )
     library = kernel_library._loaded(made)
     monkeypatch.setattr(kernels, "library", lambda: library)
     assert library.vector_bytes == size
@@ -452,33 +633,50 @@ def test_vectors_of_every_size(level: str, size: int, tmp_path: Path, monkeypatc
             narrow = tuple(tensor.detach().float().requires_grad_() for tensor in wide)
             expected = gradients("naive", routing, wide)
             for inputs, bound in ((wide, 1e-11), (narrow, 5e-6)):
-                for one, other in zip(gradients("native", routing, inputs), expected, strict=True):
+                for one, other in zip(
+                    gradients("native", routing, inputs), expected, strict=True
+                ):
                     assert (one - other).abs().max() <= bound * other.abs().max()
 
 
 def test_kept_votes_are_those_of_the_numbers_that_are_there() -> None:
     children, transforms, _ = (tensor.detach() for tensor in tensors(2, torch.float32))
-    similarity = InnerProduct(torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0)))
+    similarity = InnerProduct(
+        torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    )
 
     def found(votes: Votes) -> Tensor:
         return votes.moments(similarity).sum
 
     with tc.use_backend("native"):
         votes = Votes(children, transforms)
-        for change in (lambda: None, lambda: children.mul_(2), lambda: transforms[3].zero_(), lambda: None):
+        for change in (
+            lambda: None,
+            lambda: children.mul_(2),
+            lambda: transforms[3].zero_(),
+            lambda: None,
+        ):
             change()
-            torch.testing.assert_close(found(votes), found(Votes(children.clone(), transforms)), rtol=0, atol=0)
+            torch.testing.assert_close(
+                found(votes), found(Votes(children.clone(), transforms)), rtol=0, atol=0
+            )
         with torch.inference_mode():  # tensors that do not count who writes to them
             mine = children.clone()
             votes = Votes(mine, transforms)
             before = found(votes)
             mine.mul_(3)
-            torch.testing.assert_close(found(votes), found(Votes(children * 3, transforms)), rtol=0, atol=0)
+            torch.testing.assert_close(
+                found(votes), found(Votes(children * 3, transforms)), rtol=0, atol=0
+            )
             assert not torch.equal(before, found(votes))
 
 
-@pytest.mark.parametrize(("more", "width", "kept"), [(0, 16, True), (1, 16, False), (0, 20, False)])
-def test_votes_are_kept_where_kernels_read_them(more: int, width: int, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("more", "width", "kept"), [(0, 16, True), (1, 16, False), (0, 20, False)]
+)
+def test_votes_are_kept_where_kernels_read_them(
+    more: int, width: int, kept: bool
+) -> None:
     rows = few_rows(torch.float32) + more
     children, transforms = torch.randn(rows, 40, 8), torch.randn(40, 5, 8, width)
     with tc.use_backend("native"):

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from torchcaps import CapsLinear
-from torchcaps.ops import BACKENDS, Gaussian, InnerProduct, Votes, choose_backend, use_backend
+from torchcaps.ops import (
+    BACKENDS,
+    Gaussian,
+    InnerProduct,
+    Votes,
+    choose_backend,
+    use_backend,
+)
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.fused import NativeVotes, library, why_not
 from torchcaps.ops.naive import NaiveVotes
@@ -38,18 +45,32 @@ def test_small_votes_are_stored_and_large_ones_are_not() -> None:
 
 def test_the_choice_says_why() -> None:
     most = FEW["cpu"] // (2 * 8)
-    assert f"at most {FEW['cpu']} numbers are stored on cpu" in choose_backend(votes(most)).reason
-    assert f"more than {FEW['cpu']} numbers are not stored on cpu" in choose_backend(votes(most + 1)).reason
+    assert (
+        f"at most {FEW['cpu']} numbers are stored on cpu"
+        in choose_backend(votes(most)).reason
+    )
+    assert (
+        f"more than {FEW['cpu']} numbers are not stored on cpu"
+        in choose_backend(votes(most + 1)).reason
+    )
     with use_backend("chunked"):
-        assert choose_backend(votes()) == ("chunked", "asked for by use_backend, backend= or TORCHCAPS_BACKEND")
+        assert choose_backend(votes()) == (
+            "chunked",
+            "asked for by use_backend, backend= or TORCHCAPS_BACKEND",
+        )
 
 
 class TestFewRows:
     """The lanes of the kernels would be empty for Gaussians."""
 
     @staticmethod
-    def votes(rows: int = FEW_ROWS, children: int = 128, matrix: tuple[int, ...] = ()) -> Votes:
-        return Votes(torch.randn(rows, children, *matrix, 8), torch.randn(children, 10, 8, 16) / 4)
+    def votes(
+        rows: int = FEW_ROWS, children: int = 128, matrix: tuple[int, ...] = ()
+    ) -> Votes:
+        return Votes(
+            torch.randn(rows, children, *matrix, 8),
+            torch.randn(children, 10, 8, 16) / 4,
+        )
 
     @staticmethod
     def gaussian(votes: Votes) -> Gaussian:
@@ -60,7 +81,10 @@ class TestFewRows:
         few = self.votes()
         choice = choose_backend(few, self.gaussian(few))
         assert choice.backend == "naive"
-        assert f"{FEW_ROWS} rows of vectors fill few lanes of the native kernels" in choice.reason
+        assert (
+            f"{FEW_ROWS} rows of vectors fill few lanes of the native kernels"
+            in choice.reason
+        )
         assert (
             choose_backend(few).backend
             == choose_backend(few, InnerProduct(self.gaussian(few).mean)).backend
@@ -68,9 +92,14 @@ class TestFewRows:
         )
         few.moments(scatter=True)  # what the first Gaussians are made of
         assert set(few._sources) == {"native", "naive"}
-        assert few._sources["native"].__dict__.keys().isdisjoint({"votes", "_ledger"})  # did nothing
+        assert (
+            few._sources["native"].__dict__.keys().isdisjoint({"votes", "_ledger"})
+        )  # did nothing
 
-    @pytest.mark.parametrize("sizes", [(FEW_ROWS + 1,), (1, STORED_ROWS[1] // 160 + 1), (1, 100), (1, 128, (4,))])
+    @pytest.mark.parametrize(
+        "sizes",
+        [(FEW_ROWS + 1,), (1, STORED_ROWS[1] // 160 + 1), (1, 100), (1, 128, (4,))],
+    )
     def test_others_are_not(self, sizes: tuple) -> None:
         others = self.votes(*sizes)
         assert choose_backend(others, self.gaussian(others)).backend == "native"
@@ -83,11 +112,15 @@ class TestFewRows:
     def test_give_the_same(self) -> None:
         few = self.votes()
         kernels = Votes(few.children, few.transforms, backend="native")
-        found, expected = (votes.moments(self.gaussian(few), scatter=True) for votes in (few, kernels))
+        found, expected = (
+            votes.moments(self.gaussian(few), scatter=True) for votes in (few, kernels)
+        )
         torch.testing.assert_close(tuple(found), tuple(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
     monkeypatch.setenv("CXX", "/no/such/compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     why_not.cache_clear()
@@ -100,20 +133,27 @@ def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(monkeypatch: py
         assert "/no/such/compiler" in choice.reason
         assert isinstance(large.source, ChunkedVotes)
         assert choose_backend(votes(FEW["cpu"])).backend == "naive"  # few for tiles
-        with pytest.raises(RuntimeError, match="/no/such/compiler"), use_backend("native"):
+        with (
+            pytest.raises(RuntimeError, match="/no/such/compiler"),
+            use_backend("native"),
+        ):
             votes().moments(scatter=True)
     finally:
         why_not.cache_clear()
         library.library.cache_clear()
 
 
-def test_a_cache_that_cannot_be_written_is_no_end(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_a_cache_that_cannot_be_written_is_no_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     why_not.cache_clear()
     library.library.cache_clear()
     try:
-        with pytest.warns(RuntimeWarning, match="slower routing.*could not be compiled with"):
+        with pytest.warns(
+            RuntimeWarning, match="slower routing.*could not be compiled with"
+        ):
             assert choose_backend(votes(FEW_TILES)).backend == "chunked"
     finally:
         why_not.cache_clear()
@@ -180,13 +220,31 @@ def test_restricted_votes_are_not_formed_again() -> None:
         ((2, 3, 1, 4, 1), (3, 2, 4, 5), None, r"children must be .*\(2, 3, 1, 4, 1\)"),
         ((2, 3, 4), (3, 4, 5), None, r"transforms must be .*\(3, 4, 5\)"),
         ((2, 3, 4), (6, 2, 4, 5), None, "transforms are for 6 children.* there are 3"),
-        ((2, 3, 4), (3, 2, 7, 5), None, "of dimension 7, but children have dimension 4"),
-        ((2, 3, 6, 4), (3, 2, 4, 5), (3, 5), r"coordinates must be .*\(3, 30\), got shape \(3, 5\)"),
-        ((2, 3, 6, 4), (3, 2, 4, 5), (2, 30), r"coordinates must be .*\(3, 30\), got shape \(2, 30\)"),
+        (
+            (2, 3, 4),
+            (3, 2, 7, 5),
+            None,
+            "of dimension 7, but children have dimension 4",
+        ),
+        (
+            (2, 3, 6, 4),
+            (3, 2, 4, 5),
+            (3, 5),
+            r"coordinates must be .*\(3, 30\), got shape \(3, 5\)",
+        ),
+        (
+            (2, 3, 6, 4),
+            (3, 2, 4, 5),
+            (2, 30),
+            r"coordinates must be .*\(3, 30\), got shape \(2, 30\)",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit(
-    children: tuple[int, ...], transforms: tuple[int, ...], coordinates: tuple[int, ...] | None, message: str
+    children: tuple[int, ...],
+    transforms: tuple[int, ...],
+    coordinates: tuple[int, ...] | None,
+    message: str,
 ) -> None:
     extra = None if coordinates is None else torch.zeros(coordinates)
     with pytest.raises(ValueError, match=message):
@@ -197,7 +255,9 @@ def test_shapes_that_do_not_fit(
 def test_weights_of_second_moments_that_do_not_fit(backend: str) -> None:
     made = Votes(torch.ones(2, 3, 4), torch.ones(3, 2, 4, 5), backend=backend)
     for shape in ((1, 3), (2, 1), (3,)):
-        with pytest.raises(ValueError, match=r"weights must be \(N, G\) = \(2, 3\), got shape"):
+        with pytest.raises(
+            ValueError, match=r"weights must be \(N, G\) = \(2, 3\), got shape"
+        ):
             made.gram(torch.ones(shape))
 
 

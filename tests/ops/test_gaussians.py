@@ -1,4 +1,6 @@
-"""Gaussians that are fitted to the votes of each parent: by the kernels as by the formula."""
+"""Gaussians that are fitted to the votes of each parent: by the kernels as by the
+formula.
+"""
 
 import math
 from typing import Any
@@ -10,13 +12,21 @@ from torch import Tensor
 import torchcaps as tc
 from torchcaps.ops import Gaussians, InnerProduct, Moments, Votes
 
-pytestmark = pytest.mark.skipif(bool(tc.ops.fused.why_not("native")), reason="no C++ kernels here")
+pytestmark = pytest.mark.skipif(
+    bool(tc.ops.fused.why_not("native")), reason="no C++ kernels here"
+)
 
 
-def votes(size: int = 16, rows: int = 3, parents: int = 5, dtype: torch.dtype = torch.float64) -> Votes:
+def votes(
+    size: int = 16, rows: int = 3, parents: int = 5, dtype: torch.dtype = torch.float64
+) -> Votes:
     generator = torch.Generator().manual_seed(size)
     children = torch.randn(rows, 7, 1, 4, generator=generator, dtype=dtype)
-    return Votes(children, torch.randn(7, parents, 4, size, generator=generator, dtype=dtype), backend="native")
+    return Votes(
+        children,
+        torch.randn(7, parents, 4, size, generator=generator, dtype=dtype),
+        backend="native",
+    )
 
 
 def fitted(moments: Moments, floor: float) -> Gaussians:
@@ -33,9 +43,16 @@ def moments(size: int, rows: int, parents: int, dtype: torch.dtype) -> Moments:
     return Moments(*(one.requires_grad_() for one in (mass, total, scatter)))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
-@pytest.mark.parametrize(("size", "rows", "parents"), [(1, 1, 1), (16, 3, 5), (17, 300, 5), (40, 9, 2), (7, 1, 3)])
-def test_numbers_and_gradients(size: int, rows: int, parents: int, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)]
+)
+@pytest.mark.parametrize(
+    ("size", "rows", "parents"),
+    [(1, 1, 1), (16, 3, 5), (17, 300, 5), (40, 9, 2), (7, 1, 3)],
+)
+def test_numbers_and_gradients(
+    size: int, rows: int, parents: int, dtype: torch.dtype, tolerance: float
+) -> None:
     torch.manual_seed(0)
     given = moments(size, rows, parents, dtype)
     found = votes(size, rows, parents, dtype).gaussians(given, 1e-3)
@@ -44,11 +61,16 @@ def test_numbers_and_gradients(size: int, rows: int, parents: int, dtype: torch.
     expected = fitted(wide, 1e-3)
     upstream = [torch.randn(one.shape, dtype=torch.float64) for one in expected]
     loss, reference = (
-        sum((one * weight.to(one.dtype)).sum() for one, weight in zip(gaussians, upstream, strict=True))
+        sum(
+            (one * weight.to(one.dtype)).sum()
+            for one, weight in zip(gaussians, upstream, strict=True)
+        )
         for gaussians in (found, expected)
     )
     results = zip(
-        (*found, *torch.autograd.grad(loss, given)), (*expected, *torch.autograd.grad(reference, wide)), strict=True
+        (*found, *torch.autograd.grad(loss, given)),
+        (*expected, *torch.autograd.grad(reference, wide)),
+        strict=True,
     )
     for actual, right in results:
         assert actual.dtype == dtype
@@ -59,15 +81,23 @@ def test_numbers_and_gradients(size: int, rows: int, parents: int, dtype: torch.
 @pytest.mark.parametrize("asked", range(4), ids=Gaussians._fields)
 def test_gradients_of_one_result(asked: int) -> None:
     given = moments(16, 3, 5, torch.float64)
-    found = torch.autograd.grad(votes().gaussians(given, 0.1)[asked].sin().sum(), given, allow_unused=True)
-    expected = torch.autograd.grad(fitted(given, 0.1)[asked].sin().sum(), given, materialize_grads=True)
+    found = torch.autograd.grad(
+        votes().gaussians(given, 0.1)[asked].sin().sum(), given, allow_unused=True
+    )
+    expected = torch.autograd.grad(
+        fitted(given, 0.1)[asked].sin().sum(), given, materialize_grads=True
+    )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
 def test_second_derivatives() -> None:
     torch.manual_seed(0)
-    given = [torch.rand(2, 2).double() + 0.5, torch.randn(2, 2, 3).double(), torch.rand(2, 2, 3).double()]
+    given = [
+        torch.rand(2, 2).double() + 0.5,
+        torch.randn(2, 2, 3).double(),
+        torch.rand(2, 2, 3).double(),
+    ]
 
     def found(*given: Tensor) -> Gaussians:
         return votes(3, 2, 2).gaussians(Moments(*given), 0.1)
@@ -90,12 +120,27 @@ def test_a_parent_that_no_child_chose() -> None:
 
 
 def test_what_has_no_logarithm() -> None:
-    scatter = torch.tensor([0.0, 0.0, -3.0, math.nan, math.inf, 1e-40]).expand(2, 1, 6).mT
+    scatter = (
+        torch.tensor([0.0, 0.0, -3.0, math.nan, math.inf, 1e-40]).expand(2, 1, 6).mT
+    )
     given = Moments(torch.ones(2, 6), torch.zeros(2, 6, 1), scatter)
     found = votes(1, 2, 6, torch.float32).gaussians(given, 1.0)
     expected = fitted(given, 1.0)
-    torch.testing.assert_close(found.log_determinant, expected.log_determinant, rtol=1e-6, atol=1e-6, equal_nan=True)
-    assert found.log_determinant[0].isnan().tolist() == [False, False, True, True, False, False]
+    torch.testing.assert_close(
+        found.log_determinant,
+        expected.log_determinant,
+        rtol=1e-6,
+        atol=1e-6,
+        equal_nan=True,
+    )
+    assert found.log_determinant[0].isnan().tolist() == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("exponent", [-30, -3, -1e-3, -1e-6, 0, 1e-6, 1e-3, 3, 30])
@@ -104,13 +149,18 @@ def test_logarithms(exponent: float) -> None:
     given = Moments(torch.ones(1, 3), torch.zeros(1, 3, 16), scatter)
     found = votes(16, 1, 3, torch.float32).gaussians(given, 1e-38)
     torch.testing.assert_close(
-        found.log_determinant.double(), found.variance.double().log().sum(-1), rtol=3e-7, atol=3e-6
+        found.log_determinant.double(),
+        found.variance.double().log().sum(-1),
+        rtol=3e-7,
+        atol=3e-6,
     )
 
 
 @pytest.mark.parametrize("floor", [-1.0, math.nan, math.inf, "0.1", torch.tensor(0.1)])
 def test_floors_that_are_none(floor: Any) -> None:
-    with pytest.raises(ValueError, match="floor must be a finite number of at least 0, got"):
+    with pytest.raises(
+        ValueError, match="floor must be a finite number of at least 0, got"
+    ):
         votes().gaussians(moments(16, 3, 5, torch.float64), floor)
 
 
@@ -120,14 +170,23 @@ def test_moments_without_scatter_and_of_other_shapes() -> None:
         source.gaussians(source.moments(), 0.1)
     mass, total, scatter = source.moments(scatter=True)
     assert scatter is not None
-    with pytest.raises(ValueError, match=r"scatter must be torch.float64 \(3, 5, 16\) on cpu, got .* \(3, 5, 15\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"scatter must be torch.float64 \(3, 5, 16\) on cpu, got .* \(3, 5, 15\)",
+    ):
         source.gaussians(Moments(mass, total, scatter[..., 1:]), 0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_moments_of_few_digits_are_left_to_the_formula(dtype: torch.dtype) -> None:
-    given = Moments(*(one.detach().to(dtype) for one in moments(16, 3, 5, torch.float32)))
-    for one, other in zip(votes(dtype=torch.float32).gaussians(given, 0.1), fitted(given, 0.1), strict=True):
+    given = Moments(
+        *(one.detach().to(dtype) for one in moments(16, 3, 5, torch.float32))
+    )
+    for one, other in zip(
+        votes(dtype=torch.float32).gaussians(given, 0.1),
+        fitted(given, 0.1),
+        strict=True,
+    ):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
@@ -136,8 +195,15 @@ def test_other_similarities_and_backends_have_the_same_gaussians() -> None:
     for backend in ("naive", "chunked", "native"):
         children = votes().children.clone().requires_grad_()
         one = Votes(children, votes().transforms, backend=backend)
-        gaussians = one.gaussians(one.moments(InnerProduct(one.moments().sum), scatter=True), 0.01)
-        found.append((*gaussians, *torch.autograd.grad(sum(field.sum() for field in gaussians), children)))
+        gaussians = one.gaussians(
+            one.moments(InnerProduct(one.moments().sum), scatter=True), 0.01
+        )
+        found.append(
+            (
+                *gaussians,
+                *torch.autograd.grad(sum(field.sum() for field in gaussians), children),
+            )
+        )
     for others in found[1:]:
         for actual, expected in zip(others, found[0], strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)

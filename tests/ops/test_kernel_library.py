@@ -1,4 +1,6 @@
-"""The library of C++ kernels: compiled once, by one process, loaded only if it is whole, never the end of a program."""
+"""The library of C++ kernels: compiled once, by one process, loaded only if it is
+whole, never the end of a program.
+"""
 
 import ctypes
 import logging
@@ -32,7 +34,9 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and a quick compiler: it hands out the library of the user's cache, and notes each call."""
+    """An empty cache, and a quick compiler: it hands out the library of the user's
+    cache, and notes each call.
+    """
     try:
         path = library.build()
     except RuntimeError as error:
@@ -66,12 +70,16 @@ DAMAGE = {
     "empty": lambda content: b"",
     "cut": lambda content: content[: len(content) // 2],
     "garbage": lambda content: b"\x7fELF" + b"\x00" * len(content),
-    "a bit": lambda content: content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],
+    "a bit": lambda content: (
+        content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
+    ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_library_is_compiled_again(damage: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_library_is_compiled_again(
+    damage: str, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = library.build()
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     caplog.clear()
@@ -84,40 +92,61 @@ def test_a_damaged_library_is_compiled_again(damage: str, cache: Path, caplog: p
     assert len(calls(cache)) == 2
 
 
-def test_a_library_that_may_not_be_loaded_is_no_end(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_may_not_be_loaded_is_no_end(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A home that is mounted without the right to execute."""
 
     def refuse(path: str) -> None:
         raise OSError(f"{path}: failed to map segment from shared object")
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    with pytest.warns(RuntimeWarning, match=r"slower routing.*failed to map segment.*XDG_CACHE_HOME") as warned:
+    with pytest.warns(
+        RuntimeWarning, match=r"slower routing.*failed to map segment.*XDG_CACHE_HOME"
+    ) as warned:
         assert chosen() == "chunked"
     assert len(warned) == 1
     assert chosen() == "chunked"  # without another one
 
 
 def test_something_that_is_no_library_is_no_end(cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "compiler").write_text('#!/bin/sh\nwhile [ "$1" != "-o" ]; do shift; done\necho no library > "$2"\n')
+    (tmp_path / "compiler").write_text(
+        '#!/bin/sh\nwhile [ "$1" != "-o" ]; do shift; done\necho no library > "$2"\n'
+    )
     with pytest.warns(RuntimeWarning, match="slower routing.*could not be loaded"):
         assert chosen() == "chunked"
 
 
-def test_a_library_without_the_kernels_is_no_end(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_without_the_kernels_is_no_end(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda path: object())
-    with pytest.warns(RuntimeWarning, match="slower routing.*could not be loaded.*torchcaps_run"):
+    with pytest.warns(
+        RuntimeWarning, match="slower routing.*could not be loaded.*torchcaps_run"
+    ):
         assert chosen() == "chunked"
 
 
-def test_a_command_that_is_none_is_no_end(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_is_none_is_no_end(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "g++ '-DX")
-    with pytest.warns(RuntimeWarning, match="slower routing.*CXX must be a command, got .*: No closing quotation"):
+    with pytest.warns(
+        RuntimeWarning,
+        match="slower routing.*CXX must be a command, got .*: No closing quotation",
+    ):
         assert chosen() == "chunked"
 
 
-def test_a_compiler_that_speaks_in_another_encoding_is_no_end(cache: Path, tmp_path: Path) -> None:
-    (tmp_path / "compiler").write_text("#!/bin/sh\nprintf 'no m\\366glich' >&2; exit 1\n")
-    with pytest.warns(RuntimeWarning, match="(?s)slower routing.*could not be compiled.*no m.glich"):
+def test_a_compiler_that_speaks_in_another_encoding_is_no_end(
+    cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "compiler").write_text(
+        "#!/bin/sh\nprintf 'no m\\366glich' >&2; exit 1\n"
+    )
+    with pytest.warns(
+        RuntimeWarning, match="(?s)slower routing.*could not be compiled.*no m.glich"
+    ):
         assert chosen() == "chunked"
 
 
@@ -128,15 +157,21 @@ def test_a_blank_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_compiler() == found
 
 
-def test_each_c_library_has_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home that a container shares: a library that needs a newer C library cannot be loaded there."""
+def test_each_c_library_has_its_own(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home that a container shares: a library that needs a newer C library cannot be
+    loaded there.
+    """
     here = library.build()
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.17"))
     assert library.build() != here
 
 
 @pytest.mark.parametrize("name", ["flags", "Features"])
-def test_each_processor_has_its_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_processor_has_its_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On x86 and on ARM, where processors without SVE end a program that uses it."""
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{name}\t: first second\n")
     monkeypatch.setattr(library, "Path", lambda path: tmp_path / "cpuinfo")
@@ -151,14 +186,21 @@ def test_a_compiler_with_options(cache: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_clang_is_asked_again_without_the_flag_that_it_refuses(cache: Path) -> None:
     compiler = Path(os.environ["CXX"])
-    refuses = f'case "$*" in *{GCC_ONLY}*) echo "error: unknown argument: \'{GCC_ONLY}\'" >&2; exit 1;; esac'
-    compiler.write_text(compiler.read_text().replace("#!/bin/sh", f"#!/bin/sh\n{refuses}"))
+    refuses = (
+        f'case "$*" in *{GCC_ONLY}*) echo "error: unknown argument: '
+        f"'{GCC_ONLY}'\" >&2; exit 1;; esac"
+    )
+    compiler.write_text(
+        compiler.read_text().replace("#!/bin/sh", f"#!/bin/sh\n{refuses}")
+    )
     assert chosen() == "native"
     (call,) = calls(cache)
     assert call.startswith("-O3")
 
 
-BUILD = "from torchcaps.ops.fused import library; library.library(); print(library.build())"
+BUILD = (
+    "from torchcaps.ops.fused import library; library.library(); print(library.build())"
+)
 
 
 def started(**environment: str) -> "subprocess.Popen[str]":
@@ -174,7 +216,9 @@ def started(**environment: str) -> "subprocess.Popen[str]":
 
 
 def _listening() -> None:
-    """A shell's job in the background ignores Ctrl-C, and so would what is started from there."""
+    """A shell's job in the background ignores Ctrl-C, and so would what is started from
+    there.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -184,13 +228,17 @@ def test_two_processes_at_once_compile_once(cache: Path) -> None:
     said = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert {path.strip() for path, _ in said} == {str(library.build())}
-    assert sorted(warning.count("compiling torchcaps' C++ kernels, once") for _, warning in said) == [0, 1]
+    assert sorted(
+        warning.count("compiling torchcaps' C++ kernels, once") for _, warning in said
+    ) == [0, 1]
     assert len(calls(cache)) == 1
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "sign", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT], ids=["SIGKILL", "Ctrl-C"]
+    "sign",
+    [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGINT],
+    ids=["SIGKILL", "Ctrl-C"],
 )
 def test_an_interruption_leaves_nothing(sign: signal.Signals, cache: Path) -> None:
     process = started(SLOW="60")
@@ -209,9 +257,17 @@ class TestFromTheWheel:
     """Libraries that came with the package need no compiler and no home."""
 
     @pytest.fixture
-    def shipped(self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A folder of such libraries, one for this processor; no compiler, and a home that is none."""
-        kind = LEVELS.get(torch.backends.cpu.get_cpu_capability()) if platform.machine() == "x86_64" else None
+    def shipped(
+        self, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Path:
+        """A folder of such libraries, one for this processor; no compiler, and a home
+        that is none.
+        """
+        kind = (
+            LEVELS.get(torch.backends.cpu.get_cpu_capability())
+            if platform.machine() == "x86_64"
+            else None
+        )
         path = tmp_path / "built" / f"native-{kind or platform.machine()}.so"
         path.parent.mkdir()
         path.write_bytes(library.build().read_bytes())
@@ -235,23 +291,36 @@ class TestFromTheWheel:
         assert chosen() == "native"
         assert library.library()._name == str(library.build())
 
-    def test_without_any_there_is_a_slower_way_and_one_warning(self, shipped: Path) -> None:
+    def test_without_any_there_is_a_slower_way_and_one_warning(
+        self, shipped: Path
+    ) -> None:
         shipped.unlink()
         with pytest.warns(RuntimeWarning, match="slower routing") as warned:
             assert chosen() == "chunked"
         assert len(warned) == 1
 
     @pytest.mark.parametrize(
-        ("processor", "kinds"), [("AVX512", ["x86-64-v4", "x86-64-v3"]), ("AVX2", ["x86-64-v3"]), ("DEFAULT", [])]
+        ("processor", "kinds"),
+        [
+            ("AVX512", ["x86-64-v4", "x86-64-v3"]),
+            ("AVX2", ["x86-64-v3"]),
+            ("DEFAULT", []),
+        ],
     )
     def test_no_processor_gets_what_it_cannot_do(
-        self, processor: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        processor: str,
+        kinds: list[str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         for kind in ("x86-64-v4", "x86-64-v3", "aarch64"):
             (tmp_path / f"native-{kind}.so").touch()
         monkeypatch.setattr(library, "BUILT", tmp_path)
         monkeypatch.setattr(platform, "machine", lambda: "x86_64")
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: processor)
-        assert [path.name for path in library.built()] == [f"native-{kind}.so" for kind in kinds]
+        assert [path.name for path in library.built()] == [
+            f"native-{kind}.so" for kind in kinds
+        ]
         monkeypatch.setattr(platform, "machine", lambda: "aarch64")
         assert [path.name for path in library.built()] == ["native-aarch64.so"]

@@ -19,7 +19,9 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def mask() -> Tensor:
@@ -42,20 +44,46 @@ def similarity(name: str) -> Similarity | None:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("scatter", [False, True])
 @pytest.mark.parametrize("orphan", [False, True])
-def test_masked_out_is_left_out(backend: str, name: str, weighted: bool, scatter: bool, orphan: bool) -> None:
-    children, transforms, weights = normal(B, I, M, P), normal(I, J, P, D, seed=1), normal(B, I, seed=2).sigmoid()
+def test_masked_out_is_left_out(
+    backend: str, name: str, weighted: bool, scatter: bool, orphan: bool
+) -> None:
+    children, transforms, weights = (
+        normal(B, I, M, P),
+        normal(I, J, P, D, seed=1),
+        normal(B, I, seed=2).sigmoid(),
+    )
     children[~mask()] = torch.nan
     weights[~mask()] = torch.nan
 
-    def results(children: Tensor, transforms: Tensor, weights: Tensor, given: Tensor | None) -> dict[str, Tensor]:
-        leaves = [tensor.clone().requires_grad_() for tensor in (children, transforms, weights)]
-        votes = Votes(*leaves[:2], normaliser=Normaliser(orphan=orphan), backend=backend, mask=given)
-        moments = votes.moments(similarity(name), leaves[2] if weighted else None, scatter=scatter)
-        outputs = {name: tensor for name, tensor in moments._asdict().items() if tensor is not None}
+    def results(
+        children: Tensor, transforms: Tensor, weights: Tensor, given: Tensor | None
+    ) -> dict[str, Tensor]:
+        leaves = [
+            tensor.clone().requires_grad_()
+            for tensor in (children, transforms, weights)
+        ]
+        votes = Votes(
+            *leaves[:2],
+            normaliser=Normaliser(orphan=orphan),
+            backend=backend,
+            mask=given,
+        )
+        moments = votes.moments(
+            similarity(name), leaves[2] if weighted else None, scatter=scatter
+        )
+        outputs = {
+            name: tensor
+            for name, tensor in moments._asdict().items()
+            if tensor is not None
+        }
         outputs["assignment"] = votes.assignment(similarity(name))
         objective = sum((tensor.sin()).sum() for tensor in outputs.values())
-        gradients = torch.autograd.grad(objective, leaves, materialize_grads=True, allow_unused=True)
-        return outputs | dict(zip(("dchildren", "dtransforms", "dweights"), gradients, strict=True))
+        gradients = torch.autograd.grad(
+            objective, leaves, materialize_grads=True, allow_unused=True
+        )
+        return outputs | dict(
+            zip(("dchildren", "dtransforms", "dweights"), gradients, strict=True)
+        )
 
     expected = results(children[:, THERE], transforms[THERE], weights[:, THERE], None)
     found = results(children, transforms, weights, mask())
@@ -72,18 +100,24 @@ def test_masked_out_is_left_out(backend: str, name: str, weighted: bool, scatter
 @BACKENDS
 def test_each_row_has_its_own(backend: str) -> None:
     children, transforms = normal(B, I, M, P), normal(I, J, P, D, seed=1)
-    there = torch.tensor([[True, False, True, False, True, True], [False, True, True, True, False, True]])
+    there = torch.tensor(
+        [[True, False, True, False, True, True], [False, True, True, True, False, True]]
+    )
     votes = Votes(children, transforms, backend=backend, mask=there)
     given = similarity("gaussian")
     moments = votes.moments(given, scatter=True)
     assert votes.count.tolist() == [[4], [4]]
     for row in range(B):
         index = there[row].nonzero().squeeze(1)
-        alone = Votes(children[row : row + 1, index], transforms[index], backend=backend)
+        alone = Votes(
+            children[row : row + 1, index], transforms[index], backend=backend
+        )
         one = Gaussian(*(tensor[row : row + 1] for tensor in given.tensors))
         expected = alone.moments(one, scatter=True)
         for name, tensor in expected._asdict().items():
-            torch.testing.assert_close(getattr(moments, name)[row], tensor[0], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                getattr(moments, name)[row], tensor[0], rtol=1e-10, atol=1e-12
+            )
 
 
 @BACKENDS
@@ -95,16 +129,25 @@ def test_in_windows(backend: str) -> None:
     votes = Votes(children, transforms, sites=sites, backend=backend, mask=mask())
     moments, assignment = votes.moments(), votes.assignment()
     assert votes.count.tolist() == [[3], [3]] * B
-    dense = Votes(children.nan_to_num(), transforms, sites=sites, backend="naive").dense()
+    dense = Votes(
+        children.nan_to_num(), transforms, sites=sites, backend="naive"
+    ).dense()
     inside = mask()[:, sites.long()].flatten(0, 1).double()
     torch.testing.assert_close(assignment, inside[..., None].expand(-1, -1, J) / J)
-    torch.testing.assert_close(moments.sum, torch.einsum("bi,bijh->bjh", inside, dense) / J)
+    torch.testing.assert_close(
+        moments.sum, torch.einsum("bi,bijh->bjh", inside, dense) / J
+    )
 
 
 @BACKENDS
 def test_nobody_is_there(backend: str) -> None:
     children = torch.full((B, I, M, P), torch.nan).double().requires_grad_()
-    votes = Votes(children, normal(I, J, P, D), backend=backend, mask=torch.zeros(B, I, dtype=torch.bool))
+    votes = Votes(
+        children,
+        normal(I, J, P, D),
+        backend=backend,
+        mask=torch.zeros(B, I, dtype=torch.bool),
+    )
     moments = votes.moments(similarity("gaussian"), scatter=True)
     assert not any(tensor.any() for tensor in moments)
     (gradient,) = torch.autograd.grad((moments.mean + moments.variance).sum(), children)
@@ -117,7 +160,12 @@ def test_without_a_mask_all_are_there() -> None:
     assert votes.present(None) is None
 
 
-@pytest.mark.parametrize("wrong", [torch.ones(B, I), torch.ones(B, I + 1, dtype=torch.bool)])
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(B, I), torch.ones(B, I + 1, dtype=torch.bool)]
+)
 def test_refused(wrong: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"mask must be bool \(N, G\) = \(2, 6\), got torch\..* \(2, [67]\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"mask must be bool \(N, G\) = \(2, 6\), got torch\..* \(2, [67]\)",
+    ):
         Votes(normal(B, I, M, P), normal(I, J, P, D), mask=wrong)

@@ -1,4 +1,6 @@
-"""Chunked and fused votes are never stored: no tensor comes near their size, forward or backward."""
+"""Chunked and fused votes are never stored: no tensor comes near their size, forward or
+backward.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,12 +27,16 @@ from torchcaps.routing import (
 )
 
 B, I, J, P, D = 25, 31, 7, 2, 32
-VOTES = B * I * J * D  # 173,600, of which the largest input is 1/12 and the logits are 1/32
+VOTES = (
+    B * I * J * D
+)  # 173,600, of which the largest input is 1/12 and the logits are 1/32
 BUDGET = 14_000
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the most numbers that any tensor an operation returned has room for (a view owns no more)."""
+    """Remembers the most numbers that any tensor an operation returned has room for (a
+    view owns no more).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,29 +45,45 @@ class Largest(TorchDispatchMode):
     def see(self, out: Any) -> Any:
         for tensor in tree_leaves(out):
             if isinstance(tensor, torch.Tensor):
-                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.element_size())
+                self.numbers = max(
+                    self.numbers,
+                    tensor.untyped_storage().nbytes() // tensor.element_size(),
+                )
         return out
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return self.see(func(*args, **(kwargs or {})))
 
     def inside_operators(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Sees what the Python side of a custom operator makes, too, where a dispatch mode is switched off."""
+        """Sees what the Python side of a custom operator makes, too, where a dispatch
+        mode is switched off.
+        """
         makers = ["empty", "zeros", "empty_like", "zeros_like"]
         for owner, name in [(torch, name) for name in makers] + [
-            (torch.Tensor, name) for name in ("new_empty", "new_zeros", "new_full", "contiguous")
+            (torch.Tensor, name)
+            for name in ("new_empty", "new_zeros", "new_full", "contiguous")
         ]:
             make = getattr(owner, name)
-            monkeypatch.setattr(owner, name, lambda *args, make=make, **kwargs: self.see(make(*args, **kwargs)))
+            monkeypatch.setattr(
+                owner,
+                name,
+                lambda *args, make=make, **kwargs: self.see(make(*args, **kwargs)),
+            )
 
 
 def em(votes: Votes, weights: torch.Tensor | None = None) -> Routed:
-    return em_routing(votes, weights, torch.zeros(J), torch.zeros(J), (0.01, 0.02, 0.03))
+    return em_routing(
+        votes, weights, torch.zeros(J), torch.zeros(J), (0.01, 0.02, 0.03)
+    )
 
 
 ROUTINGS: dict[str, Callable[..., Routed]] = {
     "dynamic": dynamic_routing,
-    "dynamic-orphan": lambda votes, weights: dynamic_routing(votes, weights, orphan=True),
+    "dynamic-orphan": lambda votes, weights: dynamic_routing(
+        votes, weights, orphan=True
+    ),
     "kmeans": inner_product_kmeans_routing,
     "euclidean": euclidean_kmeans_routing,
     "hard": hard_kmeans_routing,
@@ -70,7 +92,12 @@ ROUTINGS: dict[str, Callable[..., Routed]] = {
 
 
 def largest(
-    monkeypatch: pytest.MonkeyPatch, routing: str, backend: str, transforms: int, rows: int, coordinates: bool
+    monkeypatch: pytest.MonkeyPatch,
+    routing: str,
+    backend: str,
+    transforms: int,
+    rows: int,
+    coordinates: bool,
 ) -> int:
     """The largest tensor of forward, a look at the assignment, and backward."""
     children = torch.randn(B, I, rows, P, requires_grad=True)
@@ -80,9 +107,15 @@ def largest(
     memory = Largest()
     memory.inside_operators(monkeypatch)
     with memory:
-        routed = ROUTINGS[routing](Votes(children, weight, offset, backend=backend), activation)
+        routed = ROUTINGS[routing](
+            Votes(children, weight, offset, backend=backend), activation
+        )
         if routed.pose.requires_grad:
-            (routed.pose.square().sum() + routed.activation.sum() + routed.assignment.square().sum()).backward()
+            (
+                routed.pose.square().sum()
+                + routed.activation.sum()
+                + routed.assignment.square().sum()
+            ).backward()
             assert children.grad is not None
             assert weight.grad is not None
         else:
@@ -104,12 +137,23 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("backend", ["chunked", "native"])
 def test_no_tensor_is_as_large_as_the_votes(
-    monkeypatch: pytest.MonkeyPatch, backend: str, routing: str, transforms: int, rows: int, coordinates: bool
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    routing: str,
+    transforms: int,
+    rows: int,
+    coordinates: bool,
 ) -> None:
-    assert ChunkedVotes(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)).budget == BUDGET
-    bound = max(transforms * J * P * D // rows, B * I * (J + 1), B * I * rows * P, 2 * BUDGET)
+    assert (
+        ChunkedVotes(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)).budget == BUDGET
+    )
+    bound = max(
+        transforms * J * P * D // rows, B * I * (J + 1), B * I * rows * P, 2 * BUDGET
+    )
     assert bound < VOTES / 5
-    assert largest(monkeypatch, routing, backend, transforms, rows, coordinates) <= bound
+    assert (
+        largest(monkeypatch, routing, backend, transforms, rows, coordinates) <= bound
+    )
 
 
 @dataclass(frozen=True)
@@ -133,8 +177,12 @@ def own(votes: Votes, weights: torch.Tensor | None = None) -> Routed:
 
 RULES: dict[str, Callable[..., Routed]] = {
     "own": own,
-    "prior": lambda votes, weights: dynamic_routing(votes.restricted(prior=torch.zeros(I, J)), weights),
-    "pairs": lambda votes, weights: dynamic_routing(votes.restricted(offset=torch.zeros(B, I, J)), weights),
+    "prior": lambda votes, weights: dynamic_routing(
+        votes.restricted(prior=torch.zeros(I, J)), weights
+    ),
+    "pairs": lambda votes, weights: dynamic_routing(
+        votes.restricted(offset=torch.zeros(B, I, J)), weights
+    ),
     "max-min": max_min_routing,
 }
 
@@ -142,10 +190,15 @@ RULES: dict[str, Callable[..., Routed]] = {
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("routing", RULES)
 @pytest.mark.parametrize(
-    ("backend", "transforms", "coordinates"), [*product(["chunked"], [1, I], [False, True]), ("naive", I, True)]
+    ("backend", "transforms", "coordinates"),
+    [*product(["chunked"], [1, I], [False, True]), ("naive", I, True)],
 )
 def test_nor_under_a_similarity_or_rule_of_ones_own(
-    monkeypatch: pytest.MonkeyPatch, backend: str, routing: str, transforms: int, coordinates: bool
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    routing: str,
+    transforms: int,
+    coordinates: bool,
 ) -> None:
     monkeypatch.setitem(ROUTINGS, routing, RULES[routing])
     bound = max(transforms * J * P * D, B * I * (J + 1), B * I * P, 2 * BUDGET)
@@ -157,55 +210,108 @@ def test_nor_under_a_similarity_or_rule_of_ones_own(
         assert found <= bound
 
 
-FUSED = ("attention", "heinsen_2019", "prototypes", "self_attention", "variational_bayes")
+FUSED = (
+    "attention",
+    "heinsen_2019",
+    "prototypes",
+    "self_attention",
+    "variational_bayes",
+)
 EVIDENT = ("dynamic", "em", "euclidean", "kmeans")
-TILED = ("degree_centrality", "fast_kernel_density", "kernel_density", "self_routing", "sparse_attention")
+TILED = (
+    "degree_centrality",
+    "fast_kernel_density",
+    "kernel_density",
+    "self_routing",
+    "sparse_attention",
+)
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("children", [None, I], ids=["shared", "full"])
 @pytest.mark.parametrize(
-    ("routing", "backend"), [(name, "native") for name in FUSED] + [(name, "chunked") for name in FUSED + TILED]
+    ("routing", "backend"),
+    [(name, "native") for name in FUSED]
+    + [(name, "chunked") for name in FUSED + TILED],
 )
 def test_nor_by_a_later_algorithm(
     monkeypatch: pytest.MonkeyPatch, routing: str, backend: str, children: int | None
 ) -> None:
     bound_routing = create_routing(routing).bind(LayerShape(children, J, (P,), (D,)))
     monkeypatch.setitem(ROUTINGS, routing, bound_routing)
-    bound = max((children or 1) * J * (P + 1) * D, B * I * (J + 1), B * I * (P + 1), 2 * BUDGET)
+    bound = max(
+        (children or 1) * J * (P + 1) * D, B * I * (J + 1), B * I * (P + 1), 2 * BUDGET
+    )
     assert bound < VOTES / 5
-    assert largest(monkeypatch, routing, backend, children or 1, 1, coordinates=False) <= bound
+    assert (
+        largest(monkeypatch, routing, backend, children or 1, 1, coordinates=False)
+        <= bound
+    )
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("children", [None, I], ids=["shared", "full"])
 @pytest.mark.parametrize("backend", ["chunked", "native"])
 @pytest.mark.parametrize("routing", EVIDENT)
-def test_nor_with_evidence(monkeypatch: pytest.MonkeyPatch, routing: str, backend: str, children: int | None) -> None:
-    """Eight more numbers a vote at most, one more a child; logits of all pairs only where they are read."""
-    evident = create_routing(routing, evidence=True).bind(LayerShape(children, J, (P,), (D,)))
+def test_nor_with_evidence(
+    monkeypatch: pytest.MonkeyPatch, routing: str, backend: str, children: int | None
+) -> None:
+    """Eight more numbers a vote at most, one more a child; logits of all pairs only
+    where they are read.
+    """
+    evident = create_routing(routing, evidence=True).bind(
+        LayerShape(children, J, (P,), (D,))
+    )
     monkeypatch.setitem(ROUTINGS, routing, evident)
-    bound = max((children or 1) * J * (P + 1) * (D + 8), B * I * (J + 1), B * I * (P + 1), 2 * BUDGET)
+    bound = max(
+        (children or 1) * J * (P + 1) * (D + 8),
+        B * I * (J + 1),
+        B * I * (P + 1),
+        2 * BUDGET,
+    )
     assert bound < VOTES / 5
-    assert largest(monkeypatch, routing, backend, children or 1, 1, coordinates=False) <= bound
+    assert (
+        largest(monkeypatch, routing, backend, children or 1, 1, coordinates=False)
+        <= bound
+    )
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("backend", ["chunked", "native"])
 def test_second_moments_are_added_up_from_tiles(backend: str) -> None:
-    children, transforms = torch.randn(B, 40 * I, P, requires_grad=True), torch.randn(1, J, P, 8, requires_grad=True)
+    children, transforms = (
+        torch.randn(B, 40 * I, P, requires_grad=True),
+        torch.randn(1, J, P, 8, requires_grad=True),
+    )
     with Largest() as memory:
-        Votes(children, transforms, backend=backend).gram(torch.rand(B, 40 * I)).square().sum().backward()
-    assert memory.numbers <= max(B * 40 * I * P, B * J * 64, 2 * BUDGET) < B * 40 * I * J * 8 / 5
+        Votes(children, transforms, backend=backend).gram(
+            torch.rand(B, 40 * I)
+        ).square().sum().backward()
+    assert (
+        memory.numbers
+        <= max(B * 40 * I * P, B * J * 64, 2 * BUDGET)
+        < B * 40 * I * J * 8 / 5
+    )
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "kmeans", "euclidean", "em"])
 @pytest.mark.parametrize("backend", ["naive", "native"])
-def test_nor_in_a_layer_with_windows(monkeypatch: pytest.MonkeyPatch, backend: str, routing: str) -> None:
-    """A convolutional layer and class capsules behind it; a child is seen from 9 windows, and not copied for each."""
-    conv = CapsConv2d(4, 8, (4, 4), (4, 4), 3, routing=create_routing(routing), backend=backend)
-    classes = ClassCaps(8, 10, (4, 4), (4, 4), routing=create_routing(routing), backend=backend)
-    children = Capsules(torch.randn(4, 9, 9, 4, 4, 4, requires_grad=True), torch.rand(4, 9, 9, 4, requires_grad=True))
+def test_nor_in_a_layer_with_windows(
+    monkeypatch: pytest.MonkeyPatch, backend: str, routing: str
+) -> None:
+    """A convolutional layer and class capsules behind it; a child is seen from 9
+    windows, and not copied for each.
+    """
+    conv = CapsConv2d(
+        4, 8, (4, 4), (4, 4), 3, routing=create_routing(routing), backend=backend
+    )
+    classes = ClassCaps(
+        8, 10, (4, 4), (4, 4), routing=create_routing(routing), backend=backend
+    )
+    children = Capsules(
+        torch.randn(4, 9, 9, 4, 4, 4, requires_grad=True),
+        torch.rand(4, 9, 9, 4, requires_grad=True),
+    )
     memory = Largest()
     memory.inside_operators(monkeypatch)
     with memory:
@@ -219,7 +325,9 @@ def test_nor_in_a_layer_with_windows(monkeypatch: pytest.MonkeyPatch, backend: s
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_the_measure_sees_stored_votes(monkeypatch: pytest.MonkeyPatch, routing: str) -> None:
+def test_the_measure_sees_stored_votes(
+    monkeypatch: pytest.MonkeyPatch, routing: str
+) -> None:
     assert largest(monkeypatch, routing, "naive", I, 1, coordinates=False) >= VOTES
 
 

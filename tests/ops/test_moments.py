@@ -17,7 +17,9 @@ from torchcaps.ops.fused import NativeVotes
 from torchcaps.ops.naive import NaiveVotes
 
 BACKENDS = pytest.mark.parametrize(
-    "backend", [NaiveVotes, partial(ChunkedVotes, budget=30), NativeVotes], ids=["naive", "chunked", "native"]
+    "backend",
+    [NaiveVotes, partial(ChunkedVotes, budget=30), NativeVotes],
+    ids=["naive", "chunked", "native"],
 )
 
 
@@ -28,13 +30,18 @@ def by_definition(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     votes = np.zeros((B, I, J, H))
     logits = np.zeros((B, I, J))
     for b, i, j in np.ndindex(B, I, J):
-        vote = (given["children"][b, i] @ given["transforms"][0 if case.shared else i, j]).reshape(H)
+        vote = (
+            given["children"][b, i] @ given["transforms"][0 if case.shared else i, j]
+        ).reshape(H)
         votes[b, i, j] = vote + given["coordinates"][i] if case.coordinates else vote
         if case.similarity == "inner":
             logits[b, i, j] = given["alpha"][b, j] @ votes[b, i, j]
         if case.similarity == "gaussian":
             deviation = votes[b, i, j] - given["mean"][b, j]
-            logits[b, i, j] = given["log_weight"][b, j] - (given["precision"][b, j] * deviation**2).sum() / 2
+            logits[b, i, j] = (
+                given["log_weight"][b, j]
+                - (given["precision"][b, j] * deviation**2).sum() / 2
+            )
     share = np.exp(logits)
     if case.partition == "given":
         share /= np.exp(given["log_partition"])[..., None]
@@ -56,11 +63,17 @@ def by_definition(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_definition(case: Case, backend: Callable[..., VoteSource]) -> None:
     inputs = case.inputs()
     moments = case.moments(backend, inputs)._asdict()
-    close({name: m for name, m in moments.items() if m is not None}, by_definition(case, inputs), 1e-12)
+    close(
+        {name: m for name, m in moments.items() if m is not None},
+        by_definition(case, inputs),
+        1e-12,
+    )
 
 
 @BACKENDS
-def test_mean_and_variance_of_a_parent_without_mass_are_zero(backend: Callable[..., VoteSource]) -> None:
+def test_mean_and_variance_of_a_parent_without_mass_are_zero(
+    backend: Callable[..., VoteSource],
+) -> None:
     case = Case("gaussian", weights=True, scatter=True)
     inputs = case.inputs()
     inputs["weights"] = torch.zeros_like(inputs["weights"], requires_grad=True)
@@ -68,7 +81,9 @@ def test_mean_and_variance_of_a_parent_without_mass_are_zero(backend: Callable[.
     assert (moments.mass == 0).all()
     assert (moments.mean == 0).all()
     assert (moments.variance == 0).all()
-    gradients = torch.autograd.grad((moments.mean + moments.variance).sum(), [inputs["children"], inputs["weights"]])
+    gradients = torch.autograd.grad(
+        (moments.mean + moments.variance).sum(), [inputs["children"], inputs["weights"]]
+    )
     assert not any(gradient.any() for gradient in gradients)
 
 
@@ -79,12 +94,18 @@ def test_variance_needs_a_scatter() -> None:
 
 
 @BACKENDS
-def test_hard_assignment_is_the_argmax_and_the_lowest_index_wins(backend: Callable[..., VoteSource]) -> None:
-    children = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]], [[0.0, 0.0]]]])  # [1, 3, 1, 2]
+def test_hard_assignment_is_the_argmax_and_the_lowest_index_wins(
+    backend: Callable[..., VoteSource],
+) -> None:
+    children = torch.tensor(
+        [[[[1.0, 0.0]], [[0.0, 1.0]], [[0.0, 0.0]]]]
+    )  # [1, 3, 1, 2]
     alpha = torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]])
     source = backend(children, torch.eye(2).expand(1, 2, 2, 2))
     assignment = source.assignment(InnerProduct(alpha), Rule(hard=True))
-    assert assignment.tolist() == [[[1, 0], [0, 1], [1, 0]]]  # the third child is at a tie
+    assert assignment.tolist() == [
+        [[1, 0], [0, 1], [1, 0]]
+    ]  # the third child is at a tie
 
 
 @settings(max_examples=25, derandomize=True, deadline=None, database=None)
@@ -95,14 +116,30 @@ def test_hard_assignment_is_the_argmax_and_the_lowest_index_wins(backend: Callab
     st.integers(1, 9),
     st.sampled_from(["naive", "chunked"]),
 )
-def test_each_child_is_assigned_once(similarity: str, shared: bool, children: int, parents: int, backend: str) -> None:
-    case = Case(similarity, shared, children=children, parents=parents, coordinates=True)
+def test_each_child_is_assigned_once(
+    similarity: str, shared: bool, children: int, parents: int, backend: str
+) -> None:
+    case = Case(
+        similarity, shared, children=children, parents=parents, coordinates=True
+    )
     inputs = case.inputs()
-    fields = [inputs[name] for name in ("alpha", "mean", "precision", "log_weight") if name in inputs]
-    parameters = {"inner": InnerProduct, "gaussian": Gaussian}[similarity](*fields) if fields else None
-    votes = Votes(inputs["children"], inputs["transforms"], inputs["coordinates"], backend=backend)
+    fields = [
+        inputs[name]
+        for name in ("alpha", "mean", "precision", "log_weight")
+        if name in inputs
+    ]
+    parameters = (
+        {"inner": InnerProduct, "gaussian": Gaussian}[similarity](*fields)
+        if fields
+        else None
+    )
+    votes = Votes(
+        inputs["children"], inputs["transforms"], inputs["coordinates"], backend=backend
+    )
     ones = torch.ones(2, children, dtype=torch.float64)
-    torch.testing.assert_close(votes.assignment(parameters).sum(-1), ones, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        votes.assignment(parameters).sum(-1), ones, rtol=0, atol=1e-12
+    )
     leaky = votes.restricted(orphan=True)
     assigned = leaky.assignment(parameters).sum(-1)
     orphan = (-leaky.source.log_partition(parameters, orphan=True)).exp()  # exp(0 - Z)
@@ -112,11 +149,20 @@ def test_each_child_is_assigned_once(similarity: str, shared: bool, children: in
 
 
 @BACKENDS
-def test_a_given_normaliser_that_is_the_own_one_changes_nothing(backend: Callable[..., VoteSource]) -> None:
+def test_a_given_normaliser_that_is_the_own_one_changes_nothing(
+    backend: Callable[..., VoteSource],
+) -> None:
     for orphan in (False, True):
-        case = Case("gaussian", coordinates=True, partition="orphan" if orphan else "soft", scatter=True)
+        case = Case(
+            "gaussian",
+            coordinates=True,
+            partition="orphan" if orphan else "soft",
+            scatter=True,
+        )
         inputs = case.inputs()
-        source = backend(inputs["children"], inputs["transforms"], inputs["coordinates"])
+        source = backend(
+            inputs["children"], inputs["transforms"], inputs["coordinates"]
+        )
         similarity = Gaussian(inputs["mean"], inputs["precision"], inputs["log_weight"])
         partition = source.log_partition(similarity, orphan)
         same = source.moments(similarity, None, Rule(log_partition=partition), True)
@@ -124,12 +170,20 @@ def test_a_given_normaliser_that_is_the_own_one_changes_nothing(backend: Callabl
 
 
 @pytest.mark.parametrize("spread", ["uniform", "gaussian"])
-@pytest.mark.parametrize("budget", [None, 16 * 12, 100 * 12, 10**6], ids=["naive", "tiles16", "tiles100", "tile"])
+@pytest.mark.parametrize(
+    "budget",
+    [None, 16 * 12, 100 * 12, 10**6],
+    ids=["naive", "tiles16", "tiles100", "tile"],
+)
 def test_scatter_far_from_zero_does_not_cancel(budget: int | None, spread: str) -> None:
-    """Mean 100, deviation 0.01: E[V^2] - E[V]^2 has nothing left of the variance in float32."""
+    """Mean 100, deviation 0.01: E[V^2] - E[V]^2 has nothing left of the variance in
+    float32.
+    """
     generator = torch.Generator().manual_seed(0)
     children = 100 + 0.01 * torch.randn(2, 301, 1, 3, generator=generator)
-    transforms = torch.eye(3).expand(1, 4, 3, 3)  # each vote is the child's pose to the last bit
+    transforms = torch.eye(3).expand(
+        1, 4, 3, 3
+    )  # each vote is the child's pose to the last bit
     reference = children.double().numpy()[:, :, 0, None]  # [B, I, 1, H]
     share = np.full((2, 301, 4), 0.25)
     similarity = None
@@ -142,9 +196,15 @@ def test_scatter_far_from_zero_does_not_cancel(budget: int | None, spread: str) 
         share /= share.sum(-1, keepdims=True)
     mass = share.sum(1)[..., None]
     expected_mean = (share[..., None] * reference).sum(1) / mass
-    expected_variance = (share[..., None] * (reference - expected_mean[:, None]) ** 2).sum(1) / mass
+    expected_variance = (
+        share[..., None] * (reference - expected_mean[:, None]) ** 2
+    ).sum(1) / mass
 
-    source = NaiveVotes(children, transforms) if budget is None else ChunkedVotes(children, transforms, None, budget)
+    source = (
+        NaiveVotes(children, transforms)
+        if budget is None
+        else ChunkedVotes(children, transforms, None, budget)
+    )
     moments = source.moments(similarity, None, Rule(), True)
     assert moments.sum.dtype == torch.float32
     np.testing.assert_allclose(moments.mean.double(), expected_mean, rtol=1e-4)
@@ -152,37 +212,58 @@ def test_scatter_far_from_zero_does_not_cancel(budget: int | None, spread: str) 
 
 
 class Shifted(Normaliser):
-    """Another policy: everything else that competes for a child weighs as much as the parents here."""
+    """Another policy: everything else that competes for a child weighs as much as the
+    parents here.
+    """
 
-    def rule(self, source: VoteSource, similarity: Gaussian | InnerProduct | None) -> Rule:
-        return Rule(log_partition=source.log_partition(similarity, self.orphan) + np.log(2))
+    def rule(
+        self, source: VoteSource, similarity: Gaussian | InnerProduct | None
+    ) -> Rule:
+        return Rule(
+            log_partition=source.log_partition(similarity, self.orphan) + np.log(2)
+        )
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked"])
 def test_normaliser_can_be_replaced(backend: str) -> None:
     inputs = Case().inputs()
     votes = Votes(inputs["children"], inputs["transforms"], backend=backend)
-    halved = Votes(inputs["children"], inputs["transforms"], normaliser=Shifted(), backend=backend)
+    halved = Votes(
+        inputs["children"], inputs["transforms"], normaliser=Shifted(), backend=backend
+    )
     for similarity in (None, InnerProduct(inputs["alpha"])):
-        torch.testing.assert_close(2 * halved.assignment(similarity), votes.assignment(similarity))
-        torch.testing.assert_close(2 * halved.moments(similarity).sum, votes.moments(similarity).sum)
+        torch.testing.assert_close(
+            2 * halved.assignment(similarity), votes.assignment(similarity)
+        )
+        torch.testing.assert_close(
+            2 * halved.moments(similarity).sum, votes.moments(similarity).sum
+        )
 
 
 @pytest.fixture(params=["naive", "chunked"])
 def votes(request: pytest.FixtureRequest) -> Iterator[Votes]:
     inputs = Case(rows=3, coordinates=True).inputs()
-    return Votes(inputs["children"], inputs["transforms"], inputs["coordinates"], backend=request.param)
+    return Votes(
+        inputs["children"],
+        inputs["transforms"],
+        inputs["coordinates"],
+        backend=request.param,
+    )
 
 
 def test_dense_votes_are_the_votes(votes: Votes) -> None:
     dense = votes.dense()
     assert dense.shape == votes.shape == (2, 3, 4, 6)
     b, i, j = 1, 2, 3
-    expected = (votes.children[b, i] @ votes.transforms[i, j]).flatten() + votes.coordinates[i]
+    expected = (
+        votes.children[b, i] @ votes.transforms[i, j]
+    ).flatten() + votes.coordinates[i]
     torch.testing.assert_close(dense[b, i, j], expected)
 
 
-def test_a_first_look_without_gradient_does_not_take_the_gradient_away(votes: Votes) -> None:
+def test_a_first_look_without_gradient_does_not_take_the_gradient_away(
+    votes: Votes,
+) -> None:
     with torch.no_grad():
         votes.assignment()
     assert votes.moments(scatter=True).sum.requires_grad
@@ -190,14 +271,31 @@ def test_a_first_look_without_gradient_does_not_take_the_gradient_away(votes: Vo
 
 def test_half_precision_is_computed_in_float32() -> None:
     case = Case("gaussian", coordinates=True, weights=True, scatter=True, children=5)
-    expected = by_definition(case, {name: t.bfloat16().double() for name, t in case.inputs().items()})
+    expected = by_definition(
+        case, {name: t.bfloat16().double() for name, t in case.inputs().items()}
+    )
     half = {name: tensor.detach().bfloat16() for name, tensor in case.inputs().items()}
-    similarity = Gaussian(half["mean"].float(), half["precision"].float(), half["log_weight"].float())
+    similarity = Gaussian(
+        half["mean"].float(), half["precision"].float(), half["log_weight"].float()
+    )
     for backend in ("naive", "chunked"):
-        votes = Votes(half["children"], half["transforms"], half["coordinates"], backend=backend)
+        votes = Votes(
+            half["children"], half["transforms"], half["coordinates"], backend=backend
+        )
         moments = votes.moments(similarity, half["weights"], scatter=True)
-        assert {moments.mass.dtype, moments.sum.dtype, moments.scatter.dtype} == {torch.float32}
+        assert {moments.mass.dtype, moments.sum.dtype, moments.scatter.dtype} == {
+            torch.float32
+        }
         close(moments._asdict(), expected, 1e-5)
         with torch.autocast("cpu", torch.bfloat16):
-            votes = Votes(half["children"].float(), half["transforms"].float(), half["coordinates"], backend=backend)
-            close(votes.moments(similarity, half["weights"], scatter=True)._asdict(), expected, 1e-5)
+            votes = Votes(
+                half["children"].float(),
+                half["transforms"].float(),
+                half["coordinates"],
+                backend=backend,
+            )
+            close(
+                votes.moments(similarity, half["weights"], scatter=True)._asdict(),
+                expected,
+                1e-5,
+            )

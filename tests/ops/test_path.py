@@ -1,4 +1,6 @@
-"""The way of a training step through the package: a plan once for each E-step, and not too many functions."""
+"""The way of a training step through the package: a plan once for each E-step, and not
+too many functions.
+"""
 
 import sys
 from collections import Counter
@@ -13,10 +15,14 @@ from torchcaps.ops.fused import why_not
 
 PACKAGE = str(Path(tc.__file__).parent)
 FUNCTIONS, FILES = 82, 11
-"""At most so many functions, in so many files, does one step of a layer with EM routing enter."""
+"""At most so many functions, in so many files, does one step of a layer with EM routing
+enter.
+"""
 
 
-def entered(layer: tc.CapsLinear, children: tc.Capsules) -> Counter[tuple[str, str, int]]:
+def entered(
+    layer: tc.CapsLinear, children: tc.Capsules
+) -> Counter[tuple[str, str, int]]:
     """How often each function of the package is entered in a training step."""
     seen: Counter[tuple[str, str, int]] = Counter()
 
@@ -39,10 +45,15 @@ def entered(layer: tc.CapsLinear, children: tc.Capsules) -> Counter[tuple[str, s
 def test_one_plan_for_each_step() -> None:
     torch.manual_seed(0)
     layer = tc.CapsLinear(8, 10, (4, 4), (4, 4), routing=tc.routing.EMRouting(steps=3))
-    children = tc.Capsules(torch.randn(4, 8, 4, 4, requires_grad=True), torch.rand(4, 8))
+    children = tc.Capsules(
+        torch.randn(4, 8, 4, 4, requires_grad=True), torch.rand(4, 8)
+    )
     entered(layer, children)  # what is made once is made here
     seen = entered(layer, children)
-    often = {name: sum(times for (_, one, _), times in seen.items() if one == name) for name in ("plan", "_choice")}
+    often = {
+        name: sum(times for (_, one, _), times in seen.items() if one == name)
+        for name in ("plan", "_choice")
+    }
     assert often == {"plan": 3, "_choice": 3}
     assert len(seen) <= FUNCTIONS
     assert len({file for file, _, _ in seen}) <= FILES

@@ -10,7 +10,17 @@ import torch
 from ops_cases import close
 from torch import Tensor
 
-from torchcaps.ops import Adjusted, Gaussian, Given, InnerProduct, Rule, Similarity, Votes, axes, choose_backend
+from torchcaps.ops import (
+    Adjusted,
+    Gaussian,
+    Given,
+    InnerProduct,
+    Rule,
+    Similarity,
+    Votes,
+    axes,
+    choose_backend,
+)
 from torchcaps.ops.plan import BACKENDS, FEW_TILES
 
 B, I, J, P, D = 3, 7, 4, 2, 3
@@ -19,14 +29,18 @@ OPEN = pytest.mark.parametrize("backend", ["naive", "chunked"])
 
 @dataclass(frozen=True)
 class City(Similarity):
-    """Distances along the axes, how much each pair likes each other, and a steepness of each parent."""
+    """Distances along the axes, how much each pair likes each other, and a steepness of
+    each parent.
+    """
 
     centre: Tensor = axes("BJH")
     liking: Tensor = axes("IJ", "BIJ")
     steepness: Tensor = axes("J")
 
     def logits(self, votes: Tensor) -> Tensor:
-        return self.liking - self.steepness * (votes - self.centre[:, None]).abs().sum(-1)
+        return self.liking - self.steepness * (votes - self.centre[:, None]).abs().sum(
+            -1
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +66,9 @@ def inputs(by_row: bool = True, shared: bool = False) -> dict[str, Tensor]:
 
 
 def results(backend: str, given: dict[str, Tensor], scatter: bool) -> dict[str, Tensor]:
-    votes = Votes(given["children"], given["transforms"], given["coordinates"], backend=backend)
+    votes = Votes(
+        given["children"], given["transforms"], given["coordinates"], backend=backend
+    )
     similarity = City(given["centre"], given["liking"], given["steepness"])
     moments = votes.moments(similarity, given["weights"].sigmoid(), scatter=scatter)
     return {**moments._asdict(), "assignment": votes.assignment(similarity)}
@@ -69,7 +85,11 @@ def by_definition(given: dict[str, Tensor], scatter: bool) -> dict[str, Tensor]:
             W = given["transforms"][i if len(given["transforms"]) > 1 else 0, j]
             votes[b, i, j] = given["children"][b, i] @ W + given["coordinates"][i]
             distance = (votes[b, i, j] - given["centre"][b, j]).abs().sum()
-            liking = given["liking"][b, i, j] if given["liking"].ndim == 3 else given["liking"][i, j]
+            liking = (
+                given["liking"][b, i, j]
+                if given["liking"].ndim == 3
+                else given["liking"][i, j]
+            )
             logits.append(liking - given["steepness"][j] * distance)
         e = torch.stack(logits).exp()
         assignment[b, i] = e / e.sum()
@@ -77,8 +97,12 @@ def by_definition(given: dict[str, Tensor], scatter: bool) -> dict[str, Tensor]:
         mass[b] += share
         total[b] += share[:, None] * votes[b, i]
     shares = assignment * given["weights"].sigmoid()[..., None]
-    second = (shares[..., None] * (votes - (total / mass[..., None])[:, None]).square()).sum(1)
-    return {"mass": mass, "sum": total, "assignment": assignment} | ({"scatter": second} if scatter else {})
+    second = (
+        shares[..., None] * (votes - (total / mass[..., None])[:, None]).square()
+    ).sum(1)
+    return {"mass": mass, "sum": total, "assignment": assignment} | (
+        {"scatter": second} if scatter else {}
+    )
 
 
 @pytest.mark.parametrize("scatter", [False, True], ids=["sum", "scatter"])
@@ -86,9 +110,16 @@ def by_definition(given: dict[str, Tensor], scatter: bool) -> dict[str, Tensor]:
 @pytest.mark.parametrize("by_row", [False, True], ids=["IJ", "BIJ"])
 class TestOnesOwn:
     @OPEN
-    def test_definition(self, backend: str, by_row: bool, shared: bool, scatter: bool) -> None:
-        given = {name: tensor.detach() for name, tensor in inputs(by_row, shared).items()}
-        actual, expected = results(backend, given, scatter), by_definition(given, scatter)
+    def test_definition(
+        self, backend: str, by_row: bool, shared: bool, scatter: bool
+    ) -> None:
+        given = {
+            name: tensor.detach() for name, tensor in inputs(by_row, shared).items()
+        }
+        actual, expected = (
+            results(backend, given, scatter),
+            by_definition(given, scatter),
+        )
         close({name: actual[name] for name in expected}, expected, 1e-12)
 
 
@@ -99,10 +130,14 @@ def test_only_some_tensors_learn(backend: str) -> None:
     liking = given["liking"]
     votes = Votes(fixed["children"], fixed["transforms"], backend=backend)
     similarity = City(fixed["centre"], liking, fixed["steepness"])
-    (alone,) = torch.autograd.grad(votes.moments(similarity, scatter=True).scatter.square().sum(), liking)
+    (alone,) = torch.autograd.grad(
+        votes.moments(similarity, scatter=True).scatter.square().sum(), liking
+    )
     votes = Votes(given["children"], given["transforms"], backend="naive")
     similarity = City(given["centre"], liking, given["steepness"])
-    (beside,) = torch.autograd.grad(votes.moments(similarity, scatter=True).scatter.square().sum(), liking)
+    (beside,) = torch.autograd.grad(
+        votes.moments(similarity, scatter=True).scatter.square().sum(), liking
+    )
     close({"liking": alone}, {"liking": beside}, 1e-10)
     assert not votes.moments(City(*fixed_three(fixed))).sum.isnan().any()
 
@@ -121,15 +156,26 @@ class TestWhatIsNone:
     @pytest.mark.parametrize("backend", [None, "naive", "chunked", "native"])
     @pytest.mark.parametrize("large", [False, True])
     @pytest.mark.parametrize("call", ["moments", "assignment"])
-    def test_is_refused_by_all(self, backend: str | None, large: bool, call: str) -> None:
-        votes = Votes(torch.ones(FEW_TILES if large else 2, I, P), torch.ones(I, J, P, D), backend=backend)
+    def test_is_refused_by_all(
+        self, backend: str | None, large: bool, call: str
+    ) -> None:
+        votes = Votes(
+            torch.ones(FEW_TILES if large else 2, I, P),
+            torch.ones(I, J, P, D),
+            backend=backend,
+        )
         unknown = Lookalike(torch.ones(votes.shape[0], J, D))
-        with pytest.raises(TypeError, match=r"must be None or a torchcaps\.ops\.Similarity, got Lookalike"):
+        with pytest.raises(
+            TypeError,
+            match=r"must be None or a torchcaps\.ops\.Similarity, got Lookalike",
+        ):
             getattr(votes, call)(unknown)
 
     def test_a_tensor(self) -> None:
         with pytest.raises(TypeError, match="got Tensor"):
-            Votes(torch.ones(2, I, P), torch.ones(I, J, P, D)).moments(torch.ones(2, J, D))
+            Votes(torch.ones(2, I, P), torch.ones(I, J, P, D)).moments(
+                torch.ones(2, J, D)
+            )
 
     @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
     @pytest.mark.parametrize(
@@ -139,15 +185,32 @@ class TestWhatIsNone:
                 InnerProduct(torch.ones(1, J, D)),
                 r"alpha of InnerProduct must be \(B = 3, J = 4, H = 3\), got .*1, 4, 3",
             ),
-            (InnerProduct(torch.ones(B, J, D + 1)), r"alpha of InnerProduct must be .*H = 3\), got .*3, 4, 4"),
-            (InnerProduct(torch.ones(J, D)), r"alpha of InnerProduct must be \(B, J, H\), got shape \(4, 3\)"),
             (
-                Gaussian(torch.ones(B, J, D), torch.ones(B, J, D), torch.ones(B, J + 1)),
+                InnerProduct(torch.ones(B, J, D + 1)),
+                r"alpha of InnerProduct must be .*H = 3\), got .*3, 4, 4",
+            ),
+            (
+                InnerProduct(torch.ones(J, D)),
+                r"alpha of InnerProduct must be \(B, J, H\), got shape \(4, 3\)",
+            ),
+            (
+                Gaussian(
+                    torch.ones(B, J, D), torch.ones(B, J, D), torch.ones(B, J + 1)
+                ),
                 r"log_weight of Gaussian must be \(B = 3, J = 4\), got shape \(3, 5\)",
             ),
-            (Given(torch.ones(I + 1, J)), r"values of Given must be \(I = 7, J = 4\), got shape \(8, 4\)"),
-            (Given(torch.ones(J)), r"values of Given must be \(I, J\) or \(B, I, J\), got shape \(4,\)"),
-            (Adjusted(Given(torch.ones(I, J)), prior=torch.ones(I, 1)), r"prior of Adjusted must be \(I = 7, J = 4\)"),
+            (
+                Given(torch.ones(I + 1, J)),
+                r"values of Given must be \(I = 7, J = 4\), got shape \(8, 4\)",
+            ),
+            (
+                Given(torch.ones(J)),
+                r"values of Given must be \(I, J\) or \(B, I, J\), got shape \(4,\)",
+            ),
+            (
+                Adjusted(Given(torch.ones(I, J)), prior=torch.ones(I, 1)),
+                r"prior of Adjusted must be \(I = 7, J = 4\)",
+            ),
         ],
     )
     def test_shapes(self, backend: str, similarity: Similarity, message: str) -> None:
@@ -158,14 +221,18 @@ class TestWhatIsNone:
     @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
     def test_no_tensor(self, backend: str) -> None:
         votes = Votes(torch.ones(B, I, P), torch.ones(I, J, P, D), backend=backend)
-        with pytest.raises(TypeError, match="alpha of InnerProduct must be a tensor, got float"):
+        with pytest.raises(
+            TypeError, match="alpha of InnerProduct must be a tensor, got float"
+        ):
             votes.moments(InnerProduct(2.0))
 
     @pytest.mark.parametrize("shape", [(B, 1), (J, 1), (1,), (J + 1,)])
     def test_a_sharpness_for_each_parent(self, shape: tuple[int, ...]) -> None:
         field = torch.ones(B, J, D)
         for similarity in (InnerProduct(field), Gaussian(field, field, field[..., 0])):
-            with pytest.raises(ValueError, match=r"sharpness must be a number or \(J,\) = \(4,\), got"):
+            with pytest.raises(
+                ValueError, match=r"sharpness must be a number or \(J,\) = \(4,\), got"
+            ):
                 similarity.sharpened(torch.ones(shape))
 
     def test_a_tensor_without_axes(self) -> None:
@@ -176,8 +243,13 @@ class TestWhatIsNone:
             def logits(self, votes: Tensor) -> Tensor:
                 return votes.sum(-1)
 
-        with pytest.raises(TypeError, match="Forgetful holds a tensor without axes: write `centre: Tensor = axes"):
-            Votes(torch.ones(B, I, P), torch.ones(I, J, P, D)).moments(Forgetful(torch.ones(B, J, D)))
+        with pytest.raises(
+            TypeError,
+            match="Forgetful holds a tensor without axes: write `centre: Tensor = axes",
+        ):
+            Votes(torch.ones(B, I, P), torch.ones(I, J, P, D)).moments(
+                Forgetful(torch.ones(B, J, D))
+            )
 
 
 class TestGiven:
@@ -187,17 +259,25 @@ class TestGiven:
         logits = normal(*((B, I, J) if by_row else (I, J)))
         votes = Votes(normal(B, I, P), normal(I, J, P, D), backend=backend)
         expected = logits.softmax(-1).expand(B, I, J)
-        torch.testing.assert_close(votes.assignment(Given(logits)), expected, rtol=0, atol=1e-14)
+        torch.testing.assert_close(
+            votes.assignment(Given(logits)), expected, rtol=0, atol=1e-14
+        )
         total = torch.einsum("bij,bijh->bjh", expected, votes.dense())
-        torch.testing.assert_close(votes.moments(Given(logits)).sum, total, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            votes.moments(Given(logits)).sum, total, rtol=1e-12, atol=1e-12
+        )
 
 
 class TestPrecision:
     @OPEN
     def test_half_tensors_are_widened_first(self, backend: str) -> None:
-        """The softmax and the sums are of float32, whatever the similarity's tensors are."""
+        """The softmax and the sums are of float32, whatever the similarity's tensors
+        are.
+        """
         logits = normal(I, J).bfloat16()
-        votes = Votes(normal(B, I, P).float(), normal(I, J, P, D).float(), backend=backend)
+        votes = Votes(
+            normal(B, I, P).float(), normal(I, J, P, D).float(), backend=backend
+        )
         assignment = votes.assignment(Given(logits))
         assert assignment.dtype == torch.float32
         assert torch.equal(assignment, logits.float().softmax(-1).expand(B, I, J))
@@ -216,14 +296,23 @@ class TestWhoDoesIt:
         assert choose_backend(self.large, known).backend == "native"
         choice = choose_backend(self.large, self.own())
         assert choice.backend == "chunked"
-        assert choice.reason == ("native cannot do this call: the kernels have inner products and Gaussians, not City")
+        assert choice.reason == (
+            "native cannot do this call: the kernels have inner products and "
+            "Gaussians, not City"
+        )
         assert choose_backend(self.large, known).backend == "native"
 
-    def test_the_call_goes_where_the_choice_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_call_goes_where_the_choice_says(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         called = []
         for name, backend in BACKENDS.items():
             whole = backend.moments
-            monkeypatch.setattr(backend, "moments", lambda *a, name=name, whole=whole: called.append(name) or whole(*a))
+            monkeypatch.setattr(
+                backend,
+                "moments",
+                lambda *a, name=name, whole=whole: called.append(name) or whole(*a),
+            )
         few = Votes(torch.zeros(2, I, P), torch.zeros(I, J, P, D))
         few.moments(City(torch.zeros(2, J, D), torch.zeros(I, J), torch.ones(J)))
         self.large.moments(InnerProduct(torch.zeros(self.rows, J, D)))
@@ -241,21 +330,38 @@ class TestWhoDoesIt:
     def test_a_rule_that_the_kernels_have_not(self, changes: dict, words: str) -> None:
         votes = self.large.restricted(**changes)
         choice = choose_backend(votes)
-        assert choice == ("chunked", f"native cannot do this call: the kernels do not have {words}")
+        assert choice == (
+            "chunked",
+            f"native cannot do this call: the kernels do not have {words}",
+        )
 
-    @pytest.mark.parametrize("changes", [{"sharpness": 2.0}, {"sharpness": torch.ones(J)}])
+    @pytest.mark.parametrize(
+        "changes", [{"sharpness": 2.0}, {"sharpness": torch.ones(J)}]
+    )
     def test_sharpness_needs_no_kernel(self, changes: dict) -> None:
         known = InnerProduct(torch.zeros(self.rows, J, D))
-        assert choose_backend(self.large.restricted(**changes), known).backend == "native"
+        assert (
+            choose_backend(self.large.restricted(**changes), known).backend == "native"
+        )
 
     def test_who_was_asked_for_by_name_does_it_or_says_no(self) -> None:
         forced = Votes(torch.zeros(2, I, P), torch.zeros(I, J, P, D), backend="native")
         own = City(torch.zeros(2, J, D), torch.zeros(I, J), torch.ones(J))
-        message = "backend 'native' cannot do City: the kernels have inner products and Gaussians, not City"
-        for call in (forced.moments, forced.assignment, lambda own: choose_backend(forced, own)):
+        message = (
+            "backend 'native' cannot do City: the kernels have inner products and "
+            "Gaussians, not City"
+        )
+        for call in (
+            forced.moments,
+            forced.assignment,
+            lambda own: choose_backend(forced, own),
+        ):
             with pytest.raises(ValueError, match=message):
                 call(own)
-        with pytest.raises(ValueError, match=r"backend 'native' cannot do uniform logits: .* weights of pairs"):
+        with pytest.raises(
+            ValueError,
+            match=r"backend 'native' cannot do uniform logits: .* weights of pairs",
+        ):
             forced.restricted(scale=torch.ones(I, J)).moments()
 
     @pytest.mark.parametrize("name", BACKENDS)

@@ -1,4 +1,6 @@
-"""The Triton kernels against the readable reference in float64: on a GPU, or in Triton's interpreter."""
+"""The Triton kernels against the readable reference in float64: on a GPU, or in
+Triton's interpreter.
+"""
 
 import os
 import subprocess
@@ -16,7 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-if not torch.cuda.is_available():  # before anything imports triton, as torch._dynamo does
+if (
+    not torch.cuda.is_available()
+):  # before anything imports triton, as torch._dynamo does
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
@@ -30,7 +34,11 @@ from torchcaps.testing import check_backend
 from torchcaps.testing.backends import PROBLEMS
 
 THOROUGH = pytest.mark.thorough
-WINDOWS = [[0, 1, 2], [1, 2, 3], [3, 1, 0]]  # of 5 children: three are shared by windows, one is in none
+WINDOWS = [
+    [0, 1, 2],
+    [1, 2, 3],
+    [3, 1, 0],
+]  # of 5 children: three are shared by windows, one is in none
 
 
 @pytest.fixture(params=["cuda" if torch.cuda.is_available() else "cpu"])
@@ -54,18 +62,35 @@ class Case:
 
     def __str__(self) -> str:
         flags = [
-            name for name in ("windows", "shared", "coordinates", "weights", "scatter", "hard") if getattr(self, name)
+            name
+            for name in (
+                "windows",
+                "shared",
+                "coordinates",
+                "weights",
+                "scatter",
+                "hard",
+            )
+            if getattr(self, name)
         ]
-        return "-".join([self.similarity, self.partition, *flags, "x".join(map(str, self.sizes))])
+        return "-".join(
+            [self.similarity, self.partition, *flags, "x".join(map(str, self.sizes))]
+        )
 
-    def call(self, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Call:
+    def call(
+        self, device: str, dtype: torch.dtype = torch.float32, seed: int = 0
+    ) -> Call:
         N, J, M, P, D = self.sizes
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator).to(device, dtype)
 
-        sites = torch.tensor(WINDOWS, dtype=torch.int32, device=device) if self.windows else None
+        sites = (
+            torch.tensor(WINDOWS, dtype=torch.int32, device=device)
+            if self.windows
+            else None
+        )
         G, I, B = (5, 3, 3 * N) if self.windows else (3, 3, N)
         similarity: tuple[Tensor, ...] = ()
         if self.similarity == "inner":
@@ -84,16 +109,30 @@ class Case:
 
 
 def covering(**fixed: Any) -> list[Case]:
-    """Every similarity with every normaliser, with and without windows; the other options in turns."""
+    """Every similarity with every normaliser, with and without windows; the other
+    options in turns.
+    """
     cases = []
     for number, (similarity, partition, windows) in enumerate(
-        product(("none", "inner", "gaussian"), ("own", "orphan", "given"), (False, True))
+        product(
+            ("none", "inner", "gaussian"), ("own", "orphan", "given"), (False, True)
+        )
     ):
         bits = (number * 11 + number // 2) % 16
-        flags = {name: bool(bits >> k & 1) for k, name in enumerate(("shared", "coordinates", "weights", "scatter"))}
-        sizes = ((2, 3, 3, 2, 3), (1, 5, 1, 5, 4), (3, 1, 2, 1, 1), (2, 4, 4, 4, 4))[number % 4]
+        flags = {
+            name: bool(bits >> k & 1)
+            for k, name in enumerate(("shared", "coordinates", "weights", "scatter"))
+        }
+        sizes = ((2, 3, 3, 2, 3), (1, 5, 1, 5, 4), (3, 1, 2, 1, 1), (2, 4, 4, 4, 4))[
+            number % 4
+        ]
         cases.append(
-            Case(**{"sizes": sizes, **flags, **fixed}, similarity=similarity, partition=partition, windows=windows)
+            Case(
+                **{"sizes": sizes, **flags, **fixed},
+                similarity=similarity,
+                partition=partition,
+                windows=windows,
+            )
         )
     return cases
 
@@ -105,13 +144,23 @@ def representative(cases: list[Case]) -> list[Any]:
 
 def gathered(table: Tensor | None, sites: Tensor | None) -> Tensor | None:
     """The children of each window, copied together: (N, G, ...) to (B, I, ...)."""
-    return table if table is None or sites is None else table[:, sites.long()].flatten(0, 1)
+    return (
+        table
+        if table is None or sites is None
+        else table[:, sites.long()].flatten(0, 1)
+    )
 
 
 def leaves(call: Call) -> Call:
     """The tensors in float64, with gradients."""
-    fields = [None if field is None else field.double().requires_grad_() for field in call[:5]]
-    return Call(*fields, call.sites, tuple(field.double().requires_grad_() for field in call.similarity))
+    fields = [
+        None if field is None else field.double().requires_grad_() for field in call[:5]
+    ]
+    return Call(
+        *fields,
+        call.sites,
+        tuple(field.double().requires_grad_() for field in call.similarity),
+    )
 
 
 def expected_logits(call: Call) -> tuple[Tensor, Tensor]:
@@ -127,40 +176,67 @@ def expected_logits(call: Call) -> tuple[Tensor, Tensor]:
 
 def upstream(tensor: Tensor, seed: int) -> Tensor:
     """A fixed gradient for one output."""
-    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)).to(tensor)
+    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)).to(
+        tensor
+    )
 
 
 def named(call: Call) -> dict[str, Tensor]:
     """The tensors of a call by name."""
-    fields = {name: field for name, field in zip(Call._fields[:5], call[:5], strict=True) if field is not None}
+    fields = {
+        name: field
+        for name, field in zip(Call._fields[:5], call[:5], strict=True)
+        if field is not None
+    }
     return fields | {f"similarity{k}": field for k, field in enumerate(call.similarity)}
 
 
 def gradients(outputs: dict[str, Tensor], call: Call) -> dict[str, Tensor]:
     """What autograd makes of the fixed gradients."""
-    objective = sum((output * upstream(output, k)).sum() for k, output in enumerate(outputs.values()))
-    found = torch.autograd.grad(objective, list(named(call).values()), materialize_grads=True, allow_unused=True)
+    objective = sum(
+        (output * upstream(output, k)).sum()
+        for k, output in enumerate(outputs.values())
+    )
+    found = torch.autograd.grad(
+        objective, list(named(call).values()), materialize_grads=True, allow_unused=True
+    )
     return dict(zip(named(call), found, strict=True))
 
 
-def check_moments(case: Case, device: str, tiling: Tiling | None = None, dtype: torch.dtype = torch.float32) -> None:
+def check_moments(
+    case: Case,
+    device: str,
+    tiling: Tiling | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     call = case.call(device, dtype)
     orphan = case.partition == "orphan"
     mass, total, scatter, _ = triton_launch.moments(
         call, orphan=orphan, hard=case.hard, scatter=case.scatter, tiling=tiling
     )
-    actual = {"mass": mass, "sum": total} | ({} if scatter is None else {"scatter": scatter})
+    actual = {"mass": mass, "sum": total} | (
+        {} if scatter is None else {"scatter": scatter}
+    )
     reference = leaves(call)
     votes, logits = expected_logits(reference)
     rule = Rule(orphan, case.hard, gathered(reference.log_partition, call.sites))
     assignment = naive.logits_assignment(logits, rule)
-    moments = naive.weighted_moments(votes, assignment, gathered(reference.weights, call.sites), case.scatter)
-    expected = {name: moment for name, moment in moments._asdict().items() if moment is not None}
+    moments = naive.weighted_moments(
+        votes, assignment, gathered(reference.weights, call.sites), case.scatter
+    )
+    expected = {
+        name: moment for name, moment in moments._asdict().items() if moment is not None
+    }
     close(actual, expected, 1e-5)
 
     grads = [upstream(output, k).to(mass) for k, output in enumerate(expected.values())]
     found = triton_launch.moments_backward(
-        call, moments.mean.detach().to(mass), *(*grads, None, None)[:3], orphan=orphan, hard=case.hard, tiling=tiling
+        call,
+        moments.mean.detach().to(mass),
+        *(*grads, None, None)[:3],
+        orphan=orphan,
+        hard=case.hard,
+        tiling=tiling,
     )
     close(named(found), gradients(expected, reference), 1e-4)
     for name, field in named(call).items():
@@ -178,7 +254,13 @@ def test_moments(case: Case, device: str) -> None:
 @pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.usefixtures("poisoned")
 def test_hard_moments(partition: str, blocks: bool, device: str) -> None:
-    case = Case(partition=partition, hard=True, weights=True, scatter=True, sizes=(2, 5, 2, 2, 2))
+    case = Case(
+        partition=partition,
+        hard=True,
+        weights=True,
+        scatter=True,
+        sizes=(2, 5, 2, 2, 2),
+    )
     check_moments(case, device, Tiling(parents=2) if blocks else None)
 
 
@@ -188,7 +270,9 @@ def test_hard_moments(partition: str, blocks: bool, device: str) -> None:
 def test_the_lowest_index_wins_a_tie(hard: bool, blocks: bool, device: str) -> None:
     call = Case("none", sizes=(2, 5, 1, 2, 2)).call(device)
     tiling = Tiling(parents=2) if blocks else None
-    mass, *_ = triton_launch.moments(call, orphan=False, hard=hard, scatter=False, tiling=tiling)
+    mass, *_ = triton_launch.moments(
+        call, orphan=False, hard=hard, scatter=False, tiling=tiling
+    )
     share = torch.tensor([1.0, 0, 0, 0, 0]) if hard else torch.full((5,), 0.2)
     torch.testing.assert_close(mass.cpu(), 3 * share.expand(2, 5))
 
@@ -199,7 +283,13 @@ def test_the_lowest_index_wins_a_tie(hard: bool, blocks: bool, device: str) -> N
     [
         Case(partition="orphan", weights=True, scatter=True, sizes=(2, 5, 2, 2, 2)),
         Case("inner", windows=True, coordinates=True, sizes=(1, 3, 1, 3, 2)),
-        Case(partition="given", windows=True, weights=True, scatter=True, sizes=(1, 3, 1, 2, 2)),
+        Case(
+            partition="given",
+            windows=True,
+            weights=True,
+            scatter=True,
+            sizes=(1, 3, 1, 2, 2),
+        ),
     ],
     ids=str,
 )
@@ -214,8 +304,15 @@ def test_blocks_of_parents_and_splits_of_children(case: Case, device: str) -> No
 @pytest.mark.usefixtures("poisoned")
 def test_several_tiles_of_rows(scatter: bool, splits: int, device: str) -> None:
     tiling = Tiling(warps=1, numbers=2, splits=splits)
-    assert triton_launch.Launch(Case(sizes=(7, 3, 1, 2, 4)).call(device), tiling, 1).programs > 1
-    check_moments(Case(weights=True, scatter=scatter, sizes=(7, 3, 1, 2, 4)), device, tiling)
+    assert (
+        triton_launch.Launch(
+            Case(sizes=(7, 3, 1, 2, 4)).call(device), tiling, 1
+        ).programs
+        > 1
+    )
+    check_moments(
+        Case(weights=True, scatter=scatter, sizes=(7, 3, 1, 2, 4)), device, tiling
+    )
 
 
 @pytest.mark.thorough
@@ -229,8 +326,12 @@ def test_tiles_large_enough_for_a_dot(device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_read_as_it_is(dtype: torch.dtype, device: str) -> None:
     wide = Case("inner", sizes=(2, 3, 2, 3, 2)).call(device)
-    narrow = wide._replace(children=wide.children.to(dtype), transforms=wide.transforms.to(dtype))
-    rounded = wide._replace(children=narrow.children.float(), transforms=narrow.transforms.float())
+    narrow = wide._replace(
+        children=wide.children.to(dtype), transforms=wide.transforms.to(dtype)
+    )
+    rounded = wide._replace(
+        children=narrow.children.float(), transforms=narrow.transforms.float()
+    )
     options = {"orphan": False, "hard": False}
     mass, total, *_ = triton_launch.moments(narrow, scatter=False, **options)
     expected = triton_launch.moments(rounded, scatter=False, **options)
@@ -245,10 +346,14 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype, device: str) -> Non
 @pytest.mark.thorough
 def test_double_precision(device: str) -> None:
     call = Case(scatter=True).call(device, torch.float64)
-    mass, _, scatter, _ = triton_launch.moments(call, orphan=False, hard=False, scatter=True)
+    mass, _, scatter, _ = triton_launch.moments(
+        call, orphan=False, hard=False, scatter=True
+    )
     votes, logits = expected_logits(call)
     expected = naive.weighted_moments(votes, logits.softmax(-1), None, True)
-    torch.testing.assert_close((mass, scatter), (expected.mass, expected.scatter), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        (mass, scatter), (expected.mass, expected.scatter), rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.thorough
@@ -256,32 +361,54 @@ def test_double_precision(device: str) -> None:
 def test_scatter_does_not_cancel(splits: int, device: str) -> None:
     """Votes at 100, spread by 0.01."""
     I = 40
-    children = torch.full((1, I, 1, 1), 100.0) + 0.01 * torch.randn(1, I, 1, 1, generator=torch.manual_seed(0))
-    call = Call(children.to(device), torch.ones(1, 2, 1, 1, device=device), None, None, None, None, ())
+    children = torch.full((1, I, 1, 1), 100.0) + 0.01 * torch.randn(
+        1, I, 1, 1, generator=torch.manual_seed(0)
+    )
+    call = Call(
+        children.to(device),
+        torch.ones(1, 2, 1, 1, device=device),
+        None,
+        None,
+        None,
+        None,
+        (),
+    )
     _, total, scatter, _ = triton_launch.moments(
         call, orphan=False, hard=False, scatter=True, tiling=Tiling(splits=splits)
     )
     exact = children.double().flatten()
     expected = (exact - exact.mean()).square().sum() / 2
     assert scatter is not None
-    torch.testing.assert_close(scatter.cpu().double(), expected.expand(1, 2, 1), rtol=1e-4, atol=0)
-    torch.testing.assert_close(total.cpu().double(), exact.sum().div(2).expand(1, 2, 1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        scatter.cpu().double(), expected.expand(1, 2, 1), rtol=1e-4, atol=0
+    )
+    torch.testing.assert_close(
+        total.cpu().double(), exact.sum().div(2).expand(1, 2, 1), rtol=1e-6, atol=0
+    )
 
 
 @pytest.mark.thorough
-def test_a_parent_without_mass_has_zero_moments_and_finite_gradients(device: str) -> None:
+def test_a_parent_without_mass_has_zero_moments_and_finite_gradients(
+    device: str,
+) -> None:
     call = Case(weights=True, scatter=True).call(device)
     assert call.weights is not None
     call.weights.zero_()
-    mass, total, scatter, _ = triton_launch.moments(call, orphan=False, hard=False, scatter=True)
+    mass, total, scatter, _ = triton_launch.moments(
+        call, orphan=False, hard=False, scatter=True
+    )
     assert scatter is not None
     for moment in (mass, total, scatter):
         assert (moment == 0).all()
-    found = triton_launch.moments_backward(call, total, mass + 1, total + 1, scatter + 1, orphan=False, hard=False)
+    found = triton_launch.moments_backward(
+        call, total, mass + 1, total + 1, scatter + 1, orphan=False, hard=False
+    )
     assert all(field.isfinite().all() for field in named(found).values())
 
 
-def check_scores(case: Case, device: str, reduced: bool, tiling: Tiling | None = None) -> None:
+def check_scores(
+    case: Case, device: str, reduced: bool, tiling: Tiling | None = None
+) -> None:
     call = case.call(device)
     orphan = case.partition == "orphan"
     actual = triton_launch.scores(call, orphan=orphan, reduced=reduced, tiling=tiling)
@@ -290,13 +417,19 @@ def check_scores(case: Case, device: str, reduced: bool, tiling: Tiling | None =
     expected = {"scores": naive.logits_partition(logits, orphan) if reduced else logits}
     close({"scores": actual}, expected, 1e-5)
     grad = upstream(expected["scores"], 0).to(actual)
-    found = triton_launch.scores_backward(call, actual, grad, orphan=orphan, reduced=reduced, tiling=tiling)
+    found = triton_launch.scores_backward(
+        call, actual, grad, orphan=orphan, reduced=reduced, tiling=tiling
+    )
     close(named(found), gradients(expected, reference), 1e-4)
 
 
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize(
-    "case", representative([one for one in covering(weights=False) if one.partition != "given"][::2]), ids=str
+    "case",
+    representative(
+        [one for one in covering(weights=False) if one.partition != "given"][::2]
+    ),
+    ids=str,
 )
 @pytest.mark.usefixtures("poisoned")
 def test_scores(case: Case, reduced: bool, device: str) -> None:
@@ -307,7 +440,9 @@ def test_scores(case: Case, reduced: bool, device: str) -> None:
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.usefixtures("poisoned")
 def test_scores_of_windows_in_blocks(reduced: bool, device: str) -> None:
-    case = Case(partition="orphan", windows=True, coordinates=True, sizes=(1, 3, 2, 2, 1))
+    case = Case(
+        partition="orphan", windows=True, coordinates=True, sizes=(1, 3, 2, 2, 1)
+    )
     check_scores(case, device, reduced, Tiling(parents=2, splits=2))
 
 
@@ -319,23 +454,34 @@ def test_scores_of_windows_in_blocks(reduced: bool, device: str) -> None:
     partition=st.sampled_from(["own", "orphan", "given"]),
     flags=st.tuples(*[st.booleans()] * 5),
 )
-def test_random_shapes(sizes: Any, similarity: str, partition: str, flags: tuple[bool, ...]) -> None:
+def test_random_shapes(
+    sizes: Any, similarity: str, partition: str, flags: tuple[bool, ...]
+) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     check_moments(Case(similarity, partition, *flags, sizes=sizes), device)
 
 
 def test_an_empty_batch(device: str) -> None:
     call = Case(scatter=True).call(device)
-    empty = call._replace(children=call.children[:0], similarity=tuple(field[:0] for field in call.similarity))
-    mass, total, scatter, _ = triton_launch.moments(empty, orphan=False, hard=False, scatter=True)
+    empty = call._replace(
+        children=call.children[:0],
+        similarity=tuple(field[:0] for field in call.similarity),
+    )
+    mass, total, scatter, _ = triton_launch.moments(
+        empty, orphan=False, hard=False, scatter=True
+    )
     assert (mass.shape, total.shape) == ((0, 3), (0, 3, 9))
-    grads = triton_launch.moments_backward(empty, total, mass, total, scatter, orphan=False, hard=False)
+    grads = triton_launch.moments_backward(
+        empty, total, mass, total, scatter, orphan=False, hard=False
+    )
     assert (grads.transforms == 0).all()
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # NumPy's, which interprets
+@pytest.mark.filterwarnings(
+    "ignore:All-NaN slice encountered:RuntimeWarning"
+)  # NumPy's, which interprets
 def test_what_every_backend_does(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest problem, and all that is empty; the cases above have the sizes."""
     monkeypatch.setattr("torchcaps.testing.backends.PROBLEMS", PROBLEMS[:1])
@@ -347,24 +493,35 @@ class Largest(TorchDispatchMode):
 
     numbers = 0
 
-    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.dtype != torch.uint8:  # bytes: copies of the interpreter
+        if (
+            isinstance(out, Tensor) and out.dtype != torch.uint8
+        ):  # bytes: copies of the interpreter
             self.numbers = max(self.numbers, out.numel())
         return out
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("tiling", [None, Tiling(parents=2)], ids=["whole", "blocks"])
-def test_nothing_grows_with_children_times_parents(tiling: Tiling | None, device: str) -> None:
+def test_nothing_grows_with_children_times_parents(
+    tiling: Tiling | None, device: str
+) -> None:
     B, I, J, M, P, D = 8, 12, 4, 1, 2, 2
     call = Case(sizes=(B, J, M, P, D)).call(device)
     call = call._replace(
-        children=torch.randn(B, I, M, P, device=device), transforms=torch.randn(I, J, P, D, device=device)
+        children=torch.randn(B, I, M, P, device=device),
+        transforms=torch.randn(I, J, P, D, device=device),
     )
     with Largest() as largest:
-        mass, total, scatter, _ = triton_launch.moments(call, orphan=False, hard=False, scatter=True, tiling=tiling)
-        triton_launch.moments_backward(call, total, mass, total, scatter, orphan=False, hard=False, tiling=tiling)
+        mass, total, scatter, _ = triton_launch.moments(
+            call, orphan=False, hard=False, scatter=True, tiling=tiling
+        )
+        triton_launch.moments_backward(
+            call, total, mass, total, scatter, orphan=False, hard=False, tiling=tiling
+        )
     assert 0 < largest.numbers < B * I * J
 
 
@@ -383,7 +540,13 @@ for run in (triton_launch.prepare, lambda: triton_launch.moments(call, orphan=Fa
 def without_interpreter(program: str) -> str:
     """What a Python process prints that has neither a GPU nor the interpreter."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout
 
 
@@ -443,7 +606,9 @@ step(digits, False, orphan=True)
 
 @pytest.mark.thorough
 def test_compiles_for_a_gpu_without_spilling_registers() -> None:
-    """EM ConvCaps at 32 types and DigitCaps, for compute capability 9.0, with no GPU needed."""
+    """EM ConvCaps at 32 types and DigitCaps, for compute capability 9.0, with no GPU
+    needed.
+    """
     backend = pytest.importorskip("triton.backends.nvidia")
     if not (Path(backend.__file__).parent / "bin" / "ptxas").exists():
         pytest.skip("this Triton comes without ptxas")
@@ -456,14 +621,31 @@ def test_compiles_for_a_gpu_without_spilling_registers() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "routing", ["dynamic", "em", *(pytest.param(name, marks=pytest.mark.slow) for name in ("kmeans", "euclidean"))]
+    "routing",
+    [
+        "dynamic",
+        "em",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("kmeans", "euclidean")
+        ),
+    ],
 )
 def test_layers(routing: str, device: str) -> None:
-    """A convolutional and a class layer on this backend, values and gradients, through the operators."""
+    """A convolutional and a class layer on this backend, values and gradients, through
+    the operators.
+    """
     torch.manual_seed(0)
-    conv = CapsConv2d(2, 3, (2, 2), (2, 2), 3, 2, padding=1, routing=create_routing(routing, steps=2)).to(device)
-    classes = ClassCaps(3, 2, (2, 2), (2, 2), routing=create_routing(routing, steps=2)).to(device)
-    children = Capsules(torch.randn(1, 2, 3, 2, 2, 2, device=device), torch.rand(1, 2, 3, 2, device=device))
+    conv = CapsConv2d(
+        2, 3, (2, 2), (2, 2), 3, 2, padding=1, routing=create_routing(routing, steps=2)
+    ).to(device)
+    classes = ClassCaps(
+        3, 2, (2, 2), (2, 2), routing=create_routing(routing, steps=2)
+    ).to(device)
+    children = Capsules(
+        torch.randn(1, 2, 3, 2, 2, 2, device=device),
+        torch.rand(1, 2, 3, 2, device=device),
+    )
     found = {}
     for backend in ("naive", "triton"):
         with use_backend(backend):
@@ -472,5 +654,7 @@ def test_layers(routing: str, device: str) -> None:
         loss = parents.pose.square().sum() + parents.activation.square().sum()
         gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
         found[backend] = {"pose": parents.pose, "activation": parents.activation}
-        found[backend] |= {f"d{number}": gradient for number, gradient in enumerate(gradients)}
+        found[backend] |= {
+            f"d{number}": gradient for number, gradient in enumerate(gradients)
+        }
     close(found["triton"], found["naive"], 1e-3)

@@ -1,4 +1,6 @@
-"""Vector poses in C++: many rows and few, odd sizes, several threads, against the readable reference."""
+"""Vector poses in C++: many rows and few, odd sizes, several threads, against the
+readable reference.
+"""
 
 import resource
 from collections.abc import Iterator
@@ -60,7 +62,9 @@ def poisoned() -> Iterator[None]:
     [
         pytest.param(torch.float64, CASES, id="float64-many"),
         pytest.param(torch.float32, FEW, id="float32-few", marks=pytest.mark.thorough),
-        pytest.param(torch.float32, CASES, id="float32-many", marks=pytest.mark.thorough),
+        pytest.param(
+            torch.float32, CASES, id="float32-many", marks=pytest.mark.thorough
+        ),
         pytest.param(torch.float64, FEW, id="float64-few", marks=pytest.mark.thorough),
     ],
 )
@@ -68,7 +72,11 @@ def test_any_shape(dtype: torch.dtype, cases: st.SearchStrategy[Case]) -> None:
     @settings(max_examples=30, derandomize=True, deadline=None, database=None)
     @given(cases)
     def check(case: Case) -> None:
-        close(case.results(NativeVotes, case.inputs(dtype)), case.results(NaiveVotes, case.inputs()), TOLERANCE[dtype])
+        close(
+            case.results(NativeVotes, case.inputs(dtype)),
+            case.results(NaiveVotes, case.inputs()),
+            TOLERANCE[dtype],
+        )
 
     check()
 
@@ -79,7 +87,9 @@ def test_a_row_spoils_no_other(batch: int) -> None:
     torch.manual_seed(0)
     children, transforms = torch.randn(batch + 1, 33, 8), torch.randn(33, 5, 8, 16)
     alpha = torch.randn(batch + 1, 5, 16)
-    clean = Votes(children[:batch], transforms, backend="native").moments(InnerProduct(alpha[:batch]))
+    clean = Votes(children[:batch], transforms, backend="native").moments(
+        InnerProduct(alpha[:batch])
+    )
     children[batch, 4], children[batch, 7] = torch.nan, torch.inf
     spoilt = Votes(children, transforms, backend="native").moments(InnerProduct(alpha))
     torch.testing.assert_close(spoilt.sum[:batch], clean.sum, rtol=1e-5, atol=1e-5)
@@ -89,27 +99,45 @@ def test_a_row_spoils_no_other(batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 20])
 def test_threads_give_the_same_bits_every_time(batch: int) -> None:
     torch.manual_seed(0)
-    leaves = [torch.randn(batch, 64, 8), torch.randn(64, 5, 8, 16), torch.randn(batch, 5, 16)]
+    leaves = [
+        torch.randn(batch, 64, 8),
+        torch.randn(64, 5, 8, 16),
+        torch.randn(batch, 5, 16),
+    ]
 
     def results() -> list[torch.Tensor]:
         children, transforms, alpha = (leaf.clone().requires_grad_() for leaf in leaves)
-        moments = Votes(children, transforms, backend="native").moments(InnerProduct(alpha))
-        return [moments.sum, *torch.autograd.grad(moments.sum.square().sum(), (children, transforms, alpha))]
+        moments = Votes(children, transforms, backend="native").moments(
+            InnerProduct(alpha)
+        )
+        return [
+            moments.sum,
+            *torch.autograd.grad(
+                moments.sum.square().sum(), (children, transforms, alpha)
+            ),
+        ]
 
     for one, other in zip(results(), results(), strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize(("batch", "children", "parents"), [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+@pytest.mark.parametrize(
+    ("batch", "children", "parents"), [(0, 3, 4), (2, 0, 4), (2, 3, 0)]
+)
 def test_nothing_has_zeros(batch: int, children: int, parents: int) -> None:
     alpha = torch.ones(batch, parents, 16)
-    poses, transforms = torch.ones(batch, children, 1, 8), torch.ones(children, parents, 8, 16)
+    poses, transforms = (
+        torch.ones(batch, children, 1, 8),
+        torch.ones(children, parents, 8, 16),
+    )
     call = Call(poses, transforms, None, None, None, None, (alpha,))
     mass = torch.ones(batch, parents)
     found, total, *_ = passes.moments(call, orphan=False, hard=False, scatter=False)
     assert not found.any()
     assert not total.any()
-    for grad in passes.moments_backward(call, alpha, mass, alpha, None, orphan=False, hard=False).flat():
+    for grad in passes.moments_backward(
+        call, alpha, mass, alpha, None, orphan=False, hard=False
+    ).flat():
         assert torch.equal(grad, torch.zeros_like(grad))
 
 
@@ -117,31 +145,48 @@ def test_nothing_has_zeros(batch: int, children: int, parents: int) -> None:
 def test_windows_share_children(pose: int) -> None:
     """A convolution whose windows overlap, all steps, forward and backward."""
     torch.manual_seed(0)
-    layer = tc.CapsConv2d(3, 5, pose, 16, 3, 2, routing=tc.routing.DynamicRouting()).double()
+    layer = tc.CapsConv2d(
+        3, 5, pose, 16, 3, 2, routing=tc.routing.DynamicRouting()
+    ).double()
     children = torch.randn(3, 7, 7, 3, pose, dtype=torch.float64)
 
     def results(backend: str) -> dict[str, torch.Tensor]:
         leaf = children.clone().requires_grad_()
         with tc.use_backend(backend):
             out = layer(tc.Capsules(leaf, tc.length(leaf)))
-            grads = torch.autograd.grad(out.pose.square().sum() + out.activation.sum(), (leaf, *layer.parameters()))
-        return {"pose": out.pose.detach(), **{f"gradient {n}": grad for n, grad in enumerate(grads)}}
+            grads = torch.autograd.grad(
+                out.pose.square().sum() + out.activation.sum(),
+                (leaf, *layer.parameters()),
+            )
+        return {
+            "pose": out.pose.detach(),
+            **{f"gradient {n}": grad for n, grad in enumerate(grads)},
+        }
 
     close(results("native"), results("naive"), 1e-9)
 
 
 def test_numbers_below_the_normal_ones_are_0_in_the_kernels_alone() -> None:
     votes = Votes(torch.randn(64, 40, 4, 4), torch.randn(40, 8, 4, 4), backend="native")
-    assert (votes.moments(weights=torch.full((64, 40), 1e-40), scatter=True).mass == 0).all()
+    assert (
+        votes.moments(weights=torch.full((64, 40), 1e-40), scatter=True).mass == 0
+    ).all()
     everywhere = torch.full((2**20,), 1e-40)  # work for all threads
     assert (everywhere * 0.5 > 0).all()
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say how much memory is taken")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(),
+    reason="this system does not say how much memory is taken",
+)
 @pytest.mark.parametrize("rows", [5, 20], ids=["one thread", "two threads"])
 def test_where_memory_ends_there_is_an_error_and_not_the_end(rows: int) -> None:
-    parents = 2**15  # the kernel has eight blocks of vectors for their sums, 128 MiB with AVX-512
-    votes = Votes(torch.ones(rows, 2, 1), torch.ones(2, parents, 1, 8), backend="native")
+    parents = (
+        2**15
+    )  # the kernel has eight blocks of vectors for their sums, 128 MiB with AVX-512
+    votes = Votes(
+        torch.ones(rows, 2, 1), torch.ones(2, parents, 1, 8), backend="native"
+    )
     similarity = InnerProduct(torch.ones(rows, parents, 8))
     few = torch.ones(rows, 2, 8)
     Votes(torch.ones(rows, 2, 1), torch.ones(2, 2, 1, 8), backend="native").moments(
@@ -151,7 +196,9 @@ def test_where_memory_ends_there_is_an_error_and_not_the_end(rows: int) -> None:
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * page
     resource.setrlimit(resource.RLIMIT_AS, (taken + 2**25, before[1]))
     try:
-        with pytest.raises(MemoryError, match=rf"votes \(B, I, J, H\) = \({rows}, 2, 32768, 8\)"):
+        with pytest.raises(
+            MemoryError, match=rf"votes \(B, I, J, H\) = \({rows}, 2, 32768, 8\)"
+        ):
             votes.moments(similarity)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)

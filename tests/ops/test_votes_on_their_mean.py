@@ -1,7 +1,9 @@
-"""Votes that lie on their mean: float32 gradients are as good on every backend as those of stored votes.
+"""Votes that lie on their mean: float32 gradients are as good on every backend as those
+of stored votes.
 
-One child, or copies of one, lie on the mean of each parent, and the variance is the floor. In the gradients the
-deviations, which rounding makes of votes and mean, are then multiplied by large precisions, and must cancel again.
+One child, or copies of one, lie on the mean of each parent, and the variance is the
+floor. In the gradients the deviations, which rounding makes of votes and mean, are then
+multiplied by large precisions, and must cancel again.
 """
 
 from collections.abc import Callable
@@ -27,9 +29,16 @@ B, J, P, D = 4, 10, 8, 16
 
 BACKENDS = [
     "chunked",
-    pytest.param("native", marks=pytest.mark.skipif(bool(why_not("native")), reason="no C++ kernels here")),
     pytest.param(
-        "triton", marks=[pytest.mark.thorough, pytest.mark.skipif(bool(why_not("triton")), reason="no Triton here")]
+        "native",
+        marks=pytest.mark.skipif(bool(why_not("native")), reason="no C++ kernels here"),
+    ),
+    pytest.param(
+        "triton",
+        marks=[
+            pytest.mark.thorough,
+            pytest.mark.skipif(bool(why_not("triton")), reason="no Triton here"),
+        ],
     ),
 ]
 ROUTINGS: dict[str, Callable[[], Routing]] = {
@@ -43,23 +52,37 @@ ROUTINGS: dict[str, Callable[[], Routing]] = {
 
 
 def poses(children: int, rows: int, offset: float) -> Tensor:
-    one = torch.randn(B, 1, rows, P, generator=torch.manual_seed(0), dtype=torch.float64) + offset
+    one = (
+        torch.randn(B, 1, rows, P, generator=torch.manual_seed(0), dtype=torch.float64)
+        + offset
+    )
     return one.float().double().repeat(1, children, 1, 1)
 
 
-def gradients(loss: Callable[..., tuple[Tensor, ...]], leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The outputs and, under fixed upstream gradients, the gradients of the leaves, in float64."""
+def gradients(
+    loss: Callable[..., tuple[Tensor, ...]], leaves: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The outputs and, under fixed upstream gradients, the gradients of the leaves, in
+    float64.
+    """
     outputs = loss(**leaves)
     generator = torch.manual_seed(1)
     total = sum(
-        (output * torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)).sum()
+        (
+            output
+            * torch.randn(output.shape, generator=generator, dtype=torch.float64).to(
+                output
+            )
+        ).sum()
         for output in outputs
     )
     assert isinstance(total, Tensor)
     found = torch.autograd.grad(total, list(leaves.values()))
     return {
         name: one.detach().double()
-        for name, one in zip([*map(str, range(len(outputs))), *leaves], [*outputs, *found], strict=True)
+        for name, one in zip(
+            [*map(str, range(len(outputs))), *leaves], [*outputs, *found], strict=True
+        )
     }
 
 
@@ -68,22 +91,33 @@ def errors(found: dict[str, Tensor], right: dict[str, Tensor]) -> dict[str, Tens
 
 
 def as_good(run: Callable[[str, torch.dtype], dict[str, Tensor]], backend: str) -> None:
-    """The errors in float32 are those of stored votes, but for a factor, or for a few roundings of the result."""
+    """The errors in float32 are those of stored votes, but for a factor, or for a few
+    roundings of the result.
+    """
     right = run("naive", torch.float64)
-    allowed, found = errors(run("naive", torch.float32), right), errors(run(backend, torch.float32), right)
+    allowed, found = (
+        errors(run("naive", torch.float32), right),
+        errors(run(backend, torch.float32), right),
+    )
     for name, tensor in right.items():
         rounding = 3e-6 * tensor.square().mean().sqrt().clamp(min=1e-3)
-        assert found[name] <= 10 * allowed[name] + rounding, f"{name}: {found[name]:.1e}, stored {allowed[name]:.1e}"
+        assert found[name] <= 10 * allowed[name] + rounding, (
+            f"{name}: {found[name]:.1e}, stored {allowed[name]:.1e}"
+        )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("offset", [0, 10])
 @pytest.mark.parametrize(("children", "rows"), [(1, 1), (1, 4), (2, 4)])
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_routings(name: str, children: int, rows: int, offset: float, backend: str) -> None:
+def test_routings(
+    name: str, children: int, rows: int, offset: float, backend: str
+) -> None:
     def run(backend: str, dtype: torch.dtype) -> dict[str, Tensor]:
         torch.manual_seed(0)
-        layer = tc.CapsLinear(children, J, (rows, P), (rows, D), routing=ROUTINGS[name]())
+        layer = tc.CapsLinear(
+            children, J, (rows, P), (rows, D), routing=ROUTINGS[name]()
+        )
         layer.requires_grad_(False).to(dtype)
         start = {
             "pose": poses(children, rows, offset),
@@ -91,12 +125,18 @@ def test_routings(name: str, children: int, rows: int, offset: float, backend: s
             "weight": layer.weight[:1].repeat(children, 1, 1, 1),
         }
 
-        def loss(pose: Tensor, activation: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        def loss(
+            pose: Tensor, activation: Tensor, weight: Tensor
+        ) -> tuple[Tensor, ...]:
             with use_backend(backend):
-                out = torch.func.functional_call(layer, {"weight": weight}, (tc.Capsules(pose, activation),))
+                out = torch.func.functional_call(
+                    layer, {"weight": weight}, (tc.Capsules(pose, activation),)
+                )
             return out.pose, out.activation
 
-        return gradients(loss, {key: one.to(dtype).requires_grad_() for key, one in start.items()})
+        return gradients(
+            loss, {key: one.to(dtype).requires_grad_() for key, one in start.items()}
+        )
 
     as_good(run, backend)
 
@@ -109,7 +149,9 @@ class Own(Gaussian):
 @pytest.mark.parametrize("offset", [0, 10])
 @pytest.mark.parametrize("children", [1, 2])
 def test_similarities_of_ones_own(children: int, offset: float) -> None:
-    transforms = torch.randn(1, J, P, D, generator=torch.manual_seed(2)).repeat(children, 1, 1, 1)
+    transforms = torch.randn(1, J, P, D, generator=torch.manual_seed(2)).repeat(
+        children, 1, 1, 1
+    )
 
     def run(backend: str, dtype: torch.dtype) -> dict[str, Tensor]:
         def loss(pose: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -120,6 +162,8 @@ def test_similarities_of_ones_own(children: int, offset: float) -> None:
             return fitted.mean, fitted.log_determinant
 
         start = {"pose": poses(children, 4, offset), "weight": transforms}
-        return gradients(loss, {key: one.to(dtype).requires_grad_() for key, one in start.items()})
+        return gradients(
+            loss, {key: one.to(dtype).requires_grad_() for key, one in start.items()}
+        )
 
     as_good(run, "chunked")

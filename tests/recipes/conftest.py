@@ -11,7 +11,9 @@ from recipes import run_recipe
 
 
 class Smoke(NamedTuple):
-    """A smoke run: the content of the result file, the figures by row and measure, and the folder of it all."""
+    """A smoke run: the content of the result file, the figures by row and measure, and
+    the folder of it all.
+    """
 
     result: dict[str, Any]
     ours: dict[tuple[str, str], float]
@@ -30,7 +32,11 @@ def run_smoke(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Smoke
     def run(name: str) -> Smoke:
         paths = {"runs": folder / "runs", "results": folder / "results"}
         result = run_recipe(name, "smoke", **paths, trainer={"accelerator": "cpu"})
-        ours = {(row["row"], row["measure"]): row["ours"][0] for row in result["rows"] if row["ours"]}
+        ours = {
+            (row["row"], row["measure"]): row["ours"][0]
+            for row in result["rows"]
+            if row["ours"]
+        }
         return Smoke(result, ours, folder)
 
     return run

@@ -12,13 +12,21 @@ from recipes.two_digits import set_accuracy
 
 def test_half_of_the_interval_of_a_mean() -> None:
     assert half_interval([3.0]) == 0
-    assert round(half_interval([1.0, 2.0, 3.0]) * 3**0.5, 3) == 4.303  # Student's t of two degrees of freedom
+    assert (
+        round(half_interval([1.0, 2.0, 3.0]) * 3**0.5, 3) == 4.303
+    )  # Student's t of two degrees of freedom
 
 
 def test_wrong_answers_are_counted_group_by_group() -> None:
     wrong = {"a": torch.arange(500) < 15}
-    assert by_groups(wrong, {"a": torch.arange(500) // 250}) == {"wrong": {"a": [15, 0]}, "images": {"a": [250, 250]}}
-    assert by_groups(wrong) == {"wrong": {"a": [10, 5, *[0] * 48]}, "images": {"a": [10] * 50}}
+    assert by_groups(wrong, {"a": torch.arange(500) // 250}) == {
+        "wrong": {"a": [15, 0]},
+        "images": {"a": [250, 250]},
+    }
+    assert by_groups(wrong) == {
+        "wrong": {"a": [10, 5, *[0] * 48]},
+        "images": {"a": [10] * 50},
+    }
 
 
 def test_a_power_law_says_when_an_error_is_reached() -> None:
@@ -29,7 +37,9 @@ def test_a_power_law_says_when_an_error_is_reached() -> None:
 
 
 def test_all_digits_of_an_image_are_found_or_none_counts() -> None:
-    present = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 0, 1, 1]]).bool()
+    present = torch.tensor(
+        [[1, 1, 0, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 0, 1, 1]]
+    ).bool()
     activation = torch.tensor(
         [
             [0.9, 0.8, 0.1, 0.2],  # right

@@ -16,7 +16,9 @@ class Given(ImageClassifier):
 
     def forward(self, images, target=None):
         self.place += len(images)
-        return Prediction(self.activation[self.place - len(images) : self.place], None, None)
+        return Prediction(
+            self.activation[self.place - len(images) : self.place], None, None
+        )
 
 
 def test_no_credit_for_one_of_the_two():
@@ -28,10 +30,21 @@ def test_no_credit_for_one_of_the_two():
 
 def test_pair_error_is_that_of_the_two_most_active():
     pairs = fixed_pairs(Overlay(Digits().test, 12, 2), 20, 0)
-    network = create_model("capsnet_digits", image_shape=(1, 12, 12), channels=4, types=1, decoder_hidden=[4])
+    network = create_model(
+        "capsnet_digits",
+        image_shape=(1, 12, 12),
+        channels=4,
+        types=1,
+        decoder_hidden=[4],
+    )
     told = network.eval()(pairs.images).activation.topk(2, dim=1).indices
-    right = [set(one) == set(other) for one, other in zip(told.tolist(), pairs.labels.tolist(), strict=True)]
-    assert pair_error(network, pairs, batch_size=7) == pytest.approx(100 * (1 - sum(right) / 20))
+    right = [
+        set(one) == set(other)
+        for one, other in zip(told.tolist(), pairs.labels.tolist(), strict=True)
+    ]
+    assert pair_error(network, pairs, batch_size=7) == pytest.approx(
+        100 * (1 - sum(right) / 20)
+    )
 
 
 def test_training_learns_pairs(tmp_path):
@@ -40,7 +53,13 @@ def test_training_learns_pairs(tmp_path):
     few = digits.subset(torch.arange(40))
     pairs = fixed_pairs(Overlay(few, 10, 1), 40, 0)
     torch.manual_seed(0)
-    network = create_model("capsnet_digits", image_shape=(1, 10, 10), channels=16, types=4, decoder_hidden=None)
+    network = create_model(
+        "capsnet_digits",
+        image_shape=(1, 10, 10),
+        channels=16,
+        types=4,
+        decoder_hidden=None,
+    )
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
     from torchcaps.losses import margin_loss
 

@@ -1,4 +1,6 @@
-"""The recipe routing-health: what the layers say, steps at test time, and what the table says of networks."""
+"""The recipe routing-health: what the layers say, steps at test time, and what the
+table says of networks.
+"""
 
 from types import SimpleNamespace
 
@@ -8,7 +10,16 @@ import torch
 from recipes import get_recipe
 from recipes import routing_health as recipe
 from recipes.kit.lab import at_random
-from recipes.routing_health import SOURCES, AtSteps, Health, StepsWorth, at_steps, differences, findings, layer_health
+from recipes.routing_health import (
+    SOURCES,
+    AtSteps,
+    Health,
+    StepsWorth,
+    at_steps,
+    differences,
+    findings,
+    layer_health,
+)
 from tests.small_networks import matrix_network
 from torchcaps import create_model
 from torchcaps_lab.data import Preprocess, create_dataset
@@ -16,10 +27,17 @@ from torchcaps_lab.report import examine, layer_entropy, observe_layers, routing
 
 
 def test_one_step_is_uniform_in_every_layer() -> None:
-    for network in (matrix_network(), create_model("sharedcapsnet", channels=(4, 4, 4, 4)).eval()):
+    for network in (
+        matrix_network(),
+        create_model("sharedcapsnet", channels=(4, 4, 4, 4)).eval(),
+    ):
         images = torch.rand(2, *network.image_shape)
         with routing_steps(network, 1):
-            layers = [one for one in layer_health(network, images).values() if one.entropy is not None]
+            layers = [
+                one
+                for one in layer_health(network, images).values()
+                if one.entropy is not None
+            ]
         assert layers
         for health in layers:
             assert health.entropy == pytest.approx(1, abs=1e-5)
@@ -40,14 +58,18 @@ def test_a_point_is_what_the_library_finds() -> None:
     assert point.first is point.layers[next(iter(layers))]
     for name, layer in layers.items():
         if layer.routed:
-            assert point.layers[name].entropy == pytest.approx(layer_entropy(layer).mean().item(), abs=1e-5)
+            assert point.layers[name].entropy == pytest.approx(
+                layer_entropy(layer).mean().item(), abs=1e-5
+            )
     assert point.first.entropy is None
 
 
 class TestMeasurements:
     def test_images_are_the_same_for_all_and_prepared(self) -> None:
         test = create_dataset("digits", size=14).test
-        one, other = (at_random(test, 30).prepared(Preprocess(crop=size)) for size in (14, 10))
+        one, other = (
+            at_random(test, 30).prepared(Preprocess(crop=size)) for size in (14, 10)
+        )
         assert torch.equal(one.labels, other.labels)
         assert len(one) == 30
         assert other.image_shape == (1, 10, 10)
@@ -59,7 +81,11 @@ class TestMeasurements:
             layers = {"primary": Health(None, 0.25), "class_caps": Health(entropy, 0.1)}
             return AtSteps(accuracy, torch.tensor(prediction), layers)
 
-        points = {1: point(50, [0, 1, 2, 3], 1), 3: point(75, [0, 1, 2, 2], 0.5), 10: point(25, [0] * 4, 0.125)}
+        points = {
+            1: point(50, [0, 1, 2, 3], 1),
+            3: point(75, [0, 1, 2, 2], 0.5),
+            10: point(25, [0] * 4, 0.125),
+        }
         assert findings(points, 3) == {
             recipe.TRAINED: 75,
             recipe.UNIFORM: 50,
@@ -75,21 +101,35 @@ class TestMeasurements:
         source = next(one for one in SOURCES if one.label == "smallNORB")
         accuracies = {"1 step": 90.0, "2 steps": 92.5}
         networks = {
-            f"smallNORB: {row}": SimpleNamespace(test_accuracy=accuracy) for row, accuracy in accuracies.items()
+            f"smallNORB: {row}": SimpleNamespace(test_accuracy=accuracy)
+            for row, accuracy in accuracies.items()
         }
-        assert differences(source, networks) == {("smallNORB: 2 steps, against 1 step", recipe.WORTH): 2.5}
+        assert differences(source, networks) == {
+            ("smallNORB: 2 steps, against 1 step", recipe.WORTH): 2.5
+        }
 
     @pytest.mark.parametrize("preset", StepsWorth.presets)
-    @pytest.mark.parametrize("source", SOURCES, ids=[source.label for source in SOURCES])
-    def test_sources_say_what_their_jobs_say(self, source: recipe.Source, preset: str) -> None:
+    @pytest.mark.parametrize(
+        "source", SOURCES, ids=[source.label for source in SOURCES]
+    )
+    def test_sources_say_what_their_jobs_say(
+        self, source: recipe.Source, preset: str
+    ) -> None:
         trained = get_recipe(source.recipe)
-        options = {row: trained.job(trained.presets[preset], row)[1] for row in source.steps}
+        options = {
+            row: trained.job(trained.presets[preset], row)[1] for row in source.steps
+        }
         for row, steps in source.steps.items():
             assert options[row]["routing"]["steps"] == steps
         for row, uniform in source.pairs.items():
             assert source.steps[row] > source.steps[uniform] == 1
-            routed, plain = ({k: v for k, v in options[one].items() if k != "routing"} for one in (row, uniform))
+            routed, plain = (
+                {k: v for k, v in options[one].items() if k != "routing"}
+                for one in (row, uniform)
+            )
             assert routed == plain
-            arguments = [{**options[one]["routing"], "steps": 0} for one in (row, uniform)]
+            arguments = [
+                {**options[one]["routing"], "steps": 0} for one in (row, uniform)
+            ]
             assert arguments[0] == arguments[1]
         assert {1, 10} <= set(StepsWorth.presets[preset].steps)

@@ -3,7 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recipes.scenes import fit_outlines, look_at_all, on_larger_canvases, peaks, segments
+from recipes.scenes import (
+    fit_outlines,
+    look_at_all,
+    on_larger_canvases,
+    peaks,
+    segments,
+)
 from torchcaps.models import Prediction, create_model
 from torchcaps_lab.data import Digits, class_boxes
 from torchcaps_lab.data.scenes import INK, Scenery
@@ -35,7 +41,11 @@ class TestSegments:
         maps = torch.zeros(1, 2, 5, 7)
         maps[0, 0, 2, 1] = 5.0
         maps[0, 1, 2, 6] = 1.0
-        for reach, counts in ((1, [1, 1]), (3, [9, 6]), (4, [20, 15])):  # of 4 cells: a pixel and a half, hence 2
+        for reach, counts in (
+            (1, [1, 1]),
+            (3, [9, 6]),
+            (4, [20, 15]),
+        ):  # of 4 cells: a pixel and a half, hence 2
             found = segments(scene, maps, said, 0.2, reach)
             assert found.sum((2, 3)).tolist() == [counts]
         assert not found[0, 0, :, 4:].any()
@@ -43,19 +53,25 @@ class TestSegments:
 
 def some_scenes():
     digits = Digits().test.subset(torch.arange(20))
-    return replace(digits, composition=Scenery(digits, (48, 48), 1, 1, 16, 24, clutter=0))
+    return replace(
+        digits, composition=Scenery(digits, (48, 48), 1, 1, 16, 24, clutter=0)
+    )
 
 
 @pytest.mark.parametrize("points", [False, True])
 def test_outlines_are_those_that_fit(points):
-    """Of maps that are the boxes themselves, and of maps that point at their middles."""
+    """Of maps that are the boxes themselves, and of maps that point at their
+    middles.
+    """
     scenes = some_scenes()
 
     class Sees(torch.nn.Module):
         classes, cell = 10, 4
 
         def forward(self, images):
-            return Prediction(scenes.__getitems__(list(range(20))).labels.float(), None, None)
+            return Prediction(
+                scenes.__getitems__(list(range(20))).labels.float(), None, None
+            )
 
         def maps_of(self, images):
             boxes = class_boxes(scenes.__getitems__(list(range(20))).parts, 10)
@@ -64,8 +80,13 @@ def test_outlines_are_those_that_fit(points):
             if points:
                 left = right = ((left + right) / 8).floor() * 4 + 2
                 top = bottom = ((top + bottom) / 8).floor() * 4 + 2
-            across, down = (centres >= left) & (centres <= right), (centres >= top) & (centres <= bottom)
-            return (down[..., None] & across[:, :, None]).float() * (boxes.sum(-1) > 0)[..., None, None]
+            across, down = (
+                (centres >= left) & (centres <= right),
+                (centres >= top) & (centres <= bottom),
+            )
+            return (down[..., None] & across[:, :, None]).float() * (boxes.sum(-1) > 0)[
+                ..., None, None
+            ]
 
     boxes, pixels = fit_outlines(Sees(), scenes)
     assert boxes.reach == (4.0 if points else 1.0)
@@ -82,7 +103,9 @@ def test_a_network_that_knows_is_right_in_all():
 
         def forward(self, images):
             batch = scenes.__getitems__(list(range(20)))
-            return Prediction(batch.labels.float(), None, None, class_boxes(batch.parts, 10))
+            return Prediction(
+                batch.labels.float(), None, None, class_boxes(batch.parts, 10)
+            )
 
         def maps_of(self, images):
             batch = scenes.__getitems__(list(range(20)))
@@ -99,7 +122,9 @@ def test_a_network_that_knows_is_right_in_all():
 
 def test_larger_canvases():
     digits = Digits().test
-    scenes = replace(digits, composition=Scenery(digits, (48, 40), smallest=10, largest=16)).subset(torch.arange(4))
+    scenes = replace(
+        digits, composition=Scenery(digits, (48, 40), smallest=10, largest=16)
+    ).subset(torch.arange(4))
     assert on_larger_canvases(scenes).image_shape == (1, 64, 60)
     network = create_model("scene_capsnet", image_shape=(1, 48, 40), channels=(2, 2))
     assert look_at_all(network, on_larger_canvases(scenes))["boxes"].shape == (4, 10, 4)

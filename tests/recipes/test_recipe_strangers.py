@@ -1,11 +1,22 @@
-"""The twin that reconstructs, the attack that knows the detector, letters, and the recipe that has them all."""
+"""The twin that reconstructs, the attack that knows the detector, letters, and the
+recipe that has them all.
+"""
 
 import pytest
 import torch
 
 from recipes.attacks import Scores
 from recipes.reconstructive import reconstructive
-from recipes.strangers import ATTACKS, FALSE, KINDS, TWIN, UNDETECTED, interval, letters, rank_correlation
+from recipes.strangers import (
+    ATTACKS,
+    FALSE,
+    KINDS,
+    TWIN,
+    UNDETECTED,
+    interval,
+    letters,
+    rank_correlation,
+)
 from tests.report.small import digits_net
 from torchcaps import Classifier, create_model
 from torchcaps_lab.data import Digits, Preprocess
@@ -14,7 +25,12 @@ from torchcaps_lab.report import reconstruction_error
 
 def twin() -> torch.nn.Module:
     torch.manual_seed(0)
-    shape = {"image_shape": (1, 8, 8), "classes": 3, "channels": (4, 4, 4), "hidden": (8, 8)}
+    shape = {
+        "image_shape": (1, 8, 8),
+        "classes": 3,
+        "channels": (4, 4, 4),
+        "hidden": (8, 8),
+    }
     return create_model("decoding_cnn", **shape, units=4, decoder_hidden=(8,)).eval()
 
 
@@ -22,11 +38,15 @@ def test_the_decoder_of_the_twin_sees_one_class() -> None:
     network, images = twin(), torch.rand(5, 1, 8, 8)
     found = network(images)
     torch.testing.assert_close(found.activation.sum(1), torch.ones(5))
-    assert torch.equal(found.reconstruction, network(images, found.activation.argmax(1)).reconstruction)
+    assert torch.equal(
+        found.reconstruction, network(images, found.activation.argmax(1)).reconstruction
+    )
     groups = network.head(network.features(images)).unflatten(1, (3, 4))
     torch.testing.assert_close(found.activation, groups.sum(2).softmax(1))
     masked = groups * torch.nn.functional.one_hot(torch.tensor(2), 3)[:, None]
-    torch.testing.assert_close(network(images, torch.full((5,), 2)).reconstruction, network.decoder(masked))
+    torch.testing.assert_close(
+        network(images, torch.full((5,), 2)).reconstruction, network.decoder(masked)
+    )
 
 
 class TestAttackThatKnows:
@@ -34,12 +54,16 @@ class TestAttackThatKnows:
     def test_stays_close_and_in_range(self, network: object) -> None:
         model = network().eval()
         pixels, labels = torch.rand(7, 1, 8, 8), torch.arange(7) % 3
-        found = reconstructive(Scores(model, Preprocess()), pixels, labels, 0.1, steps=3, batch_size=4)
+        found = reconstructive(
+            Scores(model, Preprocess()), pixels, labels, 0.1, steps=3, batch_size=4
+        )
         assert found.shape == pixels.shape
         assert (found - pixels).abs().max() <= 0.1 + 1e-6
         assert 0 <= found.min() <= found.max() <= 1
 
-    def test_fooled_images_are_reconstructed_better_than_after_more_of_the_class_alone(self) -> None:
+    def test_fooled_images_are_reconstructed_better_than_after_more_of_the_class_alone(
+        self,
+    ) -> None:
         classifier = Classifier.open("digits/capsnet_digits")
         test = Digits().test.subset(torch.arange(40))
         pixels, network = test.images.float() / 255, classifier.network
@@ -48,18 +72,32 @@ class TestAttackThatKnows:
         with torch.no_grad():
             said, clean = network(found), network(pixels)
         fooled = said.activation.argmax(1) != test.labels
-        assert fooled.double().mean() > (clean.activation.argmax(1) != test.labels).double().mean()
+        assert (
+            fooled.double().mean()
+            > (clean.activation.argmax(1) != test.labels).double().mean()
+        )
         step = pixels.clone().requires_grad_()
         torch.nn.functional.cross_entropy(scores(step), test.labels).backward()
         blunt = (pixels + 0.2 * step.grad.sign()).clamp(0, 1)
         with torch.no_grad():
             other = reconstruction_error(blunt, network(blunt).reconstruction)
-        assert reconstruction_error(found, said.reconstruction)[fooled].mean() < other[fooled].mean()
+        assert (
+            reconstruction_error(found, said.reconstruction)[fooled].mean()
+            < other[fooled].mean()
+        )
 
-    @pytest.mark.parametrize(("epsilon", "steps", "name"), [(0.0, 3, "epsilon"), (0.1, 0, "steps")])
+    @pytest.mark.parametrize(
+        ("epsilon", "steps", "name"), [(0.0, 3, "epsilon"), (0.1, 0, "steps")]
+    )
     def test_out_of_range(self, epsilon: float, steps: int, name: str) -> None:
         with pytest.raises(ValueError, match=f"{name} must be"):
-            reconstructive(Scores(twin(), Preprocess()), torch.rand(1, 1, 8, 8), torch.zeros(1).long(), epsilon, steps)
+            reconstructive(
+                Scores(twin(), Preprocess()),
+                torch.rand(1, 1, 8, 8),
+                torch.zeros(1).long(),
+                epsilon,
+                steps,
+            )
 
 
 @pytest.mark.thorough
@@ -79,17 +117,24 @@ def test_the_interval_holds_the_share_of_even_scores() -> None:
 
 
 def test_rank_correlation_by_hand() -> None:
-    assert rank_correlation(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 10, 100])) == pytest.approx(1)
-    assert rank_correlation(torch.tensor([1.0, 2, 3]), torch.tensor([5.0, 0, -7])) == pytest.approx(-1)
+    assert rank_correlation(
+        torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 10, 100])
+    ) == pytest.approx(1)
+    assert rank_correlation(
+        torch.tensor([1.0, 2, 3]), torch.tensor([5.0, 0, -7])
+    ) == pytest.approx(-1)
 
 
 @pytest.mark.slow
 def test_smoke(smoke) -> None:
     found = smoke("strangers")
     for row in ("CapsNet", TWIN):
-        shares = [found.ours[row, UNDETECTED.format(kind)] for kind in (*KINDS, *ATTACKS)]
+        shares = [
+            found.ours[row, UNDETECTED.format(kind)] for kind in (*KINDS, *ATTACKS)
+        ]
         assert all(0 <= share <= 100 for share in [*shares, found.ours[row, FALSE]])
-    # The strangers of this preset are other test images of the known ones: about as many are taken for known.
+    # The strangers of this preset are other test images of the known ones: about as
+    # many are taken for known.
     other = found.ours["CapsNet", UNDETECTED.format(KINDS[0])]
     assert other == pytest.approx(100 - found.ours["CapsNet", FALSE], abs=10)
     assert len(found.result["pictures"]) == 2

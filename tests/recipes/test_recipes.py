@@ -13,7 +13,17 @@ import yaml
 
 import recipes
 import torchcaps
-from recipes import PRESETS, RECIPES, Lab, Line, Recipe, Study, Trained, get_recipe, run_recipe
+from recipes import (
+    PRESETS,
+    RECIPES,
+    Lab,
+    Line,
+    Recipe,
+    Study,
+    Trained,
+    get_recipe,
+    run_recipe,
+)
 from recipes.__main__ import main as recipes_main
 from recipes.kit import command, results
 from recipes.kit.options import TrainingOptions
@@ -30,7 +40,9 @@ TINY = {
 
 
 def stamps(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    return {
+        path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -49,7 +61,11 @@ def made_up(monkeypatch):
         presets = dict.fromkeys(PRESETS, TrainingOptions(epochs=3))
 
         def run(self, lab: Lab, settings: TrainingOptions) -> Study:
-            return Study(lab, settings, figures={("a", "error"): 3.0 + lab.seed, ("a", "accuracy"): 95.0})
+            return Study(
+                lab,
+                settings,
+                figures={("a", "error"): 3.0 + lab.seed, ("a", "accuracy"): 95.0},
+            )
 
     known = dict(RECIPES)
     recipes.register_recipe(MadeUp)
@@ -76,7 +92,9 @@ class TestRegistry:
             assert recipe.title
             assert recipe.source
             assert recipe.lines
-            assert all(line.source for line in recipe.lines if line.published is not None), name
+            assert all(
+                line.source for line in recipe.lines if line.published is not None
+            ), name
 
     def test_a_name_is_taken_once(self, made_up):
         with pytest.raises(ValueError, match="made-up"):
@@ -105,10 +123,19 @@ class TestRegistry:
 
 @pytest.mark.parametrize(
     ("accuracy", "to_match"),
-    [(0.8758, 0.875), (0.957, 0.957), (0.99999, 0.999), (1.0, 1.0), (0.00199, 0.001), (0.0, 0.001)],
+    [
+        (0.8758, 0.875),
+        (0.957, 0.957),
+        (0.99999, 0.999),
+        (1.0, 1.0),
+        (0.00199, 0.001),
+        (0.0, 0.001),
+    ],
 )
 def test_the_accuracy_to_match_is_rounded_down(accuracy, to_match):
-    trained = Trained(torch.nn.Identity(), {"last_epoch": {"val_accuracy": accuracy}}, Path("x"))
+    trained = Trained(
+        torch.nn.Identity(), {"last_epoch": {"val_accuracy": accuracy}}, Path("x")
+    )
     assert trained.validation_accuracy == accuracy
     assert trained.accuracy_to_match == to_match
     with pytest.raises(ValueError, match="without validation"):
@@ -125,7 +152,9 @@ class TestLab:
         assert first.facts["epochs"] == 2
         assert first.test_error == pytest.approx(100 - first.test_accuracy)
         for (name, one), two in zip(
-            first.network.state_dict().items(), second.network.state_dict().values(), strict=True
+            first.network.state_dict().items(),
+            second.network.state_dict().values(),
+            strict=True,
         ):
             torch.testing.assert_close(one, two, rtol=0, atol=0, msg=name)
         assert [one.folder for one in lab.trained] == [first.folder] * 2
@@ -144,13 +173,17 @@ class TestLab:
         config.write_text(yaml.safe_dump(options))
         assert lab.train("routed", routed).summary == done.summary
         routed["routing"]["gradient"] = "last"
-        with pytest.raises(FileExistsError, match="another batch_size, routing: choose"):
+        with pytest.raises(
+            FileExistsError, match="another batch_size, routing: choose"
+        ):
             lab.train("routed", {**routed, "batch_size": 32})
 
     def test_a_seed_has_a_run_of_its_own(self, lab):
         other = replace(lab, seed=1)
         assert other.folder("tiny").path != lab.folder("tiny").path
-        assert replace(lab, preset="quick").folder("tiny").path != lab.folder("tiny").path
+        assert (
+            replace(lab, preset="quick").folder("tiny").path != lab.folder("tiny").path
+        )
 
     def test_an_interrupted_training_goes_on(self, lab):
         done = lab.train("tiny", TINY)
@@ -176,30 +209,49 @@ class TestLab:
         done = lab.train("tiny", TINY)
         assert yaml.safe_load((done.folder / "config.yaml").read_text())["seed"] == 0
         assert main(["evaluate", str(done.folder), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["accuracy"] == done.summary["test_accuracy"]
+        assert (
+            json.loads(capsys.readouterr().out)["accuracy"]
+            == done.summary["test_accuracy"]
+        )
 
 
 class TestResults:
     def test_file_and_table(self, made_up, tmp_path):
         result = run_recipe(
-            "made-up", "quick", [0, 2], runs=tmp_path / "runs", results=tmp_path, command="python -m recipes run x"
+            "made-up",
+            "quick",
+            [0, 2],
+            runs=tmp_path / "runs",
+            results=tmp_path,
+            command="python -m recipes run x",
         )
-        assert json.loads((tmp_path / "made-up-quick.json").read_text()) == json.loads(json.dumps(result))
+        assert json.loads((tmp_path / "made-up-quick.json").read_text()) == json.loads(
+            json.dumps(result)
+        )
         assert [row["ours"] for row in result["rows"]] == [[3.0, 5.0], [95.0, 95.0], []]
         assert result["settings"]["epochs"] == 3
         assert result["made by"] == command.made_by()
         table = (tmp_path / "README.md").read_text()
         start = "| [made-up](#made-up-nothing) | a"
-        assert f"{start} | error | 2 % (somebody 1999) | not run | 4.00 ± 1.41 % | +2.00 (worse) | 0, 2 |" in table
         assert (
-            f"{start} | accuracy | 90 % (somebody 1999) | not run | 95.00 ± 0.00 % | +5.00 (better) | 0, 2 |" in table
+            f"{start} | error | 2 % (somebody 1999) | not run | 4.00 ± 1.41 % | +2.00 "
+            "(worse) | 0, 2 |" in table
         )
-        assert "| quick preset | error | accuracy |\n|---|---|---|\n| a | 4.00 ± 1.41 % | 95.00 ± 0.00 % |\n" in table
+        assert (
+            f"{start} | accuracy | 90 % (somebody 1999) | not run | 95.00 ± 0.00 % | "
+            "+5.00 (better) | 0, 2 |" in table
+        )
+        assert (
+            "| quick preset | error | accuracy |\n|---|---|---|\n| a | 4.00 ± 1.41 % "
+            "| 95.00 ± 0.00 % |\n" in table
+        )
         assert "| b |" not in table
         assert "- paper preset: not run" in table
         assert "`python -m recipes run x`, seeds 0, 2" in table
 
-    def test_figures_of_other_programs_are_not_called_missing(self, made_up, tmp_path, monkeypatch):
+    def test_figures_of_other_programs_are_not_called_missing(
+        self, made_up, tmp_path, monkeypatch
+    ):
         line = Line("port", "error", 1.5, "somebody 2001", elsewhere=True)
         monkeypatch.setattr(made_up, "lines", (*made_up.lines, line))
         run_recipe("made-up", "quick", runs=tmp_path, results=tmp_path)
@@ -229,7 +281,11 @@ class TestResults:
 
     def test_what_is_no_line_is_refused(self, made_up, tmp_path, monkeypatch):
         monkeypatch.setattr(
-            made_up, "run", lambda self, lab, settings: Study(lab, settings, figures={("c", "error"): 1.0})
+            made_up,
+            "run",
+            lambda self, lab, settings: Study(
+                lab, settings, figures={("c", "error"): 1.0}
+            ),
         )
         with pytest.raises(ValueError, match="not among its lines"):
             run_recipe("made-up", runs=tmp_path, results=tmp_path)
@@ -269,11 +325,15 @@ class TestFolders:
         assert recipes.results_folder().resolve() == home / "docs/results/recipes"
 
     def test_elsewhere_they_stay_beside_the_runs(self, monkeypatch, tmp_path):
-        (tmp_path / "docs" / "results" / "recipes").mkdir(parents=True)  # of somebody else's project
+        (tmp_path / "docs" / "results" / "recipes").mkdir(
+            parents=True
+        )  # of somebody else's project
         monkeypatch.chdir(tmp_path)
         assert recipes.results_folder() == Path("runs/recipes/results")
 
-    def test_the_commands_write_and_read_there(self, made_up, monkeypatch, tmp_path, capsys):
+    def test_the_commands_write_and_read_there(
+        self, made_up, monkeypatch, tmp_path, capsys
+    ):
         monkeypatch.chdir(tmp_path)
         assert recipes_main(["run", "made-up"]) == 0
         assert "runs/recipes/results/made-up-quick.json" in capsys.readouterr().out
@@ -284,7 +344,12 @@ class TestFolders:
 
 def test_a_result_names_the_commit_that_made_it(monkeypatch, tmp_path):
     def git(*arguments):
-        said = subprocess.run(["git", "-C", tmp_path, *arguments], capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            ["git", "-C", tmp_path, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return said.stdout.strip()
 
     file = tmp_path / "file"
@@ -305,13 +370,25 @@ def test_committed_results_make_the_committed_page(tmp_path):
     folder = Path(recipes.__file__).parents[1] / "docs" / "results" / "recipes"
     for file in folder.glob("*.json"):
         shutil.copy(file, tmp_path)
-    assert results.write_table(tmp_path).read_text() == (folder / "README.md").read_text()
+    assert (
+        results.write_table(tmp_path).read_text() == (folder / "README.md").read_text()
+    )
 
 
 class TestCommandLine:
     def test_run_and_list(self, made_up, tmp_path, capsys):
-        folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-        assert recipes_main(["run", "made-up", "--preset", "quick", "--seeds", "0", "1", *folders]) == 0
+        folders = [
+            "--runs",
+            str(tmp_path / "runs"),
+            "--results",
+            str(tmp_path / "results"),
+        ]
+        assert (
+            recipes_main(
+                ["run", "made-up", "--preset", "quick", "--seeds", "0", "1", *folders]
+            )
+            == 0
+        )
         told = capsys.readouterr().out
         assert "a  error     2 %        not run  3.50 ± 0.71 %" in told
         assert "entropy" not in told
@@ -331,10 +408,16 @@ class TestCommandLine:
 
 
 def test_a_result_stands_when_its_preset_gets_rows() -> None:
-    """What a new row changes in its network is no setting of the rows that were measured before."""
+    """What a new row changes in its network is no setting of the rows that were
+    measured before.
+    """
     after = asdict(RECIPES["two-digits"].presets["paper"])
     before = {**after, "rows": after["rows"][1:], "networks": {}}
     rest = set(after["rows"]) - set(after["networks"])
     assert command._settings_of(before, rest) == command._settings_of(after, rest)
-    assert command._settings_of(before, after["networks"]) != command._settings_of(after, after["networks"])
-    assert command._settings_of({**before, "epochs": 1}, rest) != command._settings_of(after, rest)
+    assert command._settings_of(before, after["networks"]) != command._settings_of(
+        after, after["networks"]
+    )
+    assert command._settings_of({**before, "epochs": 1}, rest) != command._settings_of(
+        after, rest
+    )

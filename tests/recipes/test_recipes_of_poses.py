@@ -1,4 +1,6 @@
-"""The recipes perturb and transfer: what the numbers of a pose change in what is drawn."""
+"""The recipes perturb and transfer: what the numbers of a pose change in what is
+drawn.
+"""
 
 from pathlib import Path
 
@@ -13,9 +15,13 @@ from torchcaps_lab.data import create_dataset
 
 def test_figures_of_sweeps() -> None:
     def one(*change: float) -> Sweep:
-        return Sweep(torch.tensor(change), torch.zeros(1, 2, 2), torch.zeros(2, 3, 1, 2, 2))
+        return Sweep(
+            torch.tensor(change), torch.zeros(1, 2, 2), torch.zeros(2, 3, 1, 2, 2)
+        )
 
-    found = findings({0: one(0.25, 4.0), 3: one(0.5, 2.0), 4: one(0.125, 3.0)}, idle=0.5)
+    found = findings(
+        {0: one(0.25, 4.0), 3: one(0.5, 2.0), 4: one(0.125, 3.0)}, idle=0.5
+    )
     assert found == {CHANGE: pytest.approx(1.25), IDLE: pytest.approx(100 / 3)}
 
 
@@ -49,12 +55,16 @@ def test_pairs_are_of_different_classes() -> None:
 def test_correlation_leaves_out_what_could_not_be_measured() -> None:
     one = torch.tensor([1.0, 2.0, torch.nan, 4.0])
     assert correlation(one, 3 - 2 * one) == pytest.approx(-1)
-    assert correlation(one, torch.tensor([1.0, torch.nan, 9.0, 5.0])) == pytest.approx(1)
+    assert correlation(one, torch.tensor([1.0, torch.nan, 9.0, 5.0])) == pytest.approx(
+        1
+    )
 
 
 @pytest.mark.parametrize("row", TOLD)
 def test_networks_differ_in_what_the_decoder_is_told_alone(row: str) -> None:
-    options, first = (Transfer().options(Transfer.presets["quick"], one) for one in (row, BOTH))
+    options, first = (
+        Transfer().options(Transfer.presets["quick"], one) for one in (row, BOTH)
+    )
     arguments = options.pop("model_args"), first.pop("model_args")
     assert options == first
     assert arguments[0]["decoder_input"] == TOLD[row]

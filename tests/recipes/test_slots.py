@@ -6,11 +6,35 @@ import pytest
 import torch
 
 from recipes import Lab
-from recipes.slots import F1, INTENT, SENTENCE, Sentence, SlotNet, batches, grams, made_sentences, read_sentences, score
+from recipes.slots import (
+    F1,
+    INTENT,
+    SENTENCE,
+    Sentence,
+    SlotNet,
+    batches,
+    grams,
+    made_sentences,
+    read_sentences,
+    score,
+)
 
-SENTENCES = {"seq.in": "go to new york\nplay it\n", "seq.out": "O O B-city I-city\nO O \n", "label": "travel\nmusic\n"}
-TINY = {"word_dim": 4, "buckets": 16, "hidden": 4, "twin_hidden": 5, "caps_dim": 4, "pose_dim": 3, "dropout": 0.5,
-        "hidden_words": 0.5, "steps": 2}  # fmt: skip
+SENTENCES = {
+    "seq.in": "go to new york\nplay it\n",
+    "seq.out": "O O B-city I-city\nO O \n",
+    "label": "travel\nmusic\n",
+}
+TINY = {
+    "word_dim": 4,
+    "buckets": 16,
+    "hidden": 4,
+    "twin_hidden": 5,
+    "caps_dim": 4,
+    "pose_dim": 3,
+    "dropout": 0.5,
+    "hidden_words": 0.5,
+    "steps": 2,
+}
 
 
 def written(folder: Path, **changes: str) -> Path:
@@ -21,20 +45,36 @@ def written(folder: Path, **changes: str) -> Path:
 
 def test_sentences_are_read(tmp_path: Path) -> None:
     first, second = read_sentences(written(tmp_path))
-    assert first == Sentence(("go", "to", "new", "york"), ("O", "O", "B-city", "I-city"), "travel")
+    assert first == Sentence(
+        ("go", "to", "new", "york"), ("O", "O", "B-city", "I-city"), "travel"
+    )
     assert second.intent == "music"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("label", "travel\n", "as many lines as each other, got seq.in 2, seq.out 2, label 1"),
-        ("seq.out", "O O B-city\nO O\n", "line 1: each word must have a slot, got 4 words and 3 slots"),
-        ("seq.in", "go to new york\n \n", "line 2: a sentence must have words and an intent"),
+        (
+            "label",
+            "travel\n",
+            "as many lines as each other, got seq.in 2, seq.out 2, label 1",
+        ),
+        (
+            "seq.out",
+            "O O B-city\nO O\n",
+            "line 1: each word must have a slot, got 4 words and 3 slots",
+        ),
+        (
+            "seq.in",
+            "go to new york\n \n",
+            "line 2: a sentence must have words and an intent",
+        ),
         ("label", "travel\n\n", "line 2: a sentence must have words and an intent"),
     ],
 )
-def test_what_is_not_whole_is_refused(name: str, text: str, said: str, tmp_path: Path) -> None:
+def test_what_is_not_whole_is_refused(
+    name: str, text: str, said: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=said):
         read_sentences(written(tmp_path, **{name: text}))
     (tmp_path / "label").unlink()
@@ -43,10 +83,20 @@ def test_what_is_not_whole_is_refused(name: str, text: str, said: str, tmp_path:
 
 
 def test_f1_counts_chunks() -> None:
-    true = [Sentence(("a", "b", "c"), ("B-x", "I-x", "B-y"), "p"), Sentence(("d",), ("O",), "q")]
-    half = [Sentence(("a", "b", "c"), ("B-x", "O", "B-y"), "p"), Sentence(("d",), ("O",), "p")]
+    true = [
+        Sentence(("a", "b", "c"), ("B-x", "I-x", "B-y"), "p"),
+        Sentence(("d",), ("O",), "q"),
+    ]
+    half = [
+        Sentence(("a", "b", "c"), ("B-x", "O", "B-y"), "p"),
+        Sentence(("d",), ("O",), "p"),
+    ]
     assert score(true, true) == {F1: 100, INTENT: 100, SENTENCE: 100}
-    assert score(half, true) == {F1: 50, INTENT: 50, SENTENCE: 0}  # one chunk of two is right, half a chunk is wrong
+    assert score(half, true) == {
+        F1: 50,
+        INTENT: 50,
+        SENTENCE: 0,
+    }  # one chunk of two is right, half a chunk is wrong
 
 
 def test_parts_of_a_word_are_the_same_everywhere() -> None:
@@ -58,7 +108,9 @@ def test_parts_of_a_word_are_the_same_everywhere() -> None:
 def test_batches_hold_each_sentence_once() -> None:
     made = [Sentence((str(k),) * (1 + k % 5), (), "") for k in range(53)]
     found = list(batches(made, 4, pool=3))
-    assert sorted(one.words for batch in found for one in batch) == sorted(one.words for one in made)
+    assert sorted(one.words for batch in found for one in batch) == sorted(
+        one.words for one in made
+    )
     assert {len(batch) for batch in found} == {4, 1}
 
 
@@ -74,16 +126,26 @@ def test_neighbours_in_a_batch_change_no_answer(twin: bool) -> None:
     torch.testing.assert_close(intents, torch.cat([one for _, one in alone]))
 
 
-def test_labels_that_training_has_not_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_labels_that_training_has_not_are_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from recipes import get_recipe, slots
 
     def parts(options: object, part: str) -> list[Sentence]:
-        return [one._replace(intent="fly") if part == "test" else one for one in made_sentences(8, 0)]
+        return [
+            one._replace(intent="fly") if part == "test" else one
+            for one in made_sentences(8, 0)
+        ]
 
     monkeypatch.setattr(slots, "_part", parts)
     lines: list[str] = []
     settings = get_recipe("slots").presets["smoke"]
-    study = get_recipe("slots").run(Lab("smoke", 0, tmp_path, show=lines.append), settings)
+    study = get_recipe("slots").run(
+        Lab("smoke", 0, tmp_path, show=lines.append), settings
+    )
     assert study.facts[settings.rows[0]]["unknown"] == ["fly"]
     assert study.figures[settings.rows[0], INTENT] == 0
-    assert any("labels that training has not, which count as missed: ['fly']" in line for line in lines)
+    assert any(
+        "labels that training has not, which count as missed: ['fly']" in line
+        for line in lines
+    )

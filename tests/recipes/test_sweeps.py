@@ -13,14 +13,21 @@ from torchcaps_lab.report import default_sweep
 def network() -> CapsuleClassifier:
     torch.manual_seed(0)
     return create_model(
-        "capsnet_digits", image_shape=(1, 8, 8), classes=10, channels=4, types=2, decoder_hidden=(8, 8)
+        "capsnet_digits",
+        image_shape=(1, 8, 8),
+        classes=10,
+        channels=4,
+        types=2,
+        decoder_hidden=(8, 8),
     ).eval()
 
 
 class TestChanges:
     def test_by_hand(self) -> None:
         grids = torch.zeros(1, 2, 3, 1, 2, 2)
-        grids[0, 0, 1] = 0.5  # the pose as it is: both ends are 0.5 darker in every pixel
+        grids[0, 0, 1] = (
+            0.5  # the pose as it is: both ends are 0.5 darker in every pixel
+        )
         grids[0, 1, 0, 0, 0, 0] = 1.0  # one end, one pixel of four, all the way
         assert changes(grids).tolist() == [[50, 12.5]]
 
@@ -62,5 +69,9 @@ def test_error_is_the_root_of_the_mean_square() -> None:
     total = 0.0
     for place in range(7):
         batch = test[place]
-        total += (model(batch.images, batch.labels).reconstruction - batch.pictures).square().mean().item() / 7
-    assert reconstruction_error(model, test, batch_size=3) == pytest.approx(100 * total**0.5, rel=1e-5)
+        total += (
+            model(batch.images, batch.labels).reconstruction - batch.pictures
+        ).square().mean().item() / 7
+    assert reconstruction_error(model, test, batch_size=3) == pytest.approx(
+        100 * total**0.5, rel=1e-5
+    )

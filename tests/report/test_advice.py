@@ -12,11 +12,20 @@ from torchcaps_lab.report.pictures import Advice
 
 
 def advice(
-    labels: torch.Tensor, said: torch.Tensor, summary=None, metrics=(), files=None, side=4, channels=1, model=None
+    labels: torch.Tensor,
+    said: torch.Tensor,
+    summary=None,
+    metrics=(),
+    files=None,
+    side=4,
+    channels=1,
+    model=None,
 ) -> Advice:
     pixels = torch.zeros(len(labels), channels, side, side, dtype=torch.uint8)
     images = ImageSet(pixels, labels, ("cat", "dog", "owl"), files)
-    return Advice.of(answers(3, labels, said), images, summary or {}, list(metrics), model)
+    return Advice.of(
+        answers(3, labels, said), images, summary or {}, list(metrics), model
+    )
 
 
 def options(found: Advice) -> str:
@@ -41,27 +50,47 @@ class TestEachFactHasItsAdvice:
 
     @pytest.mark.parametrize(
         ("preprocess", "option"),
-        [({}, "--preprocess.flip true"), ({"flip": True, "shift": 2}, "--preprocess.rotate 15")],
+        [
+            ({}, "--preprocess.flip true"),
+            ({"flip": True, "shift": 2}, "--preprocess.rotate 15"),
+        ],
     )
     def test_learned_by_heart(self, preprocess, option):
         metrics = [{"train_accuracy": 0.99, "val_accuracy": 0.8}]
         found = advice(EVEN, EVEN, {"preprocess": preprocess}, metrics)
-        assert "99.0% of the training images are right, 80.0% of others" in found.hints[0].fact
+        assert (
+            "99.0% of the training images are right, 80.0% of others"
+            in found.hints[0].fact
+        )
         assert found.hints[0].option.startswith(option)
 
     def test_learned_by_heart_where_most_is_right(self):
         """The defect: 95 % against 89 % was called good."""
         metrics = [{"train_accuracy": 0.95, "val_accuracy": 0.89}]
-        (hint,) = advice(EVEN, EVEN, {"preprocess": {"flip": True, "shift": 4}}, metrics).hints
+        (hint,) = advice(
+            EVEN, EVEN, {"preprocess": {"flip": True, "shift": 4}}, metrics
+        ).hints
         assert "95.0% of the training images are right, 89.0% of others" in hint.fact
         assert "pip install 'torchcaps-lab[augment]'" in hint.advice  # for what to type
-        assert hint.option == "--preprocess.rotate 15 --preprocess.zoom 0.2 --preprocess.randaugment 2"
-        everything = {"flip": True, "shift": 4, "rotate": 15, "zoom": 0.2, "randaugment": 2, "erase": 0.25}
+        assert (
+            hint.option
+            == "--preprocess.rotate 15 --preprocess.zoom 0.2 --preprocess.randaugment 2"
+        )
+        everything = {
+            "flip": True,
+            "shift": 4,
+            "rotate": 15,
+            "zoom": 0.2,
+            "randaugment": 2,
+            "erase": 0.25,
+        }
         (hint,) = advice(EVEN, EVEN, {"preprocess": everything}, metrics).hints
         assert hint.advice == "it learns its images by heart: add images"
 
     def test_mistakes_without_one_reason(self):
-        """The defect: 93 % of many images, no pair of classes above the others, was called good."""
+        """The defect: 93 % of many images, no pair of classes above the others, was
+        called good.
+        """
         said = EVEN.clone()
         said[:60:2] = (said[:60:2] + 1) % 3
         said[1:60:2] = (said[1:60:2] + 2) % 3
@@ -71,42 +100,74 @@ class TestEachFactHasItsAdvice:
         assert hint.option == "--epochs 24 --model_args.widths [64,128,256]"
 
     def test_not_learned_to_the_end(self):
-        rising = [{"train_accuracy": value, "val_accuracy": value} for value in (0.3, 0.4, 0.5, 0.6, 0.7)]
+        rising = [
+            {"train_accuracy": value, "val_accuracy": value}
+            for value in (0.3, 0.4, 0.5, 0.6, 0.7)
+        ]
         assert options(advice(EVEN, EVEN, metrics=rising)) == "--epochs 20"
         flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
-        assert options(advice(EVEN, EVEN, {"model": "capsnet"}, flat)) == "--model capsnet_on_backbone"
+        assert (
+            options(advice(EVEN, EVEN, {"model": "capsnet"}, flat))
+            == "--model capsnet_on_backbone"
+        )
         found = advice(EVEN, EVEN, {"model": "capsnet_on_backbone"}, flat)
         assert options(found) == "--model_args.widths [64,128,256]"
 
     def test_still_rising_is_not_learned_by_heart(self):
-        rows = [{"train_accuracy": 0.9, "val_accuracy": value} for value in (0.3, 0.4, 0.5, 0.6, 0.7)]
+        rows = [
+            {"train_accuracy": 0.9, "val_accuracy": value}
+            for value in (0.3, 0.4, 0.5, 0.6, 0.7)
+        ]
         (hint,) = advice(EVEN, EVEN, metrics=rows).hints
         assert hint.advice == "it was still getting better: train longer"
         assert hint.option == "--epochs 20"
 
     def test_a_network_is_not_advised_instead_of_itself(self):
-        texts = type("Texts", (), {"what": "texts", "classes": ("cat", "dog", "owl"), "files": None})()
+        texts = type(
+            "Texts",
+            (),
+            {"what": "texts", "classes": ("cat", "dog", "owl"), "files": None},
+        )()
         flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
         findings = answers(3, EVEN, EVEN)
-        for model, option in (("text_capsnet", "--model text_pooled"), ("text_pooled", "--model_args.types 30")):
+        for model, option in (
+            ("text_capsnet", "--model text_pooled"),
+            ("text_pooled", "--model_args.types 30"),
+        ):
             assert options(Advice.of(findings, texts, {"model": model}, flat)) == option
 
     def test_was_better_before(self):
-        metrics = [{"train_accuracy": 0.95, "val_accuracy": value} for value in (0.8, 0.95, 0.94, 0.93, 0.92)]
+        metrics = [
+            {"train_accuracy": 0.95, "val_accuracy": value}
+            for value in (0.8, 0.95, 0.94, 0.93, 0.92)
+        ]
         (hint,) = advice(EVEN, EVEN, metrics=metrics).hints
         assert "epoch 2 had 95.0%" in hint.fact
         assert hint.option == "--keep best --stop early"
 
     def test_rare_classes(self):
         """Of the training: those of the test were counted."""
-        (hint,) = advice(EVEN, EVEN, {"train_per_class": {"cat": 1900, "dog": 1900, "owl": 90}}).hints
+        (hint,) = advice(
+            EVEN, EVEN, {"train_per_class": {"cat": 1900, "dog": 1900, "owl": 90}}
+        ).hints
         assert hint.fact == "'dog' has 1,900 training images, 'owl' 90"
         assert hint.option == "--class_weights balanced"
-        labels = torch.cat([torch.zeros(900), torch.ones(900), torch.full((90,), 2)]).long()
-        assert advice(labels, labels, {"train_per_class": {"cat": 900, "dog": 900, "owl": 900}}).hints == ()
+        labels = torch.cat(
+            [torch.zeros(900), torch.ones(900), torch.full((90,), 2)]
+        ).long()
+        assert (
+            advice(
+                labels,
+                labels,
+                {"train_per_class": {"cat": 900, "dog": 900, "owl": 900}},
+            ).hints
+            == ()
+        )
 
     def test_no_weight_helps_a_class_of_three_photos(self):
-        (hint,) = advice(EVEN, EVEN, {"train_per_class": {"cat": 90, "dog": 90, "owl": 3}}).hints
+        (hint,) = advice(
+            EVEN, EVEN, {"train_per_class": {"cat": 90, "dog": 90, "owl": 3}}
+        ).hints
         assert hint.fact == "'owl' has 3 training images"
         assert "collect 10 at least" in hint.advice
         assert not hint.option
@@ -117,15 +178,30 @@ class TestEachFactHasItsAdvice:
         found = advice(EVEN, said, summary, channels=3).hints[0]
         assert found.fact.startswith("90 training photos of a class on average")
         assert "torchcaps[photos]" in found.advice
-        assert found.option.startswith("--model capsnet_on_backbone --model_args.backbone timm/efficientnet_lite0 ")
+        assert found.option.startswith(
+            "--model capsnet_on_backbone --model_args.backbone timm/efficientnet_lite0 "
+        )
         known = SimpleNamespace(backbone="timm/efficientnet_lite0")
-        for other in ({"channels": 1}, {"model": known}, {"summary": {"train_per_class": {"cat": 5000}}}):
-            hints = advice(EVEN, said, **{"summary": summary, "channels": 3, **other}).hints
+        for other in (
+            {"channels": 1},
+            {"model": known},
+            {"summary": {"train_per_class": {"cat": 5000}}},
+        ):
+            hints = advice(
+                EVEN, said, **{"summary": summary, "channels": 3, **other}
+            ).hints
             assert not any("efficientnet" in hint.option for hint in hints)
 
     def test_a_class_that_is_never_recognised_is_named(self):
-        labels, said = torch.tensor([0] * 500 + [1] * 12 + [2] * 388), torch.tensor([0] * 512 + [2] * 388)
-        lost, taken, *_ = advice(labels, said, files=("photos/a cat/1.jpg",) * 500 + ("photos/dog/1.jpg",) * 400).hints
+        labels, said = (
+            torch.tensor([0] * 500 + [1] * 12 + [2] * 388),
+            torch.tensor([0] * 512 + [2] * 388),
+        )
+        lost, taken, *_ = advice(
+            labels,
+            said,
+            files=("photos/a cat/1.jpg",) * 500 + ("photos/dog/1.jpg",) * 400,
+        ).hints
         assert lost.fact == "none right: 'dog' 0 of 12"
         assert lost.option == taken.option == "torchcaps predict RUN photos/dog"
         assert taken.fact == "taken for each other: 12 of 12 of 'dog' for 'cat'"
@@ -135,10 +211,20 @@ class TestEachFactHasItsAdvice:
         said = EVEN.clone()
         for label in range(3):
             for step in (1, 2):
-                said[(EVEN == label).nonzero().squeeze(1)[20 * step : 20 * step + 19 + label]] = (label + step) % 3
-        hint = next(hint for hint in advice(EVEN, said).hints if hint.fact.startswith("taken for each other"))
+                said[
+                    (EVEN == label)
+                    .nonzero()
+                    .squeeze(1)[20 * step : 20 * step + 19 + label]
+                ] = (label + step) % 3
+        hint = next(
+            hint
+            for hint in advice(EVEN, said).hints
+            if hint.fact.startswith("taken for each other")
+        )
         assert hint.fact.count(";") == 5
-        assert hint.fact.startswith("taken for each other: 21 of 300 of 'owl' for 'dog'")
+        assert hint.fact.startswith(
+            "taken for each other: 21 of 300 of 'owl' for 'dog'"
+        )
         assert hint.option == "torchcaps explain RUN --split validation"
 
     def test_classes_without_images_are_not_rare(self):
@@ -157,12 +243,16 @@ class TestEachFactHasItsAdvice:
 
     def test_all_right_of_classes_that_are_far_from_balanced(self):
         labels = (torch.arange(900) < 5).long() + (torch.arange(900) < 2).long()
-        assert not any("nothing of use" in hint.advice for hint in advice(labels, labels).hints)
+        assert not any(
+            "nothing of use" in hint.advice for hint in advice(labels, labels).hints
+        )
         guessed = advice(labels, torch.zeros_like(labels))
         assert "nothing of use" in guessed.hints[0].advice
 
     def test_one_epoch(self):
-        (hint,) = advice(EVEN, EVEN, metrics=[{"train_accuracy": 0.5, "val_accuracy": 0.5}]).hints
+        (hint,) = advice(
+            EVEN, EVEN, metrics=[{"train_accuracy": 0.5, "val_accuracy": 0.5}]
+        ).hints
         assert hint.fact.startswith("after 1 epoch 50.0%")
 
     def test_confused_classes_and_few_images(self):
@@ -174,9 +264,14 @@ class TestEachFactHasItsAdvice:
 
     def test_photos_that_were_made_small(self, tmp_path):
         Image.new("L", (200, 100)).save(tmp_path / "photo.png")
-        files = (str(tmp_path / "photo.png"),) * 20 + (str(tmp_path / "gone.png"),) * 880
+        files = (str(tmp_path / "photo.png"),) * 20 + (
+            str(tmp_path / "gone.png"),
+        ) * 880
         said = torch.where(torch.arange(900) % 10 == 0, (EVEN + 1) % 3, EVEN)
         found = advice(EVEN, said, files=files, side=32)
         assert found.hints[-1].option == "--data.size 64"
-        assert "photos of 100 pixels on the smaller side are made 32" in found.hints[-1].fact
+        assert (
+            "photos of 100 pixels on the smaller side are made 32"
+            in found.hints[-1].fact
+        )
         assert "--data.size" not in options(advice(EVEN, said, files=files, side=64))

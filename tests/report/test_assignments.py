@@ -51,7 +51,9 @@ def test_maps_equal_a_loop(routing: str) -> None:
                 given = 0.0
                 for t in range(types):
                     child = (y * columns + x) * types + t
-                    expected[b, y, x] += activation[b, y, x, t] * assignment[b, child, target[b]]
+                    expected[b, y, x] += (
+                        activation[b, y, x, t] * assignment[b, child, target[b]]
+                    )
                     given += activation[b, y, x, t]
                 expected[b, y, x] /= given
     found = maps_of(model, images)[torch.arange(B), :, :, target]
@@ -89,14 +91,21 @@ def test_misfits_are_named() -> None:
 def test_the_extent_follows_from_kernels_and_strides() -> None:
     # 3x3 behind 3x3: position 0 sees pixels 0..4, and 4 positions lie 1 pixel apart.
     assert extent(tiny(), torch.zeros(1, 1, 8, 8)) == (2, 6, 6, 2)
-    # 5x5 stride 2 behind 3x3 stride 1 sees 7 pixels: centres 3.5, 5.5, ...; 2 pixels apart, 3 down and 5 across.
-    model = tiny(image_shape=(2, 11, 15), kernel_size=3, primary_kernel_size=5, primary_stride=2)
+    # 5x5 stride 2 behind 3x3 stride 1 sees 7 pixels: centres 3.5, 5.5, ...; 2 pixels
+    # apart, 3 down and 5 across.
+    model = tiny(
+        image_shape=(2, 11, 15), kernel_size=3, primary_kernel_size=5, primary_stride=2
+    )
     assert extent(model, torch.zeros(1, 2, 11, 15)) == (2.5, 12.5, 8.5, 2.5)
 
 
 def test_the_extent_of_cells_that_see_less_at_the_border() -> None:
-    """With padding, what the outer cells see ends where the image does: the cells tile it all the same."""
-    network = create_model("scene_capsnet", image_shape=(1, 64, 96), channels=(4, 4)).eval()
+    """With padding, what the outer cells see ends where the image does: the cells tile
+    it all the same.
+    """
+    network = create_model(
+        "scene_capsnet", image_shape=(1, 64, 96), channels=(4, 4)
+    ).eval()
     with torch.no_grad():
         for parameter in network.features.parameters():
             parameter.abs_()  # nothing that is seen is lost in a ReLU
@@ -105,9 +114,18 @@ def test_the_extent_of_cells_that_see_less_at_the_border() -> None:
 
 @pytest.mark.parametrize("height", [40, 48])
 def test_the_extent_of_cells_that_see_the_border_from_the_middle(height: int) -> None:
-    """Their centres lay close together, and the map of a scene was drawn in the middle of it; 40 rows are all seen."""
-    scenes = create_model("scene_capsnet", image_shape=(1, height, 64), channels=(4, 4, 8), child_dim=16).eval()
-    assert extent(scenes, torch.zeros(1, 1, height, 64)) == (0, 64, height, 0)  # cells of 8 x 8 tile it
+    """Their centres lay close together, and the map of a scene was drawn in the middle
+    of it; 40 rows are all seen.
+    """
+    scenes = create_model(
+        "scene_capsnet", image_shape=(1, height, 64), channels=(4, 4, 8), child_dim=16
+    ).eval()
+    assert extent(scenes, torch.zeros(1, 1, height, 64)) == (
+        0,
+        64,
+        height,
+        0,
+    )  # cells of 8 x 8 tile it
 
 
 def test_the_extent_of_a_single_position_is_the_whole_image() -> None:
@@ -127,13 +145,17 @@ def test_hard_assignments_have_no_entropy_and_even_ones_have_all() -> None:
     even = torch.full((2, 7, 4), 0.25)
     assert torch.equal(assignment_entropy(hard), torch.zeros(2))
     torch.testing.assert_close(assignment_entropy(even), torch.ones(2))
-    torch.testing.assert_close(assignment_entropy(torch.cat([hard, even], 1)), torch.full((2,), 0.5))
+    torch.testing.assert_close(
+        assignment_entropy(torch.cat([hard, even], 1)), torch.full((2,), 0.5)
+    )
 
 
 def test_entropy_of_two_parents_in_bits() -> None:
     assignment = torch.tensor([[[0.25, 0.75]]], dtype=torch.float64)
     expected = -(0.25 * math.log2(0.25) + 0.75 * math.log2(0.75))
-    torch.testing.assert_close(assignment_entropy(assignment), torch.tensor([expected], dtype=torch.float64))
+    torch.testing.assert_close(
+        assignment_entropy(assignment), torch.tensor([expected], dtype=torch.float64)
+    )
 
 
 def test_entropy_of_children_that_went_partly_or_wholly_nowhere() -> None:

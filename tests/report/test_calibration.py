@@ -18,7 +18,9 @@ def drawn(count: int, sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def platt_targets(there: torch.Tensor) -> torch.Tensor:
-    """Platt 1999, section 2.2.1: what is told of a class that is there, and of one that is not."""
+    """Platt 1999, section 2.2.1: what is told of a class that is there, and of one that
+    is not.
+    """
     yes, no = int(there.sum()), int((~there).sum())
     return torch.where(there, (yes + 1) / (yes + 2), 1 / (no + 2)).double()
 
@@ -30,21 +32,30 @@ class TestCalibration:
         found = fit_temperature(activation, labels)
         assert found.parameters[0] == pytest.approx(sharpness, rel=0.1)
         assert torch.equal(found(activation).argmax(1), activation.argmax(1))
-        torch.testing.assert_close(found(activation).sum(1), torch.ones(4000, dtype=torch.float64))
+        torch.testing.assert_close(
+            found(activation).sum(1), torch.ones(4000, dtype=torch.float64)
+        )
         assert Calibration.from_config(found.config()) == found
         reliability = Reliability.of(Findings(labels, activation, None), found)
         assert reliability.curves[-1].error < 0.03
         if sharpness != 1:
             assert reliability.curves[0].error > 2 * reliability.curves[-1].error
         gaps = [
-            abs(a - c) for a, c in zip(reliability.curves[-1].accuracy, reliability.curves[-1].confidence, strict=True)
+            abs(a - c)
+            for a, c in zip(
+                reliability.curves[-1].accuracy,
+                reliability.curves[-1].confidence,
+                strict=True,
+            )
         ]
         assert max(gaps) < 0.15
 
     def test_always_right_is_not_sure_for_ever(self):
         activation = torch.eye(3).repeat(20, 1) * 0.8 + 0.1
         found = fit_temperature(activation, torch.arange(3).repeat(20))
-        assert found(activation).amax(1).mean().item() == pytest.approx(61 / 62, abs=0.01)
+        assert found(activation).amax(1).mean().item() == pytest.approx(
+            61 / 62, abs=0.01
+        )
 
     def test_each_of_several_classes_for_itself(self):
         generator = torch.Generator().manual_seed(0)
@@ -71,62 +82,102 @@ class TestCalibration:
         logits = torch.randn(1000, 4, generator=generator).double()
         there = torch.rand(1000, 4, generator=generator) < (3 * logits - 1).sigmoid()
         slope, intercept = fit_platt((scale * logits).sigmoid(), there).parameters
-        assert (slope * scale, intercept) == pytest.approx(fit_platt(logits.sigmoid(), there).parameters, rel=1e-6)
-        labels = torch.multinomial((2 * logits).softmax(1), 1, generator=generator).squeeze(1)
+        assert (slope * scale, intercept) == pytest.approx(
+            fit_platt(logits.sigmoid(), there).parameters, rel=1e-6
+        )
+        labels = torch.multinomial(
+            (2 * logits).softmax(1), 1, generator=generator
+        ).squeeze(1)
         temperature = fit_temperature((scale * logits).sigmoid(), labels).parameters[0]
-        assert temperature / scale == pytest.approx(1 / 4, rel=0.1)  # log a = scale / 2 logit + constant
+        assert temperature / scale == pytest.approx(
+            1 / 4, rel=0.1
+        )  # log a = scale / 2 logit + constant
 
     def test_slope_and_intercept_are_the_likeliest(self):
-        """Where the derivatives of the likelihood of Platt's targets are zero: for few images, too."""
+        """Where the derivatives of the likelihood of Platt's targets are zero: for few
+        images, too.
+        """
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(20, 2, generator=generator).double()
         there = torch.rand(20, 2, generator=generator) < (5 * logits - 1).sigmoid()
-        error = fit_platt(logits.sigmoid(), there)(logits.sigmoid()) - platt_targets(there)
+        error = fit_platt(logits.sigmoid(), there)(logits.sigmoid()) - platt_targets(
+            there
+        )
         assert abs(error.sum().item()) < 1e-6
         assert abs((error * logits).sum().item()) < 1e-6
 
     def test_told_apart_without_an_error_the_slope_is_finite(self):
         activation = torch.tensor([[0.3, 0.7]]).repeat(20, 1)
         there = activation > 0.5
-        torch.testing.assert_close(fit_platt(activation, there)(activation), platt_targets(there), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            fit_platt(activation, there)(activation),
+            platt_targets(there),
+            atol=1e-6,
+            rtol=0,
+        )
 
     def test_classes_that_are_there_do_not_get_less_than_others(self) -> None:
         """Of a network that has learned nothing."""
         generator = torch.Generator().manual_seed(0)
         there = torch.rand(200, 5, generator=generator) < 0.2
-        activation = (torch.randn(200, 5, generator=generator) - there.float()).sigmoid()
+        activation = (
+            torch.randn(200, 5, generator=generator) - there.float()
+        ).sigmoid()
         found = fit_platt(activation, there)(activation)
-        torch.testing.assert_close(found, platt_targets(there).mean().expand(200, 5), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            found, platt_targets(there).mean().expand(200, 5), atol=1e-6, rtol=0
+        )
 
     def test_activations_that_are_all_alike_say_nothing(self):
         there = torch.arange(80).reshape(20, 4) % 4 == 0
         alike = torch.full((20, 4), 0.3)
         slope, intercept = fit_platt(alike, there).parameters
         assert slope == pytest.approx(0, abs=1e-6)
-        assert torch.tensor(intercept).sigmoid().item() == pytest.approx(platt_targets(there).mean().item())
+        assert torch.tensor(intercept).sigmoid().item() == pytest.approx(
+            platt_targets(there).mean().item()
+        )
         assert fit_temperature(alike, torch.zeros(20).long()).parameters[0] >= 2**-10
 
     @pytest.mark.parametrize(
         ("labels", "message"),
         [
-            (torch.full((30,), 4), r"labels must lie in 0\.\.3, got labels from 4 to 4"),
-            (torch.full((30,), -1), r"labels must lie in 0\.\.3, got labels from -1 to -1"),
-            (torch.zeros(29).long(), r"labels must be integers \(30,\), got torch.int64 \(29,\)"),
-            (torch.zeros(30), r"labels must be integers \(30,\), got torch.float32 \(30,\)"),
+            (
+                torch.full((30,), 4),
+                r"labels must lie in 0\.\.3, got labels from 4 to 4",
+            ),
+            (
+                torch.full((30,), -1),
+                r"labels must lie in 0\.\.3, got labels from -1 to -1",
+            ),
+            (
+                torch.zeros(29).long(),
+                r"labels must be integers \(30,\), got torch.int64 \(29,\)",
+            ),
+            (
+                torch.zeros(30),
+                r"labels must be integers \(30,\), got torch.float32 \(30,\)",
+            ),
         ],
     )
     def test_wrong_labels_are_told(self, labels, message):
         activation = torch.rand(30, 4)
         with pytest.raises(ValueError, match=message):
             fit_temperature(activation, labels)
-        with pytest.raises(ValueError, match=r"labels must be masks of the classes that are there, bool \(30, 4\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"labels must be masks of the classes that are there, bool \(30, 4\)",
+        ):
             fit_platt(activation, labels)
-        with pytest.raises(ValueError, match=r"activation must be floating-point \(N, E\)"):
+        with pytest.raises(
+            ValueError, match=r"activation must be floating-point \(N, E\)"
+        ):
             fit_temperature(activation[0], labels)
 
     def test_labels_are_integers_of_any_size(self):
         activation, labels = drawn(100, 1.0)
-        assert fit_temperature(activation, labels.int()) == fit_temperature(activation, labels)
+        assert fit_temperature(activation, labels.int()) == fit_temperature(
+            activation, labels
+        )
         assert fit_temperature(activation[:0], labels[:0]) is None
 
     @pytest.mark.parametrize(
@@ -150,10 +201,16 @@ def test_calibration_error_written_out():
     confidence, said = p.max(1)
     bins = (confidence * 15).ceil()
     expected = sum(
-        abs((said[bins == b] == labels[bins == b]).float().mean() - confidence[bins == b].mean()) * (bins == b).sum()
+        abs(
+            (said[bins == b] == labels[bins == b]).float().mean()
+            - confidence[bins == b].mean()
+        )
+        * (bins == b).sum()
         for b in bins.unique()
     )
-    assert calibration_error(p, labels, 15) == pytest.approx(float(expected) / 200, rel=1e-4)
+    assert calibration_error(p, labels, 15) == pytest.approx(
+        float(expected) / 200, rel=1e-4
+    )
 
 
 def test_calibration_error_of_what_rounding_made_more_than_certain():
@@ -163,12 +220,17 @@ def test_calibration_error_of_what_rounding_made_more_than_certain():
 
 
 def test_certain_images_share_a_bin_with_nearly_certain_ones():
-    """Right in 8 of 10 at 1 and in 10 of 10 at 0.92: together 0.9 at 0.96, in the figure as on the curve."""
+    """Right in 8 of 10 at 1 and in 10 of 10 at 0.92: together 0.9 at 0.96, in the
+    figure as on the curve.
+    """
     activation = torch.tensor([[1.0, 0.0], [0.92, 0.08]]).repeat_interleave(10, 0)
     labels = torch.tensor([0] * 8 + [1] * 2 + [0] * 10)
     assert calibration_error(activation, labels, 10) == pytest.approx(0.06)
     (curve,) = Reliability.of(Findings(labels, activation, None), None).curves
-    assert (curve.confidence, curve.accuracy) == (pytest.approx([0.96]), pytest.approx([0.9]))
+    assert (curve.confidence, curve.accuracy) == (
+        pytest.approx([0.96]),
+        pytest.approx([0.9]),
+    )
     assert curve.error == pytest.approx(0.06)
 
 
@@ -176,9 +238,14 @@ def test_bins_of_scikit_learn():
     from sklearn.calibration import calibration_curve
 
     torch.manual_seed(0)
-    p, labels = (3 * torch.randn(500, 3, dtype=torch.float64)).softmax(1), torch.randint(3, (500,))
+    p, labels = (
+        (3 * torch.randn(500, 3, dtype=torch.float64)).softmax(1),
+        torch.randint(3, (500,)),
+    )
     confidence, said = p.max(1)
-    accuracy, mean = calibration_curve((said == labels).numpy(), confidence.numpy(), n_bins=10)
+    accuracy, mean = calibration_curve(
+        (said == labels).numpy(), confidence.numpy(), n_bins=10
+    )
     bins = calibration_bins(p, labels, 10)
     assert bins.accuracy.tolist() == pytest.approx(accuracy.tolist())
     assert bins.confidence.tolist() == pytest.approx(mean.tolist())

@@ -19,19 +19,50 @@ from tests.report.small import image_set, look
 from torchcaps import create_model
 from torchcaps.models import ImageClassifier
 from torchcaps_lab import report
-from torchcaps_lab.report import Exhibit, Picture, ask, examine, exhibits_of_classifier, page, register_exhibit
+from torchcaps_lab.report import (
+    Exhibit,
+    Picture,
+    ask,
+    examine,
+    exhibits_of_classifier,
+    page,
+    register_exhibit,
+)
 from torchcaps_lab.report.exhibit import PNG, pngs
-from torchcaps_lab.report.pictures import Assignments, LearningCurves, Mistakes, Perturbations, Summary
+from torchcaps_lab.report.pictures import (
+    Assignments,
+    LearningCurves,
+    Mistakes,
+    Perturbations,
+    Summary,
+)
 from torchcaps_lab.report.pictures.summary import Quantity
 
-METRICS = [{"epoch": 0.0, "train_loss": math.nan, "assignment_entropy_conv": 0.5}, {"train_loss": math.inf}]
+METRICS = [
+    {"epoch": 0.0, "train_loss": math.nan, "assignment_entropy_conv": 0.5},
+    {"train_loss": math.inf},
+]
 
 
 def tiny(name: str) -> ImageClassifier:
     settings: dict[str, dict[str, Any]] = {
-        "capsnet_digits": {"channels": 4, "types": 2, "pose_dim": 3, "image_shape": (3, 8, 10)},
-        "matrixcapsnet": {"channels": 4, "types": (2, 3, 2), "pose": (2, 2), "image_shape": (1, 23, 26)},
-        "sharedcapsnet_cnn": {"channels": (4, 4, 4, 4), "hidden": 4, "image_shape": (2, 19, 21)},
+        "capsnet_digits": {
+            "channels": 4,
+            "types": 2,
+            "pose_dim": 3,
+            "image_shape": (3, 8, 10),
+        },
+        "matrixcapsnet": {
+            "channels": 4,
+            "types": (2, 3, 2),
+            "pose": (2, 2),
+            "image_shape": (1, 23, 26),
+        },
+        "sharedcapsnet_cnn": {
+            "channels": (4, 4, 4, 4),
+            "hidden": 4,
+            "image_shape": (2, 19, 21),
+        },
     }
     torch.manual_seed(0)
     return create_model(name, classes=3, **settings[name])
@@ -57,17 +88,29 @@ def png_pixels(value: Any) -> int:
         return sum(map(png_pixels, value.values()))
     if isinstance(value, list):
         return sum(map(png_pixels, value))
-    return read_png(value).size if isinstance(value, str) and value.startswith("data:") else 0
+    return (
+        read_png(value).size
+        if isinstance(value, str) and value.startswith("data:")
+        else 0
+    )
 
 
-@pytest.mark.parametrize("name", ["capsnet_digits", "matrixcapsnet", "sharedcapsnet_cnn"])
+@pytest.mark.parametrize(
+    "name", ["capsnet_digits", "matrixcapsnet", "sharedcapsnet_cnn"]
+)
 def test_every_exhibit_is_valid_json_and_holds_no_more_than_is_shown(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "_draw", lambda *_: iter(()))  # drawing takes long and adds nothing here
+    monkeypatch.setattr(
+        page, "_draw", lambda *_: iter(())
+    )  # drawing takes long and adds nothing here
     model = tiny(name)
     images = image_set(model.image_shape)
-    exhibits = list(exhibits_of_classifier(model, images, examine(model, images), {"rate": math.nan}, METRICS))
+    exhibits = list(
+        exhibits_of_classifier(
+            model, images, examine(model, images), {"rate": math.nan}, METRICS
+        )
+    )
     kinds = ["headline", "advice", "learning_curves", "confusion", "mistakes"]
     if name == "capsnet_digits":
         kinds += ["reconstructions", "perturbations"]
@@ -81,11 +124,18 @@ def test_every_exhibit_is_valid_json_and_holds_no_more_than_is_shown(
         assert exhibit.text
         read = valid(exhibit)
         assert set(read) == {"kind", *(one.name for one in fields(exhibit))}
-        tensors = [value for value in vars(exhibit).values() if isinstance(value, Tensor)]
+        tensors = [
+            value for value in vars(exhibit).values() if isinstance(value, Tensor)
+        ]
         assert png_pixels(read) <= sum(value.numel() for value in tensors)
     report.write_report(tmp_path, model, images, {"rate": math.nan}, METRICS)
-    written = json.loads((tmp_path / "report" / "exhibits.json").read_text(), parse_constant=pytest.fail)
-    assert written == {"format": 1, "exhibits": [exhibit.to_json() for exhibit in exhibits]}
+    written = json.loads(
+        (tmp_path / "report" / "exhibits.json").read_text(), parse_constant=pytest.fail
+    )
+    assert written == {
+        "format": 1,
+        "exhibits": [exhibit.to_json() for exhibit in exhibits],
+    }
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])
@@ -93,7 +143,9 @@ def test_images_are_the_pixels_that_are_drawn(channels: int) -> None:
     images = torch.randint(256, (2, channels, 4, 7), dtype=torch.uint8)
     first, second = map(read_png, pngs(images.float() / 255))
     for image, shown in zip(images, (first, second), strict=True):
-        np.testing.assert_array_equal(shown, image[:3].permute(1, 2, 0) if channels >= 3 else image[0])
+        np.testing.assert_array_equal(
+            shown, image[:3].permute(1, 2, 0) if channels >= 3 else image[0]
+        )
     beyond = torch.tensor([[[-1.0, 0.2, 2.0, torch.nan]]])
     assert read_png(pngs(beyond)).tolist() == [[0, 51, 255, 0]]
 
@@ -111,26 +163,42 @@ def test_a_sheet_has_dimensions_down_and_values_across() -> None:
     )
     sheets = [read_png(address) for address in valid(exhibit)["grids"]]
     assert [sheet.shape for sheet in sheets] == [(12, 30, 3)] * 2
-    np.testing.assert_array_equal(sheets[1][8:12, 6:12], grids[1, 2, 1].permute(1, 2, 0))
+    np.testing.assert_array_equal(
+        sheets[1][8:12, 6:12], grids[1, 2, 1].permute(1, 2, 0)
+    )
 
 
 def test_what_is_not_finite_is_null() -> None:
     curves = valid(LearningCurves.of(METRICS))
-    assert curves["panels"][0]["curves"]["training"] == {"epochs": [0.0, 1], "values": [None, None]}
+    assert curves["panels"][0]["curves"]["training"] == {
+        "epochs": [0.0, 1],
+        "values": [None, None],
+    }
     assert curves["health"][0] == {
         "quantity": "entropy of the assignment",
         "unit": "0 hard, 1 even",
         "curves": {"conv": {"epochs": [0.0], "values": [0.5]}},
     }
-    summary = Summary.of("t", {"a": [math.inf, (1, "two")], "b": {3: None}, "path": Path("x")}, [Quantity("m", 0.1)])
-    assert valid(summary)["recorded"] == {"a": [None, [1, "two"]], "b": {"3": None}, "path": "x"}
+    summary = Summary.of(
+        "t",
+        {"a": [math.inf, (1, "two")], "b": {3: None}, "path": Path("x")},
+        [Quantity("m", 0.1)],
+    )
+    assert valid(summary)["recorded"] == {
+        "a": [None, [1, "two"]],
+        "b": {"3": None},
+        "path": "x",
+    }
     assert valid(summary)["measured"] == [{"name": "m", "value": 0.1, "percent": False}]
 
 
 def test_a_summary_is_words_not_python() -> None:
     images = {"train": 1200, "test": {"b": 0.12345, "c": None}}
     rows = Summary.of("t", {"images": images, "notes": ["one", "two"]}, []).table().rows
-    assert rows == [["images", "train 1,200; test (b 0.1235; c None)"], ["notes", "one; two"]]
+    assert rows == [
+        ["images", "train 1,200; test (b 0.1235; c None)"],
+        ["notes", "one; two"],
+    ]
 
 
 def test_positions_that_no_window_sees_are_null() -> None:
@@ -163,16 +231,26 @@ def test_answers_need_no_labels() -> None:
     assert answers.entropy == findings.entropy
 
 
-def test_a_task_of_several_labels_shows_each_image_for_each_of_its_classes(tmp_path: Path) -> None:
+def test_a_task_of_several_labels_shows_each_image_for_each_of_its_classes(
+    tmp_path: Path,
+) -> None:
     model = tiny("capsnet_digits")
     images = image_set(model.image_shape, count=3)
     activation = ask(model, images).activation
-    said = torch.zeros(3, 3, dtype=torch.bool).scatter(1, activation.topk(2, 1).indices, True)
+    said = torch.zeros(3, 3, dtype=torch.bool).scatter(
+        1, activation.topk(2, 1).indices, True
+    )
     places, target = said.nonzero().T  # an image for each of its two classes
     batch = images.__getitems__(places.tolist())
-    titles = tuple(f"{place}: {images.classes[label]}" for place, label in said.nonzero().tolist())
-    shown = look(model, batch.images, target=target, titles=titles, about="a class that was said")
-    summary = Summary.of("What it learned", {}, [Quantity("exactly right", 0.5, percent=True)])
+    titles = tuple(
+        f"{place}: {images.classes[label]}" for place, label in said.nonzero().tolist()
+    )
+    shown = look(
+        model, batch.images, target=target, titles=titles, about="a class that was said"
+    )
+    summary = Summary.of(
+        "What it learned", {}, [Quantity("exactly right", 0.5, percent=True)]
+    )
     index = report.write_page(tmp_path, [summary, *report.exhibits_of(shown)])
     assert "the capsule of a class that was said alone" in index.read_text()
     read = json.loads((index.parent / "exhibits.json").read_text())["exhibits"]
@@ -202,12 +280,17 @@ class Undrawn(Exhibit):
 
 def test_exhibits_of_ones_own_are_shown(tmp_path: Path) -> None:
     own = Own(title="Own <b>", text="see", pictures=torch.zeros(1, 1, 2, 2))
-    index = report.write_page(tmp_path, iter([Undrawn(title="first", text="words"), own]))
+    index = report.write_page(
+        tmp_path, iter([Undrawn(title="first", text="words"), own])
+    )
     page = index.read_text()
     assert "<h1>first</h1>\n<p>words</p>\n<h2>Own &lt;b&gt;</h2>" in page
     assert 'alt="one&#x27;s &quot;own&quot;"' in page
     assert (index.parent / "own.png").read_bytes().startswith(b"\x89PNG")
-    kinds = [part["kind"] for part in json.loads((index.parent / "exhibits.json").read_text())["exhibits"]]
+    kinds = [
+        part["kind"]
+        for part in json.loads((index.parent / "exhibits.json").read_text())["exhibits"]
+    ]
     assert kinds == ["test_undrawn", "test_own"]
 
 
@@ -215,5 +298,7 @@ def test_misfits_are_named(tmp_path: Path) -> None:
     own = Own(title="", text="", pictures=torch.zeros(1, 1, 2, 2))
     with pytest.raises(ValueError, match=r"names of their own, got own\.png twice"):
         report.write_page(tmp_path, [own, own])
-    with pytest.raises(ValueError, match="a kind of exhibit named 'mistakes' exists already: Mistakes"):
+    with pytest.raises(
+        ValueError, match="a kind of exhibit named 'mistakes' exists already: Mistakes"
+    ):
         register_exhibit("mistakes")(Undrawn)

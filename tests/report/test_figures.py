@@ -16,7 +16,10 @@ from torchcaps_lab.report import Exhibit, Extent
 from torchcaps_lab.report.boxes import Boxed, boxed_image
 from torchcaps_lab.report.pictures.assignments import Assignments, ShareMaps
 from torchcaps_lab.report.pictures.confusion import Confusion
-from torchcaps_lab.report.pictures.layer_activations import ActivationMaps, LayerActivations
+from torchcaps_lab.report.pictures.layer_activations import (
+    ActivationMaps,
+    LayerActivations,
+)
 from torchcaps_lab.report.pictures.layer_poses import LayerPoses, PoseMaps
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.mistakes import Mistake, Mistakes
@@ -41,15 +44,33 @@ def curves(metrics: list[dict[str, float]]) -> Figure:
     return drawn(LearningCurves.of(metrics))
 
 
-def activations(images: Tensor, maps: dict[str, Tensor], classes: Tensor, extent: Extent | None = None) -> Figure:
-    layers = tuple(ActivationMaps(name, None, part, extent) for name, part in maps.items())
+def activations(
+    images: Tensor,
+    maps: dict[str, Tensor],
+    classes: Tensor,
+    extent: Extent | None = None,
+) -> Figure:
+    layers = tuple(
+        ActivationMaps(name, None, part, extent) for name, part in maps.items()
+    )
     titles = ("a",) * len(images)
-    told = {"names": tuple(f"class {label}" for label in range(classes.shape[1])), "layers": layers, "classes": classes}
-    return drawn(LayerActivations(title="", text="", pictures=images, titles=titles, **told))
+    told = {
+        "names": tuple(f"class {label}" for label in range(classes.shape[1])),
+        "layers": layers,
+        "classes": classes,
+    }
+    return drawn(
+        LayerActivations(title="", text="", pictures=images, titles=titles, **told)
+    )
 
 
 def shares(images: Tensor, *layers: ShareMaps, even: float = 0.5) -> Figure:
-    told = {"titles": ("a",) * len(images), "targets": torch.zeros(len(images)), "layers": layers, "even": even}
+    told = {
+        "titles": ("a",) * len(images),
+        "targets": torch.zeros(len(images)),
+        "layers": layers,
+        "even": even,
+    }
     return drawn(Assignments(title="", text="", pictures=images, **told))
 
 
@@ -57,9 +78,17 @@ def confusion(counts: Tensor, classes: Sequence[str]) -> Figure:
     return drawn(Confusion(title="", text="", counts=counts, classes=tuple(classes)))
 
 
-def reconstructed(images: Tensor, drawn_images: Tensor, titles: Sequence[str]) -> Figure:
+def reconstructed(
+    images: Tensor, drawn_images: Tensor, titles: Sequence[str]
+) -> Figure:
     return drawn(
-        Reconstructions(title="", text="", pictures=images, reconstructions=drawn_images, titles=tuple(titles))
+        Reconstructions(
+            title="",
+            text="",
+            pictures=images,
+            reconstructions=drawn_images,
+            titles=tuple(titles),
+        )
     )
 
 
@@ -71,8 +100,13 @@ METRICS = [
 
 
 def test_no_text_lies_on_curves_or_beside_its_row() -> None:
-    """The legend lay on the end of the lower curve, and the row's label reached into the row above."""
-    falls = [{"epoch": epoch, "val_accuracy": 0.5 - 0.1 * epoch, "train_accuracy": 0.2} for epoch in (0.0, 1.0)]
+    """The legend lay on the end of the lower curve, and the row's label reached into
+    the row above.
+    """
+    falls = [
+        {"epoch": epoch, "val_accuracy": 0.5 - 0.1 * epoch, "train_accuracy": 0.2}
+        for epoch in (0.0, 1.0)
+    ]
     figure = curves(falls)
     figure.draw_without_rendering()
     (axes,) = figure.axes
@@ -96,10 +130,18 @@ def test_bars_of_classes_have_their_names(count: int, named: int) -> None:
     classes = torch.rand(2, count)
     figure = activations(torch.rand(2, 1, 8, 9), {"low": torch.rand(2, 3, 3)}, classes)
     assert figure.axes[0].yaxis.label.get_text() == "image\n9 x 8"
-    bars = [axes for axes in figure.axes if axes.get_xticklabels() and axes.get_ylim()[0] == 0][:2]
+    bars = [
+        axes
+        for axes in figure.axes
+        if axes.get_xticklabels() and axes.get_ylim()[0] == 0
+    ][:2]
     for axes, row in zip(bars, classes, strict=True):
         shown = [label.get_text() for label in axes.get_xticklabels()]
-        assert shown == ([f"class {label}" for label in range(count)] if named > 1 else [f"class {row.argmax()}"])
+        assert shown == (
+            [f"class {label}" for label in range(count)]
+            if named > 1
+            else [f"class {row.argmax()}"]
+        )
 
 
 @pytest.mark.parametrize("top", [0.0, 20.0])
@@ -107,25 +149,44 @@ def test_names_of_boxes_are_read_wherever_they_are(top: float) -> None:
     """White ones stood on yellow, and those at the upper edge were cut off."""
     names = [str(label) for label in range(10)]
     figure = boxed_image(
-        Boxed(torch.zeros(1, 48, 96), [(name, (9.0 * int(name), top, 95, 40)) for name in names]), names
+        Boxed(
+            torch.zeros(1, 48, 96),
+            [(name, (9.0 * int(name), top, 95, 40)) for name in names],
+        ),
+        names,
     )
-    assert [side * figure.dpi for side in figure.get_size_inches()] == [480, 240]  # five pixels for each of the image's
+    assert [side * figure.dpi for side in figure.get_size_inches()] == [
+        480,
+        240,
+    ]  # five pixels for each of the image's
     figure.draw_without_rendering()
     (axes,) = figure.axes
     for text in axes.texts:
         assert text.get_window_extent().y1 <= figure.bbox.y1
-        ink, paper = (_luminance(colour) for colour in (text.get_color(), text.get_bbox_patch().get_facecolor()))
+        ink, paper = (
+            _luminance(colour)
+            for colour in (text.get_color(), text.get_bbox_patch().get_facecolor())
+        )
         assert (max(ink, paper) + 0.05) / (min(ink, paper) + 0.05) > 3.5
 
 
 def _luminance(colour: str) -> float:
-    linear = [one / 12.92 if one <= 0.03928 else ((one + 0.055) / 1.055) ** 2.4 for one in to_rgb(colour)]
-    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    linear = [
+        one / 12.92 if one <= 0.03928 else ((one + 0.055) / 1.055) ** 2.4
+        for one in to_rgb(colour)
+    ]
+    return sum(
+        share * part
+        for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+    )
 
 
 def test_labels_of_rows_of_very_wide_images_stay_apart() -> None:
     """They were written over each other."""
-    images, maps = torch.rand(3, 1, 8, 40), {"block3.convolution": torch.rand(3, 2, 6), "high": torch.rand(3, 2, 6)}
+    images, maps = (
+        torch.rand(3, 1, 8, 40),
+        {"block3.convolution": torch.rand(3, 2, 6), "high": torch.rand(3, 2, 6)},
+    )
     for figure in (
         shares(images, *(ShareMaps(name, part, None) for name, part in maps.items())),
         shares(images, ShareMaps("high", maps["high"], None)),
@@ -133,7 +194,11 @@ def test_labels_of_rows_of_very_wide_images_stay_apart() -> None:
         activations(images, maps, torch.rand(3, 2)),
     ):
         figure.draw_without_rendering()
-        labels = [axes.yaxis.label.get_window_extent() for axes in figure.axes if axes.get_subplotspec()]
+        labels = [
+            axes.yaxis.label.get_window_extent()
+            for axes in figure.axes
+            if axes.get_subplotspec()
+        ]
         shown = sorted((box for box in labels if box.width), key=lambda box: -box.y0)
         assert len(shown) > 1
         assert all(upper.y0 > lower.y1 for upper, lower in pairwise(shown))
@@ -143,9 +208,16 @@ def test_labels_of_rows_of_very_wide_images_stay_apart() -> None:
 def test_learning_curves_hold_the_numbers() -> None:
     loss, accuracy = curves(METRICS).axes
     lines = {str(line.get_label()): line.get_xydata().tolist() for line in loss.lines}
-    assert lines == {"training": [[0, 0.5], [1, 0.3], [2, 0.2]], "validation": [[0, 0.4], [2, 0.3]]}
+    assert lines == {
+        "training": [[0, 0.5], [1, 0.3], [2, 0.2]],
+        "validation": [[0, 0.4], [2, 0.3]],
+    }
     assert accuracy.lines[0].get_xydata().tolist() == [[0, 0.8], [2, 0.9]]
-    assert (loss.get_xlabel(), loss.get_ylabel(), accuracy.get_ylabel()) == ("epoch", "loss", "accuracy")
+    assert (loss.get_xlabel(), loss.get_ylabel(), accuracy.get_ylabel()) == (
+        "epoch",
+        "loss",
+        "accuracy",
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +229,9 @@ def test_learning_curves_hold_the_numbers() -> None:
         ([{"train_loss": 0.9, "val_loss": 0.001}, {"train_loss": math.nan}], ["loss"]),
     ],
 )
-def test_missing_metrics_are_left_out(metrics: list[dict[str, float]], panels: list[str]) -> None:
+def test_missing_metrics_are_left_out(
+    metrics: list[dict[str, float]], panels: list[str]
+) -> None:
     figure = curves(metrics)
     assert [axes.get_ylabel() for axes in figure.axes] == panels
     render(figure)
@@ -165,17 +239,25 @@ def test_missing_metrics_are_left_out(metrics: list[dict[str, float]], panels: l
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 7])
 def test_epochs_are_whole_numbers(epochs: int) -> None:
-    (axes,) = curves([{"epoch": epoch, "train_loss": 1.0} for epoch in range(1, epochs + 1)]).axes
+    (axes,) = curves(
+        [{"epoch": epoch, "train_loss": 1.0} for epoch in range(1, epochs + 1)]
+    ).axes
     low, high = axes.get_xlim()
     ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
     assert ticks == list(range(1, epochs + 1))
 
 
 def test_the_routing_has_panels_of_its_own() -> None:
-    health = {"assignment_entropy_conv": 0.9, "assignment_entropy_class_caps": 0.5, "dead_capsules_class_caps": 0.0}
+    health = {
+        "assignment_entropy_conv": 0.9,
+        "assignment_entropy_class_caps": 0.5,
+        "dead_capsules_class_caps": 0.0,
+    }
     loss, accuracy, entropy, dead = curves([*METRICS, {"epoch": 3.0, **health}]).axes
     assert (len(loss.lines), len(accuracy.lines)) == (2, 1)
-    assert {str(line.get_label()): line.get_xydata().tolist() for line in entropy.lines} == {
+    assert {
+        str(line.get_label()): line.get_xydata().tolist() for line in entropy.lines
+    } == {
         "conv": [[3, 0.9]],
         "class_caps": [[3, 0.5]],
     }
@@ -197,12 +279,20 @@ def test_activations_layer_by_layer() -> None:
     classes = torch.tensor([[0.1, 0.9], [0.8, 0.3], [0.2, 0.4]])
     figure = activations(images, maps, classes, Extent(1, 5, 7, 1))
     render(figure)
-    by_label = {axes.get_ylabel(): place for place, axes in enumerate(figure.axes) if axes.get_ylabel()}
+    by_label = {
+        axes.get_ylabel(): place
+        for place, axes in enumerate(figure.axes)
+        if axes.get_ylabel()
+    }
     start = by_label["low"]
     for place in range(3):
-        np.testing.assert_allclose(shown(figure.axes[start + place]), maps["low"][place])
+        np.testing.assert_allclose(
+            shown(figure.axes[start + place]), maps["low"][place]
+        )
         assert figure.axes[start + place].images[0].get_extent() == [1, 5, 7, 1]
-        np.testing.assert_allclose(shown(figure.axes[by_label["high"] + place]), maps["high"][place])
+        np.testing.assert_allclose(
+            shown(figure.axes[by_label["high"] + place]), maps["high"][place]
+        )
     bars = figure.axes[by_label["classes"]].patches
     assert [bar.get_height() for bar in bars] == pytest.approx([0.1, 0.9])
     assert bars[1].get_facecolor() != bars[0].get_facecolor()
@@ -212,14 +302,25 @@ def test_activations_layer_by_layer() -> None:
 def test_every_number_of_a_pose_has_a_map(shape: tuple[int, ...], maps: int) -> None:
     pose = torch.randn(3, 2, *shape)
     layers = (PoseMaps("caps", None, pose),)
-    figure = drawn(LayerPoses(title="", text="", picture=torch.rand(1, 6, 4), image_title="", layers=layers))
+    figure = drawn(
+        LayerPoses(
+            title="",
+            text="",
+            picture=torch.rand(1, 6, 4),
+            image_title="",
+            layers=layers,
+        )
+    )
     render(figure)
     found = [axes for axes in figure.axes[1:] if axes.images]
     assert len(found) == maps
     largest = pose.abs().max().item()
     for axes, expected in zip(found, pose.flatten(2).unbind(-1), strict=True):
         np.testing.assert_allclose(shown(axes), expected)
-        assert axes.images[0].get_clim() == (-largest, largest)  # one scale, and nothing in it that is not a number
+        assert axes.images[0].get_clim() == (
+            -largest,
+            largest,
+        )  # one scale, and nothing in it that is not a number
 
 
 def test_shares_lie_where_they_belong() -> None:
@@ -230,7 +331,10 @@ def test_shares_lie_where_they_belong() -> None:
     figure = shares(images, high, ShareMaps("low", low, Extent(0, 8, 8, 0)))
     render(figure)
     rows = [axes for axes in figure.axes if len(axes.images) == 2]
-    assert [axes.images[1].get_extent() for axes in rows] == [[2, 6, 6, 2], [0, 8, 8, 0]] * 2
+    assert [axes.images[1].get_extent() for axes in rows] == [
+        [2, 6, 6, 2],
+        [0, 8, 8, 0],
+    ] * 2
     assert all((axes.get_xlim(), axes.get_ylim()) == ((0, 8), (8, 0)) for axes in rows)
     opacity = shown(rows[1])[..., 3]
     assert (opacity[:3] > 0).all()
@@ -240,7 +344,13 @@ def test_shares_lie_where_they_belong() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
 def test_maps_of_one_value(share: float) -> None:
-    render(shares(torch.rand(1, 3, 8, 8), ShareMaps("caps", torch.full((1, 2, 2), share), None), even=0.1))
+    render(
+        shares(
+            torch.rand(1, 3, 8, 8),
+            ShareMaps("caps", torch.full((1, 2, 2), share), None),
+            even=0.1,
+        )
+    )
 
 
 @pytest.mark.parametrize("metrics", [[], [{"epoch": 1.0}]])
@@ -252,17 +362,26 @@ def test_a_confusion_matrix_holds_its_numbers() -> None:
     counts = torch.tensor([[3, 1, 0], [0, 0, 0], [2, 0, 2]])
     figure = confusion(counts, ["a", "b", "c"])
     axes = figure.axes[0]
-    assert [text.get_text() for text in axes.texts] == [str(count) for count in counts.flatten().tolist()]
+    assert [text.get_text() for text in axes.texts] == [
+        str(count) for count in counts.flatten().tolist()
+    ]
     shares = np.asarray(axes.images[0].get_array())
     np.testing.assert_allclose(shares, [[0.75, 0.25, 0], [0, 0, 0], [0.5, 0, 0.5]])
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("true", "said")
 
 
 def test_every_label_lies_inside_the_figure() -> None:
-    figure = confusion(torch.eye(4), ["a very, very long name of a class", "$x_{", "<b>&", "d\ne"])
+    figure = confusion(
+        torch.eye(4), ["a very, very long name of a class", "$x_{", "<b>&", "d\ne"]
+    )
     render(figure)
     axes = figure.axes[0]
-    labels = [axes.xaxis.label, axes.yaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]
+    labels = [
+        axes.xaxis.label,
+        axes.yaxis.label,
+        *axes.get_xticklabels(),
+        *axes.get_yticklabels(),
+    ]
     for label in labels:
         box = label.get_window_extent()
         assert 0 <= box.x0 < box.x1 <= figure.bbox.width, label.get_text()
@@ -271,7 +390,9 @@ def test_every_label_lies_inside_the_figure() -> None:
 
 @pytest.mark.parametrize("classes", [1, 150])
 def test_confusion_matrices_of_any_size(classes: int) -> None:
-    figure = confusion(torch.eye(classes), [f"class {label}" for label in range(classes)])
+    figure = confusion(
+        torch.eye(classes), [f"class {label}" for label in range(classes)]
+    )
     assert len(figure.axes[0].texts) == (1 if classes == 1 else 0)
     assert len(figure.axes[0].get_xticks()) <= 60
     render(figure)
@@ -281,23 +402,38 @@ def test_confusion_matrices_of_any_size(classes: int) -> None:
 def test_pictures_of_any_number_of_channels(channels: int) -> None:
     images = torch.rand(2, channels, 4, 6, dtype=torch.float64)
     top, bottom = reconstructed(images, 1 - images, ["a", "b"]).axes[:2]
-    shown = (images[:, :3] if channels >= 3 else images[:, :1].expand(-1, 3, -1, -1)).permute(0, 2, 3, 1)
-    np.testing.assert_allclose(np.asarray(top.images[0].get_array()), shown[0], rtol=1e-6)
-    np.testing.assert_allclose(np.asarray(bottom.images[0].get_array()), 1 - shown[0], rtol=1e-5, atol=1e-7)
+    shown = (
+        images[:, :3] if channels >= 3 else images[:, :1].expand(-1, 3, -1, -1)
+    ).permute(0, 2, 3, 1)
+    np.testing.assert_allclose(
+        np.asarray(top.images[0].get_array()), shown[0], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        np.asarray(bottom.images[0].get_array()), 1 - shown[0], rtol=1e-5, atol=1e-7
+    )
 
 
 def test_many_reconstructions_are_wrapped() -> None:
     images = torch.rand(12, 1, 4, 4)
     figure = reconstructed(images, images, [str(place) for place in range(12)])
-    assert [axes.get_title() for axes in figure.axes if axes.get_title()] == [str(place) for place in range(12)]
+    assert [axes.get_title() for axes in figure.axes if axes.get_title()] == [
+        str(place) for place in range(12)
+    ]
     assert sum(len(axes.images) for axes in figure.axes) == 24
 
 
 def test_the_grid_has_dimensions_down_and_values_across() -> None:
     D, V = 3, 5
     grids = (torch.arange(D * V) / (D * V)).reshape(D, V, 1, 1, 1).expand(D, V, 1, 4, 4)
-    moved = {"grids": grids[None].expand(2, -1, -1, -1, -1, -1), "values": torch.linspace(-1, 1, V)}
-    told = {"changes": torch.full((2, D), (V - 1) / (D * V)), "targets": torch.tensor([7, 1]), "classes": ("$1", "b")}
+    moved = {
+        "grids": grids[None].expand(2, -1, -1, -1, -1, -1),
+        "values": torch.linspace(-1, 1, V),
+    }
+    told = {
+        "changes": torch.full((2, D), (V - 1) / (D * V)),
+        "targets": torch.tensor([7, 1]),
+        "classes": ("$1", "b"),
+    }
     first, second = Perturbations(title="", text="", **moved, **told).draw()
     assert (first.file, second.file) == ("perturbation_007.png", "perturbation_001.png")
     axes = first.figure.axes[0]
@@ -306,14 +442,26 @@ def test_the_grid_has_dimensions_down_and_values_across() -> None:
     rows, columns = mosaic.shape[0] // D, mosaic.shape[1] // V
     centres = mosaic[rows // 2 :: rows, columns // 2 :: columns, 0]
     np.testing.assert_allclose(centres, grids[:, :, 0, 0, 0], rtol=1e-6)
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["-1", "-0.5", "0", "+0.5", "+1"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "-1",
+        "-0.5",
+        "0",
+        "+0.5",
+        "+1",
+    ]
     changes = [float(text.get_text()) for text in axes.texts[1:]]
     assert changes == pytest.approx([(V - 1) / (D * V)] * D, abs=1e-3)
 
 
 def test_headings_of_mistakes() -> None:
-    assert Mistake("", "4", "9", 0.81, 0.12).heading() == "true 4 → said 9\n(0.81 / 0.12)"
-    lines = Mistake("", "Greater white-toothed shrew of the north", "dog", 1, 0).heading().split("\n")
+    assert (
+        Mistake("", "4", "9", 0.81, 0.12).heading() == "true 4 → said 9\n(0.81 / 0.12)"
+    )
+    lines = (
+        Mistake("", "Greater white-toothed shrew of the north", "dog", 1, 0)
+        .heading()
+        .split("\n")
+    )
     assert len(lines) == 3
     assert max(map(len, lines)) < 32
 

@@ -12,7 +12,15 @@ from torchcaps_lab.report import Findings, assignment_entropy, examine
 SHAPE = (1, 8, 8)
 HAND_MADE = Findings(
     labels=torch.tensor([0, 0, 1, 1, 1]),
-    activation=torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.3], [0.1, 0.4, 0.0], [0.5, 0.3, 0.1], [0.0, 0.6, 0.1]]),
+    activation=torch.tensor(
+        [
+            [0.9, 0.1, 0.0],
+            [0.2, 0.8, 0.3],
+            [0.1, 0.4, 0.0],
+            [0.5, 0.3, 0.1],
+            [0.0, 0.6, 0.1],
+        ]
+    ),
     entropy=None,
 )
 
@@ -24,16 +32,27 @@ def test_figures_of_a_hand_made_example() -> None:
     assert HAND_MADE.error == pytest.approx(0.4)
     assert HAND_MADE.true_activation == pytest.approx((0.9 + 0.2 + 0.4 + 0.3 + 0.6) / 5)
     assert HAND_MADE.undecided == pytest.approx(0.4)  # 0.4 and 0.5 at most
-    torch.testing.assert_close(HAND_MADE.margin, torch.tensor([0.8, -0.6, 0.3, -0.2, 0.5]))
+    torch.testing.assert_close(
+        HAND_MADE.margin, torch.tensor([0.8, -0.6, 0.3, -0.2, 0.5])
+    )
 
 
 def test_confusion_and_shares_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(2)
-    found = Findings(torch.randint(4, (60,), generator=generator), torch.rand(60, 5, generator=generator), None)
+    found = Findings(
+        torch.randint(4, (60,), generator=generator),
+        torch.rand(60, 5, generator=generator),
+        None,
+    )
     said, classes = found.prediction, list(range(5))
-    assert found.confusion.tolist() == confusion_matrix(found.labels, said, labels=classes).tolist()
+    assert (
+        found.confusion.tolist()
+        == confusion_matrix(found.labels, said, labels=classes).tolist()
+    )
     recalls = recall_score(found.labels, said, labels=classes[:4], average=None)
-    assert [row.recall for row in found.per_class[:4]] == pytest.approx(recalls.tolist())
+    assert [row.recall for row in found.per_class[:4]] == pytest.approx(
+        recalls.tolist()
+    )
 
 
 def test_choices_of_a_hand_made_example() -> None:
@@ -46,7 +65,9 @@ def test_choices_of_a_hand_made_example() -> None:
 
 
 def test_one_class_is_never_mistaken() -> None:
-    findings = Findings(torch.zeros(2, dtype=torch.int64), torch.tensor([[0.4], [0.7]]), None)
+    findings = Findings(
+        torch.zeros(2, dtype=torch.int64), torch.tensor([[0.4], [0.7]]), None
+    )
     assert findings.accuracy == 1
     assert findings.mistakes(5).tolist() == []
     assert findings.examples().tolist() == [1]
@@ -58,24 +79,34 @@ def test_findings_do_not_depend_on_the_batches(batch_size: int) -> None:
     findings = examine(model, images, batch_size)
     batch = images.__getitems__(list(range(10)))
     with torch.no_grad():
-        torch.testing.assert_close(findings.activation, model.eval()(batch.images).activation)
+        torch.testing.assert_close(
+            findings.activation, model.eval()(batch.images).activation
+        )
         entropy = assignment_entropy(model.route(batch.images).assignment).mean().item()
     assert findings.entropy == pytest.approx(entropy, rel=1e-5)
     assert torch.equal(findings.labels, images.labels)
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-5), (torch.bfloat16, 0.05)])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float64, 1e-5), (torch.bfloat16, 0.05)]
+)
 def test_networks_in_any_precision(dtype: torch.dtype, bound: float) -> None:
     expected, found = (
-        examine(digits_net().to(precision), image_set(SHAPE, 10)) for precision in (torch.float32, dtype)
+        examine(digits_net().to(precision), image_set(SHAPE, 10))
+        for precision in (torch.float32, dtype)
     )
-    torch.testing.assert_close(found.activation, expected.activation, rtol=0, atol=bound)
+    torch.testing.assert_close(
+        found.activation, expected.activation, rtol=0, atol=bound
+    )
 
 
 def test_counts_add_up_and_the_diagonal_is_the_accuracy() -> None:
     findings = examine(digits_net(), image_set(SHAPE, 30))
     assert int(findings.confusion.sum()) == 30
-    assert findings.confusion.sum(1).tolist() == torch.bincount(image_set(SHAPE, 30).labels, minlength=3).tolist()
+    assert (
+        findings.confusion.sum(1).tolist()
+        == torch.bincount(image_set(SHAPE, 30).labels, minlength=3).tolist()
+    )
     assert int(findings.confusion.trace()) / 30 == pytest.approx(findings.accuracy)
 
 
@@ -116,7 +147,9 @@ def test_modes_are_restored_after_an_error() -> None:
 def test_misfits_are_named() -> None:
     with pytest.raises(ValueError, match="image_set holds no images"):
         examine(digits_net(), image_set(SHAPE, 0))
-    with pytest.raises(ValueError, match="image_set has 2 classes, but the model has 3"):
+    with pytest.raises(
+        ValueError, match="image_set has 2 classes, but the model has 3"
+    ):
         examine(digits_net(), image_set(SHAPE, classes=("a", "b")))
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         examine(digits_net(), image_set(SHAPE, 30), 0)
@@ -125,7 +158,9 @@ def test_misfits_are_named() -> None:
 
 
 def test_figures_of_two_classes() -> None:
-    """The AUC is the share of pairs of images in which that of the positive class has the larger share."""
+    """The AUC is the share of pairs of images in which that of the positive class has
+    the larger share.
+    """
     torch.manual_seed(0)
     activation, labels = torch.rand(30, 2), torch.arange(30) % 3 // 2
     findings = Findings(labels, activation, entropy=None)
@@ -135,11 +170,17 @@ def test_figures_of_two_classes() -> None:
     assert figures.auc == pytest.approx(pairs.double().mean().item())
     assert figures.sensitivity == findings.per_class[1].recall
     assert figures.specificity == findings.per_class[0].recall
-    assert others == (pytest.approx(figures.auc), figures.specificity, figures.sensitivity)
+    assert others == (
+        pytest.approx(figures.auc),
+        figures.specificity,
+        figures.sensitivity,
+    )
 
 
 def test_two_classes_of_which_one_has_no_images() -> None:
-    findings = Findings(torch.zeros(4, dtype=torch.int64), torch.rand(4, 2), entropy=None)
+    findings = Findings(
+        torch.zeros(4, dtype=torch.int64), torch.rand(4, 2), entropy=None
+    )
     auc, sensitivity, specificity = findings.of_positive(1)
     assert auc is None
     assert sensitivity is None
@@ -147,5 +188,9 @@ def test_two_classes_of_which_one_has_no_images() -> None:
 
 
 def test_there_must_be_two_classes() -> None:
-    with pytest.raises(ValueError, match="positive must be 0 or 1 of 2 classes, got 1 of 3"):
-        Findings(torch.zeros(4, dtype=torch.int64), torch.rand(4, 3), entropy=None).of_positive(1)
+    with pytest.raises(
+        ValueError, match="positive must be 0 or 1 of 2 classes, got 1 of 3"
+    ):
+        Findings(
+            torch.zeros(4, dtype=torch.int64), torch.rand(4, 3), entropy=None
+        ).of_positive(1)

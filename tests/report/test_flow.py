@@ -28,15 +28,22 @@ IMAGES = torch.rand(2, 1, 23, 26, generator=torch.Generator().manual_seed(1))
 @pytest.mark.parametrize("competition", ["image", "position", "window"])
 @pytest.mark.parametrize("routing", ["em", "dynamic"])
 @torch.no_grad()
-def test_shares_of_all_classes_add_up_to_one_through_the_layers(competition: str, routing: str) -> None:
-    layers = observe_layers(far_from_uniform(competition=competition, routing=create_routing(routing)), IMAGES)
+def test_shares_of_all_classes_add_up_to_one_through_the_layers(
+    competition: str, routing: str
+) -> None:
+    layers = observe_layers(
+        far_from_uniform(competition=competition, routing=create_routing(routing)),
+        IMAGES,
+    )
     shares = class_shares(layers)
     assert list(shares) == ["class_caps", "conv_caps2", "conv_caps1"]
     for name, part in shares.items():
         assert part.shape == (*layers[name].children.activation.shape, 3)
         assert part.min() >= 0
         total = part.sum(-1)
-        if name == "conv_caps1":  # a grid of 10 x 11: windows of 3 at a distance of 2 leave the last row out
+        if (
+            name == "conv_caps1"
+        ):  # a grid of 10 x 11: windows of 3 at a distance of 2 leave the last row out
             assert total.shape[1:3] == (10, 11)
             assert bool((total[:, 9] == 0).all())
             total = total[:, :9]
@@ -59,14 +66,20 @@ def by_hand(R: Tensor) -> tuple[Routed, ...]:
 def test_two_layers_by_hand() -> None:
     # Three children in a row; windows of two; one type of parent a window; two classes.
     children = Capsules(torch.zeros(1, 1, 3, 1, 2), torch.ones(1, 1, 3, 1))
-    parents = Capsules(torch.zeros(1, 1, 2, 1, 2), torch.tensor([0.5, 1.0]).view(1, 1, 2, 1))
+    parents = Capsules(
+        torch.zeros(1, 1, 2, 1, 2), torch.tensor([0.5, 1.0]).view(1, 1, 2, 1)
+    )
     conv = CapsConv2d(1, 1, 2, 2, (1, 2))
-    to_parents = torch.tensor([[[1.0], [0.4]], [[0.6], [1.0]]])  # [windows, I, J]; the middle child is shared
+    to_parents = torch.tensor(
+        [[[1.0], [0.4]], [[0.6], [1.0]]]
+    )  # [windows, I, J]; the middle child is shared
     to_classes = torch.tensor([[[0.9, 0.1], [0.2, 0.8]]])  # [B, parents, classes]
     classes = Capsules(torch.zeros(1, 2, 2), torch.ones(1, 2))
     layers = {
         "conv": Layer("conv", conv, parents, children, by_hand(to_parents)),
-        "classes": Layer("classes", nn.Identity(), classes, parents, by_hand(to_classes)),
+        "classes": Layer(
+            "classes", nn.Identity(), classes, parents, by_hand(to_classes)
+        ),
     }
     shares = class_shares(layers)
     torch.testing.assert_close(shares["classes"].view(2, 2), to_classes[0])
@@ -74,13 +87,22 @@ def test_two_layers_by_hand() -> None:
     expected = torch.tensor([[0.9, 0.1], [middle, 1 - middle], [0.2, 0.8]])
     torch.testing.assert_close(shares["conv"].view(3, 2), expected)
 
-    half = {**layers, "conv": Layer("conv", conv, parents, children, by_hand(to_parents / 2))}  # half went nowhere
-    torch.testing.assert_close(class_shares(half)["conv"].sum(-1).view(3), torch.full((3,), 0.5))
+    half = {
+        **layers,
+        "conv": Layer("conv", conv, parents, children, by_hand(to_parents / 2)),
+    }  # half went nowhere
+    torch.testing.assert_close(
+        class_shares(half)["conv"].sum(-1).view(3), torch.full((3,), 0.5)
+    )
 
     parents.activation.zero_()  # no parent is there: all count the same
     middle = 0.4 * 0.9 + 0.6 * 0.2
-    torch.testing.assert_close(class_shares(layers)["conv"].view(3, 2)[1], torch.tensor([middle, 1 - middle]))
-    torch.testing.assert_close(class_shares(half)["conv"].sum(-1).view(3), torch.full((3,), 0.5))
+    torch.testing.assert_close(
+        class_shares(layers)["conv"].view(3, 2)[1], torch.tensor([middle, 1 - middle])
+    )
+    torch.testing.assert_close(
+        class_shares(half)["conv"].sum(-1).view(3), torch.full((3,), 0.5)
+    )
 
 
 @torch.no_grad()
@@ -93,7 +115,11 @@ def test_shares_equal_a_loop_over_windows() -> None:
     a = layer.capsules.activation.double().numpy()  # [B, H', W', J]
     above = shares["conv_caps2"].double().numpy()  # [B, H', W', J, E]
     B, rows, columns, types = layer.children.activation.shape
-    top, bottom, total = np.zeros((B, rows, columns, types, 3)), np.zeros((B, rows, columns, types)), 0
+    top, bottom, total = (
+        np.zeros((B, rows, columns, types, 3)),
+        np.zeros((B, rows, columns, types)),
+        0,
+    )
     for b in range(B):
         for y in range(windows.out[0]):
             for x in range(windows.out[1]):
@@ -102,12 +128,22 @@ def test_shares_equal_a_loop_over_windows() -> None:
                         for t in range(types):
                             child = b, 2 * y + dy, 2 * x + dx, t
                             for j in range(3):
-                                r = R[b, y * windows.out[1] + x, (dy * 3 + dx) * types + t, j] * a[b, y, x, j]
+                                r = (
+                                    R[
+                                        b,
+                                        y * windows.out[1] + x,
+                                        (dy * 3 + dx) * types + t,
+                                        j,
+                                    ]
+                                    * a[b, y, x, j]
+                                )
                                 top[child] += r * above[b, y, x, j]
                                 bottom[child] += r
                                 total += 1
     seen = bottom > 0
-    np.testing.assert_allclose(shares["conv_caps1"].numpy()[seen], top[seen] / bottom[seen][:, None], rtol=1e-4)
+    np.testing.assert_allclose(
+        shares["conv_caps1"].numpy()[seen], top[seen] / bottom[seen][:, None], rtol=1e-4
+    )
     assert total > 1000
 
 
@@ -116,12 +152,18 @@ def test_groups_keep_to_themselves() -> None:
     class Grouped(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = CapsConv2d(2, 4, 3, 3, 2, groups=2, padding=1, routing=create_routing("dynamic"))
+            self.conv = CapsConv2d(
+                2, 4, 3, 3, 2, groups=2, padding=1, routing=create_routing("dynamic")
+            )
             self.classes = far_from_uniform(types=(2, 3, 4)).class_caps
 
         def forward(self, children: Capsules) -> Capsules:
             middle = self.conv(children)
-            pose = middle.pose[..., :1].expand(*middle.pose.shape[:-1], 4).unflatten(-1, (2, 2))
+            pose = (
+                middle.pose[..., :1]
+                .expand(*middle.pose.shape[:-1], 4)
+                .unflatten(-1, (2, 2))
+            )
             return self.classes(Capsules(pose, middle.activation))
 
     children = Capsules(torch.randn(1, 3, 3, 2, 3), torch.rand(1, 3, 3, 2))
@@ -131,7 +173,9 @@ def test_groups_keep_to_themselves() -> None:
     torch.testing.assert_close(shares["conv"].sum(-1), torch.ones(1, 3, 3, 2))
     lowest = shares["classes"][..., :2, :].flatten(0, 3).amin(0)
     highest = shares["classes"][..., :2, :].flatten(0, 3).amax(0)
-    first = shares["conv"][..., 0, :].flatten(0, 2)  # a mean of the shares of parents of its own group
+    first = shares["conv"][..., 0, :].flatten(
+        0, 2
+    )  # a mean of the shares of parents of its own group
     assert bool((first >= lowest - 1e-6).all())
     assert bool((first <= highest + 1e-6).all())
 
@@ -139,7 +183,9 @@ def test_groups_keep_to_themselves() -> None:
 @torch.no_grad()
 def test_what_nobody_sees_is_not_a_number() -> None:
     layers = observe_layers(far_from_uniform(), IMAGES)
-    maps = class_maps(class_shares(layers)["conv_caps1"], layers["primary_caps"].capsules.activation)
+    maps = class_maps(
+        class_shares(layers)["conv_caps1"], layers["primary_caps"].capsules.activation
+    )
     assert maps.shape == (2, 10, 11, 3)
     assert bool(maps[:, 9].isnan().all())
     assert bool(maps[:, :9].isfinite().all())
@@ -153,7 +199,9 @@ def test_a_changed_capsule_ends_the_chain() -> None:
 
         def forward(self, images: Tensor) -> Capsules:
             primary = self.net.layers_of(images)["conv_caps2"]
-            return self.net.class_caps(Capsules(primary.pose * 1, primary.activation * 1))
+            return self.net.class_caps(
+                Capsules(primary.pose * 1, primary.activation * 1)
+            )
 
     assert list(class_shares(observe_layers(Changed(), IMAGES))) == ["net.class_caps"]
 
@@ -166,9 +214,10 @@ def test_misfits_are_named() -> None:
 
 
 def test_convolutional_capsules_stand_at_the_centres_of_their_windows() -> None:
-    # 5x5 at distance 2: primary capsule y sees pixels 2y..2y+4, centre 2y + 2.5, cells of 2 from 1.5 on, 10 x 11.
-    # conv_caps1, 3x3 at distance 2: centre of window y at 2 (2y + 1) + 2.5 = 4y + 4.5, cells of 4, 4 x 5.
-    # conv_caps2, 3x3: centre at 4 (y + 1) + 4.5, cells of 4, 2 x 3.
+    # 5x5 at distance 2: primary capsule y sees pixels 2y..2y+4, centre 2y + 2.5, cells
+    # of 2 from 1.5 on, 10 x 11. conv_caps1, 3x3 at distance 2: centre of window y at 2
+    # (2y + 1) + 2.5 = 4y + 4.5, cells of 4, 4 x 5. conv_caps2, 3x3: centre at 4 (y + 1)
+    # + 4.5, cells of 4, 2 x 3.
     extents = layer_extents(far_from_uniform(), IMAGES)
     assert extents["primary_caps"] == (1.5, 23.5, 21.5, 1.5)
     assert extents["conv_caps1"] == (2.5, 22.5, 18.5, 2.5)

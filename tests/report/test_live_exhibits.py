@@ -1,4 +1,6 @@
-"""Poses that people move, shapes that are measured, routing step by step and in other ways."""
+"""Poses that people move, shapes that are measured, routing step by step and in other
+ways.
+"""
 
 import json
 import math
@@ -24,7 +26,12 @@ from torchcaps_lab.report import (
     pose_tells,
     shape_moments,
 )
-from torchcaps_lab.report.pictures import ClassActivations, ClassPose, PoseSwap, RoutingSteps
+from torchcaps_lab.report.pictures import (
+    ClassActivations,
+    ClassPose,
+    PoseSwap,
+    RoutingSteps,
+)
 
 
 def net(**arguments: object) -> CapsuleClassifier:
@@ -58,9 +65,13 @@ class TestDecodePose:
         seen = seen_by(net())
         target = torch.tensor([2])
         with torch.no_grad():
-            grid = report.perturb(seen.model, seen.classes, target, torch.tensor([0.25]))
+            grid = report.perturb(
+                seen.model, seen.classes, target, torch.tensor([0.25])
+            )
             moved = seen.classes.pose[:, 2] + 0.25 * torch.eye(4)
-            torch.testing.assert_close(draw_poses(seen.model, moved, target.expand(4)), grid[0, :, 0])
+            torch.testing.assert_close(
+                draw_poses(seen.model, moved, target.expand(4)), grid[0, :, 0]
+            )
 
     def test_what_does_not_fit(self) -> None:
         with pytest.raises(ValueError, match=r"poses must be \(B, 4\)"):
@@ -69,9 +80,17 @@ class TestDecodePose:
             draw_poses(net(), torch.zeros(1, 4), torch.tensor([3]))
 
 
-def ellipse(width: float = 3.0, height: float = 6.0, slant: float = 0.0, x: float = 14.0, y: float = 14.0) -> Tensor:
+def ellipse(
+    width: float = 3.0,
+    height: float = 6.0,
+    slant: float = 0.0,
+    x: float = 14.0,
+    y: float = 14.0,
+) -> Tensor:
     """A soft figure (1, 28, 28) of these deviations, sheared by so many degrees."""
-    down, right = torch.meshgrid(torch.arange(28.0) + 0.5 - y, torch.arange(28.0) + 0.5 - x, indexing="ij")
+    down, right = torch.meshgrid(
+        torch.arange(28.0) + 0.5 - y, torch.arange(28.0) + 0.5 - x, indexing="ij"
+    )
     right = right + math.tan(math.radians(slant)) * down
     return torch.exp(-((right / width) ** 2 + (down / height) ** 2) * 2)[None]
 
@@ -79,9 +98,15 @@ def ellipse(width: float = 3.0, height: float = 6.0, slant: float = 0.0, x: floa
 class TestShapes:
     def test_of_ellipses(self) -> None:
         straight, slanted = shape_moments(torch.stack([ellipse(), ellipse(slant=20.0)]))
-        torch.testing.assert_close(straight[:3], torch.tensor([0.0, 1.5, 3.0]).double(), atol=1e-2, rtol=0)
-        torch.testing.assert_close(slanted[0], torch.tensor(20.0).double(), atol=0.3, rtol=0)
-        torch.testing.assert_close(slanted[1:3], straight[1:3], atol=2e-2, rtol=0)  # shearing keeps both
+        torch.testing.assert_close(
+            straight[:3], torch.tensor([0.0, 1.5, 3.0]).double(), atol=1e-2, rtol=0
+        )
+        torch.testing.assert_close(
+            slanted[0], torch.tensor(20.0).double(), atol=0.3, rtol=0
+        )
+        torch.testing.assert_close(
+            slanted[1:3], straight[1:3], atol=2e-2, rtol=0
+        )  # shearing keeps both
         torch.testing.assert_close(straight[4:], torch.tensor([0.5, 0.5]).double())
 
     def test_of_nothing(self) -> None:
@@ -96,40 +121,68 @@ class TestShapes:
                 torch.stack([ellipse(height=height) for height in (6.0, 5.5, 5.0)]),
                 torch.stack([ellipse(x=x) for x in (12.0, 14.0, 16.0)]),
                 torch.stack([ellipse() for _ in range(3)]),
-                torch.stack([ellipse(slant=slant) for slant in (0.0, 20.0, 10.0)]),  # there and back
+                torch.stack(
+                    [ellipse(slant=slant) for slant in (0.0, 20.0, 10.0)]
+                ),  # there and back
                 torch.zeros(3, 1, 28, 28),
             ]
         )
-        assert pose_tells(sweep) == ("slant +20°", "height -18%", "left-right +14%", "", "", "")
+        assert pose_tells(sweep) == (
+            "slant +20°",
+            "height -18%",
+            "left-right +14%",
+            "",
+            "",
+            "",
+        )
 
 
-@pytest.mark.parametrize("name", ["dynamic", "kmeans", "euclidean", "em", "attention", "kernel_density", "max_min"])
+@pytest.mark.parametrize(
+    "name",
+    ["dynamic", "kmeans", "euclidean", "em", "attention", "kernel_density", "max_min"],
+)
 class TestSteps:
     def test_the_last_is_the_routing(self, name: str) -> None:
         model = net(routing=create_routing(name, steps=3))
         children = model.children_of(torch.rand(2, 1, 8, 8))
         with torch.no_grad():
-            steps, routed = observe_steps(model, children), model.class_caps.route(children)
+            steps, routed = (
+                observe_steps(model, children),
+                model.class_caps.route(children),
+            )
         assert len(steps) == 3
         assert model.routing.steps == 3
         torch.testing.assert_close(steps[-1].assignment, routed.assignment)
         torch.testing.assert_close(steps[-1].parents.pose, routed.pose)
-        assert not torch.allclose(steps[0].parents.pose, steps[1].parents.pose, rtol=1e-9, atol=0)
+        assert not torch.allclose(
+            steps[0].parents.pose, steps[1].parents.pose, rtol=1e-9, atol=0
+        )
 
     def test_agreement_is_a_cosine(self, name: str) -> None:
         model = net(routing=create_routing(name, steps=2))
         children = model.children_of(torch.rand(1, 1, 8, 8))
         with torch.no_grad():
-            step, votes = observe_steps(model, children)[-1], model.class_caps.votes(children).dense()
+            step, votes = (
+                observe_steps(model, children)[-1],
+                model.class_caps.votes(children).dense(),
+            )
         expected = F.cosine_similarity(votes[0, 5, 1], step.parents.pose[0, 1], dim=0)
         torch.testing.assert_close(step.agreement[0, 5, 1], expected)
 
 
 def test_em_keeps_the_temperatures_of_its_whole_way() -> None:
-    """A step of EM is that of the routing as trained, not of a shorter one, whose temperatures rise faster."""
-    model = net(routing=create_routing("em", steps=3, schedule="linear", sharpness=[0.1, 0.2]))
+    """A step of EM is that of the routing as trained, not of a shorter one, whose
+    temperatures rise faster.
+    """
+    model = net(
+        routing=create_routing("em", steps=3, schedule="linear", sharpness=[0.1, 0.2])
+    )
     children = model.children_of(torch.rand(1, 1, 8, 8))
-    short = net(routing=create_routing("em", steps=2, schedule=lambda step, _: (1.0, 2.0)[step], sharpness=[0.1]))
+    short = net(
+        routing=create_routing(
+            "em", steps=2, schedule=lambda step, _: (1.0, 2.0)[step], sharpness=[0.1]
+        )
+    )
     with torch.no_grad():
         second = observe_steps(model, children)[1].parents.activation
         torch.testing.assert_close(second, short.class_caps.route(children).activation)
@@ -142,7 +195,9 @@ class TestOtherRouting:
         assert {"dynamic", "kmeans", "mean", "hard_kmeans"} <= set(names)
         assert not {"em", "attention", "heinsen_2022", "self_attention"} & set(names)
 
-    def test_a_plug_in_that_needs_arguments_is_none_of_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_plug_in_that_needs_arguments_is_none_of_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         class Sharp(Routing):
             def __init__(self, sharpness: float) -> None:
                 super().__init__()
@@ -158,7 +213,9 @@ class TestOtherRouting:
         with torch.no_grad():
             before = model(images).activation
             with other_routing(model, "kmeans", 2):
-                torch.testing.assert_close(model(images).activation, other(images).activation)
+                torch.testing.assert_close(
+                    model(images).activation, other(images).activation
+                )
             with other_routing(model, steps=1):
                 assert not torch.equal(model(images).activation, before)
             assert torch.equal(model(images).activation, before)
@@ -187,7 +244,9 @@ class TestExhibits:
         assert len(exhibit.steps) == model.routing.steps
         for step in exhibit.steps:
             assert step.maps is not None
-            torch.testing.assert_close(step.maps.sum(-1), torch.ones(step.maps.shape[:2]))
+            torch.testing.assert_close(
+                step.maps.sum(-1), torch.ones(step.maps.shape[:2])
+            )
         last = exhibit.steps[-1]
         torch.testing.assert_close(last.maps, next(iter(seen.maps.values()))[0])
         torch.testing.assert_close(last.activation, seen.activation[0])
@@ -200,14 +259,19 @@ class TestExhibits:
         assert exhibit is not None
         json.dumps(exhibit.to_json(), allow_nan=False)
         torch.testing.assert_close(exhibit.reconstruction, seen.reconstructions[0])
-        torch.testing.assert_close(exhibit.in_classes[exhibit.target], exhibit.reconstruction)
+        torch.testing.assert_close(
+            exhibit.in_classes[exhibit.target], exhibit.reconstruction
+        )
         assert exhibit.changes.shape == (4,)
         assert (exhibit.changes > 0).any()
         assert ClassPose.of(seen_by(net(decoder_hidden=None))) is None
 
     def test_swap(self) -> None:
         seen, model = seen_by(net()), net()
-        one, other = seen.asked(torch.tensor([0])), seen_by(model, 2).asked(torch.tensor([2, 2]))
+        one, other = (
+            seen.asked(torch.tensor([0])),
+            seen_by(model, 2).asked(torch.tensor([2, 2])),
+        )
         exhibit = PoseSwap.of(one, other)
         assert exhibit is not None
         with torch.no_grad():

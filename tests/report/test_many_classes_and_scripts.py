@@ -21,13 +21,25 @@ class TestManyClasses:
         small = {"channels": 4, "types": 1, "decoder_hidden": (4,), "pose_dim": 4}
         network = create_model("capsnet_digits", classes=300, **small)
         images = torch.randint(256, (300, 1, 8, 8), dtype=torch.uint8)
-        images = ImageSet(images, torch.arange(300), tuple(f"class {number}" for number in range(300)))
+        images = ImageSet(
+            images, torch.arange(300), tuple(f"class {number}" for number in range(300))
+        )
         write_report(tmp_path, network, images, {}, [])
         pictures = list((tmp_path / "report").glob("*.png"))
-        assert len([file for file in pictures if file.name.startswith("perturbation")]) <= 20
-        assert sum(file.stat().st_size for file in (tmp_path / "report").iterdir()) < 5 * 2**20
-        exhibits = json.loads((tmp_path / "report" / "exhibits.json").read_text())["exhibits"]
-        (confusion,) = [exhibit for exhibit in exhibits if exhibit["kind"] == "confusion"]
+        assert (
+            len([file for file in pictures if file.name.startswith("perturbation")])
+            <= 20
+        )
+        assert (
+            sum(file.stat().st_size for file in (tmp_path / "report").iterdir())
+            < 5 * 2**20
+        )
+        exhibits = json.loads((tmp_path / "report" / "exhibits.json").read_text())[
+            "exhibits"
+        ]
+        (confusion,) = [
+            exhibit for exhibit in exhibits if exhibit["kind"] == "confusion"
+        ]
         assert len(confusion["counts"]) == 300  # the data hold everything
         assert "Of 300 classes the picture has the 40" in confusion["text"]
 
@@ -36,7 +48,9 @@ class TestManyClasses:
         said = labels.clone()
         said[7], said[107], said[207] = 93, 93, 93  # three of four images of class 7
         said[12] = 50
-        confusion = Confusion.of(answers(100, labels, said), [f"c{number}" for number in range(100)])
+        confusion = Confusion.of(
+            answers(100, labels, said), [f"c{number}" for number in range(100)]
+        )
         assert confusion.pairs(9) == [(7, 93, 3), (12, 50, 1)]
         assert {7, 93, 12, 50} <= set(confusion.shown().tolist())
         assert len(confusion.shown()) == 40
@@ -50,7 +64,11 @@ class TestManyClasses:
         assert {0, 1, 2} <= set(found.telling(6).tolist())
         assert len(found.telling(6)) == 6
         assert found.telling(30).tolist() == list(range(30))
-        images = ImageSet(torch.zeros(60, 1, 4, 4, dtype=torch.uint8), labels, tuple(map(str, range(30))))
+        images = ImageSet(
+            torch.zeros(60, 1, 4, 4, dtype=torch.uint8),
+            labels,
+            tuple(map(str, range(30))),
+        )
         assert len(select_examples(found, images, 6)) == 6
         assert len(select_examples(found, images, 40)) == 30
 
@@ -63,7 +81,9 @@ class TestScripts:
         labels = torch.arange(6)
         found = answers(6, labels, labels.roll(1))
         images = ImageSet(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), labels, NAMES)
-        page = write_page(tmp_path, [Confusion.of(found, NAMES), Mistakes.of(found, images)])  # a missing glyph warns
+        page = write_page(
+            tmp_path, [Confusion.of(found, NAMES), Mistakes.of(found, images)]
+        )  # a missing glyph warns
         text = page.read_text()
         explained = text.partition("In the pictures: ")[2].partition("</p>")[0]
         for name in ("हाथी", "قطة"):  # written in ways that matplotlib does not know

@@ -18,7 +18,9 @@ def model() -> CapsuleClassifier:
 @pytest.fixture(scope="module")
 def capsules(model: CapsuleClassifier) -> Capsules:
     with torch.no_grad():
-        return model.encode(torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1)))
+        return model.encode(
+            torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+        )
 
 
 TARGET = torch.tensor([0, 2, 1, 1, 2])
@@ -33,7 +35,9 @@ def test_the_default_sweep_is_the_papers() -> None:
 
 
 @torch.no_grad()
-def test_adding_nothing_is_decoding(model: CapsuleClassifier, capsules: Capsules) -> None:
+def test_adding_nothing_is_decoding(
+    model: CapsuleClassifier, capsules: Capsules
+) -> None:
     images = perturb(model, capsules, TARGET, torch.zeros(2))
     assert images.shape == (5, 4, 2, 1, 8, 8)
     expected = model.decode(capsules, TARGET)[:, None, None].expand_as(images)
@@ -41,7 +45,9 @@ def test_adding_nothing_is_decoding(model: CapsuleClassifier, capsules: Capsules
 
 
 @torch.no_grad()
-def test_one_number_of_the_target_moves_and_nothing_else(model: CapsuleClassifier, capsules: Capsules) -> None:
+def test_one_number_of_the_target_moves_and_nothing_else(
+    model: CapsuleClassifier, capsules: Capsules
+) -> None:
     values = torch.tensor([-0.5, 0.25])
     before = capsules.pose.clone()
     images = perturb(model, capsules, TARGET, values)
@@ -56,7 +62,9 @@ def test_one_number_of_the_target_moves_and_nothing_else(model: CapsuleClassifie
 
 
 class Summing(nn.Module):
-    """Shows the pose numbers themselves: the picture is the sum over the classes of the poses, in one row."""
+    """Shows the pose numbers themselves: the picture is the sum over the classes of the
+    poses, in one row.
+    """
 
     def forward(self, poses: Tensor) -> Tensor:
         return poses.flatten(2).sum(1)[:, None, None]
@@ -74,10 +82,16 @@ class MatrixNetwork(CapsuleClassifier):
 def test_matrix_poses_are_moved_in_rows() -> None:
     pose = torch.randn(2, 3, 2, 3, dtype=torch.float64)
     target = torch.tensor([1, 0])
-    images = perturb(MatrixNetwork(), Capsules(pose, torch.ones(2, 3)), target, torch.tensor([0.5]))
+    images = perturb(
+        MatrixNetwork(), Capsules(pose, torch.ones(2, 3)), target, torch.tensor([0.5])
+    )
     assert images.shape == (2, 6, 1, 1, 1, 6)
-    difference = images[:, :, 0, 0, 0] - pose[torch.arange(2), target].flatten(1)[:, None]
-    torch.testing.assert_close(difference, torch.eye(6, dtype=torch.float64).expand(2, 6, 6) * 0.5)
+    difference = (
+        images[:, :, 0, 0, 0] - pose[torch.arange(2), target].flatten(1)[:, None]
+    )
+    torch.testing.assert_close(
+        difference, torch.eye(6, dtype=torch.float64).expand(2, 6, 6) * 0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +104,11 @@ def test_matrix_poses_are_moved_in_rows() -> None:
     ],
 )
 def test_misfits_are_named(
-    model: CapsuleClassifier, capsules: Capsules, target: Tensor, values: Tensor, message: str
+    model: CapsuleClassifier,
+    capsules: Capsules,
+    target: Tensor,
+    values: Tensor,
+    message: str,
 ) -> None:
     with pytest.raises(ValueError, match=message):
         perturb(model, capsules, target, values)

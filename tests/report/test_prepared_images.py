@@ -34,22 +34,32 @@ def test_thirteen_crops_are_averaged(batch_size: int) -> None:
     expected = torch.stack([part.activation for part in routed]).mean(0)
     torch.testing.assert_close(findings.activation, expected)
     assert not torch.allclose(findings.activation, routed[0].activation)
-    entropy = torch.stack([assignment_entropy(part.assignment) for part in routed]).mean().item()
+    entropy = (
+        torch.stack([assignment_entropy(part.assignment) for part in routed])
+        .mean()
+        .item()
+    )
     assert findings.entropy == pytest.approx(entropy)
 
 
 def test_thirteen_crops_are_averaged_without_capsules() -> None:
     images = image_set(SHAPE, 10)
     crops = thirteen_crops(images.images.float() / 255, 8)
-    expected = torch.stack([standardise(crop).flatten(1)[:, :3] for crop in crops.unbind(1)]).mean(0)
-    torch.testing.assert_close(examine(Plain(), images.prepared(PREPROCESS)).activation, expected)
+    expected = torch.stack(
+        [standardise(crop).flatten(1)[:, :3] for crop in crops.unbind(1)]
+    ).mean(0)
+    torch.testing.assert_close(
+        examine(Plain(), images.prepared(PREPROCESS)).activation, expected
+    )
 
 
 def test_a_report_shows_pixels_and_decodes_what_was_said() -> None:
     model, images = digits_net(image_shape=(2, 8, 8)).eval(), image_set(SHAPE, 6)
     images = images.prepared(PREPROCESS)
     findings = examine(model, images)
-    shown = {one.kind: one for one in exhibits_of_classifier(model, images, findings, {}, [])}
+    shown = {
+        one.kind: one for one in exhibits_of_classifier(model, images, findings, {}, [])
+    }
     pixels = centre_crop(images.images.float() / 255, 8)
     assert torch.equal(shown["mistakes"].pictures, pixels[findings.mistakes(24)])
     chosen = findings.samples(20)
@@ -57,14 +67,23 @@ def test_a_report_shows_pixels_and_decodes_what_was_said() -> None:
         assert torch.equal(shown[kind].pictures, pixels[chosen])
     with torch.no_grad():
         decoded = model.decode(model.encode(standardise(pixels)), findings.prediction)
-    torch.testing.assert_close(shown["reconstructions"].reconstructions, decoded[chosen])
+    torch.testing.assert_close(
+        shown["reconstructions"].reconstructions, decoded[chosen]
+    )
 
 
 def test_stereo_pairs_show_their_first_camera_under_the_map() -> None:
     pairs = torch.stack([torch.zeros(8, 8), torch.ones(8, 8)])[None]
     maps = ShareMaps("caps", torch.full((1, 2, 2), 0.5), extent=None)
-    told = {"titles": ("a",), "targets": torch.tensor([0]), "layers": (maps,), "even": 0.5}
+    told = {
+        "titles": ("a",),
+        "targets": torch.tensor([0]),
+        "layers": (maps,),
+        "even": 0.5,
+    }
     (picture,) = Assignments(title="", text="", pictures=pairs, **told).draw()
-    image, below = (picture.figure.axes[place].images[0].get_array() for place in (0, 1))
+    image, below = (
+        picture.figure.axes[place].images[0].get_array() for place in (0, 1)
+    )
     assert image.max() == 0
     assert below.max() == below.min() == 0.25

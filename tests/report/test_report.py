@@ -15,9 +15,18 @@ from torchcaps_lab.report import write_report
 from torchcaps_lab.report.exhibit import Table
 from torchcaps_lab.report.page import _table
 
-METRICS = [{"epoch": 0.0, "train_loss": 0.5}, {"epoch": 1.0, "train_loss": 0.3, "val_accuracy": 0.5}]
+METRICS = [
+    {"epoch": 0.0, "train_loss": 0.5},
+    {"epoch": 1.0, "train_loss": 0.3, "val_accuracy": 0.5},
+]
 ALWAYS = {"confusion_matrix.png", "worst_mistakes.png"}
-WEIRD = ("<b>&", 'quote"s', "$\\frac{$", "a very long name of a class of images", "undecoded \udcff")
+WEIRD = (
+    "<b>&",
+    'quote"s',
+    "$\\frac{$",
+    "a very long name of a class of images",
+    "undecoded \udcff",
+)
 
 
 class Page(HTMLParser):
@@ -32,7 +41,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.links += [value for name, value in attrs if name in ("src", "href") and value]
+        self.links += [
+            value for name, value in attrs if name in ("src", "href") and value
+        ]
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -42,27 +53,38 @@ def tiny(name: str, classes: int, **arguments: object) -> ImageClassifier:
     small = {
         "shared": {"channels": (4, 4, 4, 4)},
         "capsne": {"channels": 4, "types": 2, "pose_dim": 3},
-        "matrix": {"channels": 4, "types": (2, 3, 2), "pose": (2, 2), "image_shape": (1, 19, 21)},
+        "matrix": {
+            "channels": 4,
+            "types": (2, 3, 2),
+            "pose": (2, 2),
+            "image_shape": (1, 19, 21),
+        },
     }
     torch.manual_seed(0)
     return create_model(name, classes=classes, **{**small[name[:6]], **arguments})
 
 
 def check(index: Path) -> set[str]:
-    """The pictures of a report, every one linked and there, and nothing else beside them and their data."""
+    """The pictures of a report, every one linked and there, and nothing else beside
+    them and their data.
+    """
     links = set(Page(index).links)
     beside = {path.name for path in index.parent.iterdir()} - {index.name}
     assert links == beside
     pictures = links - {"exhibits.json"}
     assert len(pictures) == len(links) - 1
-    assert all((index.parent / link).read_bytes().startswith(b"\x89PNG") for link in pictures)
+    assert all(
+        (index.parent / link).read_bytes().startswith(b"\x89PNG") for link in pictures
+    )
     return pictures
 
 
 def test_a_network_with_everything(tmp_path: Path) -> None:
     model = tiny("capsnet_digits", 2).train()
     images = image_set((1, 8, 8), 4, ("a", "b"))
-    index = write_report(tmp_path, model, images, {"seed": 7, "rate": 0.123456}, METRICS)
+    index = write_report(
+        tmp_path, model, images, {"seed": 7, "rate": 0.123456}, METRICS
+    )
     assert index == tmp_path / "report" / "index.html"
     assert check(index) == {
         "learning_curves.png",
@@ -77,7 +99,9 @@ def test_a_network_with_everything(tmp_path: Path) -> None:
     }
     assert all(module.training for module in model.modules())
     assert "0.1235" in Page(index).text
-    assert "<title>What this CapsNet learned · torchcaps</title>" in index.read_text(encoding="utf-8")
+    assert "<title>What this CapsNet learned · torchcaps</title>" in index.read_text(
+        encoding="utf-8"
+    )
 
     first = {path.name: path.read_bytes() for path in index.parent.iterdir()}
     write_report(tmp_path, model, images, {"seed": 7, "rate": 0.123456}, METRICS)
@@ -100,7 +124,10 @@ def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "pictures"),
     [
-        ("sharedcapsnet", {*ALWAYS, "assignments.png", "layer_activations.png", "layer_poses.png"}),
+        (
+            "sharedcapsnet",
+            {*ALWAYS, "assignments.png", "layer_activations.png", "layer_poses.png"},
+        ),
         ("sharedcapsnet_cnn", ALWAYS),
         pytest.param(
             "matrixcapsnet",
@@ -109,7 +136,9 @@ def test_colour_images_and_names_that_are_markup(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_network_lacks_is_left_out(name: str, pictures: set[str], tmp_path: Path) -> None:
+def test_what_a_network_lacks_is_left_out(
+    name: str, pictures: set[str], tmp_path: Path
+) -> None:
     images = image_set((1, 19, 21), 6, ("cat", "dog"))
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "perturbation_000.png").touch()  # of an earlier network
@@ -125,31 +154,62 @@ def test_a_network_without_mistakes_has_none_to_show(tmp_path: Path) -> None:
 
 def test_misfits_write_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="2 classes, but the model has 3"):
-        write_report(tmp_path, tiny("sharedcapsnet_cnn", 3), image_set((1, 16, 16), classes=("a", "b")), {}, [])
+        write_report(
+            tmp_path,
+            tiny("sharedcapsnet_cnn", 3),
+            image_set((1, 16, 16), classes=("a", "b")),
+            {},
+            [],
+        )
     assert not list(tmp_path.iterdir())
 
 
 def test_options_to_type_are_not_broken() -> None:
     """Browsers break lines behind hyphens."""
     page = _table(Table([["--model_args.weights imagenet <b>", "two--hyphens"]]))
-    assert "<td><code>--model_args.weights</code> imagenet &lt;b&gt;</td><td>two--hyphens</td>" in page
+    assert (
+        "<td><code>--model_args.weights</code> imagenet "
+        "&lt;b&gt;</td><td>two--hyphens</td>" in page
+    )
 
 
 def test_tables_break_no_words_but_long_ones() -> None:
     """A wide neighbour, or a narrow window, broke words and figures anywhere."""
-    page = _table(Table([["test_balanced_accuracy", "95.8%", "a few words of some length", 25 * "x"]]))
+    page = _table(
+        Table(
+            [
+                [
+                    "test_balanced_accuracy",
+                    "95.8%",
+                    "a few words of some length",
+                    25 * "x",
+                ]
+            ]
+        )
+    )
     assert page.count('class="long"') == 1
     assert f'<td class="long">{25 * "x"}</td>' in page
     assert page.startswith('<div class="table">')  # which scrolls
 
 
 @pytest.mark.parametrize("composed", [False, True])
-def test_images_of_several_classes_are_refused_in_words(tmp_path: Path, composed: bool) -> None:
-    """It failed at a tensor of too many axes; scenes, whose masks are made later, were compared with nonsense."""
+def test_images_of_several_classes_are_refused_in_words(
+    tmp_path: Path, composed: bool
+) -> None:
+    """It failed at a tensor of too many axes; scenes, whose masks are made later, were
+    compared with nonsense.
+    """
     digits = Digits().test.subset(torch.arange(12))
     masked = replace(digits, labels=torch.eye(10, dtype=torch.bool)[digits.labels])
-    images = replace(digits, composition=Scenery(digits, (24, 24), 1, 2, 8, 12)) if composed else masked
+    images = (
+        replace(digits, composition=Scenery(digits, (24, 24), 1, 2, 8, 12))
+        if composed
+        else masked
+    )
     model = create_model("capsnet_digits", image_shape=images.image_shape)
-    with pytest.raises(ValueError, match=r"of one class each, these have masks of several.*SeveralLabels"):
+    with pytest.raises(
+        ValueError,
+        match=r"of one class each, these have masks of several.*SeveralLabels",
+    ):
         write_report(tmp_path, model, images, {}, [])
     assert not list(tmp_path.iterdir())

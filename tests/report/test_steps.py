@@ -25,8 +25,12 @@ class TestSteps:
         own = inverse_temperatures(schedule, 3, 0.3)
         for steps in (1, 2, 3, 7):
             with routing_steps(network, steps):
-                (routing, *_) = [one for one in network.modules() if isinstance(one, EMRouting)]
-                used = inverse_temperatures(routing.schedule, routing.steps, routing.inverse_temperature)
+                (routing, *_) = [
+                    one for one in network.modules() if isinstance(one, EMRouting)
+                ]
+                used = inverse_temperatures(
+                    routing.schedule, routing.steps, routing.inverse_temperature
+                )
             assert len(used) == steps
             assert used[-1] == pytest.approx(own[-1])
             assert steps == 1 or used[0] == pytest.approx(own[0])
@@ -46,35 +50,61 @@ class TestSteps:
         network = matrix_network()
         with pytest.raises(ZeroDivisionError), routing_steps(network, 6):
             raise ZeroDivisionError
-        assert [one.steps for one in network.modules() if isinstance(one, Routing)] == [3] * 3
+        assert [one.steps for one in network.modules() if isinstance(one, Routing)] == [
+            3
+        ] * 3
 
     @torch.no_grad()
     def test_as_many_steps_as_in_the_training_change_nothing(self) -> None:
-        network, images = matrix_network(schedule="released", inverse_temperature=1.0), torch.rand(2, 1, 17, 17)
+        network, images = (
+            matrix_network(schedule="released", inverse_temperature=1.0),
+            torch.rand(2, 1, 17, 17),
+        )
         before = network(images).activation
         with routing_steps(network, 3):
             assert torch.equal(network(images).activation, before)
 
     @torch.no_grad()
-    @pytest.mark.parametrize(("steps", "sharpness"), [(1, []), (2, [0.2]), (3, [0.1, 0.2]), (4, [0.1, 0.15, 0.2])])
-    def test_sharpness_is_stretched_too(self, steps: int, sharpness: list[float]) -> None:
+    @pytest.mark.parametrize(
+        ("steps", "sharpness"),
+        [(1, []), (2, [0.2]), (3, [0.1, 0.2]), (4, [0.1, 0.15, 0.2])],
+    )
+    def test_sharpness_is_stretched_too(
+        self, steps: int, sharpness: list[float]
+    ) -> None:
         network = matrix_network(sharpness=[0.1, 0.2])
         with routing_steps(network, steps):
             assert network(torch.rand(2, 1, 17, 17)).activation.isfinite().all()
-            used = [one.sharpness for one in network.modules() if isinstance(one, EMRouting)]
+            used = [
+                one.sharpness for one in network.modules() if isinstance(one, EMRouting)
+            ]
             assert used == [pytest.approx(sharpness)] * 3
-        assert [one.sharpness for one in network.modules() if isinstance(one, EMRouting)] == [[0.1, 0.2]] * 3
+        assert [
+            one.sharpness for one in network.modules() if isinstance(one, EMRouting)
+        ] == [[0.1, 0.2]] * 3
 
     def test_what_does_not_fit_is_told(self) -> None:
         class Stepless(Routing):
             def route(self, votes, activation):
                 raise NotImplementedError
 
-        with pytest.raises(ValueError, match="steps must be at least 1, got 0"), routing_steps(matrix_network(), 0):
+        with (
+            pytest.raises(ValueError, match="steps must be at least 1, got 0"),
+            routing_steps(matrix_network(), 0),
+        ):
             pass
-        with pytest.raises(ValueError, match="Stepless does not"), routing_steps(nn.Sequential(Stepless()), 2):
+        with (
+            pytest.raises(ValueError, match="Stepless does not"),
+            routing_steps(nn.Sequential(Stepless()), 2),
+        ):
             pass
-        with pytest.raises(ValueError, match="Linear has no routing"), routing_steps(nn.Linear(2, 2), 2):
+        with (
+            pytest.raises(ValueError, match="Linear has no routing"),
+            routing_steps(nn.Linear(2, 2), 2),
+        ):
             pass
-        with pytest.raises(ValueError, match="steps must be a whole number"), routing_steps(matrix_network(), 1.5):
+        with (
+            pytest.raises(ValueError, match="steps must be a whole number"),
+            routing_steps(matrix_network(), 1.5),
+        ):
             pass

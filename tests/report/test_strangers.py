@@ -15,7 +15,13 @@ from torchcaps.models import load_pretrained
 from torchcaps.models.pretrained import BOX
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits
-from torchcaps_lab.report import Strangers, Verdict, fit_strangers, reconstruction_error, reconstruction_errors
+from torchcaps_lab.report import (
+    Strangers,
+    Verdict,
+    fit_strangers,
+    reconstruction_error,
+    reconstruction_errors,
+)
 from torchcaps_lab.report.pictures.none_of_these import NoneOfThese
 from torchcaps_lab.report.strangers import told_apart
 
@@ -29,12 +35,18 @@ def _as_if_trained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestError:
     def test_by_hand(self) -> None:
-        pictures, drawn = torch.tensor([[3.0, 4.0]])[:, None, None], torch.tensor([[3.0, 1.0]])[:, None, None]
+        pictures, drawn = (
+            torch.tensor([[3.0, 4.0]])[:, None, None],
+            torch.tensor([[3.0, 1.0]])[:, None, None],
+        )
         assert reconstruction_error(pictures, drawn).item() == pytest.approx(9 / 25)
 
     def test_it_does_not_change_with_the_brightness(self) -> None:
         pictures, drawn = torch.rand(2, 4, 1, 8, 8)
-        bright, dim = reconstruction_error(pictures, drawn), reconstruction_error(pictures / 2, drawn / 2)
+        bright, dim = (
+            reconstruction_error(pictures, drawn),
+            reconstruction_error(pictures / 2, drawn / 2),
+        )
         torch.testing.assert_close(bright, dim)
 
     def test_a_black_image(self) -> None:
@@ -48,8 +60,12 @@ class TestError:
         batch = images.__getitems__(list(range(len(images))))
         capsules = network.encode(batch.images)
         drawn = network.decode(capsules, capsules.activation.argmax(1))
-        expected = ((batch.pictures - drawn) ** 2).sum((1, 2, 3)) / (batch.pictures**2).sum((1, 2, 3))
-        torch.testing.assert_close(reconstruction_errors(network, images, batch_size=5), expected.detach())
+        expected = ((batch.pictures - drawn) ** 2).sum((1, 2, 3)) / (
+            batch.pictures**2
+        ).sum((1, 2, 3))
+        torch.testing.assert_close(
+            reconstruction_errors(network, images, batch_size=5), expected.detach()
+        )
 
 
 class TestThreshold:
@@ -59,7 +75,9 @@ class TestThreshold:
         found = fit_strangers(network, images, false_alarms)
         assert found is not None
         known = found.known(reconstruction_errors(network, images))
-        assert (~known).double().mean().item() == pytest.approx(false_alarms, abs=1 / 200)
+        assert (~known).double().mean().item() == pytest.approx(
+            false_alarms, abs=1 / 200
+        )
 
     def test_strangeness_is_the_share_of_images_that_are_less_strange(self) -> None:
         network, images = digits_net(), image_set((1, 8, 8), count=200)
@@ -71,7 +89,9 @@ class TestThreshold:
     def test_known_is_what_is_at_most_so_strange(self) -> None:
         found = fit_strangers(digits_net(), image_set((1, 8, 8), count=100), 0.033)
         errors = torch.linspace(found.quantiles[0], found.quantiles[-1], 1001)
-        assert torch.equal(found.known(errors), found.strangeness(errors) <= 1 - 0.033 + 1e-9)
+        assert torch.equal(
+            found.known(errors), found.strangeness(errors) <= 1 - 0.033 + 1e-9
+        )
 
     def test_kept_as_json(self) -> None:
         found = fit_strangers(digits_net(), image_set((1, 8, 8), count=30))
@@ -89,7 +109,9 @@ class TestThreshold:
 
     @pytest.mark.parametrize("false_alarms", [0, 1, -0.1, 1.5, float("nan"), "few"])
     def test_rates_out_of_range(self, false_alarms: object) -> None:
-        with pytest.raises(ValueError, match="false_alarms must be a share between 0 and 1, got"):
+        with pytest.raises(
+            ValueError, match="false_alarms must be a share between 0 and 1, got"
+        ):
             fit_strangers(digits_net(), image_set((1, 8, 8)), false_alarms)
 
     @pytest.mark.parametrize("quantiles", [(0.1,), (0.2, 0.1), (0.1, float("inf"))])
@@ -100,7 +122,9 @@ class TestThreshold:
     def test_apart(self) -> None:
         known, strange = torch.tensor([0.1, 0.2, 0.6, 0.3]), torch.tensor([0.9, 0.4])
         assert told_apart(known, strange, 0.5) == pytest.approx((7 / 8, 0.5, 0.25))
-        with pytest.raises(ValueError, match="there must be known and strange images, got 4 and 0"):
+        with pytest.raises(
+            ValueError, match="there must be known and strange images, got 4 and 0"
+        ):
             told_apart(known, strange[:0], 0.5)
 
 
@@ -108,15 +132,21 @@ class TestAnswers:
     def test_digits_are_known_and_noise_is_not(self) -> None:
         classifier = Classifier.open(BOXED)
         digits = classifier.predict(Digits().test.images)
-        assert sum(not one.known for one in digits) / len(digits) < 0.12  # 5 % of 143 validation images
-        noise = classifier.predict(torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+        assert (
+            sum(not one.known for one in digits) / len(digits) < 0.12
+        )  # 5 % of 143 validation images
+        noise = classifier.predict(
+            torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        )
         assert sum(one.known for one in noise) == 0
         assert str(noise[0]).startswith("none of these, at best ")
         assert all((one.strangeness <= 0.95) == one.known for one in digits)
 
     def test_networks_without_a_threshold_open_as_before(self, tmp_path: Path) -> None:
         network = load_pretrained(BOXED)
-        old = {name: value for name, value in network.extra.items() if name != "strangers"}
+        old = {
+            name: value for name, value in network.extra.items() if name != "strangers"
+        }
         network.save_pretrained(tmp_path, **old)
         answer = Classifier.open(tmp_path)(Digits().test.images[0])
         assert (answer.known, answer.strangeness) == (None, None)
@@ -135,13 +165,21 @@ class TestExhibit:
         images = torch.rand(3, 1, 8, 8)
         strangers = Strangers(0.3, 0.05, (0.1, 0.4), 500)
         exhibit = NoneOfThese.of(look(network, images), strangers)
-        torch.testing.assert_close(exhibit.differences, (images - exhibit.reconstructions).abs())
+        torch.testing.assert_close(
+            exhibit.differences, (images - exhibit.reconstructions).abs()
+        )
         assert exhibit.to_json()["kind"] == "none_of_these"
         assert [one.file for one in exhibit.draw()] == ["none_of_these.png"]
 
     def test_nothing_without_a_decoder(self) -> None:
         network = digits_net(decoder_hidden=None).eval()
-        assert NoneOfThese.of(look(network, torch.rand(3, 1, 8, 8)), Strangers(0.3, 0.05, (0.1, 0.4), 500)) is None
+        assert (
+            NoneOfThese.of(
+                look(network, torch.rand(3, 1, 8, 8)),
+                Strangers(0.3, 0.05, (0.1, 0.4), 500),
+            )
+            is None
+        )
 
 
 class TestCommands:
@@ -150,15 +188,36 @@ class TestCommands:
         monkeypatch.chdir(tmp_path)
         shutil.copytree(BOX / BOXED, tmp_path / "own")
         (tmp_path / "empty").mkdir()
-        pixels = torch.rand(12, 8, 8, generator=torch.Generator().manual_seed(0)).mul(255).byte().numpy()
+        pixels = (
+            torch.rand(12, 8, 8, generator=torch.Generator().manual_seed(0))
+            .mul(255)
+            .byte()
+            .numpy()
+        )
         (tmp_path / "noise").mkdir()
         for place, one in enumerate(pixels):
             Image.fromarray(one).save(tmp_path / "noise" / f"{place}.png")
         return tmp_path
 
-    def test_the_threshold_is_fitted_again_and_kept(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_threshold_is_fitted_again_and_kept(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         before = Classifier.open("own").strangers
-        assert main(["evaluate", "own", "--data", "Digits", "--false_alarms", "0.2", "--strange", "noise"]) == 0
+        assert (
+            main(
+                [
+                    "evaluate",
+                    "own",
+                    "--data",
+                    "Digits",
+                    "--false_alarms",
+                    "0.2",
+                    "--strange",
+                    "noise",
+                ]
+            )
+            == 0
+        )
         told = capsys.readouterr().out
         after = Classifier.open("own").strangers
         assert after.false_alarms == 0.2
@@ -166,16 +225,31 @@ class TestCommands:
         assert f"saved in {Path('own', 'config.json')}" in told
         assert "noise: 0.00% of 12 images are taken for known, AUC " in told
 
-    def test_a_data_set_as_json(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["evaluate", BOXED, "--data", "Digits", "--strange", "Digits", "--json"]) == 0
+    def test_a_data_set_as_json(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert (
+            main(
+                ["evaluate", BOXED, "--data", "Digits", "--strange", "Digits", "--json"]
+            )
+            == 0
+        )
         apart = json.loads(capsys.readouterr().out)["strangers"]
-        assert (apart["strange_images"], apart["auc"]) == (359, pytest.approx(0.5))  # the same images on both sides
+        assert (apart["strange_images"], apart["auc"]) == (
+            359,
+            pytest.approx(0.5),
+        )  # the same images on both sides
         assert apart["undetected"] == pytest.approx(1 - apart["false_alarms"])
 
-    def test_predict_says_so(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_predict_says_so(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         assert main(["predict", "own", "noise/0.png"]) == 0
         told = capsys.readouterr().out
-        assert "# none of these: an image is none of these if the reconstruction is off by more than" in told
+        assert (
+            "# none of these: an image is none of these if the reconstruction is off "
+            "by more than" in told
+        )
         assert "noise/0.png: none of these, at best " in told
         assert "# stranger than 100.0% of the validation images" in told
         assert main(["predict", "own", "noise/0.png", "--csv"]) == 0
@@ -190,13 +264,26 @@ class TestCommands:
         [
             (["own", "--strange", "empty"], "there are no images in empty"),
             (["own", "--strange", "Nothing"], "Nothing"),
-            (["own", "--false_alarms", "1"], "false_alarms must be a share between 0 and 1, got 1"),
-            (["bare", "--strange", "noise"], "--strange: nothing was fitted that an image of no class is told by"),
-            (["bare", "--false_alarms", "0.1"], "--false_alarms: there is nothing that an image of no class"),
+            (
+                ["own", "--false_alarms", "1"],
+                "false_alarms must be a share between 0 and 1, got 1",
+            ),
+            (
+                ["bare", "--strange", "noise"],
+                "--strange: nothing was fitted that an image of no class is told by",
+            ),
+            (
+                ["bare", "--false_alarms", "0.1"],
+                "--false_alarms: there is nothing that an image of no class",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_what_cannot_be(
-        self, folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+        self,
+        folder: Path,
+        capsys: pytest.CaptureFixture[str],
+        arguments: list[str],
+        message: str,
     ) -> None:
         bare = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
         bare.save_pretrained(folder / "bare", classes=list("0123456789"))

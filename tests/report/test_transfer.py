@@ -1,4 +1,6 @@
-"""Poses that move from image to image, attributes of figures, and what reads them from poses."""
+"""Poses that move from image to image, attributes of figures, and what reads them from
+poses.
+"""
 
 import math
 
@@ -24,9 +26,15 @@ from torchcaps_lab.report.pictures import PoseReadout
 from torchcaps_lab.report.poses import encoded
 
 
-def stroke(slant: float = 0.0, width: int = 4, height: int = 20, size: int = 28) -> Tensor:
-    """A bar that leans to the right by an angle, grey at its edges, (1, 1, size, size)."""
-    y, x = torch.meshgrid(torch.arange(size) + 0.5, torch.arange(size) + 0.5, indexing="ij")
+def stroke(
+    slant: float = 0.0, width: int = 4, height: int = 20, size: int = 28
+) -> Tensor:
+    """A bar that leans to the right by an angle, grey at its edges, (1, 1, size,
+    size).
+    """
+    y, x = torch.meshgrid(
+        torch.arange(size) + 0.5, torch.arange(size) + 0.5, indexing="ij"
+    )
     centre = size / 2 - (y - size / 2) * math.tan(math.radians(slant))
     inside = ((x - centre).abs() < width / 2) & ((y - size / 2).abs() <= height / 2)
     return inside.float()[None, None]
@@ -39,10 +47,14 @@ class TestAttributes:
 
     def test_mirrored_images_lean_the_other_way(self) -> None:
         one = stroke(20.0)
-        assert attributes(one.flip(-1))[0, 0].item() == pytest.approx(-attributes(one)[0, 0].item(), abs=1e-9)
+        assert attributes(one.flip(-1))[0, 0].item() == pytest.approx(
+            -attributes(one)[0, 0].item(), abs=1e-9
+        )
 
     def test_thickness_grows_with_the_stroke(self) -> None:
-        thickness = attributes(torch.cat([stroke(width=width) for width in (2, 4, 6, 8)]))[:, 1]
+        thickness = attributes(
+            torch.cat([stroke(width=width) for width in (2, 4, 6, 8)])
+        )[:, 1]
         assert (thickness.diff() > 1).all()
         assert thickness[2].item() == pytest.approx(6, abs=1)
 
@@ -52,16 +64,22 @@ class TestAttributes:
         assert size == pytest.approx(120**0.5, rel=0.05)
 
     def test_brightness_does_not_matter(self) -> None:
-        torch.testing.assert_close(attributes(0.4 * stroke(10.0)), attributes(stroke(10.0)))
+        torch.testing.assert_close(
+            attributes(0.4 * stroke(10.0)), attributes(stroke(10.0))
+        )
 
     def test_nothing_in_the_image(self) -> None:
         assert attributes(torch.zeros(2, 1, 8, 8)).isnan().all()
         assert attributes(torch.zeros(0, 1, 8, 8)).shape == (0, 4)
 
     def test_errors(self) -> None:
-        with pytest.raises(ValueError, match=r"images must be \(B, C, H, W\), got shape \(8, 8\)"):
+        with pytest.raises(
+            ValueError, match=r"images must be \(B, C, H, W\), got shape \(8, 8\)"
+        ):
             attributes(torch.zeros(8, 8))
-        with pytest.raises(ValueError, match="threshold must lie between 0 and 1, got 1"):
+        with pytest.raises(
+            ValueError, match="threshold must lie between 0 and 1, got 1"
+        ):
             attributes(torch.zeros(1, 1, 8, 8), 1.0)
 
 
@@ -75,7 +93,11 @@ def trained_a_little() -> CapsNet:
     model = create_model("capsnet_digits", decoder_input="pose_and_class").train()
     generator = torch.Generator().manual_seed(1)
     for _ in range(3):
-        pose = torch.randn(60, 10, 16, generator=generator) * torch.rand(10, 16, generator=generator) + 0.3
+        pose = (
+            torch.randn(60, 10, 16, generator=generator)
+            * torch.rand(10, 16, generator=generator)
+            + 0.3
+        )
         model.decode(Capsules(pose, pose.norm(dim=2)), torch.arange(60) % 10)
     return model.eval()
 
@@ -91,25 +113,41 @@ class TestTransfer:
         torch.testing.assert_close(drawn, again[:, None].expand_as(drawn))
 
     def test_by_the_equation(self) -> None:
-        """The content's class, with the place in it that the style has in its own class."""
+        """The content's class, with the place in it that the style has in its own
+        class.
+        """
         model = trained_a_little()
         content, style = capsules(), Capsules(*(part.flip(0) for part in capsules()))
         target, other = torch.tensor([3, 1, 4]), torch.tensor([5, 9, 2])
         drawn = transfer(model, content, style, target, other, steps=2)
         given = model.decoder[0]
         for b in range(3):
-            own = (content.pose[b, target[b]] - given.mean[target[b]]) / given.deviation[target[b]]
-            taken = (style.pose[b, other[b]] - given.mean[other[b]]) / given.deviation[other[b]]
+            own = (
+                content.pose[b, target[b]] - given.mean[target[b]]
+            ) / given.deviation[target[b]]
+            taken = (style.pose[b, other[b]] - given.mean[other[b]]) / given.deviation[
+                other[b]
+            ]
             for step, place in enumerate(((own + taken) / 2, taken)):
                 told = torch.cat([place, torch.eye(10)[target[b]]])
-                torch.testing.assert_close(drawn[b, step], model.decoder[1](told[None])[0], rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    drawn[b, step],
+                    model.decoder[1](told[None])[0],
+                    rtol=1e-4,
+                    atol=1e-5,
+                )
 
     def test_a_decoder_that_is_told_the_pose_alone_draws_the_style_again(self) -> None:
         model = create_model("capsnet_digits", decoder_input="pose")
         classes = capsules(2)
-        one, other = (Capsules(classes.pose[k : k + 1], classes.activation[k : k + 1]) for k in (0, 1))
+        one, other = (
+            Capsules(classes.pose[k : k + 1], classes.activation[k : k + 1])
+            for k in (0, 1)
+        )
         drawn = transfer(model, one, other, torch.tensor([3]), torch.tensor([1]))[0, -1]
-        torch.testing.assert_close(drawn, model.eval().decode(other, torch.tensor([1]))[0])
+        torch.testing.assert_close(
+            drawn, model.eval().decode(other, torch.tensor([1]))[0]
+        )
 
     def test_carried_there_and_back(self) -> None:
         model, poses = trained_a_little(), capsules().pose[:, 0]
@@ -126,13 +164,23 @@ class TestTransfer:
         assert model.training
 
     def test_errors(self) -> None:
-        model, classes, target = create_model("capsnet_digits"), capsules(), torch.tensor([3, 1, 4])
+        model, classes, target = (
+            create_model("capsnet_digits"),
+            capsules(),
+            torch.tensor([3, 1, 4]),
+        )
         with pytest.raises(ValueError, match="content and style must be as many"):
             transfer(model, classes, capsules(2), target, target[:2])
         with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
             transfer(model, classes, classes, target, target, 0)
         with pytest.raises(RuntimeError, match="without a decoder"):
-            transfer(create_model("capsnet_digits", decoder_hidden=None), classes, classes, target, target)
+            transfer(
+                create_model("capsnet_digits", decoder_hidden=None),
+                classes,
+                classes,
+                target,
+                target,
+            )
 
     def test_labels_that_do_not_fit(self) -> None:
         with pytest.raises(ValueError, match=r"target must lie in 0\.\.9"):
@@ -145,13 +193,17 @@ class TestReadout:
         pose = torch.randn(count, 5, generator=generator, dtype=torch.float64)
         labels = torch.arange(count) % 3
         noise = torch.randn(count, generator=generator, dtype=torch.float64)
-        values = torch.stack([2 * pose[:, 0] - pose[:, 3] + 1, pose[:, 1] + noise, noise], 1)
+        values = torch.stack(
+            [2 * pose[:, 0] - pose[:, 3] + 1, pose[:, 1] + noise, noise], 1
+        )
         return pose, values, labels
 
     def test_finds_what_is_linear(self) -> None:
         pose, values, labels = self.poses()
         found = fit_readout(pose, values, labels)
-        torch.testing.assert_close(found.weight[:, 0], torch.tensor([2.0, 0, 0, -1, 0], dtype=torch.float64))
+        torch.testing.assert_close(
+            found.weight[:, 0], torch.tensor([2.0, 0, 0, -1, 0], dtype=torch.float64)
+        )
         assert found.explained[0].item() == pytest.approx(1)
         assert found.explained[1].item() == pytest.approx(0.5, abs=0.15)
         assert abs(found.explained[2].item()) < 0.15
@@ -167,7 +219,9 @@ class TestReadout:
         # Of all that read so, none is nearer as the poses of a class vary.
         other = moved + torch.tensor([[0.0, 0, 1, 0, 0]], dtype=torch.float64)
         other = other - (found(other) - wanted) @ torch.linalg.pinv(found.weight)
-        assert self.distance(found.covariance, moved - pose[:7]) < self.distance(found.covariance, other - pose[:7])
+        assert self.distance(found.covariance, moved - pose[:7]) < self.distance(
+            found.covariance, other - pose[:7]
+        )
 
     def distance(self, covariance: Tensor, change: Tensor) -> float:
         return (change @ covariance.inverse() * change).sum().item()
@@ -176,7 +230,9 @@ class TestReadout:
         pose, values, labels = self.poses()
         values[::2] = torch.nan
         found = fit_readout(pose, values, labels)
-        torch.testing.assert_close(found.weight, fit_readout(pose[1::2], values[1::2], labels[1::2]).weight)
+        torch.testing.assert_close(
+            found.weight, fit_readout(pose[1::2], values[1::2], labels[1::2]).weight
+        )
 
     def test_dimensions_that_never_move(self) -> None:
         pose, values, labels = self.poses()
@@ -187,14 +243,19 @@ class TestReadout:
 
     def test_errors(self) -> None:
         pose, values, labels = self.poses()
-        with pytest.raises(ValueError, match="needs at least 10 images that can be measured, got 9"):
+        with pytest.raises(
+            ValueError, match="needs at least 10 images that can be measured, got 9"
+        ):
             fit_readout(pose[:9], values[:9], labels[:9])
         with pytest.raises(ValueError, match="must be as many"):
             fit_readout(pose, values[:9], labels)
 
 
 def test_encoded_in_parts() -> None:
-    model, images = create_model("capsnet_digits").train(), Digits().test.images[:7].float() / 255
+    model, images = (
+        create_model("capsnet_digits").train(),
+        Digits().test.images[:7].float() / 255,
+    )
     found, whole = encoded(model, images, at_once=3), encoded(model, images)
     assert model.training
     torch.testing.assert_close(found.pose, whole.pose)
@@ -202,11 +263,16 @@ def test_encoded_in_parts() -> None:
 
 
 def test_poses_of_a_network_in_bfloat16_are_carried_and_drawn() -> None:
-    model, images = create_model("capsnet_digits").bfloat16(), Digits().test.images[:2].float() / 255
+    model, images = (
+        create_model("capsnet_digits").bfloat16(),
+        Digits().test.images[:2].float() / 255,
+    )
     capsules, target = encoded(model, images), torch.tensor([1, 2])
     assert capsules.pose.dtype == torch.float32
     drawn = transfer(model, capsules, capsules, target, target)
-    torch.testing.assert_close(drawn[:, 0], model.decode(model.encode(images.bfloat16()), target))
+    torch.testing.assert_close(
+        drawn[:, 0], model.decode(model.encode(images.bfloat16()), target)
+    )
 
 
 class TestExhibit:
@@ -229,7 +295,12 @@ class TestExhibit:
         test = Digits().test.subset(torch.arange(100))
         for told, there in (("pose", True), ("masked", False)):
             model = create_model("capsnet_digits", decoder_input=told)
-            kinds = [one.kind for one in exhibits_of_classifier(model, test, examine(model, test), {}, [])]
+            kinds = [
+                one.kind
+                for one in exhibits_of_classifier(
+                    model, test, examine(model, test), {}, []
+                )
+            ]
             assert ("pose_readout" in kinds) is there
 
     def test_none_where_there_is_nothing_to_say(self) -> None:
@@ -240,5 +311,13 @@ class TestExhibit:
         assert PoseReadout.of(model, light) is None
         black = ImageSet(torch.zeros_like(test.images), test.labels, test.classes)
         assert PoseReadout.of(model, black) is None
-        assert PoseReadout.of(create_model("capsnet_digits", decoder_hidden=None), test) is None
-        assert PoseReadout.of(create_model("capsnet_small_cnn", image_shape=(1, 8, 8)), test) is None
+        assert (
+            PoseReadout.of(create_model("capsnet_digits", decoder_hidden=None), test)
+            is None
+        )
+        assert (
+            PoseReadout.of(
+                create_model("capsnet_small_cnn", image_shape=(1, 8, 8)), test
+            )
+            is None
+        )

@@ -1,4 +1,6 @@
-"""Routing that decides nothing, and a decoder that learned nothing, are said to, and not drawn."""
+"""Routing that decides nothing, and a decoder that learned nothing, are said to, and
+not drawn.
+"""
 
 from pathlib import Path
 
@@ -10,7 +12,12 @@ from torchcaps import Classifier, create_routing
 from torchcaps_lab.data import Digits
 from torchcaps_lab.explore import Explorer, digit_samples, local_samples
 from torchcaps_lab.report import Observation, Selection, Verdict, judge, write_report
-from torchcaps_lab.report.pictures import Assignments, ClassPose, Perturbations, Reconstructions
+from torchcaps_lab.report.pictures import (
+    Assignments,
+    ClassPose,
+    Perturbations,
+    Reconstructions,
+)
 
 SHAPE = (1, 8, 8)
 NOTHING = Verdict(images=200, entropy=0.9998, changed=0.0, explained=0.01)
@@ -22,7 +29,11 @@ NOTHING = Verdict(images=200, entropy=0.9998, changed=0.0, explained=0.01)
         (0.9998, 0.0, True),
         (0.996, 0.009, True),
         (0.996, 0.02, False),
-        (0.99999, 0.02, True),  # two classes that are equally active change places by noise
+        (
+            0.99999,
+            0.02,
+            True,
+        ),  # two classes that are equally active change places by noise
         (0.99, 0.0, False),
         (1.0, None, True),
         (None, None, False),
@@ -37,16 +48,23 @@ def test_routing_decides_nothing_if_it_is_even_and_even_ones_answer_the_same(
 
 
 @pytest.mark.parametrize(
-    ("explained", "blind"), [(None, False), (-1.5, True), (0.07, True), (0.11, False), (0.9, False)]
+    ("explained", "blind"),
+    [(None, False), (-1.5, True), (0.07, True), (0.11, False), (0.9, False)],
 )
-def test_a_decoder_that_draws_the_mean_image_learned_nothing(explained: float | None, blind: bool) -> None:
+def test_a_decoder_that_draws_the_mean_image_learned_nothing(
+    explained: float | None, blind: bool
+) -> None:
     verdict = Verdict(200, 0.5, 0.5, explained)
     assert verdict.blind is blind
     assert ("learned nothing" in verdict.of_decoder) is blind
 
 
-def test_one_step_of_routing_is_even_and_more_steps_of_a_trained_network_are_not() -> None:
-    found = judge(digits_net(routing=create_routing("dynamic", steps=1)), image_set(SHAPE, 30))
+def test_one_step_of_routing_is_even_and_more_steps_of_a_trained_network_are_not() -> (
+    None
+):
+    found = judge(
+        digits_net(routing=create_routing("dynamic", steps=1)), image_set(SHAPE, 30)
+    )
     assert (found.changed, found.images) == (0, 30)
     assert found.entropy == pytest.approx(1)
     assert found.even
@@ -62,11 +80,20 @@ def test_one_step_of_routing_is_even_and_more_steps_of_a_trained_network_are_not
 
 @pytest.mark.parametrize(
     ("entropy", "changed", "said"),
-    [(0.9998, 0.03, "little"), (0.97, 0.03, "something"), (0.97, 0.0, "little"), (0.9998, 0.0, "nothing")],
+    [
+        (0.9998, 0.03, "little"),
+        (0.97, 0.03, "something"),
+        (0.97, 0.0, "little"),
+        (0.9998, 0.0, "nothing"),
+    ],
 )
 def test_how_much_routing_decided(entropy: float, changed: float, said: str) -> None:
-    """Shares of photos that are even to 3 % were said to have decided something, as those of a good network."""
-    assert Verdict(63, entropy, changed, None).of_routing.startswith(f"Routing decided {said}")
+    """Shares of photos that are even to 3 % were said to have decided something, as
+    those of a good network.
+    """
+    assert Verdict(63, entropy, changed, None).of_routing.startswith(
+        f"Routing decided {said}"
+    )
 
 
 def test_what_is_not_there_is_not_judged() -> None:
@@ -83,7 +110,9 @@ def test_the_explained_variance_is_that_about_the_mean_image() -> None:
     with torch.no_grad():
         capsules = trained.network.eval().encode(pictures)
         drawn = trained.network.decode(capsules, capsules.activation.argmax(1))
-    expected = 1 - ((pictures - drawn) ** 2).mean() / pictures.var(0, correction=0).mean()
+    expected = (
+        1 - ((pictures - drawn) ** 2).mean() / pictures.var(0, correction=0).mean()
+    )
     assert found.explained == pytest.approx(expected.item(), rel=1e-4)
     assert not found.blind
 
@@ -105,15 +134,23 @@ def test_a_report_says_so(tmp_path: Path) -> None:
     summary = {"verdict": vars(NOTHING)}
     index = write_report(tmp_path, digits_net(), image_set(SHAPE), summary, [])
     page = index.read_text()
-    assert page.count("Routing decided nothing") == 2  # in the headline, and in place of the maps
+    assert (
+        page.count("Routing decided nothing") == 2
+    )  # in the headline, and in place of the maps
     assert "The decoder learned nothing" in page
     drawn = {path.name for path in index.parent.glob("*.png")}
-    assert not {name for name in drawn if name.startswith(("assignments", "reconstructions", "perturbation"))}
+    assert not {
+        name
+        for name in drawn
+        if name.startswith(("assignments", "reconstructions", "perturbation"))
+    }
 
 
 def test_the_explorer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchcaps_lab.explore.explorer.judge", lambda *_: NOTHING)
-    explorer = Explorer({"a": Classifier(digits_net(classes=10))}, {"a": lambda: digit_samples(SHAPE)})
+    explorer = Explorer(
+        {"a": Classifier(digits_net(classes=10))}, {"a": lambda: digit_samples(SHAPE)}
+    )
     told = explorer.network("a")
     assert told["verdict"]["routing"] == NOTHING.of_routing
     assert not told["decodes"]

@@ -1,4 +1,6 @@
-"""A routing beside its paper's equations, on stored votes, of which autograd finds the gradients."""
+"""A routing beside its paper's equations, on stored votes, of which autograd finds the
+gradients.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -16,41 +18,63 @@ Route = Callable[..., Routed]
 """From votes, child activations (B, I) and parameters."""
 
 Book = Callable[..., tuple[Tensor, Tensor, Tensor]]
-"""From votes (B, I, J, H), child activations (B, I) and parameters to poses (B, J, H), activations (B, J) and R."""
+"""From votes (B, I, J, H), child activations (B, I) and parameters to poses (B, J, H),
+activations (B, J) and R.
+"""
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     """Random numbers, always the same for one shape and seed."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def problem(shared: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Children (B, I, M, P), transforms and child activations (B, I)."""
-    return normal(B, I, M, P), normal(1 if shared else I, J, P, D, seed=1), normal(B, I, seed=2).sigmoid()
+    return (
+        normal(B, I, M, P),
+        normal(1 if shared else I, J, P, D, seed=1),
+        normal(B, I, seed=2).sigmoid(),
+    )
 
 
 def check_equations(
-    route: Route, book: Book, parameters: Sequence[Tensor] = (), backend: str = "naive", shared: bool = False
+    route: Route,
+    book: Book,
+    parameters: Sequence[Tensor] = (),
+    backend: str = "naive",
+    shared: bool = False,
 ) -> None:
-    """Asserts that poses, activations, assignments, and the gradients of all that goes in, are those of the book."""
+    """Asserts that poses, activations, assignments, and the gradients of all that goes
+    in, are those of the book.
+    """
     tensors = [*problem(shared), *parameters]
     upstream = normal(B, J, H, seed=8), normal(B, J, seed=9)
     found, expected = [], []
     for results in (found, expected):
-        children, transforms, *rest = leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        children, transforms, *rest = leaves = [
+            tensor.clone().requires_grad_() for tensor in tensors
+        ]
         if results is expected:
-            votes = torch.einsum("bimp,ijpd->bijmd", children, transforms.expand(I, -1, -1, -1)).flatten(3)
+            votes = torch.einsum(
+                "bimp,ijpd->bijmd", children, transforms.expand(I, -1, -1, -1)
+            ).flatten(3)
             seen = book(votes, *rest)
         else:
             routed = route(Votes(children, transforms, backend=backend), *rest)
             seen = routed.pose, routed.activation, routed.assignment
-        gradients = torch.autograd.grad(seen[:2], leaves, upstream, materialize_grads=True, allow_unused=True)
+        gradients = torch.autograd.grad(
+            seen[:2], leaves, upstream, materialize_grads=True, allow_unused=True
+        )
         results += [seen, gradients]
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 class Equations:
-    """One routing by the book: a subclass names it, its page, and the parameters that they take."""
+    """One routing by the book: a subclass names it, its page, and the parameters that
+    they take.
+    """
 
     route: Route
     book: Book

@@ -29,7 +29,9 @@ class TestEquations(Equations):
 def test_the_softmax_is_over_the_children() -> None:
     children, transforms, _ = problem()
     routed = degree_centrality_routing(Votes(children, transforms))
-    torch.testing.assert_close(routed.assignment.sum(1), torch.ones(len(children), J).double())
+    torch.testing.assert_close(
+        routed.assignment.sum(1), torch.ones(len(children), J).double()
+    )
 
 
 def test_degrees_of_thousands() -> None:

@@ -14,14 +14,29 @@ from torchcaps.squashing import squash
 BIAS = normal(J, H, seed=3) / 1.5
 
 
-def route(votes: Votes, a: Tensor, bias: Tensor | None = None, weighted: bool = False, **settings: object) -> Routed:
+def route(
+    votes: Votes,
+    a: Tensor,
+    bias: Tensor | None = None,
+    weighted: bool = False,
+    **settings: object,
+) -> Routed:
     return dynamic_routing(votes, a if weighted else None, bias=bias, **settings)
 
 
 def book(
-    V: Tensor, a: Tensor, bias: Tensor | float = 0.0, *, steps: int, accumulate: bool, orphan: bool, gradient: str
+    V: Tensor,
+    a: Tensor,
+    bias: Tensor | float = 0.0,
+    *,
+    steps: int,
+    accumulate: bool,
+    orphan: bool,
+    gradient: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sabour et al. 2017, Procedure 1; under "last", the poses v of all steps but the last are constants."""
+    """Sabour et al. 2017, Procedure 1; under "last", the poses v of all steps but the
+    last are constants.
+    """
     b, v, c = torch.zeros(V.shape[:3], dtype=V.dtype), V.new_zeros(()), V
     for _ in range(steps):
         v = v.detach() if gradient == "last" else v
@@ -34,7 +49,9 @@ def book(
     return v, v.norm(dim=-1), c
 
 
-def unweighted(V: Tensor, a: Tensor, *bias: Tensor, **settings: object) -> tuple[Tensor, Tensor, Tensor]:
+def unweighted(
+    V: Tensor, a: Tensor, *bias: Tensor, **settings: object
+) -> tuple[Tensor, Tensor, Tensor]:
     return book(V, torch.ones_like(a), *bias, **settings)
 
 
@@ -45,23 +62,46 @@ def unweighted(V: Tensor, a: Tensor, *bias: Tensor, **settings: object) -> tuple
 @pytest.mark.parametrize("parameters", [(), (BIAS,)], ids=["plain", "bias"])
 @pytest.mark.parametrize("gradient", ["all", "last"])
 def test_equations(
-    backend: str, steps: int, accumulate: bool, orphan: bool, parameters: tuple[Tensor, ...], gradient: str
+    backend: str,
+    steps: int,
+    accumulate: bool,
+    orphan: bool,
+    parameters: tuple[Tensor, ...],
+    gradient: str,
 ) -> None:
-    settings = {"steps": steps, "accumulate": accumulate, "orphan": orphan, "gradient": gradient}
-    check_equations(partial(route, **settings), partial(unweighted, **settings), parameters, backend)
+    settings = {
+        "steps": steps,
+        "accumulate": accumulate,
+        "orphan": orphan,
+        "gradient": gradient,
+    }
+    check_equations(
+        partial(route, **settings), partial(unweighted, **settings), parameters, backend
+    )
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 def test_weights_scale_the_votes_that_are_summed(backend: str) -> None:
     settings = {"steps": 2, "accumulate": True, "orphan": False, "gradient": "all"}
-    check_equations(partial(route, weighted=True, **settings), partial(book, **settings), (), backend)
+    check_equations(
+        partial(route, weighted=True, **settings),
+        partial(book, **settings),
+        (),
+        backend,
+    )
 
 
 def test_last_gradient_is_another_one() -> None:
     children, transforms, _ = problem()
     children.requires_grad_()
-    both = (dynamic_routing(Votes(children, transforms), gradient=gradient).pose for gradient in ("all", "last"))
-    assert not torch.allclose(*(torch.autograd.grad(pose.square().sum(), children)[0] for pose in both), rtol=1e-3)
+    both = (
+        dynamic_routing(Votes(children, transforms), gradient=gradient).pose
+        for gradient in ("all", "last")
+    )
+    assert not torch.allclose(
+        *(torch.autograd.grad(pose.square().sum(), children)[0] for pose in both),
+        rtol=1e-3,
+    )
 
 
 def test_squash_kind() -> None:
@@ -72,16 +112,33 @@ def test_squash_kind() -> None:
 
 
 def test_bias_starts_at_a_tenth_for_each_number_of_each_parent() -> None:
-    assert torch.equal(DynamicRouting(bias=True).bind(3, 4).offset, torch.full((3, 4), 0.1))
+    assert torch.equal(
+        DynamicRouting(bias=True).bind(3, 4).offset, torch.full((3, 4), 0.1)
+    )
 
 
 def test_settings_reach_the_function() -> None:
     children, transforms, activation = problem()
     votes = Votes(children, transforms)
-    module = DynamicRouting(4, bias=True, accumulate=False, orphan=True, squash="half").bind(J, H)
+    module = DynamicRouting(
+        4, bias=True, accumulate=False, orphan=True, squash="half"
+    ).bind(J, H)
     module.offset.data = BIAS
-    arguments = {"steps": 4, "bias": BIAS, "accumulate": False, "orphan": True, "squash_kind": "half"}
+    arguments = {
+        "steps": 4,
+        "bias": BIAS,
+        "accumulate": False,
+        "orphan": True,
+        "squash_kind": "half",
+    }
     expected = dynamic_routing(votes, **arguments)
     assert torch.equal(module(votes, activation).pose, expected.pose)
-    for change in ({"steps": 2}, {"accumulate": True}, {"orphan": False}, {"squash_kind": "tanh"}):
-        assert not torch.allclose(dynamic_routing(votes, **(arguments | change)).pose, expected.pose)
+    for change in (
+        {"steps": 2},
+        {"accumulate": True},
+        {"orphan": False},
+        {"squash_kind": "tanh"},
+    ):
+        assert not torch.allclose(
+            dynamic_routing(votes, **(arguments | change)).pose, expected.pose
+        )

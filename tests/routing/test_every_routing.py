@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps import CapsConv2d, CapsLinear, Capsules, ClassCaps, create_model, load_pretrained
+from torchcaps import (
+    CapsConv2d,
+    CapsLinear,
+    Capsules,
+    ClassCaps,
+    create_model,
+    load_pretrained,
+)
 from torchcaps.models.base import CapsuleClassifier
 from torchcaps.ops import Votes
 from torchcaps.routing import (
@@ -35,14 +42,31 @@ Function = Callable[..., Routed]
 J, M, P, D = 4, 2, 3, 3
 
 
-def em(votes: Votes, weights: Tensor | None = None, *, steps: int = 3, settings: EMSettings | None = None) -> Routed:
+def em(
+    votes: Votes,
+    weights: Tensor | None = None,
+    *,
+    steps: int = 3,
+    settings: EMSettings | None = None,
+) -> Routed:
     generator = torch.Generator().manual_seed(9)
     beta_u, beta_a = torch.randn(2, J, generator=generator, dtype=votes.children.dtype)
-    return em_routing(votes, weights, beta_u, beta_a, [0.1, 0.2, 0.3, 0.4, 0.5][:steps], settings or EMSettings())
+    return em_routing(
+        votes,
+        weights,
+        beta_u,
+        beta_a,
+        [0.1, 0.2, 0.3, 0.4, 0.5][:steps],
+        settings or EMSettings(),
+    )
 
 
-def standardised_em(votes: Votes, weights: Tensor | None = None, *, steps: int = 3) -> Routed:
-    settings = EMSettings(cost_scale=2.0, activation_scale=3.0, mass_scale=10.0, standardise=True)
+def standardised_em(
+    votes: Votes, weights: Tensor | None = None, *, steps: int = 3
+) -> Routed:
+    settings = EMSettings(
+        cost_scale=2.0, activation_scale=3.0, mass_scale=10.0, standardise=True
+    )
     return em(votes, weights, steps=steps, settings=settings)
 
 
@@ -72,13 +96,21 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def random(*shapes: tuple[int, ...]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in shapes
+    ]
 
 
-def problem(children: int = 7, shared: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def problem(
+    children: int = 7, shared: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Children (B, I, M, P), transforms, coordinates (I, H), activations (B, I)."""
     poses, transforms, coordinates, logits = random(
-        (2, children, M, P), (1 if shared else children, J, P, D), (children, M * D), (2, children)
+        (2, children, M, P),
+        (1 if shared else children, J, P, D),
+        (children, M * D),
+        (2, children),
     )
     return poses, transforms, coordinates, logits.detach().sigmoid().requires_grad_()
 
@@ -86,16 +118,26 @@ def problem(children: int = 7, shared: bool = False) -> tuple[Tensor, Tensor, Te
 @every
 @backends
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
-def test_every_child_is_shared_out_over_the_parents(routing: Function, backend: str, steps: int) -> None:
+def test_every_child_is_shared_out_over_the_parents(
+    routing: Function, backend: str, steps: int
+) -> None:
     children, transforms, coordinates, activation = problem()
-    routed = routing(Votes(children, transforms, coordinates, backend=backend), activation, steps=steps)
+    routed = routing(
+        Votes(children, transforms, coordinates, backend=backend),
+        activation,
+        steps=steps,
+    )
     total = routed.assignment.sum(2)
     if routing is leaky:
-        orphan = (-routed.votes.source.log_partition(routed.similarity, orphan=True)).exp()
+        orphan = (
+            -routed.votes.source.log_partition(routed.similarity, orphan=True)
+        ).exp()
         assert (total < 1).all()
         assert (orphan > 0).all()
         total = total + orphan
-    torch.testing.assert_close(total, torch.ones(2, 7, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        total, torch.ones(2, 7, dtype=torch.float64), rtol=0, atol=1e-12
+    )
     assert (routed.assignment >= 0).all()
 
 
@@ -109,20 +151,34 @@ def test_shared_transforms_are_tied_full_ones(routing: Function, backend: str) -
         routed = routing(Votes(children, transforms, backend=backend), activation)
         objective = routed.pose.square().sum() + routed.activation.sum()
         gradients = torch.autograd.grad(objective, (children, transforms, activation))
-        results.append((routed.pose, routed.activation, gradients[0], gradients[1].sum(0), gradients[2]))
+        results.append(
+            (
+                routed.pose,
+                routed.activation,
+                gradients[0],
+                gradients[1].sum(0),
+                gradients[2],
+            )
+        )
     torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["chunked", pytest.param("naive", marks=pytest.mark.slow)])  # nothing but autograd
+@pytest.mark.parametrize(
+    "backend", ["chunked", pytest.param("naive", marks=pytest.mark.slow)]
+)  # nothing but autograd
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("dynamic", "em", "max_min") else pytest.param(name, marks=pytest.mark.thorough)
+        name
+        if name in ("dynamic", "em", "max_min")
+        else pytest.param(name, marks=pytest.mark.thorough)
         for name in list_routings()
         if ROUTINGS[name].trainable
     ],
 )
-def test_second_derivatives(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_derivatives(
+    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 10)
     torch.manual_seed(0)
     routing = create_routing(name).bind(LayerShape(3, 2, (2,), (2,))).double().eval()
@@ -131,7 +187,9 @@ def test_second_derivatives(name: str, backend: str, monkeypatch: pytest.MonkeyP
         for parameter in parameters:
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
 
-    def call(children: Tensor, transforms: Tensor, logits: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+    def call(
+        children: Tensor, transforms: Tensor, logits: Tensor, *_: Tensor
+    ) -> tuple[Tensor, Tensor]:
         routed = routing(Votes(children, transforms, backend=backend), logits.sigmoid())
         return routed.pose, routed.activation
 
@@ -141,7 +199,9 @@ def test_second_derivatives(name: str, backend: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", list_routings())
 def test_poses_in_whole_numbers_are_numbers(name: str) -> None:
-    """Their lengths, which are the activations of poses alone, were cut to whole numbers too."""
+    """Their lengths, which are the activations of poses alone, were cut to whole
+    numbers too.
+    """
     layer = CapsLinear(6, 3, 3, 3, routing=create_routing(name)).eval()
     poses = torch.arange(2 * 6 * 3).view(2, 6, 3) % 5
     for found, expected in zip(layer(poses), layer(poses.float()), strict=True):
@@ -150,7 +210,9 @@ def test_poses_in_whole_numbers_are_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", list_routings())
 def test_activations_are_used_or_not(name: str) -> None:
-    """Those of poses alone are their lengths, which nobody computes if they are not used."""
+    """Those of poses alone are their lengths, which nobody computes if they are not
+    used.
+    """
     layer = CapsLinear(6, 3, 4, 4, routing=create_routing(name)).double().eval()
     poses, activation = (tensor.detach() for tensor in random((2, 6, 4), (2, 6)))
     alone, given = layer(poses), layer(Capsules(poses, length(poses)))
@@ -165,7 +227,9 @@ def test_another_route_gets_the_activations() -> None:
     seen = []
 
     class Own(DynamicRouting):
-        def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
+        def route(
+            self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
+        ) -> Routed:
             seen.append(activation)
             return super().route(votes, activation, initial)
 
@@ -175,16 +239,30 @@ def test_another_route_gets_the_activations() -> None:
 
 class TestRegistry:
     def test_names(self) -> None:
-        known = {"dynamic", "em", "euclidean", "hard_kmeans", "kmeans", "max_min", "mean", "self_routing"}
+        known = {
+            "dynamic",
+            "em",
+            "euclidean",
+            "hard_kmeans",
+            "kmeans",
+            "max_min",
+            "mean",
+            "self_routing",
+        }
         assert known <= set(list_routings())
         assert list_routings() == sorted(list_routings())
 
     def test_unknown_name(self) -> None:
-        with pytest.raises(ValueError, match=r"routing must be one of \['.*dynamic.*got 'magic'"):
+        with pytest.raises(
+            ValueError, match=r"routing must be one of \['.*dynamic.*got 'magic'"
+        ):
             create_routing("magic")
 
     def test_unknown_argument(self) -> None:
-        with pytest.raises(TypeError, match=r"dynamic takes no argument 'magic'; it takes steps, bias, .*squash"):
+        with pytest.raises(
+            TypeError,
+            match=r"dynamic takes no argument 'magic'; it takes steps, bias, .*squash",
+        ):
             create_routing("dynamic", magic=1)
 
     def test_a_name_is_taken_once(self) -> None:
@@ -227,10 +305,15 @@ class TestConstructors:
                 self.steps = steps
 
         assert "Forgetful(steps=2)" in repr(CapsLinear(5, 3, 4, 6, routing=Forgetful()))
-        with pytest.raises(ValueError, match="Forgetful must keep its argument 'temperature' as an attribute"):
+        with pytest.raises(
+            ValueError,
+            match="Forgetful must keep its argument 'temperature' as an attribute",
+        ):
             Forgetful().config()
 
-    def test_is_saved_with_its_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_saved_with_its_network(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(ROUTINGS, "plain", Plain)
         model = create_model("capsnet_digits", routing=Plain()).eval()
         model.save_pretrained(tmp_path)
@@ -245,9 +328,18 @@ class TestWhatARoutingReturns:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (lambda routed: routed._replace(pose=routed.pose[..., :5]), r"poses \(B, J, 6\) .* got \(2, 3, 5\)"),
-            (lambda routed: routed._replace(activation=routed.activation[:, :1]), r"got \(2, 3, 6\) and \(2, 1\)"),
-            (lambda routed: routed._replace(activation=routed.activation[..., None]), r"and \(2, 3, 1\)"),
+            (
+                lambda routed: routed._replace(pose=routed.pose[..., :5]),
+                r"poses \(B, J, 6\) .* got \(2, 3, 5\)",
+            ),
+            (
+                lambda routed: routed._replace(activation=routed.activation[:, :1]),
+                r"got \(2, 3, 6\) and \(2, 1\)",
+            ),
+            (
+                lambda routed: routed._replace(activation=routed.activation[..., None]),
+                r"and \(2, 3, 1\)",
+            ),
         ],
     )
     def test_shapes(self, change: Callable[[Routed], Routed], message: str) -> None:
@@ -263,26 +355,51 @@ class TestWhatARoutingReturns:
             def route(self, votes: Votes, activation: Tensor | None) -> Tensor:
                 return super().route(votes, activation).pose
 
-        with pytest.raises(TypeError, match="a routing must return a Routed, got Tensor"):
+        with pytest.raises(
+            TypeError, match="a routing must return a Routed, got Tensor"
+        ):
             CapsLinear(5, 3, 4, 6, routing=Bare())(torch.zeros(2, 5, 4))
 
 
 @pytest.mark.parametrize(
     "routing",
-    [create_routing(name) for name in ("em", "self_routing", "variational_bayes", "prototypes", "spectral")]
+    [
+        create_routing(name)
+        for name in (
+            "em",
+            "self_routing",
+            "variational_bayes",
+            "prototypes",
+            "spectral",
+        )
+    ]
     + [create_routing("self_attention"), create_routing("dynamic", bias=True)],
     ids=lambda routing: type(routing).__name__,
 )
-def test_votes_for_other_parents_than_there_are_parameters_for(routing: Routing) -> None:
+def test_votes_for_other_parents_than_there_are_parameters_for(
+    routing: Routing,
+) -> None:
     bound = routing.bind(LayerShape(5, 4, (3,), (6,)))
-    with pytest.raises(ValueError, match=rf"{type(routing).__name__} has parameters for 4 parents, got votes for 3"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            rf"{type(routing).__name__} has parameters for 4 parents, got votes "
+            r"for 3"
+        ),
+    ):
         bound(Votes(torch.zeros(2, 5, 3), torch.zeros(5, 3, 3, 6)))
 
 
 @pytest.mark.parametrize("name", list_routings())
 def test_without_parameters_a_routing_asks_for_a_layer(name: str) -> None:
-    routing, votes = create_routing(name).eval(), Votes(torch.zeros(2, 5, 3), torch.zeros(5, 4, 3, 3))
-    if any(True for _ in routing.bind(LayerShape(5, 4, (3,), (3,))).parameters()) and name not in OPTIONAL:
+    routing, votes = (
+        create_routing(name).eval(),
+        Votes(torch.zeros(2, 5, 3), torch.zeros(5, 4, 3, 3)),
+    )
+    if (
+        any(True for _ in routing.bind(LayerShape(5, 4, (3,), (3,))).parameters())
+        and name not in OPTIONAL
+    ):
         with pytest.raises(RuntimeError, match=r"no parameters yet.*bind"):
             routing(votes)
     else:
@@ -298,13 +415,29 @@ OF_ANY = LayerShape(None, J, (M, P), (M, D))
     [
         ("dynamic", {}, SHAPE, {}),
         ("dynamic", {"bias": True}, SHAPE, {"offset": (J, M * D)}),
-        ("attention", {"readout": True}, SHAPE, {
-            "gain": (M * D,), "bias": (M * D,), "score.weight": (1, M * D), "score.bias": (1,),
-        }),
+        (
+            "attention",
+            {"readout": True},
+            SHAPE,
+            {
+                "gain": (M * D,),
+                "bias": (M * D,),
+                "score.weight": (1, M * D),
+                "score.bias": (1,),
+            },
+        ),
         ("em", {}, SHAPE, {"unit_cost": (J,), "activation_cost": (J,)}),
-        ("heinsen_2019", {"any_parents": True}, OF_ANY, {
-            "bias": (1, 1, M * D), "benefit": (1, 1), "cost": (1, 1), "spread": (M * D,),
-        }),
+        (
+            "heinsen_2019",
+            {"any_parents": True},
+            OF_ANY,
+            {
+                "bias": (1, 1, M * D),
+                "benefit": (1, 1),
+                "cost": (1, 1),
+                "spread": (M * D,),
+            },
+        ),
         ("prototypes", {}, SHAPE, {"prototypes": (J, M * D)}),
         ("self_attention", {}, SHAPE, {"offset": (5, J)}),
         ("self_attention", {}, OF_ANY, {"offset": (1, J)}),
@@ -312,12 +445,17 @@ OF_ANY = LayerShape(None, J, (M, P), (M, D))
         ("self_routing", {}, SHAPE, {"weight": (5, J, M * P), "bias": (5, J)}),
         ("self_routing", {}, OF_ANY, {"weight": (1, J, M * P), "bias": (1, J)}),
     ],
-)  # fmt: skip
+)
 def test_parameters(
-    name: str, arguments: dict[str, Any], shape: LayerShape, expected: dict[str, tuple[int, ...]]
+    name: str,
+    arguments: dict[str, Any],
+    shape: LayerShape,
+    expected: dict[str, tuple[int, ...]],
 ) -> None:
     bound = create_routing(name, **arguments).bind(shape)
-    assert {name: tuple(one.shape) for name, one in bound.named_parameters()} == expected
+    assert {
+        name: tuple(one.shape) for name, one in bound.named_parameters()
+    } == expected
 
 
 BETAS = torch.zeros(2)
@@ -326,22 +464,55 @@ BETAS = torch.zeros(2)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda votes: dynamic_routing(votes, steps=0), "steps must be at least 1, got 0"),
-        (lambda votes: dynamic_routing(votes, gradient="first"), "gradient must be one of .*'first'"),
-        (lambda votes: dynamic_routing(votes, squash_kind="sigmoid"), "squash must be one of .*'sigmoid'"),
-        (lambda votes: inner_product_kmeans_routing(votes, steps=0), "steps must be at least 1, got 0"),
-        (lambda votes: euclidean_kmeans_routing(votes, steps=0), "steps must be at least 1, got 0"),
-        (lambda votes: hard_kmeans_routing(votes, steps=0), "steps must be at least 1, got 0"),
-        (lambda votes: hard_kmeans_routing(votes, metric="cosine"), "metric must be one of .*'inner'.*, got 'cosine'"),
-        (lambda votes: em_routing(votes, None, BETAS, BETAS, ()), "steps must be at least 1, got 0"),
-        (lambda votes: em_routing(votes, None, BETAS, BETAS, (1.0,), gradient="first"), "gradient must be one of"),
         (
-            lambda votes: em_routing(votes, None, BETAS, BETAS, [1.0] * 3, sharpness=[0.5]),
+            lambda votes: dynamic_routing(votes, steps=0),
+            "steps must be at least 1, got 0",
+        ),
+        (
+            lambda votes: dynamic_routing(votes, gradient="first"),
+            "gradient must be one of .*'first'",
+        ),
+        (
+            lambda votes: dynamic_routing(votes, squash_kind="sigmoid"),
+            "squash must be one of .*'sigmoid'",
+        ),
+        (
+            lambda votes: inner_product_kmeans_routing(votes, steps=0),
+            "steps must be at least 1, got 0",
+        ),
+        (
+            lambda votes: euclidean_kmeans_routing(votes, steps=0),
+            "steps must be at least 1, got 0",
+        ),
+        (
+            lambda votes: hard_kmeans_routing(votes, steps=0),
+            "steps must be at least 1, got 0",
+        ),
+        (
+            lambda votes: hard_kmeans_routing(votes, metric="cosine"),
+            "metric must be one of .*'inner'.*, got 'cosine'",
+        ),
+        (
+            lambda votes: em_routing(votes, None, BETAS, BETAS, ()),
+            "steps must be at least 1, got 0",
+        ),
+        (
+            lambda votes: em_routing(
+                votes, None, BETAS, BETAS, (1.0,), gradient="first"
+            ),
+            "gradient must be one of",
+        ),
+        (
+            lambda votes: em_routing(
+                votes, None, BETAS, BETAS, [1.0] * 3, sharpness=[0.5]
+            ),
             "sharpness must be one number or 2, one an E-step, got 1",
         ),
     ],
 )
-def test_functions_check_steps_and_names(call: Callable[[Votes], Routed], message: str) -> None:
+def test_functions_check_steps_and_names(
+    call: Callable[[Votes], Routed], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         call(Votes(torch.zeros(1, 2, 3), torch.zeros(2, 2, 3, 3)))
 
@@ -354,7 +525,11 @@ class TestLayerShape:
             (("3", 3, (4,), (4,)), "children must be a whole number, got '3'"),
             ((5, None, (4,), (4,)), "parents must be a whole number, got None"),
             ((5, 3, 8, (4,)), "in_pose must be one or more whole numbers, got 8"),
-            ((5, 3, (4,), (2, 4, 4)), r"out_pose must be one size, of vectors, or two, of matrices, got \(2, 4, 4\)"),
+            (
+                (5, 3, (4,), (2, 4, 4)),
+                r"out_pose must be one size, of vectors, or two, of matrices, got "
+                r"\(2, 4, 4\)",
+            ),
         ],
     )
     def test_what_is_none(self, arguments: tuple[Any, ...], message: str) -> None:
@@ -370,20 +545,32 @@ class TestLayerShape:
     @pytest.mark.parametrize(
         ("layer", "expected"),
         [
-            (lambda routing: CapsLinear(5, 3, 4, 6, routing=routing), LayerShape(5, 3, (1, 4), (1, 6))),
             (
-                lambda routing: CapsLinear(None, 3, (2, 4), (2, 6), transforms="shared", routing=routing),
+                lambda routing: CapsLinear(5, 3, 4, 6, routing=routing),
+                LayerShape(5, 3, (1, 4), (1, 6)),
+            ),
+            (
+                lambda routing: CapsLinear(
+                    None, 3, (2, 4), (2, 6), transforms="shared", routing=routing
+                ),
                 LayerShape(None, 3, (2, 4), (2, 6)),
             ),
             (
-                lambda routing: CapsConv2d(4, 6, (2, 4), (2, 5), (3, 2), groups=2, routing=routing),
+                lambda routing: CapsConv2d(
+                    4, 6, (2, 4), (2, 5), (3, 2), groups=2, routing=routing
+                ),
                 LayerShape(12, 3, (2, 4), (2, 5)),
             ),
-            (lambda routing: ClassCaps(4, 6, (2, 4), (2, 5), routing=routing), LayerShape(None, 6, (2, 4), (2, 5))),
+            (
+                lambda routing: ClassCaps(4, 6, (2, 4), (2, 5), routing=routing),
+                LayerShape(None, 6, (2, 4), (2, 5)),
+            ),
         ],
         ids=["linear", "shared", "conv", "class"],
     )
-    def test_of_every_layer(self, layer: Callable[[Routing], object], expected: LayerShape) -> None:
+    def test_of_every_layer(
+        self, layer: Callable[[Routing], object], expected: LayerShape
+    ) -> None:
         seen = []
 
         class Watching(Plain):
@@ -426,7 +613,8 @@ class TestGoingOn:
         expected = create_routing("dynamic", steps=3, gradient="last")(votes)
         found = routing(votes, initial=start)
         gradients = [
-            torch.autograd.grad(one.pose.square().sum(), children, retain_graph=True) for one in (found, expected)
+            torch.autograd.grad(one.pose.square().sum(), children, retain_graph=True)
+            for one in (found, expected)
         ]
         torch.testing.assert_close(*gradients)
 
@@ -442,17 +630,23 @@ class TestGoingOn:
         children, transforms, _, activation = problem()
         routing = create_routing("dynamic")
         first = routing(Votes(children, transforms), activation)
-        with pytest.raises(ValueError, match=r"initial must have poses \(2, 3, 6\), got \(2, 4, 6\)"):
+        with pytest.raises(
+            ValueError, match=r"initial must have poses \(2, 3, 6\), got \(2, 4, 6\)"
+        ):
             routing(Votes(children, transforms[:, :3]), activation, initial=first)
         gaussian = create_routing("euclidean")(Votes(children, transforms), activation)
-        with pytest.raises(ValueError, match="initial must come from inner products, got Gaussian"):
+        with pytest.raises(
+            ValueError, match="initial must come from inner products, got Gaussian"
+        ):
             routing(Votes(children, transforms), activation, initial=gaussian)
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 @pytest.mark.parametrize("changed", ["transforms", "children"])
 def test_assignment_is_that_of_the_votes_or_none(backend: str, changed: str) -> None:
-    """After a step of the optimizer the votes are others: without stored ones, nobody knows what the assignment was."""
+    """After a step of the optimizer the votes are others: without stored ones, nobody
+    knows what the assignment was.
+    """
     torch.manual_seed(0)
     layer, children = CapsLinear(9, 3, 4, 4, backend=backend), torch.randn(2, 9, 4)
     routed = layer.route(children)
@@ -462,5 +656,8 @@ def test_assignment_is_that_of_the_votes_or_none(backend: str, changed: str) -> 
     if backend == "naive":
         assert torch.equal(routed.assignment, before)
     else:
-        with pytest.raises(RuntimeError, match="children or transforms were changed in place since they voted"):
+        with pytest.raises(
+            RuntimeError,
+            match="children or transforms were changed in place since they voted",
+        ):
             _ = routed.assignment

@@ -1,4 +1,6 @@
-"""A log prior that depends on the child: the same on every backend, in every layer, and none where it is 0."""
+"""A log prior that depends on the child: the same on every backend, in every layer, and
+none where it is 0.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -44,12 +46,16 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-def bound(name: str, shape: LayerShape, evidence: bool = True, **arguments: Any) -> Routing:
+def bound(
+    name: str, shape: LayerShape, evidence: bool = True, **arguments: Any
+) -> Routing:
     return create_routing(name, evidence=evidence, **arguments).bind(shape).double()
 
 
 def test_these_routings_take_it() -> None:
-    assert {name for name, cls in ROUTINGS.items() if issubclass(cls, AgreementRouting)} == set(NAMES)
+    assert {
+        name for name, cls in ROUTINGS.items() if issubclass(cls, AgreementRouting)
+    } == set(NAMES)
 
 
 @every
@@ -66,19 +72,29 @@ def test_so_it_does_beside_other_options() -> None:
 @every
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 @pytest.mark.parametrize(("rows", "kinds"), [(1, 1), (M, I), (M, 3)])
-def test_it_is_a_prior_inside_the_softmax(name: str, backend: str, rows: int, kinds: int) -> None:
-    """Results and gradients are those of stored votes under a normaliser with the prior e_ij, formed by einsum."""
+def test_it_is_a_prior_inside_the_softmax(
+    name: str, backend: str, rows: int, kinds: int
+) -> None:
+    """Results and gradients are those of stored votes under a normaliser with the prior
+    e_ij, formed by einsum.
+    """
     shape = LayerShape(I, J, (rows, P), (rows, D), types=kinds)
     routing = bound(name, shape)
     weight, bias = routing.get_submodule("local_evidence").parameters()
-    inputs = [random(B, I, rows, P), random(1 if kinds == 1 else I, J, P, D), random(I, rows * D)]
+    inputs = [
+        random(B, I, rows, P),
+        random(1 if kinds == 1 else I, J, P, D),
+        random(I, rows * D),
+    ]
     leaves = [*inputs, weight, bias]
     activation = torch.rand(B, I, dtype=torch.float64)
 
     each = weight.repeat(I // kinds, 1, 1), bias.repeat(I // kinds, 1)
     prior = torch.einsum("bip,ijp->bij", inputs[0].flatten(2), each[0]) + each[1]
     plain = bound(name, shape, evidence=False)
-    expected = plain(Votes(*inputs, normaliser=Normaliser(prior=prior), backend="naive"), activation)
+    expected = plain(
+        Votes(*inputs, normaliser=Normaliser(prior=prior), backend="naive"), activation
+    )
     routed = routing(Votes(*inputs, backend=backend), activation)
 
     assert isinstance(routed.votes, EvidentVotes)
@@ -88,14 +104,19 @@ def test_it_is_a_prior_inside_the_softmax(name: str, backend: str, rows: int, ki
 
 
 def _objective(routed: Routed) -> Tensor:
-    return routed.pose.square().sum() + routed.activation.sum() + routed.assignment.square().sum()
+    return (
+        routed.pose.square().sum()
+        + routed.activation.sum()
+        + routed.assignment.square().sum()
+    )
 
 
 def assert_same(routed: Routed, expected: Routed, leaves: list[Tensor]) -> None:
     for field in ("pose", "activation", "assignment"):
         torch.testing.assert_close(getattr(routed, field), getattr(expected, field))
     both = (
-        one.pose.square().sum() + one.activation.sum() + one.assignment.square().sum() for one in (routed, expected)
+        one.pose.square().sum() + one.activation.sum() + one.assignment.square().sum()
+        for one in (routed, expected)
     )
     actual, right = (torch.autograd.grad(one, leaves) for one in both)
     for one, other in zip(actual, right, strict=True):
@@ -105,17 +126,28 @@ def assert_same(routed: Routed, expected: Routed, leaves: list[Tensor]) -> None:
 @every
 @pytest.mark.parametrize("competition", [GridWide, PositionWide, None])
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-def test_it_is_one_where_windows_share_children(name: str, competition: type[GridWide] | None, backend: str) -> None:
+def test_it_is_one_where_windows_share_children(
+    name: str, competition: type[GridWide] | None, backend: str
+) -> None:
     if competition is PositionWide and backend == "native":
         pytest.skip("the kernels have no such competition")
     windows = Windows((4, 4), (3, 3), (1, 1), (0, 0), (1, 1))
     shape = LayerShape(9 * 2, J, (P,), (D,))
-    inputs, normaliser = [random(2, 32, P), random(18, J, P, D)], competition and competition(windows=windows, types=2)
+    inputs, normaliser = (
+        [random(2, 32, P), random(18, J, P, D)],
+        competition and competition(windows=windows, types=2),
+    )
     mask = torch.rand(2, 32, generator=torch.Generator().manual_seed(0)) > 0.2
     activation = torch.rand(2, 32, dtype=torch.float64)
 
     def votes(backend: str) -> Votes:
-        return Votes(*inputs, normaliser=normaliser, sites=windows.children(2, CPU), mask=mask, backend=backend)
+        return Votes(
+            *inputs,
+            normaliser=normaliser,
+            sites=windows.children(2, CPU),
+            mask=mask,
+            backend=backend,
+        )
 
     routing, plain = bound(name, shape), bound(name, shape, evidence=False)
     evident = routing.prepared(votes("naive"))
@@ -145,22 +177,33 @@ def test_none_is_as_good_as_a_uniform_start(name: str) -> None:
 
 
 def test_large_evidence_is_not_rounded_away() -> None:
-    """What Gaussians read from two squares is as exact in float32 as what an inner product reads."""
+    """What Gaussians read from two squares is as exact in float32 as what an inner
+    product reads.
+    """
     children, weight = random(B, I, P).float(), 10 * random(I, J, P).float()
-    for similarity in (InnerProduct(torch.zeros(B, J, D)), Gaussian(*torch.zeros(2, B, J, D), torch.zeros(B, J))):
-        votes = EvidentVotes(Votes(children, torch.zeros(I, J, P, D)), weight, torch.zeros(I, J))
+    for similarity in (
+        InnerProduct(torch.zeros(B, J, D)),
+        Gaussian(*torch.zeros(2, B, J, D), torch.zeros(B, J)),
+    ):
+        votes = EvidentVotes(
+            Votes(children, torch.zeros(I, J, P, D)), weight, torch.zeros(I, J)
+        )
         exact = torch.einsum("bip,ijp->bij", children.double(), weight.double())
         assert exact.abs().max() > 30
         assert (votes.logits(similarity) - exact).abs().max() < 3e-5
 
 
 def test_any_other_similarity_has_it_too() -> None:
-    votes = EvidentVotes(Votes(random(B, I, P), random(I, J, P, D)), random(I, J, P), random(I, J))
+    votes = EvidentVotes(
+        Votes(random(B, I, P), random(I, J, P, D)), random(I, J, P), random(I, J)
+    )
     given = Given(random(B, I, J))
     for similarity in (given, Adjusted(InnerProduct(random(B, J, D)), 2.0)):
         expected = similarity.logits(votes.dense()) + votes.evidence()
         torch.testing.assert_close(votes.logits(similarity), expected)
-        torch.testing.assert_close(votes.moments(similarity).mass, expected.softmax(-1).sum(1))
+        torch.testing.assert_close(
+            votes.moments(similarity).mass, expected.softmax(-1).sum(1)
+        )
     with pytest.raises(TypeError, match="similarity must be None or a torchcaps"):
         votes.moments(torch.zeros(B, I, J))
 
@@ -174,7 +217,9 @@ def test_what_it_does_not_change() -> None:
     sharp = votes.restricted(sharpness=3.0).logits(alpha)  # a prior is not sharpened
     torch.testing.assert_close(sharp, 3 * plain.logits(alpha) + votes.evidence())
     biased, bias = votes.with_bias(random(I, J, D)), random(I, J, D)
-    torch.testing.assert_close(biased.logits(alpha), plain.with_bias(bias).logits(alpha) + votes.evidence())
+    torch.testing.assert_close(
+        biased.logits(alpha), plain.with_bias(bias).logits(alpha) + votes.evidence()
+    )
 
 
 class TestLayers:
@@ -191,25 +236,47 @@ class TestLayers:
             assert layer.routing.local_evidence.weight.shape == (kinds, J, P)
 
     def test_class_capsules_read_the_weights_of_each_type(self) -> None:
-        layer = ClassCaps(2, J, P, D, routing=create_routing("kmeans", evidence=True), coordinates=False).double()
+        layer = ClassCaps(
+            2,
+            J,
+            P,
+            D,
+            routing=create_routing("kmeans", evidence=True),
+            coordinates=False,
+        ).double()
         children = Capsules(random(1, 2, 3, 2, P), torch.ones(1, 2, 3, 2))
         evidence = layer.route(children).votes.evidence()
         weight, bias = layer.routing.local_evidence.parameters()
-        for place, (y, x, t) in enumerate((y, x, t) for y in range(2) for x in range(3) for t in range(2)):
-            torch.testing.assert_close(evidence[0, place], children.pose[0, y, x, t] @ weight[t].T + bias[t])
+        for place, (y, x, t) in enumerate(
+            (y, x, t) for y in range(2) for x in range(3) for t in range(2)
+        ):
+            torch.testing.assert_close(
+                evidence[0, place], children.pose[0, y, x, t] @ weight[t].T + bias[t]
+            )
 
     @every
     def test_a_head_learns_it(self, name: str) -> None:
         head = CapsHead(J, types=4, dim=P, routing=create_routing(name, evidence=True))
         head(torch.randn(3, 16, 2, 2)).activation.square().sum().backward()
-        for parameter in head.class_caps.routing.get_submodule("local_evidence").parameters():
+        for parameter in head.class_caps.routing.get_submodule(
+            "local_evidence"
+        ).parameters():
             assert parameter.grad is not None
             assert parameter.grad.abs().sum() > 0
 
     def test_it_is_exported_with_any_batch(self) -> None:
-        layer = CapsLinear(None, 16, P, 8, transforms="shared", routing=create_routing("euclidean", evidence=True))
+        layer = CapsLinear(
+            None,
+            16,
+            P,
+            8,
+            transforms="shared",
+            routing=create_routing("euclidean", evidence=True),
+        )
         batch = {0: torch.export.Dim("batch")}
-        program = torch.export.export(layer, (torch.randn(2, 9, P),), dynamic_shapes=(batch,))
+        program = torch.export.export(
+            layer, (torch.randn(2, 9, P),), dynamic_shapes=(batch,)
+        )
         children = torch.randn(7, 9, P)
         torch.testing.assert_close(program.module()(children), layer(children))
 
@@ -222,11 +289,17 @@ class TestLayers:
     def test_a_network_is_saved_with_it(self, tmp_path: Path) -> None:
         routing = create_routing("kmeans", evidence=True)
         network = create_model(
-            "sharedcapsnet", image_shape=(1, 16, 16), classes=3, channels=(4, 4, 8, 8), routing=routing
+            "sharedcapsnet",
+            image_shape=(1, 16, 16),
+            classes=3,
+            channels=(4, 4, 8, 8),
+            routing=routing,
         )
         network.eval().save_pretrained(tmp_path)
         images = torch.rand(2, 1, 28, 28)
-        torch.testing.assert_close(load_pretrained(tmp_path)(images).activation, network(images).activation)
+        torch.testing.assert_close(
+            load_pretrained(tmp_path)(images).activation, network(images).activation
+        )
 
 
 def test_errors_name_what_does_not_fit() -> None:

@@ -10,22 +10,43 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchcaps import CapsConv2d, CapsLinear, Capsules, ClassCaps
-from torchcaps.routing import Heinsen2022Routing, LayerShape, VectorWeights, heinsen_2022_routing
+from torchcaps.routing import (
+    Heinsen2022Routing,
+    LayerShape,
+    VectorWeights,
+    heinsen_2022_routing,
+)
 
 B, I, J, d, D = 2, 5, 3, 4, 6
 
 
 def weights(children: int, D: int = D, J: int = J) -> VectorWeights:
     shapes = (
-        (children, d), (children,), (J, d), (d, D), (J, D), (D, d), (J, d), (J, d), *[(children, J)] * 4,
-    )  # fmt: skip
-    return VectorWeights(*(normal(*shape, seed=seed) for seed, shape in enumerate(shapes)))
+        (children, d),
+        (children,),
+        (J, d),
+        (d, D),
+        (J, D),
+        (D, d),
+        (J, d),
+        (J, d),
+        *[(children, J)] * 4,
+    )
+    return VectorWeights(
+        *(normal(*shape, seed=seed) for seed, shape in enumerate(shapes))
+    )
 
 
 def book(
-    x: Tensor, w: VectorWeights, steps: int = 3, normalise: bool = True, mask: Tensor | None = None
+    x: Tensor,
+    w: VectorWeights,
+    steps: int = 3,
+    normalise: bool = True,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Algorithm 2 with stored votes: the parents and R; weights with I of 1 are for all children."""
+    """Algorithm 2 with stored votes: the parents and R; weights with I of 1 are for all
+    children.
+    """
     mask = x.new_ones(1, x.shape[1], len(w.vote)) if mask is None else mask.to(x.dtype)
     scaled = x / x.shape[1] ** 0.5
     f = ((scaled * w.presence).sum(-1) + w.presence_bias).sigmoid()[..., None] * mask
@@ -34,8 +55,18 @@ def book(
     y = x.new_zeros(())
     for step in range(steps):
         if step > 0:
-            expected = torch.einsum("bje,ed,jd->bjd", norm(y), w.prediction_shared, w.prediction) + w.prediction_bias
-            fit = mask * (torch.einsum("bid,bjd->bij", x, expected) * w.score + w.score_bias).sigmoid()
+            expected = (
+                torch.einsum(
+                    "bje,ed,jd->bjd", norm(y), w.prediction_shared, w.prediction
+                )
+                + w.prediction_bias
+            )
+            fit = (
+                mask
+                * (
+                    torch.einsum("bid,bjd->bij", x, expected) * w.score + w.score_bias
+                ).sigmoid()
+            )
             R = fit / fit.sum(-1, keepdim=True)
         phi = w.benefit * f * R - w.cost * (f - f * R)
         y = (phi[..., None] * V).sum(1)
@@ -45,7 +76,9 @@ def book(
 def norm(y: Tensor) -> Tensor:
     if y.shape[-1] == 1:
         return y
-    return (y - y.mean(-1, keepdim=True)) / (y.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    return (y - y.mean(-1, keepdim=True)) / (
+        y.var(-1, unbiased=False, keepdim=True) + 1e-5
+    ).sqrt()
 
 
 @pytest.mark.parametrize("children", [I, 1], ids=["each", "shared"])
@@ -53,13 +86,21 @@ def norm(y: Tensor) -> Tensor:
 @pytest.mark.parametrize("size", [D, 1])
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("masked", [False, True])
-def test_equations(children: int, steps: int, size: int, normalise: bool, masked: bool) -> None:
+def test_equations(
+    children: int, steps: int, size: int, normalise: bool, masked: bool
+) -> None:
     x, w = normal(B, I, d, seed=20), weights(children, size)
-    mask = (normal(I, J) > -0.7) | torch.eye(I, J, dtype=torch.bool).flip(0) if masked else None
+    mask = (
+        (normal(I, J) > -0.7) | torch.eye(I, J, dtype=torch.bool).flip(0)
+        if masked
+        else None
+    )
     mask = None if mask is None else mask | ~mask.any(1, keepdim=True)
     y, logits = heinsen_2022_routing(x, w, steps=steps, normalise=normalise, mask=mask)
     expected = book(x, w, steps, normalise, mask)
-    torch.testing.assert_close((y, logits.softmax(-1)), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        (y, logits.softmax(-1)), expected, rtol=1e-10, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("children", [I, 1], ids=["each", "shared"])
@@ -67,7 +108,10 @@ def test_gradients(children: int) -> None:
     upstream = normal(B, J, D, seed=30)
     results = []
     for by_the_book in (False, True):
-        leaves = [one.clone().requires_grad_() for one in (normal(B, I, d, seed=20), *weights(children))]
+        leaves = [
+            one.clone().requires_grad_()
+            for one in (normal(B, I, d, seed=20), *weights(children))
+        ]
         x, w = leaves[0], VectorWeights(*leaves[1:])
         y, _ = book(x, w) if by_the_book else heinsen_2022_routing(x, w, steps=3)
         results.append([y, *torch.autograd.grad(y, leaves, upstream)])
@@ -76,7 +120,9 @@ def test_gradients(children: int) -> None:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_child_without_parents_adds_nothing(steps: int) -> None:
-    """Its number in I stays: the others are as large beside a child that nobody believes in, whose f is 0."""
+    """Its number in I stays: the others are as large beside a child that nobody
+    believes in, whose f is 0.
+    """
     x, w = normal(B, I, d).requires_grad_(), weights(I)
     mask = torch.ones(I, J, dtype=torch.bool)
     mask[2] = False
@@ -86,23 +132,31 @@ def test_a_child_without_parents_adds_nothing(steps: int) -> None:
     assert not gradient[:, 2].any()
     unbelieved = w.presence_bias.clone()
     unbelieved[2] = -torch.inf
-    expected, _ = heinsen_2022_routing(x, w._replace(presence_bias=unbelieved), steps=steps)
+    expected, _ = heinsen_2022_routing(
+        x, w._replace(presence_bias=unbelieved), steps=steps
+    )
     torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-13)
 
 
 def own_parents() -> Tensor:
-    """A mask (B, I, J) under which each child has a parent, and parents differ by child and example."""
+    """A mask (B, I, J) under which each child has a parent, and parents differ by child
+    and example.
+    """
     mask = normal(B, I, J, seed=7) > 0
     return mask | ~mask.any(-1, keepdim=True)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
-def test_a_mask_in_which_each_child_has_one_parent_decides_the_assignment(steps: int) -> None:
+def test_a_mask_in_which_each_child_has_one_parent_decides_the_assignment(
+    steps: int,
+) -> None:
     parent = torch.arange(I) % J
     mask = torch.nn.functional.one_hot(parent, J).bool()
     layer = CapsLinear(I, J, d, D, routing=Heinsen2022Routing(steps)).double()
     routed = layer.route(normal(B, I, d), mask.expand(B, I, J))
-    torch.testing.assert_close(routed.assignment, mask.double().expand(B, I, J), rtol=0, atol=0)
+    torch.testing.assert_close(
+        routed.assignment, mask.double().expand(B, I, J), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
@@ -113,22 +167,43 @@ def test_a_layer_masks_pairs(children: int | None, backend: str, steps: int) -> 
     torch.manual_seed(0)
     transforms = "full" if children else "shared"
     routing, mask = Heinsen2022Routing(steps), own_parents()
-    layer = CapsLinear(children, J, d, D, transforms=transforms, routing=routing, backend=backend).double()
+    layer = CapsLinear(
+        children, J, d, D, transforms=transforms, routing=routing, backend=backend
+    ).double()
     x = normal(B, I, d, seed=20).requires_grad_()
     sites = x.unflatten(1, (1, I))
     pose, w = layer(sites, mask[:, None]).pose, layer.routing.weights(x)
     expected, R = book(x, w, steps, mask=mask)
     torch.testing.assert_close(pose, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(layer.route(sites, mask[:, None]).assignment, R, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        layer.route(sites, mask[:, None]).assignment, R, rtol=1e-10, atol=1e-12
+    )
     leaves, upstream = [x, *layer.parameters()], normal(B, J, D, seed=30)
-    found = torch.autograd.grad(pose, leaves, upstream, retain_graph=True, materialize_grads=True, allow_unused=True)
-    wanted = torch.autograd.grad(expected, leaves, upstream, materialize_grads=True, allow_unused=True)
+    found = torch.autograd.grad(
+        pose,
+        leaves,
+        upstream,
+        retain_graph=True,
+        materialize_grads=True,
+        allow_unused=True,
+    )
+    wanted = torch.autograd.grad(
+        expected, leaves, upstream, materialize_grads=True, allow_unused=True
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 def test_in_a_layer_a_child_without_parents_is_not_there(backend: str) -> None:
-    layer = CapsLinear(None, J, d, D, transforms="shared", routing=Heinsen2022Routing(3), backend=backend).double()
+    layer = CapsLinear(
+        None,
+        J,
+        d,
+        D,
+        transforms="shared",
+        routing=Heinsen2022Routing(3),
+        backend=backend,
+    ).double()
     x, mask = normal(B, I, d, seed=20), own_parents()
     mask[:, 2] = False
     x[:, 2] = torch.nan
@@ -136,7 +211,9 @@ def test_in_a_layer_a_child_without_parents_is_not_there(backend: str) -> None:
     routed, there = layer.route(x, mask), torch.arange(I) != 2
     expected = layer.route(x[:, there], mask[:, there])
     torch.testing.assert_close(routed.pose, expected.pose, rtol=1e-11, atol=1e-13)
-    torch.testing.assert_close(routed.assignment[:, there], expected.assignment, rtol=1e-11, atol=1e-13)
+    torch.testing.assert_close(
+        routed.assignment[:, there], expected.assignment, rtol=1e-11, atol=1e-13
+    )
     assert not routed.assignment[:, 2].any()
     (gradient,) = torch.autograd.grad(routed.pose, x, normal(B, J, D))
     assert gradient.isfinite().all()
@@ -146,22 +223,37 @@ def test_in_a_layer_a_child_without_parents_is_not_there(backend: str) -> None:
 def test_masks_of_pairs_that_do_not_fit() -> None:
     x, mask = normal(B, I, d).float(), torch.ones(B, I, J, dtype=torch.bool)
     layer = CapsLinear(I, J, d, D, routing=Heinsen2022Routing())
-    with pytest.raises(ValueError, match=r"pairs must be bool \(2, 5, 3\), got torch.bool \(2, 5, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"pairs must be bool \(2, 5, 3\), got torch.bool \(2, 5, 4\)"
+    ):
         layer(x, mask.new_ones(B, I, 4))
-    with pytest.raises(ValueError, match=r"pairs must be bool \(2, 5, 3\), got torch.float32 \(2, 5, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"pairs must be bool \(2, 5, 3\), got torch.float32 \(2, 5, 3\)",
+    ):
         layer(x, mask.float())
-    with pytest.raises(ValueError, match="DynamicRouting cannot leave out pairs: mask must be one value for each"):
+    with pytest.raises(
+        ValueError,
+        match="DynamicRouting cannot leave out pairs: mask must be one value for each",
+    ):
         CapsLinear(I, J, d, D)(x, mask)
 
 
 def test_parameters() -> None:
-    """Of the authors' EfficientVectorRouting(1152, 10, 8, 16), and with any number of children."""
+    """Of the authors' EfficientVectorRouting(1152, 10, 8, 16), and with any number of
+    children.
+    """
     each = Heinsen2022Routing().bind(LayerShape(1152, 10, (8,), (16,)))
-    own, shared = 1152 * (8 + 1 + 4 * 10), 10 * 8 + 8 * 16 + 10 * 16 + 16 * 8 + 2 * 10 * 8
+    own, shared = (
+        1152 * (8 + 1 + 4 * 10),
+        10 * 8 + 8 * 16 + 10 * 16 + 16 * 8 + 2 * 10 * 8,
+    )
     assert sum(one.numel() for one in each.parameters()) == own + shared
     torch.manual_seed(0)
     any_number = Heinsen2022Routing().bind(LayerShape(None, 10, (8,), (16,)))
-    assert sum(one.numel() for one in any_number.parameters()) == 8 + 1 + 2 * 10 + shared + 2 * 10 * (8 + 1)
+    assert sum(
+        one.numel() for one in any_number.parameters()
+    ) == 8 + 1 + 2 * 10 + shared + 2 * 10 * (8 + 1)
     assert abs(each.presence.std() - 2 / 8**0.5) < 0.02
     assert abs(each.benefit.std() - 1) < 0.02
     assert not each.score_bias.any()
@@ -171,7 +263,12 @@ def test_the_layer_has_no_transforms_of_its_own() -> None:
     grid = Capsules(torch.rand(B, 3, 3, 2, d), torch.rand(B, 3, 3, 2))
     for layer, children in (
         (CapsLinear(I, J, d, D, routing=Heinsen2022Routing()), normal(B, I, d).float()),
-        (CapsLinear(None, J, d, D, transforms="shared", routing=Heinsen2022Routing()), normal(B, I, d).float()),
+        (
+            CapsLinear(
+                None, J, d, D, transforms="shared", routing=Heinsen2022Routing()
+            ),
+            normal(B, I, d).float(),
+        ),
         (CapsConv2d(2, J, d, D, 2, routing=Heinsen2022Routing()), grid),
         (ClassCaps(2, J, d, D, routing=Heinsen2022Routing()), grid),
     ):
@@ -192,7 +289,9 @@ def test_the_layer_has_no_transforms_of_its_own() -> None:
     ],
     ids=["linear", "conv", "class"],
 )
-def test_built_without_memory(layer: Callable[[], nn.Module], sites: tuple[int, ...]) -> None:
+def test_built_without_memory(
+    layer: Callable[[], nn.Module], sites: tuple[int, ...]
+) -> None:
     full = layer()
     with torch.device("meta"):
         empty = layer()
@@ -204,12 +303,19 @@ def test_built_without_memory(layer: Callable[[], nn.Module], sites: tuple[int, 
 
 @pytest.mark.parametrize("competition", ["grid", "position", "window"])
 def test_assignments_are_read_whichever_backend_was_asked_for(competition: str) -> None:
-    layer = CapsConv2d(2, J, d, D, 2, routing=Heinsen2022Routing(), competition=competition)
-    children, found = Capsules(normal(B, 3, 3, 2, d).float(), torch.ones(B, 3, 3, 2)), []
+    layer = CapsConv2d(
+        2, J, d, D, 2, routing=Heinsen2022Routing(), competition=competition
+    )
+    children, found = (
+        Capsules(normal(B, 3, 3, 2, d).float(), torch.ones(B, 3, 3, 2)),
+        [],
+    )
     for layer.backend in ("naive", "native"):
         (routed,) = layer.route(children)
         found.append(routed.assignment)
-        assert torch.equal(routed.votes.logits(routed.similarity), routed.similarity.values)
+        assert torch.equal(
+            routed.votes.logits(routed.similarity), routed.similarity.values
+        )
     torch.testing.assert_close(*found)
 
 
@@ -236,5 +342,9 @@ def test_nothing_is_as_large_as_the_votes() -> None:
     routing = Heinsen2022Routing(3).bind(LayerShape(64, J, (d,), (32,)))
     x = torch.randn(8, 64, d, requires_grad=True)
     with Largest() as memory:
-        heinsen_2022_routing(x, routing.weights(x), steps=3)[0].square().sum().backward()
-    assert memory.numbers <= 8 * 64 * max(J, d)  # the votes have 8 * 64 * J * 32 numbers
+        heinsen_2022_routing(x, routing.weights(x), steps=3)[
+            0
+        ].square().sum().backward()
+    assert memory.numbers <= 8 * 64 * max(
+        J, d
+    )  # the votes have 8 * 64 * J * 32 numbers

@@ -1,4 +1,6 @@
-"""Homogeneous vector capsules without routing against the equations of Byerly et al. 2021."""
+"""Homogeneous vector capsules without routing against the equations of Byerly et al.
+2021.
+"""
 
 import pytest
 import torch
@@ -13,12 +15,19 @@ B, I, J, H = 4, 5, 3, 6
 
 @pytest.mark.parametrize("children", [I, 1], ids=["each", "shared"])
 def test_equations(children: int) -> None:
-    leaves = [one.requires_grad_() for one in (normal(B, I, H), normal(children, J, H, seed=1), normal(H, seed=2))]
+    leaves = [
+        one.requires_grad_()
+        for one in (normal(B, I, H), normal(children, J, H, seed=1), normal(H, seed=2))
+    ]
     u, w, b = leaves
-    found = homogeneous_routing(u, w, b, BatchStandard(H, axis=2, epsilon=1e-3).double())
+    found = homogeneous_routing(
+        u, w, b, BatchStandard(H, axis=2, epsilon=1e-3).double()
+    )
     s = (u[:, :, None] * w).sum(1)
     centred = s - s.mean((0, 1))
-    expected = (centred / (centred.square().mean((0, 1)) + 1e-3).sqrt() + b).clamp(min=0)
+    expected = (centred / (centred.square().mean((0, 1)) + 1e-3).sqrt() + b).clamp(
+        min=0
+    )
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     upstream = normal(B, J, H, seed=3)
     results = [torch.autograd.grad(one, leaves, upstream) for one in (found, expected)]
@@ -28,10 +37,13 @@ def test_equations(children: int) -> None:
 def test_parameters() -> None:
     layer = CapsLinear(I, J, H, H, routing=HomogeneousRouting())
     assert {name: tuple(one.shape) for name, one in layer.named_parameters()} == {
-        "routing.scale": (I, J, H), "routing.bias": (H,),
-    }  # fmt: skip
+        "routing.scale": (I, J, H),
+        "routing.bias": (H,),
+    }
     children = normal(B, I, H).float()
-    torch.testing.assert_close(layer(children).activation, layer(children).pose.norm(dim=-1))
+    torch.testing.assert_close(
+        layer(children).activation, layer(children).pose.norm(dim=-1)
+    )
 
 
 def test_poses_of_another_shape_are_sums_of_votes() -> None:

@@ -1,4 +1,6 @@
-"""Routing of interests against the equations of the papers, step by step, and of code that is in use."""
+"""Routing of interests against the equations of the papers, step by step, and of code
+that is in use.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,12 @@ from by_the_book import normal
 
 from torchcaps import CapsLinear, Capsules
 from torchcaps.ops import Votes
-from torchcaps.routing import InterestRouting, interest_routing, interests_of, label_aware
+from torchcaps.routing import (
+    InterestRouting,
+    interest_routing,
+    interests_of,
+    label_aware,
+)
 
 B, I, J, D = 3, 7, 4, 5
 ITEMS, W, START = normal(B, I, D), normal(1, 1, D, D, seed=1), normal(B, I, J, seed=2)
@@ -44,7 +51,9 @@ def test_the_form_in_use(steps: int) -> None:
         logits = logits.masked_fill(~PAIRS, -1e30).softmax(2) * THERE[..., None]
         u = unit(squashed(torch.einsum("bij,bid->bjd", logits, hat)))
         logits = logits + 0.5 * torch.einsum("bjd,bid->bij", u, hat)
-    routed = interest_routing(votes(), None, START, steps=steps, sharpness=0.5, form="released", pairs=PAIRS)
+    routed = interest_routing(
+        votes(), None, START, steps=steps, sharpness=0.5, form="released", pairs=PAIRS
+    )
     torch.testing.assert_close(routed.pose, u, rtol=0, atol=1e-12)
 
 
@@ -56,12 +65,16 @@ def test_uniform_logits_keep_all_parents_equal() -> None:
 
 
 def test_a_layer_with_padding_and_fewer_interests() -> None:
-    layer = CapsLinear(None, J, D, D, transforms="subspace", routing=InterestRouting()).double()
+    layer = CapsLinear(
+        None, J, D, D, transforms="subspace", routing=InterestRouting()
+    ).double()
     found = layer(Capsules(ITEMS, torch.ones(B, I).double()), PAIRS)
     assert (found.activation > 0).tolist() == interests_of(THERE.sum(1), J).tolist()
     padded = torch.cat([ITEMS, torch.full((B, 2, D), torch.nan)], 1)
     more = torch.cat([PAIRS, torch.zeros(B, 2, J).bool()], 1)
-    torch.testing.assert_close(layer(Capsules(padded, torch.ones(B, I + 2).double()), more).pose, found.pose)
+    torch.testing.assert_close(
+        layer(Capsules(padded, torch.ones(B, I + 2).double()), more).pose, found.pose
+    )
     found.pose.sum().backward()
     assert isinstance(layer.routing, InterestRouting)
     assert layer.routing.start.grad.isfinite().all()
@@ -77,8 +90,12 @@ def test_what_interests_say_of_one_thing() -> None:
     interests, label = normal(B, J, D), normal(B, D, seed=5)
     torch.testing.assert_close(label_aware(interests, label, 0.0), interests.mean(1))
     best = (interests @ label[..., None])[..., 0].argmax(1)
-    torch.testing.assert_close(label_aware(interests, label, torch.inf), interests[range(B), best])
-    torch.testing.assert_close(label_aware(interests, label, 1e4), interests[range(B), best])
+    torch.testing.assert_close(
+        label_aware(interests, label, torch.inf), interests[range(B), best]
+    )
+    torch.testing.assert_close(
+        label_aware(interests, label, 1e4), interests[range(B), best]
+    )
 
 
 def test_errors() -> None:

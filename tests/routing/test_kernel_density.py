@@ -1,4 +1,6 @@
-"""Routing by weighted kernel densities against the equations of Zhao et al. 2019 and Zhang et al. 2018."""
+"""Routing by weighted kernel densities against the equations of Zhao et al. 2019 and
+Zhang et al. 2018.
+"""
 
 from functools import partial
 
@@ -10,7 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.ops import Votes
-from torchcaps.routing import Routed, fast_kernel_density_routing, kernel_density_routing
+from torchcaps.routing import (
+    Routed,
+    fast_kernel_density_routing,
+    kernel_density_routing,
+)
 
 backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
 methods = pytest.mark.parametrize("method", ["shift", "em"])
@@ -43,7 +49,9 @@ def book(V: Tensor, a: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
 @backends
 @pytest.mark.parametrize("steps", [1, 3, 5])
 def test_equations(backend: str, steps: int) -> None:
-    check_equations(partial(route, steps=steps), partial(book, steps=steps), (), backend)
+    check_equations(
+        partial(route, steps=steps), partial(book, steps=steps), (), backend
+    )
 
 
 def steps_until_settled(V: NDArray[np.float64], settled: float) -> int:
@@ -52,7 +60,9 @@ def steps_until_settled(V: NDArray[np.float64], settled: float) -> int:
     for step in range(1, 100):
         c = np.exp(b) / np.exp(b).sum(2, keepdims=True)
         c = c / c.sum(1, keepdims=True)
-        d = 1 - ((squashed(V) - squashed((c[..., None] * V).sum(1))[:, None]) ** 2).sum(-1)
+        d = 1 - ((squashed(V) - squashed((c[..., None] * V).sum(1))[:, None]) ** 2).sum(
+            -1
+        )
         b = b + d
         density = np.log((c * d).sum() / len(V))
         if abs(density - before) < settled:
@@ -72,38 +82,62 @@ def test_stops_when_settled(backend: str, settled: float) -> None:
     torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=0)
     torch.testing.assert_close(found.assignment, expected.assignment, rtol=0, atol=0)
     torch.testing.assert_close(
-        kernel_density_routing(votes, steps=2, settled=1e-9).pose, kernel_density_routing(votes, steps=2).pose
+        kernel_density_routing(votes, steps=2, settled=1e-9).pose,
+        kernel_density_routing(votes, steps=2).pose,
     )
 
 
 def test_an_empty_batch_settles() -> None:
     children, transforms, _ = problem()
-    assert kernel_density_routing(Votes(children[:0], transforms), settled=0.05).pose.shape[0] == 0
+    assert (
+        kernel_density_routing(
+            Votes(children[:0], transforms), settled=0.05
+        ).pose.shape[0]
+        == 0
+    )
 
 
 def test_several_numbers_of_steps_are_seen() -> None:
     children, transforms, _ = problem()
     stored = Votes(children, 0.3 * transforms).dense().numpy()
-    assert len({steps_until_settled(stored, settled) for settled in (0.3, 0.05, 0.01, 0.003)}) > 2
+    assert (
+        len(
+            {
+                steps_until_settled(stored, settled)
+                for settled in (0.3, 0.05, 0.01, 0.003)
+            }
+        )
+        > 2
+    )
 
 
 def test_children_that_are_not_there_do_not_settle_anything() -> None:
     children, transforms, _ = problem()
     mask = torch.tensor([True, False, True, True, False]).expand(B, I)
-    found = kernel_density_routing(Votes(children, 0.3 * transforms, mask=mask), steps=50, settled=0.01)
+    found = kernel_density_routing(
+        Votes(children, 0.3 * transforms, mask=mask), steps=50, settled=0.01
+    )
     there = mask[0]
-    expected = kernel_density_routing(Votes(children[:, there], 0.3 * transforms[there]), steps=50, settled=0.01)
+    expected = kernel_density_routing(
+        Votes(children[:, there], 0.3 * transforms[there]), steps=50, settled=0.01
+    )
     torch.testing.assert_close(found.pose, expected.pose, rtol=1e-10, atol=1e-12)
 
 
-def fast_book(V: Tensor, a: Tensor, method: str, width: float, rate: float) -> tuple[Tensor, Tensor, Tensor]:
+def fast_book(
+    V: Tensor, a: Tensor, method: str, width: float, rate: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Zhang et al., three steps."""
     r = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
     k = v = V.new_zeros(())
     for step in range(3):
         if step > 0:
             share = (a[..., None] * r).sum(1, keepdim=True)
-            r = r + rate * k if method == "shift" else share / share.sum(-1, keepdim=True) * k
+            r = (
+                r + rate * k
+                if method == "shift"
+                else share / share.sum(-1, keepdim=True) * k
+            )
             r = r / r.sum(2, keepdim=True).clamp(min=1e-100)
         used = a[..., None] * r
         v = (used[..., None] * V).sum(1) / used.sum(1)[..., None]
@@ -116,42 +150,67 @@ def fast_book(V: Tensor, a: Tensor, method: str, width: float, rate: float) -> t
 @pytest.mark.parametrize("width", [1.8, 2.5, 3.0])
 def test_fast_equations(backend: str, method: str, width: float) -> None:
     def route(votes: Votes, a: Tensor) -> Routed:
-        return fast_kernel_density_routing(votes, a, method=method, width=width, rate=0.5)
+        return fast_kernel_density_routing(
+            votes, a, method=method, width=width, rate=0.5
+        )
 
-    check_equations(route, partial(fast_book, method=method, width=width, rate=0.5), (), backend)
+    check_equations(
+        route, partial(fast_book, method=method, width=width, rate=0.5), (), backend
+    )
 
 
 def test_a_vote_that_no_kernel_reaches_goes_nowhere() -> None:
     children, transforms, a = problem()
     children[:, 0] *= 1e3
-    routed = fast_kernel_density_routing(Votes(children, transforms), a, method="em", width=1.5)
+    routed = fast_kernel_density_routing(
+        Votes(children, transforms), a, method="em", width=1.5
+    )
     assert not routed.assignment[:, 0].any()
     assert routed.pose.isfinite().all()
 
 
 @backends
-@pytest.mark.parametrize(("sizes", "scale"), [((5, 9, 4), 4.0), ((16, 32, 8), 3.0), ((32, 10, 8), 4.0)])
-def test_what_no_kernel_reaches_has_no_gradient(sizes: tuple[int, int, int], scale: float, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "scale"), [((5, 9, 4), 4.0), ((16, 32, 8), 3.0), ((32, 10, 8), 4.0)]
+)
+def test_what_no_kernel_reaches_has_no_gradient(
+    sizes: tuple[int, int, int], scale: float, backend: str
+) -> None:
     I, J, H = sizes
     children = (scale * normal(8, I, H)).requires_grad_()
-    transforms, a = normal(I, J, H, H, seed=1) / H**0.5, normal(8, I, seed=2).sigmoid().requires_grad_()
+    transforms, a = (
+        normal(I, J, H, H, seed=1) / H**0.5,
+        normal(8, I, seed=2).sigmoid().requires_grad_(),
+    )
     upstream = normal(8, J, H, seed=3), normal(8, J, seed=4)
 
     def objective(children: Tensor, a: Tensor) -> Tensor:
         votes = Votes(children, transforms.to(children), backend=backend)
         routed = fast_kernel_density_routing(votes, a, method="em", steps=5)
-        return sum((seen * up.to(seen)).sum() for seen, up in zip(routed[:2], upstream, strict=True))
+        return sum(
+            (seen * up.to(seen)).sum()
+            for seen, up in zip(routed[:2], upstream, strict=True)
+        )
 
-    routed = fast_kernel_density_routing(Votes(children, transforms), a, method="em", steps=5)
+    routed = fast_kernel_density_routing(
+        Votes(children, transforms), a, method="em", steps=5
+    )
     assert (routed.assignment.sum(2) == 0).any()
     single = [tensor.detach().float().requires_grad_() for tensor in (children, a)]
-    assert all(grad.isfinite().all() for grad in torch.autograd.grad(objective(*single), single))
+    assert all(
+        grad.isfinite().all()
+        for grad in torch.autograd.grad(objective(*single), single)
+    )
     grads = torch.autograd.grad(objective(children, a), (children, a))
     with torch.no_grad():
         way, small = (normal(8, I, H, seed=5), normal(8, I, seed=6)), 1e-7
-        high, low = (objective(children + h * way[0], a + h * way[1]) for h in (small, -small))
+        high, low = (
+            objective(children + h * way[0], a + h * way[1]) for h in (small, -small)
+        )
     expected = sum((grad * step).sum() for grad, step in zip(grads, way, strict=True))
-    torch.testing.assert_close((high - low) / (2 * small), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        (high - low) / (2 * small), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_density_grows() -> None:
@@ -160,7 +219,9 @@ def test_the_density_grows() -> None:
     for method in ("shift", "em"):
         heights = []
         for steps in (1, 3, 6):
-            routed = fast_kernel_density_routing(votes, steps=steps, method=method, width=8.0)
+            routed = fast_kernel_density_routing(
+                votes, steps=steps, method=method, width=8.0
+            )
             distance = (votes.dense() - routed.pose[:, None]).square().mean(-1)
             heights.append(float((routed.assignment * (1 - distance / 64)).sum()))
         assert heights == sorted(heights)

@@ -35,7 +35,9 @@ def squash(s: Tensor) -> Tensor:
     return n**2 / (0.5 + n**2) * s / n
 
 
-def inner_book(V: Tensor, a: Tensor, steps: int, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
+def inner_book(
+    V: Tensor, a: Tensor, steps: int, sharpness: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Su 2018 (kexue.fm 5112)."""
     b, s, c = torch.zeros(V.shape[:3], dtype=V.dtype), V, V
     for _ in range(steps):
@@ -45,7 +47,9 @@ def inner_book(V: Tensor, a: Tensor, steps: int, sharpness: float) -> tuple[Tens
     return squash(s), squash(s).norm(dim=-1), c
 
 
-def euclidean_book(V: Tensor, a: Tensor, steps: int, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
+def euclidean_book(
+    V: Tensor, a: Tensor, steps: int, sharpness: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Soft K-Means."""
     b, mean, c = torch.zeros(V.shape[:3], dtype=V.dtype), V, V
     for _ in range(steps):
@@ -64,7 +68,9 @@ def unweighted(votes: Votes, a: Tensor, **settings: float) -> Routed:
     return euclidean_kmeans_routing(votes, **settings)
 
 
-def unweighted_book(V: Tensor, a: Tensor, **settings: float) -> tuple[Tensor, Tensor, Tensor]:
+def unweighted_book(
+    V: Tensor, a: Tensor, **settings: float
+) -> tuple[Tensor, Tensor, Tensor]:
     return euclidean_book(V, torch.ones_like(a), **settings)
 
 
@@ -72,20 +78,33 @@ def unweighted_book(V: Tensor, a: Tensor, **settings: float) -> tuple[Tensor, Te
 @STEPS
 @pytest.mark.parametrize("sharpness", [1.0, 2.5])
 @pytest.mark.parametrize(
-    ("route", "book"), [(inner, inner_book), (euclidean_kmeans_routing, euclidean_book), (unweighted, unweighted_book)]
+    ("route", "book"),
+    [
+        (inner, inner_book),
+        (euclidean_kmeans_routing, euclidean_book),
+        (unweighted, unweighted_book),
+    ],
 )
-def test_equations(route: Callable, book: Callable, backend: str, steps: int, sharpness: float) -> None:
+def test_equations(
+    route: Callable, book: Callable, backend: str, steps: int, sharpness: float
+) -> None:
     settings = {"steps": steps, "sharpness": sharpness}
     check_equations(partial(route, **settings), partial(book, **settings), (), backend)
 
 
-def lloyd(V: NDArray[np.float64], steps: int, inner: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lloyd's algorithm from the uniform start: centres, not squashed, and the assignment that made them."""
+def lloyd(
+    V: NDArray[np.float64], steps: int, inner: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Lloyd's algorithm from the uniform start: centres, not squashed, and the
+    assignment that made them.
+    """
     B, I, J, _ = V.shape
     centre, r = V.sum(1) / J if inner else V.mean(1), np.full((B, I, J), 1 / J)
     for _ in range(steps - 1):
         if inner:
-            scores = (V * (centre / np.linalg.norm(centre, axis=-1, keepdims=True))[:, None]).sum(-1)
+            scores = (
+                V * (centre / np.linalg.norm(centre, axis=-1, keepdims=True))[:, None]
+            ).sum(-1)
         else:
             scores = -np.linalg.norm(V - centre[:, None], axis=-1)
         r = np.eye(J)[scores.argmax(-1)]
@@ -101,7 +120,10 @@ def lloyd(V: NDArray[np.float64], steps: int, inner: bool) -> tuple[NDArray[np.f
 def test_hard_is_lloyds_algorithm(backend: str, steps: int, metric: str) -> None:
     votes = Votes(*(one.requires_grad_() for one in problem()[:2]), backend=backend)
     routed = hard_kmeans_routing(votes, steps=steps, metric=metric)
-    centre, assignment = map(torch.from_numpy, lloyd(votes.dense().detach().numpy(), steps, metric == "inner"))
+    centre, assignment = map(
+        torch.from_numpy,
+        lloyd(votes.dense().detach().numpy(), steps, metric == "inner"),
+    )
     expected = squash(centre) if metric == "inner" else centre
     torch.testing.assert_close(routed[:2], (expected, expected.norm(dim=-1)), **EXACT)
     torch.testing.assert_close(routed.assignment, assignment, **EXACT)
@@ -113,27 +135,43 @@ def test_hard_is_lloyds_algorithm(backend: str, steps: int, metric: str) -> None
 def test_hard_is_the_limit_of_soft(metric: str, steps: int) -> None:
     generator = torch.Generator().manual_seed(0)
     children = torch.randn(3, 25, 4, generator=generator, dtype=torch.float64)
-    votes = Votes(children, torch.randn(25, 3, 4, 6, generator=generator, dtype=torch.float64))
-    soft = euclidean_kmeans_routing if metric == "euclidean" else inner_product_kmeans_routing
+    votes = Votes(
+        children, torch.randn(25, 3, 4, 6, generator=generator, dtype=torch.float64)
+    )
+    soft = (
+        euclidean_kmeans_routing
+        if metric == "euclidean"
+        else inner_product_kmeans_routing
+    )
     hard = hard_kmeans_routing(votes, steps=steps, metric=metric)
     assert set(hard.assignment.flatten().tolist()) == {0.0, 1.0}
     assert (hard.assignment.sum(-1) == 1).all()
-    assert (hard.assignment.sum(1) > 0).all(), "a parent lost all children: the limit is another"
+    assert (hard.assignment.sum(1) > 0).all(), (
+        "a parent lost all children: the limit is another"
+    )
     sharp = soft(votes, steps=steps, sharpness=1e6)
-    torch.testing.assert_close((sharp.assignment, sharp.pose), (hard.assignment, hard.pose), **EXACT)
-    assert not torch.allclose(soft(votes, steps=steps, sharpness=0.1).assignment, hard.assignment, atol=0.1)
+    torch.testing.assert_close(
+        (sharp.assignment, sharp.pose), (hard.assignment, hard.pose), **EXACT
+    )
+    assert not torch.allclose(
+        soft(votes, steps=steps, sharpness=0.1).assignment, hard.assignment, atol=0.1
+    )
 
 
 @BACKENDS
 def test_hard_keeps_the_centre_of_a_parent_that_no_vote_chose(backend: str) -> None:
-    # Parent 0 hears two children that agree, parent 1 hears +10 and -10: its mean 0 is nobody's nearest.
+    # Parent 0 hears two children that agree, parent 1 hears +10 and -10: its mean 0 is
+    # nobody's nearest.
     transforms = torch.tensor([[1.0, 10.0], [1.0, -10.0]])[..., None, None]
     children = torch.ones(1, 2, 1)
     for steps in (1, 2, 3):
-        routed = hard_kmeans_routing(Votes(children, transforms, backend=backend), steps=steps)
+        routed = hard_kmeans_routing(
+            Votes(children, transforms, backend=backend), steps=steps
+        )
         assert routed.pose.flatten().tolist() == [1, 0]
     assert routed.assignment.tolist() == [[[1, 0], [1, 0]]]
-    # Parent 1's votes are far from each other and from their mean (5, 0): it loses both children and keeps that mean.
+    # Parent 1's votes are far from each other and from their mean (5, 0): it loses both
+    # children and keeps that mean.
     children = torch.tensor([[[10.0, 1.0], [0.0, -1.0]]])
     transforms = torch.stack([torch.zeros(2, 2), torch.eye(2)]).expand(2, 2, 2, 2)
     routed = hard_kmeans_routing(Votes(children, transforms, backend=backend), steps=3)
@@ -142,13 +180,19 @@ def test_hard_keeps_the_centre_of_a_parent_that_no_vote_chose(backend: str) -> N
 
 def test_hard_ignores_children_without_activation() -> None:
     children, transforms, _ = problem()
-    routed = hard_kmeans_routing(Votes(children, transforms), torch.tensor([1.0, 1, 1, 0, 0]).double().expand(3, I))
+    routed = hard_kmeans_routing(
+        Votes(children, transforms),
+        torch.tensor([1.0, 1, 1, 0, 0]).double().expand(3, I),
+    )
     expected = hard_kmeans_routing(Votes(children[:, :3], transforms[:3]))
     torch.testing.assert_close(routed.pose, expected.pose, **EXACT)
 
 
 def test_hard_refuses_to_train() -> None:
-    routing, votes = HardKMeansRouting().bind(J, H), Votes(*(one.requires_grad_() for one in problem()[:2]))
+    routing, votes = (
+        HardKMeansRouting().bind(J, H),
+        Votes(*(one.requires_grad_() for one in problem()[:2])),
+    )
     with pytest.raises(RuntimeError, match=r"cannot train.*\.eval\(\)"):
         routing(votes)
     assert routing.eval()(votes).pose.shape == (3, J, H)
@@ -157,8 +201,16 @@ def test_hard_refuses_to_train() -> None:
 @pytest.mark.parametrize(
     ("module", "function", "settings"),
     [
-        (InnerProductKMeansRouting(4, 2.0, "tanh"), inner, {"steps": 4, "sharpness": 2.0, "squash_kind": "tanh"}),
-        (EuclideanKMeansRouting(4, 2.0), euclidean_kmeans_routing, {"steps": 4, "sharpness": 2.0}),
+        (
+            InnerProductKMeansRouting(4, 2.0, "tanh"),
+            inner,
+            {"steps": 4, "sharpness": 2.0, "squash_kind": "tanh"},
+        ),
+        (
+            EuclideanKMeansRouting(4, 2.0),
+            euclidean_kmeans_routing,
+            {"steps": 4, "sharpness": 2.0},
+        ),
         (HardKMeansRouting(2), hard_kmeans_routing, {"steps": 2}),
         (
             HardKMeansRouting(2, "inner", "none"),
@@ -167,10 +219,15 @@ def test_hard_refuses_to_train() -> None:
         ),
     ],
 )
-def test_modules_hand_their_settings_on(module: Routing, function: Callable, settings: dict[str, object]) -> None:
+def test_modules_hand_their_settings_on(
+    module: Routing, function: Callable, settings: dict[str, object]
+) -> None:
     children, transforms, activation = problem()
     votes = Votes(children, transforms)
-    assert torch.equal(module.eval()(votes, activation).pose, function(votes, activation, **settings).pose)
+    assert torch.equal(
+        module.eval()(votes, activation).pose,
+        function(votes, activation, **settings).pose,
+    )
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked"])
@@ -181,14 +238,20 @@ def test_a_parent_that_hears_nothing_has_finite_gradients(backend: str) -> None:
     transforms.requires_grad_()
     routed = inner_product_kmeans_routing(Votes(children, transforms, backend=backend))
     assert (routed.pose[:, 0] == 0).all()
-    gradients = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), (children, transforms))
+    gradients = torch.autograd.grad(
+        routed.pose.sum() + routed.activation.sum(), (children, transforms)
+    )
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.fixture(params=["euclidean", "inner"])
 def soft(request: pytest.FixtureRequest) -> Callable:
     """Soft K-Means in that metric."""
-    return euclidean_kmeans_routing if request.param == "euclidean" else inner_product_kmeans_routing
+    return (
+        euclidean_kmeans_routing
+        if request.param == "euclidean"
+        else inner_product_kmeans_routing
+    )
 
 
 class TestStraightThrough:
@@ -197,31 +260,56 @@ class TestStraightThrough:
     @BACKENDS
     @STEPS
     @METRICS
-    def test_poses_and_assignments_are_those_of_hard_kmeans(self, backend: str, steps: int, metric: str) -> None:
+    def test_poses_and_assignments_are_those_of_hard_kmeans(
+        self, backend: str, steps: int, metric: str
+    ) -> None:
         votes = Votes(*(one.requires_grad_() for one in problem()[:2]), backend=backend)
-        route = euclidean_kmeans_routing if metric == "euclidean" else inner_product_kmeans_routing
+        route = (
+            euclidean_kmeans_routing
+            if metric == "euclidean"
+            else inner_product_kmeans_routing
+        )
         routed = route(votes, steps=steps, sharpness=0.3, assignment="straight_through")
         hard = hard_kmeans_routing(votes, steps=steps, metric=metric)
         torch.testing.assert_close(
-            (*routed[:2], routed.assignment), (*hard[:2], hard.assignment), rtol=1e-12, atol=1e-12
+            (*routed[:2], routed.assignment),
+            (*hard[:2], hard.assignment),
+            rtol=1e-12,
+            atol=1e-12,
         )
         assert routed.pose.requires_grad
 
     @BACKENDS
-    def test_gradients_of_a_step_are_those_of_the_soft_step_from_the_same_centres(self, backend: str) -> None:
-        """With the sums S of two steps: dS / dV of the hard ones is dS / dV of the soft ones, at hard first centres."""
+    def test_gradients_of_a_step_are_those_of_the_soft_step_from_the_same_centres(
+        self, backend: str
+    ) -> None:
+        """With the sums S of two steps: dS / dV of the hard ones is dS / dV of the soft
+        ones, at hard first centres.
+        """
         found = []
         for assignment in ("straight_through", "soft"):
-            children, transforms = leaves = [one.requires_grad_() for one in problem()[:2]]
+            children, transforms = leaves = [
+                one.requires_grad_() for one in problem()[:2]
+            ]
             votes = Votes(children, transforms, backend=backend)
             # After the first step, which is soft in both, the centres are the same.
-            routed = inner_product_kmeans_routing(votes, steps=2, squash_kind="none", assignment=assignment)
-            found.append(torch.autograd.grad(routed.pose, leaves, normal(*routed.pose.shape, seed=8)))
+            routed = inner_product_kmeans_routing(
+                votes, steps=2, squash_kind="none", assignment=assignment
+            )
+            found.append(
+                torch.autograd.grad(
+                    routed.pose, leaves, normal(*routed.pose.shape, seed=8)
+                )
+            )
         torch.testing.assert_close(*found, **EXACT)
 
     @STEPS
-    def test_every_step_is_hard_plus_soft_minus_soft_without_gradient(self, soft: Callable, steps: int) -> None:
-        """Written out for stored votes, with an argmax and a softmax, and differentiated by autograd."""
+    def test_every_step_is_hard_plus_soft_minus_soft_without_gradient(
+        self, soft: Callable, steps: int
+    ) -> None:
+        """Written out for stored votes, with an argmax and a softmax, and
+        differentiated by autograd.
+        """
         euclidean = soft is euclidean_kmeans_routing
 
         def book(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -231,32 +319,52 @@ class TestStraightThrough:
                 if euclidean:
                     logits = -0.3 * (V - centre[:, None]).square().sum(-1)
                 else:
-                    logits = 0.3 * (V * (centre / centre.norm(dim=-1, keepdim=True))[:, None]).sum(-1)
+                    logits = 0.3 * (
+                        V * (centre / centre.norm(dim=-1, keepdim=True))[:, None]
+                    ).sum(-1)
                 r = torch.nn.functional.one_hot(logits.argmax(-1), J).to(V.dtype)
-                hard, new = (torch.einsum("bij,bijh->bjh", one, V) for one in (r, logits.softmax(-1)))
+                hard, new = (
+                    torch.einsum("bij,bijh->bjh", one, V)
+                    for one in (r, logits.softmax(-1))
+                )
                 lost = r.sum(1)[..., None] == 0
                 if euclidean:
-                    hard, new = hard / r.sum(1)[..., None], new / logits.softmax(-1).sum(1)[..., None]
+                    hard, new = (
+                        hard / r.sum(1)[..., None],
+                        new / logits.softmax(-1).sum(1)[..., None],
+                    )
                 centre = torch.where(lost, centre, hard).detach() + new - new.detach()
             pose = centre if euclidean else squash(centre)
             return pose, pose.norm(dim=-1), r
 
         def route(votes: Votes, a: Tensor) -> Routed:
-            return soft(votes, steps=steps, sharpness=0.3, assignment="straight_through")
+            return soft(
+                votes, steps=steps, sharpness=0.3, assignment="straight_through"
+            )
 
         check_equations(route, book, (), "native")
 
-    def test_without_gradients_there_is_one_pass_a_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_gradients_there_is_one_pass_a_step(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         calls, moments = [], Votes.moments
-        monkeypatch.setattr(Votes, "moments", lambda self, *given, **named: calls.append(1) or moments(self, *given))
+        monkeypatch.setattr(
+            Votes,
+            "moments",
+            lambda self, *given, **named: calls.append(1) or moments(self, *given),
+        )
         votes = Votes(*problem()[:2])
         for grad, passes in ((True, 5), (False, 3)):
             calls.clear()
             with torch.set_grad_enabled(grad):
-                inner_product_kmeans_routing(votes, steps=3, assignment="straight_through")
+                inner_product_kmeans_routing(
+                    votes, steps=3, assignment="straight_through"
+                )
             assert len(calls) == passes
 
-    @pytest.mark.parametrize("routing", [InnerProductKMeansRouting, EuclideanKMeansRouting])
+    @pytest.mark.parametrize(
+        "routing", [InnerProductKMeansRouting, EuclideanKMeansRouting]
+    )
     @pytest.mark.parametrize("evidence", [False, True])
     def test_module(self, routing: type[Routing], evidence: bool) -> None:
         check_routing(routing(assignment="straight_through", evidence=evidence))
@@ -267,13 +375,17 @@ class TestStraightThrough:
         with pytest.raises(ValueError, match="competition must be 'window'"):
             CapsConv2d(2, 3, 4, 4, 3, routing=routing, competition="image")
 
-    def test_a_parent_without_votes_keeps_a_centre_that_its_pose_does_not_tell(self) -> None:
+    def test_a_parent_without_votes_keeps_a_centre_that_its_pose_does_not_tell(
+        self,
+    ) -> None:
         routing = InnerProductKMeansRouting(assignment="straight_through").bind(J, H)
         votes = Votes(*problem()[:2])
         with pytest.raises(ValueError, match="initial must be None"):
             routing(votes, initial=routing(votes))
         with pytest.raises(ValueError, match="initial must be None"):
-            inner_product_kmeans_routing(votes, initial=routing(votes), assignment="straight_through")
+            inner_product_kmeans_routing(
+                votes, initial=routing(votes), assignment="straight_through"
+            )
 
     def test_there_is_no_other(self, soft: Callable) -> None:
         with pytest.raises(ValueError, match=r"assignment must be .*'hard'"):
@@ -295,22 +407,32 @@ class TestPlainDistance:
                 logits = -1.5 * (V - mean[:, None]).norm(dim=-1)
             return mean, mean.norm(dim=-1), c
 
-        route = partial(euclidean_kmeans_routing, steps=steps, sharpness=1.5, distance="plain")
+        route = partial(
+            euclidean_kmeans_routing, steps=steps, sharpness=1.5, distance="plain"
+        )
         check_equations(route, book, (), backend)
 
-    @pytest.mark.parametrize(("distance", "factor"), [("plain", 1 / 4), ("squared", 1 / 16)])
-    def test_votes_four_times_as_large_need_another_sharpness(self, distance: str, factor: float) -> None:
+    @pytest.mark.parametrize(
+        ("distance", "factor"), [("plain", 1 / 4), ("squared", 1 / 16)]
+    )
+    def test_votes_four_times_as_large_need_another_sharpness(
+        self, distance: str, factor: float
+    ) -> None:
         children, transforms, _ = problem()
         route = partial(euclidean_kmeans_routing, distance=distance)
         small, large = (Votes(children, size * transforms) for size in (1, 4))
-        before, after = route(small, sharpness=0.8), route(large, sharpness=0.8 * factor)
+        before, after = (
+            route(small, sharpness=0.8),
+            route(large, sharpness=0.8 * factor),
+        )
         torch.testing.assert_close(after.assignment, before.assignment, **EXACT)
         torch.testing.assert_close(after.pose, 4 * before.pose, **EXACT)
 
     def test_the_nearest_parent_is_the_same(self) -> None:
         votes = Votes(*problem()[:2])
         plain, squared = (
-            euclidean_kmeans_routing(votes, assignment="straight_through", distance=one) for one in ("plain", "squared")
+            euclidean_kmeans_routing(votes, assignment="straight_through", distance=one)
+            for one in ("plain", "squared")
         )
         torch.testing.assert_close(plain[:2], squared[:2], **EXACT)
 

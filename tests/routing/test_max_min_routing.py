@@ -8,11 +8,22 @@ from by_the_book import B, D, I, J, P, check_equations, normal
 from torch import Tensor
 
 from torchcaps.ops import Normaliser, Votes
-from torchcaps.routing import MaxMin, euclidean_kmeans_routing, max_min_routing, mean_routing
+from torchcaps.routing import (
+    MaxMin,
+    euclidean_kmeans_routing,
+    max_min_routing,
+    mean_routing,
+)
 
 
-def book(V: Tensor, a: Tensor, steps: int, lower: float, upper: float) -> tuple[Tensor, Tensor, Tensor]:
-    b, c, v = torch.zeros(V.shape[:3], dtype=V.dtype), torch.full(V.shape[:3], upper, dtype=V.dtype), V.new_zeros(())
+def book(
+    V: Tensor, a: Tensor, steps: int, lower: float, upper: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    b, c, v = (
+        torch.zeros(V.shape[:3], dtype=V.dtype),
+        torch.full(V.shape[:3], upper, dtype=V.dtype),
+        V.new_zeros(()),
+    )
     for step in range(steps):
         if step > 0:
             least, most = b.amin(2, keepdim=True), b.amax(2, keepdim=True)
@@ -29,7 +40,12 @@ def book(V: Tensor, a: Tensor, steps: int, lower: float, upper: float) -> tuple[
 @pytest.mark.parametrize(("lower", "upper"), [(0.0, 1.0), (0.1, 2.0)])
 def test_equations(backend: str, steps: int, lower: float, upper: float) -> None:
     settings = {"steps": steps, "lower": lower, "upper": upper}
-    check_equations(lambda votes, a: max_min_routing(votes, **settings), partial(book, **settings), (), backend)
+    check_equations(
+        lambda votes, a: max_min_routing(votes, **settings),
+        partial(book, **settings),
+        (),
+        backend,
+    )
 
 
 class TestMap:
@@ -40,7 +56,9 @@ class TestMap:
 
     def test_scale_and_shift_of_the_logits_do_not_matter(self) -> None:
         logits = normal(B, I, J)
-        torch.testing.assert_close(MaxMin().assignment(5 * logits - 3), MaxMin().assignment(logits))
+        torch.testing.assert_close(
+            MaxMin().assignment(5 * logits - 3), MaxMin().assignment(logits)
+        )
 
     def test_equal_logits_give_all_to_all_and_no_gradient(self) -> None:
         logits = torch.full((B, I, J), 2.0, requires_grad=True)
@@ -50,7 +68,11 @@ class TestMap:
         assert not gradient.any()
 
     def test_shares_do_not_compete(self) -> None:
-        votes = Votes(normal(B, I, P), normal(I, J, P, D, seed=1), normaliser=Normaliser(mapping=MaxMin()))
+        votes = Votes(
+            normal(B, I, P),
+            normal(I, J, P, D, seed=1),
+            normaliser=Normaliser(mapping=MaxMin()),
+        )
         assert (votes.assignment().sum(-1) == J).all()
 
 
@@ -59,11 +81,21 @@ class TestMean:
     def test_is_the_mean(self, backend: str) -> None:
         votes = Votes(normal(B, I, P), normal(I, J, P, D, seed=1), backend=backend)
         weights = normal(B, I, seed=2).sigmoid()
-        expected = torch.einsum("bi,bijh->bjh", weights / weights.sum(1, keepdim=True), votes.dense())
-        torch.testing.assert_close(mean_routing(votes, weights).pose, expected, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(mean_routing(votes).pose, votes.dense().mean(1), rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(mean_routing(votes).activation, votes.dense().mean(1).norm(dim=-1))
+        expected = torch.einsum(
+            "bi,bijh->bjh", weights / weights.sum(1, keepdim=True), votes.dense()
+        )
+        torch.testing.assert_close(
+            mean_routing(votes, weights).pose, expected, rtol=1e-10, atol=1e-12
+        )
+        torch.testing.assert_close(
+            mean_routing(votes).pose, votes.dense().mean(1), rtol=1e-10, atol=1e-12
+        )
+        torch.testing.assert_close(
+            mean_routing(votes).activation, votes.dense().mean(1).norm(dim=-1)
+        )
 
     def test_is_one_step_of_k_means(self) -> None:
         votes = Votes(normal(B, I, P), normal(I, J, P, D, seed=1))
-        torch.testing.assert_close(mean_routing(votes).pose, euclidean_kmeans_routing(votes, steps=1).pose)
+        torch.testing.assert_close(
+            mean_routing(votes).pose, euclidean_kmeans_routing(votes, steps=1).pose
+        )

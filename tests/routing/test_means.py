@@ -1,4 +1,6 @@
-"""Means of votes at parents that take next to nothing of them, by the same equations in a wider dtype."""
+"""Means of votes at parents that take next to nothing of them, by the same equations in
+a wider dtype.
+"""
 
 import math
 from collections.abc import Callable
@@ -20,7 +22,8 @@ from torchcaps.routing import (
 
 Function = Callable[[Votes, Tensor | None, float], Routed]
 
-# One number a vote: two children near 5, and parents at 5 and so far off that it takes that share of the second child.
+# One number a vote: two children near 5, and parents at 5 and so far off that it takes
+# that share of the second child.
 CHILDREN, ACTIVATIONS = torch.tensor([[[5.0], [5.5]]]), torch.tensor([[0.5, 0.25]])
 TRANSFORMS = torch.ones(2, 2, 1, 1)
 
@@ -31,7 +34,9 @@ def centres(votes: Votes, share: float) -> Tensor:
 
 def euclidean(votes: Votes, weights: Tensor | None, share: float) -> Routed:
     begin = centres(votes, share)[None]
-    return euclidean_kmeans_routing(votes, weights, steps=1, initial=Routed(begin, begin[..., 0], votes, None))
+    return euclidean_kmeans_routing(
+        votes, weights, steps=1, initial=Routed(begin, begin[..., 0], votes, None)
+    )
 
 
 def prototypes(votes: Votes, weights: Tensor | None, share: float) -> Routed:
@@ -39,7 +44,9 @@ def prototypes(votes: Votes, weights: Tensor | None, share: float) -> Routed:
 
 
 def own_choice(votes: Votes, weights: Tensor | None, share: float) -> Routed:
-    bias = votes.children.new_tensor([[0.0, math.log(share) - 0.5], [0.0, math.log(share)]])
+    bias = votes.children.new_tensor(
+        [[0.0, math.log(share) - 0.5], [0.0, math.log(share)]]
+    )
     return self_routing(votes, weights, bias.new_zeros(2, 2, 1), bias)
 
 
@@ -47,9 +54,18 @@ ROUTES = pytest.mark.parametrize("route", [euclidean, prototypes, own_choice])
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "auto"])
 
 
-def found(route: Function, share: float, dtype: torch.dtype, backend: str, weighted: bool = True) -> list[Tensor]:
+def found(
+    route: Function,
+    share: float,
+    dtype: torch.dtype,
+    backend: str,
+    weighted: bool = True,
+) -> list[Tensor]:
     """The pose of the far parent, its gradients, and theirs."""
-    inputs = [tensor.to(dtype).requires_grad_() for tensor in (CHILDREN, TRANSFORMS, ACTIVATIONS)]
+    inputs = [
+        tensor.to(dtype).requires_grad_()
+        for tensor in (CHILDREN, TRANSFORMS, ACTIVATIONS)
+    ]
     votes = Votes(*inputs[:2], backend=backend)
     pose = route(votes, inputs[2] if weighted else None, share).pose[0, 1, 0]
     inputs = inputs[: 3 if weighted else 2]
@@ -62,11 +78,20 @@ def found(route: Function, share: float, dtype: torch.dtype, backend: str, weigh
 @BACKENDS
 @pytest.mark.parametrize("share", [1e-10, 1e-20, 5e-28])
 @pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "plain"])
-def test_float32_is_float64(route: Function, backend: str, share: float, weighted: bool) -> None:
-    single, double = (found(route, share, dtype, backend, weighted) for dtype in (torch.float32, torch.float64))
-    for number, (one, expected) in enumerate(zip(single, double, strict=True)):  # a logit of -80 has an error of 1e-5
+def test_float32_is_float64(
+    route: Function, backend: str, share: float, weighted: bool
+) -> None:
+    single, double = (
+        found(route, share, dtype, backend, weighted)
+        for dtype in (torch.float32, torch.float64)
+    )
+    for number, (one, expected) in enumerate(
+        zip(single, double, strict=True)
+    ):  # a logit of -80 has an error of 1e-5
         order = 0 if number == 0 else 1 if number <= len(single) // 2 else 2
-        assert (one - expected).abs().max() <= (1e-6, 1e-3, 5e-2)[order] * expected.abs().max()
+        assert (one - expected).abs().max() <= (1e-6, 1e-3, 5e-2)[
+            order
+        ] * expected.abs().max()
 
 
 @ROUTES
@@ -86,30 +111,45 @@ def test_shares_that_underflow(route: Function, backend: str, share: float) -> N
 @pytest.mark.parametrize("scale", [1e-22, 1e20])
 def test_no_scale_of_the_activations_matters(route: Function, scale: float) -> None:
     votes = Votes(CHILDREN, TRANSFORMS)
-    expected, routed = (route(votes, ACTIVATIONS * factor, 1e-5) for factor in (1, scale))
+    expected, routed = (
+        route(votes, ACTIVATIONS * factor, 1e-5) for factor in (1, scale)
+    )
     torch.testing.assert_close(routed.pose, expected.pose)
     torch.testing.assert_close(routed.activation, expected.activation)
 
 
 def test_hard_means_of_faint_children() -> None:
     votes = Votes(CHILDREN, TRANSFORMS)
-    expected, routed = (hard_kmeans_routing(votes, ACTIVATIONS * factor) for factor in (1, 1e-25))
+    expected, routed = (
+        hard_kmeans_routing(votes, ACTIVATIONS * factor) for factor in (1, 1e-25)
+    )
     torch.testing.assert_close(routed.pose, expected.pose)
 
 
 @pytest.mark.parametrize("name", ["self_routing", "prototypes"])
 def test_layers_whose_children_are_all_off_have_no_gradient(name: str) -> None:
     routing = create_routing(name)
-    layers = nn.Sequential(*(CapsLinear(None, 3, 4, 4, transforms="shared", routing=routing) for _ in range(3)))
-    out = layers(Capsules(torch.ones(2, 5, 4), torch.tensor([[1.0], [0.0]]).expand(2, 5)))
+    layers = nn.Sequential(
+        *(
+            CapsLinear(None, 3, 4, 4, transforms="shared", routing=routing)
+            for _ in range(3)
+        )
+    )
+    out = layers(
+        Capsules(torch.ones(2, 5, 4), torch.tensor([[1.0], [0.0]]).expand(2, 5))
+    )
     assert not out.activation[1].any()
-    gradients = torch.autograd.grad(out.activation[:, 0].sum() + out.pose.sum(), list(layers.parameters()))
+    gradients = torch.autograd.grad(
+        out.activation[:, 0].sum() + out.pose.sum(), list(layers.parameters())
+    )
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 @pytest.mark.parametrize("name", ["mean", "euclidean", "prototypes", "em"])
-def test_a_pose_of_children_that_are_all_off_has_no_gradient(name: str, backend: str) -> None:
+def test_a_pose_of_children_that_are_all_off_has_no_gradient(
+    name: str, backend: str
+) -> None:
     layer = CapsLinear(5, 3, 4, 4, routing=create_routing(name), backend=backend)
     activation = torch.tensor([[1.0], [0.0]]).repeat(1, 5).requires_grad_()
     pose = layer(Capsules(torch.ones(2, 5, 4), activation)).pose

@@ -18,7 +18,11 @@ def route(votes: Votes, a: Tensor, prototypes: Tensor) -> Routed:
 def book(V: Tensor, a: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     R = (-((V - prototypes) ** 2).sum(-1) / V.shape[-1] ** 0.5).softmax(2)
     used = a[..., None] * R
-    return (used[..., None] * V).sum(1) / used.sum(1)[..., None], used.sum(1) / a.sum(1, keepdim=True), R
+    return (
+        (used[..., None] * V).sum(1) / used.sum(1)[..., None],
+        used.sum(1) / a.sum(1, keepdim=True),
+        R,
+    )
 
 
 class TestEquations(KernelEquations):
@@ -27,7 +31,9 @@ class TestEquations(KernelEquations):
 
 
 def test_one_transform_for_all() -> None:
-    layer = CapsLinear(None, J, (M, P), (M, D), transforms="subspace", routing=PrototypeRouting()).double()
+    layer = CapsLinear(
+        None, J, (M, P), (M, D), transforms="subspace", routing=PrototypeRouting()
+    ).double()
     assert layer.weight.shape == (1, 1, P, D)
     assert layer.routing.prototypes.shape == (J, H)
     children = normal(B, I, M, P)
@@ -41,5 +47,7 @@ def test_one_transform_for_all() -> None:
 
 def test_activations_are_shares() -> None:
     routing = PrototypeRouting().bind(LayerShape(I, J, (M, P), (M, D))).double()
-    routed = routing(Votes(normal(B, I, M, P), normal(I, J, P, D, seed=1)), normal(B, I).sigmoid())
+    routed = routing(
+        Votes(normal(B, I, M, P), normal(I, J, P, D, seed=1)), normal(B, I).sigmoid()
+    )
     torch.testing.assert_close(routed.activation.sum(-1), torch.ones(B).double())

@@ -29,9 +29,13 @@ class TestEquations(KernelEquations):
 
 
 def test_the_prior_is_added_behind_the_softmax() -> None:
-    """A prior of -1 / J, with votes that agree with no parent more than another, leaves nothing."""
+    """A prior of -1 / J, with votes that agree with no parent more than another, leaves
+    nothing.
+    """
     votes = Votes(normal(B, I, P), normal(I, 1, P, D, seed=1).expand(I, J, P, D))
-    routed = self_attention_routing(votes, prior=torch.full((I, J), -1 / J, dtype=torch.float64))
+    routed = self_attention_routing(
+        votes, prior=torch.full((I, J), -1 / J, dtype=torch.float64)
+    )
     torch.testing.assert_close(routed.pose, torch.zeros(B, J, D).double())
     torch.testing.assert_close(routed.assignment, torch.full((B, I, J), 1 / J).double())
 
@@ -41,11 +45,15 @@ def test_the_squash_of_the_released_code_is_the_exponential_one() -> None:
         s = normal(50, 4).to(dtype) * torch.logspace(-6, 1, 50, dtype=dtype)[:, None]
         n = s.norm(dim=-1, keepdim=True)
         released = (1 - 1 / (n.exp() + 1e-20)) * (s / (n + 1e-20))
-        torch.testing.assert_close(squash(s, "exponential"), released, rtol=0, atol=4 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(
+            squash(s, "exponential"), released, rtol=0, atol=4 * torch.finfo(dtype).eps
+        )
 
 
 def test_the_prior_starts_at_0() -> None:
-    assert not CapsLinear(I, J, P, D, routing=SelfAttentionRouting()).routing.offset.any()
+    assert not CapsLinear(
+        I, J, P, D, routing=SelfAttentionRouting()
+    ).routing.offset.any()
 
 
 def test_the_votes_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:

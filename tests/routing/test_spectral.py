@@ -1,4 +1,6 @@
-"""Spectral routing against the singular value decomposition that Bahadori 2018 takes."""
+"""Spectral routing against the singular value decomposition that Bahadori 2018
+takes.
+"""
 
 from collections.abc import Callable
 
@@ -46,7 +48,9 @@ def test_equal_singular_values_have_a_finite_gradient() -> None:
     children = torch.eye(H).double()[None].requires_grad_()
     votes = Votes(children, torch.eye(H).double().expand(H, 1, H, H))
     routed = spectral_routing(votes)
-    (gradient,) = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), children)
+    (gradient,) = torch.autograd.grad(
+        routed.pose.sum() + routed.activation.sum(), children
+    )
     assert gradient.isfinite().all()
 
 
@@ -54,17 +58,23 @@ TRANSFORMS = normal(H + 2, 2, P, H, seed=1)
 
 
 def objective(children: Tensor) -> Tensor:
-    """A number; where there are fewer children than numbers of a vote, some singular values are 0."""
+    """A number; where there are fewer children than numbers of a vote, some singular
+    values are 0.
+    """
     routed = spectral_routing(Votes(children, TRANSFORMS[: children.shape[1]]))
     return routed.pose.pow(3).sum() + routed.activation.sin().sum()
 
 
 def dual(children: Tensor, direction: Tensor) -> Tensor:
     with forward_ad.dual_level():
-        return forward_ad.unpack_dual(objective(forward_ad.make_dual(children, direction))).tangent
+        return forward_ad.unpack_dual(
+            objective(forward_ad.make_dual(children, direction))
+        ).tangent
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of the way that it loads formulas
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # torch's own, of the way that it loads formulas
 @pytest.mark.parametrize("I", [H - 2, H + 2])
 class TestTransforms:
     def test_first_derivatives(self, I: int) -> None:
@@ -78,9 +88,13 @@ class TestTransforms:
         torch.testing.assert_close(dual(children, direction), along)
 
     @pytest.mark.parametrize(
-        "second", [hessian, lambda f: jacrev(jacfwd(f)), lambda f: jacfwd(jacfwd(f))], ids=["hessian", "rf", "ff"]
+        "second",
+        [hessian, lambda f: jacrev(jacfwd(f)), lambda f: jacfwd(jacfwd(f))],
+        ids=["hessian", "rf", "ff"],
     )
-    def test_second_derivatives(self, I: int, second: Callable[..., Callable[..., Tensor]]) -> None:
+    def test_second_derivatives(
+        self, I: int, second: Callable[..., Callable[..., Tensor]]
+    ) -> None:
         children = normal(1, I, P)
         expected = torch.autograd.functional.hessian(objective, children)
         torch.testing.assert_close(second(objective)(children), expected)
@@ -102,10 +116,14 @@ class TestTransforms:
 
 def test_no_votes() -> None:
     children = torch.zeros(2, I, M, P, requires_grad=True)
-    routed = SpectralRouting(bias=0.5).bind(LayerShape(I, J, (M, P), (M, D)))(Votes(children, torch.rand(I, J, P, D)))
+    routed = SpectralRouting(bias=0.5).bind(LayerShape(I, J, (M, P), (M, D)))(
+        Votes(children, torch.rand(I, J, P, D))
+    )
     assert not routed.pose.any()
     torch.testing.assert_close(routed.activation, torch.full((2, J), -0.5).sigmoid())
-    (gradient,) = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), children)
+    (gradient,) = torch.autograd.grad(
+        routed.pose.sum() + routed.activation.sum(), children
+    )
     assert gradient.isfinite().all()
 
 
@@ -113,7 +131,9 @@ def test_no_votes() -> None:
 def test_votes_whose_squares_underflow_have_finite_gradients(size: float) -> None:
     children = (size * normal(4, I, P).float()).requires_grad_()
     routed = spectral_routing(Votes(children, normal(I, J, P, H, seed=1).float()))
-    (gradient,) = torch.autograd.grad(routed.pose.sum() + routed.activation.sum(), children)
+    (gradient,) = torch.autograd.grad(
+        routed.pose.sum() + routed.activation.sum(), children
+    )
     assert gradient.isfinite().all()
     assert gradient.any() or size < 1e-18
 
@@ -124,7 +144,14 @@ def test_second_moments(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     children, transforms, a = problem()
     votes = Votes(children, transforms, normal(I, H, seed=4), backend=backend)
     stored = votes.dense()
-    torch.testing.assert_close(votes.gram(a), torch.einsum("bi,bijh,bijk->bjhk", a, stored, stored))
+    torch.testing.assert_close(
+        votes.gram(a), torch.einsum("bi,bijh,bijk->bjhk", a, stored, stored)
+    )
     mask = torch.tensor([True, False, True, True, False]).expand(len(a), I)
-    masked = Votes(children, transforms, normal(I, H, seed=4), backend=backend, mask=mask)
-    torch.testing.assert_close(masked.gram(), torch.einsum("bijh,bijk->bjhk", stored[:, mask[0]], stored[:, mask[0]]))
+    masked = Votes(
+        children, transforms, normal(I, H, seed=4), backend=backend, mask=mask
+    )
+    torch.testing.assert_close(
+        masked.gram(),
+        torch.einsum("bijh,bijk->bjhk", stored[:, mask[0]], stored[:, mask[0]]),
+    )

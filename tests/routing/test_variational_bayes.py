@@ -8,7 +8,12 @@ from torch import Tensor
 
 from torchcaps import CapsConv2d, Capsules
 from torchcaps.ops import Votes
-from torchcaps.routing import LayerShape, Routed, VariationalBayesRouting, variational_bayes_routing
+from torchcaps.routing import (
+    LayerShape,
+    Routed,
+    VariationalBayesRouting,
+    variational_bayes_routing,
+)
 from torchcaps.routing.base import BatchStandard
 
 BETAS = normal(J, seed=3), normal(J, seed=4)
@@ -18,7 +23,9 @@ def route(votes: Votes, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> Routed:
     return variational_bayes_routing(votes, a, beta_u, beta_a)
 
 
-def book(V: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def book(
+    V: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Algorithm 1, without the batch normalisations."""
     H = V.shape[-1]
     R = ln_p = torch.full(V.shape[:3], 1 / V.shape[2], dtype=V.dtype)
@@ -29,10 +36,20 @@ def book(V: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> tuple[Tensor, 
         m_bar = (r[..., None] * V).sum(1) / mass[..., None]
         kappa, nu = 1 + mass, H + 1 + mass
         m = (mass / kappa)[..., None] * m_bar
-        iPsi = 1 + (r[..., None] * (V - m_bar[:, None]) ** 2).sum(1) + (mass / kappa)[..., None] * m_bar**2
+        iPsi = (
+            1
+            + (r[..., None] * (V - m_bar[:, None]) ** 2).sum(1)
+            + (mass / kappa)[..., None] * m_bar**2
+        )
         ln_pi = torch.digamma(kappa) - torch.digamma(kappa.sum(-1, keepdim=True))
-        ln_L = sum(torch.digamma((nu - k) / 2) for k in range(H)) + H * math.log(2) - iPsi.log().sum(-1)
-        distance = H / kappa[:, None] + nu[:, None] * ((V - m[:, None]) ** 2 / iPsi[:, None]).sum(-1)
+        ln_L = (
+            sum(torch.digamma((nu - k) / 2) for k in range(H))
+            + H * math.log(2)
+            - iPsi.log().sum(-1)
+        )
+        distance = H / kappa[:, None] + nu[:, None] * (
+            (V - m[:, None]) ** 2 / iPsi[:, None]
+        ).sum(-1)
         ln_p = ln_pi[:, None] + ln_L[:, None] / 2 - distance / 2
     entropy = H / 2 * math.log(2 * math.pi * math.e) - ln_L / 2
     return m, (beta_a - ln_pi.exp() * entropy - beta_u).sigmoid(), R
@@ -44,29 +61,50 @@ class TestEquations(KernelEquations):
 
 
 def test_densities_that_underflow() -> None:
-    """Votes 1e4 away from all parents but one child's: exp(ln p) is 0 in float32 for all of them."""
+    """Votes 1e4 away from all parents but one child's: exp(ln p) is 0 in float32 for
+    all of them.
+    """
     children, transforms, a = (tensor.float() for tensor in problem())
-    routed = variational_bayes_routing(Votes(1e4 * children, transforms), a, torch.zeros(J), torch.zeros(J))
+    routed = variational_bayes_routing(
+        Votes(1e4 * children, transforms), a, torch.zeros(J), torch.zeros(J)
+    )
     torch.testing.assert_close(routed.assignment.sum(2), torch.ones(B, I))
     assert routed.pose.isfinite().all()
 
 
 def test_image_wide_in_a_convolution() -> None:
-    """The assignment of a child adds up to 1 over all windows that see it; the first one is 1 / J in each of them."""
+    """The assignment of a child adds up to 1 over all windows that see it; the first
+    one is 1 / J in each of them.
+    """
     torch.manual_seed(0)
-    conv = CapsConv2d(2, J, (M, P), (M, D), 2, routing=VariationalBayesRouting(steps=2)).double()
+    conv = CapsConv2d(
+        2, J, (M, P), (M, D), 2, routing=VariationalBayesRouting(steps=2)
+    ).double()
     children = Capsules(normal(B, 3, 3, 2, M, P), normal(B, 3, 3, 2, seed=1).sigmoid())
     (routed,) = conv.route(children)
     sites = routed.votes.sites.long().flatten()
-    total = torch.zeros(B, 18).double().index_add(1, sites, routed.assignment.sum(2).reshape(B, -1))
+    total = (
+        torch.zeros(B, 18)
+        .double()
+        .index_add(1, sites, routed.assignment.sum(2).reshape(B, -1))
+    )
     torch.testing.assert_close(total, torch.ones(B, 18).double())
-    (first,) = CapsConv2d(2, J, (M, P), (M, D), 2, routing=VariationalBayesRouting(steps=1)).double().route(children)
-    torch.testing.assert_close(first.assignment, torch.full((4 * B, 8, J), 1 / J).double())
+    (first,) = (
+        CapsConv2d(2, J, (M, P), (M, D), 2, routing=VariationalBayesRouting(steps=1))
+        .double()
+        .route(children)
+    )
+    torch.testing.assert_close(
+        first.assignment, torch.full((4 * B, 8, J), 1 / J).double()
+    )
 
 
 class TestNormalisation:
     def test_is_torchs(self) -> None:
-        ours, theirs = BatchStandard(J).double(), torch.nn.BatchNorm1d(J, affine=False).double()
+        ours, theirs = (
+            BatchStandard(J).double(),
+            torch.nn.BatchNorm1d(J, affine=False).double(),
+        )
         for batch in (normal(5, J, H), normal(6, J), normal(1, J, 2)):
             torch.testing.assert_close(ours(batch), theirs(batch))
         torch.testing.assert_close(ours.running_mean, theirs.running_mean)
@@ -87,11 +125,19 @@ class TestNormalisation:
         torch.testing.assert_close(norm(normal(1, J)), expected)
 
     def test_one_statistic_for_each_parent(self) -> None:
-        routing = VariationalBayesRouting().bind(LayerShape(I, J, (M, P), (M, D))).double()
+        routing = (
+            VariationalBayesRouting().bind(LayerShape(I, J, (M, P), (M, D))).double()
+        )
         children, transforms, a = problem()
         routed = routing(Votes(children, transforms), a)
         torch.testing.assert_close(routed.pose.mean((0, 2)), torch.zeros(J).double())
-        plain = variational_bayes_routing(Votes(children, transforms), a, *torch.zeros(2, J).double())
-        torch.testing.assert_close(routed.pose, torch.nn.BatchNorm1d(J, affine=False).double()(plain.pose))
-        standard = torch.nn.BatchNorm1d(J, affine=False).double()(plain.activation.logit())
+        plain = variational_bayes_routing(
+            Votes(children, transforms), a, *torch.zeros(2, J).double()
+        )
+        torch.testing.assert_close(
+            routed.pose, torch.nn.BatchNorm1d(J, affine=False).double()(plain.pose)
+        )
+        standard = torch.nn.BatchNorm1d(J, affine=False).double()(
+            plain.activation.logit()
+        )
         torch.testing.assert_close(routed.activation, standard.sigmoid())

@@ -1,11 +1,21 @@
-"""A small data set with two digits in each image, made of the embedded ones: for tests, and for ``--import``."""
+"""A small data set with two digits in each image, made of the embedded ones: for tests,
+and for ``--import``.
+"""
 
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data import Batch, Composition, Digits, ImageData, ImageSet, Parts, random_integers
+from torchcaps_lab.data import (
+    Batch,
+    Composition,
+    Digits,
+    ImageData,
+    ImageSet,
+    Parts,
+    random_integers,
+)
 
 
 class SideBySide(Composition):
@@ -22,14 +32,29 @@ class SideBySide(Composition):
         """Draws the other digit for each."""
         labels = self.digits.labels.to(batch.labels.device)
         draws = random_integers(seed, epoch, batch.indices)
-        others = torch.stack([self._another(labels, *pair) for pair in zip(draws, batch.labels, strict=True)])
+        others = torch.stack(
+            [
+                self._another(labels, *pair)
+                for pair in zip(draws, batch.labels, strict=True)
+            ]
+        )
         right = self.digits.images.to(batch.images.device)[others].float() / 255
         nothing = torch.zeros_like(right)
-        alone = torch.stack([torch.cat([batch.images, nothing], 3), torch.cat([nothing, right], 3)], 1)
+        alone = torch.stack(
+            [torch.cat([batch.images, nothing], 3), torch.cat([nothing, right], 3)], 1
+        )
         both = torch.stack([batch.labels, labels[others]], 1)
-        mask = torch.zeros(len(both), len(self.digits.classes), dtype=torch.bool, device=both.device)
+        mask = torch.zeros(
+            len(both), len(self.digits.classes), dtype=torch.bool, device=both.device
+        )
         images = alone.sum(1)
-        return Batch(images, mask.scatter_(1, both, True), batch.indices, images, Parts(both, alone))
+        return Batch(
+            images,
+            mask.scatter_(1, both, True),
+            batch.indices,
+            images,
+            Parts(both, alone),
+        )
 
     @staticmethod
     def _another(labels: Tensor, draw: Tensor, label: Tensor) -> Tensor:
@@ -48,7 +73,9 @@ class Pairs(ImageData):
 
     task: ClassVar = {"name": "several_labels", "count": 2}
 
-    def __init__(self, count: int = 200, validation: float = 0.2, seed: int = 0) -> None:
+    def __init__(
+        self, count: int = 200, validation: float = 0.2, seed: int = 0
+    ) -> None:
         super().__init__(validation, seed)
         self.count = count
 
@@ -62,7 +89,9 @@ class Pairs(ImageData):
 
     @staticmethod
     def _pairs(digits: ImageSet) -> ImageSet:
-        return ImageSet(digits.images, digits.labels, digits.classes, composition=SideBySide(digits))
+        return ImageSet(
+            digits.images, digits.labels, digits.classes, composition=SideBySide(digits)
+        )
 
 
 class Masks(Pairs):
@@ -72,7 +101,9 @@ class Masks(Pairs):
 
     def _fixed(self, images: ImageSet) -> ImageSet:
         batch = images.__getitems__(list(range(len(images))))
-        return ImageSet((255 * batch.images).round().to(torch.uint8), batch.labels, images.classes)
+        return ImageSet(
+            (255 * batch.images).round().to(torch.uint8), batch.labels, images.classes
+        )
 
     def load_train(self) -> ImageSet:
         """Bytes."""

@@ -18,7 +18,9 @@ def registry_as_it_was() -> Iterator[None]:
 
 
 def made() -> type[Classification]:
-    """The same class, defined anew each time: a module that is reloaded, a cell that is run again."""
+    """The same class, defined anew each time: a module that is reloaded, a cell that is
+    run again.
+    """
 
     class Mine(Classification):
         pass
@@ -36,11 +38,19 @@ def test_another_class_does_not() -> None:
     class Other(Classification):
         pass
 
-    with pytest.raises(ValueError, match="a task named 'classification' exists already: Classification"):
+    with pytest.raises(
+        ValueError, match="a task named 'classification' exists already: Classification"
+    ):
         register_task("classification")(Other)
 
 
 def test_an_unknown_task_says_what_there_is_and_what_may_be_missing() -> None:
-    with pytest.raises(ValueError, match=r"(?s)must be one of \['classification', .*got 'mine'.*--import my_module"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"(?s)must be one of \['classification', .*got 'mine'.*--import "
+            r"my_module"
+        ),
+    ):
         create_task("mine")
     assert "mine" not in list_tasks()

@@ -1,4 +1,6 @@
-"""The task segmentation: its loss and measures on masks worked out by hand, a training, its report and predictions."""
+"""The task segmentation: its loss and measures on masks worked out by hand, a training,
+its report and predictions.
+"""
 
 from pathlib import Path
 
@@ -15,11 +17,17 @@ from torchcaps_lab.tasks import Criteria, Segmentation, dice_loss
 
 LABELS = torch.tensor([[[0, 0, 1], [1, 2, NO_CLASS]]])
 SAID = torch.tensor([[[0, 1, 1], [1, 0, 2]]])
-"""Class 0: one of three right in all; class 1: two of three; class 2: none of one, and one that counts for nothing."""
+"""Class 0: one of three right in all; class 1: two of three; class 2: none of one, and
+one that counts for nothing.
+"""
 
 
 def certain(labels: torch.Tensor, classes: int = 3) -> torch.Tensor:
-    return torch.nn.functional.one_hot(labels.clamp_max(classes - 1), classes).movedim(-1, 1).float()
+    return (
+        torch.nn.functional.one_hot(labels.clamp_max(classes - 1), classes)
+        .movedim(-1, 1)
+        .float()
+    )
 
 
 def batch_of(labels: torch.Tensor) -> Batch:
@@ -28,13 +36,17 @@ def batch_of(labels: torch.Tensor) -> Batch:
 
 
 def test_measures_leave_pixels_without_a_class_out() -> None:
-    found = Segmentation().measure(Prediction(certain(SAID), None, None), batch_of(LABELS))
+    found = Segmentation().measure(
+        Prediction(certain(SAID), None, None), batch_of(LABELS)
+    )
     assert found["iou"].tolist() == pytest.approx([(1 / 3 + 2 / 3 + 0) / 3])
     assert found["dice"].tolist() == pytest.approx([(2 / 4 + 4 / 5 + 0) / 3])
 
 
 def test_dice_loss_of_certain_answers_is_one_minus_the_coefficient() -> None:
-    assert float(dice_loss(certain(SAID), LABELS)) == pytest.approx(1 - (2 / 4 + 4 / 5 + 0) / 3)
+    assert float(dice_loss(certain(SAID), LABELS)) == pytest.approx(
+        1 - (2 / 4 + 4 / 5 + 0) / 3
+    )
     assert float(dice_loss(certain(LABELS), LABELS)) == pytest.approx(0)
     assert float(dice_loss(certain(SAID), torch.full_like(LABELS, NO_CLASS))) == 0
 
@@ -45,11 +57,16 @@ def test_the_loss_is_that_of_every_pixel_with_a_class() -> None:
     drawn = torch.rand(1, 1, 2, 3)
     batch = batch_of(LABELS)
     _, parts = Segmentation(dice=0.0).loss(
-        torch.nn.Identity(), lambda images, labels: Prediction(activation, None, drawn), batch, criteria
+        torch.nn.Identity(),
+        lambda images, labels: Prediction(activation, None, drawn),
+        batch,
+        criteria,
     )  # type: ignore[arg-type]
     rows = activation[0].flatten(1).T[:5]
     assert set(parts) == {"class_loss", "reconstruction_loss"}
-    torch.testing.assert_close(parts["class_loss"], tc.margin_loss(rows, LABELS.flatten()[:5]))
+    torch.testing.assert_close(
+        parts["class_loss"], tc.margin_loss(rows, LABELS.flatten()[:5])
+    )
     shown = (LABELS > 0) & (LABELS != NO_CLASS)
     expected = (drawn - batch.pictures)[:, 0][shown].square().sum()
     torch.testing.assert_close(parts["reconstruction_loss"], expected)
@@ -57,7 +74,10 @@ def test_the_loss_is_that_of_every_pixel_with_a_class() -> None:
 
 def test_a_batch_without_any_pixel_of_a_class_teaches_nothing() -> None:
     network = tc.models.UNet((1, 2, 3), 3, (2,))
-    nothing, criteria = batch_of(torch.full_like(LABELS, NO_CLASS)), Criteria(tc.MarginLoss(), tc.ReconstructionLoss())
+    nothing, criteria = (
+        batch_of(torch.full_like(LABELS, NO_CLASS)),
+        Criteria(tc.MarginLoss(), tc.ReconstructionLoss()),
+    )
     _, parts = Segmentation().loss(network, network, nothing, criteria)
     total = torch.stack(list(parts.values())).sum()
     assert total.item() == 0
@@ -69,12 +89,16 @@ def test_examining_counts_the_pixels_of_all_images_together() -> None:
     class Reads(tc.models.UNet):
         """Says what the brightness says."""
 
-        def forward(self, images: torch.Tensor, target: torch.Tensor | None = None) -> Prediction:
+        def forward(
+            self, images: torch.Tensor, target: torch.Tensor | None = None
+        ) -> Prediction:
             return Prediction(certain((255 * images[:, 0]).round().long()), None, None)
 
     said = torch.cat([SAID, torch.zeros_like(SAID)]).to(torch.uint8)
     labels = torch.cat([LABELS, torch.zeros_like(LABELS)]).to(torch.uint8)
-    found = Segmentation().examine(Reads((1, 2, 3), 3, (2,)), MaskSet(said[:, None], labels, ("a", "b", "c")))
+    found = Segmentation().examine(
+        Reads((1, 2, 3), 3, (2,)), MaskSet(said[:, None], labels, ("a", "b", "c"))
+    )
     each = found.details["per_class"]
     assert [each[name]["iou"] for name in "abc"] == pytest.approx([7 / 9, 2 / 3, 0])
     assert found.figures["iou"] == pytest.approx((7 / 9 + 2 / 3) / 3)
@@ -83,9 +107,14 @@ def test_examining_counts_the_pixels_of_all_images_together() -> None:
 
 
 def test_labels_of_whole_images_and_networks_over_them_are_refused() -> None:
-    with pytest.raises(ValueError, match="task 'segmentation' takes images with a class for each pixel"):
+    with pytest.raises(
+        ValueError, match="task 'segmentation' takes images with a class for each pixel"
+    ):
         Segmentation().check(Digits().test)
-    with pytest.raises(ValueError, match=r"takes networks with activations \(B, E, 2, 3\), got \(1, 3\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"takes networks with activations \(B, E, 2, 3\), got \(1, 3\)",
+    ):
         Segmentation().loss(
             torch.nn.Identity(),
             lambda images, labels: Prediction(torch.rand(1, 3), None, None),
@@ -99,15 +128,55 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training on squares of pictures whose bright half is another class."""
     folder = tmp_path_factory.mktemp("halves")
     for number in range(6):
-        picture = torch.randint(60, (20, 17), generator=torch.Generator().manual_seed(number))
+        picture = torch.randint(
+            60, (20, 17), generator=torch.Generator().manual_seed(number)
+        )
         mask = (torch.arange(17) > 3 + number).expand(20, 17)
         for name, values in (("images", picture + 180 * mask), ("masks", 255 * mask)):
             (folder / name).mkdir(exist_ok=True)
-            Image.fromarray(values.to(torch.uint8).numpy()).save(folder / name / f"{number}.png")
-    data = ["--data", "Masks", "--data.root", str(folder), "--data.cut", "12", "--data.cuts", "4"]
-    how = ["--epochs", "12", "--batch_size", "2", "--loss", "NegativeLogLikelihood", "--optimizer", "Adam"]
-    small = ["--model_args.types", "[2,2]", "--model_args.channels", "[4]", "--optimizer.lr", "0.01"]
-    main(["train", *data, *how, *small, "--data.names", "[dark,bright]", "--run", str(folder / "run")])
+            Image.fromarray(values.to(torch.uint8).numpy()).save(
+                folder / name / f"{number}.png"
+            )
+    data = [
+        "--data",
+        "Masks",
+        "--data.root",
+        str(folder),
+        "--data.cut",
+        "12",
+        "--data.cuts",
+        "4",
+    ]
+    how = [
+        "--epochs",
+        "12",
+        "--batch_size",
+        "2",
+        "--loss",
+        "NegativeLogLikelihood",
+        "--optimizer",
+        "Adam",
+    ]
+    small = [
+        "--model_args.types",
+        "[2,2]",
+        "--model_args.channels",
+        "[4]",
+        "--optimizer.lr",
+        "0.01",
+    ]
+    main(
+        [
+            "train",
+            *data,
+            *how,
+            *small,
+            "--data.names",
+            "[dark,bright]",
+            "--run",
+            str(folder / "run"),
+        ]
+    )
     return folder
 
 
@@ -121,11 +190,29 @@ def test_a_run_learns_and_its_report_shows_the_worst(run: Path) -> None:
     assert (run / "run/report/segments.png").stat().st_size > 1000
 
 
-def test_predict_writes_masks_and_overlays(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["predict", str(run / "run"), str(run / "images/5.png"), "--masks", str(run / "said")])
+def test_predict_writes_masks_and_overlays(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(
+        [
+            "predict",
+            str(run / "run"),
+            str(run / "images/5.png"),
+            "--masks",
+            str(run / "said"),
+        ]
+    )
     assert "bright (" in capsys.readouterr().out
-    with Image.open(run / "said/5.png") as mask, Image.open(run / "said/5.overlay.png") as laid:
-        assert (mask.mode, mask.size, laid.mode, laid.size) == ("P", (17, 20), "RGB", (17, 20))
+    with (
+        Image.open(run / "said/5.png") as mask,
+        Image.open(run / "said/5.overlay.png") as laid,
+    ):
+        assert (mask.mode, mask.size, laid.mode, laid.size) == (
+            "P",
+            (17, 20),
+            "RGB",
+            (17, 20),
+        )
         said = torch.from_numpy(np.array(mask)).long()
     assert (said == (torch.arange(17) > 8)).double().mean() > 0.9
     answer = tc.Classifier.open(run / "run")(run / "images/5.png")
@@ -133,6 +220,16 @@ def test_predict_writes_masks_and_overlays(run: Path, capsys: pytest.CaptureFixt
     assert torch.equal(answer.mask, said)
 
 
-def test_networks_without_masks_write_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["predict", "digits/capsnet_digits", "some.png", "--masks", str(tmp_path / "masks")])
+def test_networks_without_masks_write_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(
+        [
+            "predict",
+            "digits/capsnet_digits",
+            "some.png",
+            "--masks",
+            str(tmp_path / "masks"),
+        ]
+    )
     assert "does not predict a class for each pixel" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Two digits in each image: trained, interrupted, resumed, tested, saved, opened and asked, on the task's word."""
+"""Two digits in each image: trained, interrupted, resumed, tested, saved, opened and
+asked, on the task's word.
+"""
 
 import json
 from pathlib import Path
@@ -15,14 +17,45 @@ from torchcaps.models import Prediction, create_model
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, ImageSet
-from torchcaps_lab.tasks import Classification, Criteria, SeveralLabels, Task, as_task, create_task, list_tasks
+from torchcaps_lab.tasks import (
+    Classification,
+    Criteria,
+    SeveralLabels,
+    Task,
+    as_task,
+    create_task,
+    list_tasks,
+)
 from torchcaps_lab.training import Loaders, Schedule, Speed
 
 MODULE = str(Path(__file__).with_name("several_digits.py"))
 OPTIONS = [
-    *("--import", MODULE, "--data", "several_digits.Pairs", "--model", "capsnet_digits"),
-    *("--model_args.channels", "8", "--model_args.types", "2", "--model_args.decoder_hidden", "[8]"),
-    *("--data.count", "600", "--batch_size", "16", "--optimizer", "Adam", "--optimizer.lr", "0.01"),
+    *(
+        "--import",
+        MODULE,
+        "--data",
+        "several_digits.Pairs",
+        "--model",
+        "capsnet_digits",
+    ),
+    *(
+        "--model_args.channels",
+        "8",
+        "--model_args.types",
+        "2",
+        "--model_args.decoder_hidden",
+        "[8]",
+    ),
+    *(
+        "--data.count",
+        "600",
+        "--batch_size",
+        "16",
+        "--optimizer",
+        "Adam",
+        "--optimizer.lr",
+        "0.01",
+    ),
     *("--preprocess.shift", "1", "--trainer.accelerator", "cpu"),
 ]
 
@@ -40,15 +73,43 @@ class TestCommandLine:
         assert found["task"] == "several_labels"
         assert found["images"] == {"train": 479, "validation": 121, "test": 50}
         assert 0.1 < found["test_accuracy"] <= 1
-        assert {"train_accuracy", "val_accuracy", "train_class_loss", "val_reconstruction_loss"} <= rows(run)[0].keys()
+        assert {
+            "train_accuracy",
+            "val_accuracy",
+            "train_class_loss",
+            "val_reconstruction_loss",
+        } <= rows(run)[0].keys()
         network = tc.load_pretrained(run / "model")
-        assert network.extra["task"] == {"name": "several_labels", "count": 2, "threshold": 0.5}
+        assert network.extra["task"] == {
+            "name": "several_labels",
+            "count": 2,
+            "threshold": 0.5,
+        }
         assert network.image_shape == (1, 8, 16)
 
     def test_a_resumed_training_ends_like_an_unbroken_one(self, run, tmp_path):
         broken = tmp_path / "broken"
-        assert main(["train", *OPTIONS, "--run", str(broken), "--epochs", "1", "--report", "false"]) == 0
-        assert main(["train", "--resume", str(broken), "--epochs", "3", "--import", MODULE]) == 0
+        assert (
+            main(
+                [
+                    "train",
+                    *OPTIONS,
+                    "--run",
+                    str(broken),
+                    "--epochs",
+                    "1",
+                    "--report",
+                    "false",
+                ]
+            )
+            == 0
+        )
+        assert (
+            main(
+                ["train", "--resume", str(broken), "--epochs", "3", "--import", MODULE]
+            )
+            == 0
+        )
         assert rows(broken) == rows(run)
 
     def test_training_ends_at_a_share_of_exact_answers(self, run, tmp_path):
@@ -56,7 +117,16 @@ class TestCommandLine:
         aim = max(accuracies[:2])
         assert aim > 0  # or nothing is seen here
         stopped = tmp_path / "stopped"
-        options = ["--run", str(stopped), "--epochs", "3", "--stop_at", str(aim), "--report", "false"]
+        options = [
+            "--run",
+            str(stopped),
+            "--epochs",
+            "3",
+            "--stop_at",
+            str(aim),
+            "--report",
+            "false",
+        ]
         assert main(["train", *OPTIONS, *options]) == 0
         assert rows(stopped) == rows(run)[: accuracies.index(aim) + 1]
 
@@ -64,8 +134,13 @@ class TestCommandLine:
         assert main(["evaluate", str(run), "--json", "--import", MODULE]) == 0
         result = json.loads(capsys.readouterr().out)
         assert result["accuracy"] == summary(run)["test_accuracy"]
-        assert sum(figures["images"] for figures in result["per_class"].values()) == 2 * 50
-        assert main(["evaluate", str(run), "--split", "validation", "--import", MODULE]) == 0
+        assert (
+            sum(figures["images"] for figures in result["per_class"].values()) == 2 * 50
+        )
+        assert (
+            main(["evaluate", str(run), "--split", "validation", "--import", MODULE])
+            == 0
+        )
         assert "of 121 images right in all their classes" in capsys.readouterr().out
 
     def test_predict_names_both_classes(self, run, tmp_path, capsys):
@@ -73,36 +148,62 @@ class TestCommandLine:
         files = []
         for number, image in enumerate(images):
             files.append(str(tmp_path / f"{number}.png"))
-            Image.fromarray((255 * image[0]).round().to(torch.uint8).numpy()).save(files[-1])
+            Image.fromarray((255 * image[0]).round().to(torch.uint8).numpy()).save(
+                files[-1]
+            )
         assert main(["predict", str(run), *files, "--json"]) == 0
         found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         with torch.no_grad():
             activation = tc.load_pretrained(run / "model")(images).activation
         for row, expected in zip(found, activation, strict=True):
-            assert row["classes"] == [str(label) for label in expected.topk(2).indices.tolist()]
-            assert list(row["lengths"].values()) == pytest.approx(expected.tolist(), abs=1e-5)
+            assert row["classes"] == [
+                str(label) for label in expected.topk(2).indices.tolist()
+            ]
+            assert list(row["lengths"].values()) == pytest.approx(
+                expected.tolist(), abs=1e-5
+            )
             assert row["probabilities"] == row["lengths"]
         assert main(["predict", str(run), files[0]]) == 0
         assert capsys.readouterr().out.count("(") == 2
 
     def test_the_report_shows_each_class_of_an_image(self, run):
-        exhibits = json.loads((run / "report" / "exhibits.json").read_text())["exhibits"]
+        exhibits = json.loads((run / "report" / "exhibits.json").read_text())[
+            "exhibits"
+        ]
         kinds = {exhibit["kind"]: exhibit for exhibit in exhibits}
         assert {"summary", "learning_curves", "assignments"} <= kinds.keys()
         first, last = exhibits[0], exhibits[-1]
-        assert (first["kind"], last["kind"]) == ("present_classes", "summary")  # what was found first, settings last
-        assert first["text"].startswith(f"{summary(run)['test_accuracy']:.2%} of 50 images right in all their classes.")
-        lowest = min(row["recall"] for row in first["figures"].values() if row["recall"] is not None)
+        assert (first["kind"], last["kind"]) == (
+            "present_classes",
+            "summary",
+        )  # what was found first, settings last
+        assert first["text"].startswith(
+            f"{summary(run)['test_accuracy']:.2%} of 50 images right in all their "
+            "classes."
+        )
+        lowest = min(
+            row["recall"]
+            for row in first["figures"].values()
+            if row["recall"] is not None
+        )
         assert f"found in {lowest:.1%} of its" in first["text"]
-        assert ("reconstructions" in kinds) is ("The decoder learned nothing" not in first["text"])
+        assert ("reconstructions" in kinds) is (
+            "The decoder learned nothing" not in first["text"]
+        )
         assert "test_accuracy" in last["recorded"]
         first, second = kinds["layer_activations"]["titles"][:2]
-        assert first.partition("\n")[2] == second.partition("\n")[2]  # one image, asked about each of its digits
+        assert (
+            first.partition("\n")[2] == second.partition("\n")[2]
+        )  # one image, asked about each of its digits
         assert first != second
 
     def test_a_network_alone_knows_its_task(self, run):
         classifier = Classifier.open(run / "model")
-        assert classifier.task.config() == {"name": "several_labels", "count": 2, "threshold": 0.5}
+        assert classifier.task.config() == {
+            "name": "several_labels",
+            "count": 2,
+            "threshold": 0.5,
+        }
         answers = classifier(Pairs().test.__getitems__([0, 1]).pictures)
         assert [len(answer.classes) for answer in answers] == [2, 2]
 
@@ -130,7 +231,9 @@ class TestTrainingPairs:
         raw = loaders.sets[0].__getitems__([4, 2])
         assert raw.images.shape == (2, 1, 8, 8)
         expected = Pairs().train.composition(raw, 7, 3)
-        assert torch.equal(loaders.on_after_batch_transfer(raw, 0).images, expected.images)
+        assert torch.equal(
+            loaders.on_after_batch_transfer(raw, 0).images, expected.images
+        )
         Trainer.training = False
         fixed = Pairs().validation.__getitems__([0])
         assert loaders.on_after_batch_transfer(fixed, 0) is fixed
@@ -144,18 +247,33 @@ class TestLoss:
     @pytest.fixture
     def network(self):
         torch.manual_seed(0)
-        return create_model("capsnet_digits", image_shape=(1, 8, 16), channels=4, types=2, decoder_hidden=(8,))
+        return create_model(
+            "capsnet_digits",
+            image_shape=(1, 8, 16),
+            channels=4,
+            types=2,
+            decoder_hidden=(8,),
+        )
 
     def test_each_capsule_reconstructs_its_digit_alone(self, network):
         batch = Pairs().test.__getitems__([0, 1, 2, 3])
         prediction, parts = SeveralLabels(2).loss(network, network, batch, criteria())
         assert torch.equal(prediction.activation, network(batch.images).activation)
-        torch.testing.assert_close(parts["class_loss"], tc.margin_loss(prediction.activation, batch.labels.float()))
+        torch.testing.assert_close(
+            parts["class_loss"],
+            tc.margin_loss(prediction.activation, batch.labels.float()),
+        )
         capsules = network.encode(batch.images)
         expected = 0.0
         for place in range(2):
             alone = network.decode(capsules, batch.parts.labels[:, place])
-            error = (alone - batch.parts.pictures[:, place]).square().flatten(1).sum(1).mean()
+            error = (
+                (alone - batch.parts.pictures[:, place])
+                .square()
+                .flatten(1)
+                .sum(1)
+                .mean()
+            )
             expected = expected + 0.1 * error
         torch.testing.assert_close(parts["reconstruction_loss"], expected)
 
@@ -168,9 +286,17 @@ class TestLoss:
 
     def test_probabilities_that_add_up_to_one_are_compared_with_shares(self):
         torch.manual_seed(0)
-        twin = create_model("matrixcapsnet_cnn", image_shape=(1, 8, 16), classes=10, channels=(4, 4), hidden=8)
+        twin = create_model(
+            "matrixcapsnet_cnn",
+            image_shape=(1, 8, 16),
+            classes=10,
+            channels=(4, 4),
+            hidden=8,
+        )
         batch = Pairs().test.__getitems__([0, 1, 2, 3])
-        prediction, parts = SeveralLabels(2).loss(twin, twin, batch, criteria(NegativeLogLikelihood()))
+        prediction, parts = SeveralLabels(2).loss(
+            twin, twin, batch, criteria(NegativeLogLikelihood())
+        )
         torch.testing.assert_close(prediction.activation.sum(1), torch.ones(4))
         expected = -(batch.labels * prediction.activation.log()).sum(1).mean() / 2
         assert parts.keys() == {"class_loss"}
@@ -179,24 +305,45 @@ class TestLoss:
 
 class TestAnswers:
     ACTIVATION = torch.tensor([[0.9, 0.8, 0.1], [0.2, 0.7, 0.6], [0.3, 0.1, 0.2]])
-    LABELS = torch.tensor([[True, True, False], [False, True, False], [False, False, False]])
+    LABELS = torch.tensor(
+        [[True, True, False], [False, True, False], [False, False, False]]
+    )
 
     def test_exact_sets(self):
-        prediction, batch = Prediction(self.ACTIVATION, None, None), Masks().test[0]._replace(labels=self.LABELS)
-        assert SeveralLabels().measure(prediction, batch)["accuracy"].tolist() == [True, False, True]
-        assert SeveralLabels(threshold=0.65).measure(prediction, batch)["accuracy"].tolist() == [True, True, True]
-        assert SeveralLabels(2).measure(prediction, batch)["accuracy"].tolist() == [True, False, False]
+        prediction, batch = (
+            Prediction(self.ACTIVATION, None, None),
+            Masks().test[0]._replace(labels=self.LABELS),
+        )
+        assert SeveralLabels().measure(prediction, batch)["accuracy"].tolist() == [
+            True,
+            False,
+            True,
+        ]
+        assert SeveralLabels(threshold=0.65).measure(prediction, batch)[
+            "accuracy"
+        ].tolist() == [True, True, True]
+        assert SeveralLabels(2).measure(prediction, batch)["accuracy"].tolist() == [
+            True,
+            False,
+            False,
+        ]
 
     def test_what_people_read(self):
-        answers = SeveralLabels().answers(Prediction(self.ACTIVATION, None, None), ["a", "b", "c"])
+        answers = SeveralLabels().answers(
+            Prediction(self.ACTIVATION, None, None), ["a", "b", "c"]
+        )
         assert [answer.classes for answer in answers] == [("a", "b"), ("b", "c"), ()]
         assert str(answers[1]) == "b (0.700), c (0.600)"
         assert str(answers[2]) == "nothing"
 
     def test_one_class_has_a_share_of_all_activations(self):
-        answers = Classification().answers(Prediction(self.ACTIVATION, None, None), ["a", "b", "c"])
+        answers = Classification().answers(
+            Prediction(self.ACTIVATION, None, None), ["a", "b", "c"]
+        )
         assert [answer.classes for answer in answers] == [("a",), ("b",), ("a",)]
-        assert list(answers[2].probabilities.values()) == pytest.approx([0.5, 1 / 6, 1 / 3])
+        assert list(answers[2].probabilities.values()) == pytest.approx(
+            [0.5, 1 / 6, 1 / 3]
+        )
         assert answers[2].json()["class"] == "a"
 
     def test_figures_of_each_class(self):
@@ -204,7 +351,13 @@ class TestAnswers:
             classes = 10
 
             def forward(self, images):
-                return Prediction(torch.stack([self.told[image.item()] for image in images[:, 0, 0, 0]]), None, None)
+                return Prediction(
+                    torch.stack(
+                        [self.told[image.item()] for image in images[:, 0, 0, 0]]
+                    ),
+                    None,
+                    None,
+                )
 
         masks = torch.zeros(3, 10, dtype=torch.bool)
         masks[0, [1, 2]] = masks[1, 1] = masks[2, 3] = True
@@ -213,18 +366,40 @@ class TestAnswers:
         pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1)
         images = ImageSet(pixels, masks, tuple(map(str, range(10))))
         network = Fixed()
-        network.told = dict(zip((images[row].images.item() for row in range(3)), said, strict=True))
+        network.told = dict(
+            zip((images[row].images.item() for row in range(3)), said, strict=True)
+        )
         found = SeveralLabels().examine(network, images, batch_size=2)
         assert found.figures["accuracy"] == pytest.approx(1 / 3)
-        assert found.details["per_class"]["1"] == {"images": 2, "precision": 1.0, "recall": 1.0, "f1": 1.0}
-        assert found.details["per_class"]["3"] == {"images": 1, "precision": 0.0, "recall": 0.0, "f1": 0.0}
-        assert found.details["per_class"]["4"] == {"images": 0, "precision": 0.0, "recall": None, "f1": 0.0}
+        assert found.details["per_class"]["1"] == {
+            "images": 2,
+            "precision": 1.0,
+            "recall": 1.0,
+            "f1": 1.0,
+        }
+        assert found.details["per_class"]["3"] == {
+            "images": 1,
+            "precision": 0.0,
+            "recall": 0.0,
+            "f1": 0.0,
+        }
+        assert found.details["per_class"]["4"] == {
+            "images": 0,
+            "precision": 0.0,
+            "recall": None,
+            "f1": 0.0,
+        }
         assert found.details["per_class"]["9"]["f1"] is None
 
 
 class TestTasks:
     def test_by_name(self):
-        assert list_tasks() == ["classification", "detection", "segmentation", "several_labels"]
+        assert list_tasks() == [
+            "classification",
+            "detection",
+            "segmentation",
+            "several_labels",
+        ]
         assert create_task("several_labels", count=3).config()["count"] == 3
         for task in (Classification(), SeveralLabels(2), SeveralLabels(threshold=0.3)):
             assert as_task(task.config()).config() == task.config()
@@ -238,16 +413,22 @@ class TestTasks:
 
         assert Own(4).config() == {"name": "own", "count": 4, "threshold": 0.5}
 
-    @pytest.mark.parametrize("arguments", [{"count": 0}, {"threshold": 0.0}, {"threshold": 1.0}])
+    @pytest.mark.parametrize(
+        "arguments", [{"count": 0}, {"threshold": 0.0}, {"threshold": 1.0}]
+    )
     def test_range(self, arguments):
         with pytest.raises(ValueError, match=f"{next(iter(arguments))} must be"):
             SeveralLabels(**arguments)
 
     def test_aims(self):
-        loss = Task.measures[0].__class__("pixel_error", higher_is_better=False, percent=False)
+        loss = Task.measures[0].__class__(
+            "pixel_error", higher_is_better=False, percent=False
+        )
         assert loss.reached(0.1, 0.2)
         assert not loss.reached(0.3, 0.2)
-        with pytest.raises(ValueError, match=r"stop_at must be a pixel_error in \[0, 1\), got 1"):
+        with pytest.raises(
+            ValueError, match=r"stop_at must be a pixel_error in \[0, 1\), got 1"
+        ):
             loss.check_aim(1.0)
 
 

@@ -1,4 +1,6 @@
-"""Of two classes, evaluation reports AUC, sensitivity and specificity, and which class is the positive one."""
+"""Of two classes, evaluation reports AUC, sensitivity and specificity, and which class
+is the positive one.
+"""
 
 import pytest
 
@@ -16,12 +18,19 @@ def test_in_a_line() -> None:
 
 def test_the_other_class_may_be_the_positive_one() -> None:
     swapped = with_positive(DETAILS, "healthy", CLASSES)
-    assert swapped == {"positive": "healthy", "auc": 0.9, "sensitivity": None, "specificity": 0.75}
+    assert swapped == {
+        "positive": "healthy",
+        "auc": 0.9,
+        "sensitivity": None,
+        "specificity": 0.75,
+    }
     assert with_positive(swapped, "ill", CLASSES) == DETAILS
 
 
 def test_a_positive_class_that_is_none() -> None:
-    with pytest.raises(ValueError, match="positive must be one of 'healthy', 'ill', got 'sick'"):
+    with pytest.raises(
+        ValueError, match="positive must be one of 'healthy', 'ill', got 'sick'"
+    ):
         with_positive(DETAILS, "sick", CLASSES)
     with pytest.raises(ValueError, match="positive must be None unless"):
         with_positive({}, "ill", CLASSES)

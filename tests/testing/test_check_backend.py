@@ -23,7 +23,10 @@ ALL = len(PROBLEMS) * len(SIMILARITIES) * len(RULES)
     [
         ("chunked", 2**19),
         ("native", 2**19),
-        *(pytest.param(*more, marks=pytest.mark.thorough) for more in (("naive", 2**19), ("chunked", 400))),
+        *(
+            pytest.param(*more, marks=pytest.mark.thorough)
+            for more in (("naive", 2**19), ("chunked", 400))
+        ),
     ],
 )
 @pytest.mark.usefixtures("poisoned")
@@ -33,7 +36,9 @@ def test_every_backend(name: str, tile: int, monkeypatch: pytest.MonkeyPatch) ->
     assert compared == (len(PROBLEMS) * 3 * 4 if name == "native" else ALL)
 
 
-@pytest.mark.parametrize("name", [pytest.param("chunked", marks=pytest.mark.thorough), "native"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("chunked", marks=pytest.mark.thorough), "native"]
+)
 def test_float32(name: str) -> None:
     check_backend(BACKENDS[name], dtype=torch.float32)
 
@@ -41,11 +46,15 @@ def test_float32(name: str) -> None:
 @pytest.fixture
 def one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is broken here is looked for behind all similarities and rules."""
-    monkeypatch.setattr("torchcaps.testing.backends.RULES", {"a softmax": RULES["a softmax"]})
+    monkeypatch.setattr(
+        "torchcaps.testing.backends.RULES", {"a softmax": RULES["a softmax"]}
+    )
     monkeypatch.setattr("torchcaps.testing.backends.EDGE_RULES", ("a softmax",))
 
 
-def with_moments(change: Callable[[NaiveVotes, Moments, Rule], Moments]) -> type[NaiveVotes]:
+def with_moments(
+    change: Callable[[NaiveVotes, Moments, Rule], Moments],
+) -> type[NaiveVotes]:
     """The reference, but that its moments are changed."""
 
     class Changed(NaiveVotes):
@@ -57,7 +66,9 @@ def with_moments(change: Callable[[NaiveVotes, Moments, Rule], Moments]) -> type
 
 class Still(NaiveVotes):
     def moments(self, similarity: Any, weights: Tensor | None, *rest: Any) -> Moments:
-        return super().moments(similarity, None if weights is None else weights.detach(), *rest)
+        return super().moments(
+            similarity, None if weights is None else weights.detach(), *rest
+        )
 
 
 class Low(NaiveVotes):
@@ -66,16 +77,26 @@ class Low(NaiveVotes):
 
 
 class Hasty(NaiveVotes):
-    def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def agree(
+        self, agreement: Agreement, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         rule, fewer = Rule(agreement.orphan), agreement._replace(steps=2)
-        return step_by_step(lambda one: self.moments(one, None, rule, False).sum, fewer, bias)
+        return step_by_step(
+            lambda one: self.moments(one, None, rule, False).sum, fewer, bias
+        )
 
 
 class Boastful(ChunkedVotes):
-    """The defect that this contract is there for: a backend that takes every similarity for one that it knows."""
+    """The defect that this contract is there for: a backend that takes every similarity
+    for one that it knows.
+    """
 
     def moments(self, similarity: Any, *rest: Any) -> Moments:
-        known = similarity if type(similarity).__name__ in ("InnerProduct", "Gaussian") else None
+        known = (
+            similarity
+            if type(similarity).__name__ in ("InnerProduct", "Gaussian")
+            else None
+        )
         return super().moments(known, *rest)
 
 
@@ -91,15 +112,28 @@ class Curt(NaiveVotes):
     ("broken", "words"),
     [
         (
-            with_moments(lambda votes, found, rule: found._replace(mass=found.mass * (1 + 1e-6 * rule.orphan))),
+            with_moments(
+                lambda votes, found, rule: found._replace(
+                    mass=found.mass * (1 + 1e-6 * rule.orphan)
+                )
+            ),
             r"Changed differs from naive for .* with an orphan: mass is off by 1e-06",
         ),
         (Still, "the gradient of weights is off"),
-        (Boastful, r"Boastful differs from naive for given logits \(I, J\) under a soft"),
+        (
+            Boastful,
+            r"Boastful differs from naive for given logits \(I, J\) under a soft",
+        ),
         (Modest, "Modest supports nothing"),
         (Curt, r"Curt\.supports must return a str, got True"),
     ],
-    ids=["wrong by a little", "a gradient is missing", "says yes", "says no", "answers in no words"],
+    ids=[
+        "wrong by a little",
+        "a gradient is missing",
+        "says yes",
+        "says no",
+        "answers in no words",
+    ],
 )
 def test_what_is_broken_is_told(broken: type[VoteSource], words: str) -> None:
     with pytest.raises(AssertionError, match=words):
@@ -111,23 +145,38 @@ def test_what_is_broken_is_told(broken: type[VoteSource], words: str) -> None:
     [
         (Low, r"Low fails for the Gaussians of moments.*variance is off"),
         (
-            with_moments(lambda votes, found, _: found._replace(mass=found.mass + (votes.children.shape[1] == 0))),
+            with_moments(
+                lambda votes, found, _: found._replace(
+                    mass=found.mass + (votes.children.shape[1] == 0)
+                )
+            ),
             r"Changed fails for .*children=0.*: mass is off",
         ),
         (
-            with_moments(lambda votes, found, _: found._replace(sum=found.sum.nan_to_num())),
+            with_moments(
+                lambda votes, found, _: found._replace(sum=found.sum.nan_to_num())
+            ),
             r"Changed fails for .*sum hides NaN of a child's pose in",
         ),
         (Hasty, r"Hasty fails for Agreement\(steps=3.*poses is off"),
     ],
-    ids=["Gaussians", "memory that nobody wrote to", "NaN is hidden", "a step is left out"],
+    ids=[
+        "Gaussians",
+        "memory that nobody wrote to",
+        "NaN is hidden",
+        "a step is left out",
+    ],
 )
 @pytest.mark.usefixtures("one_rule")
-def test_what_is_broken_behind_the_rules_is_told(broken: type[VoteSource], words: str) -> None:
+def test_what_is_broken_behind_the_rules_is_told(
+    broken: type[VoteSource], words: str
+) -> None:
     test_what_is_broken_is_told(broken, words)
 
 
-@pytest.mark.parametrize(("method", "name"), [("assignment", "mass"), ("log_partition", "log_partition")])
+@pytest.mark.parametrize(
+    ("method", "name"), [("assignment", "mass"), ("log_partition", "log_partition")]
+)
 def test_nan(method: str, name: str) -> None:
     def spoiled(self: VoteSource, *args: object) -> Tensor:
         return getattr(NaiveVotes, method)(self, *args) * torch.nan

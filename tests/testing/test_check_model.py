@@ -17,9 +17,13 @@ from torchcaps.testing.models import CHECKS
 class Linear(ImageClassifier):
     """Nothing wrong with it; each class below has one thing wrong."""
 
-    def __init__(self, image_shape: tuple[int, int, int] = (1, 5, 4), classes: int = 3) -> None:
+    def __init__(
+        self, image_shape: tuple[int, int, int] = (1, 5, 4), classes: int = 3
+    ) -> None:
         super().__init__(image_shape, classes)
-        self.layer = nn.Linear(self.image_shape[0] * self.image_shape[1] * self.image_shape[2], classes)
+        self.layer = nn.Linear(
+            self.image_shape[0] * self.image_shape[1] * self.image_shape[2], classes
+        )
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         self._check(images)
@@ -30,7 +34,9 @@ class Linear(ImageClassifier):
 
 
 class Deaf(Linear):
-    def __init__(self, image_shape: tuple[int, int, int] = (1, 5, 4), classes: int = 3) -> None:
+    def __init__(
+        self, image_shape: tuple[int, int, int] = (1, 5, 4), classes: int = 3
+    ) -> None:
         super().__init__(image_shape, classes)
         self.classes = 3
 
@@ -61,7 +67,9 @@ class Drifting(Linear):
 class Narrow(Linear):
     def say(self, images: Tensor) -> Tensor:
         said = super().say(images)
-        return said / (said.dtype != torch.bfloat16 and not torch.is_autocast_enabled("cpu"))
+        return said / (
+            said.dtype != torch.bfloat16 and not torch.is_autocast_enabled("cpu")
+        )
 
 
 class Unsaved(Linear):
@@ -76,7 +84,9 @@ class Unsaved(Linear):
 class Branching(Linear):
     def say(self, images: Tensor) -> Tensor:
         said = super().say(images)
-        return said if said[0, 0] >= 0 else said.flip(1)  # always so, but nobody knows before it has run
+        return (
+            said if said[0, 0] >= 0 else said.flip(1)
+        )  # always so, but nobody knows before it has run
 
 
 class Large(Linear):
@@ -85,7 +95,9 @@ class Large(Linear):
 
 
 class Stubborn(Linear):
-    def __init__(self, image_shape: tuple[int, int, int] = (1, 5, 4), classes: int = 3) -> None:
+    def __init__(
+        self, image_shape: tuple[int, int, int] = (1, 5, 4), classes: int = 3
+    ) -> None:
         super().__init__(image_shape, classes)
         self.layer = nn.Linear(20, classes)
 
@@ -107,7 +119,9 @@ def test_nothing_wrong() -> None:
     check_model(network)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert network.training
-    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in network.state_dict().items()
+    )
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
@@ -116,21 +130,36 @@ def test_nothing_wrong() -> None:
     [
         (Deaf, "other_images_and_classes", "asked for .* 4 classes, it has .* 3"),
         (Idle, "learning", "its parameter idle gets no gradient"),
-        (Undefined, "learning", "in training tensor 0 of its output holds NaN or infinite"),
+        (
+            Undefined,
+            "learning",
+            "in training tensor 0 of its output holds NaN or infinite",
+        ),
         (Together, "one_example", "example 0 alone: tensor 0 of its output is off by"),
-        (Drifting, "training_and_evaluation", r"a forward pass changed its parameter layer\.bias"),
+        (
+            Drifting,
+            "training_and_evaluation",
+            r"a forward pass changed its parameter layer\.bias",
+        ),
         (Narrow, "autocast", "under autocast tensor 0"),
         (Unsaved, "saving", "loaded, tensor 0 of its output is off by"),
         (Branching, "export", "data-dependent"),
         (Large, "prediction", r"activations do not lie in \[0, 1\]"),
         (Stubborn, "other_images_and_classes", "shapes cannot be multiplied"),
         (Boasting, "any_size", "shapes cannot be multiplied"),
-        (Trusting, "images_that_do_not_fit", "images that hold nan must raise a ValueError, but are accepted"),
+        (
+            Trusting,
+            "images_that_do_not_fit",
+            "images that hold nan must raise a ValueError, but are accepted",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_one_thing_wrong(network: type[Linear], check: str, message: str) -> None:
-    with pytest.raises(AssertionError, match=rf"(?s)^{network.__name__} fails the check '{check}': .*{message}"):
+    with pytest.raises(
+        AssertionError,
+        match=rf"(?s)^{network.__name__} fails the check '{check}': .*{message}",
+    ):
         check_model(network())
     if network not in (Undefined, Large):  # which are wrong wherever one looks
         check_model(network(), skip=(check,))
@@ -138,8 +167,13 @@ def test_one_thing_wrong(network: type[Linear], check: str, message: str) -> Non
 
 def test_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Linear()
-    monkeypatch.setattr(Linear, "config", lambda self: {"classes": 3 + (self is network)})
-    with pytest.raises(AssertionError, match=r"'configuration': its weights are|'configuration': made again from"):
+    monkeypatch.setattr(
+        Linear, "config", lambda self: {"classes": 3 + (self is network)}
+    )
+    with pytest.raises(
+        AssertionError,
+        match=r"'configuration': its weights are|'configuration': made again from",
+    ):
         check_model(network)
 
 
@@ -149,7 +183,9 @@ class Words(Network):
         self.words = words
         self.embedding = nn.Embedding(words, 4)
         self.primary_caps = PrimaryCaps1d(4, 2, 4, 3, 1)
-        self.class_caps = ClassCaps(2, 3, 4, 4, axes=1, routing=EMRouting.preset("standardised"))
+        self.class_caps = ClassCaps(
+            2, 3, 4, 4, axes=1, routing=EMRouting.preset("standardised")
+        )
 
     def forward(self, words: Tensor) -> Capsules:
         return self.class_caps(self.primary_caps(self.embedding(words).mT))
@@ -160,18 +196,26 @@ def test_network_over_something_else() -> None:
         return torch.arange(7 * batch).view(batch, 7) % 9
 
     check_model(Words(), words)
-    with pytest.raises(ValueError, match="Words is not an image classifier: inputs must make a batch for it"):
+    with pytest.raises(
+        ValueError,
+        match="Words is not an image classifier: inputs must make a batch for it",
+    ):
         check_model(Words())
 
 
 def test_skip() -> None:
-    with pytest.raises(ValueError, match=r"skip must name checks of \['configuration', .*got 'everything'"):
+    with pytest.raises(
+        ValueError,
+        match=r"skip must name checks of \['configuration', .*got 'everything'",
+    ):
         check_model(Linear(), skip=("everything",))
     assert len({check.__name__ for check in CHECKS}) == len(CHECKS)
 
 
 def test_a_routing_that_cannot_train() -> None:
     network: Any = create_model("capsnet_digits", routing={"name": "hard_kmeans"})
-    with pytest.raises(AssertionError, match=r"CapsNet fails the check 'learning': .*cannot train"):
+    with pytest.raises(
+        AssertionError, match=r"CapsNet fails the check 'learning': .*cannot train"
+    ):
         check_model(network)
     assert type(network) is NETWORKS["CapsNet"]

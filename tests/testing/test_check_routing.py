@@ -1,4 +1,6 @@
-"""Every routing keeps what layers rely on; one that does not is told from one that does."""
+"""Every routing keeps what layers rely on; one that does not is told from one that
+does.
+"""
 
 from collections.abc import Callable
 
@@ -20,7 +22,8 @@ from torchcaps.routing import (
 from torchcaps.squashing import length, squash
 from torchcaps.testing import check_routing
 
-# Settings beside the defaults; standardised costs say nothing of fewer than three parents, but must stay finite.
+# Settings beside the defaults; standardised costs say nothing of fewer than three
+# parents, but must stay finite.
 OTHERS: dict[str, Callable[[], Routing]] = {
     "dynamic-bias": lambda: DynamicRouting(bias=True),
     "dynamic-orphan": lambda: DynamicRouting(orphan=True),
@@ -28,11 +31,17 @@ OTHERS: dict[str, Callable[[], Routing]] = {
     "kmeans-sharp": lambda: create_routing("kmeans", sharpness=2.0, steps=2),
     "hard-inner": lambda: create_routing("hard_kmeans", metric="inner"),
     "attention-readout": lambda: create_routing("attention", readout=True, steps=3),
-    "heinsen-logits": lambda: create_routing("heinsen_2019", model="kmeans", logits=True),
+    "heinsen-logits": lambda: create_routing(
+        "heinsen_2019", model="kmeans", logits=True
+    ),
     "heinsen-any-parents": lambda: create_routing("heinsen_2019", any_parents=True),
     "kernel-em": lambda: create_routing("fast_kernel_density", method="em", width=4.0),
-    "em-relative": lambda: EMRouting.preset("soft", relative_floor=0.2, learn_sharpness="parent"),
-    "em-smooth": lambda: EMRouting(mean_smoothing=0.2, cost_scale=0.5, mass_scale=20.0, standardise=True),
+    "em-relative": lambda: EMRouting.preset(
+        "soft", relative_floor=0.2, learn_sharpness="parent"
+    ),
+    "em-smooth": lambda: EMRouting(
+        mean_smoothing=0.2, cost_scale=0.5, mass_scale=20.0, standardise=True
+    ),
     **{f"em-{name}": lambda name=name: EMRouting.preset(name) for name in EM_PRESETS},
 }
 
@@ -121,7 +130,9 @@ class Peeking(Plain):
     """Looks at the activations without asking who is there."""
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        pose = votes.moments(None, activation).sum / activation.sum(1)[:, None, None].clamp(min=1e-6)
+        pose = votes.moments(None, activation).sum / activation.sum(1)[
+            :, None, None
+        ].clamp(min=1e-6)
         return Routed(pose, length(pose), votes, None)
 
 
@@ -138,7 +149,9 @@ class Partial(Plain):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         routed = super().route(votes, activation)
-        return routed._replace(pose=routed.pose * (2 if votes.backend == "chunked" else 1))
+        return routed._replace(
+            pose=routed.pose * (2 if votes.backend == "chunked" else 1)
+        )
 
 
 class Detached(Plain):
@@ -159,7 +172,9 @@ class Obliging(Plain):
         super().__init__()
         self.steps = steps
 
-    def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
+    def route(
+        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
+    ) -> Routed:
         alpha = 0
         for _ in range(self.steps):
             similarity = None if isinstance(alpha, int) else InnerProduct(alpha)
@@ -181,11 +196,18 @@ class Obliging(Plain):
         (Overflowing, "votes far apart", "NaN or infinite"),
         (Peeking, "children that are not there", ""),
         (Counting, "children that are not there", "the parents' pose is off by 0.29"),
-        (Partial, "backends", "on backend chunked, the parents' pose is off by 1 of its size"),
+        (
+            Partial,
+            "backends",
+            "on backend chunked, the parents' pose is off by 1 of its size",
+        ),
         (Detached, "gradients", "Jacobian mismatch"),
         (Obliging, "earlier parents", "is off by"),
     ],
 )
 def test_broken(broken: type[Routing], check: str, words: str) -> None:
-    with pytest.raises(AssertionError, match=rf"(?s){broken.__name__} fails the check '{check}': .*{words}"):
+    with pytest.raises(
+        AssertionError,
+        match=rf"(?s){broken.__name__} fails the check '{check}': .*{words}",
+    ):
         check_routing(broken())

@@ -34,20 +34,34 @@ class Shades(Dataset):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Classifier:
     """Trained for an epoch."""
-    return tc.train(data=Shades(), test=0.25, run=tmp_path_factory.mktemp("run") / "shades", epochs=1, **OPTIONS)
+    return tc.train(
+        data=Shades(),
+        test=0.25,
+        run=tmp_path_factory.mktemp("run") / "shades",
+        epochs=1,
+        **OPTIONS,
+    )
 
 
 def test_the_options_have_everything_but_the_pairs(trained: Classifier) -> None:
     written = yaml.safe_load((trained.run / "config.yaml").read_text())["data"]
-    assert (written["name"], written["test"], written["validation"]) == ("MapStyle", 0.25, 0.1)
+    assert (written["name"], written["test"], written["validation"]) == (
+        "MapStyle",
+        0.25,
+        0.1,
+    )
     assert "data" not in written
     assert trained.classes == ("dark", "light")
     assert trained.summary["images"] == {"train": 26, "validation": 4, "test": 10}
     assert trained.summary["command"].startswith("torchcaps.train('Shades', ")
 
 
-@pytest.mark.parametrize("command", [["train", "--resume"], ["evaluate"]], ids=["resume", "evaluate"])
-def test_the_command_line_says_that_python_has_the_data(trained: Classifier, command: list[str], capsys) -> None:
+@pytest.mark.parametrize(
+    "command", [["train", "--resume"], ["evaluate"]], ids=["resume", "evaluate"]
+)
+def test_the_command_line_says_that_python_has_the_data(
+    trained: Classifier, command: list[str], capsys
+) -> None:
     assert main([*command, str(trained.run)]) != 0
     assert "call it in Python with data=" in capsys.readouterr().err
 
@@ -56,16 +70,37 @@ def test_it_is_resumed_with_the_pairs(trained: Classifier) -> None:
     resumed = tc.train(data=Shades(), run=trained.run, resume=True, epochs=2)
     assert resumed.summary["epochs"] == 2
     assert resumed.summary["images"] == trained.summary["images"]
-    assert yaml.safe_load((resumed.run / "config.yaml").read_text())["data"]["test"] == 0.25
-    others = [(255 - image, label) for image, label in map(Shades().__getitem__, range(40))]
-    with pytest.raises(ValueError, match="none of the images that the run was trained and tested on is there any more"):
+    assert (
+        yaml.safe_load((resumed.run / "config.yaml").read_text())["data"]["test"]
+        == 0.25
+    )
+    others = [
+        (255 - image, label) for image, label in map(Shades().__getitem__, range(40))
+    ]
+    with pytest.raises(
+        ValueError,
+        match=(
+            "none of the images that the run was trained and tested on is there "
+            "any more"
+        ),
+    ):
         tc.train(data=others, run=trained.run, resume=True, epochs=3)
     with pytest.raises(ValueError, match="images"):
-        tc.train(data=others, classes=("dark", "light"), run=trained.run, resume=True, epochs=3)
+        tc.train(
+            data=others,
+            classes=("dark", "light"),
+            run=trained.run,
+            resume=True,
+            epochs=3,
+        )
 
 
-def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the train data must have a length and items, got int"):
+def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        ValueError, match="the train data must have a length and items, got int"
+    ):
         tc.train(data=3, run=tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         tc.train(data=Shades(), run=tmp_path / "nowhere", resume=True)

@@ -14,22 +14,34 @@ def chance() -> random.Random:
 
 
 class TestFaults:
-    @pytest.mark.parametrize("fuzzed", [faults.fuzzed_options, faults.fuzzed_networks, faults.fuzzed_images])
-    def test_no_crash_without_a_named_error(self, fuzzed, tmp_path: Path, chance: random.Random) -> None:
+    @pytest.mark.parametrize(
+        "fuzzed", [faults.fuzzed_options, faults.fuzzed_networks, faults.fuzzed_images]
+    )
+    def test_no_crash_without_a_named_error(
+        self, fuzzed, tmp_path: Path, chance: random.Random
+    ) -> None:
         assert all(fuzzed(tmp_path, 15, chance))
 
-    def test_hostile_options_are_refused(self, tmp_path: Path, chance: random.Random) -> None:
+    def test_hostile_options_are_refused(
+        self, tmp_path: Path, chance: random.Random
+    ) -> None:
         found = list(faults.hostile_options(tmp_path, 1, chance))
         assert len(found) > 25
         assert all(found)
 
-    def test_damaged_and_hostile_checkpoints_are_refused(self, tmp_path: Path, chance: random.Random) -> None:
+    def test_damaged_and_hostile_checkpoints_are_refused(
+        self, tmp_path: Path, chance: random.Random
+    ) -> None:
         found = list(faults.damaged_checkpoints(tmp_path, 40, chance))
         assert len(found) == 41
         assert all(found)
 
-    @pytest.mark.parametrize("interrupted", [faults.kills, faults.full_disks, faults.starts])
-    def test_work_is_kept(self, interrupted, tmp_path: Path, chance: random.Random, monkeypatch) -> None:
+    @pytest.mark.parametrize(
+        "interrupted", [faults.kills, faults.full_disks, faults.starts]
+    )
+    def test_work_is_kept(
+        self, interrupted, tmp_path: Path, chance: random.Random, monkeypatch
+    ) -> None:
         monkeypatch.setitem(faults.OPTIONS, "epochs", 3)
         assert all(interrupted(tmp_path, 1, chance))
 

@@ -1,4 +1,6 @@
-"""A file of options is read once, into plain values; what these name is looked up, and never imported or called."""
+"""A file of options is read once, into plain values; what these name is looked up, and
+never imported or called.
+"""
 
 import sys
 from itertools import product
@@ -26,7 +28,10 @@ SMALL = {
 
 
 def shell(mark: Path) -> dict:
-    return {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(mark)]}}
+    return {
+        "class_path": "subprocess.Popen",
+        "init_args": {"args": ["touch", str(mark)]},
+    }
 
 
 def system(mark: Path) -> str:
@@ -34,29 +39,57 @@ def system(mark: Path) -> str:
 
 
 HOSTILE = {
-    "optimizer": lambda mark: {"optimizer": {"class_path": "os.system", "dict_kwargs": {"command": f"touch {mark}"}}},
-    "optimizer, after an invalid date": lambda mark: {
-        "optimizer": f"{{class_path: 2001-99-99, class_path: os.system, dict_kwargs: {{command: touch {mark}}}}}"
+    "optimizer": lambda mark: {
+        "optimizer": {
+            "class_path": "os.system",
+            "dict_kwargs": {"command": f"touch {mark}"},
+        }
     },
-    "optimizer, with a tab": lambda mark: {"optimizer": system(mark).replace("class_path: ", "class_path:\t")},
-    "optimizer, after a byte order mark": lambda mark: {"optimizer": f"\n\ufeff{system(mark)}"},
+    "optimizer, after an invalid date": lambda mark: {
+        "optimizer": (
+            f"{{class_path: 2001-99-99, class_path: os.system, dict_kwargs: "
+            f"{{command: touch {mark}}}}}"
+        )
+    },
+    "optimizer, with a tab": lambda mark: {
+        "optimizer": system(mark).replace("class_path: ", "class_path:\t")
+    },
+    "optimizer, after a byte order mark": lambda mark: {
+        "optimizer": f"\n\ufeff{system(mark)}"
+    },
     "optimizer, as text": lambda mark: {"optimizer": "os.system"},
-    "optimizer, as YAML in text": lambda mark: {"optimizer": yaml.safe_dump(shell(mark))},
+    "optimizer, as YAML in text": lambda mark: {
+        "optimizer": yaml.safe_dump(shell(mark))
+    },
     "optimizer, in quotes in text": lambda mark: {"optimizer": '"os.system"'},
     "optimizer, with a tag in text": lambda mark: {"optimizer": "!!str os.system"},
     "optimizer, with a dot": lambda mark: {"optimizer.class_path": "os.system"},
-    "optimizer, by another module": lambda mark: {"optimizer": {"class_path": "torchcaps_lab.data.base.os.system"}},
-    "optimizer, of another package by a known name": lambda mark: {"optimizer": "hostile_module.Adam"},
-    "argument of the optimizer": lambda mark: {"optimizer": {"name": "Adam", "lr": shell(mark)}},
-    "argument without a class": lambda mark: {"optimizer": {"init_args": {"lr": shell(mark)}}},
+    "optimizer, by another module": lambda mark: {
+        "optimizer": {"class_path": "torchcaps_lab.data.base.os.system"}
+    },
+    "optimizer, of another package by a known name": lambda mark: {
+        "optimizer": "hostile_module.Adam"
+    },
+    "argument of the optimizer": lambda mark: {
+        "optimizer": {"name": "Adam", "lr": shell(mark)}
+    },
+    "argument without a class": lambda mark: {
+        "optimizer": {"init_args": {"lr": shell(mark)}}
+    },
     "scheduler": lambda mark: {"scheduler": shell(mark)},
     "data": lambda mark: {"data": shell(mark)},
-    "data in data": lambda mark: {"data": {"class_path": "Pairs", "init_args": {"data": shell(mark)}}},
-    "data in data, with a tab": lambda mark: {"data": {"name": "Pairs", "data": "{class_path:\tevilmod.X}"}},
+    "data in data": lambda mark: {
+        "data": {"class_path": "Pairs", "init_args": {"data": shell(mark)}}
+    },
+    "data in data, with a tab": lambda mark: {
+        "data": {"name": "Pairs", "data": "{class_path:\tevilmod.X}"}
+    },
     "data that is a routing": lambda mark: {"data": "torchcaps.routing.EMRouting"},
     "task": lambda mark: {"task": shell(mark)},
     "routing": lambda mark: {"routing": shell(mark)},
-    "loss": lambda mark: {"loss": {"class_path": "MarginLoss", "init_args": {"present": shell(mark)}}},
+    "loss": lambda mark: {
+        "loss": {"class_path": "MarginLoss", "init_args": {"present": shell(mark)}}
+    },
     "trainer.strategy": lambda mark: {"trainer": {"strategy": shell(mark)}},
     "trainer from a file": lambda mark: {"trainer": str(mark)},
     "another file": lambda mark: {"config": str(mark)},
@@ -71,11 +104,17 @@ HOSTILE = {
 PLAIN = {
     "model_args": lambda mark: {"model_args": {"channels": shell(mark)}},
     "model_args, deep": lambda mark: {"model_args": {"a": [{"b": [[shell(mark)]]}]}},
-    "model_args, YAML in text": lambda mark: {"model_args": {"a": yaml.safe_dump(shell(mark))}},
+    "model_args, YAML in text": lambda mark: {
+        "model_args": {"a": yaml.safe_dump(shell(mark))}
+    },
     "trainer.extra": lambda mark: {"trainer": {"extra": {"logger": shell(mark)}}},
-    "function of the scheduler": lambda mark: {"scheduler": {"name": "LambdaLR", "lr_lambda": "os._exit"}},
+    "function of the scheduler": lambda mark: {
+        "scheduler": {"name": "LambdaLR", "lr_lambda": "os._exit"}
+    },
 }
-"""Options that are plain values to whoever takes them: nothing looks for a class in them."""
+"""Options that are plain values to whoever takes them: nothing looks for a class in
+them.
+"""
 
 
 def write(path: Path, options: dict) -> Path:
@@ -93,7 +132,9 @@ def status(arguments: list[str]) -> int:
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_options_are_refused(kind: str, tmp_path: Path) -> None:
-    config = write(tmp_path / "config.yaml", {**SMALL, **HOSTILE[kind](tmp_path / "mark")})
+    config = write(
+        tmp_path / "config.yaml", {**SMALL, **HOSTILE[kind](tmp_path / "mark")}
+    )
     with watched() as seen, pytest.raises(ValueError, match=r"[a-z]"):
         training_options(read_options(config))
     assert not seen
@@ -101,17 +142,36 @@ def test_hostile_options_are_refused(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [*HOSTILE, *PLAIN])
 @pytest.mark.parametrize("command", ["--config", "--resume", "evaluate", "explain"])
-def test_no_command_starts_or_imports_what_a_file_names(kind, command, tmp_path, capsys, monkeypatch) -> None:
+def test_no_command_starts_or_imports_what_a_file_names(
+    kind, command, tmp_path, capsys, monkeypatch
+) -> None:
     mark, run = tmp_path / "mark", tmp_path / "run"
     for name in ("hostile_module", "evilmod"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'w')\nclass Adam: pass\nclass X: pass\n")
+        (tmp_path / f"{name}.py").write_text(
+            f"open({str(mark)!r}, 'w')\nclass Adam: pass\nclass X: pass\n"
+        )
     monkeypatch.chdir(tmp_path)
     options = {**SMALL, **{**HOSTILE, **PLAIN}[kind](mark)}
     config = write(run / "config.yaml", options)
-    arguments = {"--resume": ["train", "--resume", str(run)], "--config": ["train", "--config", str(config)]}
+    arguments = {
+        "--resume": ["train", "--resume", str(run)],
+        "--config": ["train", "--config", str(config)],
+    }
     words = arguments.get(command, [command, str(run)])
     with watched(imports=False) as seen:
-        assert status([*words, *(["--run", str(tmp_path / "new")] if command == "--config" else [])]) != 0
+        assert (
+            status(
+                [
+                    *words,
+                    *(
+                        ["--run", str(tmp_path / "new")]
+                        if command == "--config"
+                        else []
+                    ),
+                ]
+            )
+            != 0
+        )
     assert not seen
     assert not mark.exists()
     assert not (tmp_path / "new").exists()
@@ -121,16 +181,30 @@ def test_no_command_starts_or_imports_what_a_file_names(kind, command, tmp_path,
 
 @settings(max_examples=300)
 @given(text=texts(Path("mark")))
-def test_no_text_imports_or_calls_what_is_in_no_table(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_no_text_imports_or_calls_what_is_in_no_table(
+    text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     assert harmless(text, tmp_path_factory.getbasetemp() / "config.yaml")
 
 
-@given(value=st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=3), max_leaves=8,
-))  # fmt: skip
+@given(
+    value=st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**40), 2**40)
+        | st.floats(allow_nan=False)
+        | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.text(min_size=1), inner, max_size=3)
+        ),
+        max_leaves=8,
+    )
+)
 @settings(max_examples=200)
-def test_what_is_written_is_read_back(value, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_is_written_is_read_back(
+    value, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / "written.yaml"
     path.write_text(as_yaml({"value": value}), encoding="utf-8")
     assert read_options(path) == {"value": value}
@@ -138,9 +212,15 @@ def test_what_is_written_is_read_back(value, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.parametrize(
     "command",
-    [["train", "--config", "{}/config.yaml", "--run", "{}/new"], ["train", "--resume", "{}"], ["evaluate", "{}"]],
+    [
+        ["train", "--config", "{}/config.yaml", "--run", "{}/new"],
+        ["train", "--resume", "{}"],
+        ["evaluate", "{}"],
+    ],
 )
-def test_a_file_imports_nothing_by_itself(command, tmp_path, capsys, monkeypatch) -> None:
+def test_a_file_imports_nothing_by_itself(
+    command, tmp_path, capsys, monkeypatch
+) -> None:
     own = tmp_path / "hostile_caps_a.py"
     own.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
@@ -153,11 +233,30 @@ def test_a_file_imports_nothing_by_itself(command, tmp_path, capsys, monkeypatch
 
 @pytest.mark.parametrize(
     "text",
-    ["[1, 2]", "just text", "{a: [", "\x00", "a: !!python/object/apply:os.system [touch x]", "[" * 5000, "1.5: 2",
-     "a: &a [*a]", "model_args: &a {b: *a}", "x: " + "[" * 300 + "]" * 300, "import: 3", "import: [1]",
-     "a: !!timestamp '[]'", "a: !!bool x", "a: !!binary 4", "a: !!set {x}",
-     "a: !!map [x]", "a: !!seq {x: y}", "a: !!int [x]", "a: !!int x", "? {a: 1}\n: 2"],
-)  # fmt: skip
+    [
+        "[1, 2]",
+        "just text",
+        "{a: [",
+        "\x00",
+        "a: !!python/object/apply:os.system [touch x]",
+        "[" * 5000,
+        "1.5: 2",
+        "a: &a [*a]",
+        "model_args: &a {b: *a}",
+        "x: " + "[" * 300 + "]" * 300,
+        "import: 3",
+        "import: [1]",
+        "a: !!timestamp '[]'",
+        "a: !!bool x",
+        "a: !!binary 4",
+        "a: !!set {x}",
+        "a: !!map [x]",
+        "a: !!seq {x: y}",
+        "a: !!int [x]",
+        "a: !!int x",
+        "? {a: 1}\n: 2",
+    ],
+)
 def test_what_is_no_file_of_options(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"config\.yaml"):
@@ -175,10 +274,14 @@ def test_a_file_that_grows_when_it_is_read(tmp_path: Path) -> None:
         read_options(tmp_path / "config.yaml")
 
 
-@pytest.mark.parametrize("text", ["epochs: 3\nepochs: 1\n", "data: {name: Digits, name: MNIST}\n"])
+@pytest.mark.parametrize(
+    "text", ["epochs: 3\nepochs: 1\n", "data: {name: Digits, name: MNIST}\n"]
+)
 def test_a_name_that_stands_twice(text: str, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"c\.yaml is not YAML: (epochs|name) stands twice"):
+    with pytest.raises(
+        ValueError, match=r"c\.yaml is not YAML: (epochs|name) stands twice"
+    ):
         read_options(tmp_path / "c.yaml")
 
 
@@ -203,41 +306,87 @@ def test_values(text: str, value: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "name", "expected"),
     [
-        ({"data": {"name": "ImageFolder", "root": "my.photos", "size": [8, 8]}}, "data.size", [8, 8]),
-        ({"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 1}}}, "optimizer.lr", 1.0),
-        ({"scheduler": {"name": "ReduceLROnPlateau", "mode": "min"}}, "scheduler.mode", "min"),
         (
-            {"scheduler": {"name": "ExponentialLR", "gamma": 0.5}, "task": "SeveralLabels"},
+            {"data": {"name": "ImageFolder", "root": "my.photos", "size": [8, 8]}},
+            "data.size",
+            [8, 8],
+        ),
+        (
+            {"optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 1}}},
+            "optimizer.lr",
+            1.0,
+        ),
+        (
+            {"scheduler": {"name": "ReduceLROnPlateau", "mode": "min"}},
+            "scheduler.mode",
+            "min",
+        ),
+        (
+            {
+                "scheduler": {"name": "ExponentialLR", "gamma": 0.5},
+                "task": "SeveralLabels",
+            },
             "task.name",
             "several_labels",
         ),
-        ({"routing": {"class_path": "torchcaps.routing.EMRouting", "init_args": {"steps": 2}}}, "routing.name", "em"),
+        (
+            {
+                "routing": {
+                    "class_path": "torchcaps.routing.EMRouting",
+                    "init_args": {"steps": 2},
+                }
+            },
+            "routing.name",
+            "em",
+        ),
         ({"routing": "kmeans"}, "routing.name", "kmeans"),
         ({"routing": "InnerProductKMeansRouting"}, "routing.name", "kmeans"),
-        ({"data": {"name": "Pairs", "data": {"name": "Digits", "size": 4}}}, "data.data.size", 4),
         (
-            {"trainer.precision": "32-true", "trainer": {"extra": {"max_time": "00:01:00:00"}}},
+            {"data": {"name": "Pairs", "data": {"name": "Digits", "size": 4}}},
+            "data.data.size",
+            4,
+        ),
+        (
+            {
+                "trainer.precision": "32-true",
+                "trainer": {"extra": {"max_time": "00:01:00:00"}},
+            },
             "trainer.extra.max_time",
             "00:01:00:00",
         ),
     ],
 )
-def test_what_options_take_is_taken(options: dict, name: str, expected: object, tmp_path: Path) -> None:
-    found = training_options(read_options(write(tmp_path / "config.yaml", {**SMALL, **options}))).plain()
+def test_what_options_take_is_taken(
+    options: dict, name: str, expected: object, tmp_path: Path
+) -> None:
+    found = training_options(
+        read_options(write(tmp_path / "config.yaml", {**SMALL, **options}))
+    ).plain()
     for part in name.split("."):
         found = found[part]
     assert found == expected
 
 
-@pytest.mark.parametrize("example", sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")), ids=str)
+@pytest.mark.parametrize(
+    "example", sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")), ids=str
+)
 def test_what_a_run_writes_down_is_taken_back(example: Path, tmp_path: Path) -> None:
     options = training_options(read_options(example)).plain()
-    assert training_options(read_options(write(tmp_path / "written.yaml", options))).plain() == options
+    assert (
+        training_options(
+            read_options(write(tmp_path / "written.yaml", options))
+        ).plain()
+        == options
+    )
 
 
-def test_what_was_imported_by_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_imported_by_name_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = tmp_path / "friendly_caps.py"
-    own.write_text("from torchcaps_lab.data import Digits\n\nclass Friendly(Digits):\n    pass\n")
+    own.write_text(
+        "from torchcaps_lab.data import Digits\n\nclass Friendly(Digits):\n    pass\n"
+    )
     options = {**SMALL, "import": [str(own)], "data": "friendly_caps.Friendly"}
     config = write(tmp_path / "config.yaml", options)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
@@ -250,8 +399,33 @@ def test_what_was_imported_by_name_is_taken(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_text_that_looks_like_a_number_stays_text_where_it_is_written_down() -> None:
-    """A folder or a class may be called 1e3; every text of up to three of these signs is read as it was written."""
-    short = ["".join(signs) for length in range(1, 4) for signs in product("01e_.+-", repeat=length)]
-    names = [*short, "1:30", "0x1f", "0b1", "~", "null", "no", "12E5", ".inf", "2001-01-01", "=", "<<", "1e+05"]
-    options: dict[str, object] = {"classes": names, "weights": dict.fromkeys(names, 1.5), "lr": 1e-8, "epochs": 3}
+    """A folder or a class may be called 1e3; every text of up to three of these signs
+    is read as it was written.
+    """
+    short = [
+        "".join(signs)
+        for length in range(1, 4)
+        for signs in product("01e_.+-", repeat=length)
+    ]
+    names = [
+        *short,
+        "1:30",
+        "0x1f",
+        "0b1",
+        "~",
+        "null",
+        "no",
+        "12E5",
+        ".inf",
+        "2001-01-01",
+        "=",
+        "<<",
+        "1e+05",
+    ]
+    options: dict[str, object] = {
+        "classes": names,
+        "weights": dict.fromkeys(names, 1.5),
+        "lr": 1e-8,
+        "epochs": 3,
+    }
     assert parsed(as_yaml(options), "the options") == options

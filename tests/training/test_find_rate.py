@@ -1,4 +1,6 @@
-"""``--lr find``: the rate is found before the training, the same each time, and kept as an option of the run."""
+"""``--lr find``: the rate is found before the training, the same each time, and kept as
+an option of the run.
+"""
 
 import pytest
 import torch
@@ -15,14 +17,19 @@ def test_a_run_with_the_rate_that_was_found_is_the_run_that_found_it(tmp_path, c
     rate = read_options(tmp_path / "found" / "config.yaml")["lr"]
     assert f"lr {rate} was found" in capsys.readouterr().out
     assert status(*TRAIN, "--lr", str(rate), "--run", str(tmp_path / "given")) == 0
-    first, second = (tc.load_pretrained(tmp_path / name / "model").state_dict() for name in ("found", "given"))
+    first, second = (
+        tc.load_pretrained(tmp_path / name / "model").state_dict()
+        for name in ("found", "given")
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert status("train", "--resume", str(tmp_path / "found"), "--epochs", "2") == 0
     assert "was found" not in capsys.readouterr().out
     assert read_options(tmp_path / "found" / "config.yaml")["lr"] == rate
 
 
-def test_the_loss_falls_farther_with_it_than_with_the_default_and_with_a_rate_a_hundred_times_as_large(tmp_path):
+def test_the_loss_falls_farther_with_it_than_with_the_default_and_with_a_rate_a_hundred_times_as_large(
+    tmp_path,
+):
     groups = typed(*TRAIN[1:], "--batch_size", "32").make()
     rate = find_rate(*groups)
     assert rate == find_rate(*groups)
@@ -37,8 +44,17 @@ def test_the_loss_falls_farther_with_it_than_with_the_default_and_with_a_rate_a_
 
 
 def test_it_is_the_rate_of_the_optimizer_and_the_peak_of_its_schedule():
-    found = made({"data": "Digits", "lr": 0.02, "scheduler": {"name": "OneCycleLR", "max_lr": 1.0}})
-    assert found.optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"] == 0.02
+    found = made(
+        {
+            "data": "Digits",
+            "lr": 0.02,
+            "scheduler": {"name": "OneCycleLR", "max_lr": 1.0},
+        }
+    )
+    assert (
+        found.optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
+        == 0.02
+    )
     assert found.scheduler.keywords["max_lr"] == 0.02
 
 

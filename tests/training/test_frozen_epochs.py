@@ -1,4 +1,6 @@
-"""The first stage of fine-tuning: the head alone, on features that are computed once."""
+"""The first stage of fine-tuning: the head alone, on features that are computed
+once.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -16,8 +18,25 @@ from torchcaps_lab.training.loaders import Loaders
 
 TINY = {"widths": [4, 8], "blocks": 1, "types": 2, "primary_dim": 4, "pose_dim": 4}
 TRAIN = [
-    *("train", "--data", "Digits", "--model", "capsnet_on_backbone", "--model_args", str(TINY).replace("'", "")),
-    *("--batch_size", "64", "--trainer.accelerator", "cpu", "--report", "false", "--preprocess.shift", "1"),
+    *(
+        "train",
+        "--data",
+        "Digits",
+        "--model",
+        "capsnet_on_backbone",
+        "--model_args",
+        str(TINY).replace("'", ""),
+    ),
+    *(
+        "--batch_size",
+        "64",
+        "--trainer.accelerator",
+        "cpu",
+        "--report",
+        "false",
+        "--preprocess.shift",
+        "1",
+    ),
 ]
 
 
@@ -44,11 +63,15 @@ def test_features_of_known_keys_are_not_computed_again() -> None:
 
 def test_layers_in_evaluation_mode_stay_there() -> None:
     network = create_model("capsnet_on_backbone", image_shape=(1, 8, 8), **TINY)
-    norms = [part for part in network.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+    norms = [
+        part for part in network.modules() if isinstance(part, torch.nn.BatchNorm2d)
+    ]
     for norm in norms:
         norm.eval()
     modes = [part.training for part in network.modules()]
-    learner = Learner(network, Optimisation(optimizer=partial(torch.optim.Adam, lr=0.01)))
+    learner = Learner(
+        network, Optimisation(optimizer=partial(torch.optim.Adam, lr=0.01))
+    )
     loaders = Loaders(FEW, FEW, Schedule(batch_size=32, frozen_epochs=1), Speed())
     train_head(learner, loaders, torch.device("cpu"))
     assert norms
@@ -60,39 +83,78 @@ def test_the_head_learns_and_the_backbone_is_asked_once_for_each_view() -> None:
     network = create_model("capsnet_on_backbone", image_shape=(1, 8, 8), **TINY)
     network.features = counted = Counted(network.features)
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    learner = Learner(network, Optimisation(optimizer=partial(torch.optim.Adam, lr=0.01)), None, Preprocess(shift=1))
+    learner = Learner(
+        network,
+        Optimisation(optimizer=partial(torch.optim.Adam, lr=0.01)),
+        None,
+        Preprocess(shift=1),
+    )
     schedule = Schedule(batch_size=32, frozen_epochs=3 * VIEWS)
     steps: list[tuple[int, int]] = []
-    train_head(learner, Loaders(FEW, FEW, schedule, Speed()), torch.device("cpu"), lambda *told: steps.append(told))
-    assert [done for done, _ in steps] == [*range(1, 3 * steps[0][1] + 1)]  # a third of them compute features
+    train_head(
+        learner,
+        Loaders(FEW, FEW, schedule, Speed()),
+        torch.device("cpu"),
+        lambda *told: steps.append(told),
+    )
+    assert [done for done, _ in steps] == [
+        *range(1, 3 * steps[0][1] + 1)
+    ]  # a third of them compute features
     assert counted.asked == VIEWS * len(FEW)
     assert network.features is counted
     for name, value in network.state_dict().items():
         assert torch.equal(value, before[name]) == name.startswith("features."), name
     assert all(part.training for part in network.modules())
-    assert learner.task.examine(network, FEW).figures["accuracy"] > 0.3  # of ten classes
+    assert (
+        learner.task.examine(network, FEW).figures["accuracy"] > 0.3
+    )  # of ten classes
 
 
-def test_it_comes_before_the_first_epoch_and_not_again_when_resumed(tmp_path: Path, capsys) -> None:
+def test_it_comes_before_the_first_epoch_and_not_again_when_resumed(
+    tmp_path: Path, capsys
+) -> None:
     run, first = (tmp_path / "run", "5 epochs on the features of the backbone")
-    assert status(*TRAIN, "--epochs", "2", "--frozen_epochs", "5", "--run", str(run)) == 0
+    assert (
+        status(*TRAIN, "--epochs", "2", "--frozen_epochs", "5", "--run", str(run)) == 0
+    )
     said = capsys.readouterr().out
     assert said.count(first) == 1
-    assert said.index("features of the backbone are computed first, once: about ") < said.index(first)
+    assert said.index(
+        "features of the backbone are computed first, once: about "
+    ) < said.index(first)
     other = tmp_path / "other"
-    assert status(*TRAIN, "--epochs", "1", "--frozen_epochs", "5", "--run", str(other)) == 0
+    assert (
+        status(*TRAIN, "--epochs", "1", "--frozen_epochs", "5", "--run", str(other))
+        == 0
+    )
     capsys.readouterr()
     assert status("train", "--resume", str(other), "--epochs", "2") == 0
     assert first not in capsys.readouterr().out
     assert rows(other) == rows(run)
     assert summary(run)["training_seconds"] > 0
-    weights = [load_pretrained(folder / "model").state_dict() for folder in (run, other)]
+    weights = [
+        load_pretrained(folder / "model").state_dict() for folder in (run, other)
+    ]
     assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
 
 
 def test_it_needs_a_backbone(tmp_path: Path, capsys) -> None:
     plain = [word for word in TRAIN if word not in ("--model_args", TRAIN[6])]
-    assert status(*plain, "--model", "capsnet_digits", "--frozen_epochs", "1", "--run", str(tmp_path / "run")) == 1
+    assert (
+        status(
+            *plain,
+            "--model",
+            "capsnet_digits",
+            "--frozen_epochs",
+            "1",
+            "--run",
+            str(tmp_path / "run"),
+        )
+        == 1
+    )
     said = capsys.readouterr().err
-    assert "frozen_epochs needs a network on a backbone, such as capsnet_on_backbone, got a CapsNet" in said
+    assert (
+        "frozen_epochs needs a network on a backbone, such as capsnet_on_backbone, "
+        "got a CapsNet" in said
+    )
     assert not (tmp_path / "run").exists()

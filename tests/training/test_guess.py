@@ -1,4 +1,6 @@
-"""``torchcaps train FOLDER``: what is guessed from a folder, and how explicit options win over it."""
+"""``torchcaps train FOLDER``: what is guessed from a folder, and how explicit options
+win over it.
+"""
 
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from torchcaps_lab.training.guess import guess
 @pytest.fixture(autouse=True, params=[False], ids=[""])
 def pretrained(request, monkeypatch) -> bool:
     """Whether the package of ImageNet weights is installed, whatever is."""
-    monkeypatch.setattr("torchcaps.models.installed.imagenet_installed", lambda: request.param)
+    monkeypatch.setattr(
+        "torchcaps.models.installed.imagenet_installed", lambda: request.param
+    )
     return request.param
 
 
@@ -31,18 +35,51 @@ def photos(tmp_path, monkeypatch) -> Path:
     return tmp_path / "photos"
 
 
-def test_a_folder_alone_is_enough_and_its_run_is_resumed_and_evaluated_as_any(photos, capsys):
+def test_a_folder_alone_is_enough_and_its_run_is_resumed_and_evaluated_as_any(
+    photos, capsys
+):
     tiny = str({**TINY, "decoder_hidden": "null"}).replace("'", "")
-    few = ("--model", "capsnet_small", "--model_args", tiny, "--epochs", "1", "--report", "false")
-    assert status("train", "photos", *few, "--trainer.accelerator", "cpu", "--batch_size", "16") == 0
+    few = (
+        "--model",
+        "capsnet_small",
+        "--model_args",
+        tiny,
+        "--epochs",
+        "1",
+        "--report",
+        "false",
+    )
+    assert (
+        status(
+            "train",
+            "photos",
+            *few,
+            "--trainer.accelerator",
+            "cpu",
+            "--batch_size",
+            "16",
+        )
+        == 0
+    )
     said = capsys.readouterr().out
-    for option in ("data ", "data.size ", "data.channels 3", "preprocess flip", "optimizer", "run runs/photos"):
+    for option in (
+        "data ",
+        "data.size ",
+        "data.channels 3",
+        "preprocess flip",
+        "optimizer",
+        "run runs/photos",
+    ):
         assert f"guessed: {option}" in said
     assert "guessed: batch_size" not in said  # it was given
     assert "guessed: model" not in said
     options = read_options(Path("runs/photos/config.yaml"))
     assert options["data"]["name"].endswith(("ImageFolder", "folder"))
-    assert (options["data"]["root"], options["data"]["size"], options["batch_size"]) == ("photos", 24, 16)
+    assert (
+        options["data"]["root"],
+        options["data"]["size"],
+        options["batch_size"],
+    ) == ("photos", 24, 16)
     assert status("train", "--resume", "runs/photos", "--epochs", "2") == 0
     assert status("evaluate", "runs/photos") == 0
     assert guess("photos").options["run"] == str(Path("runs/photos-2"))
@@ -51,10 +88,18 @@ def test_a_folder_alone_is_enough_and_its_run_is_resumed_and_evaluated_as_any(ph
 def test_given_options_win(photos):
     options, said = guess(photos).over({"data": {"size": 32}, "model": "capsnet"})
     assert (options["data"]["size"], options["model"]) == (32, "capsnet")
-    assert not [line for line in said if line.startswith(("guessed: data.size", "guessed: model"))]
+    assert not [
+        line
+        for line in said
+        if line.startswith(("guessed: data.size", "guessed: model"))
+    ]
 
 
-ON_IMAGENET = {"backbone": "timm/efficientnet_lite0", "weights": "imagenet", "keep_statistics": True}
+ON_IMAGENET = {
+    "backbone": "timm/efficientnet_lite0",
+    "weights": "imagenet",
+    "keep_statistics": True,
+}
 
 
 @pytest.mark.parametrize("pretrained", [False, True], indirect=True)
@@ -66,30 +111,48 @@ ON_IMAGENET = {"backbone": "timm/efficientnet_lite0", "weights": "imagenet", "ke
         ({"model": "capsnet_small"}, False),
         ({"model_args": {"backbone": "residual"}}, False),
         ({"data": {"size": 24}}, False),  # weights of ImageNet want larger pictures
-        ({"model_args": Typed("{weights: runs/mine}", {"weights": "runs/mine"})}, False),
+        (
+            {"model_args": Typed("{weights: runs/mine}", {"weights": "runs/mine"})},
+            False,
+        ),
     ],
 )
-def test_photos_stand_on_a_pretrained_backbone_where_there_is_one(photos, pretrained, given, free):
+def test_photos_stand_on_a_pretrained_backbone_where_there_is_one(
+    photos, pretrained, given, free
+):
     found = guess(photos, given)
     on = pretrained and free
     assert found.options.get("model_args") == (ON_IMAGENET if on else None)
     sizes = (144, 128) if on else (24, None)
-    assert (found.options["data"]["size"], found.options["preprocess"].get("crop")) == sizes
+    assert (
+        found.options["data"]["size"],
+        found.options["preprocess"].get("crop"),
+    ) == sizes
     assert found.options["preprocess"]["flip"]
     assert ("frozen_epochs" in found.options) == on
-    assert ("on timm/efficientnet_lite0 with weights imagenet" in found.why["model"]) == on
+    assert (
+        "on timm/efficientnet_lite0 with weights imagenet" in found.why["model"]
+    ) == on
 
 
 def test_another_backbone_of_timm_is_trained_in_the_same_way(photos):
-    found = guess(photos, {"model_args": {"backbone": "timm/resnet18", "weights": "hub"}})
-    assert found.options["model_args"] == {**ON_IMAGENET, "backbone": "timm/resnet18", "weights": "hub"}
+    found = guess(
+        photos, {"model_args": {"backbone": "timm/resnet18", "weights": "hub"}}
+    )
+    assert found.options["model_args"] == {
+        **ON_IMAGENET,
+        "backbone": "timm/resnet18",
+        "weights": "hub",
+    }
     assert "standardise" not in found.options["preprocess"]  # the backbone normalises
     assert "on timm/resnet18 with weights hub" in found.why["model"]
 
 
 @pytest.mark.parametrize("pretrained", [True], indirect=True)
 def test_crops_follow_a_size_that_is_given(photos, pretrained):
-    options, _ = guess(photos, {"data": {"size": Typed("180", 180)}}).over({"data": {"size": 180}})
+    options, _ = guess(photos, {"data": {"size": Typed("180", 180)}}).over(
+        {"data": {"size": 180}}
+    )
     assert (options["data"]["size"], options["preprocess"]["crop"]) == (180, 160)
 
 
@@ -101,7 +164,11 @@ def test_epochs_are_guessed_for_a_number_of_steps(photos):
         with Image.open(path) as image:
             image.convert("L").save(path)
     options = guess(photos).options
-    assert (options["model"], options["batch_size"], options["epochs"]) == ("capsnet_small", 4, 100)
+    assert (options["model"], options["batch_size"], options["epochs"]) == (
+        "capsnet_small",
+        4,
+        100,
+    )
     assert "preprocess" not in options  # drawings are not mirrored
 
 
@@ -112,22 +179,38 @@ def test_a_given_optimizer_goes_by_its_own_rate(photos):
 
 
 def test_a_data_set_goes_by_its_name(photos):
-    assert guess("Digits").options == {"data": {"name": "digits"}, "run": str(Path("runs/digits"))}
+    assert guess("Digits").options == {
+        "data": {"name": "digits"},
+        "run": str(Path("runs/digits")),
+    }
 
 
 def test_texts_are_data_too_and_few_make_many_steps(photos):
     for texts, batch in ((2, 4), (150, 4), (1_500, 32), (15_000, 128)):
         Path("reviews.csv").write_text("text,label\n" + "good,yes\n" * texts)
         data = {"name": "Text", "root": "reviews.csv"}
-        assert guess("reviews.csv").options == {"data": data, "batch_size": batch, "run": "runs/reviews"}
+        assert guess("reviews.csv").options == {
+            "data": data,
+            "batch_size": batch,
+            "run": "runs/reviews",
+        }
 
 
 def test_pictures_with_masks_have_classes_of_pixels(photos):
     for name, new in (("cats", "images"), ("dogs", "masks")):
         (photos / name).rename(photos / new)
     options = guess("photos").options
-    assert options["data"] == {"name": "Masks", "root": "photos", "cut": 8, "channels": 3}
-    assert (options["loss"]["name"], options["batch_size"], options["epochs"]) == ("LengthCrossEntropy", 4, 200)
+    assert options["data"] == {
+        "name": "Masks",
+        "root": "photos",
+        "cut": 8,
+        "channels": 3,
+    }
+    assert (options["loss"]["name"], options["batch_size"], options["epochs"]) == (
+        "LengthCrossEntropy",
+        4,
+        200,
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,5 +232,8 @@ def test_all_that_is_in_the_way_is_said_at_once(photos, capsys):
         (photos / name).mkdir()
     assert status("train", "photos") != 0
     said = capsys.readouterr().err
-    assert "class folder photos/birds holds no images; class folder photos/fish holds no images" in said
+    assert (
+        "class folder photos/birds holds no images; class folder photos/fish holds no "
+        "images" in said
+    )
     assert not Path("runs").exists()

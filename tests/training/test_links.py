@@ -1,4 +1,6 @@
-"""A run writes and deletes only below its own folder, whatever the links in it lead to."""
+"""A run writes and deletes only below its own folder, whatever the links in it lead
+to.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -24,7 +26,11 @@ OPTIONS: dict[str, Any] = {
     "epochs": 1,
     "batch_size": 512,
     "report": False,
-    "trainer": {"accelerator": "cpu", "devices": 1, "extra": {"limit_train_batches": 1}},
+    "trainer": {
+        "accelerator": "cpu",
+        "devices": 1,
+        "extra": {"limit_train_batches": 1},
+    },
 }
 
 
@@ -49,7 +55,9 @@ def elsewhere(tmp_path: Path) -> Any:
 
 
 def train(folder: Path, **more: Any) -> None:
-    train_with(RunFolder(folder), training_options({**OPTIONS, **more, "run": str(folder)}))
+    train_with(
+        RunFolder(folder), training_options({**OPTIONS, **more, "run": str(folder)})
+    )
 
 
 WRITTEN = ("checkpoints", "report", "model", "tensorboard")
@@ -62,21 +70,34 @@ def test_a_run_with_a_linked_folder_is_refused_before_anything_is_written(
     run = tmp_path / "run"
     run.mkdir()
     (run / name).symlink_to(elsewhere)
-    with pytest.raises(ValueError, match=rf"run/{name} is a link to .*/elsewhere, outside .*/run"):
+    with pytest.raises(
+        ValueError, match=rf"run/{name} is a link to .*/elsewhere, outside .*/run"
+    ):
         train(run)
     assert [path.name for path in run.iterdir()] == [name]
 
 
 @pytest.mark.parametrize(
     "name",
-    [".lock", "metrics.csv", "summary.json", "data.json", "checkpoints/epoch00000.ckpt", "model/model.safetensors",
-     "report/index.html", "report/confusion_matrix.png"],
-)  # fmt: skip
+    [
+        ".lock",
+        "metrics.csv",
+        "summary.json",
+        "data.json",
+        "checkpoints/epoch00000.ckpt",
+        "model/model.safetensors",
+        "report/index.html",
+        "report/confusion_matrix.png",
+    ],
+)
 def test_a_linked_file_is_refused(tmp_path: Path, elsewhere: Path, name: str) -> None:
     path = tmp_path / "run" / name
     path.parent.mkdir(parents=True)
     path.symlink_to(elsewhere / "config.json")
-    with pytest.raises(ValueError, match=rf"run/{name} is a link to .*/elsewhere/config\.json, outside .*/run"):
+    with pytest.raises(
+        ValueError,
+        match=rf"run/{name} is a link to .*/elsewhere/config\.json, outside .*/run",
+    ):
         train(tmp_path / "run")
 
 
@@ -85,7 +106,9 @@ def test_the_folder_of_a_run_may_be_reached_through_links(tmp_path: Path) -> Non
     (tmp_path / "runs").symlink_to(tmp_path / "disk")
     train(tmp_path / "runs" / "a")
     (tmp_path / "b").symlink_to(tmp_path / "disk" / "a")
-    (tmp_path / "disk" / "a" / "photos").symlink_to(tmp_path)  # nothing is written there
+    (tmp_path / "disk" / "a" / "photos").symlink_to(
+        tmp_path
+    )  # nothing is written there
     (tmp_path / "disk" / "a" / "checkpoints" / "last").symlink_to("epoch00000.ckpt")
     train(tmp_path / "b")
     assert (tmp_path / "disk" / "a" / "model").is_dir()
@@ -108,11 +131,19 @@ class TestFinished:
 
     @pytest.mark.parametrize(
         ("name", "command"),
-        [("report", ["explain"]), ("explain-validation", ["explain", "--split", "validation"]),
-         ("explain-validation/report", ["explain", "--split", "validation"])],
-    )  # fmt: skip
+        [
+            ("report", ["explain"]),
+            ("explain-validation", ["explain", "--split", "validation"]),
+            ("explain-validation/report", ["explain", "--split", "validation"]),
+        ],
+    )
     def test_explain(
-        self, run: Path, elsewhere: Path, name: str, command: list[str], capsys: pytest.CaptureFixture[str]
+        self,
+        run: Path,
+        elsewhere: Path,
+        name: str,
+        command: list[str],
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).symlink_to(elsewhere)
@@ -125,17 +156,31 @@ class TestFinished:
         shutil.rmtree(run / "checkpoints")
         (run / "checkpoints").symlink_to(elsewhere)
         assert main(["train", "--resume", str(run), "--epochs", "2"]) != 0
-        assert f"checkpoints is a link to {elsewhere.resolve()}" in capsys.readouterr().err
+        assert (
+            f"checkpoints is a link to {elsewhere.resolve()}" in capsys.readouterr().err
+        )
 
-    def test_a_checkpoint_that_names_others_to_delete(self, run: Path, elsewhere: Path) -> None:
-        """Lightning deletes what the checkpoint that it resumes from calls the best one before, with all in it."""
+    def test_a_checkpoint_that_names_others_to_delete(
+        self, run: Path, elsewhere: Path
+    ) -> None:
+        """Lightning deletes what the checkpoint that it resumes from calls the best one
+        before, with all in it.
+        """
         (path,) = (run / "checkpoints").glob("*.ckpt")
         content = torch.load(path, weights_only=True)
-        (state,) = (one for name, one in content["callbacks"].items() if name.startswith(ModelCheckpoint.__name__))
-        state["best_model_path"] = str(run.resolve() / "checkpoints" / ".." / ".." / "elsewhere")
+        (state,) = (
+            one
+            for name, one in content["callbacks"].items()
+            if name.startswith(ModelCheckpoint.__name__)
+        )
+        state["best_model_path"] = str(
+            run.resolve() / "checkpoints" / ".." / ".." / "elsewhere"
+        )
         path.unlink()
         SealedCheckpoints().save_checkpoint(content, path)
-        with pytest.raises(ValueError, match=r"checkpoint .*elsewhere is not in .*checkpoints"):
+        with pytest.raises(
+            ValueError, match=r"checkpoint .*elsewhere is not in .*checkpoints"
+        ):
             train(run, epochs=2)
 
 
@@ -146,7 +191,9 @@ def test_no_page_is_written_through_a_link(tmp_path: Path, elsewhere: Path) -> N
         write_page(tmp_path / "out", [])
 
 
-@pytest.mark.parametrize("act", [lambda path: write_whole(path, "x"), lambda path: written(path)])
+@pytest.mark.parametrize(
+    "act", [lambda path: write_whole(path, "x"), lambda path: written(path)]
+)
 def test_an_unfinished_file_that_is_a_link_is_not_followed(
     tmp_path: Path, elsewhere: Path, act: Callable[[Path], None]
 ) -> None:
@@ -169,4 +216,7 @@ def test_links_that_stay_inside_are_followed(tmp_path: Path) -> None:
     (tmp_path / "run" / "c").symlink_to("../run2")
     with pytest.raises(ValueError, match=r"run/c is a link to .*run2, outside"):
         owned(tmp_path / "run", "c")
-    assert owned(tmp_path / "new" / "one", "x", "y") == tmp_path.resolve() / "new" / "one" / "x" / "y"
+    assert (
+        owned(tmp_path / "new" / "one", "x", "y")
+        == tmp_path.resolve() / "new" / "one" / "x" / "y"
+    )

@@ -1,4 +1,6 @@
-"""What a training takes is counted before its network is made, and compared with what there is."""
+"""What a training takes is counted before its network is made, and compared with what
+there is.
+"""
 
 import resource
 import time
@@ -20,7 +22,10 @@ CPU = Running(trainer=TrainerOptions(accelerator="cpu"))
 
 
 def need(
-    subject: Subject, optimizer: OptimizerFactory = ADAM, batch_size: int = 128, precision: str = "32-true"
+    subject: Subject,
+    optimizer: OptimizerFactory = ADAM,
+    batch_size: int = 128,
+    precision: str = "32-true",
 ) -> memory.Need:
     found = memory.needed(subject.outline(), optimizer, batch_size, precision)
     assert found is not None
@@ -32,7 +37,11 @@ def test_weights_gradients_and_state_are_those_of_a_training() -> None:
     network = subject.network(0)
     weights = sum(tensor.nbytes for tensor in network.state_dict().values())
     found = need(subject)
-    assert (found.weights, found.gradients, found.state) == (weights, weights, 2 * weights)
+    assert (found.weights, found.gradients, found.state) == (
+        weights,
+        weights,
+        2 * weights,
+    )
     plain = need(subject, partial(torch.optim.SGD, lr=0.1))
     momentum = need(subject, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
     assert (plain.state, momentum.state) == (0, weights)
@@ -40,9 +49,13 @@ def test_weights_gradients_and_state_are_those_of_a_training() -> None:
     assert memory.needed(network.to("meta"), ADAM, 2, "32-true").gradients == 0  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("model", ["capsnet_digits", "capsnet_small_cnn", "deepcaps", "capsnet_on_backbone"])
+@pytest.mark.parametrize(
+    "model", ["capsnet_digits", "capsnet_small_cnn", "deepcaps", "capsnet_on_backbone"]
+)
 def test_activations_are_no_more_than_a_step_keeps(model: str) -> None:
-    """Of networks without routing exactly what it keeps, twice as much for twice the batch."""
+    """Of networks without routing exactly what it keeps, twice as much for twice the
+    batch.
+    """
     subject = Subject(data=Digits(size=16 if model != "deepcaps" else 32), model=model)
     network, batch = subject.network(0).train(), 4
     weights = {weight.untyped_storage()._cdata for weight in network.parameters()}
@@ -53,22 +66,39 @@ def test_activations_are_no_more_than_a_step_keeps(model: str) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        network(torch.zeros(batch, *network.image_shape), torch.zeros(batch, dtype=torch.int64))
-    really = sum(storage.nbytes() for key, storage in kept.items() if key not in weights)
+        network(
+            torch.zeros(batch, *network.image_shape),
+            torch.zeros(batch, dtype=torch.int64),
+        )
+    really = sum(
+        storage.nbytes() for key, storage in kept.items() if key not in weights
+    )
     counted = need(subject, batch_size=batch).activations
     assert counted > really / 20
-    assert counted == pytest.approx(really, rel=0.05) if model.endswith("cnn") else counted <= really
+    assert (
+        counted == pytest.approx(really, rel=0.05)
+        if model.endswith("cnn")
+        else counted <= really
+    )
     assert need(subject, batch_size=2 * batch).activations == 2 * counted
-    assert need(subject, batch_size=batch, precision="bf16-mixed").activations == counted // 2
+    assert (
+        need(subject, batch_size=batch, precision="bf16-mixed").activations
+        == counted // 2
+    )
 
 
-def test_what_does_not_fit_is_refused_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_refused_before_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 500_000_000)
     begun = time.process_time()
     subject = Subject(data=Digits(size=64), model="capsnet")
-    monkeypatch.setattr(Subject, "network", lambda *_: pytest.fail("a network was made"))
+    monkeypatch.setattr(
+        Subject, "network", lambda *_: pytest.fail("a network was made")
+    )
     with pytest.raises(
-        ValueError, match=r"capsnet takes at least \d\.\d GB to train \(weights .* GB, gradients"
+        ValueError,
+        match=r"capsnet takes at least \d\.\d GB to train \(weights .* GB, gradients",
     ) as error:
         memory.check_memory(subject, ADAM, Schedule(), CPU)
     assert time.process_time() - begun < 10
@@ -76,15 +106,31 @@ def test_what_does_not_fit_is_refused_before_it_is_made(tmp_path: Path, monkeypa
     assert "class_caps.weight (18432, 10, 8, 16) alone has 94.4 MB" in said
     assert "this machine has 0.5 GB free" in said
     assert "These fit: --data.size 32; --model capsnet_small" in said
-    assert status("train", "Digits", "--data.size", "64", "--model", "capsnet", "--run", str(tmp_path / "run")) == 1
+    assert (
+        status(
+            "train",
+            "Digits",
+            "--data.size",
+            "64",
+            "--model",
+            "capsnet",
+            "--run",
+            str(tmp_path / "run"),
+        )
+        == 1
+    )
     with pytest.raises(ValueError, match="These fit"):
         tc.train("Digits", size=64, model="capsnet", run=tmp_path / "run", show=None)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_smaller_batch_is_advised_where_activations_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smaller_batch_is_advised_where_activations_are_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     subject = Subject(data=Digits(size=32), model="deepcaps")
-    monkeypatch.setattr(memory, "available_memory", lambda: need(subject, batch_size=50).step)
+    monkeypatch.setattr(
+        memory, "available_memory", lambda: need(subject, batch_size=50).step
+    )
     with pytest.raises(ValueError, match="These fit: --batch_size 32;"):
         memory.check_memory(subject, ADAM, Schedule(batch_size=128), CPU)
 
@@ -109,20 +155,40 @@ def test_memory_that_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     limit = 2**45
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     assert limit - 2**43 < (memory._of_process() or 0) < limit
-    group = {"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 500\ninactive_file 150"}
+    group = {
+        "memory.max": "1000",
+        "memory.current": "700",
+        "memory.stat": "anon 500\ninactive_file 150",
+    }
     for name, text in group.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(memory, "_GROUPS", ((tmp_path, "memory.max", "memory.current", "inactive_file"),))
+    monkeypatch.setattr(
+        memory,
+        "_GROUPS",
+        ((tmp_path, "memory.max", "memory.current", "inactive_file"),),
+    )
     assert memory._of_group() == memory.available_memory() == 450
     (tmp_path / "memory.max").write_text("max")
     assert memory._of_group() is None
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ({"classes": 10**9}, r"capsnet_small does not fit into memory: its weights take \d+\.\d GB, .*weight \("),
-    ({"classes": 10**18}, "capsnet_small does not fit into memory: a size is too large"),
-])  # fmt: skip
-def test_create_model_says_what_is_too_large(arguments: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"classes": 10**9},
+            r"capsnet_small does not fit into memory: its weights take \d+\.\d GB, "
+            r".*weight \(",
+        ),
+        (
+            {"classes": 10**18},
+            "capsnet_small does not fit into memory: a size is too large",
+        ),
+    ],
+)
+def test_create_model_says_what_is_too_large(
+    arguments: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         tc.create_model("capsnet_small", **arguments)
 

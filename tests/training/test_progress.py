@@ -1,4 +1,6 @@
-"""What a training says of itself while it runs: what was guessed, its header, its time, and a line in place."""
+"""What a training says of itself while it runs: what was guessed, its header, its time,
+and a line in place.
+"""
 
 import io
 import re
@@ -16,12 +18,23 @@ FEW = {"model": "capsnet_digits", "model_args": TINY, "epochs": 2, "report": Fal
 
 def test_python_guesses_and_says_what_the_command_does(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # another test may have been a notebook
+    monkeypatch.delitem(
+        sys.modules, "ipykernel", raising=False
+    )  # another test may have been a notebook
     assert guess("Digits").options["run"] == str(Path("runs/digits"))
     trained = tc.train("Digits", trainer={"accelerator": "cpu"}, **FEW)
     in_python = capsys.readouterr().out
     assert trained.run == Path("runs/digits")
-    options = ["--model", "capsnet_digits", "--epochs", "2", "--report", "false", "--trainer.accelerator", "cpu"]
+    options = [
+        "--model",
+        "capsnet_digits",
+        "--epochs",
+        "2",
+        "--report",
+        "false",
+        "--trainer.accelerator",
+        "cpu",
+    ]
     options += ["--model_args", str(TINY).replace("'", "").replace("None", "null")]
     assert status("train", "Digits", *options) == 0
     command = capsys.readouterr().out
@@ -30,11 +43,14 @@ def test_python_guesses_and_says_what_the_command_does(tmp_path, monkeypatch, ca
         if not re.search(r" left$| s a step", line):  # times differ
             assert line in command
     header = (
-        r"Digits: 1,295 train, 143 validation, 359 test images of 1 x 8 x 8 \(C x H x W\), 10 classes of 12\d to 13\d"
+        r"Digits: 1,295 train, 143 validation, 359 test images of 1 x 8 x 8 \(C x "
+        r"H x W\), 10 classes of 12\d to 13\d"
     )
     assert re.search(header, in_python)
     assert re.search(
-        r"\n\d+\.\d+ s a step, about .* for all of them; votes: (naive|native|chunked)\nepoch 1/2: ", in_python
+        r"\n\d+\.\d+ s a step, about .* for all of them; votes: "
+        r"(naive|native|chunked)\nepoch 1/2: ",
+        in_python,
     )
     assert "\r" not in in_python  # which a file would keep
 
@@ -52,10 +68,19 @@ def test_a_terminal_gets_one_line_that_is_rewritten_and_removed(tmp_path, monkey
     assert all(not line.partition("\r")[0] for line in said.split("\n") if "\r" in line)
     shown = [line.rpartition("\r")[2] for line in said.split("\n")]
     assert not [line for line in shown if " step " in line]
-    assert [line[:9] for line in shown if line.startswith("epoch")] == ["epoch 1/2", "epoch 2/2"]
+    assert [line[:9] for line in shown if line.startswith("epoch")] == [
+        "epoch 1/2",
+        "epoch 2/2",
+    ]
 
 
 @pytest.mark.parametrize("talks", [None, [].append])
 def test_nothing_is_told_to_who_did_not_ask(talks, tmp_path, capsys):
-    tc.train("Digits", run=tmp_path / "run", show=talks, trainer={"accelerator": "cpu"}, **FEW)
+    tc.train(
+        "Digits",
+        run=tmp_path / "run",
+        show=talks,
+        trainer={"accelerator": "cpu"},
+        **FEW,
+    )
     assert not capsys.readouterr().out

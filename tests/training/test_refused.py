@@ -1,4 +1,6 @@
-"""What cannot be trained is told before anything is written: the folder is free for the next try."""
+"""What cannot be trained is told before anything is written: the folder is free for the
+next try.
+"""
 
 import re
 from pathlib import Path
@@ -10,14 +12,27 @@ from PIL import Image
 from tests.runs import TRAIN, status, summary
 
 PAIRS = str(Path(__file__).parents[1] / "tasks" / "several_digits.py")
-LATE = ["--scheduler", "OneCycleLR", "--scheduler.max_lr", "0.01", "--scheduler.total_steps", "2"]
+LATE = [
+    "--scheduler",
+    "OneCycleLR",
+    "--scheduler.max_lr",
+    "0.01",
+    "--scheduler.total_steps",
+    "2",
+]
 
 REFUSED = [
     # names and numbers
     (["--model", "capsnut"], "model must be one of .*capsnet.* got 'capsnut'"),
-    (["--model", "text_cnn"], "text_cnn takes no images; model must be one of attentioncapsnet"),
+    (
+        ["--model", "text_cnn"],
+        "text_cnn takes no images; model must be one of attentioncapsnet",
+    ),
     (["--epochs", "x"], "epochs"),
-    (["--routing", "Nothing"], r"(?s)routing must be one of .*'dynamic', 'em'.* --import"),
+    (
+        ["--routing", "Nothing"],
+        r"(?s)routing must be one of .*'dynamic', 'em'.* --import",
+    ),
     (["--loss", "Nothing"], r"loss must be one of .'LengthCrossEntropy', 'MarginLoss'"),
     (["--data", "Nothing"], r"(?s)data must be one of .*'digits'.* --import"),
     (["--task", "guessing"], "task must be one of .*classification"),
@@ -32,40 +47,110 @@ REFUSED = [
     (["--model_args.colour", "1"], "colour"),
     (["--model_args.image_shape", "[3,8,8]"], "do not fit the images|image"),
     (["--preprocess.crop", "9"], "crop must be at most 8 for images of 8 x 8, got 9"),
-    (["--preprocess.crop", "4", "--preprocess.crops", "13"], "crop must be at most 2 .* for 13 crops, got 4"),
+    (
+        ["--preprocess.crop", "4", "--preprocess.crops", "13"],
+        "crop must be at most 2 .* for 13 crops, got 4",
+    ),
     (["--preprocess.crops", "13"], "crops=13 needs crop"),
     (["--preprocess.contrast", "[2,1]"], "contrast must be two factors"),
     # the task and its targets
     (["--task", "SeveralLabels"], "takes images with masks"),
-    (["--import", PAIRS, "--data", "several_digits.Pairs", "--task", "classification"], "of one class each"),
     (
-        ["--import", PAIRS, "--data", "several_digits.Pairs", "--task", "SeveralLabels", "--task.count", "3"],
+        [
+            "--import",
+            PAIRS,
+            "--data",
+            "several_digits.Pairs",
+            "--task",
+            "classification",
+        ],
+        "of one class each",
+    ),
+    (
+        [
+            "--import",
+            PAIRS,
+            "--data",
+            "several_digits.Pairs",
+            "--task",
+            "SeveralLabels",
+            "--task.count",
+            "3",
+        ],
         "count is 3, but the first image has 2 classes",
     ),
     # the optimizer and its schedule
     (["--optimizer", "SparseAdam"], "SparseAdam does not support dense gradients"),
     (["--optimizer", "Adam", "--optimizer.lr", "-1"], "learning rate"),
     (["--optimizer", "Adam", "--optimizer.betas", "[2, 3]"], "beta"),
-    (["--scheduler", "StepLR", "--scheduler.step_size", "0"], "scheduler StepLR cannot make a step: integer modulo"),
-    (["--scheduler", "CosineAnnealingLR", "--scheduler.T_max", "0"], "scheduler CosineAnnealingLR cannot make a step"),
-    ([*LATE, "--scheduler_interval", "step"], "OneCycleLR ends after 2 steps, and the training has .*: its total_st"),
-    ([*LATE, "--epochs", "3"], "OneCycleLR ends after 2 steps, one an epoch, and the training has 3: its"),
+    (
+        ["--scheduler", "StepLR", "--scheduler.step_size", "0"],
+        "scheduler StepLR cannot make a step: integer modulo",
+    ),
+    (
+        ["--scheduler", "CosineAnnealingLR", "--scheduler.T_max", "0"],
+        "scheduler CosineAnnealingLR cannot make a step",
+    ),
+    (
+        [*LATE, "--scheduler_interval", "step"],
+        "OneCycleLR ends after 2 steps, and the training has .*: its total_st",
+    ),
+    (
+        [*LATE, "--epochs", "3"],
+        "OneCycleLR ends after 2 steps, one an epoch, and the training has 3: its",
+    ),
     # the machine and Lightning's Trainer
-    (["--trainer.accelerator", "gpu"], "cannot train as asked .accelerator gpu.*--trainer.accelerator auto"),
+    (
+        ["--trainer.accelerator", "gpu"],
+        "cannot train as asked .accelerator gpu.*--trainer.accelerator auto",
+    ),
     (["--trainer.precision", "5-true"], "cannot train as asked .*precision 5-true"),
     (["--trainer.strategy", "magic"], "cannot train as asked .*magic"),
-    (["--trainer.devices", "2", "--batch_size", "33"], "batch_size must be a multiple of the 2 processes"),
-    (["--trainer.gradient_clip_val", "-1"], "gradient_clip_val must be at least 0, got -1.0"),
+    (
+        ["--trainer.devices", "2", "--batch_size", "33"],
+        "batch_size must be a multiple of the 2 processes",
+    ),
+    (
+        ["--trainer.gradient_clip_val", "-1"],
+        "gradient_clip_val must be at least 0, got -1.0",
+    ),
     (["--trainer.average", "1"], "average must be a share between 0 and 1, got 1"),
-    (["--trainer.extra.logger", "true"], "arguments of Lightning's Trainer: logger is set by torchcaps itself"),
-    (["--trainer.extra.limit_val_batches", "3"], "limit_val_batches is set by torchcaps itself, from data.val"),
-    (["--trainer.extra.accelerator", "cpu"], "accelerator is set by torchcaps itself, from trainer.acc"),
-    (["--trainer.extra.inference_mode", "true"], "inference_mode is set by torchcaps itself"),
-    (["--trainer.extra.colour", "red"], "extra takes arguments of Lightning's Trainer, which has no colour"),
-    (["--trainer.extra.limit_train_batches", "2.5"], r"trainer.extra limit_train_batches 2.5\): .*int.$"),
-    (["--trainer.extra.accumulate_grad_batches", "0"], "accumulate_grad_batches must be at least 1, got 0"),
-    (["--trainer.extra.limit_train_batches", "0"], "got none of .* an epoch: .*limit_train_batches 0 ends it"),
-    (["--trainer.extra.max_steps", "0"], "got none of .* an epoch: trainer.extra max_steps 0 ends it"),
+    (
+        ["--trainer.extra.logger", "true"],
+        "arguments of Lightning's Trainer: logger is set by torchcaps itself",
+    ),
+    (
+        ["--trainer.extra.limit_val_batches", "3"],
+        "limit_val_batches is set by torchcaps itself, from data.val",
+    ),
+    (
+        ["--trainer.extra.accelerator", "cpu"],
+        "accelerator is set by torchcaps itself, from trainer.acc",
+    ),
+    (
+        ["--trainer.extra.inference_mode", "true"],
+        "inference_mode is set by torchcaps itself",
+    ),
+    (
+        ["--trainer.extra.colour", "red"],
+        "extra takes arguments of Lightning's Trainer, which has no colour",
+    ),
+    (
+        ["--trainer.extra.limit_train_batches", "2.5"],
+        r"trainer.extra limit_train_batches 2.5\): .*int.$",
+    ),
+    (
+        ["--trainer.extra.accumulate_grad_batches", "0"],
+        "accumulate_grad_batches must be at least 1, got 0",
+    ),
+    (
+        ["--trainer.extra.limit_train_batches", "0"],
+        "got none of .* an epoch: .*limit_train_batches 0 ends it",
+    ),
+    (
+        ["--trainer.extra.max_steps", "0"],
+        "got none of .* an epoch: trainer.extra max_steps 0 ends it",
+    ),
     # the validation
     (["--stop_at", "0.9", "--data.validation", "0"], "stop_at needs validation images"),
     (["--stop", "early", "--data.validation", "0"], "stop needs validation images"),
@@ -94,7 +179,9 @@ def test_what_cannot_be_is_told_at_the_start(
     assert not run.exists()
 
 
-def test_an_image_that_is_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_image_that_is_broken_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a/1", "a/2", "b/1", "b/2"):
         file = tmp_path / "images" / f"{name}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -109,4 +196,7 @@ def test_the_next_try_works(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert status(*TRAIN, "--trainer.strategy", "magic", "--run", str(run)) == 1
     assert status(*TRAIN, "--run", str(run)) == 0
-    assert (summary(run)["epochs"], summary(run)["used_epoch"]) == (1, {"epoch": 1, "by": "the last"})
+    assert (summary(run)["epochs"], summary(run)["used_epoch"]) == (
+        1,
+        {"epoch": 1, "by": "the last"},
+    )

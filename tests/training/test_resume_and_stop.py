@@ -1,4 +1,6 @@
-"""A run goes on with what it was started with; it stops at NaN, with its name. Which epoch is kept."""
+"""A run goes on with what it was started with; it stops at NaN, with its name. Which
+epoch is kept.
+"""
 
 import json
 import signal
@@ -19,7 +21,15 @@ from torchcaps.models import create_model
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, ImageSet
 from torchcaps_lab.tasks import Criteria
-from torchcaps_lab.training import Caller, Learner, Optimisation, Schedule, TrainerOptions, TrainingDiverged, fit
+from torchcaps_lab.training import (
+    Caller,
+    Learner,
+    Optimisation,
+    Schedule,
+    TrainerOptions,
+    TrainingDiverged,
+    fit,
+)
 from torchcaps_lab.training.checkpoints import newest_checkpoint
 from torchcaps_lab.training.diverged import first_not_finite
 from torchcaps_lab.training.fingerprint import differences
@@ -27,7 +37,12 @@ from torchcaps_lab.training.fitting import Fitting, rehearse
 from torchcaps_lab.training.options import moving_average
 
 
-def trained(folder: Path, images: ImageSet = FEW, caller: Caller | None = None, **schedule: object) -> list[dict]:
+def trained(
+    folder: Path,
+    images: ImageSet = FEW,
+    caller: Caller | None = None,
+    **schedule: object,
+) -> list[dict]:
     how = Schedule(**{"epochs": 1, "batch_size": 16, **schedule})
     return fit(learner(), images, images, folder, how, CPU, caller)[1]
 
@@ -50,7 +65,10 @@ class TestResume:
         for changes, message in [
             ({"seed": 1}, "seed was 0, is 1"),
             ({"batch_size": 32}, "batch_size was 16, is 32"),
-            ({"images": FEW.subset(torch.arange(60))}, "images were 64 train, 64 validation, are 60 train"),
+            (
+                {"images": FEW.subset(torch.arange(60))},
+                "images were 64 train, 64 validation, are 60 train",
+            ),
             ({"images": self.replaced()}, "the images or their labels are others"),
             ({"images": swapped}, "classes were 0, 1, .*are one, zero"),
         ]:
@@ -59,12 +77,24 @@ class TestResume:
 
     def test_is_allowed_by_name(self, folder: Path, tmp_path: Path) -> None:
         trained(tmp_path)
-        with pytest.warns(UserWarning, match="continues with changes: seed was 0, is 1"):
-            assert len(trained(tmp_path, caller=Caller(allow_changes=True), seed=1, epochs=2)) == 2
+        with pytest.warns(
+            UserWarning, match="continues with changes: seed was 0, is 1"
+        ):
+            assert (
+                len(
+                    trained(
+                        tmp_path, caller=Caller(allow_changes=True), seed=1, epochs=2
+                    )
+                )
+                == 2
+            )
 
     def test_fewer_epochs_than_are_done_are_told(self, tmp_path: Path) -> None:
         trained(tmp_path, epochs=2)
-        with pytest.raises(ValueError, match="epochs must be 2 or more, as many as are done already, got 1"):
+        with pytest.raises(
+            ValueError,
+            match="epochs must be 2 or more, as many as are done already, got 1",
+        ):
             trained(tmp_path, epochs=1)
 
     def test_more_epochs_need_no_word(self, tmp_path: Path) -> None:
@@ -80,25 +110,40 @@ class TestResume:
         with pytest.warns(UserWarning, match="did not note options and images"):
             assert len(trained(tmp_path, epochs=2)) == 2
 
-    def test_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def test_on_the_command_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
         run = tmp_path / "run"
         assert main([*TRAIN, "--run", str(run)]) == 0
         resume = ["train", "--resume", str(run), "--epochs", "2"]
         changes = ["--optimizer.lr", "0.01", "--data.validation", "0.2"]
         assert main([*resume, *changes]) == 1
         error = capsys.readouterr().err
-        for message in ("data.validation was 0.1, is 0.2", "optimizer.lr was 0.001, is 0.01", "images were 1295 train"):
+        for message in (
+            "data.validation was 0.1, is 0.2",
+            "optimizer.lr was 0.001, is 0.01",
+            "images were 1295 train",
+        ):
             assert message in error
         assert main([*resume, "--data.seed", "3"]) == 1
         assert "data.seed was 0, is 3" in capsys.readouterr().err
         assert summary(run)["epochs"] == 1
-        with pytest.warns(UserWarning, match=r"continues with changes: .*optimizer\.lr was 0\.001, is 0\.01"):
+        with pytest.warns(
+            UserWarning,
+            match=r"continues with changes: .*optimizer\.lr was 0\.001, is 0\.01",
+        ):
             assert main([*resume, "--allow_changes", *changes]) == 0
         assert summary(run)["epochs"] == 2
-        assert main(["train", "--resume", str(run)]) == 0  # the options of the run are the new ones now
+        assert (
+            main(["train", "--resume", str(run)]) == 0
+        )  # the options of the run are the new ones now
 
-    def test_a_longer_training_goes_on_after_a_kill(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The defect: config.yaml kept the old number of epochs, and --resume ended there, or refused to."""
+    def test_a_longer_training_goes_on_after_a_kill(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The defect: config.yaml kept the old number of epochs, and --resume ended
+        there, or refused to.
+        """
 
         def ctrl_c(learner: Learner) -> None:
             raise KeyboardInterrupt
@@ -108,26 +153,54 @@ class TestResume:
         with monkeypatch.context() as killed:
             killed.setattr(Learner, "on_train_epoch_start", ctrl_c)
             assert main(["train", "--resume", str(run), "--epochs", "3"]) == 130
-        assert main(["train", "--resume", str(run), "--optimizer.lr", "1"]) == 1  # refused, and not kept
+        assert (
+            main(["train", "--resume", str(run), "--optimizer.lr", "1"]) == 1
+        )  # refused, and not kept
         assert main(["train", "--resume", str(run)]) == 0
         assert summary(run)["epochs"] == 3
 
     @pytest.mark.parametrize(
         ("was", "now", "expected"),
         [
-            ({"scheduler": None}, {"scheduler": {"name": "B"}}, ["scheduler was None, is B"]),
+            (
+                {"scheduler": None},
+                {"scheduler": {"name": "B"}},
+                ["scheduler was None, is B"],
+            ),
             ({"loss": {"name": "B"}}, {"loss": {"name": "C"}}, ["loss was B, is C"]),
-            ({"model_args": {"a": 1}}, {"model_args": {"a": 2}}, ["model_args.a was 1, is 2"]),
-            ({"model_args": {}}, {"model_args": {"b": 1}}, ["model_args.b was None, is 1"]),
-            ({"trainer": {"precision": "1"}}, {"trainer": {"precision": "2"}}, ["trainer.precision was 1, is 2"]),
-            ({"trainer": {"devices": 1}, "run": "a"}, {"trainer": {"devices": 2}, "run": "b"}, []),
-            ({"preprocess": {"shift": 1}}, {"preprocess": {"shift": 1, "new": 3}, "newer": 4}, []),  # of later versions
+            (
+                {"model_args": {"a": 1}},
+                {"model_args": {"a": 2}},
+                ["model_args.a was 1, is 2"],
+            ),
+            (
+                {"model_args": {}},
+                {"model_args": {"b": 1}},
+                ["model_args.b was None, is 1"],
+            ),
+            (
+                {"trainer": {"precision": "1"}},
+                {"trainer": {"precision": "2"}},
+                ["trainer.precision was 1, is 2"],
+            ),
+            (
+                {"trainer": {"devices": 1}, "run": "a"},
+                {"trainer": {"devices": 2}, "run": "b"},
+                [],
+            ),
+            (
+                {"preprocess": {"shift": 1}},
+                {"preprocess": {"shift": 1, "new": 3}, "newer": 4},
+                [],
+            ),  # of later versions
             ({"data": {"root": "a"}}, {"data": {"root": "b"}}, []),
         ],
-    )  # fmt: skip
+    )
     def test_comparison(self, was: dict, now: dict, expected: list[str]) -> None:
         rest = {"classes": [], "images": {}, "data": "x"}
-        assert differences({"options": was, **rest}, {"options": now, **rest}) == expected
+        assert (
+            differences({"options": was, **rest}, {"options": now, **rest}) == expected
+        )
 
 
 class TestOptions:
@@ -138,7 +211,14 @@ class TestOptions:
         [
             ["--optimizer", "LBFGS", "--routing", "mean"],  # makes its steps itself
             ["--scheduler", "ReduceLROnPlateau"],
-            ["--scheduler", "ReduceLROnPlateau", "--data.validation", "0", "--scheduler_interval", "step"],
+            [
+                "--scheduler",
+                "ReduceLROnPlateau",
+                "--data.validation",
+                "0",
+                "--scheduler_interval",
+                "step",
+            ],
             ["--trainer.precision", "64-true"],
             ["--trainer.precision", "bf16-true"],
         ],
@@ -149,32 +229,57 @@ class TestOptions:
         assert main([*TRAIN, "--run", str(run), "--batch_size", "700", *options]) == 0
         assert 0 <= summary(run)["test_accuracy"] <= 1
 
-    @pytest.mark.parametrize("options", [{}, {"capturable": True}], ids=["step", "only on a GPU"])
+    @pytest.mark.parametrize(
+        "options", [{}, {"capturable": True}], ids=["step", "only on a GPU"]
+    )
     def test_a_rehearsal_changes_nothing(self, options: dict[str, bool]) -> None:
         one = learner()
         one.optimisation.optimizer = partial(torch.optim.Adam, lr=1.0, **options)
         before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
         state = torch.get_rng_state()
         rehearse(one, FEW, steps=4, epochs=1)
-        assert all(torch.equal(before[name], tensor) for name, tensor in one.state_dict().items())
+        assert all(
+            torch.equal(before[name], tensor)
+            for name, tensor in one.state_dict().items()
+        )
         assert all(weight.grad is None for weight in one.parameters())
         assert torch.equal(state, torch.get_rng_state())
 
     def test_a_scheduler_that_watches_lowers_the_rate(self, tmp_path: Path) -> None:
         one = learner()
         one.optimisation.scheduler = partial(
-            torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, threshold=1e9, threshold_mode="abs"
+            torch.optim.lr_scheduler.ReduceLROnPlateau,
+            patience=0,
+            threshold=1e9,
+            threshold_mode="abs",
         )
-        trainer, _ = fit(one, FEW, FEW, tmp_path, Schedule(epochs=4, batch_size=16), CPU)
+        trainer, _ = fit(
+            one, FEW, FEW, tmp_path, Schedule(epochs=4, batch_size=16), CPU
+        )
         assert trainer.optimizers[0].param_groups[0]["lr"] < 1e-3
 
     @pytest.mark.parametrize(
         ("steps", "notes"),
-        [(3, ["max_steps 3 ends the training in the middle of epoch 1, of 4 steps"]), (4, [])],
+        [
+            (3, ["max_steps 3 ends the training in the middle of epoch 1, of 4 steps"]),
+            (4, []),
+        ],
     )
-    def test_a_training_that_ends_inside_an_epoch_is_noted(self, steps: int, notes: list[str], tmp_path: Path) -> None:
+    def test_a_training_that_ends_inside_an_epoch_is_noted(
+        self, steps: int, notes: list[str], tmp_path: Path
+    ) -> None:
         trainer = TrainerOptions(accelerator="cpu", extra={"max_steps": steps})
-        assert Fitting(learner(), FEW, FEW, tmp_path, Schedule(epochs=2, batch_size=16), trainer).notes() == notes
+        assert (
+            Fitting(
+                learner(),
+                FEW,
+                FEW,
+                tmp_path,
+                Schedule(epochs=2, batch_size=16),
+                trainer,
+            ).notes()
+            == notes
+        )
 
     def test_an_average_forgets_where_it_began(self) -> None:
         """Running variances begin at 1, however small those of the features are."""
@@ -184,17 +289,42 @@ class TestOptions:
         torch.nn.init.constant_(norm.running_var, 1e-3)
         for _ in range(60):
             averaged.update_parameters(norm)
-        torch.testing.assert_close(averaged.module.running_var, norm.running_var, rtol=1e-3, atol=0)
-        assert moving_average(0.99)(*torch.tensor([1.0, 2.0, 2000.0])) == pytest.approx(1.01)
+        torch.testing.assert_close(
+            averaged.module.running_var, norm.running_var, rtol=1e-3, atol=0
+        )
+        assert moving_average(0.99)(*torch.tensor([1.0, 2.0, 2000.0])) == pytest.approx(
+            1.01
+        )
 
-    def test_without_test_images_nothing_is_tested(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def test_without_test_images_nothing_is_tested(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
         for number in range(8):
             (tmp_path / "data" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
             image = Image.fromarray(Digits().test.images[number, 0].numpy())
             image.save(tmp_path / "data" / "ab"[number % 2] / f"{number}.png")
-        options = ["--data", "ImageFolder", "--data.root", str(tmp_path / "data"), "--data.test", "0"]
+        options = [
+            "--data",
+            "ImageFolder",
+            "--data.root",
+            str(tmp_path / "data"),
+            "--data.test",
+            "0",
+        ]
         assert (
-            main([*TRAIN, *options, "--data.validation", "0", "--run", str(tmp_path / "run"), "--report", "true"]) == 0
+            main(
+                [
+                    *TRAIN,
+                    *options,
+                    "--data.validation",
+                    "0",
+                    "--run",
+                    str(tmp_path / "run"),
+                    "--report",
+                    "true",
+                ]
+            )
+            == 0
         )
         told = capsys.readouterr().out
         assert "note: there are no test images: nothing is tested" in told
@@ -205,14 +335,30 @@ class TestOptions:
 
 
 class TestWhatTheNetworkDraws:
-    """Noise, as dropout, is that of the seed, the epoch and the batch, whatever else draws in between."""
+    """Noise, as dropout, is that of the seed, the epoch and the batch, whatever else
+    draws in between.
+    """
 
     @staticmethod
     def weights(folder: Path, epochs: int, **extra: object) -> dict[str, Tensor]:
         torch.manual_seed(0)
-        model = create_model("capsnet_digits", channels=4, types=2, decoder_input="pose", pose_noise=1.0)
-        one = Learner(model, Optimisation(optimizer=partial(torch.optim.Adam, lr=1e-2), reconstruction=1.0))
-        fit(one, FEW, FEW, folder, Schedule(epochs=epochs, batch_size=16), TrainerOptions("cpu", extra=extra))
+        model = create_model(
+            "capsnet_digits", channels=4, types=2, decoder_input="pose", pose_noise=1.0
+        )
+        one = Learner(
+            model,
+            Optimisation(
+                optimizer=partial(torch.optim.Adam, lr=1e-2), reconstruction=1.0
+            ),
+        )
+        fit(
+            one,
+            FEW,
+            FEW,
+            folder,
+            Schedule(epochs=epochs, batch_size=16),
+            TrainerOptions("cpu", extra=extra),
+        )
         return model.state_dict()
 
     def test_it_is_the_same_after_an_interruption(self, tmp_path: Path) -> None:
@@ -221,7 +367,9 @@ class TestWhatTheNetworkDraws:
         resumed = self.weights(tmp_path / "resumed", 2)
         assert all(torch.equal(expected[name], resumed[name]) for name in expected)
 
-    def test_it_is_the_same_when_validation_is_in_mid_epoch(self, tmp_path: Path) -> None:
+    def test_it_is_the_same_when_validation_is_in_mid_epoch(
+        self, tmp_path: Path
+    ) -> None:
         expected = self.weights(tmp_path / "end", 1)
         halved = self.weights(tmp_path / "middle", 1, val_check_interval=0.5)
         assert all(torch.equal(expected[name], halved[name]) for name in expected)
@@ -238,7 +386,9 @@ class SickAfter(MarginLoss):
         self.now = step
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
-        return super().forward(activation, target) * (torch.nan if self.now >= self.step else 1)
+        return super().forward(activation, target) * (
+            torch.nan if self.now >= self.step else 1
+        )
 
 
 class Stopped(MarginLoss):
@@ -252,8 +402,17 @@ def test_ctrl_c_in_a_training_is_ctrl_c(tmp_path: Path) -> None:
     listening = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(KeyboardInterrupt):
-            fit(learner(Stopped()), FEW, FEW, tmp_path, Schedule(epochs=1, batch_size=16), CPU)
-        assert signal.getsignal(signal.SIGINT) == listening  # a notebook goes on, and can be stopped again
+            fit(
+                learner(Stopped()),
+                FEW,
+                FEW,
+                tmp_path,
+                Schedule(epochs=1, batch_size=16),
+                CPU,
+            )
+        assert (
+            signal.getsignal(signal.SIGINT) == listening
+        )  # a notebook goes on, and can be stopped again
     finally:
         signal.signal(signal.SIGINT, listening)
 
@@ -267,46 +426,93 @@ def test_a_stopped_run_is_told_how_to_go_on(
     monkeypatch.setattr(Fitting, "run", stopped)
     run = str(tmp_path / "run")
     assert main([*TRAIN, "--run", run, "--import", "json"]) == 130
-    assert capsys.readouterr().err.startswith(f"stopped; continue with: torchcaps train --resume {run} --import json\n")
-    again = ["train", "--resume", run, "--import", "json", "--epochs", "2"]  # its config.yaml has 1 epoch
+    assert capsys.readouterr().err.startswith(
+        f"stopped; continue with: torchcaps train --resume {run} --import json\n"
+    )
+    again = [
+        "train",
+        "--resume",
+        run,
+        "--import",
+        "json",
+        "--epochs",
+        "2",
+    ]  # its config.yaml has 1 epoch
     assert main(again) == 130
     assert f"continue with: torchcaps {' '.join(again)}\n" in capsys.readouterr().err
 
 
 class TestDiverged:
     def test_the_last_good_checkpoint_stays(self, tmp_path: Path) -> None:
-        with pytest.raises(TrainingDiverged, match="since epoch 2, step 3: class_loss is nan"):
-            fit(learner(SickAfter(6)), FEW, FEW, tmp_path, Schedule(epochs=3, batch_size=16), CPU)
+        with pytest.raises(
+            TrainingDiverged, match="since epoch 2, step 3: class_loss is nan"
+        ):
+            fit(
+                learner(SickAfter(6)),
+                FEW,
+                FEW,
+                tmp_path,
+                Schedule(epochs=3, batch_size=16),
+                CPU,
+            )
         (checkpoint,) = (tmp_path / "checkpoints").iterdir()
         assert torch.load(checkpoint, weights_only=True)["epoch"] == 0
 
     def test_the_layer_is_named(self, tmp_path: Path) -> None:
         sick = learner()
         sick.model.class_caps.register_forward_hook(
-            lambda module, inputs, output: output._replace(activation=output.activation * torch.nan)
+            lambda module, inputs, output: output._replace(
+                activation=output.activation * torch.nan
+            )
         )
-        with pytest.raises(TrainingDiverged, match=r"epoch 1, step 1: layer class_caps \(\w+\) is the first"):
+        with pytest.raises(
+            TrainingDiverged,
+            match=r"epoch 1, step 1: layer class_caps \(\w+\) is the first",
+        ):
             fit(sick, FEW, FEW, tmp_path, Schedule(batch_size=16), CPU)
 
     def test_weights_are_named(self) -> None:
         sick = learner()
         with torch.no_grad():
             sick.model.conv.weight[0, 0, 0, 0] = torch.nan
-        said = first_not_finite(sick.model, sick.task, FEW[0], Criteria(sick.loss, sick.reconstruction))
+        said = first_not_finite(
+            sick.model, sick.task, FEW[0], Criteria(sick.loss, sick.reconstruction)
+        )
         assert said == "weights are not finite since a step before: conv.weight"
 
     def test_weights_of_the_last_step_are_not_kept(self, tmp_path: Path) -> None:
-        with pytest.raises(TrainingDiverged, match=r"weights are not finite after epoch 1: conv\.weight"):
+        with pytest.raises(
+            TrainingDiverged,
+            match=r"weights are not finite after epoch 1: conv\.weight",
+        ):
             fit(learner(lr=torch.inf), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU)
         assert newest_checkpoint(tmp_path / "checkpoints") is None
 
-    def test_weights_too_large_for_the_next_step_are_not_kept(self, tmp_path: Path) -> None:
-        with pytest.raises(TrainingDiverged, match="the loss on the validation images is nan after epoch 1"):
+    def test_weights_too_large_for_the_next_step_are_not_kept(
+        self, tmp_path: Path
+    ) -> None:
+        with pytest.raises(
+            TrainingDiverged,
+            match="the loss on the validation images is nan after epoch 1",
+        ):
             fit(learner(lr=1e10), FEW, FEW, tmp_path, Schedule(batch_size=64), CPU)
         assert newest_checkpoint(tmp_path / "checkpoints") is None
 
     def test_exit_status(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-        assert main([*TRAIN, "--optimizer", "SGD", "--optimizer.lr", "1e30", "--run", str(tmp_path / "run")]) == 1
+        assert (
+            main(
+                [
+                    *TRAIN,
+                    "--optimizer",
+                    "SGD",
+                    "--optimizer.lr",
+                    "1e30",
+                    "--run",
+                    str(tmp_path / "run"),
+                ]
+            )
+            == 1
+        )
         assert "not finite" in capsys.readouterr().err
 
 
@@ -333,25 +539,65 @@ class TestEnd:
             assert [row["val_accuracy"] for row in resumed] == values
 
     def test_more_patience_after_the_end_goes_on(self, tmp_path: Path) -> None:
-        """The defect: the patience in the checkpoint stayed, whatever --patience the run was resumed with."""
+        """The defect: the patience in the checkpoint stayed, whatever --patience the
+        run was resumed with.
+        """
         few = self.run(tmp_path / "run", 12, stop="early", patience=2)
         more = self.run(tmp_path / "run", len(few) + 1, stop="early", patience=9)
         assert len(more) == len(few) + 1
         assert more == [*few, more[-1]]
 
-    @pytest.mark.parametrize(("epochs", "used"), [(1, "the last: no epoch ended with a validation"), (3, "the best")])
-    def test_validation_every_second_epoch(self, epochs: int, used: str, tmp_path: Path) -> None:
-        """The defects: errors before the first one, and its values in the rows of later epochs."""
+    @pytest.mark.parametrize(
+        ("epochs", "used"),
+        [(1, "the last: no epoch ended with a validation"), (3, "the best")],
+    )
+    def test_validation_every_second_epoch(
+        self, epochs: int, used: str, tmp_path: Path
+    ) -> None:
+        """The defects: errors before the first one, and its values in the rows of later
+        epochs.
+        """
         run = tmp_path / "run"
-        more = ["--keep", "best", "--scheduler", "ReduceLROnPlateau", "--epochs", str(epochs), "--batch_size", "700"]
-        assert main([*TRAIN, *more, "--trainer.extra", "{check_val_every_n_epoch: 2}", "--run", str(run)]) == 0
+        more = [
+            "--keep",
+            "best",
+            "--scheduler",
+            "ReduceLROnPlateau",
+            "--epochs",
+            str(epochs),
+            "--batch_size",
+            "700",
+        ]
+        assert (
+            main(
+                [
+                    *TRAIN,
+                    *more,
+                    "--trainer.extra",
+                    "{check_val_every_n_epoch: 2}",
+                    "--run",
+                    str(run),
+                ]
+            )
+            == 0
+        )
         found = summary(run)
         assert found["used_epoch"]["by"].startswith(used)
         assert found["epochs"] == epochs
         assert "val_loss" not in found["last_epoch"]
 
-    def test_the_best_epoch_is_kept_and_told(self, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-        small = [*TRAIN, "--batch_size", "256", "--keep", "best", "--optimizer.lr", "0.03"]
+    def test_the_best_epoch_is_kept_and_told(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture
+    ) -> None:
+        small = [
+            *TRAIN,
+            "--batch_size",
+            "256",
+            "--keep",
+            "best",
+            "--optimizer.lr",
+            "0.03",
+        ]
         whole, moved = tmp_path / "whole", tmp_path / "moved"
         assert main([*small, "--epochs", "4", "--run", str(whole)]) == 0
         assert main([*small, "--epochs", "3", "--run", str(tmp_path / "first")]) == 0
@@ -362,18 +608,39 @@ class TestEnd:
         column = text[0].split(",").index("val_accuracy")
         values = [float(row.split(",")[column]) for row in text[1:]]
         best = values.index(max(values))
-        used = {"epoch": best + 1, "by": f"the best accuracy on validation images, {100 * max(values):.2f} %"}
+        used = {
+            "epoch": best + 1,
+            "by": f"the best accuracy on validation images, {100 * max(values):.2f} %",
+        }
         assert found["used_epoch"] == used
         assert summary(moved)["used_epoch"] == used
-        kept, resumed = (load_file(run / "model" / "model.safetensors") for run in (whole, moved))
+        kept, resumed = (
+            load_file(run / "model" / "model.safetensors") for run in (whole, moved)
+        )
         assert all(torch.equal(kept[name], resumed[name]) for name in kept)
-        checkpoint = torch.load(whole / "checkpoints" / "best" / f"epoch{best:05d}.ckpt", weights_only=True)
-        assert all(torch.equal(checkpoint["state_dict"][f"model.{name}"], kept[name]) for name in kept)
+        checkpoint = torch.load(
+            whole / "checkpoints" / "best" / f"epoch{best:05d}.ckpt", weights_only=True
+        )
+        assert all(
+            torch.equal(checkpoint["state_dict"][f"model.{name}"], kept[name])
+            for name in kept
+        )
         capsys.readouterr()
 
-    def test_the_best_of_averaged_weights_is_what_was_validated(self, tmp_path: Path, capsys) -> None:
+    def test_the_best_of_averaged_weights_is_what_was_validated(
+        self, tmp_path: Path, capsys
+    ) -> None:
         run = tmp_path / "run"
-        options = ["--keep", "best", "--trainer.average", "0.9", "--optimizer.lr", "0.1", "--epochs", "3"]
+        options = [
+            "--keep",
+            "best",
+            "--trainer.average",
+            "0.9",
+            "--optimizer.lr",
+            "0.1",
+            "--epochs",
+            "3",
+        ]
         assert main([*TRAIN, *options, "--run", str(run)]) == 0
         capsys.readouterr()
         assert main(["evaluate", str(run), "--split", "validation", "--json"]) == 0
@@ -381,8 +648,15 @@ class TestEnd:
         assert f", {100 * found:.2f} %" in summary(run)["used_epoch"]["by"]
 
 
-def test_a_run_goes_on_without_the_files_of_its_first_weights(tmp_path: Path, capsys) -> None:
-    small = {"image_shape": [1, 8, 8], "widths": [2], "blocks": 1, "decoder_hidden": None}
+def test_a_run_goes_on_without_the_files_of_its_first_weights(
+    tmp_path: Path, capsys
+) -> None:
+    small = {
+        "image_shape": [1, 8, 8],
+        "widths": [2],
+        "blocks": 1,
+        "decoder_hidden": None,
+    }
     tc.create_model("capsnet_on_backbone", **small).save_pretrained(tmp_path / "first")
     model = [
         "--model",
@@ -393,7 +667,22 @@ def test_a_run_goes_on_without_the_files_of_its_first_weights(tmp_path: Path, ca
     few = ["--trainer.extra", "{limit_train_batches: 1}"]
     run = tmp_path / "run"
     assert (
-        main(["train", "--data", "Digits", *model, *few, "--epochs", "1", "--report", "false", "--run", str(run)]) == 0
+        main(
+            [
+                "train",
+                "--data",
+                "Digits",
+                *model,
+                *few,
+                "--epochs",
+                "1",
+                "--report",
+                "false",
+                "--run",
+                str(run),
+            ]
+        )
+        == 0
     )
     (tmp_path / "first" / "model.safetensors").unlink()
     assert main(["train", "--resume", str(run), "--epochs", "2"]) == 0
@@ -401,4 +690,7 @@ def test_a_run_goes_on_without_the_files_of_its_first_weights(tmp_path: Path, ca
     newest_checkpoint(run / "checkpoints").unlink()
     capsys.readouterr()
     assert main(["train", "--resume", str(run), "--epochs", "2"]) == 1
-    assert "error: weights must be 'hub', 'imagenet', a file, or a folder" in capsys.readouterr().err
+    assert (
+        "error: weights must be 'hub', 'imagenet', a file, or a folder"
+        in capsys.readouterr().err
+    )

@@ -1,4 +1,6 @@
-"""A training that is interrupted again and again, and resumed, is the same training, bit for bit."""
+"""A training that is interrupted again and again, and resumed, is the same training,
+bit for bit.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,7 +11,11 @@ from typing import Any, NamedTuple
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    Callback,
+    EMAWeightAveraging,
+    StochasticWeightAveraging,
+)
 from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.swa_utils import SWALR
@@ -19,7 +25,13 @@ from torchcaps import SpreadLoss, create_model
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.spec import package_of
 from torchcaps_lab.data import ImageSet
-from torchcaps_lab.training import Caller, Learner, Optimisation, Schedule, TrainerOptions
+from torchcaps_lab.training import (
+    Caller,
+    Learner,
+    Optimisation,
+    Schedule,
+    TrainerOptions,
+)
 from torchcaps_lab.training.checkpoints import SealedCheckpoints, newest_checkpoint
 from torchcaps_lab.training.fitting import Fitting
 from torchcaps_lab.training.options import OPTIMIZERS, SCHEDULERS
@@ -36,12 +48,16 @@ class Killed(Exception):
 
 
 class Kill(Callback):
-    """Kills a training before a batch of an epoch, or, without an epoch, when the last epoch has ended."""
+    """Kills a training before a batch of an epoch, or, without an epoch, when the last
+    epoch has ended.
+    """
 
     def __init__(self, epoch: int | None, batch: int = 0) -> None:
         self.at = epoch, batch
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, number: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, module: L.LightningModule, batch: Any, number: int
+    ) -> None:
         if self.at == (trainer.current_epoch, number):
             raise Killed
 
@@ -51,7 +67,9 @@ class Kill(Callback):
 
 
 class Unchanged(Callback):
-    """Compares, when an epoch begins, the state of the training with the checkpoint of the epoch before."""
+    """Compares, when an epoch begins, the state of the training with the checkpoint of
+    the epoch before.
+    """
 
     PROGRESS = "epoch", "loops"
     """What says how far the training is: between two epochs Lightning counts on."""
@@ -60,7 +78,9 @@ class Unchanged(Callback):
         self.checkpoints = checkpoints
         self.compared = 0
 
-    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: L.Trainer, module: L.LightningModule
+    ) -> None:
         newest = newest_checkpoint(self.checkpoints)
         if newest is None:
             return
@@ -68,7 +88,10 @@ class Unchanged(Callback):
         now = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         assert written.keys() == now.keys()
         (last,) = (one for one in trainer.checkpoint_callbacks if one.monitor is None)
-        for state in (written, now):  # that of the callback that writes it knows the file only after that
+        for state in (
+            written,
+            now,
+        ):  # that of the callback that writes it knows the file only after that
             del state["callbacks"][last.state_key]
         for name in written.keys() - {*self.PROGRESS}:
             assert list(parts(written[name])) == list(parts(now[name])), name
@@ -105,10 +128,16 @@ class Run(NamedTuple):
     def fitting(self, folder: Path, *more: Callback) -> Fitting:
         torch.manual_seed(0)
         name, arguments = self.model
-        how = Optimisation(loss=self.loss(), optimizer=self.optimizer, scheduler=self.scheduler,
-                           scheduler_interval=self.interval)  # fmt: skip
+        how = Optimisation(
+            loss=self.loss(),
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            scheduler_interval=self.interval,
+        )
         schedule = Schedule(**{"epochs": EPOCHS, "batch_size": 16, **self.schedule})
-        where = TrainerOptions(accelerator="cpu", average=self.average, extra=self.extra)
+        where = TrainerOptions(
+            accelerator="cpu", average=self.average, extra=self.extra
+        )
         caller = Caller(callbacks=[*more, *self.callbacks()])
         learner = Learner(create_model(name, **arguments), how)
         return Fitting(learner, TRAIN, self.validation, folder, schedule, where, caller)
@@ -117,8 +146,16 @@ class Run(NamedTuple):
         fitting = self.fitting(folder, *more)
         trainer, rows = fitting.run()
         used = fitting.take_best()
-        rows = [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
-        return Outcome(rows, list(parts(trainer.optimizers[0].state_dict())), used, fitting.learner.model.state_dict())
+        rows = [
+            {name: value for name, value in row.items() if name != "seconds"}
+            for row in rows
+        ]
+        return Outcome(
+            rows,
+            list(parts(trainer.optimizers[0].state_dict())),
+            used,
+            fitting.learner.model.state_dict(),
+        )
 
     def interrupted(self, folder: Path) -> "Outcome":
         for kill in (Kill(0, 1), Kill(1), Kill(2, 1), Kill(None)):
@@ -142,7 +179,10 @@ class Outcome(NamedTuple):
         assert self.rows == other.rows
         assert self.optimizer == other.optimizer
         assert self.used == other.used
-        assert all(torch.equal(tensor, other.weights[name]) for name, tensor in self.weights.items())
+        assert all(
+            torch.equal(tensor, other.weights[name])
+            for name, tensor in self.weights.items()
+        )
 
     @property
     def rates(self) -> list[float]:
@@ -150,7 +190,9 @@ class Outcome(NamedTuple):
 
 
 def check(run: Run, folder: Path) -> Outcome:
-    """Compares a whole training with one that is interrupted four times; returns the whole one."""
+    """Compares a whole training with one that is interrupted four times; returns the
+    whole one.
+    """
     unchanged = Unchanged(folder / "whole" / "checkpoints")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -166,8 +208,16 @@ def check(run: Run, folder: Path) -> Outcome:
         pytest.param(Run(average=0.9), id="averaged"),
         pytest.param(Run(validation=NONE), id="no validation"),
         pytest.param(Run(), id="each epoch", marks=pytest.mark.thorough),
-        pytest.param(Run(extra={"val_check_interval": 0.4}), id="in mid-epoch", marks=pytest.mark.thorough),
-        pytest.param(Run(extra={"check_val_every_n_epoch": 2}), id="every second", marks=pytest.mark.thorough),
+        pytest.param(
+            Run(extra={"val_check_interval": 0.4}),
+            id="in mid-epoch",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            Run(extra={"check_val_every_n_epoch": 2}),
+            id="every second",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             Run(extra={"check_val_every_n_epoch": None, "val_check_interval": 4}),
             id="every four steps",
@@ -176,7 +226,10 @@ def check(run: Run, folder: Path) -> Outcome:
     ],
 )
 def test_a_scheduler_that_watches(run: Run, tmp_path: Path) -> None:
-    rates = check(run._replace(scheduler=partial(lr_scheduler.ReduceLROnPlateau, **ALWAYS)), tmp_path).rates
+    rates = check(
+        run._replace(scheduler=partial(lr_scheduler.ReduceLROnPlateau, **ALWAYS)),
+        tmp_path,
+    ).rates
     assert rates[0] > rates[-1]
 
 
@@ -186,12 +239,20 @@ def test_a_scheduler_that_watches(run: Run, tmp_path: Path) -> None:
         pytest.param(Run(average=0.9), id="last"),
         pytest.param(Run(average=0.9, schedule={"keep": "best"}), id="best"),
         pytest.param(
-            Run(callbacks=lambda: [EMAWeightAveraging(decay=0.9, update_starting_at_epoch=1)]),
+            Run(
+                callbacks=lambda: [
+                    EMAWeightAveraging(decay=0.9, update_starting_at_epoch=1)
+                ]
+            ),
             id="begins later",
             marks=pytest.mark.thorough,
         ),
         pytest.param(
-            Run(callbacks=lambda: [StochasticWeightAveraging(swa_lrs=1e-3, swa_epoch_start=2)]),
+            Run(
+                callbacks=lambda: [
+                    StochasticWeightAveraging(swa_lrs=1e-3, swa_epoch_start=2)
+                ]
+            ),
             id="SWA",
             marks=pytest.mark.thorough,
         ),
@@ -200,7 +261,10 @@ def test_a_scheduler_that_watches(run: Run, tmp_path: Path) -> None:
 def test_averages(run: Run, tmp_path: Path) -> None:
     averaged = check(run, tmp_path)
     plain = Run().whole(tmp_path / "plain")
-    assert any(not torch.equal(tensor, plain.weights[name]) for name, tensor in averaged.weights.items())
+    assert any(
+        not torch.equal(tensor, plain.weights[name])
+        for name, tensor in averaged.weights.items()
+    )
 
 
 LATER = {"min_epochs": 4}
@@ -210,24 +274,57 @@ LATER = {"min_epochs": 4}
 @pytest.mark.parametrize(
     ("run", "epochs"),
     [
-        pytest.param(Run(schedule={"stop": "early", "patience": 1, "keep": "best"}, extra=LATER), 4, id="early"),
-        pytest.param(Run(schedule={"stop_at": 0.01}, extra=LATER), 4, id="at", marks=pytest.mark.thorough),
+        pytest.param(
+            Run(schedule={"stop": "early", "patience": 1, "keep": "best"}, extra=LATER),
+            4,
+            id="early",
+        ),
+        pytest.param(
+            Run(schedule={"stop_at": 0.01}, extra=LATER),
+            4,
+            id="at",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(Run(extra={"max_steps": 11}), 4, id="in mid-epoch"),
-        pytest.param(Run(extra={"max_steps": 12}, average=0.9), 4, id="after an epoch", marks=pytest.mark.thorough),
+        pytest.param(
+            Run(extra={"max_steps": 12}, average=0.9),
+            4,
+            id="after an epoch",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_ends(run: Run, epochs: int, tmp_path: Path) -> None:
-    rows = check(run._replace(optimizer=partial(torch.optim.Adam, lr=0.1)), tmp_path).rows
+    rows = check(
+        run._replace(optimizer=partial(torch.optim.Adam, lr=0.1)), tmp_path
+    ).rows
     assert [row["epoch"] for row in rows] == list(range(1, epochs + 1))
 
 
-def test_a_checkpoint_names_no_best_epoch_whose_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The defect: it was deleted before the checkpoint that names the new one was written."""
-    run, best = Run(partial(torch.optim.Adam, lr=0.03), schedule={"keep": "best"}, validation=TRAIN), set()
+def test_a_checkpoint_names_no_best_epoch_whose_file_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The defect: it was deleted before the checkpoint that names the new one was
+    written.
+    """
+    run, best = (
+        Run(
+            partial(torch.optim.Adam, lr=0.03),
+            schedule={"keep": "best"},
+            validation=TRAIN,
+        ),
+        set(),
+    )
     write = SealedCheckpoints.save_checkpoint
     for number in range(1, EPOCHS):
 
-        def killed(self: Any, content: Any, path: Any, last: str = f"{number:05d}", **options: Any) -> None:
+        def killed(
+            self: Any,
+            content: Any,
+            path: Any,
+            last: str = f"{number:05d}",
+            **options: Any,
+        ) -> None:
             if Path(path).parent.name == "checkpoints" and last in Path(path).name:
                 raise Killed
             write(self, content, path)
@@ -235,8 +332,14 @@ def test_a_checkpoint_names_no_best_epoch_whose_file_is_gone(tmp_path: Path, mon
         monkeypatch.setattr(SealedCheckpoints, "save_checkpoint", killed)
         with pytest.raises(Killed):
             run.fitting(tmp_path).run()
-        newest = torch.load(newest_checkpoint(tmp_path / "checkpoints"), weights_only=True)
-        (named,) = (Path(one["best_model_path"]) for key, one in newest["callbacks"].items() if "val_" in key)
+        newest = torch.load(
+            newest_checkpoint(tmp_path / "checkpoints"), weights_only=True
+        )
+        (named,) = (
+            Path(one["best_model_path"])
+            for key, one in newest["callbacks"].items()
+            if "val_" in key
+        )
         best.add(named.name)
         assert (tmp_path / "checkpoints" / "best" / named.name).is_file()
     assert len(best) > 1
@@ -249,8 +352,18 @@ def test_a_checkpoint_names_no_best_epoch_whose_file_is_gone(tmp_path: Path, mon
 
 @pytest.mark.thorough
 def test_two_stages(tmp_path: Path) -> None:
-    small = {"image_shape": (1, 8, 8), "widths": (2,), "blocks": 1, "types": 2, "primary_dim": 4, "pose_dim": 4}
-    check(Run(model=("capsnet_on_backbone", small), schedule={"frozen_epochs": 2}), tmp_path)
+    small = {
+        "image_shape": (1, 8, 8),
+        "widths": (2,),
+        "blocks": 1,
+        "types": 2,
+        "primary_dim": 4,
+        "pose_dim": 4,
+    }
+    check(
+        Run(model=("capsnet_on_backbone", small), schedule={"frozen_epochs": 2}),
+        tmp_path,
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,9 +374,26 @@ def test_two_stages(tmp_path: Path) -> None:
         Run(loss=lambda: SpreadLoss(schedule="sigmoid", period=3.0)),
         Run(schedule={"sampler": "balanced"}),
         Run(extra={"reload_dataloaders_every_n_epochs": 1}),
-        Run(model=("capsnet_digits", {**TINY, "decoder_hidden": [4], "decoder_input": "pose", "pose_noise": 1.0})),
+        Run(
+            model=(
+                "capsnet_digits",
+                {
+                    **TINY,
+                    "decoder_hidden": [4],
+                    "decoder_input": "pose",
+                    "pose_noise": 1.0,
+                },
+            )
+        ),
     ],
-    ids=["accumulated", "margin by epoch", "margin by step", "balanced", "reloaded", "noise"],
+    ids=[
+        "accumulated",
+        "margin by epoch",
+        "margin by step",
+        "balanced",
+        "reloaded",
+        "noise",
+    ],
 )
 @pytest.mark.thorough
 def test_steps(run: Run, tmp_path: Path) -> None:
@@ -271,12 +401,18 @@ def test_steps(run: Run, tmp_path: Path) -> None:
 
 
 def chained(optimizer: Optimizer) -> lr_scheduler.ChainedScheduler:
-    parts = [lr_scheduler.LinearLR(optimizer, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    parts = [
+        lr_scheduler.LinearLR(optimizer, total_iters=2),
+        lr_scheduler.ExponentialLR(optimizer, 0.9),
+    ]
     return lr_scheduler.ChainedScheduler(parts, optimizer)
 
 
 def sequential(optimizer: Optimizer) -> lr_scheduler.SequentialLR:
-    parts = [lr_scheduler.LinearLR(optimizer, total_iters=2), lr_scheduler.CosineAnnealingLR(optimizer, 4)]
+    parts = [
+        lr_scheduler.LinearLR(optimizer, total_iters=2),
+        lr_scheduler.CosineAnnealingLR(optimizer, 4),
+    ]
     return lr_scheduler.SequentialLR(optimizer, parts, [2])
 
 
@@ -287,8 +423,17 @@ def shrinking(step: int) -> float:
 ACTING: dict[str, Callable[..., Any]] = {
     "SWALR": partial(SWALR, swa_lr=1e-3, anneal_epochs=3),
     "OneCycleLR": partial(lr_scheduler.OneCycleLR, max_lr=1e-2, total_steps=None),
-    "CosineAnnealingWarmRestarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=2, T_mult=2),
-    "CyclicLR": partial(lr_scheduler.CyclicLR, base_lr=1e-4, max_lr=1e-2, step_size_up=2, mode="exp_range", gamma=0.9),
+    "CosineAnnealingWarmRestarts": partial(
+        lr_scheduler.CosineAnnealingWarmRestarts, T_0=2, T_mult=2
+    ),
+    "CyclicLR": partial(
+        lr_scheduler.CyclicLR,
+        base_lr=1e-4,
+        max_lr=1e-2,
+        step_size_up=2,
+        mode="exp_range",
+        gamma=0.9,
+    ),
     "ReduceLROnPlateau": partial(lr_scheduler.ReduceLROnPlateau, cooldown=1, **ALWAYS),
     "ChainedScheduler": chained,
     "CosineAnnealingLR": partial(lr_scheduler.CosineAnnealingLR, T_max=4),
@@ -302,7 +447,8 @@ ACTING: dict[str, Callable[..., Any]] = {
     "MultiplicativeLR": partial(lr_scheduler.MultiplicativeLR, lr_lambda=shrinking),
     "LambdaLR": partial(lr_scheduler.LambdaLR, lr_lambda=shrinking),
 }
-"""Every scheduler of torch, with settings under which the rate changes in a few steps."""
+"""Every scheduler of torch, with settings under which the rate changes in a few steps.
+"""
 
 
 def of_torch(classes: list[type]) -> set[str]:
@@ -313,13 +459,21 @@ def of_torch(classes: list[type]) -> set[str]:
 @pytest.mark.parametrize("name", sorted(of_torch(SCHEDULERS.classes())))
 @pytest.mark.thorough
 def test_every_scheduler(name: str, interval: str, tmp_path: Path) -> None:
-    accumulated = {"accumulate_grad_batches": 2} if interval == "step" else {}  # one step an epoch, of two batches
-    momentum = partial(torch.optim.SGD, lr=1e-2, momentum=0.9)  # which some schedulers change, too
-    rates = check(Run(momentum, ACTING[name], interval, extra=accumulated, average=0.9), tmp_path).rates
+    accumulated = (
+        {"accumulate_grad_batches": 2} if interval == "step" else {}
+    )  # one step an epoch, of two batches
+    momentum = partial(
+        torch.optim.SGD, lr=1e-2, momentum=0.9
+    )  # which some schedulers change, too
+    rates = check(
+        Run(momentum, ACTING[name], interval, extra=accumulated, average=0.9), tmp_path
+    ).rates
     assert len(set(rates)) > 1
 
 
-@pytest.mark.parametrize("name", sorted(of_torch(OPTIMIZERS.classes()) - {"SparseAdam", "Muon"}))
+@pytest.mark.parametrize(
+    "name", sorted(of_torch(OPTIMIZERS.classes()) - {"SparseAdam", "Muon"})
+)
 @pytest.mark.thorough
 def test_every_optimizer(name: str, tmp_path: Path) -> None:
     fewer = {"max_iter": 2} if name == "LBFGS" else {}

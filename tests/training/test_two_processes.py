@@ -1,4 +1,6 @@
-"""Two processes that add up gradients, or share out what the optimizer keeps, train like one that does not."""
+"""Two processes that add up gradients, or share out what the optimizer keeps, train
+like one that does not.
+"""
 
 import json
 import os
@@ -20,17 +22,30 @@ from torchcaps_lab.training import Learner, Optimisation, Schedule, TrainerOptio
 Rows = list[dict[str, float]]
 
 
-def trained(folder: Path, batch: int, epochs: int, shard: bool = False, **trainer: Any) -> tuple[Rows, Learner, int]:
-    """Metrics of each epoch, what was trained, and how many numbers this process's optimizer keeps."""
+def trained(
+    folder: Path, batch: int, epochs: int, shard: bool = False, **trainer: Any
+) -> tuple[Rows, Learner, int]:
+    """Metrics of each epoch, what was trained, and how many numbers this process's
+    optimizer keeps.
+    """
     torch.manual_seed(0)
     network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=(8,))
     optimizer = partial(torch.optim.Adam, lr=1e-3)
     learner = Learner(network, Optimisation(optimizer=optimizer, shard_optimizer=shard))
     images = Digits().train.subset(torch.arange(64))
     options = TrainerOptions("cpu", precision="64-true", **trainer)
-    ended, rows = fit(learner, images, images, folder, Schedule(epochs=epochs, batch_size=batch), options)
+    ended, rows = fit(
+        learner,
+        images,
+        images,
+        folder,
+        Schedule(epochs=epochs, batch_size=batch),
+        options,
+    )
     state = getattr(ended.optimizers[0], "optim", ended.optimizers[0]).state
-    kept = sum(value.numel() for one in state.values() for value in one.values() if value.ndim)
+    kept = sum(
+        value.numel() for one in state.values() for value in one.values() if value.ndim
+    )
     return rows, learner, kept
 
 
@@ -42,7 +57,9 @@ def both(folder: Path) -> None:
     rows, _, _ = trained(folder / "added", 8, 2, extra=extra, **many)
     found["added"] = rows
     trained(folder / "shared", 16, 1, shard=True, **many)
-    found["shared"], _, found["kept"] = trained(folder / "shared", 16, 2, shard=True, **many)  # resumed
+    found["shared"], _, found["kept"] = trained(
+        folder / "shared", 16, 2, shard=True, **many
+    )  # resumed
     (folder / f"{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(found))
 
 
@@ -51,13 +68,26 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    where = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "NODE_RANK": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "lab"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(root), str(root / "lab"), os.environ.get("PYTHONPATH", "")]
+    )
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, str(tmp_path)],
-            env={**os.environ, **where, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "LOCAL_RANK": rank},
+            env={
+                **os.environ,
+                **where,
+                "PYTHONPATH": path,
+                "OMP_NUM_THREADS": "1",
+                "LOCAL_RANK": rank,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -66,7 +96,9 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     ]
     finish(processes)
     expected, _, kept = trained(tmp_path / "one", 16, 2)
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in "01")
+    first, second = (
+        json.loads((tmp_path / f"{rank}.json").read_text()) for rank in "01"
+    )
     for rows in (first["added"], first["shared"]):
         for row, other in zip(rows, expected, strict=True):
             for name in ("train_loss", "val_loss"):

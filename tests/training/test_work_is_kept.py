@@ -13,12 +13,26 @@ from tests.runs import CPU, FEW, learner
 from torchcaps.whole import UNFINISHED, write_whole, written_whole
 from torchcaps_lab.data import ImageSet
 from torchcaps_lab.training import Learner, RunFolder, Schedule, fit
-from torchcaps_lab.training.checkpoints import SealedCheckpoints, checkpoint_to_resume, is_whole, newest_checkpoint
+from torchcaps_lab.training.checkpoints import (
+    SealedCheckpoints,
+    checkpoint_to_resume,
+    is_whole,
+    newest_checkpoint,
+)
 
 
-def trained(folder: Path, epochs: int = 1, images: ImageSet = FEW, **schedule: int) -> Learner:
+def trained(
+    folder: Path, epochs: int = 1, images: ImageSet = FEW, **schedule: int
+) -> Learner:
     one = learner()
-    fit(one, images, images, folder, Schedule(epochs=epochs, **{"batch_size": 16, **schedule}), CPU)
+    fit(
+        one,
+        images,
+        images,
+        folder,
+        Schedule(epochs=epochs, **{"batch_size": 16, **schedule}),
+        CPU,
+    )
     return one
 
 
@@ -29,13 +43,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "checkpoints" / "epoch00000.ckpt").read_bytes()
 
 
-def test_every_flipped_byte_and_every_cut_is_found(checkpoint: bytes, tmp_path: Path) -> None:
+def test_every_flipped_byte_and_every_cut_is_found(
+    checkpoint: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "epoch00000.ckpt"
     path.write_bytes(checkpoint)
     assert is_whole(path)
     generator = torch.Generator().manual_seed(0)
     for place in torch.randint(len(checkpoint), (60,), generator=generator).tolist():
-        path.write_bytes(checkpoint[:place] + bytes([checkpoint[place] ^ 1]) + checkpoint[place + 1 :])
+        path.write_bytes(
+            checkpoint[:place]
+            + bytes([checkpoint[place] ^ 1])
+            + checkpoint[place + 1 :]
+        )
         assert not is_whole(path), place
         path.write_bytes(checkpoint[:place])
         assert not is_whole(path), place
@@ -63,18 +83,27 @@ def test_the_older_one_is_used_where_the_newest_is_damaged(tmp_path: Path) -> No
     newest.write_bytes(content)
     newest.with_name("epoch00000.ckpt").write_bytes(kept)
     newest.with_name(f"epoch00002.ckpt{UNFINISHED}").write_bytes(b"half of one")
-    with pytest.warns(UserWarning, match=r"epoch00001\.ckpt is damaged: the one before it is used, epoch00000"):
+    with pytest.warns(
+        UserWarning,
+        match=r"epoch00001\.ckpt is damaged: the one before it is used, epoch00000",
+    ):
         resumed = trained(tmp_path / "broken", epochs=3)
     for name, tensor in whole.state_dict().items():
         assert torch.equal(tensor, resumed.state_dict()[name]), name
     assert [path.name for path in newest.parent.iterdir()] == ["epoch00002.ckpt"]
 
 
-def test_a_full_disk_leaves_the_older_checkpoint(checkpoint: bytes, tmp_path: Path) -> None:
-    """A limit on the size of files is as good as a full disk: the write fails in the middle."""
+def test_a_full_disk_leaves_the_older_checkpoint(
+    checkpoint: bytes, tmp_path: Path
+) -> None:
+    """A limit on the size of files is as good as a full disk: the write fails in the
+    middle.
+    """
     path = tmp_path / "epoch00000.ckpt"
     path.write_bytes(checkpoint)
-    child = multiprocessing.get_context("fork").Process(target=_save_with_little_space, args=(tmp_path,))
+    child = multiprocessing.get_context("fork").Process(
+        target=_save_with_little_space, args=(tmp_path,)
+    )
     child.start()
     child.join()
     assert child.exitcode == 7, "OSError that names the file"
@@ -82,10 +111,16 @@ def test_a_full_disk_leaves_the_older_checkpoint(checkpoint: bytes, tmp_path: Pa
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("moment", ["torch.save", "os.fsync", "pathlib.Path.replace", "pathlib.Path.unlink"])
-def test_a_kill_at_any_moment_of_writing(moment, checkpoint, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "moment", ["torch.save", "os.fsync", "pathlib.Path.replace", "pathlib.Path.unlink"]
+)
+def test_a_kill_at_any_moment_of_writing(
+    moment, checkpoint, tmp_path, monkeypatch
+) -> None:
     (tmp_path / "epoch00000.ckpt").write_bytes(checkpoint)
-    child = multiprocessing.get_context("fork").Process(target=_save_and_die, args=(tmp_path, moment))
+    child = multiprocessing.get_context("fork").Process(
+        target=_save_and_die, args=(tmp_path, moment)
+    )
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
@@ -105,12 +140,16 @@ def test_options_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="no space"):
         fail()
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"config.yaml": "old"}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "config.yaml": "old"
+    }
     write_whole(tmp_path / "config.yaml", "new")
     assert (tmp_path / "config.yaml").read_text() == "new"
 
 
-def test_a_kill_before_anything_was_written_leaves_the_folder_free(tmp_path: Path) -> None:
+def test_a_kill_before_anything_was_written_leaves_the_folder_free(
+    tmp_path: Path,
+) -> None:
     (tmp_path / ".lock").touch()
     (tmp_path / f"config.yaml{UNFINISHED}").write_text("data: Dig")
     with RunFolder(tmp_path).unused().opened("data: Digits", resumed=False):
@@ -125,17 +164,26 @@ def test_one_process_a_run(tmp_path: Path) -> None:
     holder = context.Process(target=_hold, args=(folder, ready))
     holder.start()
     assert ready.wait(30)
-    with pytest.raises(BlockingIOError, match=r"another process trains in .*run"), folder.opened("", resumed=True):
+    with (
+        pytest.raises(BlockingIOError, match=r"another process trains in .*run"),
+        folder.opened("", resumed=True),
+    ):
         pass
     of_a_recipe = RunFolder(folder.path, "--runs")
-    with pytest.raises(BlockingIOError, match=r"or choose another --runs$"), of_a_recipe.opened("", resumed=True):
+    with (
+        pytest.raises(BlockingIOError, match=r"or choose another --runs$"),
+        of_a_recipe.opened("", resumed=True),
+    ):
         pass
     assert holder.pid is not None
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
     with folder.opened("", resumed=True):  # a dead process holds nothing
         pass
-    with pytest.raises(FileExistsError, match="another process has begun"), folder.opened("", resumed=False):
+    with (
+        pytest.raises(FileExistsError, match="another process has begun"),
+        folder.opened("", resumed=False),
+    ):
         pass
 
 
@@ -143,7 +191,9 @@ def _save_with_little_space(folder: Path) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
     try:
-        SealedCheckpoints().save_checkpoint({"state_dict": {"a": torch.zeros(10_000)}}, folder / "epoch00001.ckpt")
+        SealedCheckpoints().save_checkpoint(
+            {"state_dict": {"a": torch.zeros(10_000)}}, folder / "epoch00001.ckpt"
+        )
     except OSError as error:
         os._exit(7 if "epoch00001.ckpt" in str(error) else 8)
     os._exit(9)
@@ -162,7 +212,9 @@ def _save_and_die(folder: Path, moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(owner, name, die)
-    SealedCheckpoints().save_checkpoint({"state_dict": {"a": torch.zeros(10)}}, folder / "epoch00001.ckpt")
+    SealedCheckpoints().save_checkpoint(
+        {"state_dict": {"a": torch.zeros(10)}}, folder / "epoch00001.ckpt"
+    )
     SealedCheckpoints().remove_checkpoint(folder / "epoch00000.ckpt")
     (folder / "epoch00000.ckpt").unlink(missing_ok=True)
 

@@ -3,7 +3,13 @@
 from torchcaps.layers.classcaps import ClassCaps, coordinate_addition
 from torchcaps.layers.concurrent import concurrent_routing
 from torchcaps.layers.conv import CapsConv1d, CapsConv2d, CapsConv3d, CapsConvNd
-from torchcaps.layers.decoder import DecoderInput, FullyConnectedDecoder, PoseInput, mask_capsules, told
+from torchcaps.layers.decoder import (
+    DecoderInput,
+    FullyConnectedDecoder,
+    PoseInput,
+    mask_capsules,
+    told,
+)
 from torchcaps.layers.fixed_point import (
     ImplicitActivation,
     SelfWeightedPooling,
@@ -16,7 +22,12 @@ from torchcaps.layers.initial import balanced_length, preserve_deviation, start_
 from torchcaps.layers.linear import CapsLinear, reflected
 from torchcaps.layers.local import LocalCaps
 from torchcaps.layers.pose_norm import PoseMagnitude, PoseNorm
-from torchcaps.layers.primary import PrimaryCaps, PrimaryCaps1d, PrimaryCaps3d, PrimaryCapsNd
+from torchcaps.layers.primary import (
+    PrimaryCaps,
+    PrimaryCaps1d,
+    PrimaryCaps3d,
+    PrimaryCapsNd,
+)
 from torchcaps.layers.slots import SlotAnswer, SlotCaps
 
 __all__ = [

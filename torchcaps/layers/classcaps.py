@@ -1,4 +1,6 @@
-"""Class capsules over a map: transforms shared by all positions, and the positions added to the votes."""
+"""Class capsules over a map: transforms shared by all positions, and the positions
+added to the votes.
+"""
 
 import math
 from typing import Literal
@@ -34,15 +36,18 @@ def coordinate_addition(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    r"""What coordinate addition adds to the votes of each position, a tensor of shape ``sizes``, (\*grid, H).
+    r"""What coordinate addition adds to the votes of each position, a tensor of shape
+    ``sizes``, (\*grid, H).
 
-    The first elements of a vote, one for each axis of the grid, get the position along that axis, in (0, 1) times the
-    scale: on an image :math:`((y + \frac12) / \text{rows}, (x + \frac12) / \text{columns})`; the others get 0. In a
-    matrix these are the first elements of the first row, as in the released code; the paper's text names those of the
-    right-hand column.
+    The first elements of a vote, one for each axis of the grid, get the position along
+    that axis, in (0, 1) times the scale: on an image :math:`((y + \frac12) /
+    \text{rows}, (x + \frac12) / \text{columns})`; the others get 0. In a matrix these
+    are the first elements of the first row, as in the released code; the paper's text
+    names those of the right-hand column.
 
     Args:
-        sizes: of the grid, one for each axis, and last H, the size of a vote, at least the number of axes.
+        sizes: of the grid, one for each axis, and last H, the size of a vote, at least
+            the number of axes.
         scale: factor of the coordinates.
         dtype: of the result.
         device: of the result.
@@ -50,24 +55,31 @@ def coordinate_addition(
     Raises:
         ValueError: if a vote has too few elements.
 
-    Source: Hinton, Sabour & Frosst 2018, section 4; which elements: the code released with it, whose coordinates are
-    pixels from the middle of the image, divided by 100.
+    Source: Hinton, Sabour & Frosst 2018, section 4; which elements: the code released
+    with it, whose coordinates are pixels from the middle of the image, divided by 100.
     """
     *grid, size = sizes
     if size < len(grid):
-        raise ValueError(f"coordinate addition needs votes of {len(grid)} elements or more, got {size}")
+        raise ValueError(
+            f"coordinate addition needs votes of {len(grid)} elements or more, got "
+            f"{size}"
+        )
     field = torch.zeros(*sizes, dtype=dtype, device=device)
     for axis, extent in enumerate(grid):
-        along = scale * (torch.arange(extent, dtype=dtype, device=device) + 0.5) / extent
+        along = (
+            scale * (torch.arange(extent, dtype=dtype, device=device) + 0.5) / extent
+        )
         field[..., axis] = along.view(-1, *[1] * (len(grid) - 1 - axis))
     return field
 
 
 class ClassCaps(CapsuleLayer):
-    r"""Every child of a map votes for every class, :math:`V_{yxtj} = u_{yxt} W_{tj} + c_{yx}`.
+    r"""Every child of a map votes for every class, :math:`V_{yxtj} = u_{yxt} W_{tj} +
+    c_{yx}`.
 
-    All positions share the transforms, so the layer takes maps of any size; coordinate addition puts the position back
-    into the votes. A map is the grid of capsules of an image, or with ``axes`` of a sequence or a volume.
+    All positions share the transforms, so the layer takes maps of any size; coordinate
+    addition puts the position back into the votes. A map is the grid of capsules of an
+    image, or with ``axes`` of a sequence or a volume.
 
     Args:
         in_types: types of children at each position.
@@ -75,31 +87,39 @@ class ClassCaps(CapsuleLayer):
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: class pose: D for vectors, (M, D) for matrices.
         routing: any routing; the layer keeps a copy of its own. Default: EM routing.
-        coordinates: whether to add the positions to the votes: True, as :func:`coordinate_addition` gives them; or
-            ``"scaled"``, times the magnitude of the children's poses (:class:`~torchcaps.layers.PoseMagnitude`: that of
-            the batch in training, a running one in evaluation, without a gradient); or False. Unscaled, they drown
-            poses that have faded from layer to layer, and are drowned by large ones.
+        coordinates: whether to add the positions to the votes: True, as
+            :func:`coordinate_addition` gives them; or ``"scaled"``, times the magnitude
+            of the children's poses (:class:`~torchcaps.layers.PoseMagnitude`: that of
+            the batch in training, a running one in evaluation, without a gradient); or
+            False. Unscaled, they drown poses that have faded from layer to layer, and
+            are drowned by large ones.
         coordinate_scale: a factor of the positions, scaled or not.
         axes: of the grid: 1, 2 or 3.
         init_std: standard deviation of the transforms' normal initialisation.
-        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`. Without it most
-            routings give the children u and -u the same activations.
-        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
-            :func:`~torchcaps.ops.use_backend` can force.
+        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i
+            W_{ij} + b_{ij}`. Without it most routings give the children u and -u the
+            same activations.
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the
+            plan's choice, which :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:
-        Capsules with poses (B, *grid, in_types, *in_pose), the grid (L,), (H, W) or (D, H, W), to poses (B, classes,
-        *out_pose) and activations (B, classes).
+        Capsules with poses (B, *grid, in_types, *in_pose), the grid (L,), (H, W) or (D,
+        H, W), to poses (B, classes, *out_pose) and activations (B, classes).
 
     Raises:
         TypeError: if the children are no :class:`Capsules`.
-        ValueError: if an argument is out of its range or contradicts another, or the children do not fit the layer.
+        ValueError: if an argument is out of its range or contradicts another, or the
+            children do not fit the layer.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 4.
 
     Example:
-        >>> layer = tc.ClassCaps(16, 5, in_pose=(4, 4), out_pose=(4, 4), routing=tc.create_routing("em"))
-        >>> children = tc.Capsules(torch.randn(2, 4, 4, 16, 4, 4), torch.rand(2, 4, 4, 16))
+        >>> layer = tc.ClassCaps(
+        ...     16, 5, in_pose=(4, 4), out_pose=(4, 4), routing=tc.create_routing("em")
+        ... )
+        >>> children = tc.Capsules(
+        ...     torch.randn(2, 4, 4, 16, 4, 4), torch.rand(2, 4, 4, 16)
+        ... )
         >>> layer(children).activation.shape  # of a map of any size
         torch.Size([2, 5])
     """
@@ -124,17 +144,26 @@ class ClassCaps(CapsuleLayer):
         check_finite(coordinate_scale=coordinate_scale)
         check_finite(0, init_std=init_std)
         self.in_types = in_types
-        self.in_pose, self.out_pose = pose_shape("in_pose", in_pose), pose_shape("out_pose", out_pose)
+        self.in_pose, self.out_pose = (
+            pose_shape("in_pose", in_pose),
+            pose_shape("out_pose", out_pose),
+        )
         check_rows(self.in_pose, self.out_pose)
         if coordinates not in (True, False, "scaled"):
-            raise ValueError(f"coordinates must be True, False or 'scaled', got {coordinates!r}")
+            raise ValueError(
+                f"coordinates must be True, False or 'scaled', got {coordinates!r}"
+            )
         self.coordinates = coordinates
         self.coordinate_scale = coordinate_scale
         self.axes = check_axes(axes)
         self.backend = known_backend(backend)
         if coordinates:
-            coordinate_addition(*[1] * axes, math.prod(self.out_pose))  # raises if votes are too small for it
-        self.weight = nn.Parameter(torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1]))
+            coordinate_addition(
+                *[1] * axes, math.prod(self.out_pose)
+            )  # raises if votes are too small for it
+        self.weight = nn.Parameter(
+            torch.empty(in_types, classes, self.in_pose[-1], self.out_pose[-1])
+        )
         shape = LayerShape(None, classes, self.in_pose, self.out_pose, types=in_types)
         self.routing = routing_of(shape, routing, EMRouting())
         self.magnitude = PoseMagnitude() if coordinates == "scaled" else None
@@ -143,24 +172,36 @@ class ClassCaps(CapsuleLayer):
         start_vote_bias(self.bias, init_std)
         without_own_transforms(self, self.routing)
 
-    def route(self, children: Capsules, mask: Tensor | None = None, *, initial: Routed | None = None) -> Routed:
-        """Routes as :meth:`forward` does, but returns the votes and the last assignment too.
+    def route(
+        self,
+        children: Capsules,
+        mask: Tensor | None = None,
+        *,
+        initial: Routed | None = None,
+    ) -> Routed:
+        """Routes as :meth:`forward` does, but returns the votes and the last assignment
+        too.
 
         Args:
             children: on a grid.
             mask: as in :meth:`forward`.
-            initial: parents of an earlier call, from which a ``resumable`` routing goes on.
+            initial: parents of an earlier call, from which a ``resumable`` routing goes
+                on.
         """
         children = from_pair(children)
         grid = check_map(children, self.in_types, self.in_pose, self.axes)
-        transforms = self.weight.expand(math.prod(grid), *self.weight.shape).flatten(0, 1)
+        transforms = self.weight.expand(math.prod(grid), *self.weight.shape).flatten(
+            0, 1
+        )
         children = present(children, mask)
         offsets = self._offsets(children, mask) if self.coordinates else None
         flat = children.flatten()
         there = None if mask is None else mask.flatten(1)
         votes = Votes(flat.pose, transforms, offsets, backend=self.backend, mask=there)
         if self.bias is not None:
-            votes = votes.with_bias(self.bias.expand(math.prod(grid), *self.bias.shape).flatten(0, 1))
+            votes = votes.with_bias(
+                self.bias.expand(math.prod(grid), *self.bias.shape).flatten(0, 1)
+            )
         return self.routing(votes, flat.activation, initial=initial)
 
     def _offsets(self, children: Capsules, mask: Tensor | None) -> Tensor:
@@ -177,23 +218,38 @@ class ClassCaps(CapsuleLayer):
             field = field * self.magnitude(children.pose, mask)
         return field.unsqueeze(-2).expand(*grid, self.in_types, -1).flatten(0, -2)
 
-    def forward(self, children: Capsules, mask: Tensor | None = None, *, initial: Routed | None = None) -> Capsules:
+    def forward(
+        self,
+        children: Capsules,
+        mask: Tensor | None = None,
+        *,
+        initial: Routed | None = None,
+    ) -> Capsules:
         """Routes the children to the classes.
 
         Args:
             children: on a grid.
-            mask: bool (B, *grid, in_types), False for children that are not there, whose numbers are then ignored;
-                None if all are there.
+            mask: bool (B, *grid, in_types), False for children that are not there,
+                whose numbers are then ignored; None if all are there.
             initial: as in :meth:`route`.
         """
-        return self.parents(self.route(children, **given(mask=mask, initial=initial)), children)
+        return self.parents(
+            self.route(children, **given(mask=mask, initial=initial)), children
+        )
 
     def parents(self, routed: Routed, children: Capsules) -> Capsules:
-        """What :meth:`route` returned for these children, as :meth:`forward` returns it."""
+        """What :meth:`route` returned for these children, as :meth:`forward` returns
+        it.
+        """
         return as_capsules(
-            routed, self.out_pose, torch.promote_types(from_pair(children).pose.dtype, self.weight.dtype)
+            routed,
+            self.out_pose,
+            torch.promote_types(from_pair(children).pose.dtype, self.weight.dtype),
         )
 
     def extra_repr(self) -> str:
         """Types, classes and shapes of poses."""
-        return f"{self.in_types}, {self.weight.shape[1]}, in_pose={self.in_pose}, out_pose={self.out_pose}"
+        return (
+            f"{self.in_types}, {self.weight.shape[1]}, in_pose={self.in_pose}, "
+            f"out_pose={self.out_pose}"
+        )

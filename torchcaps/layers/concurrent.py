@@ -1,4 +1,6 @@
-"""Concurrent routing: all layers at once, each from what the others gave in the round before."""
+"""Concurrent routing: all layers at once, each from what the others gave in the round
+before.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,17 +12,21 @@ from torchcaps.layers.linear import CapsLinear
 
 
 def concurrent_routing(
-    layers: Sequence[CapsLinear | CapsConvNd | ClassCaps], children: Capsules, rounds: int
+    layers: Sequence[CapsLinear | CapsConvNd | ClassCaps],
+    children: Capsules,
+    rounds: int,
 ) -> list[Capsules]:
     """Routes a stack of capsule layers concurrently.
 
-    The first round routes the layers one after the other, from the bottom up. In each further round every layer makes
-    the steps of its routing once more, from its own parents and its children as the round before left them. The authors
-    use routings of one step: then ``rounds`` counts as the steps of sequential routing do. One round alone is
-    sequential routing.
+    The first round routes the layers one after the other, from the bottom up. In each
+    further round every layer makes the steps of its routing once more, from its own
+    parents and its children as the round before left them. The authors use routings of
+    one step: then ``rounds`` counts as the steps of sequential routing do. One round
+    alone is sequential routing.
 
     Args:
-        layers: from the bottom up; for more than one round, their routings must be ``resumable``.
+        layers: from the bottom up; for more than one round, their routings must be
+            ``resumable``.
         children: of the lowest layer.
         rounds: number of rounds.
 
@@ -30,7 +36,8 @@ def concurrent_routing(
     Raises:
         ValueError: if there is not at least one round, or a routing is not resumable.
 
-    Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing", section 2.2 and Procedure 2.
+    Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing",
+    section 2.2 and Procedure 2.
     """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
@@ -45,9 +52,15 @@ def concurrent_routing(
         capsules.append(layer.parents(routed[-1], capsules[-1]))
     for _ in range(rounds - 2):
         below = list(zip(layers, capsules, routed, strict=False))
-        routed = [layer.route(inputs, initial=parents) for layer, inputs, parents in below]
-        found = [layer.parents(parents, inputs) for (layer, inputs, _), parents in zip(below, routed, strict=True)]
+        routed = [
+            layer.route(inputs, initial=parents) for layer, inputs, parents in below
+        ]
+        found = [
+            layer.parents(parents, inputs)
+            for (layer, inputs, _), parents in zip(below, routed, strict=True)
+        ]
         capsules = [children, *found]
-    # The last round calls the layers themselves, so that their hooks run, once for each.
+    # The last round calls the layers themselves, so that their hooks run, once for
+    # each.
     below = list(zip(layers, capsules, routed, strict=False))
     return [layer(inputs, initial=parents) for layer, inputs, parents in below]

@@ -1,4 +1,6 @@
-"""Convolutional capsules: every window of children votes for the parents at its position."""
+"""Convolutional capsules: every window of children votes for the parents at its
+position.
+"""
 
 import math
 from typing import ClassVar, Literal, cast, get_args
@@ -41,8 +43,9 @@ COMPETITIONS: dict[str, type[GridWide] | None] = {
 class CapsConvNd(CapsuleLayer):
     r"""Convolutional capsules over a grid of any number of axes.
 
-    The children in a window vote for the parents at its position, :math:`V_{ij} = u_i W_{ij}`, through one transform
-    for each place in the window, type of child and type of parent; all positions share them.
+    The children in a window vote for the parents at its position, :math:`V_{ij} = u_i
+    W_{ij}`, through one transform for each place in the window, type of child and type
+    of parent; all positions share them.
 
     Args:
         in_types: types of children at each position.
@@ -51,40 +54,50 @@ class CapsConvNd(CapsuleLayer):
         out_pose: parent pose: D for vectors, (M, D) for matrices.
         kernel_size: of the windows; here and below one number, or one for each axis.
         stride: between windows.
-        padding: positions added on each side; the children there are absent, as under a mask.
+        padding: positions added on each side; the children there are absent, as under a
+            mask.
         dilation: between the positions of a window.
-        groups: the types of children and of parents are split into this many groups; children vote for parents of
-            their own group only.
-        routing: any routing; the layer keeps a copy for each group. Default: EM routing.
-        competition: which of the parents that a child votes for compete for it. ``"image"``: all of them (the paper's
-            meaning; ``"grid"`` is the same and reads better for a sequence or a volume). ``"position"``: those of one
-            type, at whatever position, so that types do not compete (the released code's ``update_conv_routing``).
-            ``"window"``: those of one window (most ports).
-        pose_norm: how to normalise the parents' poses, a row of the table in :class:`~torchcaps.layers.PoseNorm`; None
-            for not at all.
-        residual: whether to add the children's poses to the routed ones, before they are normalised, see
-            :class:`~torchcaps.layers.IdentityPath`; ``in_pose`` and ``out_pose`` must then be the same.
-        init_std: standard deviation of the transforms' normal initialisation; None for sqrt(I / P), with the I children
-            of one window and group: away from the padding, the mean vote of equally active children that agree on
-            nothing then has the standard deviation of their poses. For other children, and other routings, there is
-            :func:`~torchcaps.layers.preserve_deviation`.
-        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`. Without it most
-            routings give the children u and -u the same activations.
-        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
-            :func:`~torchcaps.ops.use_backend` can force.
+        groups: the types of children and of parents are split into this many groups;
+            children vote for parents of their own group only.
+        routing: any routing; the layer keeps a copy for each group. Default: EM
+            routing.
+        competition: which of the parents that a child votes for compete for it.
+            ``"image"``: all of them (the paper's meaning; ``"grid"`` is the same and
+            reads better for a sequence or a volume). ``"position"``: those of one type,
+            at whatever position, so that types do not compete (the released code's
+            ``update_conv_routing``). ``"window"``: those of one window (most ports).
+        pose_norm: how to normalise the parents' poses, a row of the table in
+            :class:`~torchcaps.layers.PoseNorm`; None for not at all.
+        residual: whether to add the children's poses to the routed ones, before they
+            are normalised, see :class:`~torchcaps.layers.IdentityPath`; ``in_pose`` and
+            ``out_pose`` must then be the same.
+        init_std: standard deviation of the transforms' normal initialisation; None for
+            sqrt(I / P), with the I children of one window and group: away from the
+            padding, the mean vote of equally active children that agree on nothing then
+            has the standard deviation of their poses. For other children, and other
+            routings, there is :func:`~torchcaps.layers.preserve_deviation`.
+        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i
+            W_{ij} + b_{ij}`. Without it most routings give the children u and -u the
+            same activations.
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the
+            plan's choice, which :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:
-        Capsules with poses (B, *grid, in_types, *in_pose) and activations (B, *grid, in_types) to poses (B, *grid',
-        out_types, *out_pose) and activations (B, *grid', out_types).
+        Capsules with poses (B, *grid, in_types, *in_pose) and activations (B, *grid,
+        in_types) to poses (B, *grid', out_types, *out_pose) and activations (B, *grid',
+        out_types).
 
     Raises:
         TypeError: if the children are no :class:`Capsules`.
-        ValueError: if an argument is out of its range or contradicts another, or the children do not fit the layer.
+        ValueError: if an argument is out of its range or contradicts another, or the
+            children do not fit the layer.
 
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", section 4.
 
     Example:
-        >>> layer = tc.CapsConv1d(8, 16, in_pose=8, out_pose=8, kernel_size=3, padding=1)  # CapsConv2d, CapsConv3d
+        >>> layer = tc.CapsConv1d(
+        ...     8, 16, in_pose=8, out_pose=8, kernel_size=3, padding=1
+        ... )  # CapsConv2d, CapsConv3d
         >>> isinstance(layer, tc.layers.CapsConvNd)
         True
     """
@@ -121,22 +134,46 @@ class CapsConvNd(CapsuleLayer):
         check_finite(0, **given(init_std=init_std))
         check_choice("competition", competition, get_args(Competition))
         self.in_types, self.out_types, self.groups = in_types, out_types, groups
-        self.in_pose, self.out_pose = pose_shape("in_pose", in_pose), pose_shape("out_pose", out_pose)
+        self.in_pose, self.out_pose = (
+            pose_shape("in_pose", in_pose),
+            pose_shape("out_pose", out_pose),
+        )
         check_rows(self.in_pose, self.out_pose)
         self.competition = competition
         self.backend = known_backend(backend)
         places = math.prod(self.kernel_size)
         self.weight = nn.Parameter(
-            torch.empty(places, in_types, out_types // groups, self.in_pose[-1], self.out_pose[-1])
+            torch.empty(
+                places,
+                in_types,
+                out_types // groups,
+                self.in_pose[-1],
+                self.out_pose[-1],
+            )
         )
-        shape = LayerShape(places * in_types // groups, out_types // groups, self.in_pose, self.out_pose)
-        self.routings = nn.ModuleList(routing_of(shape, routing, EMRouting()) for _ in range(groups))
+        shape = LayerShape(
+            places * in_types // groups,
+            out_types // groups,
+            self.in_pose,
+            self.out_pose,
+        )
+        self.routings = nn.ModuleList(
+            routing_of(shape, routing, EMRouting()) for _ in range(groups)
+        )
         if self.routing.within_window and competition != "window":
             name = type(self.routing).__name__
-            raise ValueError(f"competition must be 'window' with {name}, which supports no other, got {competition!r}")
+            raise ValueError(
+                f"competition must be 'window' with {name}, which supports no other, "
+                f"got {competition!r}"
+            )
         if residual and self.in_pose != self.out_pose:
-            raise ValueError(f"residual needs poses of one shape: in_pose is {in_pose}, out_pose is {out_pose}")
-        self.identity_path = IdentityPath(in_types, out_types, groups) if residual else None
+            raise ValueError(
+                f"residual needs poses of one shape: in_pose is {in_pose}, out_pose "
+                f"is {out_pose}"
+            )
+        self.identity_path = (
+            IdentityPath(in_types, out_types, groups) if residual else None
+        )
         self.pose_norm = norm_of(out_types, out_pose, pose_norm)
         if init_std is None:
             init_std = math.sqrt(places * in_types // groups / self.in_pose[-1])
@@ -146,16 +183,22 @@ class CapsConvNd(CapsuleLayer):
         without_own_transforms(self, self.routing)
 
     def route(
-        self, children: Capsules, mask: Tensor | None = None, *, initial: list[Routed] | None = None
+        self,
+        children: Capsules,
+        mask: Tensor | None = None,
+        *,
+        initial: list[Routed] | None = None,
     ) -> list[Routed]:
-        """Routes as :meth:`forward` does, but returns the votes and the last assignment of each group too.
+        """Routes as :meth:`forward` does, but returns the votes and the last assignment
+        of each group too.
 
         Batch and windows share the first axis of what is returned, B = N * windows.
 
         Args:
             children: on a grid.
             mask: as in :meth:`forward`.
-            initial: parents of an earlier call, from which a ``resumable`` routing goes on.
+            initial: parents of an earlier call, from which a ``resumable`` routing goes
+                on.
         """
         children = from_pair(children)
         windows = self.windows(children)
@@ -170,46 +213,84 @@ class CapsConvNd(CapsuleLayer):
             first = group * share
             types = slice(first, first + share)
             pose = windows.pad(children.pose.narrow(1 + self.axes, first, share))
-            activation = windows.pad(children.activation.narrow(1 + self.axes, first, share))
+            activation = windows.pad(
+                children.activation.narrow(1 + self.axes, first, share)
+            )
             there = None if mask is None else windows.pad(mask[..., types])
             transforms = self.weight[:, types].flatten(0, 1)
-            votes = Votes(pose, transforms, normaliser=normaliser, backend=self.backend, sites=sites, mask=there)
+            votes = Votes(
+                pose,
+                transforms,
+                normaliser=normaliser,
+                backend=self.backend,
+                sites=sites,
+                mask=there,
+            )
             if self.bias is not None:
                 votes = votes.with_bias(self.bias[:, types].flatten(0, 1))
-            routed.append(routing(votes, activation, initial=None if initial is None else initial[group]))
+            routed.append(
+                routing(
+                    votes,
+                    activation,
+                    initial=None if initial is None else initial[group],
+                )
+            )
         return routed
 
     def forward(
-        self, children: Capsules, mask: Tensor | None = None, *, initial: list[Routed] | None = None
+        self,
+        children: Capsules,
+        mask: Tensor | None = None,
+        *,
+        initial: list[Routed] | None = None,
     ) -> Capsules:
         """Routes the children of each window to the parents at its position.
 
         Args:
             children: on a grid.
-            mask: bool (B, *grid, in_types), False for children that are not there, whose numbers are then ignored;
-                None if all are there. For the mask of the parents, see :meth:`out_mask`.
+            mask: bool (B, *grid, in_types), False for children that are not there,
+                whose numbers are then ignored; None if all are there. For the mask of
+                the parents, see :meth:`out_mask`.
             initial: as in :meth:`route`.
         """
-        return self.parents(self.route(children, **given(mask=mask, initial=initial)), children, mask)
+        return self.parents(
+            self.route(children, **given(mask=mask, initial=initial)), children, mask
+        )
 
-    def parents(self, groups: list[Routed], children: Capsules, mask: Tensor | None = None) -> Capsules:
-        """What :meth:`route` returned for these children, as :meth:`forward` returns it."""
+    def parents(
+        self, groups: list[Routed], children: Capsules, mask: Tensor | None = None
+    ) -> Capsules:
+        """What :meth:`route` returned for these children, as :meth:`forward` returns
+        it.
+        """
         children = from_pair(children)
         windows = self.windows(children)
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
         parts = [as_capsules(routed, self.out_pose, dtype) for routed in groups]
-        pose = torch.cat([part.pose for part in parts], dim=1).unflatten(0, (-1, *windows.out))
-        activation = torch.cat([part.activation for part in parts], dim=1).unflatten(0, (-1, *windows.out))
+        pose = torch.cat([part.pose for part in parts], dim=1).unflatten(
+            0, (-1, *windows.out)
+        )
+        activation = torch.cat([part.activation for part in parts], dim=1).unflatten(
+            0, (-1, *windows.out)
+        )
         if self.identity_path is not None:
             pose = pose + self.identity_path(present(children, mask), windows).to(dtype)
-        return Capsules(pose if self.pose_norm is None else self.pose_norm(pose), activation)
+        return Capsules(
+            pose if self.pose_norm is None else self.pose_norm(pose), activation
+        )
 
     def out_mask(self, mask: Tensor) -> Tensor:
-        """The mask of the parents, True where one has a child: bool (B, *grid, in_types) to (B, *grid', out_types)."""
+        """The mask of the parents, True where one has a child: bool (B, *grid,
+        in_types) to (B, *grid', out_types).
+        """
         windows = self._windows_on(tuple(mask.shape[1:-1]))
-        of_groups = mask.unflatten(-1, (self.groups, self.in_types // self.groups)).any(-1)
+        of_groups = mask.unflatten(-1, (self.groups, self.in_types // self.groups)).any(
+            -1
+        )
         children = windows.pad(of_groups).unflatten(1, (windows.padded, -1))
-        seen = children[:, windows.sites(mask.device)].any(2).unflatten(1, windows.out)  # [B, *grid', groups]
+        seen = (
+            children[:, windows.sites(mask.device)].any(2).unflatten(1, windows.out)
+        )  # [B, *grid', groups]
         return seen.repeat_interleave(self.out_types // self.groups, dim=-1)
 
     @property
@@ -223,7 +304,9 @@ class CapsConvNd(CapsuleLayer):
         Raises:
             ValueError: if the children do not fit the layer.
         """
-        return self._windows_on(check_map(from_pair(children), self.in_types, self.in_pose, self.axes))
+        return self._windows_on(
+            check_map(from_pair(children), self.in_types, self.in_pose, self.axes)
+        )
 
     def _windows_on(self, grid: tuple[int, ...]) -> Windows:
         return Windows(grid, self.kernel_size, self.stride, self.padding, self.dilation)
@@ -243,8 +326,8 @@ class CapsConv1d(CapsConvNd):
     """Convolutional capsules over a sequence: :class:`CapsConvNd` with one axis.
 
     Shape:
-        Capsules with poses (B, L, in_types, *in_pose) and activations (B, L, in_types) to poses (B, L', out_types,
-        *out_pose) and activations (B, L', out_types).
+        Capsules with poses (B, L, in_types, *in_pose) and activations (B, L, in_types)
+        to poses (B, L', out_types, *out_pose) and activations (B, L', out_types).
 
     Example:
         >>> layer = tc.CapsConv1d(8, 16, in_pose=8, out_pose=8, kernel_size=3)
@@ -260,12 +343,17 @@ class CapsConv2d(CapsConvNd):
     """Convolutional capsules over an image: :class:`CapsConvNd` with two axes.
 
     Shape:
-        Capsules with poses (B, H, W, in_types, *in_pose) and activations (B, H, W, in_types) to poses (B, H', W',
-        out_types, *out_pose) and activations (B, H', W', out_types).
+        Capsules with poses (B, H, W, in_types, *in_pose) and activations (B, H, W,
+        in_types) to poses (B, H', W', out_types, *out_pose) and activations (B, H', W',
+        out_types).
 
     Example:
-        >>> layer = tc.CapsConv2d(8, 16, in_pose=(4, 4), out_pose=(4, 4), kernel_size=3, stride=2)
-        >>> children = tc.Capsules(torch.randn(2, 7, 7, 8, 4, 4), torch.rand(2, 7, 7, 8))
+        >>> layer = tc.CapsConv2d(
+        ...     8, 16, in_pose=(4, 4), out_pose=(4, 4), kernel_size=3, stride=2
+        ... )
+        >>> children = tc.Capsules(
+        ...     torch.randn(2, 7, 7, 8, 4, 4), torch.rand(2, 7, 7, 8)
+        ... )
         >>> layer(children).pose.shape
         torch.Size([2, 3, 3, 16, 4, 4])
     """
@@ -277,12 +365,15 @@ class CapsConv3d(CapsConvNd):
     """Convolutional capsules over a volume: :class:`CapsConvNd` with three axes.
 
     Shape:
-        Capsules with poses (B, D, H, W, in_types, *in_pose) and activations (B, D, H, W, in_types) to poses (B, D', H',
-        W', out_types, *out_pose) and activations (B, D', H', W', out_types).
+        Capsules with poses (B, D, H, W, in_types, *in_pose) and activations (B, D, H,
+        W, in_types) to poses (B, D', H', W', out_types, *out_pose) and activations (B,
+        D', H', W', out_types).
 
     Example:
         >>> layer = tc.CapsConv3d(2, 4, in_pose=4, out_pose=4, kernel_size=3)
-        >>> volume = tc.Capsules(torch.randn(1, 5, 5, 5, 2, 4), torch.rand(1, 5, 5, 5, 2))
+        >>> volume = tc.Capsules(
+        ...     torch.randn(1, 5, 5, 5, 2, 4), torch.rand(1, 5, 5, 5, 2)
+        ... )
         >>> layer(volume).pose.shape
         torch.Size([1, 3, 3, 3, 4, 4])
     """

@@ -26,12 +26,14 @@ DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
 
 def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
-    """The poses, (B, J, *pose), in their dtype, with 0 for all but the chosen classes, even where a pose is NaN.
+    """The poses, (B, J, *pose), in their dtype, with 0 for all but the chosen classes,
+    even where a pose is NaN.
 
     Args:
         capsules: class capsules.
-        target: the classes to keep, as labels (B,), or for several at once as a mask (B, J), whose numbers in [0, 1]
-            the poses are multiplied by; None keeps the capsule with the largest activation.
+        target: the classes to keep, as labels (B,), or for several at once as a mask
+            (B, J), whose numbers in [0, 1] the poses are multiplied by; None keeps the
+            capsule with the largest activation.
 
     Raises:
         TypeError: if the target is no tensor.
@@ -43,26 +45,32 @@ def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
     mask = chosen_classes(capsules, target)
     mask = mask.reshape(*mask.shape, *[1] * (capsules.pose.ndim - mask.ndim))
     dtype = real_dtype("pose", capsules.pose)
-    return (capsules.pose.masked_fill(mask == 0, 0.0) * mask).to(dtype)  # NaN times 0 is NaN
+    return (capsules.pose.masked_fill(mask == 0, 0.0) * mask).to(
+        dtype
+    )  # NaN times 0 is NaN
 
 
 def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:
-    """The classes that :func:`mask_capsules` keeps, as a mask (B, J) in the dtype of the activations."""
+    """The classes that :func:`mask_capsules` keeps, as a mask (B, J) in the dtype of
+    the activations.
+    """
     activation = from_pair(capsules).activation
     return class_mask(activation, activation.argmax(-1) if target is None else target)
 
 
 @settings
 class FullyConnectedDecoder(nn.Module):
-    """Decodes masked class capsules to an image through fully connected layers, ReLU between them, sigmoid at the end.
+    """Decodes masked class capsules to an image through fully connected layers, ReLU
+    between them, sigmoid at the end.
 
     Args:
         in_features: numbers in all class poses together, J x H.
         image_shape: (C, H, W), or the shape of a sequence or a volume.
         hidden: widths of the hidden layers.
-        by_class: whether each class has weights of its own in the first layer, as in the paper. If not, the decoder
-            sees the pose of the chosen class but not which class it is, so the numbers of a pose must mean the same in
-            all classes; ``in_features`` is then H, the size of one pose.
+        by_class: whether each class has weights of its own in the first layer, as in
+            the paper. If not, the decoder sees the pose of the chosen class but not
+            which class it is, so the numbers of a pose must mean the same in all
+            classes; ``in_features`` is then H, the size of one pose.
 
     Shape:
         Masked poses (B, J, *pose) to images (B, *image_shape) in [0, 1].
@@ -86,7 +94,9 @@ class FullyConnectedDecoder(nn.Module):
         layers: list[nn.Module] = []
         for before, width in pairwise(widths):
             layers += [nn.Linear(before, width), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], math.prod(self.image_shape)), nn.Sigmoid())
+        self.layers = nn.Sequential(
+            *layers, nn.Linear(widths[-1], math.prod(self.image_shape)), nn.Sigmoid()
+        )
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decodes."""
@@ -106,29 +116,33 @@ class PoseInput(nn.Module):
     ``pose_and_class`` H + J   how the chosen pose differs from others of its class, and which class it is
     ================== ======= ==========================================================================
 
-    The last one standardises the poses of each class, :math:`(v_j - m_j) / s_j`, with running means and standard
-    deviations (J, H). The pose of a class that is present has a length near 1, so the poses of one class lie close
-    together and apart from those of other classes: unstandardised, a pose would still tell the decoder its class.
+    The last one standardises the poses of each class, :math:`(v_j - m_j) / s_j`, with
+    running means and standard deviations (J, H). The pose of a class that is present
+    has a length near 1, so the poses of one class lie close together and apart from
+    those of other classes: unstandardised, a pose would still tell the decoder its
+    class.
 
-    Noise limits how much a pose can say: it does not pay to repeat what the class tells already, and nearby poses must
-    decode to similar images.
+    Noise limits how much a pose can say: it does not pay to repeat what the class tells
+    already, and nearby poses must decode to similar images.
 
     Args:
         classes: J.
         size: H, the numbers of one pose.
         kind: a row of the table.
-        noise: standard deviation of the normal noise that is added to the chosen pose in training, after it was
-            standardised, if it is.
+        noise: standard deviation of the normal noise that is added to the chosen pose
+            in training, after it was standardised, if it is.
 
     Shape:
         Masked poses (B, J, *pose) to (B, numbers).
 
     Raises:
-        ValueError: if ``kind`` is not in the table, or another argument is out of its range.
+        ValueError: if ``kind`` is not in the table, or another argument is out of its
+            range.
 
-    Source: ``masked``: Sabour, Frosst & Hinton 2017, section 4.1; ``pose``: Rajasegaran et al. 2019 (DeepCaps), section
-    4, the class-independent decoder; ``pose_and_class``, and the noise: ours, after conditional variational
-    autoencoders (Kingma et al. 2014).
+    Source: ``masked``: Sabour, Frosst & Hinton 2017, section 4.1; ``pose``: Rajasegaran
+    et al. 2019 (DeepCaps), section 4, the class-independent decoder;
+    ``pose_and_class``, and the noise: ours, after conditional variational autoencoders
+    (Kingma et al. 2014).
 
     Example:
         >>> told = tc.layers.PoseInput(classes=10, size=16, kind="pose_and_class")
@@ -142,14 +156,20 @@ class PoseInput(nn.Module):
     deviation: Tensor
     updates: Tensor
 
-    def __init__(self, classes: int, size: int, kind: DecoderInput = "masked", noise: float = 0.0) -> None:
+    def __init__(
+        self, classes: int, size: int, kind: DecoderInput = "masked", noise: float = 0.0
+    ) -> None:
         super().__init__()
         check_size(classes=classes, size=size)
         check_choice("kind", kind, get_args(DecoderInput))
         check_finite(0, noise=noise)
         self.kind = kind
         self.noise = noise
-        self.out_features = {"masked": classes * size, "pose": size, "pose_and_class": size + classes}[kind]
+        self.out_features = {
+            "masked": classes * size,
+            "pose": size,
+            "pose_and_class": size + classes,
+        }[kind]
         if kind == "pose_and_class":
             self.register_buffer("mean", torch.zeros(classes, size))
             self.register_buffer("deviation", torch.ones(classes, size))
@@ -160,8 +180,8 @@ class PoseInput(nn.Module):
 
         Args:
             poses: masked, (B, J, *pose).
-            chosen: the classes that were kept, a mask (B, J), which tells the class even of a pose that is all 0; None
-                for those whose poses are not.
+            chosen: the classes that were kept, a mask (B, J), which tells the class
+                even of a pose that is all 0; None for those whose poses are not.
         """
         dtype, poses = real_dtype("poses", poses), poses.flatten(2)
         alive = (poses != 0).any(2, keepdim=True)
@@ -176,13 +196,21 @@ class PoseInput(nn.Module):
         if self.kind == "masked":
             return poses.flatten(1)
         pose = poses.sum(1)  # all others are zero
-        return pose if self.kind == "pose" else torch.cat([pose, chosen.squeeze(2).to(pose)], 1)
+        return (
+            pose
+            if self.kind == "pose"
+            else torch.cat([pose, chosen.squeeze(2).to(pose)], 1)
+        )
 
     @torch.no_grad()
     def _follow(self, poses: Tensor, alive: Tensor) -> None:
-        """Updates mean and deviation of the classes in a batch: plain averages at first, exponential ones after 50."""
+        """Updates mean and deviation of the classes in a batch: plain averages at
+        first, exponential ones after 50.
+        """
         count = alive.sum(0)  # [J, 1]
-        share = torch.where(count > 0, 1 / (self.updates[:, None] + 1).clamp(max=50), 0.0)
+        share = torch.where(
+            count > 0, 1 / (self.updates[:, None] + 1).clamp(max=50), 0.0
+        )
         mean = (poses * alive).sum(0) / count.clamp(min=1)
         square = (poses.square() * alive).sum(0) / count.clamp(min=1)
         before = self.deviation.square() + self.mean.square()
@@ -192,15 +220,22 @@ class PoseInput(nn.Module):
         self.updates += (count > 0).squeeze(1)
 
     def shared(self, poses: Tensor, source: Tensor) -> Tensor:
-        """What the decoder is told besides the class, (B, H), of poses (B, *pose) of the classes ``source`` (B,)."""
+        """What the decoder is told besides the class, (B, H), of poses (B, *pose) of
+        the classes ``source`` (B,).
+        """
         poses = poses.flatten(1)
-        return (poses - self.mean[source]) / self.deviation[source] if self.kind == "pose_and_class" else poses
+        return (
+            (poses - self.mean[source]) / self.deviation[source]
+            if self.kind == "pose_and_class"
+            else poses
+        )
 
     def carried(self, poses: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        """Poses (B, *pose) of the classes ``source`` (B,) as poses of ``target`` (B,) with the same :meth:`shared`.
+        """Poses (B, *pose) of the classes ``source`` (B,) as poses of ``target`` (B,)
+        with the same :meth:`shared`.
 
-        With ``pose_and_class`` a pose then differs from others of the target's class as it did from those of the
-        source's; with the other kinds it stays the same.
+        With ``pose_and_class`` a pose then differs from others of the target's class as
+        it did from those of the source's; with the other kinds it stays the same.
         """
         if self.kind != "pose_and_class":
             return poses
@@ -221,7 +256,13 @@ class ToldDecoder(nn.Sequential):
         return decoder(given(poses, chosen))
 
 
-def told(kind: DecoderInput, noise: float, classes: int, size: int, make: Callable[[int], nn.Module]) -> nn.Module:
+def told(
+    kind: DecoderInput,
+    noise: float,
+    classes: int,
+    size: int,
+    make: Callable[[int], nn.Module],
+) -> nn.Module:
     """A decoder of masked poses, behind a :class:`PoseInput` if it needs one.
 
     Args:
@@ -232,7 +273,8 @@ def told(kind: DecoderInput, noise: float, classes: int, size: int, make: Callab
         make: from ``in_features`` to a decoder.
 
     Raises:
-        ValueError: if there is no such kind, or the noise is negative or not finite; names them as networks do.
+        ValueError: if there is no such kind, or the noise is negative or not finite;
+            names them as networks do.
     """
     check_choice("decoder_input", kind, get_args(DecoderInput))
     check_finite(0, pose_noise=noise)

@@ -1,4 +1,6 @@
-"""Layers whose output is the solution of an equation, found by a few unrolled iterations: routing in miniature."""
+"""Layers whose output is the solution of an equation, found by a few unrolled
+iterations: routing in miniature.
+"""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -13,15 +15,18 @@ from torchcaps.spec import Within, settings
 StepsOrNone = Annotated[int, Within(0, MOST_STEPS)]
 
 
-def implicit_activation(x: Tensor, function: Callable[[Tensor], Tensor] = torch.cos, steps: int = 3) -> Tensor:
+def implicit_activation(
+    x: Tensor, function: Callable[[Tensor], Tensor] = torch.cos, steps: int = 3
+) -> Tensor:
     r"""The y that solves :math:`y + f(y) = x`, by iteration.
 
     .. math:: y_0 = x, \quad y_{n+1} = x - f(y_n)
 
-    With f = cos and three steps: :math:`y = x - \cos(x - \cos(x - \cos x))`. The inverse of :math:`y + \cos y` has no
-    formula, and needs none. Where :math:`|f'| < 1` the error shrinks by a factor of about :math:`|f'(y)|` in each step,
-    and the gradient converges to that of the solution, :math:`\partial y / \partial x = 1 / (1 + f'(y))`; for cos that
-    is everywhere but at :math:`y = \pi / 2 + k \pi`.
+    With f = cos and three steps: :math:`y = x - \cos(x - \cos(x - \cos x))`. The
+    inverse of :math:`y + \cos y` has no formula, and needs none. Where :math:`|f'| < 1`
+    the error shrinks by a factor of about :math:`|f'(y)|` in each step, and the
+    gradient converges to that of the solution, :math:`\partial y / \partial x = 1 / (1
+    + f'(y))`; for cos that is everywhere but at :math:`y = \pi / 2 + k \pi`.
 
     Args:
         x: any shape.
@@ -66,38 +71,49 @@ class ImplicitActivation(nn.Module):
 def self_weighted_pooling(
     sequence: Tensor, mask: Tensor | None = None, steps: int = 3, sharpness: float = 1.0
 ) -> Tensor:
-    r"""Encodes a sequence as the average that weights each member by its agreement with that average.
+    r"""Encodes a sequence as the average that weights each member by its agreement with
+    that average.
 
     .. math::
         x^{(0)} = \frac1n \sum_i x_i, \quad
         x^{(t+1)} = \sum_i \operatorname{softmax}_i \big( K \langle x^{(t)}, x_i \rangle \big) \, x_i
 
-    For K > 0 no step raises the energy :math:`\frac12 |x|^2 - \frac1K \log \sum_i \exp (K \langle x, x_i \rangle)`, so
-    it converges. Here the softmax is over the members: one parent, and the children compete. In routing it is over the
-    parents.
+    For K > 0 no step raises the energy :math:`\frac12 |x|^2 - \frac1K \log \sum_i \exp
+    (K \langle x, x_i \rangle)`, so it converges. Here the softmax is over the members:
+    one parent, and the children compete. In routing it is over the parents.
 
     Args:
         sequence: (B, n, D).
-        mask: bool (B, n), True for members; the other places are ignored, even if NaN. None if all are members.
-        steps: how often the weights are updated, from 0, which gives the mean, to 10,000.
+        mask: bool (B, n), True for members; the other places are ignored, even if NaN.
+            None if all are members.
+        steps: how often the weights are updated, from 0, which gives the mean, to
+            10,000.
         sharpness: K.
 
     Returns:
         (B, D).
 
     Raises:
-        ValueError: if shapes do not fit, a sequence has no member, or ``steps`` is out of its range.
+        ValueError: if shapes do not fit, a sequence has no member, or ``steps`` is out
+            of its range.
 
-    Source: Su 2018, "A feast of capsules" (kexue.fm/archives/4819), the second warm-up; the same step as the retrieval
-    of Ramsauer et al. 2021, "Hopfield Networks is All You Need".
+    Source: Su 2018, "A feast of capsules" (kexue.fm/archives/4819), the second warm-up;
+    the same step as the retrieval of Ramsauer et al. 2021, "Hopfield Networks is All
+    You Need".
     """
     check_steps(steps, 0)
     if sequence.ndim != 3 or not sequence.shape[1] or not sequence.is_floating_point():
-        raise ValueError(f"sequence must be (B, n > 0, D) of floats, got {sequence.dtype} {tuple(sequence.shape)}")
+        raise ValueError(
+            f"sequence must be (B, n > 0, D) of floats, got {sequence.dtype} "
+            f"{tuple(sequence.shape)}"
+        )
     logits = sequence.new_zeros(sequence.shape[:2])
     if mask is not None:
         if mask.shape != logits.shape or mask.dtype != torch.bool:
-            raise ValueError(f"mask must be bool (B, n) = {tuple(logits.shape)}, got {mask.dtype} {tuple(mask.shape)}")
+            raise ValueError(
+                f"mask must be bool (B, n) = {tuple(logits.shape)}, got {mask.dtype} "
+                f"{tuple(mask.shape)}"
+            )
         if not mask.any(-1).all():
             raise ValueError("mask leaves a sequence without members")
         logits = logits.masked_fill(~mask, -torch.inf)

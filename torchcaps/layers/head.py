@@ -15,15 +15,18 @@ from torchcaps.squashing import length, squash
 
 
 class CapsHead(CapsuleLayer):
-    r"""Capsules in place of the last linear layer of a network: features in, one capsule a class out.
+    r"""Capsules in place of the last linear layer of a network: features in, one
+    capsule a class out.
 
     .. math:: u_{nt} = \operatorname{squash}(W_t \, \operatorname{norm}(x_n)), \quad V_{ntj} = u_{nt} W_{tj}
 
-    The features :math:`x_n` of each position n, standardised over their channels, become ``types`` primary capsules,
-    which all vote for the classes. Positions share the transforms, so maps and sequences may have any size. The first
-    batch sets the number of channels and draws the transforms of the classes (0 until then), unless they are loaded:
-    pass one through before an optimizer is made. The transforms are scaled so that the mean length at
-    the start does not depend on positions and features, see :func:`~torchcaps.layers.start_length`.
+    The features :math:`x_n` of each position n, standardised over their channels,
+    become ``types`` primary capsules, which all vote for the classes. Positions share
+    the transforms, so maps and sequences may have any size. The first batch sets the
+    number of channels and draws the transforms of the classes (0 until then), unless
+    they are loaded: pass one through before an optimizer is made. The transforms are
+    scaled so that the mean length at the start does not depend on positions and
+    features, see :func:`~torchcaps.layers.start_length`.
 
     Args:
         classes: parents, J.
@@ -33,55 +36,80 @@ class CapsHead(CapsuleLayer):
         routing: any routing; default: dynamic routing in 3 steps.
 
     Shape:
-        Features of any backbone, maps (B, C, H, W), vectors (B, C), or tokens (B, N, C), to poses (B, classes,
-        pose_dim) and activations (B, classes).
+        Features of any backbone, maps (B, C, H, W), vectors (B, C), or tokens (B, N,
+        C), to poses (B, classes, pose_dim) and activations (B, classes).
 
     Raises:
         TypeError: if the features are no tensor.
-        ValueError: if an argument is no size, or the features have another number of axes or of channels.
+        ValueError: if an argument is no size, or the features have another number of
+            axes or of channels.
 
-    Source: Sabour, Frosst & Hinton 2017, section 4; transforms that positions share: Hinton, Sabour & Frosst 2018,
-    section 4.
+    Source: Sabour, Frosst & Hinton 2017, section 4; transforms that positions share:
+    Hinton, Sabour & Frosst 2018, section 4.
 
     Example:
         >>> head = tc.CapsHead(10)
         >>> head(torch.randn(4, 512, 7, 7)).activation.shape  # what a backbone gives
         torch.Size([4, 10])
-        >>> tc.margin_loss(tc.CapsHead(5)(torch.randn(4, 64)).activation, torch.tensor([0, 1, 2, 4])).shape
+        >>> tc.margin_loss(
+        ...     tc.CapsHead(5)(torch.randn(4, 64)).activation,
+        ...     torch.tensor([0, 1, 2, 4]),
+        ... ).shape
         torch.Size([])
     """
 
     def __init__(
-        self, classes: int, *, types: int = 32, dim: int = 8, pose_dim: int = 16, routing: Routing | None = None
+        self,
+        classes: int,
+        *,
+        types: int = 32,
+        dim: int = 8,
+        pose_dim: int = 16,
+        routing: Routing | None = None,
     ) -> None:
         super().__init__()
         check_size(classes=classes, types=types, dim=dim, pose_dim=pose_dim)
         self.types, self.dim = types, dim
         self.primary: nn.Linear = nn.LazyLinear(types * dim)
         routing = routing or DynamicRouting()
-        self.class_caps = ClassCaps(types, classes, dim, pose_dim, routing=routing, coordinates=False)
+        self.class_caps = ClassCaps(
+            types, classes, dim, pose_dim, routing=routing, coordinates=False
+        )
         nn.init.zeros_(self.class_caps.weight)
 
     def children_of(self, features: Tensor) -> Capsules:
         """The primary capsules, poses (B, H, W, types, dim)."""
         rows = _rows(features)
-        lazy = isinstance(self.primary, nn.LazyLinear) and self.primary.has_uninitialized_params()
+        lazy = (
+            isinstance(self.primary, nn.LazyLinear)
+            and self.primary.has_uninitialized_params()
+        )
         if not lazy and rows.shape[-1] != (channels := self.primary.weight.shape[1]):
-            raise ValueError(f"features must have {channels} channels, got {tuple(features.shape)}")
-        pose = squash(self.primary(F.layer_norm(rows, rows.shape[-1:])).unflatten(-1, (self.types, self.dim)))
+            raise ValueError(
+                f"features must have {channels} channels, got {tuple(features.shape)}"
+            )
+        pose = squash(
+            self.primary(F.layer_norm(rows, rows.shape[-1:])).unflatten(
+                -1, (self.types, self.dim)
+            )
+        )
         children = Capsules(pose, length(pose))
         if lazy and not self.class_caps.weight.any():
             self._start(children)
         return children
 
     def _start(self, children: Capsules) -> None:
-        """Draws the transforms of the classes, and scales them to what these children make of them."""
+        """Draws the transforms of the classes, and scales them to what these children
+        make of them.
+        """
         std = math.sqrt(1 / self.dim)
         nn.init.trunc_normal_(self.class_caps.weight, std=std, a=-2 * std, b=2 * std)
         start_length(self.class_caps, children)
 
     def route(self, features: Tensor) -> Routed:
-        """Routes as :meth:`forward` does, but returns the votes and the last assignment too."""
+        """Routes as :meth:`forward` does, but returns the votes and the last assignment
+        too.
+        """
         return self.class_caps.route(self.children_of(features))
 
     def forward(self, features: Tensor) -> Capsules:
@@ -95,7 +123,8 @@ def _rows(features: Tensor) -> Tensor:
         raise TypeError(f"features must be a tensor, got {type(features).__name__}")
     if features.ndim not in (2, 3, 4) or not torch.is_floating_point(features):
         raise ValueError(
-            f"features must be maps (B, C, H, W), tokens (B, N, C) or vectors (B, C), in floating point, got "
+            "features must be maps (B, C, H, W), tokens (B, N, C) or vectors (B, C), "
+            "in floating point, got "
             f"{features.dtype} {tuple(features.shape)}"
         )
     if features.ndim == 4:

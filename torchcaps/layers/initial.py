@@ -1,4 +1,6 @@
-"""Initialisations of the transforms from a first batch: poses keep their deviation, lengths are neither 0 nor 1."""
+"""Initialisations of the transforms from a first batch: poses keep their deviation,
+lengths are neither 0 nor 1.
+"""
 
 import copy
 import math
@@ -13,29 +15,38 @@ from torchcaps.layers.conv import CapsConvNd
 from torchcaps.layers.linear import CapsLinear
 from torchcaps.numerics import check_positive, given
 
-_TIMES = 4  # at most: once is not quite enough where the routing depends on the scale, as by a floor of variances
+# At most: once is not quite enough where the routing depends on the scale, as by a
+# floor of variances
+_TIMES = 4
 
 
 @torch.no_grad()
 def preserve_deviation(model: nn.Module, *inputs: Any) -> None:
-    """Scales the transforms of convolutional capsules so that parents' poses have the deviation of their children's.
+    """Scales the transforms of convolutional capsules so that parents' poses have the
+    deviation of their children's.
 
-    The standard deviation of a mean vote depends on how many children share in it: on their activations, on padding,
-    and above all on the routing; after three sharp steps a parent has hardly more than one child. No fixed
-    initialisation can know that, and a factor of 1.4 too much in each of ten layers makes 30. So the model is run once,
+    The standard deviation of a mean vote depends on how many children share in it: on
+    their activations, on padding, and above all on the routing; after three sharp steps
+    a parent has hardly more than one child. No fixed initialisation can know that, and
+    a factor of 1.4 too much in each of ten layers makes 30. So the model is run once,
     on a batch, and each layer is scaled before its parents are passed on to the next.
 
     Layers that normalise their poses, or have an identity path, are left as they are.
 
     Args:
-        model: with layers such as :class:`~torchcaps.CapsConv2d`, before its training; it is run in its present mode,
-            training or evaluation.
+        model: with layers such as :class:`~torchcaps.CapsConv2d`, before its training;
+            it is run in its present mode, training or evaluation.
         inputs: the arguments of the model, for one batch.
 
-    Source: Mishkin & Matas 2016, "All you need is a good init", who scale to variance 1 instead.
+    Source: Mishkin & Matas 2016, "All you need is a good init", who scale to variance 1
+    instead.
     """
     layers = [module for module in model.modules() if isinstance(module, CapsConvNd)]
-    free = [layer for layer in layers if layer.pose_norm is None and layer.identity_path is None]
+    free = [
+        layer
+        for layer in layers
+        if layer.pose_norm is None and layer.identity_path is None
+    ]
     handles = [layer.register_forward_hook(_scaled, with_kwargs=True) for layer in free]
     try:
         model(*inputs)
@@ -44,8 +55,12 @@ def preserve_deviation(model: nn.Module, *inputs: Any) -> None:
             handle.remove()
 
 
-def _scaled(layer: CapsConvNd, inputs: tuple[Any, ...], named: dict[str, Any], parents: Capsules) -> Capsules:
-    """A forward hook: scales the transforms, and returns the output of the scaled layer."""
+def _scaled(
+    layer: CapsConvNd, inputs: tuple[Any, ...], named: dict[str, Any], parents: Capsules
+) -> Capsules:
+    """A forward hook: scales the transforms, and returns the output of the scaled
+    layer.
+    """
     children: Capsules = inputs[0] if inputs else named["children"]
     for _ in range(_TIMES):
         ratio = _deviation(children.pose) / _deviation(parents.pose)
@@ -61,25 +76,35 @@ def _deviation(pose: Tensor) -> Tensor:
     return pose.double().std()
 
 
-_PRESENT, _ABSENT, _DOWN_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda of the margin loss, by default
+_PRESENT, _ABSENT, _DOWN_WEIGHT = (
+    0.9,
+    0.1,
+    0.5,
+)  # m+, m- and lambda of the margin loss, by default
 
 
 def balanced_length(parents: int) -> float:
-    r"""Return the length at which the margin loss neither raises nor lowers the mean length of class capsules.
+    r"""Return the length at which the margin loss neither raises nor lowers the mean
+    length of class capsules.
 
-    With one class of J present in each example, and all of length a, the loss pulls the mean upwards by
-    :math:`2 (m^+ - a)` and downwards by :math:`2 \lambda (J - 1) (a - m^-)`. These are equal at
+    With one class of J present in each example, and all of length a, the loss pulls the
+    mean upwards by :math:`2 (m^+ - a)` and downwards by :math:`2 \lambda (J - 1) (a -
+    m^-)`. These are equal at
 
     .. math:: a = \frac{m^+ + \lambda (J - 1) m^-}{1 + \lambda (J - 1)}
 
-    which is 0.25 for 10 classes and 0.11 for 168. From longer ones the many absent classes push all lengths to 0
-    together, where a squash has no gradient. From shorter ones a few large steps overshoot in the same way.
+    which is 0.25 for 10 classes and 0.11 for 168. From longer ones the many absent
+    classes push all lengths to 0 together, where a squash has no gradient. From shorter
+    ones a few large steps overshoot in the same way.
 
     Args:
         parents: J.
 
     Example:
-        >>> round(tc.layers.balanced_length(10), 3), round(tc.layers.balanced_length(168), 3)
+        >>> (
+        ...     round(tc.layers.balanced_length(10), 3),
+        ...     round(tc.layers.balanced_length(168), 3),
+        ... )
         (0.245, 0.109)
     """
     down = _DOWN_WEIGHT * (parents - 1)
@@ -91,24 +116,30 @@ _FACTORS = [4.0**power for power in range(-8, 9)]
 
 
 @torch.no_grad()
-def start_length(layer: CapsLinear | ClassCaps, children: Capsules, target: float | None = None) -> float:
-    r"""Scale a layer's transforms so that its parents have a mean length of ``target`` for these children.
+def start_length(
+    layer: CapsLinear | ClassCaps, children: Capsules, target: float | None = None
+) -> float:
+    r"""Scale a layer's transforms so that its parents have a mean length of ``target``
+    for these children.
 
-    The length of a parent grows with the number of children that share in it and with their poses, and it depends on
-    the routing: what falls on each of J parents is a share of 1 / J where all are alike, and all of it where they are
-    not. No formula has all of these. So the layer is run on a few of the examples, with transforms that are larger and
-    larger, until the mean length is ``target``, or half of the largest mean length if that is less. With few children
-    for many parents it is, since each child then goes to one parent.
+    The length of a parent grows with the number of children that share in it and with
+    their poses, and it depends on the routing: what falls on each of J parents is a
+    share of 1 / J where all are alike, and all of it where they are not. No formula has
+    all of these. So the layer is run on a few of the examples, with transforms that are
+    larger and larger, until the mean length is ``target``, or half of the largest mean
+    length if that is less. With few children for many parents it is, since each child
+    then goes to one parent.
 
-    Activations that are logistic functions, as of EM routing, start at 0.5 if they would at less than 0.1 or more than
-    0.9. Nothing is scaled where routings normalise poses, whose lengths are no probabilities, nor where children are
-    not finite.
+    Activations that are logistic functions, as of EM routing, start at 0.5 if they
+    would at less than 0.1 or more than 0.9. Nothing is scaled where routings normalise
+    poses, whose lengths are no probabilities, nor where children are not finite.
 
     Args:
-        layer: with ``weight`` and ``routing``, such as :class:`~torchcaps.CapsLinear`; its statistics and the state of
-            its routing stay.
+        layer: with ``weight`` and ``routing``, such as :class:`~torchcaps.CapsLinear`;
+            its statistics and the state of its routing stay.
         children: of a first batch.
-        target: mean of the activations that are lengths. Default: :func:`balanced_length` of its parents.
+        target: mean of the activations that are lengths. Default:
+            :func:`balanced_length` of its parents.
 
     Returns:
         The factor by which the transforms were multiplied.
@@ -116,17 +147,25 @@ def start_length(layer: CapsLinear | ClassCaps, children: Capsules, target: floa
     Raises:
         ValueError: if the target is no number above 0.
 
-    Source: after Mishkin & Matas 2016, "All you need is a good init", who scale to variance 1, layer by layer.
+    Source: after Mishkin & Matas 2016, "All you need is a good init", who scale to
+    variance 1, layer by layer.
 
     Example:
-        >>> layer, children = tc.CapsLinear(600, 10, 8, 16), tc.Capsules(torch.randn(4, 600, 8), torch.ones(4, 600))
+        >>> layer, children = (
+        ...     tc.CapsLinear(600, 10, 8, 16),
+        ...     tc.Capsules(torch.randn(4, 600, 8), torch.ones(4, 600)),
+        ... )
         >>> factor = tc.layers.start_length(layer, children)
         >>> 0.23 < layer(children).activation.mean() < 0.26
         tensor(True)
     """
     check_positive(**given(target=target))
-    rows = children.pose.flatten(1).isfinite().all(1) & children.activation.flatten(1).isfinite().all(1)
-    few = Capsules(children.pose[rows][:_EXAMPLES], children.activation[rows][:_EXAMPLES])
+    rows = children.pose.flatten(1).isfinite().all(1) & children.activation.flatten(
+        1
+    ).isfinite().all(1)
+    few = Capsules(
+        children.pose[rows][:_EXAMPLES], children.activation[rows][:_EXAMPLES]
+    )
     if not len(few.pose):
         return 1.0
     factor = _Probe(layer, few).factor(target)
@@ -141,7 +180,9 @@ def _of_votes(layer: CapsLinear | ClassCaps) -> list[nn.Parameter]:
 
 
 class _Probe:
-    """A copy of a layer with transforms times a factor, and the mean activation of its parents."""
+    """A copy of a layer with transforms times a factor, and the mean activation of its
+    parents.
+    """
 
     def __init__(self, layer: CapsLinear | ClassCaps, children: Capsules) -> None:
         self.layer, self.children = copy.deepcopy(layer), children
@@ -153,12 +194,17 @@ class _Probe:
         for parameter, start in zip(_of_votes(self.layer), self.start, strict=True):
             parameter.copy_(start * factor)
         routed = self.layer.route(self.children)
-        self.logistic, self.parents = routed.logit is not None, routed.activation.shape[-1]
+        self.logistic, self.parents = (
+            routed.logit is not None,
+            routed.activation.shape[-1],
+        )
         mean = float(routed.activation.double().mean())
         return mean if math.isfinite(mean) else math.inf
 
     def factor(self, target: float | None) -> float:
-        """The smallest at which the mean crosses the target, or half of the largest mean; 1 where no scale matters."""
+        """The smallest at which the mean crosses the target, or half of the largest
+        mean; 1 where no scale matters.
+        """
         now = self.mean(1.0)
         normalised = now > 1 and abs(self.mean(1 / 4) - now) < 0.1 * now
         if normalised or (self.logistic and 0.1 <= now <= 0.9):
@@ -176,5 +222,7 @@ class _Probe:
         low, high = _FACTORS[crossed[0] - 1], _FACTORS[crossed[0]]
         for _ in range(8):
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if (self.mean(middle) < goal) == below else (low, middle)
+            low, high = (
+                (middle, high) if (self.mean(middle) < goal) == below else (low, middle)
+            )
         return low

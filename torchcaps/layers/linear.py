@@ -16,7 +16,13 @@ from torchcaps.layers.pose import (
     vote_bias_of,
     without_own_transforms,
 )
-from torchcaps.numerics import check_choice, check_positive, check_size, full_precision, given
+from torchcaps.numerics import (
+    check_choice,
+    check_positive,
+    check_size,
+    full_precision,
+    given,
+)
 from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import DynamicRouting, LayerShape, Routed, Routing, as_capsules
@@ -28,14 +34,18 @@ Transforms = Literal["full", "shared", "factored", "orthogonal", "subspace"]
 
 
 def reflected(vectors: Tensor) -> Tensor:
-    r"""Orthogonal matrices (..., P, P): the products :math:`\prod_k (1 - 2 v_k v_k^T / |v_k|^2)` of reflections.
+    r"""Orthogonal matrices (..., P, P): the products :math:`\prod_k (1 - 2 v_k v_k^T /
+    |v_k|^2)` of reflections.
 
     Args:
         vectors: v, (..., P, P), one in each row; any matrix whose rows are not 0.
 
-    Source: Householder 1958; for transforms of capsules Geng et al. 2024 (OrthCaps), section 3.3.
+    Source: Householder 1958; for transforms of capsules Geng et al. 2024 (OrthCaps),
+    section 3.3.
     """
-    product = torch.eye(vectors.shape[-1], dtype=vectors.dtype, device=vectors.device).expand_as(vectors)
+    product = torch.eye(
+        vectors.shape[-1], dtype=vectors.dtype, device=vectors.device
+    ).expand_as(vectors)
     with full_precision(vectors):
         for vector in nn.functional.normalize(vectors, dim=-1).unbind(-2):
             product = product - 2 * (product @ vector[..., None]) * vector[..., None, :]
@@ -51,39 +61,50 @@ class CapsLinear(CapsuleLayer):
     ``full``       :math:`W_{ij}`               I x J x P x D
     ``shared``     :math:`W_j` for all i        J x P x D; any number of children, also varying
     ``factored``   :math:`W_i W_j`              I x P x P + J x P x D
-    ``orthogonal`` :math:`W_{ij}^T W_{ij} = 1`  I x J x P x P, as P Householder reflections; P = D
+    ``orthogonal`` :math:`W_{ij}^T W_{ij} = 1`  I x J x P x P, as P Householder
+    reflections; P = D
     ``subspace``   one :math:`W` for all        P x D; any number of children
     ============== ============================ ==================================================
 
     Args:
-        in_capsules: number of children I; None for ``shared`` and ``subspace`` transforms, which take any number.
+        in_capsules: number of children I; None for ``shared`` and ``subspace``
+            transforms, which take any number.
         out_capsules: number of parents J.
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: parent pose: D for vectors, (M, D) for matrices.
         transforms: a row of the table.
-        routing: any routing; the layer keeps a copy of its own. Default: dynamic routing in 3 steps.
-        init_std: standard deviation of the transforms' normal initialisation, truncated at twice that. By default
-            J / sqrt(I D), by which children of length 1 that agree on nothing give parents of length about 1 before the
-            squash, at any depth (0.07 for CapsNet's 1152 children; the released code has 0.1); sqrt(2 / (P + J D)) for
-            ``shared`` transforms, sqrt(2 / (P + D)) for ``subspace``. Those of ``orthogonal`` do not depend on it.
-        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`. Without it most
-            routings give the children u and -u the same activations.
-        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice, which
-            :func:`~torchcaps.ops.use_backend` can force.
+        routing: any routing; the layer keeps a copy of its own. Default: dynamic
+            routing in 3 steps.
+        init_std: standard deviation of the transforms' normal initialisation, truncated
+            at twice that. By default J / sqrt(I D), by which children of length 1 that
+            agree on nothing give parents of length about 1 before the squash, at any
+            depth (0.07 for CapsNet's 1152 children; the released code has 0.1); sqrt(2
+            / (P + J D)) for ``shared`` transforms, sqrt(2 / (P + D)) for ``subspace``.
+            Those of ``orthogonal`` do not depend on it.
+        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i
+            W_{ij} + b_{ij}`. Without it most routings give the children u and -u the
+            same activations.
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the
+            plan's choice, which :func:`~torchcaps.ops.use_backend` can force.
 
     Shape:
-        Capsules with poses (B, *sites, P) or (B, *sites, M, P), or those poses alone, to :class:`Capsules` with poses
-        (B, J, D) or (B, J, M, D) and activations (B, J). All sites together are the children.
+        Capsules with poses (B, *sites, P) or (B, *sites, M, P), or those poses alone,
+        to :class:`Capsules` with poses (B, J, D) or (B, J, M, D) and activations (B,
+        J). All sites together are the children.
 
     Raises:
         TypeError: if the children are neither :class:`Capsules` nor a tensor.
-        ValueError: if an argument is out of its range or contradicts another, or the children do not fit the layer.
+        ValueError: if an argument is out of its range or contradicts another, or the
+            children do not fit the layer.
 
-    Source: Sabour, Frosst & Hinton 2017, section 2; shared transforms: Su 2018; orthogonal: Geng et al. 2024
-    (OrthCaps); one for all: Everett et al. 2023 (ProtoCaps).
+    Source: Sabour, Frosst & Hinton 2017, section 2; shared transforms: Su 2018;
+    orthogonal: Geng et al. 2024 (OrthCaps); one for all: Everett et al. 2023
+    (ProtoCaps).
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, in_pose=8, out_pose=16, routing=tc.create_routing("em", steps=2))
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, in_pose=8, out_pose=16, routing=tc.create_routing("em", steps=2)
+        ... )
         >>> children = tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))
         >>> parents = layer(children)
         >>> parents.pose.shape, parents.activation.shape
@@ -108,7 +129,10 @@ class CapsLinear(CapsuleLayer):
         super().__init__()
         check_choice("transforms", transforms, get_args(Transforms))
         if in_capsules is None and transforms not in ("shared", "subspace"):
-            raise ValueError(f"{transforms} transforms need the number of children: in_capsules is None")
+            raise ValueError(
+                f"{transforms} transforms need the number of children: in_capsules is "
+                "None"
+            )
         check_size(out_capsules=out_capsules, **given(in_capsules=in_capsules))
         check_positive(**given(init_std=init_std))
         self.in_capsules = in_capsules
@@ -120,34 +144,53 @@ class CapsLinear(CapsuleLayer):
         self.backend = known_backend(backend)
         P, D = self.in_pose[-1], self.out_pose[-1]
         if transforms == "orthogonal" and P != D:
-            raise ValueError(f"orthogonal transforms keep the dimension: in_pose is {in_pose}, out_pose is {out_pose}")
+            raise ValueError(
+                f"orthogonal transforms keep the dimension: in_pose is {in_pose}, "
+                f"out_pose is {out_pose}"
+            )
         own = in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
-        shape = LayerShape(in_capsules, out_capsules, self.in_pose, self.out_pose, types=own)
+        shape = LayerShape(
+            in_capsules, out_capsules, self.in_pose, self.out_pose, types=own
+        )
         bound = routing_of(shape, routing, DynamicRouting())
         pairs = (own, 1 if transforms == "subspace" else out_capsules)
-        if bound.own_transforms:  # these votes are never formed: one transform of zeros stands for all pairs
+        if (
+            bound.own_transforms
+        ):  # these votes are never formed: one transform of zeros stands for all pairs
             pairs = (1, 1)
         self.weight = nn.Parameter(torch.empty(*pairs, P, D))
         self.bias = vote_bias_of(self, bound, vote_bias, self.out_pose)
         without_own_transforms(self, bound)
         self.child_weight = (
-            nn.Parameter(torch.empty(in_capsules, P, P)) if in_capsules and transforms == "factored" else None
+            nn.Parameter(torch.empty(in_capsules, P, P))
+            if in_capsules and transforms == "factored"
+            else None
         )
         self.routing = bound
         self.reset_parameters(init_std)
 
     def reset_parameters(self, init_std: float | None = None) -> None:
-        """Draws transforms and biases anew, if they are learned; ``init_std`` as in the constructor."""
-        J, P, D = 1 if self.transforms == "subspace" else self.out_capsules, self.in_pose[-1], self.out_pose[-1]
+        """Draws transforms and biases anew, if they are learned; ``init_std`` as in the
+        constructor.
+        """
+        J, P, D = (
+            1 if self.transforms == "subspace" else self.out_capsules,
+            self.in_pose[-1],
+            self.out_pose[-1],
+        )
         if init_std is None:
             if self.in_capsules is None or self.transforms in ("shared", "subspace"):
                 init_std = math.sqrt(2 / (P + J * D))
             else:
                 init_std = J / math.sqrt(self.in_capsules * D)
         if isinstance(self.weight, nn.Parameter):
-            nn.init.trunc_normal_(self.weight, std=init_std, a=-2 * init_std, b=2 * init_std)
+            nn.init.trunc_normal_(
+                self.weight, std=init_std, a=-2 * init_std, b=2 * init_std
+            )
         if self.child_weight is not None:
-            nn.init.normal_(self.child_weight, std=1 / math.sqrt(P))  # keeps the length of a pose on average
+            nn.init.normal_(
+                self.child_weight, std=1 / math.sqrt(P)
+            )  # keeps the length of a pose on average
         start_vote_bias(self.bias, init_std)
 
     def votes(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Votes:
@@ -155,8 +198,12 @@ class CapsLinear(CapsuleLayer):
         there, _ = self._masks(children, mask)
         return self._votes(self._as_children(children, there)[0], there)
 
-    def _masks(self, children: Capsules | Tensor, mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The mask of the children, and that of the pairs, (B, I, J), if there is one."""
+    def _masks(
+        self, children: Capsules | Tensor, mask: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The mask of the children, and that of the pairs, (B, I, J), if there is
+        one.
+        """
         children = from_pair(children)
         pose = children.pose if isinstance(children, Capsules) else children
         if not isinstance(mask, Tensor) or mask.ndim <= pose.ndim - len(self.in_pose):
@@ -167,54 +214,92 @@ class CapsLinear(CapsuleLayer):
         if self.child_weight is not None:
             dtype = torch.promote_types(pose.dtype, self.child_weight.dtype)
             with full_precision(pose):  # as the votes are, whose other factor this is
-                pose = torch.einsum("bi...p,ipq->bi...q", pose.to(dtype), self.child_weight.to(dtype))
+                pose = torch.einsum(
+                    "bi...p,ipq->bi...q", pose.to(dtype), self.child_weight.to(dtype)
+                )
         mask = None if mask is None else mask.flatten(1)
-        weight = reflected(self.weight) if self.transforms == "orthogonal" else self.weight
-        # Always a view, which the votes keep even if the parameter gets other numbers, as by ``double()``.
-        votes = Votes(pose, weight.expand(-1, self.out_capsules, -1, -1), backend=self.backend, mask=mask)
-        return votes if self.bias is None else votes.with_bias(self.bias.expand(-1, self.out_capsules, -1))
+        weight = (
+            reflected(self.weight) if self.transforms == "orthogonal" else self.weight
+        )
+        # Always a view, which the votes keep even if the parameter gets other numbers,
+        # as by ``double()``.
+        votes = Votes(
+            pose,
+            weight.expand(-1, self.out_capsules, -1, -1),
+            backend=self.backend,
+            mask=mask,
+        )
+        return (
+            votes
+            if self.bias is None
+            else votes.with_bias(self.bias.expand(-1, self.out_capsules, -1))
+        )
 
     def route(
-        self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
+        self,
+        children: Capsules | Tensor,
+        mask: Tensor | None = None,
+        *,
+        initial: Routed | None = None,
     ) -> Routed:
-        """Routes as :meth:`forward` does, but returns the votes and the last assignment too.
+        """Routes as :meth:`forward` does, but returns the votes and the last assignment
+        too.
 
         Args:
             children: capsules, or their poses alone.
             mask: as in :meth:`forward`.
-            initial: parents of an earlier call, from which a ``resumable`` routing goes on.
+            initial: parents of an earlier call, from which a ``resumable`` routing goes
+                on.
         """
         there, pairs = (None, None) if mask is None else self._masks(children, mask)
         pose, activation = self._as_children(children, there)
-        return self.routing(self._votes(pose, there), activation, initial=initial, pairs=pairs)
+        return self.routing(
+            self._votes(pose, there), activation, initial=initial, pairs=pairs
+        )
 
     def forward(
-        self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
+        self,
+        children: Capsules | Tensor,
+        mask: Tensor | None = None,
+        *,
+        initial: Routed | None = None,
     ) -> Capsules:
         """Routes the children to the parents.
 
         Args:
             children: capsules, or their poses alone.
-            mask: bool (B, *sites), False for children that are not there, whose numbers are then ignored; None if all
-                are there. For a routing that masks pairs, such as
-                :class:`~torchcaps.routing.Heinsen2022Routing`, also bool (B, *sites, J), False where a child has
-                nothing to do with a parent; a child without parents is not there.
+            mask: bool (B, *sites), False for children that are not there, whose numbers
+                are then ignored; None if all are there. For a routing that masks pairs,
+                such as :class:`~torchcaps.routing.Heinsen2022Routing`, also bool (B,
+                *sites, J), False where a child has nothing to do with a parent; a child
+                without parents is not there.
             initial: as in :meth:`route`.
         """
         if initial is not None:
             return self.parents(self.route(children, mask, initial=initial), children)
-        return self.parents(self.route(children) if mask is None else self.route(children, mask), children)
+        return self.parents(
+            self.route(children) if mask is None else self.route(children, mask),
+            children,
+        )
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
-        """What :meth:`route` returned for these children, as :meth:`forward` returns it."""
+        """What :meth:`route` returned for these children, as :meth:`forward` returns
+        it.
+        """
         children = from_pair(children)
         given = children.pose if isinstance(children, Capsules) else children
-        return as_capsules(routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype))
+        return as_capsules(
+            routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype)
+        )
 
-    def _as_children(self, children: Capsules | Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Poses and activations with all sites on one axis, 0 where children are not there.
+    def _as_children(
+        self, children: Capsules | Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Poses and activations with all sites on one axis, 0 where children are not
+        there.
 
-        The activations of poses alone are their lengths, or None for a routing that does not use them.
+        The activations of poses alone are their lengths, or None for a routing that
+        does not use them.
         """
         children = from_pair(children)
         if isinstance(children, Tensor):
@@ -222,28 +307,50 @@ class CapsLinear(CapsuleLayer):
         elif isinstance(children, Capsules):
             pose, sites = children.pose, children.activation.shape
         else:
-            raise TypeError(f"children must be Capsules, or a tensor of their poses, got {type(children).__name__}")
+            raise TypeError(
+                "children must be Capsules, or a tensor of their poses, got "
+                f"{type(children).__name__}"
+            )
         if len(sites) < 2 or pose.shape != (*sites, *self.in_pose):
             raise ValueError(
-                f"children must have poses (B, *sites, {', '.join(map(str, self.in_pose))}) and activations "
+                "children must have poses (B, *sites, "
+                f"{', '.join(map(str, self.in_pose))}) and activations "
                 f"(B, *sites), got {tuple(pose.shape)} and {tuple(sites)}"
             )
         count = math.prod(sites[1:])
         if self.in_capsules is not None and count != self.in_capsules:
             raise ValueError(
-                f"this layer has transforms for {self.in_capsules} children, got {count} "
+                f"this layer has transforms for {self.in_capsules} children, got "
+                f"{count} "
                 "(transforms='shared' takes any number)"
             )
         activation = children.activation if isinstance(children, Capsules) else None
-        if mask is not None:  # before the length: its gradient would be NaN where a pose is
-            there = present(Capsules(pose, pose.new_zeros(sites) if activation is None else activation), mask)
-            pose, activation = there.pose, None if activation is None else there.activation
+        if (
+            mask is not None
+        ):  # before the length: its gradient would be NaN where a pose is
+            there = present(
+                Capsules(
+                    pose, pose.new_zeros(sites) if activation is None else activation
+                ),
+                mask,
+            )
+            pose, activation = (
+                there.pose,
+                None if activation is None else there.activation,
+            )
         if len(sites) > 2:
-            pose, activation = pose.flatten(1, len(sites) - 1), None if activation is None else activation.flatten(1)
+            pose, activation = (
+                pose.flatten(1, len(sites) - 1),
+                None if activation is None else activation.flatten(1),
+            )
         if activation is not None:
             return pose, activation
-        return pose, length(pose, tuple(range(2, pose.ndim))) if self.routing.uses_activation else None
+        return pose, length(
+            pose, tuple(range(2, pose.ndim))
+        ) if self.routing.uses_activation else None
 
     def extra_repr(self) -> str:
         """Shapes and the kind of transforms."""
-        return shown(self, "in_capsules", "out_capsules", "in_pose", "out_pose", "transforms")
+        return shown(
+            self, "in_capsules", "out_capsules", "in_pose", "out_pose", "transforms"
+        )

@@ -1,4 +1,6 @@
-"""Locally constrained capsules: each place routes the types of children in its window, down, along or up a grid."""
+"""Locally constrained capsules: each place routes the types of children in its window,
+down, along or up a grid.
+"""
 
 import math
 from itertools import product
@@ -21,16 +23,18 @@ Resolution = Literal["same", "half", "double"]
 
 
 class LocalCaps(CapsuleLayer):
-    r"""Capsules at each place of a grid, routed from the types of children in the window there.
+    r"""Capsules at each place of a grid, routed from the types of children in the
+    window there.
 
     The vote of a type of children for a type of parents is a sum over the window,
 
     .. math:: V_{ij} = \sum_{k \in \text{window}} W_{ijk} u_{ik},
 
-    and routing decides, at each place alone, which types belong to which: I types of children are all that is clustered
-    there, however large the window, and memory does not grow with it. ``double`` is deconvolution: each of the parents,
-    which lie twice as dense, sees the two children nearest to it along each axis (a transposed convolution of kernel 4
-    and stride 2). A place outside of the grid votes 0.
+    and routing decides, at each place alone, which types belong to which: I types of
+    children are all that is clustered there, however large the window, and memory does
+    not grow with it. ``double`` is deconvolution: each of the parents, which lie twice
+    as dense, sees the two children nearest to it along each axis (a transposed
+    convolution of kernel 4 and stride 2). A place outside of the grid votes 0.
 
     Args:
         in_types: of children at each place, I.
@@ -38,29 +42,37 @@ class LocalCaps(CapsuleLayer):
         in_dim: dimension of the children's poses.
         out_dim: of the parents' poses.
         kernel_size: side of a window, odd; of no effect with ``double``.
-        resolution: of the parents' grid: that of the children, half of it (rounded up), or the double.
+        resolution: of the parents' grid: that of the children, half of it (rounded up),
+            or the double.
         axes: of the grid: 1, 2 or 3.
         routing: any routing; default: dynamic routing in 3 steps.
-        pose_norm: how to normalise the parents' poses, a row of the table in :class:`~torchcaps.layers.PoseNorm`; None
-            for not at all.
-        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`. Without it most
-            routings give the children u and -u the same activations.
-        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the plan's choice.
+        pose_norm: how to normalise the parents' poses, a row of the table in
+            :class:`~torchcaps.layers.PoseNorm`; None for not at all.
+        vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i
+            W_{ij} + b_{ij}`. Without it most routings give the children u and -u the
+            same activations.
+        backend: one of :data:`~torchcaps.ops.BACKENDS`, ``"auto"``, or None for the
+            plan's choice.
 
     Shape:
-        Poses (B, *grid, in_types, in_dim) to (B, *grid', out_types, out_dim), and activations likewise; those of the
-        children are not used: a child stands for all places of a window, which have many.
+        Poses (B, *grid, in_types, in_dim) to (B, *grid', out_types, out_dim), and
+        activations likewise; those of the
+        children are not used: a child stands for all places of a window, which have
+            many.
 
     Raises:
         TypeError: if the children are no :class:`Capsules`.
-        ValueError: if an argument is out of its range, or the children do not fit the layer.
+        ValueError: if an argument is out of its range, or the children do not fit the
+            layer.
 
-    Source: LaLonde & Bagci 2018, "Capsules for Object Segmentation", section 3 (whose released code shares W among the
-    types of children).
+    Source: LaLonde & Bagci 2018, "Capsules for Object Segmentation", section 3 (whose
+    released code shares W among the types of children).
 
     Example:
         >>> up = tc.layers.LocalCaps(4, 2, in_dim=8, out_dim=8, resolution="double")
-        >>> up(tc.Capsules(torch.randn(1, 5, 7, 4, 8), torch.rand(1, 5, 7, 4))).pose.shape
+        >>> up(
+        ...     tc.Capsules(torch.randn(1, 5, 7, 4, 8), torch.rand(1, 5, 7, 4))
+        ... ).pose.shape
         torch.Size([1, 10, 14, 2, 8])
     """
 
@@ -80,18 +92,32 @@ class LocalCaps(CapsuleLayer):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        check_size(in_types=in_types, out_types=out_types, in_dim=in_dim, out_dim=out_dim, kernel_size=kernel_size)
+        check_size(
+            in_types=in_types,
+            out_types=out_types,
+            in_dim=in_dim,
+            out_dim=out_dim,
+            kernel_size=kernel_size,
+        )
         check_choice("resolution", resolution, get_args(Resolution))
         if kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd, got {kernel_size}")
-        self.in_types, self.out_types, self.in_dim, self.out_dim = in_types, out_types, in_dim, out_dim
+        self.in_types, self.out_types, self.in_dim, self.out_dim = (
+            in_types,
+            out_types,
+            in_dim,
+            out_dim,
+        )
         self.kernel_size = 2 if resolution == "double" else kernel_size
         self.resolution, self.axes, self.backend = resolution, check_axes(axes), backend
         seen = self.kernel_size**axes * in_dim
         phases = 2**axes if resolution == "double" else 1
-        self.weight = nn.Parameter(torch.empty(phases, in_types, out_types, seen, out_dim))
-        # Poses whose numbers have variance 1, as PoseNorm makes them, give even sums of votes of about unit length:
-        # where they are longer, a squash saturates, and nothing but the direction of a pose gets through.
+        self.weight = nn.Parameter(
+            torch.empty(phases, in_types, out_types, seen, out_dim)
+        )
+        # Poses whose numbers have variance 1, as PoseNorm makes them, give even sums of
+        # votes of about unit length: where they are longer, a squash saturates, and
+        # nothing but the direction of a pose gets through.
         std = out_types / math.sqrt(out_dim * in_types * seen)
         nn.init.normal_(self.weight, std=std)
         shape = LayerShape(in_types, out_types, (seen,), (out_dim,))
@@ -101,8 +127,13 @@ class LocalCaps(CapsuleLayer):
         self.pose_norm = norm_of(out_types, out_dim, pose_norm)
 
     def windows(self, pose: Tensor) -> list[Tensor]:
-        """The windows of each phase, (B, *grid', in_types, numbers), from poses (B, *grid, in_types, in_dim)."""
-        double, stride = self.resolution == "double", 2 if self.resolution == "half" else 1
+        """The windows of each phase, (B, *grid', in_types, numbers), from poses (B,
+        *grid, in_types, in_dim).
+        """
+        double, stride = (
+            self.resolution == "double",
+            2 if self.resolution == "half" else 1,
+        )
         border = 1 if double else self.kernel_size // 2
         padded = F.pad(pose, (0, 0, 0, 0) + (border, border) * self.axes)
         for axis in range(1, self.axes + 1):
@@ -126,19 +157,42 @@ class LocalCaps(CapsuleLayer):
         parts = []
         for phase, windows in enumerate(self.windows(children.pose)):
             transforms = self.weight[phase]
-            votes = Votes(windows.flatten(0, self.axes), transforms, backend=self.backend)
-            routed = self.routing(votes if self.bias is None else votes.with_bias(self.bias[phase]), None)
-            parents = as_capsules(routed, (self.out_dim,), torch.promote_types(windows.dtype, transforms.dtype))
-            parts.append(Capsules(*(one.unflatten(0, windows.shape[: self.axes + 1]) for one in parents)))
-        pose, activation = (self._woven([part[which] for part in parts]) for which in (0, 1))
-        return Capsules(pose if self.pose_norm is None else self.pose_norm(pose), activation)
+            votes = Votes(
+                windows.flatten(0, self.axes), transforms, backend=self.backend
+            )
+            routed = self.routing(
+                votes if self.bias is None else votes.with_bias(self.bias[phase]), None
+            )
+            parents = as_capsules(
+                routed,
+                (self.out_dim,),
+                torch.promote_types(windows.dtype, transforms.dtype),
+            )
+            parts.append(
+                Capsules(
+                    *(
+                        one.unflatten(0, windows.shape[: self.axes + 1])
+                        for one in parents
+                    )
+                )
+            )
+        pose, activation = (
+            self._woven([part[which] for part in parts]) for which in (0, 1)
+        )
+        return Capsules(
+            pose if self.pose_norm is None else self.pose_norm(pose), activation
+        )
 
     def _woven(self, phases: list[Tensor]) -> Tensor:
-        """The values of all phases, each (B, *grid, ...), on the grid of the parents."""
+        """The values of all phases, each (B, *grid, ...), on the grid of the
+        parents.
+        """
         if len(phases) == 1:
             return phases[0]
         axes = self.axes
-        woven = torch.stack(phases, 1 + axes).unflatten(1 + axes, (2,) * axes)  # [B, *grid, *phase, ...]
+        woven = torch.stack(phases, 1 + axes).unflatten(
+            1 + axes, (2,) * axes
+        )  # [B, *grid, *phase, ...]
         order = [one for axis in range(axes) for one in (1 + axis, 1 + axes + axis)]
         woven = woven.permute(0, *order, *range(1 + 2 * axes, woven.ndim))
         for axis in range(1, axes + 1):

@@ -33,21 +33,33 @@ def pose_shape(argument: str, pose: Pose | tuple[int, ...]) -> tuple[int, ...]:
         return (int(pose),)
     check_series(**{argument: pose})
     if len(pose) > 2:
-        raise ValueError(f"{argument} must be D for vectors or (M, D) for matrices, got {pose!r}")
+        raise ValueError(
+            f"{argument} must be D for vectors or (M, D) for matrices, got {pose!r}"
+        )
     return tuple(pose)
 
 
 def check_rows(in_pose: tuple[int, ...], out_pose: tuple[int, ...]) -> None:
-    """Raises a ValueError unless child and parent poses have the same rows: a transform acts on the columns."""
+    """Raises a ValueError unless child and parent poses have the same rows: a transform
+    acts on the columns.
+    """
     if len(in_pose) != len(out_pose) or in_pose[:-1] != out_pose[:-1]:
-        raise ValueError(f"poses must have the same rows: in_pose is {in_pose}, out_pose is {out_pose}")
+        raise ValueError(
+            f"poses must have the same rows: in_pose is {in_pose}, out_pose is "
+            f"{out_pose}"
+        )
 
 
 def check_groups(groups: int, in_types: int, out_types: int) -> None:
-    """Raises a ValueError unless ``groups`` divides the numbers of types of children and of parents."""
+    """Raises a ValueError unless ``groups`` divides the numbers of types of children
+    and of parents.
+    """
     check_size(in_types=in_types, out_types=out_types, groups=groups)
     if in_types % groups or out_types % groups:
-        raise ValueError(f"groups must divide in_types and out_types, got {groups} for {in_types} and {out_types}")
+        raise ValueError(
+            f"groups must divide in_types and out_types, got {groups} for {in_types} "
+            f"and {out_types}"
+        )
 
 
 def check_axes(axes: int) -> int:
@@ -65,7 +77,8 @@ def per_axis(argument: str, value: PerAxis, axes: int, least: int) -> tuple[int,
     """One number for each axis of a grid.
 
     Raises:
-        ValueError: if there are more or fewer, or one is less than ``least``; names the argument.
+        ValueError: if there are more or fewer, or one is less than ``least``; names the
+            argument.
     """
     if not isinstance(value, Sequence):
         check_size(least, **{argument: value})
@@ -73,60 +86,85 @@ def per_axis(argument: str, value: PerAxis, axes: int, least: int) -> tuple[int,
     check_sizes(least, **{argument: value})
     numbers = tuple(value)
     if len(numbers) != axes:
-        raise ValueError(f"{argument} must be one number, or {axes}, one for each axis, got {value}")
+        raise ValueError(
+            f"{argument} must be one number, or {axes}, one for each axis, got {value}"
+        )
     return numbers
 
 
-def check_map(children: Capsules, types: int, pose: tuple[int, ...], axes: int) -> tuple[int, ...]:
+def check_map(
+    children: Capsules, types: int, pose: tuple[int, ...], axes: int
+) -> tuple[int, ...]:
     """The size of the grid on which children lie, (B, *grid, types).
 
     Raises:
         TypeError: if they are no :class:`Capsules`.
-        ValueError: if the grid has another number of axes, or there are other types or poses.
+        ValueError: if the grid has another number of axes, or there are other types or
+            poses.
     """
     if not isinstance(children, Capsules):
-        raise TypeError(f"children must be Capsules, poses with activations, got {type(children).__name__}")
+        raise TypeError(
+            "children must be Capsules, poses with activations, got "
+            f"{type(children).__name__}"
+        )
     sites = children.activation.shape
-    if len(sites) != axes + 2 or sites[-1] != types or children.pose.shape != (*sites, *pose):
+    if (
+        len(sites) != axes + 2
+        or sites[-1] != types
+        or children.pose.shape != (*sites, *pose)
+    ):
         grid = AXES[axes]
         raise ValueError(
-            f"children must have poses (B, {grid}, {types}, {', '.join(map(str, pose))}) and activations "
+            f"children must have poses (B, {grid}, {types}, "
+            f"{', '.join(map(str, pose))}) and activations "
             f"(B, {grid}, {types}), got {tuple(children.pose.shape)} and {tuple(sites)}"
         )
     return tuple(sites[1:-1])
 
 
 def without_own_transforms(layer: nn.Module, routing: Routing) -> None:
-    """Makes the transforms, ``weight``, of a layer zeros that are not learned, if its routing has transforms."""
+    """Makes the transforms, ``weight``, of a layer zeros that are not learned, if its
+    routing has transforms.
+    """
     if routing.own_transforms:
         fix_weight(layer, torch.zeros_like)
 
 
-def vote_bias_of(layer: nn.Module, routing: Routing, vote_bias: bool, pose: tuple[int, ...]) -> nn.Parameter | None:
-    r"""The biases of a layer's votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`, not yet drawn; None without them.
+def vote_bias_of(
+    layer: nn.Module, routing: Routing, vote_bias: bool, pose: tuple[int, ...]
+) -> nn.Parameter | None:
+    r"""The biases of a layer's votes, :math:`V_{ij} = u_i W_{ij} + b_{ij}`, not yet
+    drawn; None without them.
 
-    Votes are linear in the pose of a child, so without a bias a child and its negative, -u, vote for opposite poses of
-    equal length, and most routings give their parents equal activations. A bias is what one more number in the pose, 1,
-    and one more row in the transform would give. It has a number for each number of the vote, so the M rows of a matrix
-    pose may have different ones. A layer with biases is not equivariant to the poses of its children: for :math:`T u`
-    it has votes :math:`T u W + b`.
+    Votes are linear in the pose of a child, so without a bias a child and its negative,
+    -u, vote for opposite poses of equal length, and most routings give their parents
+    equal activations. A bias is what one more number in the pose, 1, and one more row
+    in the transform would give. It has a number for each number of the vote, so the M
+    rows of a matrix pose may have different ones. A layer with biases is not
+    equivariant to the poses of its children: for :math:`T u` it has votes :math:`T u W
+    + b`.
 
     Args:
-        layer: with transforms ``weight``, (..., P, D); the biases have the same axes before the pose.
+        layer: with transforms ``weight``, (..., P, D); the biases have the same axes
+            before the pose.
         routing: of the layer.
         vote_bias: whether there are biases.
         pose: of the parents.
 
     Raises:
-        ValueError: if there should be biases, and the routing has transforms of its own.
+        ValueError: if there should be biases, and the routing has transforms of its
+            own.
 
-    Source: Peer, Stabinger & Rodriguez-Sanchez 2019, "Limitations of routing-by-agreement based capsule networks",
-    arXiv 1905.08744.
+    Source: Peer, Stabinger & Rodriguez-Sanchez 2019, "Limitations of
+    routing-by-agreement based capsule networks", arXiv 1905.08744.
     """
     if not vote_bias:
         return None
     if routing.own_transforms:
-        raise ValueError(f"vote_bias must be False with {type(routing).__name__}, which forms no votes by itself")
+        raise ValueError(
+            f"vote_bias must be False with {type(routing).__name__}, which forms no "
+            "votes by itself"
+        )
     weight: Tensor = layer.get_parameter("weight")
     return nn.Parameter(torch.empty(*weight.shape[:-2], math.prod(pose)))
 
@@ -134,8 +172,9 @@ def vote_bias_of(layer: nn.Module, routing: Routing, vote_bias: bool, pose: tupl
 def start_vote_bias(bias: Tensor | None, deviation: float) -> None:
     """Draws the biases of votes, if there are any, from a normal distribution.
 
-    A tenth of the transforms' deviation is enough to tell a child from its negative. A bias is the same for all images
-    and for all places: as large as the transforms, it drowned the votes of short poses, and two layers did not learn.
+    A tenth of the transforms' deviation is enough to tell a child from its negative. A
+    bias is the same for all images and for all places: as large as the transforms, it
+    drowned the votes of short poses, and two layers did not learn.
 
     Args:
         bias: of the votes, or None.
@@ -146,29 +185,41 @@ def start_vote_bias(bias: Tensor | None, deviation: float) -> None:
 
 
 def fix_weight(layer: nn.Module, values: Callable[..., Tensor]) -> None:
-    """Makes the parameter ``weight`` of a layer a buffer that is neither learned nor saved.
+    """Makes the parameter ``weight`` of a layer a buffer that is neither learned nor
+    saved.
 
     Args:
         layer: any with that parameter.
-        values: makes the buffer, from a tensor of its shape and dtype, and a ``device``. It is made anew whenever a
-            state is loaded: if the network was built on the device "meta", the buffer is not initialised before.
+        values: makes the buffer, from a tensor of its shape and dtype, and a
+            ``device``. It is made anew whenever a state is loaded: if the network was
+            built on the device "meta", the buffer is not initialised before.
     """
     weight = layer.get_parameter("weight").detach()
     del layer.weight
-    layer.register_buffer("weight", values(weight, device=weight.device), persistent=False)
+    layer.register_buffer(
+        "weight", values(weight, device=weight.device), persistent=False
+    )
     layer.register_load_state_dict_pre_hook(partial(_make_anew, values))
 
 
 def _make_anew(
-    values: Callable[..., Tensor], layer: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any, *_: Any
+    values: Callable[..., Tensor],
+    layer: nn.Module,
+    state: dict[str, Tensor],
+    prefix: str,
+    metadata: Any,
+    *_: Any,
 ) -> None:
     weight = layer.get_buffer("weight")
     assigned = metadata.get("assign_to_params_buffers", False) and state
-    layer.weight = values(weight, device=next(iter(state.values())).device if assigned else weight.device)
+    layer.weight = values(
+        weight, device=next(iter(state.values())).device if assigned else weight.device
+    )
 
 
 def present(children: Capsules, mask: Tensor | None) -> Capsules:
-    """The children with poses and activations 0 where the mask, bool (B, *sites), is False, even if they are NaN.
+    """The children with poses and activations 0 where the mask, bool (B, *sites), is
+    False, even if they are NaN.
 
     Raises:
         TypeError: if the mask is no tensor.
@@ -180,8 +231,12 @@ def present(children: Capsules, mask: Tensor | None) -> Capsules:
         raise TypeError(f"mask must be a tensor, got {type(mask).__name__}")
     if mask.dtype != torch.bool or mask.shape != children.activation.shape:
         raise ValueError(
-            f"mask must be bool {tuple(children.activation.shape)}, one value for each child, got {mask.dtype} "
+            f"mask must be bool {tuple(children.activation.shape)}, one value for "
+            f"each child, got {mask.dtype} "
             f"{tuple(mask.shape)}"
         )
     over_pose = mask.reshape(*mask.shape, *[1] * (children.pose.ndim - mask.ndim))
-    return Capsules(torch.where(over_pose, children.pose, 0.0), torch.where(mask, children.activation, 0.0))
+    return Capsules(
+        torch.where(over_pose, children.pose, 0.0),
+        torch.where(mask, children.activation, 0.0),
+    )

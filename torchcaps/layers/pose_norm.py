@@ -22,11 +22,12 @@ PoseScale = Literal["element", "type"]
 
 
 class PoseNorm(nn.Module):
-    r"""Normalises the poses of capsules over the batch, as batch normalisation does channels.
+    r"""Normalises the poses of capsules over the batch, as batch normalisation does
+    channels.
 
-    A parent is the mean of many votes that agree on little at first, so poses fade from layer to layer (in
-    ``matrixcapsnet_small`` their standard deviation is 0.24, then 0.058, then 0.008), until the floor of the variances
-    and the coordinates drown them.
+    A parent is the mean of many votes that agree on little at first, so poses fade from
+    layer to layer (in ``matrixcapsnet_small`` their standard deviation is 0.24, then
+    0.058, then 0.008), until the floor of the variances and the coordinates drown them.
 
     =========== ================================================== ====================================================
     kind        :math:`M'` of type t                               :math:`M \to T M` for orthogonal T
@@ -35,9 +36,10 @@ class PoseNorm(nn.Module):
     ``type``    :math:`M_t / \sqrt{\overline{M_{t}^2}}`             is kept: one scale a type, and no shift
     =========== ================================================== ====================================================
 
-    Means are over the batch, all positions and (``type``) the elements of a pose. Training uses those of the batch
-    (``element``: of a batch with more than one position) and keeps running means of them for evaluation. Nothing is
-    learned: the transforms of the next layer can scale as they need.
+    Means are over the batch, all positions and (``type``) the elements of a pose.
+    Training uses those of the batch (``element``: of a batch with more than one
+    position) and keeps running means of them for evaluation. Nothing is learned: the
+    transforms of the next layer can scale as they need.
 
     Args:
         types: number of types of capsules.
@@ -47,14 +49,15 @@ class PoseNorm(nn.Module):
         eps: added to the variance, or the mean square.
 
     Shape:
-        Poses (B, *sites, types, *pose) to the same shape and dtype (integers: the default dtype); computed in float32
-        at least.
+        Poses (B, *sites, types, *pose) to the same shape and dtype (integers: the
+        default dtype); computed in float32 at least.
 
     Raises:
-        ValueError: if there is no such kind, an argument is out of its range, or the poses do not fit.
+        ValueError: if there is no such kind, an argument is out of its range, or the
+            poses do not fit.
 
-    Source: ``element``: Ioffe & Szegedy 2015, for poses as in Ribeiro et al. 2020 ("Capsule routing via variational
-    Bayes"), which has one mean and scale a type.
+    Source: ``element``: Ioffe & Szegedy 2015, for poses as in Ribeiro et al. 2020
+    ("Capsule routing via variational Bayes"), which has one mean and scale a type.
 
     Example:
         >>> norm = tc.layers.PoseNorm(types=8, pose=(4, 4))
@@ -65,7 +68,12 @@ class PoseNorm(nn.Module):
     mean_square: Tensor
 
     def __init__(
-        self, types: int, pose: Pose, kind: PoseScale = "element", momentum: float = 0.1, eps: float = 1e-5
+        self,
+        types: int,
+        pose: Pose,
+        kind: PoseScale = "element",
+        momentum: float = 0.1,
+        eps: float = 1e-5,
     ) -> None:
         super().__init__()
         check_choice("kind", kind, get_args(PoseScale))
@@ -74,24 +82,38 @@ class PoseNorm(nn.Module):
         check_floor(eps=eps)
         self.types, self.pose, self.kind = types, pose_shape("pose", pose), kind
         self.momentum, self.eps = momentum, eps
-        self.norm: nn.modules.batchnorm._BatchNorm | None = None  # or what sync_batchnorm makes of it
+        self.norm: nn.modules.batchnorm._BatchNorm | None = (
+            None  # or what sync_batchnorm makes of it
+        )
         if kind == "element":
-            self.norm = BatchStandard(types * math.prod(self.pose), epsilon=eps, momentum=momentum)
+            self.norm = BatchStandard(
+                types * math.prod(self.pose), epsilon=eps, momentum=momentum
+            )
         else:
             self.register_buffer("mean_square", torch.ones(types))
 
     def forward(self, pose: Tensor) -> Tensor:
         """Normalises."""
-        if pose.ndim < 2 + len(self.pose) or pose.shape[-1 - len(self.pose) :] != (self.types, *self.pose):
+        if pose.ndim < 2 + len(self.pose) or pose.shape[-1 - len(self.pose) :] != (
+            self.types,
+            *self.pose,
+        ):
             expected = ", ".join(map(str, (self.types, *self.pose)))
-            raise ValueError(f"poses must be (B, *sites, {expected}), got shape {tuple(pose.shape)}")
+            raise ValueError(
+                f"poses must be (B, *sites, {expected}), got shape {tuple(pose.shape)}"
+            )
         dtype = real_dtype("poses", pose)
-        flat = pose.to(compute_dtype(pose)).flatten(-len(self.pose)).flatten(0, -3)  # [all sites, types, H]
+        flat = (
+            pose.to(compute_dtype(pose)).flatten(-len(self.pose)).flatten(0, -3)
+        )  # [all sites, types, H]
         with full_precision(pose):
             if self.norm is not None:
                 normal = self.norm(flat.flatten(1)).view_as(flat)
             else:
-                normal = flat * (self._mean_square(flat).to(flat) + self.eps).rsqrt()[:, None]
+                normal = (
+                    flat
+                    * (self._mean_square(flat).to(flat) + self.eps).rsqrt()[:, None]
+                )
         return normal.view(pose.shape).to(dtype)
 
     def _mean_square(self, flat: Tensor) -> Tensor:
@@ -120,10 +142,12 @@ def norm_of(types: int, pose: Pose, pose_norm: PoseScale | None) -> PoseNorm | N
 
 
 class PoseMagnitude(nn.Module):
-    r"""The magnitude of poses, :math:`\sqrt{\overline{M^2}}` over all of their numbers: a scalar without gradient.
+    r"""The magnitude of poses, :math:`\sqrt{\overline{M^2}}` over all of their numbers:
+    a scalar without gradient.
 
-    In training it is that of the batch, in evaluation a running one: the squares are averaged over the first batches,
-    and from the (1 / ``momentum``)-th on exponentially. An orthogonal change of viewpoint leaves it as it is.
+    In training it is that of the batch, in evaluation a running one: the squares are
+    averaged over the first batches, and from the (1 / ``momentum``)-th on
+    exponentially. An orthogonal change of viewpoint leaves it as it is.
 
     Args:
         momentum: least weight of a new batch in the running mean, from 0 to 1.
@@ -158,9 +182,15 @@ class PoseMagnitude(nn.Module):
         if not self.training or not pose.numel():
             return self.mean_square.to(compute_dtype(pose)).sqrt()
         square = pose.to(compute_dtype(pose)).square()
-        numbers = square.numel() if mask is None else mask.sum().clamp(min=1) * (square.numel() // mask.numel())
+        numbers = (
+            square.numel()
+            if mask is None
+            else mask.sum().clamp(min=1) * (square.numel() // mask.numel())
+        )
         found = square.sum() / numbers
         self.batches += 1
         share = (1 / self.batches).clamp(min=self.momentum)
-        self.mean_square.lerp_(found.to(self.mean_square.dtype), share.to(self.mean_square.dtype))
+        self.mean_square.lerp_(
+            found.to(self.mean_square.dtype), share.to(self.mean_square.dtype)
+        )
         return found.sqrt()

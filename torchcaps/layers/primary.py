@@ -17,7 +17,9 @@ _NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 class _OnePlace(nn.Module):
-    """Mixed into a convolution of each channel alone without padding: a map that has one place is a product."""
+    """Mixed into a convolution of each channel alone without padding: a map that has
+    one place is a product.
+    """
 
     def forward(self: Any, features: Tensor) -> Tensor:
         """The convolution, for a single place ten times as fast as torch's on a CPU."""
@@ -28,7 +30,9 @@ class _OnePlace(nn.Module):
         seen = features[window]
         axes = tuple(range(2, features.ndim))
         place = (seen * self.weight.squeeze(1).to(seen.dtype)).sum(axes, keepdim=True)
-        return place if self.bias is None else place + self.bias.view(-1, *[1] * len(axes))
+        return (
+            place if self.bias is None else place + self.bias.view(-1, *[1] * len(axes))
+        )
 
 
 class _Depthwise1d(_OnePlace, nn.Conv1d):
@@ -47,46 +51,54 @@ _DEPTHWISE = {1: _Depthwise1d, 2: _Depthwise2d, 3: _Depthwise3d}
 
 
 class PrimaryCapsNd(CapsuleLayer):
-    r"""Primary capsules: ``types`` capsules of pose ``dim`` at every output position of a convolution over any axes.
+    r"""Primary capsules: ``types`` capsules of pose ``dim`` at every output position of
+    a convolution over any axes.
 
     .. math:: u = \operatorname{squash}(\operatorname{conv}(x)), \quad a = |u|
 
-    or, with ``activation="learned"`` as for matrix capsules, :math:`a = \operatorname{sigmoid}(\operatorname{conv}(x))`
-    of a second convolution.
+    or, with ``activation="learned"`` as for matrix capsules, :math:`a =
+    \operatorname{sigmoid}(\operatorname{conv}(x))` of a second convolution.
 
-    A capsule is ``dim`` channels of one type at one position (not one channel at ``dim`` positions). With ``routed``
-    the output of the convolution, then without bias, goes through one step of routing, as in the code released with the
-    paper: each vote is divided evenly among the types, and each type has a bias inside the squash,
-    :math:`u_t = \operatorname{squash}(x_t / \text{types} + \text{bias}_t)`, initially 0.1.
+    A capsule is ``dim`` channels of one type at one position (not one channel at
+    ``dim`` positions). With ``routed`` the output of the convolution, then without
+    bias, goes through one step of routing, as in the code released with the paper: each
+    vote is divided evenly among the types, and each type has a bias inside the squash,
+    :math:`u_t = \operatorname{squash}(x_t / \text{types} + \text{bias}_t)`, initially
+    0.1.
 
     Args:
         in_channels: channels of the feature map.
         types: capsule types at each position.
         dim: pose: D for vectors, (M, D) for matrices.
-        kernel_size: of the convolution; here and below one number, or one for each axis.
+        kernel_size: of the convolution; here and below one number, or one for each
+            axis.
         stride: of the convolution.
         padding: of the convolution.
         squash: a row of the table in :func:`~torchcaps.squash`.
-        batch_norm: whether to batch-normalise the convolution's output, which then has no bias of its own.
+        batch_norm: whether to batch-normalise the convolution's output, which then has
+            no bias of its own.
         routed: whether to add the released code's routing step with a bias.
         activation: ``"length"`` of the squashed pose, or ``"learned"``.
         bias: whether the convolutions have a bias.
-        pose_norm: how to normalise the squashed poses, a row of the table in :class:`~torchcaps.layers.PoseNorm`; None
-            for not at all.
-        groups: of the channels in the convolution of the poses; ``in_channels`` of them make it depthwise.
+        pose_norm: how to normalise the squashed poses, a row of the table in
+            :class:`~torchcaps.layers.PoseNorm`; None for not at all.
+        groups: of the channels in the convolution of the poses; ``in_channels`` of them
+            make it depthwise.
 
     Shape:
-        (B, in_channels, *grid) to poses (B, *grid', types, *dim) and activations (B, *grid', types), grid' that of the
-        convolution.
+        (B, in_channels, *grid) to poses (B, *grid', types, *dim) and activations (B,
+        *grid', types), grid' that of the convolution.
 
     Raises:
         ValueError: if an argument is out of its range or contradicts another.
 
-    Source: Sabour, Frosst & Hinton 2017, section 4, and the code released with it; learned activations: Hinton, Sabour
-    & Frosst 2018, section 4.
+    Source: Sabour, Frosst & Hinton 2017, section 4, and the code released with it;
+    learned activations: Hinton, Sabour & Frosst 2018, section 4.
 
     Example:
-        >>> primary = tc.PrimaryCaps1d(in_channels=32, types=4, dim=8)  # or PrimaryCaps, PrimaryCaps3d
+        >>> primary = tc.PrimaryCaps1d(
+        ...     in_channels=32, types=4, dim=8
+        ... )  # or PrimaryCaps, PrimaryCaps3d
         >>> isinstance(primary, tc.layers.PrimaryCapsNd)
         True
     """
@@ -128,27 +140,45 @@ class PrimaryCapsNd(CapsuleLayer):
         convolution: Any = _CONVOLUTIONS[self.axes]
         depthwise = groups == in_channels == channels and not any(options[2])
         of_poses: Any = _DEPTHWISE[self.axes] if depthwise else convolution
-        self.conv = of_poses(in_channels, channels, *options, groups=groups, bias=needs_bias)
+        self.conv = of_poses(
+            in_channels, channels, *options, groups=groups, bias=needs_bias
+        )
         self.norm = _NORMS[self.axes](channels) if batch_norm else nn.Identity()
         self.pose_norm = norm_of(types, dim, pose_norm)
-        self.bias = nn.Parameter(torch.full((types, *self.dim), 0.1)) if routed else None
-        self.activation_conv = convolution(in_channels, types, *options, bias=bias) if activation == "learned" else None
+        self.bias = (
+            nn.Parameter(torch.full((types, *self.dim), 0.1)) if routed else None
+        )
+        self.activation_conv = (
+            convolution(in_channels, types, *options, bias=bias)
+            if activation == "learned"
+            else None
+        )
 
     def sites(self, *grid: int) -> tuple[int, ...]:
-        """(*grid', types) for a feature map of that size, (H', W', types) for one of (H, W).
+        """(*grid', types) for a feature map of that size, (H', W', types) for one of
+        (H, W).
 
         Raises:
-            ValueError: if the map has another number of axes, or is smaller than the kernel.
+            ValueError: if the map has another number of axes, or is smaller than the
+                kernel.
         """
         if len(grid) != self.axes:
-            raise ValueError(f"sites takes the {self.axes} sizes of a feature map ({AXES[self.axes]}), got {grid}")
+            raise ValueError(
+                f"sites takes the {self.axes} sizes of a feature map "
+                f"({AXES[self.axes]}), got {grid}"
+            )
         out = []
         for extent, kernel, stride, padding in zip(
-            grid, self.conv.kernel_size, self.conv.stride, self.conv.padding, strict=True
+            grid,
+            self.conv.kernel_size,
+            self.conv.stride,
+            self.conv.padding,
+            strict=True,
         ):
             if extent + 2 * padding < kernel:
                 raise ValueError(
-                    f"the feature map is {'x'.join(map(str, grid))}, smaller than the primary capsules' kernel of "
+                    f"the feature map is {'x'.join(map(str, grid))}, smaller than the "
+                    "primary capsules' kernel of "
                     f"{kernel}: use larger images or smaller kernels"
                 )
             out.append((extent + 2 * padding - kernel) // stride + 1)
@@ -159,16 +189,23 @@ class PrimaryCapsNd(CapsuleLayer):
 
         Raises:
             TypeError: if ``features`` is no tensor.
-            ValueError: if it has the wrong number of axes or channels, or is smaller than the kernel.
+            ValueError: if it has the wrong number of axes or channels, or is smaller
+                than the kernel.
         """
         if not isinstance(features, Tensor):
             raise TypeError(f"features must be a tensor, got {type(features).__name__}")
         if features.ndim != 2 + self.axes or features.shape[1] != self.conv.in_channels:
             raise ValueError(
-                f"features must be (B, {self.conv.in_channels}, {AXES[self.axes]}), got shape {tuple(features.shape)}"
+                f"features must be (B, {self.conv.in_channels}, {AXES[self.axes]}), "
+                f"got shape {tuple(features.shape)}"
             )
         self.sites(*features.shape[2:])  # raises if there are none
-        pose = self.norm(self.conv(features)).movedim(1, -1).unflatten(-1, (self.types, *self.dim)).contiguous()
+        pose = (
+            self.norm(self.conv(features))
+            .movedim(1, -1)
+            .unflatten(-1, (self.types, *self.dim))
+            .contiguous()
+        )
         if self.bias is not None:
             pose = pose / self.types + self.bias
         axes = tuple(range(-len(self.dim), 0))
@@ -177,17 +214,22 @@ class PrimaryCapsNd(CapsuleLayer):
             activation = length(pose, axes)
         else:
             activation = self.activation_conv(features).movedim(1, -1).sigmoid()
-        return Capsules(pose if self.pose_norm is None else self.pose_norm(pose), activation)
+        return Capsules(
+            pose if self.pose_norm is None else self.pose_norm(pose), activation
+        )
 
 
 class PrimaryCaps1d(PrimaryCapsNd):
     """Primary capsules over a sequence: :class:`PrimaryCapsNd` with one axis.
 
     Shape:
-        (B, in_channels, L) to poses (B, L', types, *dim) and activations (B, L', types).
+        (B, in_channels, L) to poses (B, L', types, *dim) and activations (B, L',
+        types).
 
     Example:
-        >>> primary = tc.PrimaryCaps1d(in_channels=32, types=4, dim=8, kernel_size=3, stride=1)
+        >>> primary = tc.PrimaryCaps1d(
+        ...     in_channels=32, types=4, dim=8, kernel_size=3, stride=1
+        ... )
         >>> primary(torch.randn(2, 32, 20)).pose.shape  # of sequences
         torch.Size([2, 18, 4, 8])
     """
@@ -199,14 +241,19 @@ class PrimaryCaps(PrimaryCapsNd):
     """Primary capsules over an image: :class:`PrimaryCapsNd` with two axes.
 
     Shape:
-        (B, in_channels, H, W) to poses (B, H', W', types, *dim) and activations (B, H', W', types).
+        (B, in_channels, H, W) to poses (B, H', W', types, *dim) and activations (B, H',
+        W', types).
 
     Example:
-        >>> primary = tc.PrimaryCaps(in_channels=64, types=8, dim=8, kernel_size=5, stride=2)
+        >>> primary = tc.PrimaryCaps(
+        ...     in_channels=64, types=8, dim=8, kernel_size=5, stride=2
+        ... )
         >>> capsules = primary(torch.randn(2, 64, 15, 15))
         >>> capsules.pose.shape, capsules.activation.shape
         (torch.Size([2, 6, 6, 8, 8]), torch.Size([2, 6, 6, 8]))
-        >>> matrices = tc.PrimaryCaps(64, types=8, dim=(4, 4), kernel_size=1, stride=1, activation="learned")
+        >>> matrices = tc.PrimaryCaps(
+        ...     64, types=8, dim=(4, 4), kernel_size=1, stride=1, activation="learned"
+        ... )
         >>> matrices(torch.randn(2, 64, 6, 6)).pose.shape
         torch.Size([2, 6, 6, 8, 4, 4])
     """
@@ -218,10 +265,13 @@ class PrimaryCaps3d(PrimaryCapsNd):
     """Primary capsules over a volume: :class:`PrimaryCapsNd` with three axes.
 
     Shape:
-        (B, in_channels, D, H, W) to poses (B, D', H', W', types, *dim) and activations (B, D', H', W', types).
+        (B, in_channels, D, H, W) to poses (B, D', H', W', types, *dim) and activations
+        (B, D', H', W', types).
 
     Example:
-        >>> primary = tc.PrimaryCaps3d(in_channels=4, types=2, dim=8, kernel_size=3, stride=2)
+        >>> primary = tc.PrimaryCaps3d(
+        ...     in_channels=4, types=2, dim=8, kernel_size=3, stride=2
+        ... )
         >>> primary(torch.randn(2, 4, 9, 9, 9)).pose.shape  # of volumes
         torch.Size([2, 4, 4, 4, 2, 8])
     """

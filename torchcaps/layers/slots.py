@@ -16,13 +16,17 @@ class SlotAnswer(NamedTuple):
     """What a sentence says.
 
     Attributes:
-        logits: of the slots of each word, (B, L, K): the loss is the cross-entropy of their softmax.
-        assignment: of words to slots, (B, L, K): sums to 1 over the slots, and is 0 where there is no word.
+        logits: of the slots of each word, (B, L, K): the loss is the cross-entropy of
+            their softmax.
+        assignment: of words to slots, (B, L, K): sums to 1 over the slots, and is 0
+            where there is no word.
         slots: capsules of the slots, (B, K, pose_dim).
         intents: capsules of the intents, (B, E, intent_dim).
 
     Example:
-        >>> answer = tc.layers.SlotCaps(features=32, slots=9, intents=3)(torch.randn(2, 7, 32))
+        >>> answer = tc.layers.SlotCaps(features=32, slots=9, intents=3)(
+        ...     torch.randn(2, 7, 32)
+        ... )
         >>> answer.assignment.sum(2).allclose(torch.ones(2, 7)), answer.slots.pose.shape
         (True, torch.Size([2, 9, 16]))
     """
@@ -36,21 +40,25 @@ class SlotAnswer(NamedTuple):
 class _Slots(CapsLinear):
     """The slots, whose routing another layer has a say in."""
 
-    def forward(self, words: Tensor, there: Tensor | None = None, *, routed: Routed) -> Capsules:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, words: Tensor, there: Tensor | None = None, *, routed: Routed
+    ) -> Capsules:
         """The slots that the votes of these words were routed to."""
         return self.parents(routed, words)
 
 
 class SlotCaps(nn.Module):
-    r"""The slot of each word is where routing sends it; slots vote for the intent, which has a say in the slots again.
+    r"""The slot of each word is where routing sends it; slots vote for the intent,
+    which has a say in the slots again.
 
     .. math::
         V_{tk} = h_t W_k, \quad R_{tk} = \operatorname{softmax}_k \langle \alpha_k, V_{tk} \rangle, \quad
         \alpha_k = \sum_{\text{steps}} (v_k + p \, U \hat u)
 
-    with the parents :math:`v_k` of :func:`~torchcaps.routing.slot_routing`. The answer for a word t is R after the last
-    step, trained by cross-entropy. The parents of a first routing without the last term are routed to intents; its
-    pose :math:`\hat u` is that of the most active one, and the words are then routed again (re-routing).
+    with the parents :math:`v_k` of :func:`~torchcaps.routing.slot_routing`. The answer
+    for a word t is R after the last step, trained by cross-entropy. The parents of a
+    first routing without the last term are routed to intents; its pose :math:`\hat u`
+    is that of the most active one, and the words are then routed again (re-routing).
 
     Args:
         features: numbers of a word, P, as from a recurrent network.
@@ -60,22 +68,28 @@ class SlotCaps(nn.Module):
         intent_dim: of intents.
         steps: of both routings.
         pull: p, weight of the intent in the re-routing; 0 for no re-routing.
-        squash: a row of the table in :func:`~torchcaps.squash`. A slot begins with a K-th of the words; the paper's
-            ``sabour`` makes its square of that, and learns from it late.
+        squash: a row of the table in :func:`~torchcaps.squash`. A slot begins with a
+            K-th of the words; the paper's ``sabour`` makes its square of that, and
+            learns from it late.
         init_std: of W: words of numbers below 1 must tell K slots apart.
 
     Shape:
-        Features (B, L, P) and which words are there, bool (B, L), to a :class:`SlotAnswer`.
+        Features (B, L, P) and which words are there, bool (B, L), to a
+        :class:`SlotAnswer`.
 
     Raises:
-        ValueError: if an argument is out of its range, or the features or the mask do not fit.
+        ValueError: if an argument is out of its range, or the features or the mask do
+            not fit.
 
-    Source: Zhang et al. 2019, "Joint Slot Filling and Intent Detection via Capsule Neural Networks", section 3. There
-    tanh bounds the votes, which have a bias, and the code released with it answers with R before the last update.
+    Source: Zhang et al. 2019, "Joint Slot Filling and Intent Detection via Capsule
+    Neural Networks", section 3. There tanh bounds the votes, which have a bias, and the
+    code released with it answers with R before the last update.
 
     Example:
         >>> layer = tc.layers.SlotCaps(features=32, slots=9, intents=3)
-        >>> there = torch.arange(7) < torch.tensor([[7], [4]])  # the second sentence has four words
+        >>> there = torch.arange(7) < torch.tensor(
+        ...     [[7], [4]]
+        ... )  # the second sentence has four words
         >>> answer = layer(torch.randn(2, 7, 32), there)
         >>> answer.assignment.shape, answer.intents.activation.shape
         (torch.Size([2, 7, 9]), torch.Size([2, 3]))
@@ -95,22 +109,43 @@ class SlotCaps(nn.Module):
         init_std: float = 0.3,
     ) -> None:
         super().__init__()
-        check_size(features=features, slots=slots, intents=intents, pose_dim=pose_dim, intent_dim=intent_dim)
+        check_size(
+            features=features,
+            slots=slots,
+            intents=intents,
+            pose_dim=pose_dim,
+            intent_dim=intent_dim,
+        )
         check_finite(0, pull=pull)
         self.steps, self.pull, self.squash = steps, pull, squash
         routing = DynamicRouting(steps=steps, squash=squash)
-        self.slot_caps = _Slots(None, slots, features, pose_dim, transforms="shared", init_std=init_std)
-        self.intent_caps = CapsLinear(slots, intents, pose_dim, intent_dim, routing=routing)
+        self.slot_caps = _Slots(
+            None, slots, features, pose_dim, transforms="shared", init_std=init_std
+        )
+        self.intent_caps = CapsLinear(
+            slots, intents, pose_dim, intent_dim, routing=routing
+        )
         self.down = nn.Linear(intent_dim, pose_dim, bias=False) if pull else None
 
     def forward(self, words: Tensor, there: Tensor | None = None) -> SlotAnswer:
-        """Where words go, and what the sentences want; words that are not there may hold any numbers."""
+        """Where words go, and what the sentences want; words that are not there may
+        hold any numbers.
+        """
         votes = self.slot_caps.votes(words, there)
         routed = slot_routing(votes, steps=self.steps, squash_kind=self.squash)
         intents = self.intent_caps(self.slot_caps(words, there, routed=routed))
         if self.down is not None:
             rows = torch.arange(len(words), device=words.device)
-            toward = self.pull * self.down(intents.pose[rows, intents.activation.argmax(1)])
-            routed = slot_routing(votes, steps=self.steps, squash_kind=self.squash, toward=toward)
+            toward = self.pull * self.down(
+                intents.pose[rows, intents.activation.argmax(1)]
+            )
+            routed = slot_routing(
+                votes, steps=self.steps, squash_kind=self.squash, toward=toward
+            )
         slots = self.slot_caps(words, there, routed=routed)
-        return SlotAnswer(votes.logits(routed.similarity), votes.assignment(routed.similarity), slots, intents)
+        return SlotAnswer(
+            votes.logits(routed.similarity),
+            votes.assignment(routed.similarity),
+            slots,
+            intents,
+        )

@@ -1,7 +1,9 @@
-"""Clustering as estimators, on the same primitive as routing: ``pip install 'torchcaps[mixture]'``.
+"""Clustering as estimators, on the same primitive as routing: ``pip install
+'torchcaps[mixture]'``.
 
-They are there to show what routing does, and to check it. scikit-learn's are far faster, because points as votes pay
-for a transform that is the identity: cluster large data with those.
+They are there to show what routing does, and to check it. scikit-learn's are far
+faster, because points as votes pay for a transform that is the identity: cluster large
+data with those.
 """
 
 from torchcaps.names import needing

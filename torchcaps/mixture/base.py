@@ -1,4 +1,6 @@
-"""What all clustering estimators share: points as children, clusters as parents, steps until convergence."""
+"""What all clustering estimators share: points as children, clusters as parents, steps
+until convergence.
+"""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -20,7 +22,8 @@ Array = NDArray[Any]
 
 
 def point_votes(points: Tensor, clusters: int, *, hard: bool = False) -> Votes:
-    r"""Points as children that vote for every cluster with themselves, :math:`V_{ij} = x_i`.
+    r"""Points as children that vote for every cluster with themselves, :math:`V_{ij} =
+    x_i`.
 
     Args:
         points: (I, D).
@@ -31,12 +34,17 @@ def point_votes(points: Tensor, clusters: int, *, hard: bool = False) -> Votes:
         Votes (1, I, J, D) under the identity transform, shared by all points.
     """
     size = points.shape[-1]
-    identity = torch.eye(size, dtype=points.dtype, device=points.device).expand(1, clusters, size, size)
+    identity = torch.eye(size, dtype=points.dtype, device=points.device).expand(
+        1, clusters, size, size
+    )
     return Votes(points[None], identity, normaliser=Normaliser(hard=hard))
 
 
-def shares_of_points(votes: Votes, similarity: Similarity, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    r"""The share of each point in each cluster, and the logarithms of the clusters' masses.
+def shares_of_points(
+    votes: Votes, similarity: Similarity, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    r"""The share of each point in each cluster, and the logarithms of the clusters'
+    masses.
 
     .. math:: r_{ij} = \frac{w_i R_{ij}}{N_j}, \quad \log N_j = \log \sum_i w_i R_{ij}
 
@@ -48,17 +56,24 @@ def shares_of_points(votes: Votes, similarity: Similarity, weights: Tensor | Non
         weights: of the points, (I,), or None for ones.
 
     Returns:
-        Shares (I, J), whose columns sum to 1, and logarithms (J,): 0 and minus infinity for a cluster without points.
+        Shares (I, J), whose columns sum to 1, and logarithms (J,): 0 and minus infinity
+            for a cluster without points.
     """
     hard = votes.normaliser.hard
-    log = votes.assignment(similarity)[0].log() if hard else votes.logits(similarity)[0].log_softmax(-1)
+    log = (
+        votes.assignment(similarity)[0].log()
+        if hard
+        else votes.logits(similarity)[0].log_softmax(-1)
+    )
     if weights is not None:
         log = log + weights.log()[:, None]
     log_mass = log.logsumexp(0)
     return torch.where(log_mass == -torch.inf, 0.0, log.softmax(0)), log_mass
 
 
-def plusplus_points(points: Tensor, count: int, weights: Tensor | None, random_state: Any) -> Tensor:
+def plusplus_points(
+    points: Tensor, count: int, weights: Tensor | None, random_state: Any
+) -> Tensor:
     """The places of the points that k-means++ chooses as first centres, int64 (J,).
 
     Args:
@@ -68,12 +83,16 @@ def plusplus_points(points: Tensor, count: int, weights: Tensor | None, random_s
         random_state: as scikit-learn takes it.
     """
     own = None if weights is None else weights.numpy()
-    _, chosen = kmeans_plusplus(points.numpy(), count, sample_weight=own, random_state=random_state)
+    _, chosen = kmeans_plusplus(
+        points.numpy(), count, sample_weight=own, random_state=random_state
+    )
     return torch.from_numpy(chosen)
 
 
 def cluster_moments(points: Tensor, share: Tensor, *, scatter: bool = False) -> Moments:
-    """The moments of points (I, D) under their shares (I, J): each cluster an example, (J, 1, D)."""
+    """The moments of points (I, D) under their shares (I, J): each cluster an example,
+    (J, 1, D).
+    """
     clusters = share.shape[1]
     one = point_votes(points, 1)
     votes = Votes(points.expand(clusters, *points.shape), one.transforms)
@@ -81,10 +100,11 @@ def cluster_moments(points: Tensor, share: Tensor, *, scatter: bool = False) -> 
 
 
 class Clustering(BaseEstimator, ABC):
-    """The loop of all estimators here: a step is one E-step and one M-step on the votes of the points.
+    """The loop of all estimators here: a step is one E-step and one M-step on the votes
+    of the points.
 
-    A kind of clustering implements the abstract methods. Its state is whatever tensors a step updates, the clusters
-    first, without the batch axis.
+    A kind of clustering implements the abstract methods. Its state is whatever tensors
+    a step updates, the clusters first, without the batch axis.
 
     Attributes:
         n_iter_: how many steps :meth:`fit` made.
@@ -106,11 +126,15 @@ class Clustering(BaseEstimator, ABC):
         """The state before the first step."""
 
     @abstractmethod
-    def _step(self, points: Tensor, weights: Tensor | None, state: Any) -> tuple[Any, float]:
+    def _step(
+        self, points: Tensor, weights: Tensor | None, state: Any
+    ) -> tuple[Any, float]:
         """The next state, and the objective of the given one."""
 
     @abstractmethod
-    def _settled(self, points: Tensor, old: Any, new: Any, objectives: list[float]) -> bool:
+    def _settled(
+        self, points: Tensor, old: Any, new: Any, objectives: list[float]
+    ) -> bool:
         """Whether the last step changed next to nothing."""
 
     @abstractmethod
@@ -129,26 +153,34 @@ class Clustering(BaseEstimator, ABC):
         """The state as numpy arrays, for the history."""
         return state._make(tensor.numpy() for tensor in state)
 
-    def fit(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> Any:
+    def fit(
+        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
+    ) -> Any:
         """Clusters the points.
 
         Args:
-            X: (n_samples, n_features), float32 or float64; other dtypes are computed in float64.
+            X: (n_samples, n_features), float32 or float64; other dtypes are computed in
+                float64.
             y: ignored.
-            sample_weight: how much each point counts, (n_samples,), at least 0; the child activations of routing.
+            sample_weight: how much each point counts, (n_samples,), at least 0; the
+                child activations of routing.
 
         Returns:
             The estimator itself.
 
         Raises:
-            ValueError: if a setting is out of its range, or the points or weights do not fit.
+            ValueError: if a setting is out of its range, or the points or weights do
+                not fit.
         """
         check_number("max_iter", self.max_iter, 1, integral=True)
         check_number("tol", self.tol, 0)
         clusters = self._clusters()
         points = torch.tensor(self._validated(X, reset=True))
         if len(points) < clusters:
-            raise ValueError(f"n_samples={len(points)} should be at least the number of clusters, {clusters}")
+            raise ValueError(
+                f"n_samples={len(points)} should be at least the number of clusters, "
+                f"{clusters}"
+            )
         weights = check_weights(sample_weight, points)
         state = self._start(points, weights)
         self.history_: list[Any] = []
@@ -163,7 +195,8 @@ class Clustering(BaseEstimator, ABC):
         self.n_iter_ = len(objectives)
         if not self.converged_:
             warnings.warn(
-                f"{type(self).__name__} did not settle in max_iter={self.max_iter} steps: raise max_iter or tol",
+                f"{type(self).__name__} did not settle in max_iter={self.max_iter} "
+                "steps: raise max_iter or tol",
                 ConvergenceWarning,
                 stacklevel=2,
             )
@@ -171,12 +204,16 @@ class Clustering(BaseEstimator, ABC):
         self.labels_ = self._assignment(points, state).argmax(-1).numpy()
         return self
 
-    def fit_predict(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> Array:
+    def fit_predict(
+        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
+    ) -> Array:
         """Clusters the points and returns their clusters, (n_samples,)."""
         return self.fit(X, sample_weight=sample_weight).labels_
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """The assignment probabilities ``R_ij`` of points to clusters, (n_samples, clusters); rows sum to 1."""
+        """The assignment probabilities ``R_ij`` of points to clusters, (n_samples,
+        clusters); rows sum to 1.
+        """
         return self._assignment(self._points(X), self._state()).numpy()
 
     def predict(self, X: ArrayLike) -> Array:
@@ -198,7 +235,9 @@ class Clustering(BaseEstimator, ABC):
     def _points(self, X: ArrayLike) -> Tensor:
         """Points for the fitted clusters, checked and in their dtype."""
         check_is_fitted(self)
-        return torch.tensor(self._validated(X, reset=False)).to(next(iter(self._state())).dtype)
+        return torch.tensor(self._validated(X, reset=False)).to(
+            next(iter(self._state())).dtype
+        )
 
 
 def weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
@@ -208,27 +247,39 @@ def weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
 
 def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
     """The mean of (I,) numbers under their weights."""
-    return weighted_sum(values, weights) / (len(values) if weights is None else weights.sum())
+    return weighted_sum(values, weights) / (
+        len(values) if weights is None else weights.sum()
+    )
 
 
 def check_weights(weights: ArrayLike | None, points: Tensor) -> Tensor | None:
     """The weights of the points, (I,), in their dtype.
 
     Raises:
-        ValueError: if there is not one for each point, one is negative or not finite, or all are 0.
+        ValueError: if there is not one for each point, one is negative or not finite,
+            or all are 0.
     """
     if weights is None:
         return None
-    checked = check_array(weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    checked = check_array(
+        weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
+    )
     checked = torch.tensor(checked).to(points.dtype)
     if checked.shape != (len(points),):
-        raise ValueError(f"sample_weight must have shape ({len(points)},), got {tuple(checked.shape)}")
+        raise ValueError(
+            f"sample_weight must have shape ({len(points)},), got "
+            f"{tuple(checked.shape)}"
+        )
     if (checked < 0).any() or checked.sum() == 0:
-        raise ValueError("sample_weight must not be negative anywhere, nor zero everywhere")
+        raise ValueError(
+            "sample_weight must not be negative anywhere, nor zero everywhere"
+        )
     return checked
 
 
-def check_number(name: str, value: Any, low: float, *, integral: bool = False, open_low: bool = False) -> None:
+def check_number(
+    name: str, value: Any, low: float, *, integral: bool = False, open_low: bool = False
+) -> None:
     """Checks that a setting is a number in its range.
 
     Raises:
@@ -236,19 +287,28 @@ def check_number(name: str, value: Any, low: float, *, integral: bool = False, o
         ValueError: if it is too small.
     """
     if not isinstance(value, Integral if integral else Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be {'an integer' if integral else 'a number'}, got {value!r}")
+        raise TypeError(
+            f"{name} must be {'an integer' if integral else 'a number'}, got {value!r}"
+        )
     number = float(value)
     if not (number > low if open_low else number >= low):  # NaN included
-        raise ValueError(f"{name} must be {'more than' if open_low else 'at least'} {low}, got {value!r}")
+        raise ValueError(
+            f"{name} must be {'more than' if open_low else 'at least'} {low}, got "
+            f"{value!r}"
+        )
 
 
-def check_initial(name: str, value: ArrayLike, shape: tuple[int, ...], points: Tensor) -> Tensor:
+def check_initial(
+    name: str, value: ArrayLike, shape: tuple[int, ...], points: Tensor
+) -> Tensor:
     """A given start, in the dtype of the points.
 
     Raises:
         ValueError: if it has another shape, or a number in it is not finite.
     """
-    array = check_array(value, ensure_2d=False, allow_nd=True, dtype=np.float64, input_name=name)
+    array = check_array(
+        value, ensure_2d=False, allow_nd=True, dtype=np.float64, input_name=name
+    )
     if array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
     return torch.tensor(array).to(points.dtype)
@@ -261,4 +321,6 @@ def check_learn(learn: Any, choices: tuple[str, ...]) -> None:
         ValueError: if one is not among the choices.
     """
     if isinstance(learn, str) or not set(learn) <= set(choices):
-        raise ValueError(f"learn must be a tuple of names out of {choices}, got {learn!r}")
+        raise ValueError(
+            f"learn must be a tuple of names out of {choices}, got {learn!r}"
+        )

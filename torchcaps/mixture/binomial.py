@@ -42,7 +42,9 @@ def _shares(counts: Tensor) -> Tensor:
 
 
 def _log(probabilities: Tensor) -> Tensor:
-    """Finite even at 0: times a count of 0, a side that never came up then gives 0 and not NaN."""
+    """Finite even at 0: times a count of 0, a side that never came up then gives 0 and
+    not NaN.
+    """
     return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
 
 
@@ -50,7 +52,8 @@ def _log(probabilities: Tensor) -> Tensor:
 class BinomialMixture(Mixture):
     r"""Which coin was tossed? A mixture of binomials, fitted by EM.
 
-    A point holds how often each side came up, (heads, tails). With more columns it is a mixture of multinomials (dice).
+    A point holds how often each side came up, (heads, tails). With more columns it is a
+    mixture of multinomials (dice).
 
     .. math::
         \log p(x_i) = \log \sum_j \pi_j \prod_d \theta_{jd}^{x_{id}} + \text{const}, \quad
@@ -58,14 +61,16 @@ class BinomialMixture(Mixture):
         \theta_{jd} = \frac{\sum_i R_{ij} x_{id}}{\sum_i \sum_{d'} R_{ij} x_{id'}}, \quad
         \pi_j = \frac1n \sum_i R_{ij}
 
-    The similarity is an inner product with :math:`(\log \theta_j, \log \pi_j)` once a 1 is put behind each point, so
-    the estimator runs on the primitive of :mod:`torchcaps.ops`.
+    The similarity is an inner product with :math:`(\log \theta_j, \log \pi_j)` once a 1
+    is put behind each point, so the estimator runs on the primitive of
+    :mod:`torchcaps.ops`.
 
     Args:
         n_components: how many coins.
         learn: what an M-step re-estimates, of ``"probabilities"`` and ``"weights"``.
         weights_init: start of pi, (n_components,); even where None.
-        probabilities_init: start of theta, (n_components, n_features); from k-means++ where None.
+        probabilities_init: start of theta, (n_components, n_features); from k-means++
+            where None.
         max_iter: the largest number of steps.
         tol: settled when the mean log-likelihood of a point changes by less.
         random_state: of the start.
@@ -104,7 +109,8 @@ class BinomialMixture(Mixture):
         return tags
 
     def fit_complete(self, X: ArrayLike, assignment: ArrayLike) -> "BinomialMixture":
-        r"""Maximum likelihood with complete data: somebody wrote down which coin it was.
+        r"""Maximum likelihood with complete data: somebody wrote down which coin it
+        was.
 
         .. math::
             \theta_{jd} = \frac{\sum_{i: z_i = j} x_{id}}{\sum_{i: z_i = j} \sum_{d'} x_{id'}}, \quad
@@ -112,7 +118,8 @@ class BinomialMixture(Mixture):
 
         Args:
             X: (n_samples, n_features).
-            assignment: the coin of each point, integers from 0 to n_components - 1, (n_samples,).
+            assignment: the coin of each point, integers from 0 to n_components - 1,
+                (n_samples,).
 
         Returns:
             The estimator itself, with ``n_iter_`` 1.
@@ -123,11 +130,19 @@ class BinomialMixture(Mixture):
         clusters = self._clusters()
         points = torch.tensor(self._validated(X, reset=True))
         known = np.asarray(assignment)
-        if known.shape != (len(points),) or not np.isin(known, np.arange(clusters)).all():
-            raise ValueError(f"assignment must be {len(points)} integers from 0 to {clusters - 1}, got {assignment!r}")
+        if (
+            known.shape != (len(points),)
+            or not np.isin(known, np.arange(clusters)).all()
+        ):
+            raise ValueError(
+                f"assignment must be {len(points)} integers from 0 to {clusters - 1}, "
+                f"got {assignment!r}"
+            )
         share = one_hot(torch.tensor(known.astype(np.int64)), clusters).to(points.dtype)
         if (share.sum(0) == 0).any():
-            raise ValueError(f"assignment leaves out component {int(share.sum(0).argmin())}")
+            raise ValueError(
+                f"assignment leaves out component {int(share.sum(0).argmin())}"
+            )
         state = Coins(_shares(share.T @ points), share.mean(0))
         self.history_, self.n_iter_, self.converged_ = [self._export(state)], 1, True
         self._store(state, [self._mean_log_likelihood(points, None, state)])
@@ -148,24 +163,41 @@ class BinomialMixture(Mixture):
         even = points.new_full((self.n_components,), 1 / self.n_components)
         given = self._initial_weights(points)
         if self.probabilities_init is None:
-            chosen = plusplus_points(_shares(points), self.n_components, weights, self.random_state)
+            chosen = plusplus_points(
+                _shares(points), self.n_components, weights, self.random_state
+            )
             probabilities = _shares(points[chosen] + 1)
         else:
-            probabilities = check_initial("probabilities_init", self.probabilities_init, shape, points)
-            if (probabilities < 0).any() or not torch.allclose(probabilities.sum(-1), torch.ones_like(even)):
-                raise ValueError(f"probabilities_init must have rows >= 0 of sum 1, got {self.probabilities_init}")
+            probabilities = check_initial(
+                "probabilities_init", self.probabilities_init, shape, points
+            )
+            if (probabilities < 0).any() or not torch.allclose(
+                probabilities.sum(-1), torch.ones_like(even)
+            ):
+                raise ValueError(
+                    "probabilities_init must have rows >= 0 of sum 1, got "
+                    f"{self.probabilities_init}"
+                )
         return Coins(probabilities, even if given is None else given)
 
     def _view(self, points: Tensor, state: Coins) -> tuple[Votes, Similarity]:
         ones = points.new_ones(len(points), 1)
-        alpha = torch.cat([_log(state.probabilities), _log(state.weights)[:, None]], dim=-1)
-        return point_votes(torch.cat([points, ones], dim=-1), len(alpha)), InnerProduct(alpha[None])
+        alpha = torch.cat(
+            [_log(state.probabilities), _log(state.weights)[:, None]], dim=-1
+        )
+        return point_votes(torch.cat([points, ones], dim=-1), len(alpha)), InnerProduct(
+            alpha[None]
+        )
 
-    def _step(self, points: Tensor, weights: Tensor | None, state: Coins) -> tuple[Coins, float]:
+    def _step(
+        self, points: Tensor, weights: Tensor | None, state: Coins
+    ) -> tuple[Coins, float]:
         votes, similarity = self._view(points, state)
         share, log_mass = shares_of_points(votes, similarity, weights)
         probabilities = _shares(cluster_moments(points, share).sum[:, 0])
-        new = self._learned(state, probabilities=probabilities, weights=log_mass.softmax(0))
+        new = self._learned(
+            state, probabilities=probabilities, weights=log_mass.softmax(0)
+        )
         return new, self._mean_log_likelihood(points, weights, state)
 
     def _log_likelihood(self, points: Tensor, state: Coins) -> Tensor:
@@ -175,7 +207,10 @@ class BinomialMixture(Mixture):
 
     def _store(self, state: Coins, objectives: list[float]) -> None:
         super()._store(state, objectives)
-        self.probabilities_, self.weights_ = state.probabilities.numpy(), state.weights.numpy()
+        self.probabilities_, self.weights_ = (
+            state.probabilities.numpy(),
+            state.weights.numpy(),
+        )
 
     def _state(self) -> Coins:
         return Coins(torch.tensor(self.probabilities_), torch.tensor(self.weights_))

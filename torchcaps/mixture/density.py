@@ -1,4 +1,6 @@
-"""What mixtures of distributions share: they are fitted by EM, and their objective is a log-likelihood."""
+"""What mixtures of distributions share: they are fitted by EM, and their objective is a
+log-likelihood.
+"""
 
 from typing import Any
 
@@ -7,20 +9,28 @@ from numpy.typing import ArrayLike
 from sklearn.base import DensityMixin
 from torch import Tensor
 
-from torchcaps.mixture.base import Array, Clustering, check_initial, check_number, weighted_mean
+from torchcaps.mixture.base import (
+    Array,
+    Clustering,
+    check_initial,
+    check_number,
+    weighted_mean,
+)
 
 
 class Mixture(DensityMixin, Clustering):
-    r"""A mixture :math:`p(x) = \sum_j \pi_j p_j(x)`, fitted by expectation maximisation.
+    r"""A mixture :math:`p(x) = \sum_j \pi_j p_j(x)`, fitted by expectation
+    maximisation.
 
-    With :math:`q_i` any distribution over the components, Jensen's inequality bounds the log-likelihood from below,
+    With :math:`q_i` any distribution over the components, Jensen's inequality bounds
+    the log-likelihood from below,
 
     .. math::
         \sum_i \log \sum_j \pi_j p_j(x_i) \ge
         \sum_i \sum_j q_{ij} \log \frac{\pi_j p_j(x_i)}{q_{ij}},
 
-    with equality for the posterior :math:`q_{ij} = R_{ij}`. The E-step makes the bound touch, the M-step raises it; so
-    the log-likelihood never falls.
+    with equality for the posterior :math:`q_{ij} = R_{ij}`. The E-step makes the bound
+    touch, the M-step raises it; so the log-likelihood never falls.
     """
 
     n_components: int
@@ -31,21 +41,29 @@ class Mixture(DensityMixin, Clustering):
         check_number("n_components", self.n_components, 1, integral=True)
         return int(self.n_components)
 
-    def _mean_log_likelihood(self, points: Tensor, weights: Tensor | None, state: Any) -> float:
+    def _mean_log_likelihood(
+        self, points: Tensor, weights: Tensor | None, state: Any
+    ) -> float:
         return weighted_mean(self._log_likelihood(points, state), weights).item()
 
     def _log_likelihood(self, points: Tensor, state: Any) -> Tensor:
         return self._log_partition(points, state)
 
-    def _settled(self, points: Tensor, old: Any, new: Any, objectives: list[float]) -> bool:
+    def _settled(
+        self, points: Tensor, old: Any, new: Any, objectives: list[float]
+    ) -> bool:
         return len(objectives) > 1 and abs(objectives[-1] - objectives[-2]) < self.tol
 
     def _initial_weights(self, points: Tensor) -> Tensor | None:
         if self.weights_init is None:
             return None
-        given = check_initial("weights_init", self.weights_init, (self.n_components,), points)
+        given = check_initial(
+            "weights_init", self.weights_init, (self.n_components,), points
+        )
         if (given < 0).any() or not torch.isclose(given.sum(), given.new_ones(())):
-            raise ValueError(f"weights_init must be at least 0 and sum to 1, got {self.weights_init}")
+            raise ValueError(
+                f"weights_init must be at least 0 and sum to 1, got {self.weights_init}"
+            )
         return given
 
     def _learned(self, state: Any, **found: Tensor) -> Any:

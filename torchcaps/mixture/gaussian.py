@@ -47,28 +47,39 @@ class Covariance(Protocol):
     def view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Gaussian]:
         """Votes and similarity whose logits are ``log pi_j p_j(x_i)``."""
 
-    def m_step(self, points: Tensor, share: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-        """Means (J, D) and covariances of the points (I, D) under their shares (I, J), whose columns sum to 1."""
+    def m_step(
+        self, points: Tensor, share: Tensor, floor: float
+    ) -> tuple[Tensor, Tensor]:
+        """Means (J, D) and covariances of the points (I, D) under their shares (I, J),
+        whose columns sum to 1.
+        """
 
 
 def _log_weight(state: Gaussians, log_determinant: Tensor) -> Tensor:
     """Everything in ``log pi_j p_j(x)`` but the distance, (1, J)."""
     size = state.means.shape[-1]
-    return (state.weights.log() - (log_determinant + size * math.log(2 * math.pi)) / 2)[None]
+    return (state.weights.log() - (log_determinant + size * math.log(2 * math.pi)) / 2)[
+        None
+    ]
 
 
 def _check_definite(definite: Tensor) -> None:
-    """Raises a ValueError that names the first component of (J,) whose covariance is singular."""
+    """Raises a ValueError that names the first component of (J,) whose covariance is
+    singular.
+    """
     if not definite.all():
         component = int((~definite).nonzero()[0])
         raise ValueError(
-            f"the covariance of component {component} is singular: too few points support it; "
+            f"the covariance of component {component} is singular: too few points "
+            "support it; "
             "raise reg_covar, or ask for fewer n_components"
         )
 
 
 class Diagonal:
-    """Variances: the Gaussian similarity of :mod:`torchcaps.ops`, and its moments, as they are."""
+    """Variances: the Gaussian similarity of :mod:`torchcaps.ops`, and its moments, as
+    they are.
+    """
 
     def shape(self, components: int, size: int) -> tuple[int, ...]:
         """(J, D)."""
@@ -83,22 +94,29 @@ class Diagonal:
         variances = state.covariances
         _check_definite((variances > 0).all(-1))
         log_weight = _log_weight(state, variances.log().sum(-1))
-        similarity = Gaussian(state.means[None], variances.reciprocal()[None], log_weight)
+        similarity = Gaussian(
+            state.means[None], variances.reciprocal()[None], log_weight
+        )
         return point_votes(points, len(variances)), similarity
 
-    def m_step(self, points: Tensor, share: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    def m_step(
+        self, points: Tensor, share: Tensor, floor: float
+    ) -> tuple[Tensor, Tensor]:
         """From sum and scatter of the votes."""
         moments = cluster_moments(points, share, scatter=True)
         return moments.mean[:, 0], moments.variance[:, 0] + floor
 
 
 class Full:
-    """Covariance matrices. The E-step is that of :mod:`torchcaps.ops`, the M-step is not.
+    """Covariance matrices. The E-step is that of :mod:`torchcaps.ops`, the M-step is
+    not.
 
-    E-step: with :math:`\\Sigma_j = L_j L_j^T`, a shared transform :math:`W_j = L_j^{-T}` whitens the points for
-    component j, whose Gaussian is then the unit sphere. M-step: a covariance needs the sums of all products
-    :math:`x_d x_{d'}`, D^2 numbers, and the primitive's scatter holds only the D squares, which is all that routing
-    asks for. So these sums are taken here, under the assignment that the primitive gives.
+    E-step: with :math:`\\Sigma_j = L_j L_j^T`, a shared transform :math:`W_j =
+    L_j^{-T}` whitens the points for component j, whose Gaussian is then the unit
+    sphere. M-step: a covariance needs the sums of all products :math:`x_d x_{d'}`, D^2
+    numbers, and the primitive's scatter holds only the D squares, which is all that
+    routing asks for. So these sums are taken here, under the assignment that the
+    primitive gives.
     """
 
     def shape(self, components: int, size: int) -> tuple[int, ...]:
@@ -115,14 +133,24 @@ class Full:
         _check_definite(failed == 0)
         size = points.shape[-1]
         identity = torch.eye(size, dtype=points.dtype).expand_as(factors)
-        whiten = torch.linalg.solve_triangular(factors, identity, upper=False).mT  # [J, D, D]
-        middle = points.mean(0)  # products with far points would lose the digits that count
+        whiten = torch.linalg.solve_triangular(
+            factors, identity, upper=False
+        ).mT  # [J, D, D]
+        middle = points.mean(
+            0
+        )  # products with far points would lose the digits that count
         means = torch.einsum("jd,jde->je", state.means - middle, whiten)
         log_determinant = 2 * factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         votes = Votes((points - middle)[None], whiten[None])
-        return votes, Gaussian(means[None], torch.ones_like(means)[None], _log_weight(state, log_determinant))
+        return votes, Gaussian(
+            means[None],
+            torch.ones_like(means)[None],
+            _log_weight(state, log_determinant),
+        )
 
-    def m_step(self, points: Tensor, share: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    def m_step(
+        self, points: Tensor, share: Tensor, floor: float
+    ) -> tuple[Tensor, Tensor]:
         """From the points and their shares."""
         means = share.T @ points
         centred = points - means[:, None]  # [J, I, D]
@@ -143,22 +171,25 @@ class GaussianMixture(Mixture):
         \mu_j = \frac1{N_j} \sum_i R_{ij} x_i, \quad
         \Sigma_j = \frac1{N_j} \sum_i R_{ij} (x_i - \mu_j)(x_i - \mu_j)^T, \quad \pi_j = \frac{N_j}{n}
 
-    ``diag`` keeps the diagonals of the covariances, as EM routing does, and runs on the primitive of
-    :mod:`torchcaps.ops` altogether. ``full`` takes its E-step from there, with a whitening transform for each
-    component, but not its M-step: see :class:`Full`. A component that has lost all points keeps its mean and
-    covariance; its weight is 0.
+    ``diag`` keeps the diagonals of the covariances, as EM routing does, and runs on the
+    primitive of :mod:`torchcaps.ops` altogether. ``full`` takes its E-step from there,
+    with a whitening transform for each component, but not its M-step: see
+    :class:`Full`. A component that has lost all points keeps its mean and covariance;
+    its weight is 0.
 
     Args:
         n_components: how many.
         covariance_type: ``"diag"`` or ``"full"``.
-        learn: what an M-step re-estimates, of ``"weights"``, ``"means"`` and ``"covariances"``. With the means alone,
-            equal weights and precisions 2K it is Euclidean :class:`~torchcaps.mixture.SoftKMeans`.
+        learn: what an M-step re-estimates, of ``"weights"``, ``"means"`` and
+            ``"covariances"``. With the means alone, equal weights and precisions 2K it
+            is Euclidean :class:`~torchcaps.mixture.SoftKMeans`.
         weights_init: start of pi, (n_components,).
         means_init: start of mu, (n_components, n_features).
-        precisions_init: start of the inverse covariances, (n_components, n_features) or with one more n_features.
-            Whatever is None comes from one M-step under the clusters of :class:`~torchcaps.mixture.KMeans`.
-        reg_covar: added to the variances, at least 0. At 0 the log-likelihood never falls; a component that has shrunk
-            to a point then is an error.
+        precisions_init: start of the inverse covariances, (n_components, n_features) or
+            with one more n_features. Whatever is None comes from one M-step under the
+            clusters of :class:`~torchcaps.mixture.KMeans`.
+        reg_covar: added to the variances, at least 0. At 0 the log-likelihood never
+            falls; a component that has shrunk to a point then is an error.
         max_iter: the largest number of steps.
         tol: settled when the mean log-likelihood of a point changes by less.
         random_state: of K-Means.
@@ -173,7 +204,8 @@ class GaussianMixture(Mixture):
         n_iter_: steps made.
         converged_: whether they settled.
 
-    Source: Dempster, Laird & Rubin 1977; parameters and attributes as in ``sklearn.mixture.GaussianMixture``.
+    Source: Dempster, Laird & Rubin 1977; parameters and attributes as in
+    ``sklearn.mixture.GaussianMixture``.
 
     Example:
         >>> from torchcaps.mixture import GaussianMixture
@@ -209,7 +241,9 @@ class GaussianMixture(Mixture):
 
     def _start(self, points: Tensor, weights: Tensor | None) -> Gaussians:
         given = {
-            "means": self._given("means_init", (self.n_components, points.shape[1]), points),
+            "means": self._given(
+                "means_init", (self.n_components, points.shape[1]), points
+            ),
             "covariances": self._initial_covariances(points),
             "weights": self._initial_weights(points),
         }
@@ -218,7 +252,9 @@ class GaussianMixture(Mixture):
             return Gaussians(**kept)
         return self._from_kmeans(points, weights)._replace(**kept)
 
-    def _given(self, name: str, shape: tuple[int, ...], points: Tensor) -> Tensor | None:
+    def _given(
+        self, name: str, shape: tuple[int, ...], points: Tensor
+    ) -> Tensor | None:
         value = getattr(self, name)
         return None if value is None else check_initial(name, value, shape, points)
 
@@ -229,16 +265,24 @@ class GaussianMixture(Mixture):
 
     def _from_kmeans(self, points: Tensor, weights: Tensor | None) -> Gaussians:
         kmeans = KMeans(self.n_components, random_state=self.random_state)
-        kmeans.fit(points.numpy(), sample_weight=None if weights is None else weights.numpy())
+        kmeans.fit(
+            points.numpy(), sample_weight=None if weights is None else weights.numpy()
+        )
         votes = point_votes(points, self.n_components, hard=True)
-        similarity = Gaussian.spherical(torch.tensor(kmeans.cluster_centers_)[None], 1.0)
+        similarity = Gaussian.spherical(
+            torch.tensor(kmeans.cluster_centers_)[None], 1.0
+        )
         share, log_mass = shares_of_points(votes, similarity, weights)
-        return Gaussians(*self._covariance.m_step(points, share, self.reg_covar), log_mass.softmax(0))
+        return Gaussians(
+            *self._covariance.m_step(points, share, self.reg_covar), log_mass.softmax(0)
+        )
 
     def _view(self, points: Tensor, state: Gaussians) -> tuple[Votes, Similarity]:
         return self._covariance.view(points, state)
 
-    def _step(self, points: Tensor, weights: Tensor | None, state: Gaussians) -> tuple[Gaussians, float]:
+    def _step(
+        self, points: Tensor, weights: Tensor | None, state: Gaussians
+    ) -> tuple[Gaussians, float]:
         votes, similarity = self._view(points, state)
         share, log_mass = shares_of_points(votes, similarity, weights)
         means, covariances = self._covariance.m_step(points, share, self.reg_covar)
@@ -246,14 +290,25 @@ class GaussianMixture(Mixture):
         new = self._learned(
             state,
             means=torch.where(empty[:, None], state.means, means),
-            covariances=torch.where(empty.view(-1, *[1] * (covariances.ndim - 1)), state.covariances, covariances),
+            covariances=torch.where(
+                empty.view(-1, *[1] * (covariances.ndim - 1)),
+                state.covariances,
+                covariances,
+            ),
             weights=log_mass.softmax(0),
         )
         return new, self._mean_log_likelihood(points, weights, state)
 
     def _store(self, state: Gaussians, objectives: list[float]) -> None:
         super()._store(state, objectives)
-        self.means_, self.covariances_, self.weights_ = (tensor.numpy() for tensor in state)
+        self.means_, self.covariances_, self.weights_ = (
+            tensor.numpy() for tensor in state
+        )
 
     def _state(self) -> Gaussians:
-        return Gaussians(*(torch.tensor(array) for array in (self.means_, self.covariances_, self.weights_)))
+        return Gaussians(
+            *(
+                torch.tensor(array)
+                for array in (self.means_, self.covariances_, self.weights_)
+            )
+        )

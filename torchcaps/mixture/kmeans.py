@@ -1,4 +1,6 @@
-"""K-Means and soft K-Means as estimators: a point goes to the nearest centre, a centre to the mean of its points."""
+"""K-Means and soft K-Means as estimators: a point goes to the nearest centre, a centre
+to the mean of its points.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -33,7 +35,8 @@ class Metric(NamedTuple):
 
     Args:
         similarity: of points to centres (B, J, D), times the sharpness K.
-        mean: whether the centre is the mean of the points of a cluster; or else it is their sum.
+        mean: whether the centre is the mean of the points of a cluster; or else it is
+            their sum.
     """
 
     similarity: Callable[[Tensor, float], Similarity]
@@ -42,8 +45,12 @@ class Metric(NamedTuple):
 
 METRICS = {
     "euclidean": Metric(Gaussian.spherical, mean=True),
-    "inner": Metric(lambda centres, K: InnerProduct(K * normalize(centres, dim=-1)), mean=False),
-    "squashed": Metric(lambda centres, K: InnerProduct(K * squash(centres)), mean=False),
+    "inner": Metric(
+        lambda centres, K: InnerProduct(K * normalize(centres, dim=-1)), mean=False
+    ),
+    "squashed": Metric(
+        lambda centres, K: InnerProduct(K * squash(centres)), mean=False
+    ),
 }
 
 
@@ -83,34 +90,61 @@ class CentreClustering(ClusterMixin, Clustering):
 
     def _start(self, points: Tensor, weights: Tensor | None) -> Centres:
         if not isinstance(self.init, str):
-            return Centres(check_initial("init", self.init, (self.n_clusters, points.shape[1]), points))
+            return Centres(
+                check_initial(
+                    "init", self.init, (self.n_clusters, points.shape[1]), points
+                )
+            )
         if self.init != "k-means++":
-            raise ValueError(f"init must be 'k-means++' or an array of centres, got {self.init!r}")
+            raise ValueError(
+                f"init must be 'k-means++' or an array of centres, got {self.init!r}"
+            )
         seen = points if self.metric == "euclidean" else normalize(points, dim=-1)
-        return Centres(points[plusplus_points(seen, self.n_clusters, weights, self.random_state)])
+        return Centres(
+            points[plusplus_points(seen, self.n_clusters, weights, self.random_state)]
+        )
 
     def _view(self, points: Tensor, state: Centres) -> tuple[Votes, Similarity]:
-        similarity = METRICS[self.metric].similarity(state.centres[None], self._sharpness)
+        similarity = METRICS[self.metric].similarity(
+            state.centres[None], self._sharpness
+        )
         return point_votes(points, len(state.centres), hard=self._hard), similarity
 
-    def _step(self, points: Tensor, weights: Tensor | None, state: Centres) -> tuple[Centres, float]:
+    def _step(
+        self, points: Tensor, weights: Tensor | None, state: Centres
+    ) -> tuple[Centres, float]:
         votes, similarity = self._view(points, state)
         if METRICS[self.metric].mean:
             share, log_mass = shares_of_points(votes, similarity, weights)
-            centres, chosen = cluster_moments(points, share).mean[:, 0], log_mass > -torch.inf
+            centres, chosen = (
+                cluster_moments(points, share).mean[:, 0],
+                log_mass > -torch.inf,
+            )
         else:
-            moments = votes.moments(similarity, None if weights is None else weights[None])
+            moments = votes.moments(
+                similarity, None if weights is None else weights[None]
+            )
             centres, chosen = moments.sum[0], moments.mass[0] > 0
-        return Centres(torch.where(chosen[:, None], centres, state.centres)), self._loss(points, weights, state)
+        return Centres(
+            torch.where(chosen[:, None], centres, state.centres)
+        ), self._loss(points, weights, state)
 
     @abstractmethod
     def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
         """The objective L of these points."""
 
-    def _settled(self, points: Tensor, old: Centres, new: Centres, objectives: list[float]) -> bool:
-        """Shifts of means are measured by the spread of the points, shifts of sums by the length of the sums."""
+    def _settled(
+        self, points: Tensor, old: Centres, new: Centres, objectives: list[float]
+    ) -> bool:
+        """Shifts of means are measured by the spread of the points, shifts of sums by
+        the length of the sums.
+        """
         euclidean = self.metric == "euclidean"
-        scale = points.var(0, correction=0).mean() if euclidean else new.centres.square().mean()
+        scale = (
+            points.var(0, correction=0).mean()
+            if euclidean
+            else new.centres.square().mean()
+        )
         return bool((new.centres - old.centres).square().sum() <= self.tol * scale)
 
     def _store(self, state: Centres, objectives: list[float]) -> None:
@@ -123,7 +157,9 @@ class CentreClustering(ClusterMixin, Clustering):
     def _export(self, state: Centres) -> Array:
         return state.centres.numpy()
 
-    def fit(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> Any:
+    def fit(
+        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
+    ) -> Any:
         """Clusters the points.
 
         Args:
@@ -135,20 +171,24 @@ class CentreClustering(ClusterMixin, Clustering):
             The estimator itself.
 
         Raises:
-            ValueError: if a setting is out of its range, or the points or weights do not fit.
+            ValueError: if a setting is out of its range, or the points or weights do
+                not fit.
         """
         super().fit(X, sample_weight=sample_weight)
         self.inertia_ = -self.score(X, sample_weight=sample_weight)
         return self
 
-    def score(self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None) -> float:
+    def score(
+        self, X: ArrayLike, y: Any = None, sample_weight: ArrayLike | None = None
+    ) -> float:
         """Minus the loss of these points: higher is better."""
         points = self._points(X)
         return -self._loss(points, check_weights(sample_weight, points), self._state())
 
 
 class KMeans(CentreClustering):
-    r"""Lloyd's algorithm: every point goes to its nearest centre, every centre to the mean of its points.
+    r"""Lloyd's algorithm: every point goes to its nearest centre, every centre to the
+    mean of its points.
 
     .. math:: L = \sum_i w_i \min_j d(x_i, c_j)
 
@@ -159,15 +199,17 @@ class KMeans(CentreClustering):
     ``inner``     :math:`-\langle x, c / |c| \rangle`          their sum: the more agree, the longer it is
     ============= ============================================ =========================================
 
-    No step raises L. A centre that no point chose stays where it is (scikit-learn moves it to a far point).
+    No step raises L. A centre that no point chose stays where it is (scikit-learn moves
+    it to a far point).
 
     Args:
         n_clusters: how many.
         metric: a row of the table.
         init: ``"k-means++"``, or the centres to start from, (n_clusters, n_features).
         max_iter: the largest number of steps.
-        tol: settled when the squared shift of all centres is at most this times the mean variance of the features
-            (``inner``: times the mean square of the centres' numbers). At 0, when nothing moves.
+        tol: settled when the squared shift of all centres is at most this times the
+            mean variance of the features (``inner``: times the mean square of the
+            centres' numbers). At 0, when nothing moves.
         random_state: of ``"k-means++"``.
 
     Attributes:
@@ -179,7 +221,8 @@ class KMeans(CentreClustering):
         n_iter_: steps made.
         converged_: whether they settled.
 
-    Source: Lloyd 1982; Arthur & Vassilvitskii 2007 for the start; Su 2018 (kexue.fm/archives/5112) for ``inner``.
+    Source: Lloyd 1982; Arthur & Vassilvitskii 2007 for the start; Su 2018
+    (kexue.fm/archives/5112) for ``inner``.
 
     Example:
         >>> from torchcaps.mixture import KMeans
@@ -201,7 +244,8 @@ class KMeans(CentreClustering):
 
 
 class SoftKMeans(CentreClustering):
-    r"""K-Means with the minimum made smooth, so that it has gradients: the ancestor of routing.
+    r"""K-Means with the minimum made smooth, so that it has gradients: the ancestor of
+    routing.
 
     .. math::
         L = -\frac1K \sum_i w_i \log \sum_j e^{-K d(x_i, c_j)}, \quad
@@ -213,13 +257,15 @@ class SoftKMeans(CentreClustering):
     ============= =================================================== ======================== ==================
     ``euclidean`` :math:`|x - c|^2`                                   mean under R             Euclidean K-Means
     ``inner``     :math:`-\langle x, c / |c| \rangle`                 sum under R              K-Means (Su)
-    ``squashed``  :math:`-\langle x, \operatorname{squash}(c)\rangle` sum under R (no solution dynamic (Sabour)
-                                                                      of the equation above)
+    ``squashed``  :math:`-\langle x, \operatorname{squash}(c)\rangle` sum under R (no
+                                                                      solution dynamic
+                                                                      (Sabour) of the
+                                                                      equation above)
     ============= =================================================== ======================== ==================
 
-    With the first two metrics no step raises L. As :math:`K \to \infty` it becomes :class:`KMeans`; as
-    :math:`K \to 0` all centres meet. Euclidean soft K-Means is EM for Gaussians of fixed variance :math:`1 / 2K` and
-    equal weights.
+    With the first two metrics no step raises L. As :math:`K \to \infty` it becomes
+    :class:`KMeans`; as :math:`K \to 0` all centres meet. Euclidean soft K-Means is EM
+    for Gaussians of fixed variance :math:`1 / 2K` and equal weights.
 
     Args:
         n_clusters: how many.
@@ -227,8 +273,9 @@ class SoftKMeans(CentreClustering):
         metric: a row of the table.
         init: ``"k-means++"``, or the centres to start from, (n_clusters, n_features).
         max_iter: the largest number of steps.
-        tol: settled when the squared shift of all centres is at most this times the mean variance of the features
-            (other metrics: times the mean square of the centres' numbers).
+        tol: settled when the squared shift of all centres is at most this times the
+            mean variance of the features (other metrics: times the mean square of the
+            centres' numbers).
         random_state: of ``"k-means++"``.
 
     Attributes:
@@ -245,7 +292,9 @@ class SoftKMeans(CentreClustering):
     Example:
         >>> from torchcaps.mixture import SoftKMeans
         >>> points = [[0.0], [1.0], [10.0], [11.0]]
-        >>> SoftKMeans(2, sharpness=0.1, random_state=0).fit(points).cluster_centers_.shape
+        >>> SoftKMeans(2, sharpness=0.1, random_state=0).fit(
+        ...     points
+        ... ).cluster_centers_.shape
         (2, 1)
     """
 
@@ -263,7 +312,14 @@ class SoftKMeans(CentreClustering):
         tol: float = 1e-8,
         random_state: Any = None,
     ) -> None:
-        super().__init__(n_clusters, metric=metric, init=init, max_iter=max_iter, tol=tol, random_state=random_state)
+        super().__init__(
+            n_clusters,
+            metric=metric,
+            init=init,
+            max_iter=max_iter,
+            tol=tol,
+            random_state=random_state,
+        )
         self.sharpness = sharpness
 
     @property
@@ -275,4 +331,7 @@ class SoftKMeans(CentreClustering):
         return super()._clusters()
 
     def _loss(self, points: Tensor, weights: Tensor | None, state: Centres) -> float:
-        return -weighted_sum(self._log_partition(points, state), weights).item() / self._sharpness
+        return (
+            -weighted_sum(self._log_partition(points, state), weights).item()
+            / self._sharpness
+        )

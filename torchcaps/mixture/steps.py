@@ -1,7 +1,8 @@
-r"""From a Gaussian mixture to EM routing in four steps, each a runnable iteration that adds one thing.
+r"""From a Gaussian mixture to EM routing in four steps, each a runnable iteration that
+adds one thing.
 
-Every function makes one iteration: from the parents of the one before, or None before the first (uniform assignment),
-to new ones. All share the E-step and the centres,
+Every function makes one iteration: from the parents of the one before, or None before
+the first (uniform assignment), to new ones. All share the E-step and the centres,
 
 .. math::
     R_{ij} = \operatorname{softmax}_j \big( \log \pi_j + \log \mathcal N(V_{ij}; \mu_j, \sigma_j^2) \big), \quad
@@ -9,29 +10,35 @@ to new ones. All share the E-step and the centres,
     \mu_j = \sum_i r_{ij} V_{ij}, \quad
     \sigma_j^2 = \sum_i r_{ij} (V_{ij} - \mu_j)^2 + \text{floor}
 
-and differ in the weight :math:`w_i` of a child and in the prior :math:`\pi_j` that the next E-step takes:
+and differ in the weight :math:`w_i` of a child and in the prior :math:`\pi_j` that the
+next E-step takes:
 
 ==================== =========== ==================================================================================
 iteration            weights     prior of the next E-step
 ==================== =========== ==================================================================================
 mixture_step         1           :math:`\pi_j = \frac1n \sum_i R_{ij}`
 activation_step      1           :math:`a_j = \operatorname{sigmoid} \lambda \big( \beta_a - \sum_h (\beta_u +
-                                 \log \sigma_{jh}) \sum_i r_{ij} \big)`, where the last sum is 1
+                                 \log \sigma_{jh}) \sum_i r_{ij} \big)`, where the last
+                                 sum is 1
 weighted_step        :math:`a_i` the same
 em_step              :math:`a_i` :math:`a_j = \operatorname{sigmoid} \lambda \big( \beta_a - \sum_h (\beta_u +
                                  \log \sigma_{jh}) \sum_i a_i R_{ij} \big)`
 ==================== =========== ==================================================================================
 
-The bracket is what it costs parent j to describe its votes: the mean negative log density
-:math:`-\sum_i r_{ij} \log \mathcal N(V_{ijh}; \mu_{jh}, \sigma_{jh}^2) = \log \sigma_{jh} + \frac{1 + \log 2\pi}{2}`,
-with a learned constant. Under normalised shares :math:`r_{ij}` it does not matter how many children stand behind a
-parent; :func:`em_step` counts them.
+The bracket is what it costs parent j to describe its votes: the mean negative log
+density
+:math:`-\sum_i r_{ij} \log \mathcal N(V_{ijh}; \mu_{jh}, \sigma_{jh}^2) = \log
+\sigma_{jh} + \frac{1 + \log 2\pi}{2}`, with a learned constant. Under normalised shares
+:math:`r_{ij}` it does not matter how many children stand behind a parent;
+:func:`em_step` counts them.
 
-The votes are whatever :class:`~torchcaps.ops.Votes` holds: with :func:`~torchcaps.mixture.point_votes` the points
-themselves, as in a clustering; with a transform for each child and parent, :math:`V_{ij} = u_i W_{ij}`, :func:`em_step`
-is EM routing, :func:`torchcaps.routing.em_routing`.
+The votes are whatever :class:`~torchcaps.ops.Votes` holds: with
+:func:`~torchcaps.mixture.point_votes` the points themselves, as in a clustering; with a
+transform for each child and parent, :math:`V_{ij} = u_i W_{ij}`, :func:`em_step` is EM
+routing, :func:`torchcaps.routing.em_routing`.
 
-Source: the derivation after Su 2018 (kexue.fm/archives/5155); Hinton, Sabour & Frosst 2018, Procedure 1.
+Source: the derivation after Su 2018 (kexue.fm/archives/5155); Hinton, Sabour & Frosst
+2018, Procedure 1.
 """
 
 from collections.abc import Callable, Iterable
@@ -73,13 +80,17 @@ class Costs(NamedTuple):
 
 
 def mixture_similarity(parents: Parents) -> Gaussian:
-    r"""The E-step's :math:`\log \pi_j + \log \mathcal N(V_{ij}; \mu_j, \sigma_j^2)`, but for a constant."""
+    r"""The E-step's :math:`\log \pi_j + \log \mathcal N(V_{ij}; \mu_j, \sigma_j^2)`,
+    but for a constant.
+    """
     log_weight = parents.log_prior - parents.variance.log().sum(-1) / 2
     return Gaussian(parents.mean, parents.variance.reciprocal(), log_weight)
 
 
 def _moments(votes: Votes, parents: Parents | None, weights: Tensor | None) -> Moments:
-    return votes.moments(None if parents is None else mixture_similarity(parents), weights, scatter=True)
+    return votes.moments(
+        None if parents is None else mixture_similarity(parents), weights, scatter=True
+    )
 
 
 def _variance(moments: Moments, floor: float) -> Tensor:
@@ -91,13 +102,18 @@ def _variance(moments: Moments, floor: float) -> Tensor:
 
 
 def _log_activation(mass: Tensor | float, variance: Tensor, costs: Costs) -> Tensor:
-    """The activation's logarithm from the cost of each number, ``(beta_u + log sigma) * mass``."""
+    """The activation's logarithm from the cost of each number, ``(beta_u + log sigma) *
+    mass``.
+    """
     cost = ((costs.beta_u[:, None] + variance.log() / 2).sum(-1)) * mass
     return logsigmoid(costs.inverse_temperature * (costs.beta_a - cost))
 
 
-def mixture_step(votes: Votes, parents: Parents | None = None, *, floor: float = 5e-4) -> Parents:
-    r"""EM for a mixture of diagonal Gaussians: the prior is the mixing weight, :math:`\pi_j = \frac1n \sum_i R_{ij}`.
+def mixture_step(
+    votes: Votes, parents: Parents | None = None, *, floor: float = 5e-4
+) -> Parents:
+    r"""EM for a mixture of diagonal Gaussians: the prior is the mixing weight,
+    :math:`\pi_j = \frac1n \sum_i R_{ij}`.
 
     Args:
         votes: of I children for J parents.
@@ -105,11 +121,16 @@ def mixture_step(votes: Votes, parents: Parents | None = None, *, floor: float =
         floor: added to the variances, at least 0.
     """
     moments = _moments(votes, parents, None)
-    return Parents(moments.mean, _variance(moments, floor), (moments.mass / votes.shape[1]).log())
+    return Parents(
+        moments.mean, _variance(moments, floor), (moments.mass / votes.shape[1]).log()
+    )
 
 
-def activation_step(votes: Votes, parents: Parents | None, costs: Costs, *, floor: float = 5e-4) -> Parents:
-    r"""The prior becomes an activation: mixing weights sum to 1, but several parents can be there, or none.
+def activation_step(
+    votes: Votes, parents: Parents | None, costs: Costs, *, floor: float = 5e-4
+) -> Parents:
+    r"""The prior becomes an activation: mixing weights sum to 1, but several parents
+    can be there, or none.
 
     .. math:: a_j = \operatorname{sigmoid} \lambda \Big( \beta_a - \sum_h (\beta_u + \log \sigma_{jh}) \Big)
 
@@ -125,9 +146,15 @@ def activation_step(votes: Votes, parents: Parents | None, costs: Costs, *, floo
 
 
 def weighted_step(
-    votes: Votes, parents: Parents | None, weights: Tensor | None, costs: Costs, *, floor: float = 5e-4
+    votes: Votes,
+    parents: Parents | None,
+    weights: Tensor | None,
+    costs: Costs,
+    *,
+    floor: float = 5e-4,
 ) -> Parents:
-    r"""Children that are not there do not count: :math:`r_{ij} = a_i R_{ij} / \sum_i a_i R_{ij}`.
+    r"""Children that are not there do not count: :math:`r_{ij} = a_i R_{ij} / \sum_i
+    a_i R_{ij}`.
 
     Args:
         votes: of I children for J parents.
@@ -142,9 +169,15 @@ def weighted_step(
 
 
 def em_step(
-    votes: Votes, parents: Parents | None, weights: Tensor | None, costs: Costs, *, floor: float = 5e-4
+    votes: Votes,
+    parents: Parents | None,
+    weights: Tensor | None,
+    costs: Costs,
+    *,
+    floor: float = 5e-4,
 ) -> Parents:
-    r"""The cost is that of all votes and not of the average one: times the mass :math:`N_j = \sum_i a_i R_{ij}`.
+    r"""The cost is that of all votes and not of the average one: times the mass
+    :math:`N_j = \sum_i a_i R_{ij}`.
 
     .. math:: a_j = \operatorname{sigmoid} \lambda \Big( \beta_a - N_j \sum_h (\beta_u + \log \sigma_{jh}) \Big)
 
@@ -157,11 +190,17 @@ def em_step(
     """
     moments = _moments(votes, parents, weights)
     variance = _variance(moments, floor)
-    return Parents(moments.mean, variance, _log_activation(moments.mass, variance, costs))
+    return Parents(
+        moments.mean, variance, _log_activation(moments.mass, variance, costs)
+    )
 
 
-def unroll(step: Callable[[Parents | None, float], Parents], inverse_temperatures: Iterable[float]) -> Parents:
-    """Iterates a step from uniform assignments, with the inverse temperature of each iteration.
+def unroll(
+    step: Callable[[Parents | None, float], Parents],
+    inverse_temperatures: Iterable[float],
+) -> Parents:
+    """Iterates a step from uniform assignments, with the inverse temperature of each
+    iteration.
 
     Args:
         step: from parents and lambda to new parents.

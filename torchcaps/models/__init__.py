@@ -12,13 +12,29 @@ from torchcaps.models.efficient_capsnet import EfficientCapsNet, UpsamplingDecod
 from torchcaps.models.heinsen import HeinsenCapsNet
 from torchcaps.models.matrixcapsnet import MatrixCapsNet, MatrixCapsNetTwin
 from torchcaps.models.network import Network, load_pretrained
-from torchcaps.models.registry import create_model, describe_models, list_models, register_model
-from torchcaps.models.scene_capsnet import SceneCapsNet, SceneTwin, Thing, box_area, box_iou, boxes_of_maps
+from torchcaps.models.registry import (
+    create_model,
+    describe_models,
+    list_models,
+    register_model,
+)
+from torchcaps.models.scene_capsnet import (
+    SceneCapsNet,
+    SceneTwin,
+    Thing,
+    box_area,
+    box_iou,
+    boxes_of_maps,
+)
 from torchcaps.models.segmentation import SegCaps, Segmenter, UNet
 from torchcaps.models.selfroutingresnet import SelfRoutingResNet
 from torchcaps.models.series import SeriesCapsNet, SeriesClassifier, SeriesCNN
 from torchcaps.models.sets import PooledSet, SetCapsNet, SetClassifier
-from torchcaps.models.sharedcapsnet import SharedCapsNet, SharedCapsNetMaps, SharedCapsNetTwin
+from torchcaps.models.sharedcapsnet import (
+    SharedCapsNet,
+    SharedCapsNetMaps,
+    SharedCapsNetTwin,
+)
 from torchcaps.models.text import TextClassifier
 from torchcaps.models.text_capsnet import TextCapsNet
 from torchcaps.models.text_cnn import TextCNN

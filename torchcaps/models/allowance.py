@@ -1,4 +1,6 @@
-"""What the constructor of a saved network may make: no more than the weights in its file give reason for."""
+"""What the constructor of a saved network may make: no more than the weights in its
+file give reason for.
+"""
 
 import weakref
 from collections.abc import Iterator, Mapping
@@ -14,16 +16,29 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 SPARE_BYTES, TIMES_WEIGHTS = 2**28, 4
-"""Memory at one time: this much, as one example of large images takes, and so many times that of the weights."""
+"""Memory at one time: this much, as one example of large images takes, and so many
+times that of the weights.
+"""
 
 TIMES_OVER = 16
 """All memory that is taken and given back: so many times the most at one time."""
 
 SPARE_STEPS, STEPS_EACH = 2_000, 40
-"""Operations on tensors: so many, and so many for each tensor in the file. Networks of the package take up to 30."""
+"""Operations on tensors: so many, and so many for each tensor in the file. Networks of
+the package take up to 30.
+"""
 
-DRAWS = ("aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_", "aten::randn", "aten::rand")
-"""Operations that draw numbers: on ``meta`` there are none to draw, but torch imports its compiler for it."""
+DRAWS = (
+    "aten::normal_",
+    "aten::uniform_",
+    "aten::random_",
+    "aten::bernoulli_",
+    "aten::randn",
+    "aten::rand",
+)
+"""Operations that draw numbers: on ``meta`` there are none to draw, but torch imports
+its compiler for it.
+"""
 
 _OF_EMPTY = ("dtype", "layout", "device", "pin_memory")
 
@@ -48,7 +63,8 @@ class Header(NamedTuple):
 
 
 def read_header(path: Path) -> Header:
-    """Names and shapes of the tensors in a file of safetensors, which must hold their bytes; none of these is read.
+    """Names and shapes of the tensors in a file of safetensors, which must hold their
+    bytes; none of these is read.
 
     Raises:
         ValueError: if the file is damaged: names it.
@@ -57,16 +73,21 @@ def read_header(path: Path) -> Header:
 
     try:
         with safe_open(path, framework="pt") as file:
-            return Header({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+            names = file.keys()
+            return Header(
+                {name: tuple(file.get_slice(name).get_shape()) for name in names}
+            )
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
 class Allowance(TorchDispatchMode):
-    """Counts operations and memory while a network is made, and ends it before it takes more than it may.
+    """Counts operations and memory while a network is made, and ends it before it takes
+    more than it may.
 
-    Where a network is made on the device ``meta``, the memory is counted that it would take elsewhere. Where it is made
-    on another device, each operation runs on ``meta`` first, so that its memory is known before it is taken.
+    Where a network is made on the device ``meta``, the memory is counted that it would
+    take elsewhere. Where it is made on another device, each operation runs on ``meta``
+    first, so that its memory is known before it is taken.
 
     Args:
         header: of the file of weights.
@@ -82,16 +103,23 @@ class Allowance(TorchDispatchMode):
             SPARE_BYTES + TIMES_WEIGHTS * weights,
             SPARE_STEPS + STEPS_EACH * len(header.shapes),
         )
-        self.why = f"the file of weights holds {len(header.shapes)} tensors of {header.elements:,} numbers"
+        self.why = (
+            f"the file of weights holds {len(header.shapes)} tensors of "
+            f"{header.elements:,} numbers"
+        )
         self.steps = self.taken = self.taken_in_all = 0
         self._alive: dict[int, tuple[weakref.ref, int]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keeps torch from importing its compiler, which takes seconds, to exempt the next method from it."""
+        """Keeps torch from importing its compiler, which takes seconds, to exempt the
+        next method from it.
+        """
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         self.steps += 1
         if self.steps > self.most_steps:
@@ -99,8 +127,13 @@ class Allowance(TorchDispatchMode):
         if func._schema.name in DRAWS and _runs_on_meta(args, kwargs):
             if isinstance(args[0], Tensor):
                 return args[0]
-            func, kwargs = torch.ops.aten.empty.memory_format, {name: kwargs.get(name) for name in _OF_EMPTY}
-        counted = not _taking_no_memory.get() and any(returned.alias_info is None for returned in func._schema.returns)
+            func, kwargs = (
+                torch.ops.aten.empty.memory_format,
+                {name: kwargs.get(name) for name in _OF_EMPTY},
+            )
+        counted = not _taking_no_memory.get() and any(
+            returned.alias_info is None for returned in func._schema.returns
+        )
         if counted and not _runs_on_meta(args, kwargs):
             self._check(_storages(_foreseen(func, args, kwargs)))
         result = func(*args, **kwargs)
@@ -111,8 +144,14 @@ class Allowance(TorchDispatchMode):
     def _check(self, storages: list[torch.UntypedStorage]) -> None:
         """Raises an error if so much more memory is too much."""
         more = sum(storage.nbytes() for storage in storages)
-        if self.taken + more > self.most or self.taken_in_all + more > TIMES_OVER * self.most:
-            raise TooLarge(f"its arguments ask for {more:,} bytes beside {self.taken:,}: {self.why}")
+        if (
+            self.taken + more > self.most
+            or self.taken_in_all + more > TIMES_OVER * self.most
+        ):
+            raise TooLarge(
+                f"its arguments ask for {more:,} bytes beside {self.taken:,}: "
+                f"{self.why}"
+            )
 
     def _keep(self, storages: list[torch.UntypedStorage]) -> None:
         """Counts memory that is new, until it is given back."""
@@ -133,7 +172,9 @@ _taking_no_memory: ContextVar[bool] = ContextVar("taking_no_memory", default=Fal
 
 @contextmanager
 def taking_no_memory() -> Iterator[None]:
-    """What runs on the device ``meta`` inside runs there always, and is not counted by an :class:`Allowance`."""
+    """What runs on the device ``meta`` inside runs there always, and is not counted by
+    an :class:`Allowance`.
+    """
     token = _taking_no_memory.set(True)
     try:
         yield
@@ -143,28 +184,45 @@ def taking_no_memory() -> Iterator[None]:
 
 def _runs_on_meta(args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether the arguments of an operation lie on ``meta``, or its result will."""
-    devices = [one.device.type for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+    devices = [
+        one.device.type
+        for one in tree_leaves((args, kwargs))
+        if isinstance(one, Tensor)
+    ]
     return "meta" in devices or getattr(kwargs.get("device"), "type", "") == "meta"
 
 
 def _foreseen(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """What an operation will return, on the device ``meta``; None if nobody can know."""
-    chosen = {"device": torch.device("meta")} if any(one.name == "device" for one in func._schema.arguments) else {}
+    """What an operation will return, on the device ``meta``; None if nobody can
+    know.
+    """
+    chosen = (
+        {"device": torch.device("meta")}
+        if any(one.name == "device" for one in func._schema.arguments)
+        else {}
+    )
     args, kwargs = tree_map_only(Tensor, _on_meta, (args, dict(kwargs)))
     try:
         return func(*args, **{**kwargs, **chosen})
-    except (NotImplementedError, RuntimeError):  # it depends on numbers, or fails in any case
+    except (
+        NotImplementedError,
+        RuntimeError,
+    ):  # it depends on numbers, or fails in any case
         return None
 
 
 def _on_meta(tensor: Tensor) -> Tensor:
     """A tensor of the same shape, strides and type without memory."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+    )
 
 
 def _storages(result: Any) -> list[torch.UntypedStorage]:
     """The memory of the tensors in the result of an operation."""
     tensors = (
-        [result] if isinstance(result, Tensor) else [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        [result]
+        if isinstance(result, Tensor)
+        else [one for one in tree_leaves(result) if isinstance(one, Tensor)]
     )
     return [tensor.untyped_storage() for tensor in tensors]

@@ -1,4 +1,6 @@
-"""The network of inverted dot-product attention routing (Tsai, Srivastava, Goh & Salakhutdinov 2020)."""
+"""The network of inverted dot-product attention routing (Tsai, Srivastava, Goh &
+Salakhutdinov 2020).
+"""
 
 import math
 from dataclasses import InitVar
@@ -17,19 +19,26 @@ from torchcaps.routing import AttentionRouting, Routed, Routing
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 
-_SMALLEST = 13  # pixels on a side that leave one position in the last convolutional layer
+_SMALLEST = (
+    13  # pixels on a side that leave one position in the last convolutional layer
+)
 
 
 @register_model(
-    "attentioncapsnet", "Tsai et al. 2020, CIFAR-10: residual features, concurrent routing, 1,828,817 parameters"
+    "attentioncapsnet",
+    "Tsai et al. 2020, CIFAR-10: residual features, concurrent routing, 1,828,817 "
+    "parameters",
 )
 @settings
 class AttentionCapsNet(CapsuleClassifier):
-    """Residual features, primary capsules, two layers of convolutional capsules, class capsules, one readout.
+    """Residual features, primary capsules, two layers of convolutional capsules, class
+    capsules, one readout.
 
-    The score of a class is one linear readout of its pose, the same for all classes; the activations are the softmax of
-    the scores, for :class:`~torchcaps.losses.NegativeLogLikelihood`. With more than one round the layers are routed
-    side by side, see :func:`~torchcaps.layers.concurrent.concurrent_routing`.
+    The score of a class is one linear readout of its pose, the same for all classes;
+    the activations are the softmax of the scores, for
+    :class:`~torchcaps.losses.NegativeLogLikelihood`. With more than one round the
+    layers are routed side by side, see
+    :func:`~torchcaps.layers.concurrent.concurrent_routing`.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -42,14 +51,17 @@ class AttentionCapsNet(CapsuleClassifier):
         routing: of all layers; default: attention in one step.
 
     Raises:
-        ValueError: if the images are too small, or there are more rounds than one and the routing cannot go on from
-            earlier parents.
+        ValueError: if the images are too small, or there are more rounds than one and
+            the routing cannot go on from earlier parents.
 
-    Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing", section 4 and the code released
-    with it, whose convolutions scramble places and numbers of a pose; here each pose is whole.
+    Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing",
+    section 4 and the code released with it, whose convolutions scramble places and
+    numbers of a pose; here each pose is whole.
 
     Example:
-        >>> network = tc.models.AttentionCapsNet((3, 16, 16), classes=4, channels=(8, 16), blocks=(1, 1), types=4)
+        >>> network = tc.models.AttentionCapsNet(
+        ...     (3, 16, 16), classes=4, channels=(8, 16), blocks=(1, 1), types=4
+        ... )
         >>> network(torch.rand(2, 3, 16, 16)).activation.shape
         torch.Size([2, 4])
     """
@@ -67,26 +79,43 @@ class AttentionCapsNet(CapsuleClassifier):
         check_extent("image_shape", self.image_shape, _SMALLEST)
         routing = routing or AttentionRouting(steps=1)
         if self.rounds > 1 and not routing.resumable:
-            raise ValueError(f"rounds must be 1, or more for a routing that is resumable, got {self.rounds}")
+            raise ValueError(
+                "rounds must be 1, or more for a routing that is resumable, got "
+                f"{self.rounds}"
+            )
         types = self.types
         pose = self.pose[0], self.pose[1]
         first, second = self.channels
         self.features = nn.Sequential(
-            nn.Conv2d(self.image_shape[0], first, 3, padding=1, bias=False), nn.BatchNorm2d(first), nn.ReLU()
+            nn.Conv2d(self.image_shape[0], first, 3, padding=1, bias=False),
+            nn.BatchNorm2d(first),
+            nn.ReLU(),
         )
         self.features.extend([Residual(first, first) for _ in range(self.blocks[0])])
         self.features.append(Residual(first, second, 2, projected=True))
-        self.features.extend([Residual(second, second) for _ in range(self.blocks[1] - 1)])
+        self.features.extend(
+            [Residual(second, second) for _ in range(self.blocks[1] - 1)]
+        )
         size = math.prod(self.pose)
         self.primary = nn.Conv2d(second, types * size, 1, bias=False)
         self.primary_norm = nn.LayerNorm(size)
         shape = pose, pose
-        self.conv_caps1 = CapsConv2d(types, types, *shape, 3, 2, routing=routing, competition="window")
-        self.conv_caps2 = CapsConv2d(types, types, *shape, 3, 1, routing=routing, competition="window")
-        places = math.prod(((extent + 1) // 2 - 3) // 2 - 1 for extent in self.image_shape[1:])
-        self.class_caps: CapsLinear = CapsLinear(places * types, self.classes, *shape, routing=routing)
+        self.conv_caps1 = CapsConv2d(
+            types, types, *shape, 3, 2, routing=routing, competition="window"
+        )
+        self.conv_caps2 = CapsConv2d(
+            types, types, *shape, 3, 1, routing=routing, competition="window"
+        )
+        places = math.prod(
+            ((extent + 1) // 2 - 3) // 2 - 1 for extent in self.image_shape[1:]
+        )
+        self.class_caps: CapsLinear = CapsLinear(
+            places * types, self.classes, *shape, routing=routing
+        )
         self.score = nn.Linear(size, 1)
-        self.score.bias.requires_grad_(False)  # no matter to the softmax: its gradient would be rounding
+        self.score.bias.requires_grad_(
+            False
+        )  # no matter to the softmax: its gradient would be rounding
         self.decoder = None
         for caps, parents, children in (
             (self.conv_caps1, types, 9 * types),
@@ -102,35 +131,52 @@ class AttentionCapsNet(CapsuleClassifier):
     def primary_of(self, images: Tensor) -> Capsules:
         """The primary capsules, poses (B, H', W', types, *pose)."""
         self._check(images)
-        pose = self.primary(self.features(images)).movedim(1, -1).unflatten(-1, (self.types, -1))
+        pose = (
+            self.primary(self.features(images))
+            .movedim(1, -1)
+            .unflatten(-1, (self.types, -1))
+        )
         pose = self.primary_norm(pose)
         return Capsules(pose.unflatten(-1, self.pose), length(pose))
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules that vote for the classes in the last round, poses (B, H', W', types, *pose)."""
+        """The capsules that vote for the classes in the last round, poses (B, H', W',
+        types, *pose).
+        """
         return self._below(self.primary_of(images))
 
     def _below(self, primary: Capsules) -> Capsules:
         """Those of the round before the last, which the classes of the last see."""
-        return concurrent_routing([self.conv_caps1, self.conv_caps2], primary, max(1, self.rounds - 1))[-1]
+        return concurrent_routing(
+            [self.conv_caps1, self.conv_caps2], primary, max(1, self.rounds - 1)
+        )[-1]
 
     def route(self, images: Tensor) -> Routed:
         """The last routing of the classes, with the activations of :meth:`encode`."""
         primary = self.primary_of(images)
         children = self._below(primary)
         routed = self._routed(primary, children)
-        return routed._replace(activation=self._shares(routed.pose).to(routed.activation.dtype))
+        return routed._replace(
+            activation=self._shares(routed.pose).to(routed.activation.dtype)
+        )
 
     def _routed(self, primary: Capsules, children: Capsules) -> Routed:
         if self.rounds == 1:
             return self.class_caps.route(children)
         before = concurrent_routing(self._layers, primary, self.rounds - 1)[-1]
-        initial = Routed(before.pose.flatten(2), before.activation, self.class_caps.votes(children), None)
+        initial = Routed(
+            before.pose.flatten(2),
+            before.activation,
+            self.class_caps.votes(children),
+            None,
+        )
         return self.class_caps.route(children, initial=initial)
 
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules, whose activations add up to 1."""
-        capsules = concurrent_routing(self._layers, self.primary_of(images), self.rounds)[-1]
+        capsules = concurrent_routing(
+            self._layers, self.primary_of(images), self.rounds
+        )[-1]
         shares = self._shares(capsules.pose.flatten(2))
         return Capsules(capsules.pose, shares.to(capsules.activation.dtype))
 

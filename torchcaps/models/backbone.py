@@ -1,4 +1,6 @@
-"""Class capsules, or a linear layer, on the features of a residual network or of any network of timm."""
+"""Class capsules, or a linear layer, on the features of a residual network or of any
+network of timm.
+"""
 
 import math
 import os
@@ -14,7 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.layers import (
+    CapsLinear,
+    DecoderInput,
+    FullyConnectedDecoder,
+    PrimaryCaps,
+)
 from torchcaps.models.allowance import taking_no_memory
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.installed import IMAGENET_PIXELS, imagenet_weights, import_timm
@@ -36,7 +43,8 @@ class Backbone(nn.Module):
 
 
 class ResidualBackbone(Backbone):
-    """A small residual network: a convolution, then stages of basic blocks; each stage but the first halves the grid.
+    """A small residual network: a convolution, then stages of basic blocks; each stage
+    but the first halves the grid.
 
     Args:
         in_channels: of the images.
@@ -44,10 +52,13 @@ class ResidualBackbone(Backbone):
         blocks: in each stage, of two 3x3 convolutions.
         stride: of the first convolution: 2 for larger images.
 
-    Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition", sections 3.3 and 4.2.
+    Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition",
+    sections 3.3 and 4.2.
     """
 
-    def __init__(self, in_channels: int, widths: Sequence[int], blocks: int, stride: int) -> None:
+    def __init__(
+        self, in_channels: int, widths: Sequence[int], blocks: int, stride: int
+    ) -> None:
         super().__init__()
         self.channels = widths[-1]
         self.stem = _convolution(in_channels, widths[0], stride)
@@ -58,7 +69,9 @@ class ResidualBackbone(Backbone):
         self.stages = nn.Sequential(*layers)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.kaiming_normal_(
+                    module.weight, mode="fan_out", nonlinearity="relu"
+                )
 
     def forward(self, images: Tensor) -> Tensor:
         """The features of the last stage."""
@@ -66,21 +79,33 @@ class ResidualBackbone(Backbone):
 
 
 class _Block(nn.Module):
-    """relu(x + f(x)), f two convolutions; x goes through one of 1x1 where the shapes differ."""
+    """relu(x + f(x)), f two convolutions; x goes through one of 1x1 where the shapes
+    differ.
+    """
 
     def __init__(self, before: int, width: int, stride: int = 1) -> None:
         super().__init__()
         self.first = _convolution(before, width, stride)
         self.second = _convolution(width, width)
         same = before == width and stride == 1
-        self.shortcut = nn.Identity() if same else _convolution(before, width, stride, kernel_size=1)
+        self.shortcut = (
+            nn.Identity()
+            if same
+            else _convolution(before, width, stride, kernel_size=1)
+        )
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.relu(self.shortcut(features) + self.second(F.relu(self.first(features))))
+        return F.relu(
+            self.shortcut(features) + self.second(F.relu(self.first(features)))
+        )
 
 
-def _convolution(before: int, width: int, stride: int = 1, kernel_size: int = 3) -> nn.Sequential:
-    convolution = nn.Conv2d(before, width, kernel_size, stride, padding=kernel_size // 2, bias=False)
+def _convolution(
+    before: int, width: int, stride: int = 1, kernel_size: int = 3
+) -> nn.Sequential:
+    convolution = nn.Conv2d(
+        before, width, kernel_size, stride, padding=kernel_size // 2, bias=False
+    )
     return nn.Sequential(convolution, nn.BatchNorm2d(width))
 
 
@@ -90,12 +115,14 @@ class TimmBackbone(Backbone):
     Args:
         name: as ``timm.list_models()`` has it, such as ``resnet18``.
         in_channels: of the images; timm adapts the first convolution.
-        weights: ``hub`` to fetch the pretrained ones, ``imagenet`` for those of ``efficientnet_lite0`` in an installed
-            package (the extra ``photos``), a file or folder with such; None for random ones.
+        weights: ``hub`` to fetch the pretrained ones, ``imagenet`` for those of
+            ``efficientnet_lite0`` in an installed package (the extra ``photos``), a
+            file or folder with such; None for random ones.
 
     Raises:
         ModuleNotFoundError: if timm, or the package with the weights, is not installed.
-        ValueError: if there is no such network or no such weights, or it has no features on a grid.
+        ValueError: if there is no such network or no such weights, or it has no
+            features on a grid.
     """
 
     mean: Tensor
@@ -104,17 +131,29 @@ class TimmBackbone(Backbone):
     def __init__(self, name: str, in_channels: int, weights: str | None = None) -> None:
         super().__init__()
         if ":" in name or "/" in name:
-            raise ValueError(f"backbone must be {TIMM!r} and a name of timm.list_models(), got {TIMM + name!r}")
+            raise ValueError(
+                f"backbone must be {TIMM!r} and a name of timm.list_models(), got "
+                f"{TIMM + name!r}"
+            )
         timm = import_timm(TIMM + name)
         options: dict[str, Any] = {"pretrained": weights is not None}
         if weights == IMAGENET:
-            options["pretrained_cfg_overlay"] = {"state_dict": imagenet_weights(timm, name), **IMAGENET_PIXELS}
+            options["pretrained_cfg_overlay"] = {
+                "state_dict": imagenet_weights(timm, name),
+                **IMAGENET_PIXELS,
+            }
         elif weights not in (None, HUB):
-            options["pretrained_cfg_overlay"] = {"file": str(_weights_file(str(weights)))}
+            options["pretrained_cfg_overlay"] = {
+                "file": str(_weights_file(str(weights)))
+            }
         try:
             with _numbers_only():
                 self.network = timm.create_model(
-                    name, features_only=True, out_indices=(-1,), in_chans=in_channels, **options
+                    name,
+                    features_only=True,
+                    out_indices=(-1,),
+                    in_chans=in_channels,
+                    **options,
                 )
         except RuntimeError as error:
             raise ValueError(f"backbone {TIMM}{name}: {error}") from error
@@ -122,7 +161,11 @@ class TimmBackbone(Backbone):
         known = getattr(self.network, "pretrained_cfg", {})
         for key in ("mean", "std"):
             values = torch.tensor(known.get(key, (0.5, 0.5, 0.5)))
-            values = values if len(values) == in_channels else values.mean().expand(in_channels)
+            values = (
+                values
+                if len(values) == in_channels
+                else values.mean().expand(in_channels)
+            )
             self.register_buffer(key, values.clone()[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
@@ -132,7 +175,9 @@ class TimmBackbone(Backbone):
 
 @contextmanager
 def _numbers_only() -> Iterator[None]:
-    """Inside the ``with`` block files of weights execute no code: timm turns ``weights_only`` of ``torch.load`` off."""
+    """Inside the ``with`` block files of weights execute no code: timm turns
+    ``weights_only`` of ``torch.load`` off.
+    """
     switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(switch)
     os.environ[switch] = "1"
@@ -148,23 +193,36 @@ def _numbers_only() -> Iterator[None]:
 def _weights_file(path: str) -> Path:
     """A file with weights, or the one that lies in a folder, or in that of a run."""
     here = Path(path)
-    files = [network_folder(here) / name for name in (WEIGHTS_FILE, "pytorch_model.bin")] if here.is_dir() else [here]
+    files = (
+        [network_folder(here) / name for name in (WEIGHTS_FILE, "pytorch_model.bin")]
+        if here.is_dir()
+        else [here]
+    )
     found = next((file for file in files if file.is_file()), None)
     if found is None:
         raise FileNotFoundError(
-            f"weights must be {HUB!r}, {IMAGENET!r}, a file, or a folder with {WEIGHTS_FILE}, got {path!r}"
+            f"weights must be {HUB!r}, {IMAGENET!r}, a file, or a folder with "
+            f"{WEIGHTS_FILE}, got {path!r}"
         )
     return found
 
 
 def make_backbone(
-    name: str, in_channels: int, widths: Sequence[int], blocks: int, stride: int, weights: str | None
+    name: str,
+    in_channels: int,
+    widths: Sequence[int],
+    blocks: int,
+    stride: int,
+    weights: str | None,
 ) -> Backbone:
     """A backbone by name; arguments and errors as in :class:`CapsNetOnBackbone`."""
     if name.startswith(TIMM):
         return TimmBackbone(name.removeprefix(TIMM), in_channels, weights)
     if name != "residual":
-        raise ValueError(f"backbone must be 'residual' or '{TIMM}' and the name of a network of timm, got {name!r}")
+        raise ValueError(
+            f"backbone must be 'residual' or '{TIMM}' and the name of a network of "
+            f"timm, got {name!r}"
+        )
     backbone = ResidualBackbone(in_channels, widths, blocks, stride)
     if weights is not None:
         _load_own(backbone, weights)
@@ -177,11 +235,17 @@ def _load_own(backbone: Backbone, weights: str) -> None:
 
     prefix = "features."
     state = load_file(_weights_file(weights))
-    own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    own = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
     try:
         backbone.load_state_dict(own)
     except RuntimeError as error:
-        raise ValueError(f"weights {weights} are not those of such a backbone: {error}") from error
+        raise ValueError(
+            f"weights {weights} are not those of such a backbone: {error}"
+        ) from error
 
 
 @settings
@@ -203,13 +267,20 @@ class _OnBackbone(ImageClassifier):
     def _make_backbone(self) -> None:
         weights, self.weights = self.weights, None
         self.features: Backbone = make_backbone(
-            self.backbone, self.image_shape[0], self.widths, self.blocks, self.stride, weights
+            self.backbone,
+            self.image_shape[0],
+            self.widths,
+            self.blocks,
+            self.stride,
+            weights,
         )
         if self.frozen:
             self.features.requires_grad_(False)
 
     def train(self, mode: bool = True) -> Any:
-        """Training or evaluation mode; a frozen backbone, or one that keeps its statistics, stays in the latter."""
+        """Training or evaluation mode; a frozen backbone, or one that keeps its
+        statistics, stays in the latter.
+        """
         super().train(mode)
         if self.frozen or self.keep_statistics:
             self.features.eval()
@@ -219,74 +290,104 @@ class _OnBackbone(ImageClassifier):
         """Height and width of the features.
 
         Raises:
-            ValueError: if the images do not suit the backbone, or the features have no grid.
+            ValueError: if the images do not suit the backbone, or the features have no
+                grid.
         """
         self.features.eval()
         try:
             features = _outlined(self.features, self.image_shape)
         except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"image_shape {self.image_shape} does not suit {self.backbone}: {error}") from error
+            raise ValueError(
+                f"image_shape {self.image_shape} does not suit {self.backbone}: {error}"
+            ) from error
         self.train()
-        if features.ndim != 4 or features.shape[1] != self.features.channels or not features.numel():
+        if (
+            features.ndim != 4
+            or features.shape[1] != self.features.channels
+            or not features.numel()
+        ):
             shape = tuple(features.shape)
-            raise ValueError(f"image_shape {self.image_shape} gives {self.backbone} features {shape}, not on a grid")
+            raise ValueError(
+                f"image_shape {self.image_shape} gives {self.backbone} features "
+                f"{shape}, not on a grid"
+            )
         return features.shape[2], features.shape[3]
 
 
 _SMALL = 2**18
-"""Numbers in an image that is tried as it is, which imports nothing; larger ones are tried without memory."""
+"""Numbers in an image that is tried as it is, which imports nothing; larger ones are
+tried without memory.
+"""
 
 
 def _outlined(features: nn.Module, image_shape: Sequence[int]) -> Tensor:
-    """The features of one image; of a large one as a tensor on the device ``meta``, which takes no memory."""
+    """The features of one image; of a large one as a tensor on the device ``meta``,
+    which takes no memory.
+    """
     with torch.no_grad(), taking_no_memory():
         if math.prod(image_shape) <= _SMALL:
             return features(torch.zeros(1, *image_shape))
-        state = {name: tensor.to("meta") for name, tensor in features.state_dict(keep_vars=True).items()}
+        state = {
+            name: tensor.to("meta")
+            for name, tensor in features.state_dict(keep_vars=True).items()
+        }
         state |= {name: tensor.to("meta") for name, tensor in features.named_buffers()}
-        return torch.func.functional_call(features, state, torch.zeros(1, *image_shape, device="meta"))
+        return torch.func.functional_call(
+            features, state, torch.zeros(1, *image_shape, device="meta")
+        )
 
 
 @register_model(
-    "capsnet_on_backbone", "CapsNet's class capsules on a small residual network, or on any of timm: photos"
+    "capsnet_on_backbone",
+    "CapsNet's class capsules on a small residual network, or on any of timm: photos",
 )
 @settings
 class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
-    """Features of a backbone, primary capsules, one routed layer of class capsules and, if asked for, a decoder.
+    """Features of a backbone, primary capsules, one routed layer of class capsules and,
+    if asked for, a decoder.
 
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
-        backbone: ``residual``, trained from scratch: :class:`ResidualBackbone`; or ``timm/`` and a name of
-            ``timm.list_models()``: :class:`TimmBackbone`, which needs the extra ``timm``.
-        widths: channels of the stages of ``residual``; each but the first halves height and width.
+        backbone: ``residual``, trained from scratch: :class:`ResidualBackbone`; or
+            ``timm/`` and a name of ``timm.list_models()``: :class:`TimmBackbone`, which
+            needs the extra ``timm``.
+        widths: channels of the stages of ``residual``; each but the first halves height
+            and width.
         blocks: in each stage of ``residual``.
         stride: of the first convolution of ``residual``.
-        weights: initial ones of the backbone: for ``residual`` the folder of a run, or of a saved network, on such a
-            one, for timm ``hub``, a file, or a folder with ``model.safetensors``, for ``timm/efficientnet_lite0`` also
-            ``imagenet``, out of an installed package (the extra ``photos``); None for random ones. The attribute is
-            None: a saved network brings its own.
+        weights: initial ones of the backbone: for ``residual`` the folder of a run, or
+            of a saved network, on such a one, for timm ``hub``, a file, or a folder
+            with ``model.safetensors``, for ``timm/efficientnet_lite0`` also
+            ``imagenet``, out of an installed package (the extra ``photos``); None for
+            random ones. The attribute is None: a saved network brings its own.
         frozen: train only what stands on the backbone.
-        keep_statistics: train all layers, but with the running statistics of the backbone's batch normalisation as they
-            came with the weights: a few hundred images have none as good.
+        keep_statistics: train all layers, but with the running statistics of the
+            backbone's batch normalisation as they came with the weights: a few hundred
+            images have none as good.
         types: types of primary capsules.
         primary_dim: dimension of their poses.
         pose_dim: dimension of the class capsules' poses.
         routing: any routing; default: dynamic routing in 3 steps.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder.
-        decoder_input: what the decoder is told of the class that it draws: ``masked``, ``pose`` or ``pose_and_class``,
-            see :class:`~torchcaps.layers.PoseInput`.
-        pose_noise: deviation of the noise on the pose that the decoder is given in training.
+        decoder_input: what the decoder is told of the class that it draws: ``masked``,
+            ``pose`` or ``pose_and_class``, see :class:`~torchcaps.layers.PoseInput`.
+        pose_noise: deviation of the noise on the pose that the decoder is given in
+            training.
 
     Raises:
-        ModuleNotFoundError: if the backbone is of timm, and that, or the package with its weights, is not installed.
+        ModuleNotFoundError: if the backbone is of timm, and that, or the package with
+            its weights, is not installed.
         ValueError: if there is no such backbone, or it does not suit the images.
 
-    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4, on the features of He et al.
-    2016; primary capsules have batch normalisation and the kernel 3, stride 2.
+    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4,
+    on the features of He et al. 2016; primary capsules have batch normalisation and the
+    kernel 3, stride 2.
 
     Example:
-        >>> network = tc.models.CapsNetOnBackbone((3, 16, 16), classes=4, widths=(8, 16), blocks=1)
+        >>> network = tc.models.CapsNetOnBackbone(
+        ...     (3, 16, 16), classes=4, widths=(8, 16), blocks=1
+        ... )
         >>> network(torch.rand(2, 3, 16, 16)).activation.shape
         torch.Size([2, 4])
     """
@@ -301,7 +402,15 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
 
     def __post_init__(self, routing: Routing | None) -> None:
         self._make_backbone()
-        self.primary_caps = PrimaryCaps(self.features.channels, self.types, self.primary_dim, 3, 2, 1, batch_norm=True)
+        self.primary_caps = PrimaryCaps(
+            self.features.channels,
+            self.types,
+            self.primary_dim,
+            3,
+            2,
+            1,
+            batch_norm=True,
+        )
         self.class_caps = CapsLinear(
             math.prod(self.primary_caps.sites(*self._grid())),
             self.classes,
@@ -317,7 +426,10 @@ class CapsNetOnBackbone(_OnBackbone, CapsuleClassifier):
         return self.primary_caps(self.features(images))
 
 
-@register_model("capsnet_on_backbone_cnn", "the same backbone with global average pooling and a linear layer: its twin")
+@register_model(
+    "capsnet_on_backbone_cnn",
+    "the same backbone with global average pooling and a linear layer: its twin",
+)
 @settings
 class BackboneTwin(_OnBackbone):
     """Features of a backbone, global average pooling, a linear layer, a softmax.
@@ -334,13 +446,16 @@ class BackboneTwin(_OnBackbone):
         keep_statistics: train all layers with the backbone's statistics as they are.
 
     Raises:
-        ModuleNotFoundError: if the backbone is of timm, and that, or the package with its weights, is not installed.
+        ModuleNotFoundError: if the backbone is of timm, and that, or the package with
+            its weights, is not installed.
         ValueError: if there is no such backbone, or it does not suit the images.
 
     Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition".
 
     Example:
-        >>> network = tc.models.BackboneTwin((3, 16, 16), classes=4, widths=(8, 16), blocks=1)
+        >>> network = tc.models.BackboneTwin(
+        ...     (3, 16, 16), classes=4, widths=(8, 16), blocks=1
+        ... )
         >>> network(torch.rand(2, 3, 16, 16)).activation.shape
         torch.Size([2, 4])
     """
@@ -353,4 +468,6 @@ class BackboneTwin(_OnBackbone):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each class."""
         self._check(images)
-        return Prediction(self.head(self.features(images).mean((2, 3))).softmax(-1), None, None)
+        return Prediction(
+            self.head(self.features(images).mean((2, 3))).softmax(-1), None, None
+        )

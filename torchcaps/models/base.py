@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.layers import CapsLinear, ClassCaps, FullyConnectedDecoder, PoseInput, mask_capsules, told
+from torchcaps.layers import (
+    CapsLinear,
+    ClassCaps,
+    FullyConnectedDecoder,
+    PoseInput,
+    mask_capsules,
+    told,
+)
 from torchcaps.layers.decoder import DecoderInput, ToldDecoder, chosen_classes
 from torchcaps.models.differences import outlined, take_differences
 from torchcaps.models.network import KEPT_FOR_CLASSES, Network
@@ -30,10 +37,12 @@ class ImageClassifier(Network):
         ...     def __init__(self, image_shape=(1, 8, 8), classes=10):
         ...         super().__init__(image_shape, classes)
         ...         self.layer = torch.nn.Linear(64, classes)
+        ...
         ...     def forward(self, images, target=None):
         ...         activation = self.layer(images.flatten(1)).sigmoid()
-        ...         return tc.models.Prediction(activation, capsules=None, reconstruction=None)
-        ...
+        ...         return tc.models.Prediction(
+        ...             activation, capsules=None, reconstruction=None
+        ...         )
         >>> OneLayer()(torch.rand(2, 1, 8, 8)).activation.shape
         torch.Size([2, 10])
     """
@@ -41,14 +50,22 @@ class ImageClassifier(Network):
     def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
         if not isinstance(image_shape, Sequence) or len(image_shape) != 3:
-            raise ValueError(f"image_shape must be (channels, height, width), got {image_shape!r}")
+            raise ValueError(
+                f"image_shape must be (channels, height, width), got {image_shape!r}"
+            )
         check_series(3, image_shape=image_shape)
         check_size(classes=classes)
-        self.image_shape = (int(image_shape[0]), int(image_shape[1]), int(image_shape[2]))
+        self.image_shape = (
+            int(image_shape[0]),
+            int(image_shape[1]),
+            int(image_shape[2]),
+        )
         self.classes = classes
 
     takes: ClassVar[str] = "images"
-    """What it classifies: images, or words, see :class:`~torchcaps.models.TextClassifier`."""
+    """What it classifies: images, or words, see
+    :class:`~torchcaps.models.TextClassifier`.
+    """
 
     any_size = False
     """Whether images may have another height and width than ``image_shape``."""
@@ -61,13 +78,14 @@ class ImageClassifier(Network):
     def reset_classifier(self, num_classes: int) -> None:
         """Makes the network one for another number of classes, in place.
 
-        Weights whose shape depends on the number are drawn anew, and learn, also where they were frozen. Everything
-        else stays what it is: modules and other weights are the same objects, frozen ones stay frozen, layers in
-        evaluation mode stay there, hooks stay, also those of the last layers. With the number that it has, nothing
-        changes; timm's draws new weights then.
+        Weights whose shape depends on the number are drawn anew, and learn, also where
+        they were frozen. Everything else stays what it is: modules and other weights
+        are the same objects, frozen ones stay frozen, layers in evaluation mode stay
+        there, hooks stay, also those of the last layers. With the number that it has,
+        nothing changes; timm's draws new weights then.
 
-        An optimizer has to be told of the new weights. What :meth:`save_pretrained` kept for the old classes, as their
-        names, leaves ``extra``.
+        An optimizer has to be told of the new weights. What :meth:`save_pretrained`
+        kept for the old classes, as their names, leaves ``extra``.
 
         Raises:
             ValueError: if it is no number of classes.
@@ -76,7 +94,11 @@ class ImageClassifier(Network):
         before = outlined(lambda: type(self).from_config(arguments))
         after = type(self).from_config({**arguments, "classes": num_classes})
         if num_classes != self.classes:
-            self.extra = {name: value for name, value in self.extra.items() if name not in KEPT_FOR_CLASSES}
+            self.extra = {
+                name: value
+                for name, value in self.extra.items()
+                if name not in KEPT_FOR_CLASSES
+            }
         take_differences(self, before, after)
 
     @abstractmethod
@@ -85,7 +107,8 @@ class ImageClassifier(Network):
 
         Args:
             images: the batch.
-            target: labels (B,) or a mask (B, E): what to reconstruct; None for the most active class.
+            target: labels (B,) or a mask (B, E): what to reconstruct; None for the most
+                active class.
 
         Raises:
             TypeError: if the images are no tensor.
@@ -94,26 +117,46 @@ class ImageClassifier(Network):
 
     def examples(self, batch: int) -> Tensor:
         """A batch of what it takes, to try it on; always the same."""
-        return torch.rand(batch, *self.image_shape, generator=torch.Generator().manual_seed(0))
+        return torch.rand(
+            batch, *self.image_shape, generator=torch.Generator().manual_seed(0)
+        )
 
     def _check(self, images: Tensor) -> None:
-        channels, height, width = (self.image_shape[0], "H", "W") if self.any_size else self.image_shape
+        channels, height, width = (
+            (self.image_shape[0], "H", "W") if self.any_size else self.image_shape
+        )
         known = 2 if self.any_size else 4  # axes whose size is that of image_shape
         check_batch(
-            "images", images, lambda shape: len(shape) == 4 and shape[1:known] == self.image_shape[: known - 1],
-            f"(B, {channels}, {height}, {width})", IN_RANGE,
-        )  # fmt: skip
-        if images.dtype == torch.float64 != (own := next(self.parameters(), images).dtype):  # autocast leaves it, too
-            raise ValueError(f"images must be {own}, as the parameters are, got {images.dtype}")
+            "images",
+            images,
+            lambda shape: (
+                len(shape) == 4 and shape[1:known] == self.image_shape[: known - 1]
+            ),
+            f"(B, {channels}, {height}, {width})",
+            IN_RANGE,
+        )
+        if (
+            images.dtype
+            == torch.float64
+            != (own := next(self.parameters(), images).dtype)
+        ):  # autocast leaves it, too
+            raise ValueError(
+                f"images must be {own}, as the parameters are, got {images.dtype}"
+            )
 
 
 IN_RANGE = "floating point with values in [0, 1]"
 
 
 def check_batch(
-    name: str, batch: Tensor, fits: Callable[[torch.Size], bool], shape: str, numbers: str = "floating point"
+    name: str,
+    batch: Tensor,
+    fits: Callable[[torch.Size], bool],
+    shape: str,
+    numbers: str = "floating point",
 ) -> None:
-    """Checks that a batch is a tensor of finite floating-point numbers, and has the right shape.
+    """Checks that a batch is a tensor of finite floating-point numbers, and has the
+    right shape.
 
     Args:
         name: of the argument.
@@ -132,8 +175,13 @@ def check_batch(
         raise ValueError(f"{name} must be {shape}, got shape {tuple(batch.shape)}")
     if not batch.is_floating_point():
         raise ValueError(f"{name} must be {numbers}, got {batch.dtype}")
-    # Elsewhere the check would stall the device or break a compiled graph: there the loss tells.
-    if batch.device.type == "cpu" and not torch.compiler.is_compiling() and not all_finite(batch):
+    # Elsewhere the check would stall the device or break a compiled graph: there the
+    # loss tells.
+    if (
+        batch.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not all_finite(batch)
+    ):
         raise ValueError(f"{name} hold NaN or infinite values")
 
 
@@ -144,11 +192,15 @@ def in_precision_of(network: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def all_finite(images: Tensor) -> bool:
-    """Whether there is no NaN and no infinite number: then the sum is finite, too, unless it overflows."""
+    """Whether there is no NaN and no infinite number: then the sum is finite, too,
+    unless it overflows.
+    """
     return bool(images.detach().sum().isfinite()) or bool(images.isfinite().all())
 
 
-def check_extent(argument: str, shape: Sequence[int], least: int, reason: str = "") -> None:
+def check_extent(
+    argument: str, shape: Sequence[int], least: int, reason: str = ""
+) -> None:
     """Checks that images of a shape (..., H, W) are large enough.
 
     Args:
@@ -161,43 +213,60 @@ def check_extent(argument: str, shape: Sequence[int], least: int, reason: str = 
         ValueError: if they are too small; names the argument.
     """
     if min(shape[-2:]) < least:
-        raise ValueError(f"{argument} must be at least {least} x {least}{reason}, got shape {tuple(shape)}")
+        raise ValueError(
+            f"{argument} must be at least {least} x {least}{reason}, got shape "
+            f"{tuple(shape)}"
+        )
 
 
 class _RoutingOf(property):
-    """As a default in the body of a class it is None, as an attribute of a network the routing of one of its layers."""
+    """As a default in the body of a class it is None, as an attribute of a network the
+    routing of one of its layers.
+    """
 
     def __get__(self, network: Any, owner: type | None = None) -> Any:
         return None if network is None else super().__get__(network, owner)
 
 
 def same_padded(features: Tensor, kernel_size: int, stride: int) -> Tensor:
-    """Padded as by TensorFlow's ``same``, for extents divided by the stride, rounded up; an odd one goes to the end."""
+    """Padded as by TensorFlow's ``same``, for extents divided by the stride, rounded
+    up; an odd one goes to the end.
+    """
     pads = []
     for extent in reversed(features.shape[2:]):
-        missing = max((math.ceil(extent / stride) - 1) * stride + kernel_size - extent, 0)
+        missing = max(
+            (math.ceil(extent / stride) - 1) * stride + kernel_size - extent, 0
+        )
         pads += [missing // 2, missing - missing // 2]
     return F.pad(features, pads)
 
 
 def routing_of(layer: str, doc: str) -> Any:
-    """The default of an ``InitVar`` that is a routing, None; the attribute of that name is the routing of a layer."""
+    """The default of an ``InitVar`` that is a routing, None; the attribute of that name
+    is the routing of a layer.
+    """
     return _RoutingOf(lambda network: network.get_submodule(layer).routing, doc=doc)
 
 
 class CapsuleClassifier(ImageClassifier):
-    """Base of the networks whose classes are capsules. A subclass sets ``class_caps`` and ``decoder`` (or None).
+    """Base of the networks whose classes are capsules. A subclass sets ``class_caps``
+    and ``decoder`` (or None).
 
     Example:
         >>> class Small(tc.models.CapsuleClassifier):
         ...     decoder = None
+        ...
         ...     def __init__(self, image_shape=(1, 8, 8), classes=10):
         ...         super().__init__(image_shape, classes)
-        ...         self.primary = tc.PrimaryCaps(image_shape[0], types=4, dim=4, kernel_size=3)
-        ...         self.class_caps = tc.CapsLinear(None, classes, 4, 8, transforms="shared")
+        ...         self.primary = tc.PrimaryCaps(
+        ...             image_shape[0], types=4, dim=4, kernel_size=3
+        ...         )
+        ...         self.class_caps = tc.CapsLinear(
+        ...             None, classes, 4, 8, transforms="shared"
+        ...         )
+        ...
         ...     def children_of(self, images):
         ...         return self.primary(images)
-        ...
         >>> Small()(torch.rand(2, 1, 8, 8)).activation.shape
         torch.Size([2, 10])
     """
@@ -209,9 +278,12 @@ class CapsuleClassifier(ImageClassifier):
     pose_noise: float
 
     def _told_decoder(
-        self, kind: Callable[[int, Sequence[int], Sequence[int]], nn.Module], widths: Sequence[int] | None
+        self,
+        kind: Callable[[int, Sequence[int], Sequence[int]], nn.Module],
+        widths: Sequence[int] | None,
     ) -> nn.Module | None:
-        """A decoder that is told of a pose what ``decoder_input`` and ``pose_noise`` say.
+        """A decoder that is told of a pose what ``decoder_input`` and ``pose_noise``
+        say.
 
         Args:
             kind: from ``in_features``, ``image_shape`` and the widths to a decoder.
@@ -220,9 +292,12 @@ class CapsuleClassifier(ImageClassifier):
         if widths is None:
             return None
         return told(
-            self.decoder_input, self.pose_noise, self.classes, self.pose_dim,
+            self.decoder_input,
+            self.pose_noise,
+            self.classes,
+            self.pose_dim,
             lambda numbers: kind(numbers, self.image_shape, widths),
-        )  # fmt: skip
+        )
 
     @property
     def routing(self) -> Routing:
@@ -231,7 +306,8 @@ class CapsuleClassifier(ImageClassifier):
 
     @property
     def told(self) -> DecoderInput | None:
-        """What the decoder is told of a class, a row of :class:`~torchcaps.layers.PoseInput`; None without a decoder.
+        """What the decoder is told of a class, a row of
+        :class:`~torchcaps.layers.PoseInput`; None without a decoder.
 
         All but ``masked`` have pose dimensions that mean the same in all classes.
         """
@@ -245,29 +321,38 @@ class CapsuleClassifier(ImageClassifier):
         return "masked"
 
     def forward_features(self, images: Tensor) -> Capsules:
-        """The children of the class capsules, by the name that timm's users know: :meth:`children_of`."""
+        """The children of the class capsules, by the name that timm's users know:
+        :meth:`children_of`.
+        """
         return self.children_of(images)
 
     @abstractmethod
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules that vote for the class capsules, with poses (B, *sites, *pose)."""
+        """The capsules that vote for the class capsules, with poses (B, *sites,
+        *pose).
+        """
 
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules of images (B, C, H, W)."""
         return self.class_caps(self.children_of(images))
 
     def route(self, images: Tensor) -> Routed:
-        """The routing of the class capsules: ``route(images).assignment`` is (B, I, J)."""
+        """The routing of the class capsules: ``route(images).assignment`` is (B, I,
+        J).
+        """
         return self.class_caps.route(self.children_of(images))
 
     def decode(self, capsules: Capsules, target: Tensor | None = None) -> Tensor:
-        """The image that the capsule of one class describes; ``target`` as in :func:`~torchcaps.layers.mask_capsules`.
+        """The image that the capsule of one class describes; ``target`` as in
+        :func:`~torchcaps.layers.mask_capsules`.
 
         Raises:
             RuntimeError: if the network has no decoder.
         """
         if self.decoder is None:
-            raise RuntimeError(f"this {type(self).__name__} was built without a decoder")
+            raise RuntimeError(
+                f"this {type(self).__name__} was built without a decoder"
+            )
         poses = mask_capsules(capsules, target)
         if isinstance(self.decoder, ToldDecoder):
             return self.decoder(poses, chosen_classes(capsules, target))

@@ -9,7 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules, Prediction
-from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.layers import (
+    CapsLinear,
+    DecoderInput,
+    FullyConnectedDecoder,
+    PrimaryCaps,
+)
 from torchcaps.layers.linear import Transforms
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.initial import cut_normal
@@ -19,10 +24,14 @@ from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
 
 
-@register_model("capsnet", "Sabour et al. 2017, the paper: 6.80 M parameters, 8.22 M with the decoder")
+@register_model(
+    "capsnet",
+    "Sabour et al. 2017, the paper: 6.80 M parameters, 8.22 M with the decoder",
+)
 @register_model(
     "capsnet_released",
-    "Sabour et al. 2017, the released code: biases in the routing, primary capsules routed once, its initial weights",
+    "Sabour et al. 2017, the released code: biases in the routing, primary capsules "
+    "routed once, its initial weights",
     routing={"name": "dynamic", "bias": True},
     routed_primary=True,
     released_start=True,
@@ -69,24 +78,34 @@ class CapsNet(CapsuleClassifier):
         transforms: of the class capsules: ``full``, ``shared`` or ``factored``.
         squash: of the primary capsules.
         batch_norm: in the primary capsules.
-        routed_primary: pass the primary capsules through one routing step with a bias, as the released code does.
+        routed_primary: pass the primary capsules through one routing step with a bias,
+            as the released code does.
         decoder_hidden: widths of the decoder's hidden layers; None for no decoder.
-        init_std: of the transforms; None for the rule of :class:`~torchcaps.layers.CapsLinear`.
-        stem: widths of further convolutions in front of the first one, of its kernel size and with stride 1. With a
-            stem, batch normalisation stands behind every convolution below the primary capsules.
-        decoder_input: what the decoder is told of the class that it draws: ``masked``, ``pose`` or ``pose_and_class``,
-            see :class:`~torchcaps.layers.PoseInput`.
-        pose_noise: deviation of the noise on the pose that the decoder is given in training.
-        released_start: initial weights and biases as in the released code: normal, cut at two deviations, of 0.05 in
-            the convolutions in front and 0.1 in that of the primary capsules and in the decoder; biases 0.1. With
-            PyTorch's own, the bias of routed primary capsules is nearly all that there is of them.
+        init_std: of the transforms; None for the rule of
+            :class:`~torchcaps.layers.CapsLinear`.
+        stem: widths of further convolutions in front of the first one, of its kernel
+            size and with stride 1. With a stem, batch normalisation stands behind every
+            convolution below the primary capsules.
+        decoder_input: what the decoder is told of the class that it draws: ``masked``,
+            ``pose`` or ``pose_and_class``, see :class:`~torchcaps.layers.PoseInput`.
+        pose_noise: deviation of the noise on the pose that the decoder is given in
+            training.
+        released_start: initial weights and biases as in the released code: normal, cut
+            at two deviations, of 0.05 in the convolutions in front and 0.1 in that of
+            the primary capsules and in the decoder; biases 0.1. With PyTorch's own, the
+            bias of routed primary capsules is nearly all that there is of them.
 
-    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4; the code released with it.
+    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", section 4;
+    the code released with it.
 
     Example:
         >>> network = tc.create_model("capsnet_digits")
         >>> prediction = network(torch.rand(2, 1, 8, 8))
-        >>> prediction.activation.shape, prediction.capsules.pose.shape, prediction.reconstruction.shape
+        >>> (
+        ...     prediction.activation.shape,
+        ...     prediction.capsules.pose.shape,
+        ...     prediction.reconstruction.shape,
+        ... )
         (torch.Size([2, 10]), torch.Size([2, 10, 16]), torch.Size([2, 1, 8, 8]))
     """
 
@@ -115,7 +134,9 @@ class CapsNet(CapsuleClassifier):
     def __post_init__(self, routing: Routing | None) -> None:
         in_channels = self.image_shape[0]
         self.features = _stem(in_channels, self.stem, self.kernel_size)
-        self.conv = nn.Conv2d((in_channels, *self.stem)[-1], self.channels, self.kernel_size, self.stride)
+        self.conv = nn.Conv2d(
+            (in_channels, *self.stem)[-1], self.channels, self.kernel_size, self.stride
+        )
         self.norm = nn.BatchNorm2d(self.channels) if self.stem else nn.Identity()
         self.primary_caps = PrimaryCaps(
             self.channels,
@@ -143,18 +164,28 @@ class CapsNet(CapsuleClassifier):
     def _start_as_released(self) -> None:
         for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
-                deviation = 0.05 if layer is self.conv or layer in self.features else 0.1
+                deviation = (
+                    0.05 if layer is self.conv or layer in self.features else 0.1
+                )
                 cut_normal(layer.weight, deviation)
                 if layer.bias is not None:
                     nn.init.constant_(layer.bias, 0.1)
 
     def _grid(self) -> tuple[int, ...]:
         """Height and width of the first convolution's output."""
-        extents = [extent - len(self.stem) * (self.kernel_size - 1) for extent in self.image_shape[1:]]
+        extents = [
+            extent - len(self.stem) * (self.kernel_size - 1)
+            for extent in self.image_shape[1:]
+        ]
         if min(extents) < self.kernel_size:
             behind = f" behind a stem of {len(self.stem)}" if self.stem else ""
-            raise ValueError(f"image_shape {self.image_shape} is smaller than kernel_size {self.kernel_size}{behind}")
-        return tuple((extent - self.kernel_size) // self.stride + 1 for extent in extents)
+            raise ValueError(
+                f"image_shape {self.image_shape} is smaller than kernel_size "
+                f"{self.kernel_size}{behind}"
+            )
+        return tuple(
+            (extent - self.kernel_size) // self.stride + 1 for extent in extents
+        )
 
     def children_of(self, images: Tensor) -> Capsules:
         """The primary capsules, poses (B, H', W', types, primary_dim)."""
@@ -166,13 +197,18 @@ def _stem(in_channels: int, widths: Sequence[int], kernel_size: int) -> nn.Seque
     """Convolutions, each with batch normalisation and ReLU; nothing for no widths."""
     layers: list[nn.Module] = []
     for before, width in pairwise((in_channels, *widths)):
-        layers += [nn.Conv2d(before, width, kernel_size), nn.BatchNorm2d(width), nn.ReLU()]
+        layers += [
+            nn.Conv2d(before, width, kernel_size),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers)
 
 
 @register_model(
     "capsnet_cnn",
-    "Sabour et al. 2017: the baseline, three convolutions and two hidden layers, 35.4 M parameters",
+    "Sabour et al. 2017: the baseline, three convolutions and two hidden layers, 35.4 "
+    "M parameters",
 )
 @register_model(
     "capsnet_small_cnn",
@@ -192,11 +228,13 @@ class CapsNetTwin(ImageClassifier):
         hidden: widths of the two fully connected layers.
         dropout: share of the second of them that is left out in training.
 
-    Source: Sabour, Frosst & Hinton 2017, section 5 (the padding is what gives the 35.4 M parameters that they name; the
-    share of dropout they do not give).
+    Source: Sabour, Frosst & Hinton 2017, section 5 (the padding is what gives the 35.4
+    M parameters that they name; the share of dropout they do not give).
 
     Example:
-        >>> network = tc.models.CapsNetTwin((1, 16, 16), classes=4, channels=(8, 8, 8), hidden=(16, 16))
+        >>> network = tc.models.CapsNetTwin(
+        ...     (1, 16, 16), classes=4, channels=(8, 8, 8), hidden=(16, 16)
+        ... )
         >>> network(torch.rand(2, 1, 16, 16)).capsules is None
         True
     """
@@ -220,7 +258,9 @@ class CapsNetTwin(ImageClassifier):
             nn.ReLU(),
             nn.Flatten(),
         )
-        positions = math.prod((extent - 1) // self.stride + 1 for extent in (height, width))
+        positions = math.prod(
+            (extent - 1) // self.stride + 1 for extent in (height, width)
+        )
         self.head = nn.Sequential(
             nn.Linear(third * positions, self.hidden[0]),
             nn.ReLU(),

@@ -23,15 +23,22 @@ from torchcaps.spec import settings
 from torchcaps.squashing import length, squash
 
 
-@register_model("deepcaps", "Rajasegaran et al. 2019 for images of 28 x 28: 8.44 M parameters, 8.50 M with the decoder")
+@register_model(
+    "deepcaps",
+    "Rajasegaran et al. 2019 for images of 28 x 28: 8.44 M parameters, 8.50 M with "
+    "the decoder",
+)
 @settings
 class DeepCaps(CapsuleClassifier):
-    """Four cells of convolutional capsules with a skip connection each, 3-D routing in the last, and class capsules.
+    """Four cells of convolutional capsules with a skip connection each, 3-D routing in
+    the last, and class capsules.
 
-    A convolution with ReLU and batch normalisation, then cells: a convolution of stride 2, two more, and beside these
-    two another one, whose capsules are added. In the last cell the one beside is :class:`CapsConvShared`, with routing;
-    all others are convolutions whose channels are squashed as capsules. The capsules of the last two cells together are
-    the children of the class capsules. The decoder is told only the pose of one class, not which class it is.
+    A convolution with ReLU and batch normalisation, then cells: a convolution of stride
+    2, two more, and beside these two another one, whose capsules are added. In the last
+    cell the one beside is :class:`CapsConvShared`, with routing; all others are
+    convolutions whose channels are squashed as capsules. The capsules of the last two
+    cells together are the children of the class capsules. The decoder is told only the
+    pose of one class, not which class it is.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -41,16 +48,21 @@ class DeepCaps(CapsuleClassifier):
         dims: of the poses, one a cell.
         pose_dim: dimension of the class capsules' poses.
         steps: of the 3-D routing.
-        routing: of the class capsules, any; default: dynamic routing in 3 steps with a bias.
-        decoder_channels: of the decoder, see :class:`TransposedDecoder`; None for no decoder. The released code has
-            (64, 32, 16, 8) for images of 64 x 64, to which it enlarges CIFAR-10's.
-        decoder_input: what the decoder is told of the class that it draws, see :class:`~torchcaps.layers.PoseInput`.
-        pose_noise: deviation of the noise on the pose that the decoder is given in training.
+        routing: of the class capsules, any; default: dynamic routing in 3 steps with a
+            bias.
+        decoder_channels: of the decoder, see :class:`TransposedDecoder`; None for no
+            decoder. The released code has (64, 32, 16, 8) for images of 64 x 64, to
+            which it enlarges CIFAR-10's.
+        decoder_input: what the decoder is told of the class that it draws, see
+            :class:`~torchcaps.layers.PoseInput`.
+        pose_noise: deviation of the noise on the pose that the decoder is given in
+            training.
 
-    Source: Rajasegaran, Jayasundara, Jayasekara, Jayasekara, Seneviratne & Rodrigo 2019, "DeepCaps: Going Deeper with
-    Capsule Networks", section 3, and the code released with it (``DeepCapsNet28``; brjathu/deepcaps), which has the
-    initial weights and the padding too. Its 3-D routing reshapes (H, W, types, dim) to (types dim, H, W) without moving
-    the axes; here the axes are moved, as the paper has it.
+    Source: Rajasegaran, Jayasundara, Jayasekara, Jayasekara, Seneviratne & Rodrigo
+    2019, "DeepCaps: Going Deeper with Capsule Networks", section 3, and the code
+    released with it (``DeepCapsNet28``; brjathu/deepcaps), which has the initial
+    weights and the padding too. Its 3-D routing reshapes (H, W, types, dim) to (types
+    dim, H, W) without moving the axes; here the axes are moved, as the paper has it.
 
     Example:
         >>> network = tc.models.DeepCaps((1, 16, 16), classes=10, channels=16, types=4)
@@ -88,16 +100,22 @@ class DeepCaps(CapsuleClassifier):
     def _class_caps(self, routing: Routing) -> CapsLinear:
         if self.dims[-1] != self.dims[-2]:
             raise ValueError(
-                f"dims must end in two equal ones, for both cells are children of the classes, got {self.dims}"
+                "dims must end in two equal ones, for both cells are children of the "
+                f"classes, got {self.dims}"
             )
         positions = [
             math.prod(math.ceil(extent / 2**cells) for extent in self.image_shape[1:])
             for cells in (len(self.dims) - 1, len(self.dims))
         ]
         children = self.types * sum(positions)
-        # Glorot's bound for a kernel of J x I places, D numbers in and P out, as Keras counts them.
-        bound = math.sqrt(6 / (self.classes * children * (self.pose_dim + self.dims[-1])))
-        class_caps = CapsLinear(children, self.classes, self.dims[-1], self.pose_dim, routing=routing)
+        # Glorot's bound for a kernel of J x I places, D numbers in and P out, as Keras
+        # counts them.
+        bound = math.sqrt(
+            6 / (self.classes * children * (self.pose_dim + self.dims[-1]))
+        )
+        class_caps = CapsLinear(
+            children, self.classes, self.dims[-1], self.pose_dim, routing=routing
+        )
         nn.init.uniform_(class_caps.weight, -bound, bound)
         offset = getattr(class_caps.routing, "offset", None)
         if offset is not None:
@@ -112,30 +130,42 @@ class DeepCaps(CapsuleClassifier):
         for cell in self.cells:
             features = cell(features)
             maps.append(features)
-        poses = [capsules_of(one, self.types).flatten(1, 3) for one in (maps[-1], maps[-2])]
+        poses = [
+            capsules_of(one, self.types).flatten(1, 3) for one in (maps[-1], maps[-2])
+        ]
         pose = torch.cat(poses, 1)
         return Capsules(pose, length(pose))
 
 
 class Cell(nn.Module):
-    """Convolutional capsules of stride 2, then two more layers of them; to these is added a layer beside the two.
+    """Convolutional capsules of stride 2, then two more layers of them; to these is
+    added a layer beside the two.
 
     Args:
         in_channels: of the map below.
         types: of capsules.
         dim: of their poses.
-        steps: of the 3-D routing of the layer beside; None for a convolution without routing.
+        steps: of the 3-D routing of the layer beside; None for a convolution without
+            routing.
 
     Shape:
         (B, in_channels, H, W) to (B, types x dim, H / 2, W / 2), rounded up.
     """
 
-    def __init__(self, in_channels: int, types: int, dim: int, steps: int | None = None) -> None:
+    def __init__(
+        self, in_channels: int, types: int, dim: int, steps: int | None = None
+    ) -> None:
         super().__init__()
         width = types * dim
         self.down = CapsMap(in_channels, types, dim, stride=2)
-        self.beside = CapsMap(width, types, dim) if steps is None else CapsConvShared(types, types, dim, dim, 3, steps)
-        self.through = nn.Sequential(CapsMap(width, types, dim), CapsMap(width, types, dim))
+        self.beside = (
+            CapsMap(width, types, dim)
+            if steps is None
+            else CapsConvShared(types, types, dim, dim, 3, steps)
+        )
+        self.through = nn.Sequential(
+            CapsMap(width, types, dim), CapsMap(width, types, dim)
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         """Sums of poses, not squashed again."""
@@ -144,7 +174,8 @@ class Cell(nn.Module):
 
 
 class CapsMap(nn.Module):
-    """A convolution of 3 x 3 without bias, whose channels are squashed as capsules: each parent takes all votes alike.
+    """A convolution of 3 x 3 without bias, whose channels are squashed as capsules:
+    each parent takes all votes alike.
 
     Shape:
         (B, in_channels, H, W) to (B, types x dim, H / stride, W / stride), rounded up.
@@ -155,7 +186,9 @@ class CapsMap(nn.Module):
         self.types = types
         self.stride = stride
         self.conv = nn.Conv2d(in_channels, types * dim, 3, stride, bias=False)
-        bound = math.sqrt(3 / math.sqrt(self.conv.weight.numel()))  # Keras: six axes, fans of the root of all numbers
+        bound = math.sqrt(
+            3 / math.sqrt(self.conv.weight.numel())
+        )  # Keras: six axes, fans of the root of all numbers
         nn.init.uniform_(self.conv.weight, -bound, bound)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -165,10 +198,12 @@ class CapsMap(nn.Module):
 
 
 class CapsConvShared(nn.Module):
-    r"""Convolutional capsules by 3-D convolution: all types of children share the transforms, and routing is over maps.
+    r"""Convolutional capsules by 3-D convolution: all types of children share the
+    transforms, and routing is over maps.
 
-    A child is a type, with its whole map; a vote is what its window at a position says for one type of parents,
-    :math:`V_{ijp} = W_j * u_i` there. Routing is that of :func:`field_routing`, with a bias.
+    A child is a type, with its whole map; a vote is what its window at a position says
+    for one type of parents, :math:`V_{ijp} = W_j * u_i` there. Routing is that of
+    :func:`field_routing`, with a bias.
 
     Args:
         in_types: I.
@@ -181,33 +216,48 @@ class CapsConvShared(nn.Module):
     Shape:
         (B, in_types x in_dim, H, W) to (B, out_types x out_dim, H, W).
 
-    Source: Rajasegaran et al. 2019, section 3.2 and Procedure 1; the code released with it (``ConvCapsuleLayer3D``).
+    Source: Rajasegaran et al. 2019, section 3.2 and Procedure 1; the code released with
+    it (``ConvCapsuleLayer3D``).
     """
 
     def __init__(
-        self, in_types: int, out_types: int, in_dim: int, out_dim: int, kernel_size: int = 3, steps: int = 3
+        self,
+        in_types: int,
+        out_types: int,
+        in_dim: int,
+        out_dim: int,
+        kernel_size: int = 3,
+        steps: int = 3,
     ) -> None:
         super().__init__()
         self.in_types, self.out_types, self.out_dim = in_types, out_types, out_dim
         self.kernel_size = kernel_size
         self.steps = check_steps(steps)
         size = in_dim * kernel_size**2
-        self.weight = nn.Parameter(torch.empty(size, out_types, out_dim))  # [in_dim k k, J, D]
+        self.weight = nn.Parameter(
+            torch.empty(size, out_types, out_dim)
+        )  # [in_dim k k, J, D]
         self.bias = nn.Parameter(torch.full((out_types, out_dim), 0.1))
         cut_normal(self.weight, he_deviation(size))
 
     def forward(self, features: Tensor) -> Tensor:
         """Routes the map of each child's type to those of the parents' types."""
         H, W = features.shape[2:]
-        windows = F.unfold(same_padded(features, self.kernel_size, 1), self.kernel_size)  # [B, I P k k, H W]
-        children = windows.unflatten(1, (self.in_types, -1)).permute(0, 3, 1, 2).flatten(0, 1)  # [B H W, I, P k k]
+        windows = F.unfold(
+            same_padded(features, self.kernel_size, 1), self.kernel_size
+        )  # [B, I P k k, H W]
+        children = (
+            windows.unflatten(1, (self.in_types, -1)).permute(0, 3, 1, 2).flatten(0, 1)
+        )  # [B H W, I, P k k]
         transforms = self.weight.movedim(0, 1)[None]  # [1, J, P k k, D]
         pose = field_routing(children, transforms, H * W, self.bias, self.steps)
         dtype = torch.promote_types(features.dtype, self.weight.dtype)
         return pose.permute(0, 2, 3, 1).flatten(1, 2).unflatten(-1, (H, W)).to(dtype)
 
 
-def field_routing(children: Tensor, transforms: Tensor, positions: int, bias: Tensor, steps: int = 3) -> Tensor:
+def field_routing(
+    children: Tensor, transforms: Tensor, positions: int, bias: Tensor, steps: int = 3
+) -> Tensor:
     r"""Dynamic routing of types of capsules over maps.
 
     .. math::
@@ -216,11 +266,12 @@ def field_routing(children: Tensor, transforms: Tensor, positions: int, bias: Te
         v_{jp} = \frac{|s_j|^2}{1 + |s_j|^2} \frac{s_{jp}}{|s_j|}, \quad
         b_{ijp} \mathrel{+}= \langle V_{ijp}, v_{jp} \rangle
 
-    from b = 0, with the length :math:`|s_j|` over all positions p and dimensions: parents of all types at all positions
-    compete for a child.
+    from b = 0, with the length :math:`|s_j|` over all positions p and dimensions:
+    parents of all types at all positions compete for a child.
 
     Args:
-        children: windows of the children, (B positions, I, P), the positions of an image behind each other.
+        children: windows of the children, (B positions, I, P), the positions of an
+            image behind each other.
         transforms: (1, J, P, D).
         positions: of a map.
         bias: (J, D).
@@ -236,7 +287,9 @@ def field_routing(children: Tensor, transforms: Tensor, positions: int, bias: Te
     pose = transforms.new_zeros(())
     for _ in range(steps):
         total = votes.moments(None if alpha is None else InnerProduct(alpha)).sum + bias
-        pose = squash(total.unflatten(0, (-1, positions)), dim=(1, 3))  # [B, positions, J, D]
+        pose = squash(
+            total.unflatten(0, (-1, positions)), dim=(1, 3)
+        )  # [B, positions, J, D]
         flat = pose.flatten(0, 1)
         alpha = flat if alpha is None else alpha + flat
     return pose
@@ -244,28 +297,35 @@ def field_routing(children: Tensor, transforms: Tensor, positions: int, bias: Te
 
 @dataclass(frozen=True, eq=False)
 class FieldWide(Normaliser):
-    """All types of parents at all positions of a map compete for a child, which has a window at each of them.
+    """All types of parents at all positions of a map compete for a child, which has a
+    window at each of them.
 
     Args:
-        positions: of a map; the rows of the votes are those of an image behind each other.
+        positions: of a map; the rows of the votes are those of an image behind each
+            other.
     """
 
     positions: int = 1
 
     def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
         """The rule with the normaliser of each child over the positions."""
-        here = source.log_partition(similarity, orphan=False).unflatten(0, (-1, self.positions))
+        here = source.log_partition(similarity, orphan=False).unflatten(
+            0, (-1, self.positions)
+        )
         everywhere = here.logsumexp(1, keepdim=True).expand_as(here).flatten(0, 1)
         return Rule(log_partition=everywhere)
 
 
 @settings
 class TransposedDecoder(nn.Module):
-    """Decodes to an image by transposed convolutions: a linear layer draws a small map, all but the first double it.
+    """Decodes to an image by transposed convolutions: a linear layer draws a small map,
+    all but the first double it.
 
-    A linear layer with ReLU gives a map of 16 channels, batch-normalised; transposed convolutions of 3 x 3, one for
-    each of ``channels``, the first of stride 1, the others of stride 2, nothing between them, and one more to the
-    channels of the image; ReLU. The first map is the smallest one that gives the image; what is over is cut off.
+    A linear layer with ReLU gives a map of 16 channels, batch-normalised; transposed
+    convolutions of 3 x 3, one for each of ``channels``, the first of stride 1, the
+    others of stride 2, nothing between them, and one more to the channels of the image;
+    ReLU. The first map is the smallest one that gives the image; what is over is cut
+    off.
 
     Args:
         in_features: numbers that it is told.
@@ -273,7 +333,8 @@ class TransposedDecoder(nn.Module):
         channels: of the transposed convolutions.
 
     Shape:
-        (B, in_features), or (B, J, *pose) of as many numbers, to images (B, C, H, W), 0 or more.
+        (B, in_features), or (B, J, *pose) of as many numbers, to images (B, C, H, W), 0
+        or more.
 
     Source: the code released with Rajasegaran et al. 2019.
 
@@ -293,7 +354,9 @@ class TransposedDecoder(nn.Module):
         channels = self.channels
         scale = 2 ** (len(channels) - 1) if channels else 1
         self.first = tuple(math.ceil(extent / scale) for extent in self.image_shape[1:])
-        self.linear = nn.Linear(self.in_features, self._CHANNELS * math.prod(self.first))
+        self.linear = nn.Linear(
+            self.in_features, self._CHANNELS * math.prod(self.first)
+        )
         self.norm = nn.BatchNorm2d(self._CHANNELS, 1e-3, 0.2)
         widths = (self._CHANNELS, *channels, self.image_shape[0])
         strides = (1, *[2] * (len(channels) - 1), 1)[: len(widths) - 1]
@@ -306,12 +369,18 @@ class TransposedDecoder(nn.Module):
 
     def forward(self, poses: Tensor) -> Tensor:
         """Decodes."""
-        image = self.norm(F.relu(self.linear(poses.flatten(1))).unflatten(1, (self._CHANNELS, *self.first)))
+        image = self.norm(
+            F.relu(self.linear(poses.flatten(1))).unflatten(
+                1, (self._CHANNELS, *self.first)
+            )
+        )
         for layer in self.convolutions:
             assert isinstance(layer, nn.ConvTranspose2d)
             before, stride = 1 if layer.stride[0] == 1 else 0, layer.stride[0]
             height, width = (extent * stride for extent in image.shape[2:])
-            image = layer(image)[:, :, before : before + height, before : before + width]
+            image = layer(image)[
+                :, :, before : before + height, before : before + width
+            ]
         return F.relu(image[:, :, : self.image_shape[1], : self.image_shape[2]])
 
 

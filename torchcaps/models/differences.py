@@ -12,7 +12,9 @@ from torch.nn.parameter import is_lazy
 NetworkType = TypeVar("NetworkType", bound=nn.Module)
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""Attributes of a module that are no settings: its tensors and children, hooks, whether it trains."""
+"""Attributes of a module that are no settings: its tensors and children, hooks, whether
+it trains.
+"""
 
 _NUMBERS = (int, float, complex, str, bytes, type, type(None))
 
@@ -20,14 +22,17 @@ _NUMBERS = (int, float, complex, str, bytes, type, type(None))
 def take_differences(network: nn.Module, before: nn.Module, after: nn.Module) -> None:
     """Gives a network what two others do not have in common, in place.
 
-    All its modules stay the same objects, with their hooks, and so do their parameters and buffers, whether they learn
-    and whatever they hold, unless shapes or settings of the two others differ there. What differs comes from ``after``,
-    to the device and in the precision of what it replaces. A layer that somebody has made another kind of since, as
-    ``torch.nn.utils.parametrize`` does, is replaced as a whole if it differs, and one that was removed stays removed.
+    All its modules stay the same objects, with their hooks, and so do their parameters
+    and buffers, whether they learn and whatever they hold, unless shapes or settings of
+    the two others differ there. What differs comes from ``after``, to the device and in
+    the precision of what it replaces. A layer that somebody has made another kind of
+    since, as ``torch.nn.utils.parametrize`` does, is replaced as a whole if it differs,
+    and one that was removed stays removed.
 
     Args:
         network: what is changed.
-        before: one that was made with its arguments; its numbers do not matter, it may be on the meta device.
+        before: one that was made with its arguments; its numbers do not matter, it may
+            be on the meta device.
         after: one that was made with others, which gives parts of itself away.
     """
     differences = _Differences(next(network.parameters(), None))
@@ -36,7 +41,9 @@ def take_differences(network: nn.Module, before: nn.Module, after: nn.Module) ->
 
 
 def outlined(make: Callable[[], NetworkType]) -> NetworkType:
-    """A network on the meta device, without numbers; with them if its constructor looks at numbers."""
+    """A network on the meta device, without numbers; with them if its constructor looks
+    at numbers.
+    """
     try:
         with torch.device("meta"):
             return make()
@@ -45,7 +52,8 @@ def outlined(make: Callable[[], NetworkType]) -> NetworkType:
 
 
 class _Differences:
-    """Takes over differences, and knows what was taken: modules and tensors may stand in several places.
+    """Takes over differences, and knows what was taken: modules and tensors may stand
+    in several places.
 
     Args:
         like: a tensor on the device and in the precision of what replaces nothing.
@@ -56,7 +64,9 @@ class _Differences:
         self.modules: dict[tuple[int, int], nn.Module] = {}
         self.tensors: dict[int, Tensor] = {}
 
-    def take(self, mine: nn.Module | None, before: nn.Module, after: nn.Module) -> nn.Module | None:
+    def take(
+        self, mine: nn.Module | None, before: nn.Module, after: nn.Module
+    ) -> nn.Module | None:
         """The module that is in the place of ``mine`` from now on."""
         if mine is None:
             return None
@@ -72,15 +82,23 @@ class _Differences:
 
     def _placed(self, new: nn.Module, old: nn.Module) -> nn.Module:
         like = next(old.parameters(), self.like)
-        return (new if like is None else new.to(like.device, like.dtype)).train(old.training)
+        return (new if like is None else new.to(like.device, like.dtype)).train(
+            old.training
+        )
 
     def _moved(self, new: Tensor | None, old: Tensor | None) -> Tensor | None:
         """A tensor on the device and in the precision of another one."""
         if new is None or old is None or is_lazy(new):
             return new
         if id(new) not in self.tensors:
-            moved = new.detach().to(old.device, old.dtype if new.is_floating_point() else new.dtype)
-            self.tensors[id(new)] = nn.Parameter(moved, new.requires_grad) if isinstance(new, nn.Parameter) else moved
+            moved = new.detach().to(
+                old.device, old.dtype if new.is_floating_point() else new.dtype
+            )
+            self.tensors[id(new)] = (
+                nn.Parameter(moved, new.requires_grad)
+                if isinstance(new, nn.Parameter)
+                else moved
+            )
         return self.tensors[id(new)]
 
     def take_own(self, mine: nn.Module, before: nn.Module, after: nn.Module) -> None:
@@ -91,14 +109,21 @@ class _Differences:
                 old = getattr(mine, store).get(name)
                 new = self._moved(tensors.get(name), self.like if old is None else old)
                 _put(getattr(mine, store), name, new, name in tensors)
-        mine._non_persistent_buffers_set ^= before._non_persistent_buffers_set ^ after._non_persistent_buffers_set
+        mine._non_persistent_buffers_set ^= (
+            before._non_persistent_buffers_set ^ after._non_persistent_buffers_set
+        )
         settings = _settings(after)
         for name in _different(_settings(before), settings):
             _put(vars(mine), name, settings.get(name), name in settings)
 
-    def take_children(self, mine: nn.Module, before: nn.Module, after: nn.Module) -> None:
+    def take_children(
+        self, mine: nn.Module, before: nn.Module, after: nn.Module
+    ) -> None:
         """Children of a module, and theirs."""
-        for name in [*before._modules, *(name for name in after._modules if name not in before._modules)]:
+        for name in [
+            *before._modules,
+            *(name for name in after._modules if name not in before._modules),
+        ]:
             was, new = before._modules.get(name), after._modules.get(name)
             if was is None or new is None:
                 if was is not new:
@@ -110,20 +135,34 @@ class _Differences:
 
 
 def _differs(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules are of other kinds, or have other tensors or settings, those of their children apart."""
-    stores = (_settings, lambda module: module._parameters, lambda module: module._buffers)
-    return type(one) is not type(other) or any(_different(store(one), store(other)) for store in stores)
+    """Whether two modules are of other kinds, or have other tensors or settings, those
+    of their children apart.
+    """
+    stores = (
+        _settings,
+        lambda module: module._parameters,
+        lambda module: module._buffers,
+    )
+    return type(one) is not type(other) or any(
+        _different(store(one), store(other)) for store in stores
+    )
 
 
 def _is_as_made(mine: nn.Module, before: nn.Module, after: nn.Module) -> bool:
-    """Whether a module has the kind of the two others, and all their tensors by name."""
+    """Whether a module has the kind of the two others, and all their tensors by
+    name.
+    """
     stores = ("_parameters", "_buffers")
-    there = all(vars(mine)[store].keys() >= vars(before)[store].keys() for store in stores)
+    there = all(
+        vars(mine)[store].keys() >= vars(before)[store].keys() for store in stores
+    )
     return type(mine) is type(before) is type(after) and there
 
 
 def _put(store: dict[str, Any], name: str, value: Any, there: bool) -> None:
-    """Sets a value, in the place of the old one in the order of names, or removes it."""
+    """Sets a value, in the place of the old one in the order of names, or removes
+    it.
+    """
     if there:
         store[name] = value
     else:
@@ -131,17 +170,26 @@ def _put(store: dict[str, Any], name: str, value: Any, there: bool) -> None:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _OF_EVERY_MODULE
+    }
 
 
 def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The names of what two modules do not have in common."""
-    same = {name for name in one.keys() & other.keys() if _essence(one[name]) == _essence(other[name])}
+    same = {
+        name
+        for name in one.keys() & other.keys()
+        if _essence(one[name]) == _essence(other[name])
+    }
     return [name for name in {**one, **other} if name not in same]
 
 
 def _essence(value: Any, inside: tuple[int, ...] = ()) -> Any:
-    """What two values have in common that mean the same; of tensors the shape, of modules, which have names, nothing.
+    """What two values have in common that mean the same; of tensors the shape, of
+    modules, which have names, nothing.
 
     Args:
         value: an attribute of a module.
@@ -163,4 +211,6 @@ def _essence(value: Any, inside: tuple[int, ...] = ()) -> Any:
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         return [value.__code__, *_essence(cells, inner)]
-    return type(value), _essence(vars(value), inner) if hasattr(value, "__dict__") else None
+    return type(value), _essence(vars(value), inner) if hasattr(
+        value, "__dict__"
+    ) else None

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
-from torchcaps.layers import CapsLinear, DecoderInput, FullyConnectedDecoder, PrimaryCaps
+from torchcaps.layers import (
+    CapsLinear,
+    DecoderInput,
+    FullyConnectedDecoder,
+    PrimaryCaps,
+)
 from torchcaps.models.base import CapsuleClassifier, check_extent
 from torchcaps.models.initial import cut_normal, glorot, he_deviation, zero_bias
 from torchcaps.models.registry import register_model
@@ -21,7 +26,10 @@ from torchcaps.spec import settings
 Norm = Literal["batch", "instance"]
 
 
-@register_model("efficient_capsnet", "Mazzia et al. 2021, MNIST: 162 k parameters, 1.57 M with the decoder")
+@register_model(
+    "efficient_capsnet",
+    "Mazzia et al. 2021, MNIST: 162 k parameters, 1.57 M with the decoder",
+)
 @register_model(
     "efficient_capsnet_smallnorb",
     "Mazzia et al. 2021, smallNORB: 152 k parameters, 381 k with the decoder",
@@ -44,10 +52,12 @@ Norm = Literal["batch", "instance"]
 )
 @settings
 class EfficientCapsNet(CapsuleClassifier):
-    """Few convolutions, one small set of primary capsules that see the whole image, class capsules by self-attention.
+    """Few convolutions, one small set of primary capsules that see the whole image,
+    class capsules by self-attention.
 
-    Behind each convolution stand a (leaky) ReLU and, after it, a normalisation. The primary capsules come from a
-    depthwise convolution, each channel of which has a kernel of its own, with one place or few.
+    Behind each convolution stand a (leaky) ReLU and, after it, a normalisation. The
+    primary capsules come from a depthwise convolution, each channel of which has a
+    kernel of its own, with one place or few.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -57,22 +67,29 @@ class EfficientCapsNet(CapsuleClassifier):
         strides: of the convolutions.
         norm: ``batch`` or ``instance`` normalisation.
         slope: of the ReLU below 0.
-        primary_dim: dimension of the primary capsules' poses, a divisor of the last of ``channels``.
-        primary_kernel_size: of their depthwise convolution; None for one as large as its feature map.
+        primary_dim: dimension of the primary capsules' poses, a divisor of the last of
+            ``channels``.
+        primary_kernel_size: of their depthwise convolution; None for one as large as
+            its feature map.
         primary_stride: of that convolution.
         pose_dim: dimension of the class capsules' poses.
         routing: any routing; default: self-attention.
-        decoder_hidden: widths of the hidden layers of a fully connected decoder, or None.
-        decoder_channels: of a convolutional decoder, see :class:`UpsamplingDecoder`, or None.
-        decoder_input: what the decoder is told of the class that it draws: ``masked``, ``pose`` or ``pose_and_class``,
-            see :class:`~torchcaps.layers.PoseInput`.
-        pose_noise: deviation of the noise on the pose that the decoder is given in training.
+        decoder_hidden: widths of the hidden layers of a fully connected decoder, or
+            None.
+        decoder_channels: of a convolutional decoder, see :class:`UpsamplingDecoder`, or
+            None.
+        decoder_input: what the decoder is told of the class that it draws: ``masked``,
+            ``pose`` or ``pose_and_class``, see :class:`~torchcaps.layers.PoseInput`.
+        pose_noise: deviation of the noise on the pose that the decoder is given in
+            training.
 
     Raises:
-        ValueError: if arguments contradict each other, or the images are too small for the convolutions.
+        ValueError: if arguments contradict each other, or the images are too small for
+            the convolutions.
 
-    Source: Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: Capsule Network with Self-Attention Routing",
-    section 3; kernels, norms and initial weights: the code released with it.
+    Source: Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: Capsule Network with
+    Self-Attention Routing", section 3; kernels, norms and initial weights: the code
+    released with it.
 
     Example:
         >>> network = tc.models.EfficientCapsNet()
@@ -120,7 +137,9 @@ class EfficientCapsNet(CapsuleClassifier):
             init_std=he_deviation(self.classes * children * self.primary_dim),
         )
         if self.decoder_channels is None:
-            self.decoder = self._told_decoder(FullyConnectedDecoder, self.decoder_hidden)
+            self.decoder = self._told_decoder(
+                FullyConnectedDecoder, self.decoder_hidden
+            )
         else:
             self.decoder = self._told_decoder(UpsamplingDecoder, self.decoder_channels)
         self._start_as_published()
@@ -128,32 +147,40 @@ class EfficientCapsNet(CapsuleClassifier):
     def _check_arguments(self) -> None:
         if not len(self.channels) == len(self.kernel_sizes) == len(self.strides):
             raise ValueError(
-                "channels, kernel_sizes and strides must be one for each convolution, got "
+                "channels, kernel_sizes and strides must be one for each convolution, "
+                "got "
                 f"{self.channels}, {self.kernel_sizes} and {self.strides}"
             )
         if self.channels[-1] % self.primary_dim:
             raise ValueError(
-                f"primary_dim must be a divisor of the last of channels, {self.channels[-1]}, got {self.primary_dim}"
+                "primary_dim must be a divisor of the last of channels, "
+                f"{self.channels[-1]}, got {self.primary_dim}"
             )
         if self.decoder_hidden is not None and self.decoder_channels is not None:
             raise ValueError(
-                "decoder_hidden and decoder_channels are two decoders, one of them must be None, got "
+                "decoder_hidden and decoder_channels are two decoders, one of them "
+                "must be None, got "
                 f"{self.decoder_hidden} and {self.decoder_channels}"
             )
 
     def _grid(self) -> tuple[int, int]:
         """Height and width of the last convolution's output."""
         smallest = self.primary_kernel_size or 1
-        for kernel, stride in zip(reversed(self.kernel_sizes), reversed(self.strides), strict=True):
+        for kernel, stride in zip(
+            reversed(self.kernel_sizes), reversed(self.strides), strict=True
+        ):
             smallest = (smallest - 1) * stride + kernel
         reason = f" for kernel_sizes {self.kernel_sizes} and strides {self.strides}"
         check_extent("image_shape", self.image_shape, smallest, reason)
         height, width = self.image_shape[1:]
         for kernel, stride in zip(self.kernel_sizes, self.strides, strict=True):
-            height, width = ((extent - kernel) // stride + 1 for extent in (height, width))
+            height, width = (
+                (extent - kernel) // stride + 1 for extent in (height, width)
+            )
         if self.norm == "instance" and height * width == 1:
             raise ValueError(
-                "image_shape must leave the last convolution more than one place under norm='instance', which makes "
+                "image_shape must leave the last convolution more than one place "
+                "under norm='instance', which makes "
                 f"a single one 0, got {self.image_shape}"
             )
         return height, width
@@ -161,32 +188,48 @@ class EfficientCapsNet(CapsuleClassifier):
     def _features(self) -> nn.Sequential:
         layers: list[nn.Module] = []
         before = self.image_shape[0]
-        for width, kernel, stride in zip(self.channels, self.kernel_sizes, self.strides, strict=True):
+        for width, kernel, stride in zip(
+            self.channels, self.kernel_sizes, self.strides, strict=True
+        ):
             layers += [
                 nn.Conv2d(before, width, kernel, stride),
-                nn.LeakyReLU(self.slope, inplace=True) if self.slope else nn.ReLU(inplace=True),
-                nn.BatchNorm2d(width, 1e-3, 0.01) if self.norm == "batch" else InstanceNorm(width),
+                nn.LeakyReLU(self.slope, inplace=True)
+                if self.slope
+                else nn.ReLU(inplace=True),
+                nn.BatchNorm2d(width, 1e-3, 0.01)
+                if self.norm == "batch"
+                else InstanceNorm(width),
             ]
             before = width
         return nn.Sequential(*layers)
 
     @torch.no_grad()
     def _start_as_published(self) -> None:
-        """The initial weights of the released code's Keras: He's normal, in the depthwise convolution Glorot's."""
+        """The initial weights of the released code's Keras: He's normal, in the
+        depthwise convolution Glorot's.
+        """
         for module in self.features:
             if isinstance(module, nn.Conv2d):
                 cut_normal(module.weight, he_deviation(module.weight[0].numel()))
                 zero_bias(module)
         kernel = self.primary_caps.conv
-        bound = math.sqrt(6 / (kernel.weight[0].numel() * (1 + self.channels[-1])))  # fans k k and k k channels
+        bound = math.sqrt(
+            6 / (kernel.weight[0].numel() * (1 + self.channels[-1]))
+        )  # fans k k and k k channels
         nn.init.uniform_(kernel.weight, -bound, bound)
         zero_bias(kernel)
         if self.decoder is not None and self.decoder_hidden is not None:
-            *hidden, last = (layer for layer in self.decoder.modules() if isinstance(layer, nn.Linear))
+            *hidden, last = (
+                layer
+                for layer in self.decoder.modules()
+                if isinstance(layer, nn.Linear)
+            )
             for layer in hidden:
                 cut_normal(layer.weight, he_deviation(layer.in_features))
                 zero_bias(layer)
-            cut_normal(last.weight, he_deviation(last.in_features + last.out_features))  # Glorot's normal
+            cut_normal(
+                last.weight, he_deviation(last.in_features + last.out_features)
+            )  # Glorot's normal
             zero_bias(last)
 
     def children_of(self, images: Tensor) -> Capsules:
@@ -196,9 +239,11 @@ class EfficientCapsNet(CapsuleClassifier):
 
 
 class InstanceNorm(nn.GroupNorm):
-    """Normalises each channel of each image by its own mean and (biased) variance; then one scale and shift a channel.
+    """Normalises each channel of each image by its own mean and (biased) variance; then
+    one scale and shift a channel.
 
-    Both start uniform in [-0.05, 0.05], as in the code released with Mazzia, Salvetti & Chiaberge 2021.
+    Both start uniform in [-0.05, 0.05], as in the code released with Mazzia, Salvetti &
+    Chiaberge 2021.
     """
 
     def __init__(self, channels: int, eps: float = 1e-3) -> None:
@@ -211,7 +256,8 @@ class InstanceNorm(nn.GroupNorm):
 
     def forward(self, features: Tensor) -> Tensor:
         """Normalises (B, C, H, W), in whatever order in memory."""
-        # torch's kernel for groups of one channel is ten times slower on channels-last maps than two copies.
+        # torch's kernel for groups of one channel is ten times slower on channels-last
+        # maps than two copies.
         normal = super().forward(features.contiguous())
         last = features.is_contiguous(memory_format=torch.channels_last)
         return normal.contiguous(memory_format=torch.channels_last) if last else normal
@@ -219,11 +265,13 @@ class InstanceNorm(nn.GroupNorm):
 
 @settings
 class UpsamplingDecoder(nn.Module):
-    """Decodes masked class capsules to an image: one linear map, then, for each of ``channels``, twice the size.
+    """Decodes masked class capsules to an image: one linear map, then, for each of
+    ``channels``, twice the size.
 
-    A linear layer draws a small map; it is enlarged by 2, bilinearly, and convolved (3 x 3, no padding, leaky ReLU)
-    once for each of ``channels``, and convolved once more to the channels of the image, with a sigmoid. The first map
-    is the smallest one that gives the image; what is over is cut off evenly.
+    A linear layer draws a small map; it is enlarged by 2, bilinearly, and convolved (3
+    x 3, no padding, leaky ReLU) once for each of ``channels``, and convolved once more
+    to the channels of the image, with a sigmoid. The first map is the smallest one that
+    gives the image; what is over is cut off evenly.
 
     Args:
         in_features: numbers in all class poses together, J x H.
@@ -233,10 +281,13 @@ class UpsamplingDecoder(nn.Module):
     Shape:
         Masked poses (B, J, H) to images (B, C, H, W) in [0, 1].
 
-    Source: the code released with Mazzia, Salvetti & Chiaberge 2021, its network for smallNORB.
+    Source: the code released with Mazzia, Salvetti & Chiaberge 2021, its network for
+    smallNORB.
 
     Example:
-        >>> decoder = tc.models.UpsamplingDecoder(10 * 16, image_shape=(1, 28, 28), channels=(8, 8, 8))
+        >>> decoder = tc.models.UpsamplingDecoder(
+        ...     10 * 16, image_shape=(1, 28, 28), channels=(8, 8, 8)
+        ... )
         >>> decoder(torch.randn(2, 160)).shape
         torch.Size([2, 1, 28, 28])
     """
@@ -246,11 +297,17 @@ class UpsamplingDecoder(nn.Module):
     channels: AnySizes = (64, 128, 128)
 
     def __post_init__(self) -> None:
-        scale = 2 ** len(self.channels)  # all doublings; the convolutions make scale n - 2 scale pixels of scale n
-        self.first = tuple(math.ceil((extent + 2 * scale) / scale) for extent in self.image_shape[1:])
+        scale = 2 ** len(
+            self.channels
+        )  # all doublings; the convolutions make scale n - 2 scale pixels of scale n
+        self.first = tuple(
+            math.ceil((extent + 2 * scale) / scale) for extent in self.image_shape[1:]
+        )
         self.linear = nn.Linear(self.in_features, math.prod(self.first))
         widths = (1, *self.channels, self.image_shape[0])
-        self.convolutions = nn.ModuleList(nn.Conv2d(before, width, 3) for before, width in pairwise(widths))
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(before, width, 3) for before, width in pairwise(widths)
+        )
         for layer in (self.linear, *self.convolutions):
             glorot(layer)
 
@@ -259,10 +316,17 @@ class UpsamplingDecoder(nn.Module):
         image = self.linear(poses.flatten(1)).unflatten(1, (1, *self.first))
         *hidden, last = self.convolutions
         for convolution in hidden:
-            image = F.interpolate(image, scale_factor=2, mode="bilinear", align_corners=False)
+            image = F.interpolate(
+                image, scale_factor=2, mode="bilinear", align_corners=False
+            )
             image = F.leaky_relu(convolution(image), 0.2)
         image = last(image).sigmoid()
         top, left = (
-            (extent - wanted) // 2 for extent, wanted in zip(image.shape[2:], self.image_shape[1:], strict=True)
+            (extent - wanted) // 2
+            for extent, wanted in zip(
+                image.shape[2:], self.image_shape[1:], strict=True
+            )
         )
-        return image[:, :, top : top + self.image_shape[1], left : left + self.image_shape[2]]
+        return image[
+            :, :, top : top + self.image_shape[1], left : left + self.image_shape[2]
+        ]

@@ -20,44 +20,59 @@ class SoftmaxCaps(CapsLinear):
     """A layer whose parents' activations add up to 1: the softmax of their logits."""
 
     def route(
-        self, children: Capsules | Tensor, mask: Tensor | None = None, *, initial: Routed | None = None
+        self,
+        children: Capsules | Tensor,
+        mask: Tensor | None = None,
+        *,
+        initial: Routed | None = None,
     ) -> Routed:
-        """Routes; where the routing gives no logits, they are those of the activations."""
+        """Routes; where the routing gives no logits, they are those of the
+        activations.
+        """
         routed = super().route(children, mask, initial=initial)
         logit = routed.logit
         if logit is None:
             exact = routed.activation.to(compute_dtype(routed.activation))
             logit = torch.logit(exact, eps=torch.finfo(exact.dtype).eps)
-        return routed._replace(activation=logit.softmax(-1).to(routed.activation.dtype), logit=None)
+        return routed._replace(
+            activation=logit.softmax(-1).to(routed.activation.dtype), logit=None
+        )
 
 
 @register_model("heinsen_smallnorb", "Heinsen 2019, smallNORB: 272 k parameters")
 @settings
 class HeinsenCapsNet(CapsuleClassifier):
-    r"""Convolutions over the image and its coordinates, parts from all places, classes from the parts.
+    r"""Convolutions over the image and its coordinates, parts from all places, classes
+    from the parts.
 
-    Each position of the last feature map has a matrix capsule of each type, with a learned activation. All of them,
-    with the same transforms, vote for the parts, and the parts for the classes. The scores of the classes are logits;
-    their activations are the shares :math:`\operatorname{softmax}_j`, for
+    Each position of the last feature map has a matrix capsule of each type, with a
+    learned activation. All of them, with the same transforms, vote for the parts, and
+    the parts for the classes. The scores of the classes are logits; their activations
+    are the shares :math:`\operatorname{softmax}_j`, for
     :class:`~torchcaps.losses.NegativeLogLikelihood`.
 
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
         classes: number of classes.
-        channels: of the convolutions, 3 x 3 without padding, each behind batch normalisation and before a Swish.
+        channels: of the convolutions, 3 x 3 without padding, each behind batch
+            normalisation and before a Swish.
         strides: of the convolutions.
         parts: types of capsules at each position, and number of parts.
         pose: shape of all poses, (M, D).
         part_routing: of the parts; default: Heinsen's.
-        routing: of the classes; default: Heinsen's. One with activations in [0, 1]: they become shares by their odds.
+        routing: of the classes; default: Heinsen's. One with activations in [0, 1]:
+            they become shares by their odds.
 
     Raises:
         ValueError: if images are too small for the convolutions.
 
-    Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains", section 4.1; the code released with it.
+    Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains", section
+    4.1; the code released with it.
 
     Example:
-        >>> network = tc.models.HeinsenCapsNet((2, 32, 32), classes=5, channels=8, parts=4)
+        >>> network = tc.models.HeinsenCapsNet(
+        ...     (2, 32, 32), classes=5, channels=8, parts=4
+        ... )
         >>> network(torch.rand(2, 2, 32, 32)).activation.shape
         torch.Size([2, 5])
     """
@@ -70,10 +85,14 @@ class HeinsenCapsNet(CapsuleClassifier):
     strides: Sizes = (1, 2, 1, 2, 1, 2)
     parts: Size = 64
     pose: TwoSizes = (4, 4)
-    part_routing: InitVar[Routing | None] = routing_of("part_caps", "The routing of the parts.")
+    part_routing: InitVar[Routing | None] = routing_of(
+        "part_caps", "The routing of the parts."
+    )
     routing: InitVar[Routing | None] = None
 
-    def __post_init__(self, part_routing: Routing | None, routing: Routing | None) -> None:
+    def __post_init__(
+        self, part_routing: Routing | None, routing: Routing | None
+    ) -> None:
         self._smallest = 1
         for stride in reversed(self.strides):
             self._smallest = (self._smallest - 1) * stride + 3
@@ -83,14 +102,27 @@ class HeinsenCapsNet(CapsuleClassifier):
         self.features = nn.Sequential()
         before, channels, parts = self.image_shape[0] + 2, self.channels, self.parts
         for stride in self.strides:
-            self.features.extend([nn.BatchNorm2d(before), nn.Conv2d(before, channels, 3, stride), nn.SiLU()])
+            self.features.extend(
+                [
+                    nn.BatchNorm2d(before),
+                    nn.Conv2d(before, channels, 3, stride),
+                    nn.SiLU(),
+                ]
+            )
             before = channels
-        self.activations = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
-        self.poses = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * math.prod(self.pose), 1))
+        self.activations = nn.Sequential(
+            nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1)
+        )
+        self.poses = nn.Sequential(
+            nn.BatchNorm2d(channels),
+            nn.Conv2d(channels, parts * math.prod(self.pose), 1),
+        )
         part_routing = part_routing or Heinsen2019Routing()
         routing = routing or Heinsen2019Routing()
         pose = self.pose[0], self.pose[1]
-        self.part_caps = CapsLinear(None, parts, pose, pose, transforms="shared", routing=part_routing)
+        self.part_caps = CapsLinear(
+            None, parts, pose, pose, transforms="shared", routing=part_routing
+        )
         self.class_caps = SoftmaxCaps(parts, self.classes, pose, pose, routing=routing)
         self.decoder = None
         self._start_as_published()
@@ -112,13 +144,18 @@ class HeinsenCapsNet(CapsuleClassifier):
         self._check(images)
         check_extent("images", images.shape, self._smallest, self._reason)
         features = self.features(torch.cat([images, _coordinates(images)], 1))
-        pose = self.poses(features).movedim(1, -1).unflatten(-1, (self.parts, *self.pose))
+        pose = (
+            self.poses(features).movedim(1, -1).unflatten(-1, (self.parts, *self.pose))
+        )
         return Capsules(pose, self.activations(features).movedim(1, -1).sigmoid())
 
 
 def _coordinates(images: Tensor) -> Tensor:
     """Row and column of each pixel, from -1 to 1, (B, 2, H, W)."""
     B, _, H, W = images.shape
-    rows, columns = (torch.linspace(-1, 1, extent, dtype=images.dtype, device=images.device) for extent in (H, W))
+    rows, columns = (
+        torch.linspace(-1, 1, extent, dtype=images.dtype, device=images.device)
+        for extent in (H, W)
+    )
     grid = torch.stack([rows[:, None].expand(H, W), columns.expand(H, W)])
     return grid.expand(B, 2, H, W)

@@ -26,7 +26,10 @@ from torchcaps.numerics import AnySizes, Share, Size, ThreeSizes, TwoSizes
 from torchcaps.routing import EMRouting, Routing
 from torchcaps.spec import settings
 
-_SMALLEST = {False: 17, True: 13}  # pixels on a side, padded or not, that leave the last convolutional layer one place
+_SMALLEST = {
+    False: 17,
+    True: 13,
+}  # pixels on a side, padded or not, that leave the last convolutional layer one place
 
 
 @register_model(
@@ -35,13 +38,15 @@ _SMALLEST = {False: 17, True: 13}  # pixels on a side, padded or not, that leave
 )
 @register_model(
     "matrixcapsnet_paper",
-    "the same with the paper's routing to the letter: sharp E-steps, costs as they are, poses not normalised",
+    "the same with the paper's routing to the letter: sharp E-steps, costs as they "
+    "are, poses not normalised",
     routing={"name": "em"},
     pose_norm=None,
 )
 @register_model(
     "matrixcapsnet_small",
-    "Hinton et al. 2018: A = 64, B = 8, C = D = 16, 68,618 parameters (the paper says 68 K)",
+    "Hinton et al. 2018: A = 64, B = 8, C = D = 16, 68,618 parameters (the paper says "
+    "68 K)",
     channels=64,
     types=(8, 16, 16),
 )
@@ -54,44 +59,62 @@ _SMALLEST = {False: 17, True: 13}  # pixels on a side, padded or not, that leave
 )
 @register_model(
     "matrixcapsnet_mnist",
-    "Hinton et al. 2018 as ports have it for MNIST: maps of 14, 6 and 4, parents compete within a window",
+    "Hinton et al. 2018 as ports have it for MNIST: maps of 14, 6 and 4, parents "
+    "compete within a window",
     image_shape=(1, 28, 28),
     classes=10,
     same_padding=True,
-    routing={"name": "em", "steps": 3, "standardise": True, "schedule": "linear", "inverse_temperature": 1.0},
+    routing={
+        "name": "em",
+        "steps": 3,
+        "standardise": True,
+        "schedule": "linear",
+        "inverse_temperature": 1.0,
+    },
     competition="window",
     pose_norm=None,
 )
 @settings
 class MatrixCapsNet(CapsuleClassifier):
-    """Convolution, primary capsules, two layers of convolutional capsules, class capsules; matrix poses throughout.
+    """Convolution, primary capsules, two layers of convolutional capsules, class
+    capsules; matrix poses throughout.
 
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
         channels: A, of the first convolution.
-        types: B, C and D: types of primary capsules and of the two convolutional layers.
+        types: B, C and D: types of primary capsules and of the two convolutional
+            layers.
         pose: rows and columns of the poses.
-        routing: of the convolutional layers, and of the class capsules unless ``class_routing`` says otherwise;
-            default: EM routing in 3 steps with standardised costs and soft E-steps (the preset ``soft``), or with
-            scaled masses for fewer than three classes, which leave nothing to standardise over.
+        routing: of the convolutional layers, and of the class capsules unless
+            ``class_routing`` says otherwise; default: EM routing in 3 steps with
+            standardised costs and soft E-steps (the preset ``soft``), or with scaled
+            masses for fewer than three classes, which leave nothing to standardise
+            over.
         class_routing: of the class capsules.
-        competition: which parents compete for a child: all that see it in the ``image``, those of one type at any
-            ``position``, or those of one ``window``.
-        coordinates: add the children's places to their votes for the class capsules; ``"scaled"``: multiplied by how
-            large their poses are.
-        decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as in the paper.
+        competition: which parents compete for a child: all that see it in the
+            ``image``, those of one type at any ``position``, or those of one
+            ``window``.
+        coordinates: add the children's places to their votes for the class capsules;
+            ``"scaled"``: multiplied by how large their poses are.
+        decoder_hidden: widths of the decoder's hidden layers; None for no decoder, as
+            in the paper.
         decoder_by_class: whether the decoder is told which class it decodes.
-        pose_norm: normalise the poses that go into each routed layer, see :class:`~torchcaps.layers.PoseNorm`; None, as
-            published, leaves them, and they fade from layer to layer.
-        residual: add the children's poses to the routed ones in the convolutional layers, see
-            :class:`~torchcaps.layers.IdentityPath`.
-        same_padding: pad the image for the first convolution as TensorFlow's ``SAME`` does, for maps of half its size.
+        pose_norm: normalise the poses that go into each routed layer, see
+            :class:`~torchcaps.layers.PoseNorm`; None, as published, leaves them, and
+            they fade from layer to layer.
+        residual: add the children's poses to the routed ones in the convolutional
+            layers, see :class:`~torchcaps.layers.IdentityPath`.
+        same_padding: pad the image for the first convolution as TensorFlow's ``SAME``
+            does, for maps of half its size.
 
-    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", sections 4 and 5, figure 1.
+    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", sections 4
+    and 5, figure 1.
 
     Example:
-        >>> network = tc.models.MatrixCapsNet((1, 20, 20), classes=5, channels=8, types=(4, 4, 4))
+        >>> network = tc.models.MatrixCapsNet(
+        ...     (1, 20, 20), classes=5, channels=8, types=(4, 4, 4)
+        ... )
         >>> prediction = network(torch.rand(2, 1, 20, 20))
         >>> prediction.activation.shape, prediction.capsules.pose.shape
         (torch.Size([2, 5]), torch.Size([2, 5, 4, 4]))
@@ -104,8 +127,12 @@ class MatrixCapsNet(CapsuleClassifier):
     channels: Size = 32
     types: ThreeSizes = (32, 32, 32)
     pose: TwoSizes = (4, 4)
-    routing: InitVar[Routing | None] = routing_of("conv_caps1", "The routing of the convolutional layers.")
-    class_routing: InitVar[Routing | None] = routing_of("class_caps", "The routing of the class capsules.")
+    routing: InitVar[Routing | None] = routing_of(
+        "conv_caps1", "The routing of the convolutional layers."
+    )
+    class_routing: InitVar[Routing | None] = routing_of(
+        "class_caps", "The routing of the class capsules."
+    )
     competition: Competition = "image"
     coordinates: Coordinates = True
     decoder_hidden: AnySizes | None = None
@@ -114,7 +141,9 @@ class MatrixCapsNet(CapsuleClassifier):
     residual: bool = False
     same_padding: bool = False
 
-    def __post_init__(self, routing: Routing | None, class_routing: Routing | None) -> None:
+    def __post_init__(
+        self, routing: Routing | None, class_routing: Routing | None
+    ) -> None:
         if routing is None and class_routing is None and self.classes < 3:
             class_routing = EMRouting.preset("mass_scaled", sharpness="mean")
         routing = routing or EMRouting.preset("soft")
@@ -139,12 +168,18 @@ class MatrixCapsNet(CapsuleClassifier):
         self.conv_caps1 = CapsConv2d(first, second, *shape, 3, 2, **routed)
         self.conv_caps2 = CapsConv2d(second, third, *shape, 3, 1, **routed)
         self.class_caps = ClassCaps(
-            third, self.classes, *shape, routing=class_routing or routing, coordinates=self.coordinates
+            third,
+            self.classes,
+            *shape,
+            routing=class_routing or routing,
+            coordinates=self.coordinates,
         )
         self.decoder = None
         if self.decoder_hidden is not None:
             size = math.prod(self.pose) * (self.classes if self.decoder_by_class else 1)
-            self.decoder = FullyConnectedDecoder(size, self.image_shape, self.decoder_hidden, self.decoder_by_class)
+            self.decoder = FullyConnectedDecoder(
+                size, self.image_shape, self.decoder_hidden, self.decoder_by_class
+            )
 
     def layers_of(self, images: Tensor) -> dict[str, Capsules]:
         """The capsules of each layer below the classes, by name."""
@@ -153,20 +188,28 @@ class MatrixCapsNet(CapsuleClassifier):
             images = same_padded(images, self.conv.kernel_size[0], self.conv.stride[0])
         primary = self.primary_caps(F.relu(self.conv(images)))
         first = self.conv_caps1(primary)
-        return {"primary_caps": primary, "conv_caps1": first, "conv_caps2": self.conv_caps2(first)}
+        return {
+            "primary_caps": primary,
+            "conv_caps1": first,
+            "conv_caps2": self.conv_caps2(first),
+        }
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules of the last convolutional layer, poses (B, H', W', types, *pose)."""
+        """The capsules of the last convolutional layer, poses (B, H', W', types,
+        *pose).
+        """
         return self.layers_of(images)["conv_caps2"]
 
 
 @register_model(
     "matrixcapsnet_cnn",
-    "Hinton et al. 2018: the baseline, two convolutions and a hidden layer, 4.2 M parameters",
+    "Hinton et al. 2018: the baseline, two convolutions and a hidden layer, 4.2 M "
+    "parameters",
 )
 @settings
 class MatrixCapsNetTwin(ImageClassifier):
-    """Two convolutions, each with max pooling, one hidden layer with dropout, a softmax.
+    """Two convolutions, each with max pooling, one hidden layer with dropout, a
+    softmax.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -175,11 +218,13 @@ class MatrixCapsNetTwin(ImageClassifier):
         hidden: width of the hidden layer.
         dropout: share of the hidden layer that is left out in training.
 
-    Source: Hinton, Sabour & Frosst 2018, section 5 (the padding is what gives the 4.2 M parameters that they name; the
-    share of dropout they do not give).
+    Source: Hinton, Sabour & Frosst 2018, section 5 (the padding is what gives the 4.2 M
+    parameters that they name; the share of dropout they do not give).
 
     Example:
-        >>> network = tc.models.MatrixCapsNetTwin((2, 32, 32), classes=5, channels=(4, 8), hidden=16)
+        >>> network = tc.models.MatrixCapsNetTwin(
+        ...     (2, 32, 32), classes=5, channels=(4, 8), hidden=16
+        ... )
         >>> network(torch.rand(2, 2, 32, 32)).activation.shape
         torch.Size([2, 5])
     """

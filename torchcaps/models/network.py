@@ -1,4 +1,6 @@
-"""What every network can do, over images or words: give its configuration, save itself, and be loaded again."""
+"""What every network can do, over images or words: give its configuration, save itself,
+and be loaded again.
+"""
 
 import ctypes
 import inspect
@@ -13,18 +15,36 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from torchcaps.models.allowance import SPARE_STEPS, STEPS_EACH, Allowance, Header, TooLarge, read_header
+from torchcaps.models.allowance import (
+    SPARE_STEPS,
+    STEPS_EACH,
+    Allowance,
+    Header,
+    TooLarge,
+    read_header,
+)
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.names import needing
 from torchcaps.routing import Routing, constructor_arguments
 from torchcaps.routing.base import MOST_STEPS
-from torchcaps.spec import NotKnown, declared, fit, kept, make, package_of, plain, same_class
+from torchcaps.spec import (
+    NotKnown,
+    declared,
+    fit,
+    kept,
+    make,
+    package_of,
+    plain,
+    same_class,
+)
 from torchcaps.whole import sweep, write_whole, written_whole
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 RUN_FILE = "config.yaml"
-"""What the folder of a run holds from its start; the network comes into its folder ``model`` at the end."""
+"""What the folder of a run holds from its start; the network comes into its folder
+``model`` at the end.
+"""
 
 KEPT_FOR_CLASSES = ("classes", "calibration", "strangers")
 """What is saved beside a network by these names holds for its classes only."""
@@ -39,12 +59,14 @@ NetworkType = TypeVar("NetworkType", bound="Network")
 
 
 class Network(nn.Module, ABC):
-    """Base of all networks: the arguments of its constructor and its weights are all that a network is.
+    """Base of all networks: the arguments of its constructor and its weights are all
+    that a network is.
 
-    A subclass keeps the arguments of its constructor as attributes of the same names, for :meth:`config`. They are
-    numbers, strings, None, routings where their type hint says so or their name ends with ``routing``, and sequences
-    (which come back as tuples) and dicts of these. Python knows a network by its class; a saved one is known by the
-    class's name, which is therefore used once.
+    A subclass keeps the arguments of its constructor as attributes of the same names,
+    for :meth:`config`. They are numbers, strings, None, routings where their type hint
+    says so or their name ends with ``routing``, and sequences (which come back as
+    tuples) and dicts of these. Python knows a network by its class; a saved one is
+    known by the class's name, which is therefore used once.
 
     Attributes:
         extra: what was saved beside the network, see :meth:`save_pretrained`.
@@ -57,18 +79,24 @@ class Network(nn.Module, ABC):
         ...     def __init__(self, factor=2.0):
         ...         super().__init__()
         ...         self.factor = factor
+        ...
         ...     def forward(self, x):
         ...         return self.factor * x
-        ...
-        >>> Doubler.from_config(Doubler(3.0).config()).factor  # arguments are kept, and saved with the weights
+        >>> Doubler.from_config(
+        ...     Doubler(3.0).config()
+        ... ).factor  # arguments are kept, and saved with the weights
         3.0
     """
 
     newer: ClassVar[Mapping[str, Any]] = {}
-    """Values of arguments that the constructor has got since, for networks that were saved without them."""
+    """Values of arguments that the constructor has got since, for networks that were
+    saved without them.
+    """
 
     outside: ClassVar[tuple[str, ...]] = ()
-    """Arguments of the constructor that name files elsewhere, such as first weights: None in saved networks."""
+    """Arguments of the constructor that name files elsewhere, such as first weights:
+    None in saved networks.
+    """
 
     _passed_on: dict[str, Any]
     _unnamed: tuple[Any, ...]
@@ -79,13 +107,17 @@ class Network(nn.Module, ABC):
         known = NETWORKS.get(cls.__name__)
         if known is not None and not same_class(known, cls):
             raise ValueError(
-                f"a network named {cls.__name__!r} exists already, {known.__module__}.{known.__qualname__}: saved "
-                f"networks are known by that name, so give {cls.__module__}.{cls.__qualname__} another one"
+                f"a network named {cls.__name__!r} exists already, "
+                f"{known.__module__}.{known.__qualname__}: saved "
+                "networks are known by that name, so give "
+                f"{cls.__module__}.{cls.__qualname__} another one"
             )
         NETWORKS[cls.__name__] = cls
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Network":
-        """Keeps the arguments that the constructor takes as ``*args`` and ``**kwargs``: only the call has them."""
+        """Keeps the arguments that the constructor takes as ``*args`` and ``**kwargs``:
+        only the call has them.
+        """
         network = super().__new__(cls)
         named = constructor_arguments(cls)
         passed_on = {name: value for name, value in kwargs.items() if name not in named}
@@ -104,54 +136,84 @@ class Network(nn.Module, ABC):
         """The constructor's arguments, ready for JSON.
 
         Raises:
-            ValueError: if an argument is not kept, or is nothing that a configuration can hold.
+            ValueError: if an argument is not kept, or is nothing that a configuration
+                can hold.
         """
         kind = type(self).__name__
         if self._unnamed:
-            raise ValueError(f"{kind} took arguments without names, {self._unnamed}, which no configuration can hold")
-        arguments = {name: kept(self, name) for name in constructor_arguments(type(self))}
-        arguments |= {name: getattr(self, name, value) for name, value in self._passed_on.items()}
-        return {name: _described(_hint(type(self), name), value, name) for name, value in arguments.items()}
+            raise ValueError(
+                f"{kind} took arguments without names, {self._unnamed}, which no "
+                "configuration can hold"
+            )
+        arguments = {
+            name: kept(self, name) for name in constructor_arguments(type(self))
+        }
+        arguments |= {
+            name: getattr(self, name, value) for name, value in self._passed_on.items()
+        }
+        return {
+            name: _described(_hint(type(self), name), value, name)
+            for name, value in arguments.items()
+        }
 
     @classmethod
     def from_config(cls: type[NetworkType], config: Mapping[str, Any]) -> NetworkType:
         """The network with these constructor's arguments, freshly initialised.
 
         Raises:
-            ValueError: if an argument does not fit, or the class does not keep one, so that it could not be saved.
+            ValueError: if an argument does not fit, or the class does not keep one, so
+                that it could not be saved.
         """
-        network = cls(**{name: _made(_hint(cls, name), value, name) for name, value in config.items()})
+        network = cls(
+            **{
+                name: _made(_hint(cls, name), value, name)
+                for name, value in config.items()
+            }
+        )
         for name in constructor_arguments(cls):
             kept(network, name)
         return network
 
-    def save_pretrained(self, folder: str | Path, *, stored: str | None = None, **extra: Any) -> None:
+    def save_pretrained(
+        self, folder: str | Path, *, stored: str | None = None, **extra: Any
+    ) -> None:
         """Writes ``config.json`` and ``model.safetensors``.
 
         Args:
             folder: made if it is missing.
-            stored: ``float16`` or ``bfloat16`` rounds the weights to that type, which halves the file; loaded, they
-                have torch's default type again. None stores the weights as they are: of one of these types, or of the
-                default one.
-            extra: anything JSON can hold, kept in ``config.json`` and given back as the attribute ``extra``; the
-                command line keeps the names of the classes and how images are prepared here.
+            stored: ``float16`` or ``bfloat16`` rounds the weights to that type, which
+                halves the file; loaded, they have torch's default type again. None
+                stores the weights as they are: of one of these types, or of the default
+                one.
+            extra: anything JSON can hold, kept in ``config.json`` and given back as the
+                attribute ``extra``; the command line keeps the names of the classes and
+                how images are prepared here.
 
         Raises:
-            ValueError: if there is no such type, or a weight is too large for it; or if the weights have another type
-                than these, such as float64.
+            ValueError: if there is no such type, or a weight is too large for it; or if
+                the weights have another type than these, such as float64.
         """
         folder = Path(folder)
-        config = {"network": type(self).__name__, "arguments": self.config(), "extra": extra}
+        config = {
+            "network": type(self).__name__,
+            "arguments": self.config(),
+            "extra": extra,
+        }
         imports = _imports(self)
         if imports:
             config["imports"] = imports
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        state = {
+            name: tensor.detach().cpu().contiguous()
+            for name, tensor in self.state_dict().items()
+        }
         stored = stored or _half(self)
         if stored is not None:
             config["stored"] = stored
         text = json.dumps(config, indent=2) + "\n"
         if stored is not None:
-            state = {name: _rounded(name, tensor, stored) for name, tensor in state.items()}
+            state = {
+                name: _rounded(name, tensor, stored) for name, tensor in state.items()
+            }
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         with written_whole(folder / WEIGHTS_FILE) as part:
@@ -171,34 +233,52 @@ class Network(nn.Module, ABC):
         """
         network = load_pretrained(source)
         if not isinstance(network, cls):
-            raise ValueError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
+            raise ValueError(
+                f"{source} holds a {type(network).__name__}, not a {cls.__name__}"
+            )
         return network
 
 
 def _half(network: nn.Module) -> str | None:
-    """The type of 16 bits that a network's weights have; None where they have float32 or torch's default type."""
+    """The type of 16 bits that a network's weights have; None where they have float32
+    or torch's default type.
+    """
     default = torch.get_default_dtype()
-    kinds = {weight.dtype for weight in network.parameters() if weight.is_floating_point()}
+    kinds = {
+        weight.dtype for weight in network.parameters() if weight.is_floating_point()
+    }
     if kinds <= {default} or kinds == {torch.float32}:
         return None
     for name, kind in STORED.items():
         if kinds == {kind}:
             return name
     found = ", ".join(sorted(map(str, kinds)))
-    raise ValueError(f"the weights must be {default} to be saved, got {found}: call .to({default}) first")
+    raise ValueError(
+        f"the weights must be {default} to be saved, got {found}: call .to({default}) "
+        "first"
+    )
 
 
 def _positions(cls: type) -> int:
     """How many arguments a constructor takes by position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(parameter.kind in kinds for parameter in inspect.signature(cls).parameters.values())
+    return sum(
+        parameter.kind in kinds
+        for parameter in inspect.signature(cls).parameters.values()
+    )
 
 
 def _hint(cls: type, name: str) -> Any:
-    """What an argument of a constructor takes; without a type hint, one that is called a routing takes one."""
+    """What an argument of a constructor takes; without a type hint, one that is called
+    a routing takes one.
+    """
     known = declared(cls).arguments
     hint = known[name].hint if name in known else Any
-    return Routing | None if hint is Any and (name == "routing" or name.endswith("_routing")) else hint
+    return (
+        Routing | None
+        if hint is Any and (name == "routing" or name.endswith("_routing"))
+        else hint
+    )
 
 
 def _described(hint: Any, value: Any, argument: str) -> Any:
@@ -209,12 +289,17 @@ def _described(hint: Any, value: Any, argument: str) -> Any:
     """
     said = plain(value, argument)
     if hint is Any and of_before(said) != of_before(value):
-        raise ValueError(f"{argument} must say by its type hint what it takes, to be saved; got {value!r}")
+        raise ValueError(
+            f"{argument} must say by its type hint what it takes, to be saved; got "
+            f"{value!r}"
+        )
     return said
 
 
 def _made(hint: Any, value: Any, argument: str) -> Any:
-    """An argument as the constructor takes it, with what the configuration describes made."""
+    """An argument as the constructor takes it, with what the configuration describes
+    made.
+    """
     if not isinstance(value, Mapping | list | tuple):
         return value
     value = of_before(value)
@@ -222,7 +307,9 @@ def _made(hint: Any, value: Any, argument: str) -> Any:
 
 
 def of_before(value: Any) -> Any:
-    """A value of a configuration with tuples for lists, and routings for what earlier code marked by a key as such."""
+    """A value of a configuration with tuples for lists, and routings for what earlier
+    code marked by a key as such.
+    """
     if isinstance(value, list | tuple):
         return tuple(map(of_before, value))
     if not isinstance(value, Mapping):
@@ -235,9 +322,16 @@ def of_before(value: Any) -> Any:
 
 def _imports(network: Network) -> list[str]:
     """The modules from outside this package that define a network and its routings."""
-    classes = {type(network), *(type(module) for module in network.modules() if isinstance(module, Routing))}
+    classes = {
+        type(network),
+        *(type(module) for module in network.modules() if isinstance(module, Routing)),
+    }
     modules = {cls.__module__ for cls in classes}
-    return sorted(name for name in modules if name != "__main__" and package_of(name) != package_of(__name__))
+    return sorted(
+        name
+        for name in modules
+        if name != "__main__" and package_of(name) != package_of(__name__)
+    )
 
 
 def _rounded(name: str, tensor: torch.Tensor, stored: str) -> torch.Tensor:
@@ -248,13 +342,18 @@ def _rounded(name: str, tensor: torch.Tensor, stored: str) -> torch.Tensor:
         return tensor
     rounded = tensor.to(STORED[stored])
     if not rounded.isfinite().all():
-        raise ValueError(f"stored: {name} holds {float(tensor.abs().max()):g}, which is too large for {stored}")
+        raise ValueError(
+            f"stored: {name} holds {float(tensor.abs().max()):g}, which is too large "
+            f"for {stored}"
+        )
     return rounded
 
 
 def _locate(source: str | Path) -> Path:
     if not isinstance(source, str | os.PathLike):
-        raise TypeError(f"source must be the path or the name of a network, got {source!r}")
+        raise TypeError(
+            f"source must be the path or the name of a network, got {source!r}"
+        )
     folder = Path(source)
     try:
         is_folder, is_path = folder.is_dir(), folder.exists()
@@ -265,24 +364,40 @@ def _locate(source: str | Path) -> Path:
     if folder.as_posix() in list_pretrained():
         return pretrained_folder(folder.as_posix())
     known = ", ".join(list_pretrained())
-    if is_path or len(folder.parts) != 2 or folder.is_absolute():  # a Hub repository reads owner/name
+    if (
+        is_path or len(folder.parts) != 2 or folder.is_absolute()
+    ):  # a Hub repository reads owner/name
         raise FileNotFoundError(
-            f"{str(source)[:4000]} is not a folder with a saved network, nor in the package, which has {known}"
+            f"{str(source)[:4000]} is not a folder with a saved network, nor in the "
+            f"package, which has {known}"
         )
     with needing("networks of the Hugging Face Hub", "torchcaps[hub]"):
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+        from huggingface_hub.errors import (
+            HFValidationError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
 
     try:
-        return Path(snapshot_download(str(source), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
-    except (OSError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError) as error:
+        return Path(
+            snapshot_download(str(source), allow_patterns=[CONFIG_FILE, WEIGHTS_FILE])
+        )
+    except (
+        OSError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    ) as error:
         raise FileNotFoundError(
-            f"{source} is neither a folder, nor in the package, which has {known}, nor a repository that can be reached"
+            f"{source} is neither a folder, nor in the package, which has {known}, "
+            "nor a repository that can be reached"
         ) from error
 
 
 def network_folder(folder: Path) -> Path:
-    """Where the files of a network are: ``model`` in the folder of a run, else the folder itself.
+    """Where the files of a network are: ``model`` in the folder of a run, else the
+    folder itself.
 
     Raises:
         FileNotFoundError: if it is that of a run that has not ended.
@@ -293,13 +408,16 @@ def network_folder(folder: Path) -> Path:
         return folder / "model"
     if (folder / RUN_FILE).is_file():
         raise FileNotFoundError(
-            f"{folder} holds no network yet, its training has not ended: torchcaps train --resume {folder}"
+            f"{folder} holds no network yet, its training has not ended: torchcaps "
+            f"train --resume {folder}"
         )
     return folder
 
 
 LARGEST_NUMBER = 10**6
-"""The largest number that a file may ask for, so that opening one does no harm; steps of routing: ``MOST_STEPS``."""
+"""The largest number that a file may ask for, so that opening one does no harm; steps
+of routing: ``MOST_STEPS``.
+"""
 
 
 class _Saved(NamedTuple):
@@ -318,7 +436,8 @@ class _Saved(NamedTuple):
 
 
 def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
-    """A configuration, and the outline of its network; raises a `ValueError` if no network can be made from it.
+    """A configuration, and the outline of its network; raises a `ValueError` if no
+    network can be made from it.
 
     Args:
         path: of the configuration.
@@ -327,42 +446,79 @@ def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
     imports: tuple[str, ...] = ()
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        name, arguments, extra = config["network"], dict(config["arguments"]), dict(config.get("extra", {}))
+        name, arguments, extra = (
+            config["network"],
+            dict(config["arguments"]),
+            dict(config.get("extra", {})),
+        )
         imports = tuple(map(str, config.get("imports", ())))
-        _check_numbers(arguments, "arguments", SPARE_STEPS + STEPS_EACH * len(header.shapes))
+        _check_numbers(
+            arguments, "arguments", SPARE_STEPS + STEPS_EACH * len(header.shapes)
+        )
         if name not in NETWORKS:
-            known = ", ".join(sorted(name for name, cls in NETWORKS.items() if not inspect.isabstract(cls)))
+            known = ", ".join(
+                sorted(
+                    name
+                    for name, cls in NETWORKS.items()
+                    if not inspect.isabstract(cls)
+                )
+            )
             raise NotKnown(f"network {name!r} is not known; known are {known}")
-        saved = _Saved(NETWORKS[name], arguments, extra, STORED[config["stored"]] if "stored" in config else None)
-        if elsewhere := [name for name in saved.network.outside if arguments.get(name) is not None]:
-            raise ValueError(f"{elsewhere[0]} names {arguments[elsewhere[0]]!r}: a saved network brings its own")
+        saved = _Saved(
+            NETWORKS[name],
+            arguments,
+            extra,
+            STORED[config["stored"]] if "stored" in config else None,
+        )
+        if elsewhere := [
+            name for name in saved.network.outside if arguments.get(name) is not None
+        ]:
+            raise ValueError(
+                f"{elsewhere[0]} names {arguments[elsewhere[0]]!r}: a saved network "
+                "brings its own"
+            )
         outline = _outline(saved, header)
-        if empty := [name for name, tensor in outline.state_dict().items() if not tensor.numel()]:
+        if empty := [
+            name for name, tensor in outline.state_dict().items() if not tensor.numel()
+        ]:
             raise ValueError(f"{empty[0]} has no elements: a size is 0")
     except NotKnown as error:
         where = f" ({', '.join(imports)})" if imports else ""
         raise ValueError(
-            f"{path}: {error}\n  Import the module that defines it{where} first, on the command line with --import "
+            f"{path}: {error}\n  Import the module that defines it{where} first, on "
+            "the command line with --import "
             f"{imports[0] if imports else 'my_module'}"
         ) from None
     except TooLarge as error:
         raise ValueError(f"{path}: {error}") from error
     except (
-        ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, RecursionError, MemoryError,
-    ) as error:  # fmt: skip
-        raise ValueError(f"{path} is damaged, or of another version or library: {error!r}") from error
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        ArithmeticError,
+        RecursionError,
+        MemoryError,
+    ) as error:
+        raise ValueError(
+            f"{path} is damaged, or of another version or library: {error!r}"
+        ) from error
     return saved, outline
 
 
 def _check_numbers(value: Any, place: str, longest: int) -> None:
-    """Raises a `ValueError` if numbers in a configuration are not finite, too large for any network, or too many."""
+    """Raises a `ValueError` if numbers in a configuration are not finite, too large for
+    any network, or too many.
+    """
     if isinstance(value, Mapping):
         for key, one in value.items():
             _check_numbers(one, f"{place}.{key}", longest)
     elif isinstance(value, list):
         if len(value) > longest and not isinstance(value[0], str):
             raise ValueError(
-                f"{place} must hold at most {longest} values, for weights of so few tensors, got {len(value)}"
+                f"{place} must hold at most {longest} values, for weights of so few "
+                f"tensors, got {len(value)}"
             )
         for one in value:
             _check_numbers(one, place, longest)
@@ -373,15 +529,19 @@ def _check_numbers(value: Any, place: str, longest: int) -> None:
 
 
 def _outline(saved: _Saved, header: Header) -> Network:
-    """The network without memory for its weights, on the device ``meta``: their shapes and types.
+    """The network without memory for its weights, on the device ``meta``: their shapes
+    and types.
 
     One whose constructor looks at numbers, which are nowhere there, is made as it is.
 
     Raises:
-        TooLarge: before it takes more memory or time than the file of weights gives reason for.
+        TooLarge: before it takes more memory or time than the file of weights gives
+            reason for.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # an error will follow
+        warnings.filterwarnings(
+            "ignore", "Initializing zero-element tensors"
+        )  # an error will follow
         try:
             with torch.device("meta"), Allowance(header):
                 return saved.make()
@@ -391,28 +551,50 @@ def _outline(saved: _Saved, header: Header) -> Network:
 
 
 def _write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Writes contiguous tensors on the CPU as safetensors; the package of that name needs NumPy to write."""
+    """Writes contiguous tensors on the CPU as safetensors; the package of that name
+    needs NumPy to write.
+    """
     header, end = {}, 0
-    largest_first = sorted(state.items(), key=lambda one: (-one[1].element_size(), one[0]))  # so that all are aligned
+    largest_first = sorted(
+        state.items(), key=lambda one: (-one[1].element_size(), one[0])
+    )  # so that all are aligned
     for name, tensor in largest_first:
         start, end = end, end + tensor.nbytes
         kind = _SAFETENSORS[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": kind,
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in largest_first:
-            file.write(ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b"")
+            file.write(
+                ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+                if tensor.nbytes
+                else b""
+            )
 
 
 _SAFETENSORS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
-def _read_weights(path: Path, outline: Network, stored: torch.dtype | None) -> dict[str, torch.Tensor]:
+def _read_weights(
+    path: Path, outline: Network, stored: torch.dtype | None
+) -> dict[str, torch.Tensor]:
     """The weights of a network that are in a file, checked.
 
     Raises:
@@ -429,42 +611,58 @@ def _read_weights(path: Path, outline: Network, stored: torch.dtype | None) -> d
     wrong = f"{path} does not fit {path.with_name(CONFIG_FILE)}"
     if names := sorted(expected.keys() ^ state.keys()):
         missing = "is missing" if names[0] in expected else "belongs to no layer"
-        raise ValueError(f"{wrong}: {names[0]} {missing}" + (f", and {len(names) - 1} more" if names[1:] else ""))
+        raise ValueError(
+            f"{wrong}: {names[0]} {missing}"
+            + (f", and {len(names) - 1} more" if names[1:] else "")
+        )
     for name, tensor in state.items():
         want = expected[name]
-        dtype = stored if stored is not None and want.is_floating_point() else want.dtype
+        dtype = (
+            stored if stored is not None and want.is_floating_point() else want.dtype
+        )
         if (tensor.shape, tensor.dtype) != (want.shape, dtype):
             have = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise ValueError(f"{wrong}: {name} must be {dtype} {tuple(want.shape)}, got {have}")
+            raise ValueError(
+                f"{wrong}: {name} must be {dtype} {tuple(want.shape)}, got {have}"
+            )
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{path}: {name} holds numbers that are not finite")
     return {name: tensor.to(expected[name].dtype) for name, tensor in state.items()}
 
 
 def load_pretrained(source: str | Path) -> Any:
-    """A network that :meth:`Network.save_pretrained` wrote, in evaluation mode; no code is executed.
+    """A network that :meth:`Network.save_pretrained` wrote, in evaluation mode; no code
+    is executed.
 
     ``CapsNet.from_pretrained(source)`` also checks the class.
 
     Args:
-        source: the folder, or that of a run, or else the name of a network that comes with the package,
-            ``mnist/efficient_capsnet`` (:func:`~torchcaps.models.pretrained.list_pretrained`), or else a repository on
-            the Hugging Face Hub.
+        source: the folder, or that of a run, or else the name of a network that comes
+            with the package, ``mnist/efficient_capsnet``
+            (:func:`~torchcaps.models.pretrained.list_pretrained`), or else a repository
+            on the Hugging Face Hub.
 
     Raises:
         FileNotFoundError: if a file is missing, or the run has not ended.
         TypeError: if the source is no path.
-        ValueError: if the files are damaged or do not belong together, hold numbers that are not finite or weights of
-            another type; or if the module that defines the network, or its routing, was not imported: then it says
-            which.
+        ValueError: if the files are damaged or do not belong together, hold numbers
+            that are not finite or weights of another type; or if the module that
+            defines the network, or its routing, was not imported: then it says which.
     """
     folder = _locate(source)
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} holds no {name}: it is not a saved network, or not a whole one")
+            raise FileNotFoundError(
+                f"{folder} holds no {name}: it is not a saved network, or not a whole "
+                "one"
+            )
     header = read_header(folder / WEIGHTS_FILE)
     saved, outline = _read(folder / CONFIG_FILE, header)
     state = _read_weights(folder / WEIGHTS_FILE, outline, saved.stored)
-    network = saved.make() if any(tensor.is_meta for tensor in outline.state_dict().values()) else outline
+    network = (
+        saved.make()
+        if any(tensor.is_meta for tensor in outline.state_dict().values())
+        else outline
+    )
     network.load_state_dict(state)
     return network.eval()

@@ -1,7 +1,8 @@
 """Trained networks that come with the package: ``torchcaps/pretrained/DATA/NETWORK/``.
 
-Each is a saved network, ``config.json`` and ``model.safetensors``, with a card for people, ``card.md``. The file
-``SHA256SUMS`` beside them, which ``sha256sum --check`` reads too, holds what they were when they were packed.
+Each is a saved network, ``config.json`` and ``model.safetensors``, with a card for
+people, ``card.md``. The file ``SHA256SUMS`` beside them, which ``sha256sum --check``
+reads too, holds what they were when they were packed.
 """
 
 import hashlib
@@ -17,7 +18,8 @@ CARD_FILE = "card.md"
 
 
 def list_pretrained(pattern: str = "*") -> list[str]:
-    """The names of the trained networks that come with the package, those that match a shell pattern.
+    """The names of the trained networks that come with the package, those that match a
+    shell pattern.
 
     A name is ``data/network``: ``mnist/efficient_capsnet``.
     """
@@ -26,36 +28,63 @@ def list_pretrained(pattern: str = "*") -> list[str]:
 
 
 def pretrained_folder(name: str) -> Path:
-    """The folder of a trained network that comes with the package, its files checked against their hashes.
+    """The folder of a trained network that comes with the package, its files checked
+    against their hashes.
 
     Args:
         name: one of :func:`list_pretrained`.
 
     Raises:
-        ValueError: if there is no such network, or one of its files is missing or not what was packed; names the file.
+        ValueError: if there is no such network, or one of its files is missing or not
+            what was packed; names the file.
     """
-    files = {path: digest for path, digest in _sums().items() if path.rpartition("/")[0] == name}
+    files = {
+        path: digest
+        for path, digest in _sums().items()
+        if path.rpartition("/")[0] == name
+    }
     if not files:
-        raise ValueError(f"the trained networks in the package are {', '.join(list_pretrained())}, got {name!r}")
+        raise ValueError(
+            f"the trained networks in the package are {', '.join(list_pretrained())}, "
+            f"got {name!r}"
+        )
     for path, digest in files.items():
         file = BOX / path
         if not file.is_file():
             raise ValueError(f"{file} is missing: install torchcaps again")
         if hashlib.sha256(file.read_bytes()).hexdigest() != digest:
-            raise ValueError(f"{file} is not the file that was packed, its hash differs: install torchcaps again")
+            raise ValueError(
+                f"{file} is not the file that was packed, its hash differs: install "
+                "torchcaps again"
+            )
     return BOX / name
 
 
 def describe_pretrained(name: str) -> dict[str, Any]:
-    """Name, size on the disk and card of a trained network; raises what :func:`pretrained_folder` raises."""
+    """Name, size on the disk and card of a trained network; raises what
+    :func:`pretrained_folder` raises.
+    """
     folder = pretrained_folder(name)
-    rows = (line.strip("|").split(" | ", 1) for line in (folder / CARD_FILE).read_text(encoding="utf-8").splitlines())
-    card = {row[0].strip(): row[1].strip() for row in rows if len(row) == 2 and row[0].strip()}
-    return {"name": name, "bytes": sum(file.stat().st_size for file in folder.iterdir()), "card": card}
+    rows = (
+        line.strip("|").split(" | ", 1)
+        for line in (folder / CARD_FILE).read_text(encoding="utf-8").splitlines()
+    )
+    card = {
+        row[0].strip(): row[1].strip()
+        for row in rows
+        if len(row) == 2 and row[0].strip()
+    }
+    return {
+        "name": name,
+        "bytes": sum(file.stat().st_size for file in folder.iterdir()),
+        "card": card,
+    }
 
 
 def _sums() -> dict[str, str]:
     """The digest of each file in the box, by its path there."""
     file = BOX / SUMS
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    return {path: digest for digest, _, path in (line.partition("  ") for line in lines)}
+    return {
+        path: digest for digest, _, path in (line.partition("  ") for line in lines)
+    }

@@ -21,7 +21,8 @@ class Configuration(NamedTuple):
 
 
 RESERVED_FOR_MODELS = ("name", "pretrained", "num_classes")
-"""What :func:`create_model` takes itself: no argument of a network that is registered."""
+"""What :func:`create_model` takes itself: no argument of a network that is registered.
+"""
 
 MODELS: dict[str, Configuration] = {}
 
@@ -32,23 +33,30 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
     Args:
         name: what :func:`create_model` and the command line call it.
         source: where it was published, one line.
-        arguments: of the constructor, where they differ from its defaults. A routing goes in as a dict, ``{"name":
+        arguments: of the constructor, where they differ from its defaults. A routing
+            goes in as a dict, ``{"name":
             ..., setting: value}``.
 
     Raises:
-        ValueError: when it decorates a class: if another network has that name, or the constructor takes an argument of
-            a name that :func:`create_model` takes itself.
+        ValueError: when it decorates a class: if another network has that name, or the
+            constructor takes an argument of a name that :func:`create_model` takes
+            itself.
     """
 
     def register(network: type) -> type:
-        if taken := [one for one in parameter_names(network) if one in RESERVED_FOR_MODELS]:
+        if taken := [
+            one for one in parameter_names(network) if one in RESERVED_FOR_MODELS
+        ]:
             raise ValueError(
-                f"model {name!r}: {network.__name__} takes an argument {taken[0]!r}, as create_model does: give it "
+                f"model {name!r}: {network.__name__} takes an argument {taken[0]!r}, "
+                "as create_model does: give it "
                 "another name"
             )
         known = MODELS[name].network if name in MODELS else None
         if known is not None and (known is network or not same_class(known, network)):
-            raise ValueError(f"a model named {name!r} exists already: a {known.__name__}")
+            raise ValueError(
+                f"a model named {name!r} exists already: a {known.__name__}"
+            )
         MODELS[name] = Configuration(network, arguments, source)
         return network
 
@@ -71,22 +79,30 @@ def taken_by(name: str) -> str:
     return getattr(MODELS[name].network, "takes", "images")
 
 
-def create_model(name: str, pretrained: str | bool | None = None, **arguments: Any) -> Any:
+def create_model(
+    name: str, pretrained: str | bool | None = None, **arguments: Any
+) -> Any:
     """A network by name.
 
     Args:
         name: one of :func:`list_models`.
-        pretrained: the data that it was trained on, ``mnist``: the network of that name that comes with the package,
-            in evaluation mode; True if it was trained on one only; None makes one with random weights.
-        arguments: override those of the configuration: ``image_shape``, ``classes`` (or ``num_classes``, as timm calls
-            it), ``routing``, ... With ``pretrained``, ``classes`` alone: see :meth:`ImageClassifier.reset_classifier`.
+        pretrained: the data that it was trained on, ``mnist``: the network of that name
+            that comes with the package, in evaluation mode; True if it was trained on
+            one only; None makes one with random weights.
+        arguments: override those of the configuration: ``image_shape``, ``classes`` (or
+            ``num_classes``, as timm calls it), ``routing``, ... With ``pretrained``,
+            ``classes`` alone: see :meth:`ImageClassifier.reset_classifier`.
 
     Raises:
-        ValueError: if there is no such model, or it does not take an argument, or does not fit into memory; or if none
-            was trained on such data, or ``pretrained`` comes with other arguments.
+        ValueError: if there is no such model, or it does not take an argument, or does
+            not fit into memory; or if none was trained on such data, or ``pretrained``
+            comes with other arguments.
     """
     if name not in MODELS:
-        raise ValueError(f"model must be one of {list_models()}, got {name!r}{meant(str(name), list_models())}")
+        raise ValueError(
+            f"model must be one of {list_models()}, got "
+            f"{name!r}{meant(str(name), list_models())}"
+        )
     if "num_classes" in arguments:
         arguments["classes"] = arguments.pop("num_classes")
     if pretrained is not None and pretrained is not False:
@@ -98,39 +114,61 @@ def create_model(name: str, pretrained: str | bool | None = None, **arguments: A
     try:
         return configuration.network.from_config(arguments)
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_MEMORY):
+        if isinstance(error, RuntimeError) and not any(
+            words in str(error) for words in _NO_MEMORY
+        ):
             raise
-        raise ValueError(f"{name} does not fit into memory{_largest(configuration, arguments)}") from error
+        raise ValueError(
+            f"{name} does not fit into memory{_largest(configuration, arguments)}"
+        ) from error
 
 
 _NO_MEMORY = ("alloc", "out of memory", "overflow")
-"""Words of torch where memory is missing, on any device, or where a size is too large to be counted."""
+"""Words of torch where memory is missing, on any device, or where a size is too large
+to be counted.
+"""
 
 
 def _largest(configuration: Configuration, arguments: Mapping[str, Any]) -> str:
-    """The size of a network that was not made, and of its largest tensor, for a message."""
+    """The size of a network that was not made, and of its largest tensor, for a
+    message.
+    """
     try:
         with torch.device("meta"):
-            weights = dict(configuration.network.from_config(arguments).named_parameters())
+            weights = dict(
+                configuration.network.from_config(arguments).named_parameters()
+            )
     except RuntimeError:
         return ": a size is too large"
     name = max(weights, key=lambda name: weights[name].numel())
     total = sum(weight.nbytes for weight in weights.values())
     shape = tuple(weights[name].shape)
-    return f": its weights take {total / 1e9:.1f} GB, {name} {shape} alone {weights[name].nbytes / 1e9:.1f} GB"
+    return (
+        f": its weights take {total / 1e9:.1f} GB, {name} {shape} alone "
+        f"{weights[name].nbytes / 1e9:.1f} GB"
+    )
 
 
 def _trained(name: str, data: str | bool, arguments: dict[str, Any]) -> Any:
     """The network of that name that was trained on that data."""
     classes = arguments.pop("classes", None)
     if arguments:
-        raise ValueError(f"a trained network has its arguments already, got {', '.join(arguments)} besides pretrained")
+        raise ValueError(
+            f"a trained network has its arguments already, got {', '.join(arguments)} "
+            "besides pretrained"
+        )
     known = [one.partition("/")[0] for one in list_pretrained(f"*/{name}")]
     if data is True and len(known) == 1:
         (data,) = known
     if data not in known:
-        asked = f"must be one of {known} for {name}" if known else f"must be None for {name}, which was not trained"
-        raise ValueError(f"pretrained {asked}, got {data!r}; all are {list_pretrained()}")
+        asked = (
+            f"must be one of {known} for {name}"
+            if known
+            else f"must be None for {name}, which was not trained"
+        )
+        raise ValueError(
+            f"pretrained {asked}, got {data!r}; all are {list_pretrained()}"
+        )
     network = load_pretrained(pretrained_folder(f"{data}/{name}"))
     if classes is not None:
         network.reset_classifier(classes)
@@ -138,7 +176,9 @@ def _trained(name: str, data: str | bool, arguments: dict[str, Any]) -> Any:
 
 
 def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Name, network, number of parameters at its default size, and source of each model."""
+    """Name, network, number of parameters at its default size, and source of each
+    model.
+    """
     rows = []
     for name in names:
         with _Undrawn():
@@ -157,10 +197,17 @@ def describe_models(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Draws hardly any initial weights, which takes most of the time of making a network."""
+    """Draws hardly any initial weights, which takes most of the time of making a
+    network.
+    """
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), named: Any = None
+    ) -> Any:
         named = named or {}
-        if function.__name__ in ("normal_", "uniform_") or getattr(function, "__module__", "") == "torch.nn.init":
+        if (
+            function.__name__ in ("normal_", "uniform_")
+            or getattr(function, "__module__", "") == "torch.nn.init"
+        ):
             return (args[0] if args else named["tensor"]).detach().zero_()
         return function(*args, **named)

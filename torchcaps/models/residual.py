@@ -7,8 +7,9 @@ from torch.nn import functional as F
 class Residual(nn.Module):
     """Two 3 x 3 convolutions with batch normalisation, beside a shortcut.
 
-    Where sizes differ, the shortcut is the input thinned out and padded with channels of zeros (the paper's A), or, if
-    ``projected``, a 1 x 1 convolution with batch normalisation (B).
+    Where sizes differ, the shortcut is the input thinned out and padded with channels
+    of zeros (the paper's A), or, if ``projected``, a 1 x 1 convolution with batch
+    normalisation (B).
 
     Args:
         in_channels: of the input.
@@ -19,12 +20,18 @@ class Residual(nn.Module):
     Shape:
         (B, in_channels, H, W) to (B, channels, H', W').
 
-    Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition", section 3.
+    Source: He, Zhang, Ren & Sun 2016, "Deep Residual Learning for Image Recognition",
+    section 3.
     """
 
-    def __init__(self, in_channels: int, channels: int, stride: int = 1, projected: bool = False) -> None:
+    def __init__(
+        self, in_channels: int, channels: int, stride: int = 1, projected: bool = False
+    ) -> None:
         super().__init__()
-        self.added, self.stride = channels - in_channels, stride  # channels of zeros in a padded shortcut
+        self.added, self.stride = (
+            channels - in_channels,
+            stride,
+        )  # channels of zeros in a padded shortcut
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
@@ -32,7 +39,8 @@ class Residual(nn.Module):
         self.projection: nn.Sequential | None = None
         if projected and (stride > 1 or self.added):
             self.projection = nn.Sequential(
-                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+                nn.Conv2d(in_channels, channels, 1, stride, bias=False),
+                nn.BatchNorm2d(channels),
             )
 
     def forward(self, features: Tensor) -> Tensor:
@@ -44,4 +52,6 @@ class Residual(nn.Module):
         if self.projection is not None:
             return self.projection(features)
         thinned = features[:, :, :: self.stride, :: self.stride]
-        return F.pad(thinned, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2))
+        return F.pad(
+            thinned, (0, 0, 0, 0, self.added // 2, self.added - self.added // 2)
+        )

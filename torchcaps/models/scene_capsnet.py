@@ -1,4 +1,6 @@
-"""What is in a scene, and where: class capsules with shared transforms, and their twin with class-activation maps."""
+"""What is in a scene, and where: class capsules with shared transforms, and their twin
+with class-activation maps.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -14,20 +16,30 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.models.registry import register_model
 from torchcaps.models.residual import Residual
-from torchcaps.numerics import Positive, ProperShare, Size, Sizes, compute_dtype, full_precision
+from torchcaps.numerics import (
+    Positive,
+    ProperShare,
+    Size,
+    Sizes,
+    compute_dtype,
+    full_precision,
+)
 from torchcaps.routing import DynamicRouting, Routed, Routing
 from torchcaps.spec import argument, settings
 from torchcaps.squashing import length
 
 
-def boxes_of_maps(maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.0) -> Tensor:
+def boxes_of_maps(
+    maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.0
+) -> Tensor:
     r"""Boxes around what maps show, by its mean and its variance.
 
     .. math:: \mu \pm \sqrt{3 (\sigma^2 + r^2 / 12)}, \quad w_{yx} = \max(0, m_{yx} - \text{cut} \max m)
 
-    with mean and variance of the centres of the cells under the weights w, and each cell speaking for a square of side
-    r, ``reach`` times its own, around it. With a ``reach`` of 1 a box that is filled evenly is found again; maps that
-    point at the middles of things, rather than fill them, take more.
+    with mean and variance of the centres of the cells under the weights w, and each
+    cell speaking for a square of side r, ``reach`` times its own, around it. With a
+    ``reach`` of 1 a box that is filled evenly is found again; maps that point at the
+    middles of things, rather than fill them, take more.
 
     Args:
         maps: m, 0 or more, (B, E, H', W').
@@ -36,14 +48,20 @@ def boxes_of_maps(maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.
         reach: side of what a cell speaks for, in cells.
 
     Returns:
-        (B, E, 4), left, top, right, bottom in pixels of the image; zeros where a map is 0 everywhere.
+        (B, E, 4), left, top, right, bottom in pixels of the image; zeros where a map is
+        0 everywhere.
     """
     weights = (maps - cut * maps.amax((2, 3), keepdim=True)).clamp_min(0)
     mass = weights.sum((2, 3))
     sides = []
     for axis in (3, 2):
-        along = weights.sum(5 - axis) / mass.clamp_min(torch.finfo(mass.dtype).tiny)[..., None]  # [B, E, extent]
-        centres = cell * (torch.arange(maps.shape[axis], dtype=maps.dtype, device=maps.device) + 0.5)
+        along = (
+            weights.sum(5 - axis)
+            / mass.clamp_min(torch.finfo(mass.dtype).tiny)[..., None]
+        )  # [B, E, extent]
+        centres = cell * (
+            torch.arange(maps.shape[axis], dtype=maps.dtype, device=maps.device) + 0.5
+        )
         mean = along @ centres
         variance = (along * (centres - mean[..., None]).square()).sum(-1)
         half = (3 * (variance + (reach * cell) ** 2 / 12)).sqrt()
@@ -53,13 +71,17 @@ def boxes_of_maps(maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.
 
 
 def box_iou(one: Tensor, other: Tensor) -> Tensor:
-    """Intersection over union of pairs of boxes (..., 4): (...); 0 where both are empty.
+    """Intersection over union of pairs of boxes (..., 4): (...); 0 where both are
+    empty.
 
     Args:
         one: left, top, right, bottom.
         other: likewise; the shapes broadcast.
     """
-    low, high = torch.maximum(one[..., :2], other[..., :2]), torch.minimum(one[..., 2:], other[..., 2:])
+    low, high = (
+        torch.maximum(one[..., :2], other[..., :2]),
+        torch.minimum(one[..., 2:], other[..., 2:]),
+    )
     common = (high - low).clamp_min(0).prod(-1)
     union = box_area(one) + box_area(other) - common
     return torch.where(union > 0, common / torch.where(union > 0, union, 1.0), 0.0)
@@ -70,7 +92,9 @@ def box_area(boxes: Tensor) -> Tensor:
     return (boxes[..., 2:] - boxes[..., :2]).clamp_min(0).prod(-1)
 
 
-_FAINT = 0.02  # of a map's largest value: one of two things of a class may be much fainter than the other
+# Of a map's largest value: one of two things of a class may be much fainter than the
+# other
+_FAINT = 0.02
 
 
 class Thing(NamedTuple):
@@ -80,10 +104,13 @@ class Thing(NamedTuple):
         label: its class.
         activation: of its capsule.
         box: left, top, right, bottom in pixels of the image, (4,).
-        pose: of its capsule, whose last four numbers are the box; None where there is no capsule for it alone.
+        pose: of its capsule, whose last four numbers are the box; None where there is
+            no capsule for it alone.
 
     Example:
-        >>> network = tc.models.SceneCapsNet((1, 48, 48), classes=10, channels=(8, 8, 16))
+        >>> network = tc.models.SceneCapsNet(
+        ...     (1, 48, 48), classes=10, channels=(8, 8, 16)
+        ... )
         >>> [thing.label for thing in network.things_of(torch.zeros(1, 1, 48, 48))[0]]
         []
     """
@@ -95,11 +122,15 @@ class Thing(NamedTuple):
 
 
 def _indices(there: Tensor) -> Tensor:
-    return torch.arange(there.numel(), dtype=torch.float64, device=there.device).view(there.shape)
+    return torch.arange(there.numel(), dtype=torch.float64, device=there.device).view(
+        there.shape
+    )
 
 
 def _lobes(there: Tensor) -> Tensor:
-    """Connected cells of maps, corners included, bool (B, E, H', W'): each part has the last of its flat indices."""
+    """Connected cells of maps, corners included, bool (B, E, H', W'): each part has the
+    last of its flat indices.
+    """
     numbers = _indices(there).where(there, -1.0)
     while True:
         spread = F.max_pool2d(numbers, 3, 1, 1).where(there, -1.0)
@@ -109,19 +140,28 @@ def _lobes(there: Tensor) -> Tensor:
 
 
 def _agreeing(weights: Tensor, votes: Tensor, overlap: float) -> Tensor:
-    """Places grouped by the boxes that they vote for, int64 (B, E, H', W'): each has the flat index of its leader.
+    """Places grouped by the boxes that they vote for, int64 (B, E, H', W'): each has
+    the flat index of its leader.
 
-    The leader is the place whose box most of the weight votes for, its group all that vote for nearly the same; then
-    the next, of what is left. -1 where the weight (B, E, H', W') is 0.
+    The leader is the place whose box most of the weight votes for, its group all that
+    vote for nearly the same; then the next, of what is left. -1 where the weight (B, E,
+    H', W') is 0.
     """
     mass = weights.flatten(2)
     alike = box_iou(votes[:, :, None], votes[:, None]) > overlap  # [B, I, I]
-    first = torch.arange(mass[..., 0].numel(), device=mass.device).view(mass.shape[:2]) * mass.shape[2]
+    first = (
+        torch.arange(mass[..., 0].numel(), device=mass.device).view(mass.shape[:2])
+        * mass.shape[2]
+    )
     group = torch.full_like(mass, -1, dtype=torch.int64)
     while (mass > 0).any():
-        leader = (mass @ alike.to(mass.dtype)).where(mass > 0, -1.0).argmax(-1)  # [B, E]
+        leader = (
+            (mass @ alike.to(mass.dtype)).where(mass > 0, -1.0).argmax(-1)
+        )  # [B, E]
         mine = (mass > 0) & alike.take_along_dim(leader[..., None], 1)
-        mine.scatter_(2, leader[..., None], mass.gather(2, leader[..., None]) > 0)  # an empty box is unlike itself
+        mine.scatter_(
+            2, leader[..., None], mass.gather(2, leader[..., None]) > 0
+        )  # an empty box is unlike itself
         group = torch.where(mine, (first + leader)[..., None], group)
         mass = mass.where(~mine, 0.0)
     return group.view(weights.shape)
@@ -129,7 +169,9 @@ def _agreeing(weights: Tensor, votes: Tensor, overlap: float) -> Tensor:
 
 @settings
 class _SceneNetwork(ImageClassifier):
-    """The features that both networks have, and what both can say: what is there, and where."""
+    """The features that both networks have, and what both can say: what is there, and
+    where.
+    """
 
     any_size = True
 
@@ -140,11 +182,14 @@ class _SceneNetwork(ImageClassifier):
     reach: Positive = argument(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Convolutions that halve the grid, each behind the first with a residual block, batch normalisation, ReLU."""
+        """Convolutions that halve the grid, each behind the first with a residual
+        block, batch normalisation, ReLU.
+        """
         self.features = nn.Sequential()
         before = self.image_shape[0]
         for stage, width in enumerate(self.channels):
-            # An even kernel's outputs tile the image: cell k covers [k, k + 1] times the stride.
+            # An even kernel's outputs tile the image: cell k covers [k, k + 1] times
+            # the stride.
             halving = nn.Conv2d(before, width, 4, 2, padding=1, bias=False)
             self.features.extend([halving, nn.BatchNorm2d(width), nn.ReLU()])
             if stage:
@@ -157,7 +202,9 @@ class _SceneNetwork(ImageClassifier):
         return 2 ** len(self.channels)
 
     def _features_of(self, images: Tensor) -> Tensor:
-        """The features (B, C', H', W') of images, padded with black rows and columns to whole cells."""
+        """The features (B, C', H', W') of images, padded with black rows and columns to
+        whole cells.
+        """
         self._check(images)
         below, beside = (-extent % self.cell for extent in images.shape[2:])
         return self.features(F.pad(images, (0, beside, 0, below)))
@@ -167,13 +214,19 @@ class _SceneNetwork(ImageClassifier):
 
     @torch.no_grad()
     def parts_of(self, images: Tensor) -> Tensor:
-        """How many connected parts the map of each class has, cut as for boxes: int64 (B, E)."""
+        """How many connected parts the map of each class has, cut as for boxes: int64
+        (B, E).
+        """
         lobes = _lobes(self._cut(self.maps_of(images)))
-        return (lobes == _indices(lobes)).sum((2, 3))  # each is numbered by one of its cells
+        return (lobes == _indices(lobes)).sum(
+            (2, 3)
+        )  # each is numbered by one of its cells
 
     @abstractmethod
     def maps_of(self, images: Tensor) -> Tensor:
-        """How much of each place of images (B, C, H, W) belongs to each class: (B, E, H', W'), 0 or more."""
+        """How much of each place of images (B, C, H, W) belongs to each class: (B, E,
+        H', W'), 0 or more.
+        """
 
 
 class _PlacedCaps(CapsLinear):
@@ -187,33 +240,45 @@ class _PlacedCaps(CapsLinear):
         initial: Routed | None = None,
         locate: Callable[[Routed], Tensor] | None = None,
     ) -> Capsules:
-        """As the layer does; ``locate`` finds the boxes (B, J, 4) of what was routed."""
+        """As the layer does; ``locate`` finds the boxes (B, J, 4) of what was
+        routed.
+        """
         if locate is None:
             return super().forward(children, mask, initial=initial)
         routed = self.route(children, mask, initial=initial)
         capsules = self.parents(routed, children)
         with full_precision(capsules.pose):
             box = locate(routed)
-        return Capsules(torch.cat([capsules.pose, box.to(capsules.pose.dtype)], -1), capsules.activation)
+        return Capsules(
+            torch.cat([capsules.pose, box.to(capsules.pose.dtype)], -1),
+            capsules.activation,
+        )
 
 
-@register_model("scene_capsnet", "fully convolutional, transforms shared by all places: which classes are where")
+@register_model(
+    "scene_capsnet",
+    "fully convolutional, transforms shared by all places: which classes are where",
+)
 @settings
 class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
-    r"""A child at each place votes for what is there; class capsules say which classes are there, and where.
+    r"""A child at each place votes for what is there; class capsules say which classes
+    are there, and where.
 
-    The transforms are shared by all places, so that images of any size do, and a child may go to no class. What the
-    assignment R leaves of the children's activations a says where a class is,
+    The transforms are shared by all places, so that images of any size do, and a child
+    may go to no class. What the assignment R leaves of the children's activations a
+    says where a class is,
 
     .. math:: m_{ij} = a_i \max(0, R_{ij} - R_{i0}), \quad R_{i0} = 1 - \textstyle\sum_j R_{ij},
 
-    at the places that belong to it rather than to none: :meth:`maps_of`. A class capsule's pose is what it looks like,
-    ``pose_dim`` numbers of the routing, and where it is, a box: left, top, right, bottom, in pixels.
+    at the places that belong to it rather than to none: :meth:`maps_of`. A class
+    capsule's pose is what it looks like, ``pose_dim`` numbers of the routing, and where
+    it is, a box: left, top, right, bottom, in pixels.
 
     - Trained on labels alone, the box is that of :func:`boxes_of_maps`.
-    - With ``boxes``, each child also votes for the box of what it is a part of, by its distances from the four sides,
-      and a class's box is the mean of its children's, weighted by m. This takes the task ``detection`` to learn.
-      Several things of a class are clusters of these votes: :meth:`things_of`.
+    - With ``boxes``, each child also votes for the box of what it is a part of, by its
+      distances from the four sides, and a class's box is the mean of its children's,
+      weighted by m. This takes the task ``detection`` to learn. Several things of a
+      class are clusters of these votes: :meth:`things_of`.
 
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
@@ -224,18 +289,23 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         boxes: whether children vote for boxes.
         cut: see :func:`boxes_of_maps`.
         reach: likewise.
-        overlap: least IoU of the boxes that places of one thing vote for; None: a thing is a connected part of a map.
-        routing: any routing; default: dynamic routing in 3 steps, without accumulation, with an orphan class.
+        overlap: least IoU of the boxes that places of one thing vote for; None: a thing
+            is a connected part of a map.
+        routing: any routing; default: dynamic routing in 3 steps, without accumulation,
+            with an orphan class.
 
     Raises:
         ValueError: if ``cut`` is not in [0, 1), or ``reach`` not above 0.
 
-    Source: after Su Jianlin 2018, kexue.fm/archives/4819 and 5112 (shared transforms, trained on one digit and tested
-    on several); orphans: the code released with Sabour, Frosst & Hinton 2017; distances from the sides: Tian et al.
-    2019, "FCOS: Fully Convolutional One-Stage Object Detection", section 3.1.
+    Source: after Su Jianlin 2018, kexue.fm/archives/4819 and 5112 (shared transforms,
+    trained on one digit and tested on several); orphans: the code released with Sabour,
+    Frosst & Hinton 2017; distances from the sides: Tian et al. 2019, "FCOS: Fully
+    Convolutional One-Stage Object Detection", section 3.1.
 
     Example:
-        >>> network = tc.models.SceneCapsNet((1, 48, 48), classes=10, channels=(8, 8, 16))
+        >>> network = tc.models.SceneCapsNet(
+        ...     (1, 48, 48), classes=10, channels=(8, 8, 16)
+        ... )
         >>> network(torch.rand(2, 1, 64, 96)).boxes.shape
         torch.Size([2, 10, 4])
         >>> network.maps_of(torch.rand(2, 1, 64, 96)).shape
@@ -253,10 +323,19 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         self.what = nn.Conv2d(self.channels[-1], self.child_dim, 1)
         self.sides = nn.Conv2d(self.channels[-1], 4, 1) if self.boxes else None
         self.decoder = None
-        routing = routing or DynamicRouting(accumulate=False, orphan=True, squash="half")
-        # With small transforms the votes of a hundred places do not add up to saturated capsules at the start.
+        routing = routing or DynamicRouting(
+            accumulate=False, orphan=True, squash="half"
+        )
+        # With small transforms the votes of a hundred places do not add up to saturated
+        # capsules at the start.
         self.class_caps = _PlacedCaps(
-            None, self.classes, self.child_dim, self.pose_dim, transforms="shared", routing=routing, init_std=0.02
+            None,
+            self.classes,
+            self.child_dim,
+            self.pose_dim,
+            transforms="shared",
+            routing=routing,
+            init_std=0.02,
         )
 
     def children_of(self, images: Tensor) -> Capsules:
@@ -274,7 +353,9 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """Class capsules, the box of each class, and what each place says."""
         capsules, places = self._seen(images)
-        return Prediction(capsules.activation, capsules, None, capsules.pose[..., -4:], places)
+        return Prediction(
+            capsules.activation, capsules, None, capsules.pose[..., -4:], places
+        )
 
     def _seen(self, images: Tensor) -> tuple[Capsules, Places]:
         features = self._features_of(images)
@@ -288,7 +369,8 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         return self.class_caps(children, locate=locate), found[0]
 
     def alone(self, places: Places, image: Tensor, there: Tensor) -> Capsules:
-        """The class capsules of some children alone, such as those of one thing: poses (N, E, pose_dim + 4).
+        """The class capsules of some children alone, such as those of one thing: poses
+        (N, E, pose_dim + 4).
 
         Args:
             places: of images.
@@ -298,7 +380,9 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         pose, activation = places.children
         mine = Capsules(pose[image] * there[..., None], activation[image] * there)
         votes = None if places.boxes is None else places.boxes[image]
-        return self.class_caps(mine, there, locate=lambda own: self._boxes(self._maps(own, mine), votes))
+        return self.class_caps(
+            mine, there, locate=lambda own: self._boxes(self._maps(own, mine), votes)
+        )
 
     def maps_of(self, images: Tensor) -> Tensor:
         """How active the children of each class are: (B, E, H', W')."""
@@ -307,22 +391,29 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
 
     @torch.no_grad()
     def things_of(self, images: Tensor, least: float = 0.5) -> list[list[Thing]]:
-        """What is in each image, several things of a class among them, the most active first.
+        """What is in each image, several things of a class among them, the most active
+        first.
 
-        The map of a class is cut as for boxes, at ``cut`` of its largest value: each connected part of what is left is
-        a thing. With ``boxes``, places that vote for the same box are, so that things may touch; those above 2 % of the
-        map's largest value count. A thing's capsule, and so its activation, pose and box, is routed from the children
-        there alone.
+        The map of a class is cut as for boxes, at ``cut`` of its largest value: each
+        connected part of what is left is a thing. With ``boxes``, places that vote for
+        the same box are, so that things may touch; those above 2 % of the map's largest
+        value count. A thing's capsule, and so its activation, pose and box, is routed
+        from the children there alone.
 
         Args:
             images: (B, C, H, W).
-            least: classes with a larger activation are there; so are their things, or else the most active one.
+            least: classes with a larger activation are there; so are their things, or
+                else the most active one.
         """
         capsules, places = self._seen(images)
-        return self.things_in(Prediction(capsules.activation, capsules, None, places=places), least)
+        return self.things_in(
+            Prediction(capsules.activation, capsules, None, places=places), least
+        )
 
     @torch.no_grad()
-    def things_in(self, prediction: Prediction, least: float = 0.5) -> list[list[Thing]]:
+    def things_in(
+        self, prediction: Prediction, least: float = 0.5
+    ) -> list[list[Thing]]:
         """The same, of images that the network has looked at."""
         assert prediction.places is not None
         places = prediction.places
@@ -331,17 +422,28 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
             groups = _lobes(self._cut(places.maps) & there)
         else:
             counts = places.maps > _FAINT * places.maps.amax((2, 3), keepdim=True)
-            groups = _agreeing(places.maps * (counts & there), places.boxes, self.overlap)
+            groups = _agreeing(
+                places.maps * (counts & there), places.boxes, self.overlap
+            )
         numbers = groups[groups >= 0].unique()
         image, label, *_ = torch.unravel_index(numbers, groups.shape)
         mine = groups[image, label] == numbers[:, None, None]  # [things, H', W']
         found = self.alone(places, image, mine)
-        pose, activation = (part[torch.arange(len(label)), label].float().cpu() for part in found)
+        pose, activation = (
+            part[torch.arange(len(label)), label].float().cpu() for part in found
+        )
         things: list[list[Thing]] = [[] for _ in places.maps]
         for place in activation.argsort(descending=True).tolist():
-            thing = Thing(int(label[place]), activation[place].item(), pose[place, -4:], pose[place])
+            thing = Thing(
+                int(label[place]),
+                activation[place].item(),
+                pose[place, -4:],
+                pose[place],
+            )
             mine = things[int(image[place])]
-            if thing.activation > least or all(other.label != thing.label for other in mine):
+            if thing.activation > least or all(
+                other.label != thing.label for other in mine
+            ):
                 mine.append(thing)
         return things
 
@@ -350,34 +452,51 @@ class SceneCapsNet(_SceneNetwork, CapsuleClassifier):
         share = routed.votes.assignment(routed.similarity)  # [B, I, E]
         orphan = (1 - share.sum(-1, keepdim=True)).clamp_min(0)
         active = children.activation.to(share.dtype)
-        return (share - orphan).clamp_min(0).mT.unflatten(2, active.shape[1:]) * active[:, None]
+        return (share - orphan).clamp_min(0).mT.unflatten(2, active.shape[1:]) * active[
+            :, None
+        ]
 
     def _boxes(self, maps: Tensor, votes: Tensor | None = None) -> Tensor:
         if votes is None:
             return boxes_of_maps(maps.detach(), self.cell, self.cut, self.reach)
         weights = maps.flatten(2)
         mass = weights.sum(2, keepdim=True)
-        return torch.where(mass > 0, weights @ votes / torch.where(mass > 0, mass, 1.0), 0.0)
+        return torch.where(
+            mass > 0, weights @ votes / torch.where(mass > 0, mass, 1.0), 0.0
+        )
 
     def _places(self, children: Capsules, maps: Tensor, features: Tensor) -> Places:
         rows, columns = (
-            self.cell * (torch.arange(extent, dtype=maps.dtype, device=maps.device) + 0.5) for extent in maps.shape[2:]
+            self.cell
+            * (torch.arange(extent, dtype=maps.dtype, device=maps.device) + 0.5)
+            for extent in maps.shape[2:]
         )
-        centres = torch.cartesian_prod(rows, columns).flip(1).expand(len(maps), -1, -1)  # [B, I, 2]
+        centres = (
+            torch.cartesian_prod(rows, columns).flip(1).expand(len(maps), -1, -1)
+        )  # [B, I, 2]
         if self.sides is None:
             return Places(children, maps, None, centres)
         far = self.sides(features.to(self.sides.weight.dtype))
-        sides = far.to(compute_dtype(far)).clamp(-6, 6).exp() * (2 * self.cell)  # left, top, right, bottom of the place
+        sides = far.to(compute_dtype(far)).clamp(-6, 6).exp() * (
+            2 * self.cell
+        )  # left, top, right, bottom of the place
         before, behind = sides.flatten(2).mT.split(2, -1)
-        return Places(children, maps, torch.cat([centres - before, centres + behind], -1), centres)
+        return Places(
+            children, maps, torch.cat([centres - before, centres + behind], -1), centres
+        )
 
 
-@register_model("scene_cnn", "Zhou et al. 2016: the same features, class-activation maps; the baseline")
+@register_model(
+    "scene_cnn",
+    "Zhou et al. 2016: the same features, class-activation maps; the baseline",
+)
 @settings
 class SceneTwin(_SceneNetwork):
-    """The features of :class:`SceneCapsNet`, a score of each class at each place, their mean, a sigmoid.
+    """The features of :class:`SceneCapsNet`, a score of each class at each place, their
+    mean, a sigmoid.
 
-    Where a class is follows from its class-activation map, the positive part of its scores, by :func:`boxes_of_maps`.
+    Where a class is follows from its class-activation map, the positive part of its
+    scores, by :func:`boxes_of_maps`.
 
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
@@ -389,7 +508,8 @@ class SceneTwin(_SceneNetwork):
     Raises:
         ValueError: if ``cut`` is not in [0, 1), or ``reach`` not above 0.
 
-    Source: Zhou, Khosla, Lapedriza, Oliva & Torralba 2016, "Learning Deep Features for Discriminative Localization".
+    Source: Zhou, Khosla, Lapedriza, Oliva & Torralba 2016, "Learning Deep Features for
+    Discriminative Localization".
 
     Example:
         >>> network = tc.models.SceneTwin((1, 48, 48), classes=10, channels=(8, 8, 16))
@@ -406,7 +526,9 @@ class SceneTwin(_SceneNetwork):
         """The probability of each class, and its box."""
         scores = self._scores(images)
         boxes = boxes_of_maps(scores.detach().relu(), self.cell, self.cut, self.reach)
-        return Prediction((scores.mean((2, 3)) + self.bias).sigmoid(), None, None, boxes)
+        return Prediction(
+            (scores.mean((2, 3)) + self.bias).sigmoid(), None, None, boxes
+        )
 
     def maps_of(self, images: Tensor) -> Tensor:
         """The class-activation maps, (B, E, H', W')."""

@@ -29,20 +29,27 @@ _POOL: dict[int, Any] = {2: F.max_pool2d, 3: F.max_pool3d}
 
 def _convolved(before: int, after: int, kernel_size: int, axes: int) -> nn.Sequential:
     """A convolution of the same size, batch normalisation, ReLU."""
-    convolution = _CONV[axes](before, after, kernel_size, padding=kernel_size // 2, bias=False)
+    convolution = _CONV[axes](
+        before, after, kernel_size, padding=kernel_size // 2, bias=False
+    )
     return nn.Sequential(convolution, _NORM[axes](after), nn.ReLU())
 
 
 class Segmenter(ImageClassifier):
-    """Base of the networks that give every pixel a class: activations (B, E, *grid) in place of (B, E).
+    """Base of the networks that give every pixel a class: activations (B, E, *grid) in
+    place of (B, E).
 
     Args:
-        image_shape: (C, H, W) of images or (C, D, H, W) of volumes; other extents work too.
+        image_shape: (C, H, W) of images or (C, D, H, W) of volumes; other extents work
+            too.
         classes: number of classes E.
 
     Example:
         >>> network = tc.models.UNet((1, 32, 32), classes=3, channels=(4, 8))
-        >>> isinstance(network, tc.models.Segmenter), network(torch.rand(2, 1, 37, 41)).activation.shape
+        >>> (
+        ...     isinstance(network, tc.models.Segmenter),
+        ...     network(torch.rand(2, 1, 37, 41)).activation.shape,
+        ... )
         (True, torch.Size([2, 3, 37, 41]))
     """
 
@@ -51,7 +58,10 @@ class Segmenter(ImageClassifier):
 
     def __init__(self, image_shape: Sequence[int], classes: int) -> None:
         if not isinstance(image_shape, Sequence) or len(image_shape) not in (3, 4):
-            raise ValueError(f"image_shape must be (C, H, W), or (C, D, H, W) of volumes, got {image_shape!r}")
+            raise ValueError(
+                "image_shape must be (C, H, W), or (C, D, H, W) of volumes, got "
+                f"{image_shape!r}"
+            )
         check_series(image_shape=image_shape)
         super().__init__((image_shape[0], image_shape[-2], image_shape[-1]), classes)
         self.image_shape: Any = tuple(int(one) for one in image_shape)
@@ -67,48 +77,69 @@ class Segmenter(ImageClassifier):
 
         Args:
             images: the batch, with values in [0, 1].
-            target: the class of each pixel, (B, *grid), which says what to reconstruct; None: as predicted.
+            target: the class of each pixel, (B, *grid), which says what to reconstruct;
+                None: as predicted.
         """
 
     def _check(self, images: Tensor) -> None:
         axes, C = self.axes, self.image_shape[0]
         check_batch(
-            "images", images, lambda shape: len(shape) == axes + 2 and shape[1] == C and 0 not in shape[2:],
-            f"(B, {C}, {AXES[axes]})", IN_RANGE,
-        )  # fmt: skip
+            "images",
+            images,
+            lambda shape: (
+                len(shape) == axes + 2 and shape[1] == C and 0 not in shape[2:]
+            ),
+            f"(B, {C}, {AXES[axes]})",
+            IN_RANGE,
+        )
 
 
-@register_model("segcaps", "after LaLonde & Bagci 2018, made small: locally constrained routing, deconvolution, skips")
+@register_model(
+    "segcaps",
+    "after LaLonde & Bagci 2018, made small: locally constrained routing, "
+    "deconvolution, skips",
+)
 @settings
 class SegCaps(Segmenter):
-    r"""Capsules down to coarse grids and up again: the length of a pixel's class capsules says which class it has.
+    r"""Capsules down to coarse grids and up again: the length of a pixel's class
+    capsules says which class it has.
 
-    Convolutions and one capsule for each of ``types[0]`` types make the finest grid. Each further number of ``types``
-    halves the grid (:class:`~torchcaps.layers.LocalCaps`, then one of the same resolution). On the way up capsules are
-    deconvolved, and those of the way down on the same grid join them as children of other types. Poses are normalised
-    after each layer (:class:`~torchcaps.layers.PoseNorm`), which the paper does not do: without it deep ones fade.
+    Convolutions and one capsule for each of ``types[0]`` types make the finest grid.
+    Each further number of ``types`` halves the grid
+    (:class:`~torchcaps.layers.LocalCaps`, then one of the same resolution). On the way
+    up capsules are deconvolved, and those of the way down on the same grid join them as
+    children of other types. Poses are normalised after each layer
+    (:class:`~torchcaps.layers.PoseNorm`), which the paper does not do: without it deep
+    ones fade.
 
-    With ``decoder``, convolutions of 1 x 1 reconstruct the image, at the pixels of all classes but the first, from the
-    poses of the true class there.
+    With ``decoder``, convolutions of 1 x 1 reconstruct the image, at the pixels of all
+    classes but the first, from the poses of the true class there.
 
     Args:
-        image_shape: (C, H, W) of images or (C, D, H, W) of volumes; other extents work too.
+        image_shape: (C, H, W) of images or (C, D, H, W) of volumes; other extents work
+            too.
         classes: number of classes; the first is the background of the reconstruction.
         channels: of the convolutions before, one after the other.
         types: of capsules on each grid, from the finest.
         dim: of all their poses.
         class_dim: of the poses of the class capsules.
-        class_kernel_size: side of the window of finest capsules that the class capsules see, odd.
-        decoder: widths of the convolutions that reconstruct; none for no reconstruction.
-        recompute: whether a training step computes capsules again instead of keeping them: slower, less memory.
-        routing: of all layers; default: one step of dynamic routing, which is none, with a bias: without, layers are
-            odd functions. The paper has three steps; with more than one, this network learns less.
+        class_kernel_size: side of the window of finest capsules that the class capsules
+            see, odd.
+        decoder: widths of the convolutions that reconstruct; none for no
+            reconstruction.
+        recompute: whether a training step computes capsules again instead of keeping
+            them: slower, less memory.
+        routing: of all layers; default: one step of dynamic routing, which is none,
+            with a bias: without, layers are odd functions. The paper has three steps;
+            with more than one, this network learns less.
 
-    Source: LaLonde & Bagci 2018, "Capsules for Object Segmentation" (1.4 million parameters, full poses without
-    normalisation, two classes).
+    Source: LaLonde & Bagci 2018, "Capsules for Object Segmentation" (1.4 million
+    parameters, full poses without normalisation, two classes).
 
     Example:
-        >>> network = tc.models.SegCaps((1, 16, 16, 16), classes=3, types=(2, 2), dim=4)  # volumes
+        >>> network = tc.models.SegCaps(
+        ...     (1, 16, 16, 16), classes=3, types=(2, 2), dim=4
+        ... )  # volumes
         >>> network(torch.rand(1, 1, 9, 10, 11)).activation.shape
         torch.Size([1, 3, 9, 10, 11])
     """
@@ -122,35 +153,73 @@ class SegCaps(Segmenter):
     class_kernel_size: Size = 1
     decoder: AnySizes = ()
     recompute: bool = False
-    routing: InitVar[Routing | None] = routing_of("class_caps", "That of the class capsules.")
+    routing: InitVar[Routing | None] = routing_of(
+        "class_caps", "That of the class capsules."
+    )
 
     def __post_init__(self, routing: Routing | None) -> None:
-        routing, axes = routing or DynamicRouting(steps=1, squash="half", bias=True), self.axes
+        routing, axes = (
+            routing or DynamicRouting(steps=1, squash="half", bias=True),
+            self.axes,
+        )
 
         def layer(before: int, after: int, resolution: Resolution) -> LocalCaps:
             return LocalCaps(
-                before, after, self.dim, self.dim, 3, resolution, axes, routing=routing, pose_norm="element"
+                before,
+                after,
+                self.dim,
+                self.dim,
+                3,
+                resolution,
+                axes,
+                routing=routing,
+                pose_norm="element",
             )
 
         primary = {2: PrimaryCaps, 3: PrimaryCaps3d}[axes]
         steps = list(pairwise(self.types))
-        first, *others = zip((self.image_shape[0], *self.channels), self.channels, strict=False)
-        self.stem = nn.Sequential(_convolved(*first, 5, axes), *(_convolved(*pair, 3, axes) for pair in others))
+        first, *others = zip(
+            (self.image_shape[0], *self.channels), self.channels, strict=False
+        )
+        self.stem = nn.Sequential(
+            _convolved(*first, 5, axes),
+            *(_convolved(*pair, 3, axes) for pair in others),
+        )
         self.primary_caps = primary(
-            self.channels[-1], self.types[0], self.dim, 1, 1, squash="half", pose_norm="element"
+            self.channels[-1],
+            self.types[0],
+            self.dim,
+            1,
+            1,
+            squash="half",
+            pose_norm="element",
         )
         self.down = nn.ModuleList(layer(fine, coarse, "half") for fine, coarse in steps)
         self.along = nn.ModuleList(layer(coarse, coarse, "same") for _, coarse in steps)
         self.up = nn.ModuleList(layer(coarse, fine, "double") for fine, coarse in steps)
-        self.joined = nn.ModuleList(layer(2 * fine, fine, "same") for fine, _ in steps[1:])
+        self.joined = nn.ModuleList(
+            layer(2 * fine, fine, "same") for fine, _ in steps[1:]
+        )
         last = self.types[0] * (2 if steps else 1)
         self.class_caps = LocalCaps(
-            last, self.classes, self.dim, self.class_dim, self.class_kernel_size, axes=axes, routing=routing
+            last,
+            self.classes,
+            self.dim,
+            self.class_dim,
+            self.class_kernel_size,
+            axes=axes,
+            routing=routing,
         )
         widths = [(self.classes - 1) * self.class_dim, *self.decoder]
-        convolutions = [part for pair in pairwise(widths) for part in _convolved(*pair, 1, axes)]
+        convolutions = [
+            part for pair in pairwise(widths) for part in _convolved(*pair, 1, axes)
+        ]
         last_one = _CONV[axes](widths[-1], self.image_shape[0], 1)
-        self.drawing = nn.Sequential(*convolutions, last_one, nn.Sigmoid()) if self.decoder else None
+        self.drawing = (
+            nn.Sequential(*convolutions, last_one, nn.Sigmoid())
+            if self.decoder
+            else None
+        )
 
     def encode(self, images: Tensor) -> Capsules:
         """The class capsules of every pixel: poses (B, *grid, E, class_dim)."""
@@ -167,13 +236,20 @@ class SegCaps(Segmenter):
         return self._run(self.class_caps, capsules)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The lengths of the class capsules, the capsules, and with a decoder the reconstruction."""
+        """The lengths of the class capsules, the capsules, and with a decoder the
+        reconstruction.
+        """
         capsules = self.encode(images)
         activation = capsules.activation.movedim(-1, 1).contiguous()
-        return Prediction(activation, capsules, None if self.drawing is None else self.decode(capsules, target))
+        return Prediction(
+            activation,
+            capsules,
+            None if self.drawing is None else self.decode(capsules, target),
+        )
 
     def decode(self, capsules: Capsules, target: Tensor | None = None) -> Tensor:
-        """The image at the pixels of all classes but the first, elsewhere 0: (B, C, *grid).
+        """The image at the pixels of all classes but the first, elsewhere 0: (B, C,
+        *grid).
 
         Args:
             capsules: of :meth:`encode`.
@@ -183,10 +259,14 @@ class SegCaps(Segmenter):
             RuntimeError: if the network has no decoder.
         """
         if self.drawing is None:
-            raise RuntimeError(f"this {type(self).__name__} was built without a decoder")
+            raise RuntimeError(
+                f"this {type(self).__name__} was built without a decoder"
+            )
         capsules = from_pair(capsules)
         chosen = capsules.activation.argmax(-1) if target is None else target
-        mask = (chosen[..., None] == torch.arange(1, self.classes, device=chosen.device)).to(capsules.pose.dtype)
+        mask = (
+            chosen[..., None] == torch.arange(1, self.classes, device=chosen.device)
+        ).to(capsules.pose.dtype)
         poses = (capsules.pose[..., 1:, :] * mask[..., None]).flatten(-2).movedim(-1, 1)
         return self.drawing(poses.contiguous()) * mask.amax(-1)[:, None]
 
@@ -201,26 +281,42 @@ class SegCaps(Segmenter):
 
 
 def _beside(coarse: Capsules, fine: Capsules) -> Capsules:
-    """Deconvolved capsules and those of the finer grid, which may be one shorter, as types beside each other."""
+    """Deconvolved capsules and those of the finer grid, which may be one shorter, as
+    types beside each other.
+    """
     sites = (slice(None), *map(slice, fine.activation.shape[1:-1]))
     axis = fine.activation.ndim - 1
-    return Capsules(*(torch.cat([one[sites], other], axis) for one, other in zip(coarse, fine, strict=True)))
+    return Capsules(
+        *(
+            torch.cat([one[sites], other], axis)
+            for one, other in zip(coarse, fine, strict=True)
+        )
+    )
 
 
-@register_model("unet", "Ronneberger et al. 2015, made small: convolutions in place of capsules; the baseline")
+@register_model(
+    "unet",
+    "Ronneberger et al. 2015, made small: convolutions in place of capsules; the "
+    "baseline",
+)
 @settings
 class UNet(Segmenter):
-    """Two convolutions on each grid, down by maxima and up by transposed convolutions, with skips; softmax.
+    """Two convolutions on each grid, down by maxima and up by transposed convolutions,
+    with skips; softmax.
 
     Args:
-        image_shape: (C, H, W) of images or (C, D, H, W) of volumes; other extents work too.
+        image_shape: (C, H, W) of images or (C, D, H, W) of volumes; other extents work
+            too.
         classes: number of classes.
         channels: on each grid, from the finest; each further one halves the grid.
 
-    Source: Ronneberger, Fischer & Brox 2015, "U-Net"; batch normalisation and padding as in Çiçek et al. 2016.
+    Source: Ronneberger, Fischer & Brox 2015, "U-Net"; batch normalisation and padding
+    as in Çiçek et al. 2016.
 
     Example:
-        >>> tc.models.UNet((3, 64, 64), classes=5, channels=(8, 16))(torch.rand(1, 3, 33, 64)).activation.shape
+        >>> tc.models.UNet((3, 64, 64), classes=5, channels=(8, 16))(
+        ...     torch.rand(1, 3, 33, 64)
+        ... ).activation.shape
         torch.Size([1, 5, 33, 64])
     """
 
@@ -232,7 +328,9 @@ class UNet(Segmenter):
         axes = self.axes
 
         def twice(before: int, after: int) -> nn.Sequential:
-            return nn.Sequential(*_convolved(before, after, 3, axes), *_convolved(after, after, 3, axes))
+            return nn.Sequential(
+                *_convolved(before, after, 3, axes), *_convolved(after, after, 3, axes)
+            )
 
         steps = list(pairwise(self.channels))
         self.first = twice(self.image_shape[0], self.channels[0])

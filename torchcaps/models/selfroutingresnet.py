@@ -1,4 +1,6 @@
-"""A residual network whose classes are self-routed capsules (Hahn, Pyeon & Kim 2019)."""
+"""A residual network whose classes are self-routed capsules (Hahn, Pyeon & Kim
+2019).
+"""
 
 import math
 from dataclasses import InitVar
@@ -19,31 +21,38 @@ from torchcaps.spec import settings
 
 
 @register_model(
-    "self_routing_resnet20", "Hahn et al. 2019, CIFAR-10: ResNet-20 with 32 capsules of 16, 931,664 parameters"
+    "self_routing_resnet20",
+    "Hahn et al. 2019, CIFAR-10: ResNet-20 with 32 capsules of 16, 931,664 parameters",
 )
 @settings
 class SelfRoutingResNet(CapsuleClassifier):
-    """Residual blocks, primary capsules from two convolutions, convolutional capsules if any, class capsules.
+    """Residual blocks, primary capsules from two convolutions, convolutional capsules
+    if any, class capsules.
 
-    The classes of the published network have activations but no poses, and so no transforms. Here the pose of a class
-    is the mean of its children's poses, weighted by their shares, which takes no transforms either. The loss is the
+    The classes of the published network have activations but no poses, and so no
+    transforms. Here the pose of a class is the mean of its children's poses, weighted
+    by their shares, which takes no transforms either. The loss is the
     :class:`~torchcaps.losses.NegativeLogLikelihood` of the activations.
 
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of classes.
-        channels: of the first convolution and its blocks; twice and four times as many follow, at half and a quarter of
-            the size.
+        channels: of the first convolution and its blocks; twice and four times as many
+            follow, at half and a quarter of the size.
         blocks: of two convolutions, at each of the three sizes: 3 is ResNet-20.
         types: of capsules at each position.
         pose_dim: dimension of their poses.
-        depth: 1 routes the primary capsules to the classes; each one more is a layer of convolutional capsules between.
+        depth: 1 routes the primary capsules to the classes; each one more is a layer of
+            convolutional capsules between.
         routing: of all layers; default: self-routing.
 
-    Source: Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks", section 4; the code released with it.
+    Source: Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks", section 4; the code
+    released with it.
 
     Example:
-        >>> network = tc.models.SelfRoutingResNet((3, 16, 16), classes=4, channels=4, blocks=1, types=4)
+        >>> network = tc.models.SelfRoutingResNet(
+        ...     (3, 16, 16), classes=4, channels=4, blocks=1, types=4
+        ... )
         >>> network(torch.rand(2, 3, 16, 16)).activation.shape
         torch.Size([2, 4])
     """
@@ -62,28 +71,55 @@ class SelfRoutingResNet(CapsuleClassifier):
         routing = routing or SelfRouting()
 
         self.features = nn.Sequential(
-            nn.Conv2d(self.image_shape[0], channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()
+            nn.Conv2d(self.image_shape[0], channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
         )
         before = channels
         for width in (channels, 2 * channels, 4 * channels):
             for number in range(self.blocks):
-                self.features.append(Residual(before, width, 2 if number == 0 and width > channels else 1))
+                self.features.append(
+                    Residual(
+                        before, width, 2 if number == 0 and width > channels else 1
+                    )
+                )
                 before = width
         self.activations = nn.Conv2d(before, types, 3, padding=1, bias=False)
         self.activation_norm = nn.BatchNorm2d(types)
         self.poses = nn.Conv2d(before, types * pose_dim, 3, padding=1, bias=False)
         self.pose_norm = nn.BatchNorm2d(types * pose_dim)
-        options: dict[str, Any] = {"kernel_size": 3, "padding": 1, "routing": routing, "init_std": None}
+        options: dict[str, Any] = {
+            "kernel_size": 3,
+            "padding": 1,
+            "routing": routing,
+            "init_std": None,
+        }
         self.conv_caps = nn.ModuleList(
             CapsConv2d(
-                types, types, pose_dim, pose_dim, stride=2 if number == 0 else 1, competition="window", **options
+                types,
+                types,
+                pose_dim,
+                pose_dim,
+                stride=2 if number == 0 else 1,
+                competition="window",
+                **options,
             )
             for number in range(self.depth - 1)
         )
-        self.conv_norms = nn.ModuleList(nn.BatchNorm2d(types * pose_dim) for _ in self.conv_caps)
-        places = math.prod(_halved(extent, 2 if self.depth == 1 else 3) for extent in self.image_shape[1:])
+        self.conv_norms = nn.ModuleList(
+            nn.BatchNorm2d(types * pose_dim) for _ in self.conv_caps
+        )
+        places = math.prod(
+            _halved(extent, 2 if self.depth == 1 else 3)
+            for extent in self.image_shape[1:]
+        )
         self.class_caps = CapsLinear(
-            places * types, self.classes, pose_dim, pose_dim, transforms="shared", routing=routing
+            places * types,
+            self.classes,
+            pose_dim,
+            pose_dim,
+            transforms="shared",
+            routing=routing,
         )
         fix_weight(self.class_caps, _identities)
         self.decoder = None
@@ -99,11 +135,17 @@ class SelfRoutingResNet(CapsuleClassifier):
             nn.init.uniform_(layer.weight, -bound, bound)
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules that vote for the classes, poses (B, H', W', types, pose_dim)."""
+        """The capsules that vote for the classes, poses (B, H', W', types,
+        pose_dim).
+        """
         self._check(images)
         features = self.features(images)
-        activation = self.activation_norm(self.activations(features)).movedim(1, -1).sigmoid()
-        capsules = Capsules(self._as_poses(self.pose_norm(self.poses(features))), activation)
+        activation = (
+            self.activation_norm(self.activations(features)).movedim(1, -1).sigmoid()
+        )
+        capsules = Capsules(
+            self._as_poses(self.pose_norm(self.poses(features))), activation
+        )
         for layer, norm in zip(self.conv_caps, self.conv_norms, strict=True):
             capsules = layer(capsules)
             pose = self._as_poses(norm(capsules.pose.flatten(3).movedim(-1, 1)))

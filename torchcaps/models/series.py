@@ -17,14 +17,18 @@ from torchcaps.spec import settings
 
 
 class MomentNorm(nn.Module):
-    """Batch normalisation of features (B, C, L) over the moments that are there, bool (B, L); elsewhere 0."""
+    """Batch normalisation of features (B, C, L) over the moments that are there, bool
+    (B, L); elsewhere 0.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(channels)
 
     def forward(self, features: Tensor, there: Tensor) -> Tensor:
-        """The normalised features: padding neither counts among the statistics nor is anything after it."""
+        """The normalised features: padding neither counts among the statistics nor is
+        anything after it.
+        """
         if not self.training:
             return self.norm(features) * there[:, None]
         rows: Tensor = self.norm(features.movedim(1, -1)[there])
@@ -35,11 +39,13 @@ class MomentNorm(nn.Module):
 
 @settings
 class SeriesClassifier(ImageClassifier):
-    """Base of the networks that classify series: (B, C, L) for any L in place of images.
+    """Base of the networks that classify series: (B, C, L) for any L in place of
+    images.
 
-    One more channel, the last, may say which moments are there, 1, and which pad a short series behind its end, 0;
-    these change no answer. Convolutions over time, each followed by batch normalisation over the moments that are
-    there and ReLU, make the features of both networks.
+    One more channel, the last, may say which moments are there, 1, and which pad a
+    short series behind its end, 0; these change no answer. Convolutions over time, each
+    followed by batch normalisation over the moments that are there and ReLU, make the
+    features of both networks.
 
     Args:
         in_channels: of a series, C.
@@ -50,12 +56,16 @@ class SeriesClassifier(ImageClassifier):
         dropout: share of the features that are left out in training.
 
     Example:
-        >>> network = tc.models.SeriesCNN(in_channels=3, classes=5, channels=(8, 8), strides=(1, 2)).eval()
+        >>> network = tc.models.SeriesCNN(
+        ...     in_channels=3, classes=5, channels=(8, 8), strides=(1, 2)
+        ... ).eval()
         >>> isinstance(network, tc.models.SeriesClassifier)
         True
         >>> series = torch.cat([torch.randn(1, 3, 9), torch.ones(1, 1, 9)], 1)
         >>> padded = torch.nn.functional.pad(series, (0, 5))
-        >>> torch.allclose(network(series).activation, network(padded).activation, atol=1e-6)
+        >>> torch.allclose(
+        ...     network(series).activation, network(padded).activation, atol=1e-6
+        ... )
         True
     """
 
@@ -73,13 +83,23 @@ class SeriesClassifier(ImageClassifier):
 
     def __post_init__(self) -> None:
         if len(self.strides) != (count := len(self.channels)):
-            raise ValueError(f"strides must be {count} whole numbers, one for each of channels, got {self.strides}")
+            raise ValueError(
+                f"strides must be {count} whole numbers, one for each of channels, "
+                f"got {self.strides}"
+            )
         if self.kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, so that a window has a middle, got {self.kernel_size}")
+            raise ValueError(
+                "kernel_size must be odd, so that a window has a middle, got "
+                f"{self.kernel_size}"
+            )
         self.image_shape = (self.in_channels, 1, 1)
-        sizes = zip(pairwise((self.in_channels, *self.channels)), self.strides, strict=True)
+        sizes = zip(
+            pairwise((self.in_channels, *self.channels)), self.strides, strict=True
+        )
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(*channels, self.kernel_size, stride, self.kernel_size // 2, bias=False)
+            nn.Conv1d(
+                *channels, self.kernel_size, stride, self.kernel_size // 2, bias=False
+            )
             for channels, stride in sizes
         )
         self.norms = nn.ModuleList(map(MomentNorm, self.channels))
@@ -87,7 +107,9 @@ class SeriesClassifier(ImageClassifier):
 
     @property
     def stride(self) -> int:
-        """How many moments lie between the middles of what two neighbouring features see."""
+        """How many moments lie between the middles of what two neighbouring features
+        see.
+        """
         return math.prod(self.strides)
 
     def examples(self, batch: int) -> Tensor:
@@ -98,17 +120,23 @@ class SeriesClassifier(ImageClassifier):
         return torch.cat([series * there, there.to(series)], 1)
 
     def features(self, series: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (B, channels, L'), 0 behind the end of a series, and which are there, bool (B, L').
+        """Features (B, channels, L'), 0 behind the end of a series, and which are
+        there, bool (B, L').
 
         Raises:
             ValueError: if the series do not fit the network, or are not finite.
         """
         self._check(series)
-        found, there = series, series.new_ones(len(series), series.shape[-1], dtype=torch.bool)
+        found, there = (
+            series,
+            series.new_ones(len(series), series.shape[-1], dtype=torch.bool),
+        )
         if series.shape[1] > self.in_channels:
             found, there = series[:, :-1], series[:, -1] > 0
         found = found * there[:, None]
-        for convolution, norm, stride in zip(self.convolutions, self.norms, self.strides, strict=True):
+        for convolution, norm, stride in zip(
+            self.convolutions, self.norms, self.strides, strict=True
+        ):
             there = there[:, ::stride]
             found = norm(convolution(found), there).relu()
         return self.drop(found), there
@@ -116,20 +144,26 @@ class SeriesClassifier(ImageClassifier):
     def _check(self, images: Tensor) -> None:
         C = self.in_channels
         check_batch(
-            "series", images, lambda shape: len(shape) == 3 and shape[1] in (C, C + 1) and shape[2] != 0,
-            f"(B, {C}, L), or (B, {C + 1}, L) with a last channel that says which moments are there, with L at least 1",
-        )  # fmt: skip
+            "series",
+            images,
+            lambda shape: len(shape) == 3 and shape[1] in (C, C + 1) and shape[2] != 0,
+            f"(B, {C}, L), or (B, {C + 1}, L) with a last channel that says which "
+            "moments are there, with L at least 1",
+        )
 
 
-@register_model("series_capsnet", "ours: convolutions over time, primary capsules, routing to the classes")
+@register_model(
+    "series_capsnet",
+    "ours: convolutions over time, primary capsules, routing to the classes",
+)
 @settings
 class SeriesCapsNet(SeriesClassifier, CapsuleClassifier):
     r"""Capsules over time: at every moment ``types`` capsules, routed to the classes.
 
     .. math:: u_{lt} = \operatorname{squash}(W_t x_l), \quad V_{ltj} = u_{lt} W_{tj}
 
-    All moments share the transforms, so a series of any length is routed, and the assignment says which moment spoke
-    for which class.
+    All moments share the transforms, so a series of any length is routed, and the
+    assignment says which moment spoke for which class.
 
     Args:
         in_channels: of a series, C.
@@ -141,8 +175,8 @@ class SeriesCapsNet(SeriesClassifier, CapsuleClassifier):
         types: of capsules at each moment.
         dim: of their poses.
         pose_dim: of the class capsules.
-        routing: of the class capsules; default: Euclidean K-Means in 3 steps, whose parents are means of votes: a sum
-            would grow with the length of a series.
+        routing: of the class capsules; default: Euclidean K-Means in 3 steps, whose
+            parents are means of votes: a sum would grow with the length of a series.
 
     Source: ours; shared transforms: Su 2018.
 
@@ -159,11 +193,18 @@ class SeriesCapsNet(SeriesClassifier, CapsuleClassifier):
 
     def __post_init__(self, routing: Routing | None) -> None:
         super().__post_init__()
-        self.primary_caps = PrimaryCaps1d(self.channels[-1], self.types, self.dim, 1, 1, squash="half")
+        self.primary_caps = PrimaryCaps1d(
+            self.channels[-1], self.types, self.dim, 1, 1, squash="half"
+        )
         self.class_caps = ClassCaps(
-            self.types, self.classes, self.dim, self.pose_dim, axes=1, coordinates=False,
+            self.types,
+            self.classes,
+            self.dim,
+            self.pose_dim,
+            axes=1,
+            coordinates=False,
             routing=routing or EuclideanKMeansRouting(),
-        )  # fmt: skip
+        )
         self.decoder = None
 
     def children_of(self, images: Tensor) -> Capsules:
@@ -184,10 +225,14 @@ class SeriesCapsNet(SeriesClassifier, CapsuleClassifier):
         return self.class_caps.route(*self._children(images))
 
 
-@register_model("series_cnn", "ours: the convolutions of series_capsnet, averaged over time; the baseline")
+@register_model(
+    "series_cnn",
+    "ours: the convolutions of series_capsnet, averaged over time; the baseline",
+)
 @settings
 class SeriesCNN(SeriesClassifier):
-    """The convolutions of :class:`SeriesCapsNet`, the mean over the moments that are there, a hidden layer.
+    """The convolutions of :class:`SeriesCapsNet`, the mean over the moments that are
+    there, a hidden layer.
 
     Args:
         in_channels: of a series, C.
@@ -198,7 +243,8 @@ class SeriesCNN(SeriesClassifier):
         dropout: share of the features that are left out in training.
         hidden: width of the hidden layer.
 
-    Source: after Wang, Yan & Oates 2017, "Time series classification from scratch with deep neural networks".
+    Source: after Wang, Yan & Oates 2017, "Time series classification from scratch with
+    deep neural networks".
 
     Example:
         >>> network = tc.models.SeriesCNN(in_channels=3, classes=5)
@@ -217,4 +263,6 @@ class SeriesCNN(SeriesClassifier):
         """The activations of the classes."""
         features, there = self.features(images)
         mean = features.sum(2) / there.sum(1, keepdim=True).clamp_min(1)
-        return Prediction(self.head(self.hidden_layer(mean).relu()).softmax(1), None, None)
+        return Prediction(
+            self.head(self.hidden_layer(mean).relu()).softmax(1), None, None
+        )

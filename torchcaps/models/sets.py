@@ -1,4 +1,6 @@
-"""Networks over sets: graphs and points. Capsules of the elements, and their pooled twin."""
+"""Networks over sets: graphs and points. Capsules of the elements, and their pooled
+twin.
+"""
 
 from dataclasses import InitVar
 from itertools import pairwise
@@ -20,12 +22,14 @@ Pool = Literal["mean", "sum", "max"]
 
 @settings
 class SetClassifier(Network):
-    r"""Base of the networks that classify sets of elements, which may be joined by edges.
+    r"""Base of the networks that classify sets of elements, which may be joined by
+    edges.
 
     .. math:: h^{l+1}_n = \operatorname{relu}\Big(\operatorname{norm}\big(W_l h^l_n + U_l \sum_m A_{nm} h^l_m\big)\Big)
 
-    The features of an element are those of all layers, one behind the other. Without edges, as for points, the second
-    term is left out. The order of the elements changes no answer.
+    The features of an element are those of all layers, one behind the other. Without
+    edges, as for points, the second term is left out. The order of the elements changes
+    no answer.
 
     Args:
         in_features: numbers that describe an element, C.
@@ -35,7 +39,9 @@ class SetClassifier(Network):
         dropout: share of the features that are left out in training.
 
     Example:
-        >>> isinstance(tc.models.PooledSet(in_features=3, classes=5), tc.models.SetClassifier)
+        >>> isinstance(
+        ...     tc.models.PooledSet(in_features=3, classes=5), tc.models.SetClassifier
+        ... )
         True
     """
 
@@ -48,20 +54,28 @@ class SetClassifier(Network):
     def __post_init__(self) -> None:
         sizes = [*pairwise((self.in_features, *self.channels))]
         self.own = nn.ModuleList(nn.Linear(*size, bias=False) for size in sizes)
-        self.neighbours = nn.ModuleList(nn.Linear(*size, bias=False) for size in sizes if self.edges)
+        self.neighbours = nn.ModuleList(
+            nn.Linear(*size, bias=False) for size in sizes if self.edges
+        )
         self.norms = nn.ModuleList(map(nn.BatchNorm1d, self.channels))
         self.drop = nn.Dropout(self.dropout)
 
-    def features(self, elements: Tensor, there: Tensor | None, edges: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Features (B, sum of the channels, N), 0 where no element is, and which are there, bool (B, N).
+    def features(
+        self, elements: Tensor, there: Tensor | None, edges: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Features (B, sum of the channels, N), 0 where no element is, and which are
+        there, bool (B, N).
 
         Args:
             elements: (B, N, C), for any N.
-            there: bool (B, N), False for what pads a small set, whose numbers are then ignored; None if all are there.
-            edges: A, (B, N, N), 1 or a weight from each m to n; None for a network without edges.
+            there: bool (B, N), False for what pads a small set, whose numbers are then
+                ignored; None if all are there.
+            edges: A, (B, N, N), 1 or a weight from each m to n; None for a network
+                without edges.
 
         Raises:
-            ValueError: if a set is empty, a shape does not fit, or numbers are not finite.
+            ValueError: if a set is empty, a shape does not fit, or numbers are not
+                finite.
         """
         there = self._check(elements, there, edges)
         found, layers = elements[there], []  # [n, C]: padding is nowhere from here on
@@ -70,7 +84,9 @@ class SetClassifier(Network):
             mixed = own(found)
             if joined is not None:
                 to, by, weight = joined
-                mixed = mixed + self.neighbours[number](torch.zeros_like(found).index_add(0, to, found[by] * weight))
+                mixed = mixed + self.neighbours[number](
+                    torch.zeros_like(found).index_add(0, to, found[by] * weight)
+                )
             found = norm(mixed).relu()
             layers.append(found)
         rows = self.drop(torch.cat(layers, 1))
@@ -78,29 +94,55 @@ class SetClassifier(Network):
         features[there] = rows
         return features.mT, there
 
-    def _check(self, elements: Tensor, there: Tensor | None, edges: Tensor | None) -> Tensor:
-        if elements.ndim != 3 or elements.shape[2] != self.in_features or not elements.shape[1]:
+    def _check(
+        self, elements: Tensor, there: Tensor | None, edges: Tensor | None
+    ) -> Tensor:
+        if (
+            elements.ndim != 3
+            or elements.shape[2] != self.in_features
+            or not elements.shape[1]
+        ):
             raise ValueError(
-                f"elements must be (B, N, {self.in_features}) with N at least 1, got shape {tuple(elements.shape)}"
+                f"elements must be (B, N, {self.in_features}) with N at least 1, got "
+                f"shape {tuple(elements.shape)}"
             )
         B, N, _ = elements.shape
         if there is None:
             there = elements.new_ones(B, N, dtype=torch.bool)
         if there.shape != (B, N) or there.dtype != torch.bool:
-            raise ValueError(f"there must be bool (B, N) = {(B, N)}, got {there.dtype} {tuple(there.shape)}")
+            raise ValueError(
+                f"there must be bool (B, N) = {(B, N)}, got {there.dtype} "
+                f"{tuple(there.shape)}"
+            )
         if not there.any(1).all():
-            raise ValueError("there must leave an element in each set, got an empty set")
-        if (edges is not None) != self.edges or (edges is not None and edges.shape != (B, N, N)):
-            wanted = f"(B, N, N) = {(B, N, N)}" if self.edges else "None: this network was built without edges"
-            raise ValueError(f"edges must be {wanted}, got {None if edges is None else tuple(edges.shape)}")
-        for name, given in (("elements", elements.masked_fill(~there[..., None], 0.0)), ("edges", edges)):
+            raise ValueError(
+                "there must leave an element in each set, got an empty set"
+            )
+        if (edges is not None) != self.edges or (
+            edges is not None and edges.shape != (B, N, N)
+        ):
+            wanted = (
+                f"(B, N, N) = {(B, N, N)}"
+                if self.edges
+                else "None: this network was built without edges"
+            )
+            raise ValueError(
+                f"edges must be {wanted}, got "
+                f"{None if edges is None else tuple(edges.shape)}"
+            )
+        for name, given in (
+            ("elements", elements.masked_fill(~there[..., None], 0.0)),
+            ("edges", edges),
+        ):
             if given is not None and not all_finite(given):
                 raise ValueError(f"{name} hold NaN or infinite values")
         return there
 
 
 def _pairs(edges: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The edges between elements that are there, by their places among these: to, from, and weights (pairs, 1)."""
+    """The edges between elements that are there, by their places among these: to, from,
+    and weights (pairs, 1).
+    """
     place = there.flatten().cumsum(0).view_as(there) - 1
     sets, to, by = (edges * there[:, None] * there[..., None]).nonzero(as_tuple=True)
     return place[sets, to], place[sets, by], edges[sets, to, by][:, None]
@@ -112,8 +154,8 @@ class SetCapsNet(SetClassifier):
 
     .. math:: u_{nt} = \operatorname{squash}(W_t [h^1_n, \dots, h^L_n]), \quad V_{ntj} = u_{nt} W_{tj}
 
-    All elements share the transforms, so a set of any number of elements is routed, in any order, and the assignment
-    says which element spoke for which class.
+    All elements share the transforms, so a set of any number of elements is routed, in
+    any order, and the assignment says which element spoke for which class.
 
     Args:
         in_features: numbers that describe an element, C.
@@ -124,17 +166,20 @@ class SetCapsNet(SetClassifier):
         types: of capsules of each element.
         dim: of their poses.
         pose_dim: of the class capsules.
-        routing: of the class capsules; default: Euclidean K-Means in 3 steps, whose parents are means of votes: a sum
-            would grow with the number of elements.
+        routing: of the class capsules; default: Euclidean K-Means in 3 steps, whose
+            parents are means of votes: a sum would grow with the number of elements.
 
-    Source: after Xinyi & Chen 2019, "Capsule Graph Neural Network", whose nodes have capsules of the features of all
-    layers; without its attention, its capsules of graphs and its reconstruction of counts.
+    Source: after Xinyi & Chen 2019, "Capsule Graph Neural Network", whose nodes have
+    capsules of the features of all layers; without its attention, its capsules of
+    graphs and its reconstruction of counts.
 
     Example:
         >>> network = tc.models.SetCapsNet(in_features=3, classes=5)
         >>> network(torch.randn(2, 40, 3)).capsules.pose.shape  # points
         torch.Size([2, 5, 16])
-        >>> edges = torch.tensor([[[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]])  # a path of three nodes
+        >>> edges = torch.tensor(
+        ...     [[[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]]
+        ... )  # a path of three nodes
         >>> network = tc.models.SetCapsNet(in_features=7, classes=2, edges=True)
         >>> network(torch.rand(1, 3, 7), None, edges).activation.shape
         torch.Size([1, 2])
@@ -143,30 +188,51 @@ class SetCapsNet(SetClassifier):
     types: Size = 4
     dim: Size = 8
     pose_dim: Size = 16
-    routing: InitVar[Routing | None] = routing_of("class_caps", "The routing of the class capsules.")
+    routing: InitVar[Routing | None] = routing_of(
+        "class_caps", "The routing of the class capsules."
+    )
 
     def __post_init__(self, routing: Routing | None) -> None:
         super().__post_init__()
-        self.primary_caps = PrimaryCaps1d(sum(self.channels), self.types, self.dim, 1, 1, squash="half")
+        self.primary_caps = PrimaryCaps1d(
+            sum(self.channels), self.types, self.dim, 1, 1, squash="half"
+        )
         self.class_caps = ClassCaps(
-            self.types, self.classes, self.dim, self.pose_dim, axes=1, coordinates=False,
+            self.types,
+            self.classes,
+            self.dim,
+            self.pose_dim,
+            axes=1,
+            coordinates=False,
             routing=routing or EuclideanKMeansRouting(),
-        )  # fmt: skip
+        )
 
-    def children_of(self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None) -> Capsules:
-        """The capsules of all elements, poses (B, N, types, dim); arguments as in :meth:`forward`."""
+    def children_of(
+        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
+    ) -> Capsules:
+        """The capsules of all elements, poses (B, N, types, dim); arguments as in
+        :meth:`forward`.
+        """
         return self._children(elements, there, edges)[0]
 
-    def _children(self, elements: Tensor, there: Tensor | None, edges: Tensor | None) -> tuple[Capsules, Tensor]:
+    def _children(
+        self, elements: Tensor, there: Tensor | None, edges: Tensor | None
+    ) -> tuple[Capsules, Tensor]:
         features, there = self.features(elements, there, edges)
         capsules = self.primary_caps(features)
         return capsules, there[..., None].expand(capsules.activation.shape)
 
-    def route(self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None) -> Routed:
-        """The routing of the class capsules; the assignment is (B, N * types, classes)."""
+    def route(
+        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
+    ) -> Routed:
+        """The routing of the class capsules; the assignment is (B, N * types,
+        classes).
+        """
         return self.class_caps.route(*self._children(elements, there, edges))
 
-    def forward(self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None) -> Prediction:
+    def forward(
+        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
+    ) -> Prediction:
         """The class capsules of sets."""
         capsules = self.class_caps(*self._children(elements, there, edges))
         return Prediction(capsules.activation, capsules, None)
@@ -174,7 +240,8 @@ class SetCapsNet(SetClassifier):
 
 @settings
 class PooledSet(SetClassifier):
-    """The features of :class:`SetCapsNet`, pooled over the elements, and a hidden layer: its twin.
+    """The features of :class:`SetCapsNet`, pooled over the elements, and a hidden
+    layer: its twin.
 
     Args:
         in_features: numbers that describe an element, C.
@@ -185,11 +252,13 @@ class PooledSet(SetClassifier):
         hidden: width of the hidden layer.
         pool: ``mean``; ``sum``, which counts; or ``max``.
 
-    Source: sums: Xu et al. 2019, "How Powerful are Graph Neural Networks?" (GIN); the greatest of points: Qi et al.
-    2017, "PointNet".
+    Source: sums: Xu et al. 2019, "How Powerful are Graph Neural Networks?" (GIN); the
+    greatest of points: Qi et al. 2017, "PointNet".
 
     Example:
-        >>> tc.models.PooledSet(in_features=3, classes=5, pool="max")(torch.randn(2, 40, 3)).activation.shape
+        >>> tc.models.PooledSet(in_features=3, classes=5, pool="max")(
+        ...     torch.randn(2, 40, 3)
+        ... ).activation.shape
         torch.Size([2, 5])
     """
 
@@ -201,11 +270,19 @@ class PooledSet(SetClassifier):
         self.hidden_layer = nn.Linear(sum(self.channels), self.hidden)
         self.head = nn.Linear(self.hidden, self.classes)
 
-    def forward(self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None) -> Prediction:
+    def forward(
+        self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
+    ) -> Prediction:
         """The activations of the classes."""
         features, there = self.features(elements, there, edges)
         if self.pool == "max":
-            pooled = features.amax(2)  # after ReLU: the 0 of padding is never above what is there
+            pooled = features.amax(
+                2
+            )  # after ReLU: the 0 of padding is never above what is there
         else:
-            pooled = features.sum(2) / (there.sum(1, keepdim=True) if self.pool == "mean" else 1)
-        return Prediction(self.head(self.hidden_layer(pooled).relu()).softmax(1), None, None)
+            pooled = features.sum(2) / (
+                there.sum(1, keepdim=True) if self.pool == "mean" else 1
+            )
+        return Prediction(
+            self.head(self.hidden_layer(pooled).relu()).softmax(1), None, None
+        )

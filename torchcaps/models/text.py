@@ -12,28 +12,34 @@ from torchcaps.models.base import ImageClassifier
 from torchcaps.numerics import check_size
 
 PADDING, UNKNOWN, RESERVED = 0, 1, 2
-"""As in :mod:`torchcaps_lab.data.words`: padding, unknown words, and the first word of the vocabulary."""
+"""As in :mod:`torchcaps_lab.data.words`: padding, unknown words, and the first word of
+the vocabulary.
+"""
 
 _START = 0.25
 """Word vectors start between this and its negative (Kim 2014, section 3.1)."""
 
 
 class TextClassifier(ImageClassifier):
-    """Base of the networks that classify texts: rows of words in place of images, (B, L) for any L.
+    """Base of the networks that classify texts: rows of words in place of images, (B,
+    L) for any L.
 
-    0 pads a text behind its end, and changes no answer; 1 is a word that is not in the vocabulary. Word vectors are
-    learned with the network. In training some words count as unknown, so that the vector of unknown words is learned
-    too.
+    0 pads a text behind its end, and changes no answer; 1 is a word that is not in the
+    vocabulary. Word vectors are learned with the network. In training some words count
+    as unknown, so that the vector of unknown words is learned too.
 
     Args:
         vocabulary: number of words.
         classes: number of classes.
         word_dim: dimension of the word vectors.
-        dropout: share of the numbers of word vectors, or of features, that are left out in training.
+        dropout: share of the numbers of word vectors, or of features, that are left out
+            in training.
         hidden_words: share of the words that count as unknown in training.
 
     Example:
-        >>> network = tc.models.TextCNN(vocabulary=50, classes=6, word_dim=16, channels=8).eval()
+        >>> network = tc.models.TextCNN(
+        ...     vocabulary=50, classes=6, word_dim=16, channels=8
+        ... ).eval()
         >>> isinstance(network, tc.models.TextClassifier)
         True
         >>> words = torch.randint(1, 52, (1, 9))
@@ -45,7 +51,14 @@ class TextClassifier(ImageClassifier):
     takes = "words"
     any_size = True
 
-    def __init__(self, vocabulary: int, classes: int, word_dim: int, dropout: float, hidden_words: float) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        classes: int,
+        word_dim: int,
+        dropout: float,
+        hidden_words: float,
+    ) -> None:
         super().__init__((1, 1, 1), classes)
         check_size(vocabulary=vocabulary, word_dim=word_dim)
         for name, share in (("dropout", dropout), ("hidden_words", hidden_words)):
@@ -62,11 +75,16 @@ class TextClassifier(ImageClassifier):
     def examples(self, batch: int) -> Tensor:
         """Texts of at most six words."""
         generator = torch.Generator().manual_seed(0)
-        words = torch.randint(UNKNOWN, RESERVED + self.vocabulary, (batch, 6), generator=generator)
-        return words.masked_fill(torch.arange(6) > torch.arange(batch)[:, None] + 2, PADDING)
+        words = torch.randint(
+            UNKNOWN, RESERVED + self.vocabulary, (batch, 6), generator=generator
+        )
+        return words.masked_fill(
+            torch.arange(6) > torch.arange(batch)[:, None] + 2, PADDING
+        )
 
     def vectors(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """The vectors of words, 0 behind the end of a text, (B, word_dim, L), and where there are words, bool (B, L).
+        """The vectors of words, 0 behind the end of a text, (B, word_dim, L), and where
+        there are words, bool (B, L).
 
         Raises:
             ValueError: if the words do not fit the network.
@@ -82,22 +100,40 @@ class TextClassifier(ImageClassifier):
         if not isinstance(images, Tensor):
             raise TypeError(f"words must be a tensor, got {type(images).__name__}")
         if images.ndim != 2 or not images.shape[1]:
-            raise ValueError(f"words must be (B, L), with L at least 1, got shape {tuple(images.shape)}")
+            raise ValueError(
+                "words must be (B, L), with L at least 1, got shape "
+                f"{tuple(images.shape)}"
+            )
         if images.dtype != torch.int64:
             raise ValueError(f"words must be whole numbers, int64, got {images.dtype}")
-        if images.device.type == "cpu" and not torch.compiler.is_compiling() and images.numel():
+        if (
+            images.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+            and images.numel()
+        ):
             low, high = int(images.min()), int(images.max())
             if low < 0 or high >= RESERVED + self.vocabulary:
-                raise ValueError(f"words must lie in 0..{RESERVED + self.vocabulary - 1}, got {low} to {high}")
+                raise ValueError(
+                    f"words must lie in 0..{RESERVED + self.vocabulary - 1}, got "
+                    f"{low} to {high}"
+                )
 
 
 def ahead(features: Tensor, width: int) -> Tensor:
-    """Features (B, C, L) with zeros behind them: a window of this width at each place."""
+    """Features (B, C, L) with zeros behind them: a window of this width at each
+    place.
+    """
     return F.pad(features, (0, width - 1))
 
 
-def seen(vectors: Tensor, there: Tensor, convolutions: Iterable[nn.Module], widths: Iterable[int]) -> list[Tensor]:
-    """The features at each place of a text, of each width, (B, channels, L), 0 or more; 0 behind its end.
+def seen(
+    vectors: Tensor,
+    there: Tensor,
+    convolutions: Iterable[nn.Module],
+    widths: Iterable[int],
+) -> list[Tensor]:
+    """The features at each place of a text, of each width, (B, channels, L), 0 or more;
+    0 behind its end.
 
     Args:
         vectors: of words, (B, word_dim, L).
@@ -106,11 +142,19 @@ def seen(vectors: Tensor, there: Tensor, convolutions: Iterable[nn.Module], widt
         widths: of the windows.
     """
     pairs = zip(convolutions, widths, strict=True)
-    return [layer(ahead(vectors, width)).relu() * there[:, None] for layer, width in pairs]
+    return [
+        layer(ahead(vectors, width)).relu() * there[:, None] for layer, width in pairs
+    ]
 
 
 def start_apart(primary: PrimaryCaps1d, inputs: int, pose_dim: int) -> None:
-    """Initial weights for poses of length 1 before the squash; with biases as large, capsules would be all alike."""
-    deviation = _START / math.sqrt(3)  # of word vectors, and of what kept their deviation
-    nn.init.normal_(primary.conv.weight, std=1 / (deviation * math.sqrt(inputs * pose_dim)))
+    """Initial weights for poses of length 1 before the squash; with biases as large,
+    capsules would be all alike.
+    """
+    deviation = _START / math.sqrt(
+        3
+    )  # of word vectors, and of what kept their deviation
+    nn.init.normal_(
+        primary.conv.weight, std=1 / (deviation * math.sqrt(inputs * pose_dim))
+    )
     nn.init.zeros_(primary.conv.bias)

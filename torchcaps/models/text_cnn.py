@@ -14,10 +14,13 @@ from torchcaps.spec import settings
 Output = Literal["softmax", "sigmoid"]
 
 
-@register_model("text_cnn", "Kim 2014, CNN-rand: windows of 3, 4 and 5 words, max over the text")
+@register_model(
+    "text_cnn", "Kim 2014, CNN-rand: windows of 3, 4 and 5 words, max over the text"
+)
 @settings
 class TextCNN(TextClassifier):
-    r"""Convolutions over words of several widths, the maximum of each over the text, a linear layer.
+    r"""Convolutions over words of several widths, the maximum of each over the text, a
+    linear layer.
 
     .. math::
         c_{kf} = \max_l \operatorname{relu}(w_{kf} \cdot x_{l:l+k} + b_{kf}), \quad a = \sigma(W c + b)
@@ -28,17 +31,20 @@ class TextCNN(TextClassifier):
         word_dim: dimension of the word vectors.
         widths: of the windows, k.
         channels: features of each width, f.
-        output: ``"softmax"``, as published, or ``"sigmoid"``: each class for itself, as in the code released with Zhao
-            et al. 2018, where it stands beside capsules.
+        output: ``"softmax"``, as published, or ``"sigmoid"``: each class for itself, as
+            in the code released with Zhao et al. 2018, where it stands beside capsules.
         dropout: share of the features that are left out in training.
         hidden_words: share of the words that count as unknown in training.
 
     The published bound of the last layer's weights is left out.
 
-    Source: Kim 2014, "Convolutional Neural Networks for Sentence Classification", section 2.
+    Source: Kim 2014, "Convolutional Neural Networks for Sentence Classification",
+    section 2.
 
     Example:
-        >>> network = tc.models.TextCNN(vocabulary=50, classes=6, word_dim=16, channels=8)
+        >>> network = tc.models.TextCNN(
+        ...     vocabulary=50, classes=6, word_dim=16, channels=8
+        ... )
         >>> network(torch.randint(1, 52, (2, 9))).activation.shape
         torch.Size([2, 6])
     """
@@ -53,7 +59,9 @@ class TextCNN(TextClassifier):
     hidden_words: float = 0.05
 
     def __post_init__(self) -> None:
-        self.convolutions = nn.ModuleList(nn.Conv1d(self.word_dim, self.channels, width) for width in self.widths)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(self.word_dim, self.channels, width) for width in self.widths
+        )
         self.head = nn.Linear(self.channels * len(self.widths), self.classes)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
@@ -61,4 +69,8 @@ class TextCNN(TextClassifier):
         found = seen(*self.vectors(images), self.convolutions, self.widths)
         features = torch.cat([one.amax(2) for one in found], 1)
         scores = self.head(self.drop(features))
-        return Prediction(scores.softmax(1) if self.output == "softmax" else scores.sigmoid(), None, None)
+        return Prediction(
+            scores.softmax(1) if self.output == "softmax" else scores.sigmoid(),
+            None,
+            None,
+        )

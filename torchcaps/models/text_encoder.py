@@ -1,4 +1,6 @@
-"""A text of any length in a fixed number of capsules, by routing (after Gong et al. 2018)."""
+"""A text of any length in a fixed number of capsules, by routing (after Gong et al.
+2018).
+"""
 
 from dataclasses import InitVar
 
@@ -14,13 +16,18 @@ from torchcaps.routing import DynamicRouting, Routing
 from torchcaps.spec import settings
 
 
-@register_model("text_encoder", "capsules of words routed to parts, parts to classes; after Gong et al. 2018")
+@register_model(
+    "text_encoder",
+    "capsules of words routed to parts, parts to classes; after Gong et al. 2018",
+)
 @settings
 class TextEncoder(TextClassifier, CapsuleClassifier):
-    """A text of any length in a fixed number of capsules: all words, with the same transforms, vote for parts of it.
+    """A text of any length in a fixed number of capsules: all words, with the same
+    transforms, vote for parts of it.
 
-    A convolution makes capsules of each word and its neighbours. These are routed to parts, whatever their number is,
-    and the parts, each with transforms of its own, to the classes.
+    A convolution makes capsules of each word and its neighbours. These are routed to
+    parts, whatever their number is, and the parts, each with transforms of its own, to
+    the classes.
 
     Args:
         vocabulary: number of words.
@@ -34,11 +41,14 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
         hidden_words: share of the words that count as unknown in training.
         routing: of both layers; default: dynamic, leaky, in 3 steps.
 
-    Source: after Gong et al. 2018, "Information Aggregation via Dynamic Routing for Sequence Encoding", whose words
-    come from a recurrent network; transforms shared by all children: Su 2018.
+    Source: after Gong et al. 2018, "Information Aggregation via Dynamic Routing for
+    Sequence Encoding", whose words come from a recurrent network; transforms shared by
+    all children: Su 2018.
 
     Example:
-        >>> network = tc.models.TextEncoder(vocabulary=50, classes=6, word_dim=16, types=4)
+        >>> network = tc.models.TextEncoder(
+        ...     vocabulary=50, classes=6, word_dim=16, types=4
+        ... )
         >>> network(torch.randint(1, 52, (2, 9))).activation.shape
         torch.Size([2, 6])
     """
@@ -57,20 +67,37 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
     def __post_init__(self, routing: Routing | None) -> None:
         parts, pose_dim = self.parts, self.pose_dim
         routing = routing or DynamicRouting(orphan=True, squash="half")
-        self.primary_caps = PrimaryCaps1d(self.word_dim, self.types, pose_dim, self.width, 1, squash="half")
+        self.primary_caps = PrimaryCaps1d(
+            self.word_dim, self.types, pose_dim, self.width, 1, squash="half"
+        )
         start_apart(self.primary_caps, self.word_dim * self.width, pose_dim)
-        # Each part gets a small share of the words: with the usual initial weights it would be too short to learn.
-        self.part_caps = CapsLinear(None, parts, pose_dim, pose_dim, transforms="shared", routing=routing, init_std=0.5)
-        self.class_caps = CapsLinear(parts, self.classes, pose_dim, pose_dim, routing=routing)
+        # Each part gets a small share of the words: with the usual initial weights it
+        # would be too short to learn.
+        self.part_caps = CapsLinear(
+            None,
+            parts,
+            pose_dim,
+            pose_dim,
+            transforms="shared",
+            routing=routing,
+            init_std=0.5,
+        )
+        self.class_caps = CapsLinear(
+            parts, self.classes, pose_dim, pose_dim, routing=routing
+        )
         self.decoder = None
 
     @property
     def reach(self) -> tuple[int, int]:
-        """How many words a primary capsule sees, and how many words lie between one and the next."""
+        """How many words a primary capsule sees, and how many words lie between one and
+        the next.
+        """
         return self.width, 1
 
     def children_of(self, images: Tensor) -> Capsules:
         """The parts, poses (B, parts, pose_dim)."""
         vectors, there = self.vectors(images)
         primary = self.primary_caps(ahead(self.drop(vectors), self.width))
-        return self.part_caps(primary, there[..., None].expand(primary.activation.shape))
+        return self.part_caps(
+            primary, there[..., None].expand(primary.activation.shape)
+        )

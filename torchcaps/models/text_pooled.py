@@ -17,19 +17,24 @@ from torchcaps.squashing import length
 
 
 @register_model(
-    "text_pooled", "capsules of the features of Kim 2014, each the maximum over the text, routed to the classes"
+    "text_pooled",
+    "capsules of the features of Kim 2014, each the maximum over the text, routed to "
+    "the classes",
 )
 @settings
 class TextPooled(TextClassifier, CapsuleClassifier):
-    r"""The n-grams that tell most, as capsules: of each feature its maximum over the text, and routing to the classes.
+    r"""The n-grams that tell most, as capsules: of each feature its maximum over the
+    text, and routing to the classes.
 
-    A convolution of each width has ``types`` kinds of n-grams, each with ``dim`` features f. A text has one capsule of
-    each kind t, whose pose says how strongly each feature is there, wherever that is,
+    A convolution of each width has ``types`` kinds of n-grams, each with ``dim``
+    features f. A text has one capsule of each kind t, whose pose says how strongly each
+    feature is there, wherever that is,
 
     .. math:: u_{tf} = \max_l \operatorname{relu}(w_{tf} \cdot x_{l:l+k} + b_{tf}), \quad V_{tj} = u_t W_{tj},
 
-    and these go to the classes, each with transforms of its own. So a text of any length is a fixed number of capsules,
-    and what is telling once is not averaged away by all other words.
+    and these go to the classes, each with transforms of its own. So a text of any
+    length is a fixed number of capsules, and what is telling once is not averaged away
+    by all other words.
 
     Args:
         vocabulary: number of words.
@@ -43,11 +48,14 @@ class TextPooled(TextClassifier, CapsuleClassifier):
         hidden_words: share of the words that count as unknown in training.
         routing: to the classes; default: dynamic, leaky, in 3 steps.
 
-    Source: ours; the features are those of Kim 2014, "Convolutional Neural Networks for Sentence Classification",
-    section 2, the leaky routing to classes that of Zhao et al. 2018.
+    Source: ours; the features are those of Kim 2014, "Convolutional Neural Networks for
+    Sentence Classification", section 2, the leaky routing to classes that of Zhao et
+    al. 2018.
 
     Example:
-        >>> network = tc.models.TextPooled(vocabulary=50, classes=6, word_dim=16, types=4, dim=4)
+        >>> network = tc.models.TextPooled(
+        ...     vocabulary=50, classes=6, word_dim=16, types=4, dim=4
+        ... )
         >>> network(torch.randint(1, 52, (2, 9))).capsules.pose.shape
         torch.Size([2, 6, 16])
     """
@@ -65,31 +73,52 @@ class TextPooled(TextClassifier, CapsuleClassifier):
 
     def __post_init__(self, routing: Routing | None) -> None:
         features = self.types * self.dim
-        self.convolutions = nn.ModuleList(nn.Conv1d(self.word_dim, features, width) for width in self.widths)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(self.word_dim, features, width) for width in self.widths
+        )
         routing = routing or DynamicRouting(orphan=True, squash="half")
         self.class_caps = CapsLinear(
-            self.types * len(self.widths), self.classes, self.dim, self.pose_dim, routing=routing
+            self.types * len(self.widths),
+            self.classes,
+            self.dim,
+            self.pose_dim,
+            routing=routing,
         )
         self.decoder = None
 
     def children_of(self, images: Tensor) -> Capsules:
-        """A capsule of each kind of n-gram, those of the first width first, poses (B, widths x types, dim)."""
+        """A capsule of each kind of n-gram, those of the first width first, poses (B,
+        widths x types, dim).
+        """
         features = torch.cat([one.amax(2) for one in self._seen(images)], 1)
         pose = self.drop(features).unflatten(1, (-1, self.dim))
         return Capsules(pose, length(pose))
 
     def places_of(self, words: Tensor) -> list[Tensor]:
-        """Where each capsule comes from: of each width, the share of its squared length from each place, (B, types, L).
+        """Where each capsule comes from: of each width, the share of its squared length
+        from each place, (B, types, L).
 
         A capsule whose features are nowhere in the text has zeros.
         """
         found = []
         for one in self._seen(words):
             most, place = one.max(2, keepdim=True)
-            squared = torch.zeros_like(one).scatter(2, place, most.square()).unflatten(1, (-1, self.dim)).sum(2)
-            found.append(squared / squared.sum(2, keepdim=True).clamp_min(torch.finfo(squared.dtype).tiny))
+            squared = (
+                torch.zeros_like(one)
+                .scatter(2, place, most.square())
+                .unflatten(1, (-1, self.dim))
+                .sum(2)
+            )
+            found.append(
+                squared
+                / squared.sum(2, keepdim=True).clamp_min(
+                    torch.finfo(squared.dtype).tiny
+                )
+            )
         return found
 
     def _seen(self, words: Tensor) -> list[Tensor]:
-        """The features at each place of a text, of each width, (B, types x dim, L); 0 behind its end."""
+        """The features at each place of a text, of each width, (B, types x dim, L); 0
+        behind its end.
+        """
         return seen(*self.vectors(words), self.convolutions, self.widths)

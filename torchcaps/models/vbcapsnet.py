@@ -16,21 +16,28 @@ from torchcaps.numerics import Size, ThreeSizes, TwoSizes
 from torchcaps.routing import Routing, VariationalBayesRouting
 from torchcaps.spec import settings
 
-_SMALLEST = 17  # pixels on a side that leave one position in the last convolutional layer
+_SMALLEST = (
+    17  # pixels on a side that leave one position in the last convolutional layer
+)
 
 
-@register_model("vbcapsnet", "Ribeiro et al. 2020, smallNORB: 64-8-16-16-5, 68,714 parameters")
+@register_model(
+    "vbcapsnet", "Ribeiro et al. 2020, smallNORB: 64-8-16-16-5, 68,714 parameters"
+)
 @settings
 class VBCapsNet(CapsuleClassifier):
-    """Convolution, primary capsules, two layers of convolutional capsules, class capsules; variational Bayes routing.
+    """Convolution, primary capsules, two layers of convolutional capsules, class
+    capsules; variational Bayes routing.
 
-    The layers are those of a small MatrixCapsNet, with batch normalisation behind the convolution and, one scale and
-    shift for each type, in the primary capsules. Its loss is the cross-entropy of the activations as logits.
+    The layers are those of a small MatrixCapsNet, with batch normalisation behind the
+    convolution and, one scale and shift for each type, in the primary capsules. Its
+    loss is the cross-entropy of the activations as logits.
 
-    Votes and competition are those of the paper and of the authors' later code; the first version of that code
-    multiplied the sums over the rows of a pose with the transforms, and normalised within one window. Their class layer
-    adds coordinates, :math:`(i + 1) / (10 F)`, to the last elements of the first two rows of a vote; here they are
-    those of :func:`~torchcaps.layers.coordinate_addition`, divided by 10.
+    Votes and competition are those of the paper and of the authors' later code; the
+    first version of that code multiplied the sums over the rows of a pose with the
+    transforms, and normalised within one window. Their class layer adds coordinates,
+    :math:`(i + 1) / (10 F)`, to the last elements of the first two rows of a vote; here
+    they are those of :func:`~torchcaps.layers.coordinate_addition`, divided by 10.
 
     Args:
         image_shape: (C, H, W) of the images; other heights and widths work too.
@@ -38,17 +45,21 @@ class VBCapsNet(CapsuleClassifier):
         channels: of the convolution, 5 x 5 with stride 2.
         types: of the primary capsules and of the two convolutional layers.
         pose: rows and columns of the poses.
-        routing: of the classes, and of the convolutional layers; default: variational Bayes.
-        competition: which parents compete for a child, see :class:`~torchcaps.layers.CapsConv2d`.
+        routing: of the classes, and of the convolutional layers; default: variational
+            Bayes.
+        competition: which parents compete for a child, see
+            :class:`~torchcaps.layers.CapsConv2d`.
 
     Raises:
         ValueError: if ``types`` are not three, or the images are too small.
 
-    Source: Ribeiro, Leontidis & Kollias 2020, "Capsule Routing via Variational Bayes", section 5; initial weights: the
-    code released with it.
+    Source: Ribeiro, Leontidis & Kollias 2020, "Capsule Routing via Variational Bayes",
+    section 5; initial weights: the code released with it.
 
     Example:
-        >>> network = tc.models.VBCapsNet((2, 32, 32), classes=5, channels=8, types=(4, 4, 4))
+        >>> network = tc.models.VBCapsNet(
+        ...     (2, 32, 32), classes=5, channels=8, types=(4, 4, 4)
+        ... )
         >>> network(torch.rand(2, 2, 32, 32)).activation.shape
         torch.Size([2, 5])
     """
@@ -69,16 +80,26 @@ class VBCapsNet(CapsuleClassifier):
         pose = self.pose[0], self.pose[1]
         routing = routing or VariationalBayesRouting()
 
-        self.conv = nn.Conv2d(self.image_shape[0], self.channels, 5, stride=2, bias=False)
+        self.conv = nn.Conv2d(
+            self.image_shape[0], self.channels, 5, stride=2, bias=False
+        )
         self.norm = nn.BatchNorm2d(self.channels)
-        self.primary_poses = nn.Conv2d(self.channels, first * math.prod(self.pose), 1, bias=False)
+        self.primary_poses = nn.Conv2d(
+            self.channels, first * math.prod(self.pose), 1, bias=False
+        )
         self.primary_activations = nn.Conv2d(self.channels, first, 1, bias=False)
         self.primary_pose_norm = nn.BatchNorm3d(first)
         self.primary_activation_norm = nn.BatchNorm2d(first)
         shape = pose, pose
-        self.conv_caps1 = CapsConv2d(first, second, *shape, 3, 2, routing=routing, competition=self.competition)
-        self.conv_caps2 = CapsConv2d(second, third, *shape, 3, 1, routing=routing, competition=self.competition)
-        self.class_caps = ClassCaps(third, self.classes, *shape, routing=routing, coordinate_scale=0.1)
+        self.conv_caps1 = CapsConv2d(
+            first, second, *shape, 3, 2, routing=routing, competition=self.competition
+        )
+        self.conv_caps2 = CapsConv2d(
+            second, third, *shape, 3, 1, routing=routing, competition=self.competition
+        )
+        self.class_caps = ClassCaps(
+            third, self.classes, *shape, routing=routing, coordinate_scale=0.1
+        )
         self.decoder = None
         self._start_as_published()
 
@@ -100,11 +121,21 @@ class VBCapsNet(CapsuleClassifier):
         self._check(images)
         check_extent("images", images.shape, _SMALLEST)
         features = F.relu(self.norm(self.conv(images)))
-        poses = self.primary_poses(features).unflatten(1, (self.types[0], -1))  # [B, types, M D, H', W']
-        poses = self.primary_pose_norm(poses).permute(0, 3, 4, 1, 2).unflatten(-1, self.pose)
-        activations = self.primary_activation_norm(self.primary_activations(features)).movedim(1, -1)
+        poses = self.primary_poses(features).unflatten(
+            1, (self.types[0], -1)
+        )  # [B, types, M D, H', W']
+        poses = (
+            self.primary_pose_norm(poses)
+            .permute(0, 3, 4, 1, 2)
+            .unflatten(-1, self.pose)
+        )
+        activations = self.primary_activation_norm(
+            self.primary_activations(features)
+        ).movedim(1, -1)
         return Capsules(poses, torch.sigmoid(activations))
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules of the last convolutional layer, poses (B, H', W', types, *pose)."""
+        """The capsules of the last convolutional layer, poses (B, H', W', types,
+        *pose).
+        """
         return self.conv_caps2(self.conv_caps1(self.primary_of(images)))

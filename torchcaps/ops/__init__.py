@@ -1,11 +1,27 @@
-"""The one primitive under every routing algorithm: similarity, assignment and moments of votes that are not stored."""
+"""The one primitive under every routing algorithm: similarity, assignment and moments
+of votes that are not stored.
+"""
 
-from torchcaps.ops.backend import Agreement, AssignmentMap, Gaussians, Moments, Rule, VoteSource
+from torchcaps.ops.backend import (
+    Agreement,
+    AssignmentMap,
+    Gaussians,
+    Moments,
+    Rule,
+    VoteSource,
+)
 from torchcaps.ops.competition import GridWide, Normaliser, OverChildren, PositionWide
 from torchcaps.ops.evidence import EvidentVotes
 from torchcaps.ops.fields import Fields, axes
 from torchcaps.ops.plan import BACKENDS, choose_backend, use_backend
-from torchcaps.ops.similarity import Adjusted, Distance, Gaussian, Given, InnerProduct, Similarity
+from torchcaps.ops.similarity import (
+    Adjusted,
+    Distance,
+    Gaussian,
+    Given,
+    InnerProduct,
+    Similarity,
+)
 from torchcaps.ops.votes import Votes
 from torchcaps.ops.windows import Windows
 

@@ -1,11 +1,13 @@
 """What every backend of the routing primitive takes and returns.
 
-Symbols, as in the capsule papers: batch ``B`` (for a convolution, batch x output positions), children ``I``,
-parents ``J``, pose rows ``M`` (1 for vector capsules), child dimension ``P``, parent dimension ``D``, and the
-flattened vote size ``H = M * D``.
+Symbols, as in the capsule papers: batch ``B`` (for a convolution, batch x output
+positions), children ``I``, parents ``J``, pose rows ``M`` (1 for vector capsules),
+child dimension ``P``, parent dimension ``D``, and the flattened vote size ``H = M *
+D``.
 
-The windows of a convolution share children. There are then ``N`` images of ``G`` children each, and ``W`` windows of
-``I`` of them, named by ``sites``; the rows of the batch are ``B = N * W``. Without windows N = B and G = I.
+The windows of a convolution share children. There are then ``N`` images of ``G``
+children each, and ``W`` windows of ``I`` of them, named by ``sites``; the rows of the
+batch are ``B = N * W``. Without windows N = B and G = I.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +24,8 @@ from torchcaps.ops.similarity import Similarity
 class AssignmentMap(Fields, ABC):
     """Another map than the softmax from the logits of one child to its assignment.
 
-    One's own is a frozen dataclass like a :class:`~torchcaps.ops.Similarity`, for ``naive`` and ``chunked``.
+    One's own is a frozen dataclass like a :class:`~torchcaps.ops.Similarity`, for
+    ``naive`` and ``chunked``.
 
     Example:
         >>> from dataclasses import dataclass
@@ -30,36 +33,43 @@ class AssignmentMap(Fields, ABC):
         ... class Apart(tc.ops.AssignmentMap):
         ...     def assignment(self, logits):
         ...         return logits.sigmoid()  # parents do not compete
-        ...
         >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
-        >>> votes.restricted(mapping=Apart()).moments().mass  # each of 6 children goes to each parent by half
+        >>> votes.restricted(
+        ...     mapping=Apart()
+        ... ).moments().mass  # each of 6 children goes to each parent by half
         tensor([[3., 3., 3.],
                 [3., 3., 3.]])
     """
 
     @abstractmethod
     def assignment(self, logits: Tensor) -> Tensor:
-        """The assignments ``R_ij`` (B, I, J) of logits (B, I, J): of all, or of some rows and children."""
+        """The assignments ``R_ij`` (B, I, J) of logits (B, I, J): of all, or of some
+        rows and children.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class Rule(Fields):
     r"""How the similarities of one child become the shares of its parents.
 
-    By default :math:`R_{ij} = \exp(l_{ij} - Z_i)` with :math:`Z_i = \log \sum_j \exp l_{ij}`, and the parent takes
-    :math:`r_{ij} = a_i R_{ij}` of the child.
+    By default :math:`R_{ij} = \exp(l_{ij} - Z_i)` with :math:`Z_i = \log \sum_j \exp
+    l_{ij}`, and the parent takes :math:`r_{ij} = a_i R_{ij}` of the child.
 
     Args:
-        orphan: one more candidate with logit 0, "none of these parents" (leaky routing, the code released with
-            Sabour et al. 2017); its share of the child is dropped.
-        hard: all of the child goes to its most similar parent, or to nobody where an orphan has a larger logit. The
-            lowest index wins a tie. Backends round logits differently, so they may differ between parents with the
-            same votes. Not differentiable.
-        log_partition: :math:`Z_i`, (N, G), when the parents that compete for a child lie outside these votes;
-            :math:`Z_{ij}`, (N, G, J), when not all parents compete with each other.
-        scale: with ``offset``, a map of each pair behind the softmax, :math:`r_{ij} = a_i (s_{ij} R_{ij} + o_{ij})`,
-            with shares of either sign: (I, J) or (B, I, J), or None for 1. The mean and the scatter of a parent are
-            defined where its mass is positive.
+        orphan: one more candidate with logit 0, "none of these parents" (leaky routing,
+            the code released with Sabour et al. 2017); its share of the child is
+            dropped.
+        hard: all of the child goes to its most similar parent, or to nobody where an
+            orphan has a larger logit. The lowest index wins a tie. Backends round
+            logits differently, so they may differ between parents with the same votes.
+            Not differentiable.
+        log_partition: :math:`Z_i`, (N, G), when the parents that compete for a child
+            lie outside these votes; :math:`Z_{ij}`, (N, G, J), when not all parents
+            compete with each other.
+        scale: with ``offset``, a map of each pair behind the softmax, :math:`r_{ij} =
+            a_i (s_{ij} R_{ij} + o_{ij})`, with shares of either sign: (I, J) or (B, I,
+            J), or None for 1. The mean and the scatter of a parent are defined where
+            its mass is positive.
         offset: (I, J) or (B, I, J), or None for 0.
         mapping: in place of the softmax, from logits to :math:`R_{ij}`.
 
@@ -77,7 +87,9 @@ class Rule(Fields):
 
     @property
     def special(self) -> str:
-        """What not every backend has of it, in words; empty for a softmax or an argmax over the parents."""
+        """What not every backend has of it, in words; empty for a softmax or an argmax
+        over the parents.
+        """
         if self.scale is not None or self.offset is not None:
             return "weights of pairs behind the softmax"
         if self.mapping is not None:
@@ -90,13 +102,15 @@ class Rule(Fields):
 
 
 class Moments(NamedTuple):
-    r"""What the M-step needs from the votes, with the shares :math:`r_{ij} = a_i R_{ij}`.
+    r"""What the M-step needs from the votes, with the shares :math:`r_{ij} = a_i
+    R_{ij}`.
 
     Args:
         mass: :math:`N_j = \sum_i r_{ij}`, (B, J).
         sum: :math:`S_j = \sum_i r_{ij} V_{ij}`, (B, J, H).
-        scatter: :math:`Q_j = \sum_i r_{ij} (V_{ij} - S_j / N_j)^2`, (B, J, H), or None if it was not asked for. It
-            is taken about the mean itself, so it does not cancel for votes far from zero.
+        scatter: :math:`Q_j = \sum_i r_{ij} (V_{ij} - S_j / N_j)^2`, (B, J, H), or None
+            if it was not asked for. It is taken about the mean itself, so it does not
+            cancel for votes far from zero.
 
     Example:
         >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
@@ -111,28 +125,36 @@ class Moments(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """The mean vote ``sum / mass``, (B, J, H); zero, with zero gradients, for a parent that no child chose.
+        """The mean vote ``sum / mass``, (B, J, H); zero, with zero gradients, for a
+        parent that no child chose.
 
-        A mass of at most 1e-19 in float32 (1e-154 in float64) counts as none: derivatives there, which grow with 1 /
-        mass, would overflow. Where that matters, give ``moments`` larger weights, all times one number.
+        A mass of at most 1e-19 in float32 (1e-154 in float64) counts as none:
+        derivatives there, which grow with 1 / mass, would overflow. Where that matters,
+        give ``moments`` larger weights, all times one number.
         """
         return mean_of(self)
 
     @property
     def variance(self) -> Tensor:
-        """The variance ``scatter / mass`` of the votes, (B, J, H); as the mean, zero for a parent without children."""
+        """The variance ``scatter / mass`` of the votes, (B, J, H); as the mean, zero
+        for a parent without children.
+        """
         return variance_of(self)
 
 
 def mean_of(moments: Moments) -> Tensor:
-    """``moments.mean`` as a function, since PyTorch 2.10 cannot compile properties of named tuples."""
+    """``moments.mean`` as a function, since PyTorch 2.10 cannot compile properties of
+    named tuples.
+    """
     return quotient(moments.sum, moments.mass[..., None])
 
 
 def variance_of(moments: Moments) -> Tensor:
     """``moments.variance`` as a function, as :func:`mean_of`."""
     if moments.scatter is None:
-        raise ValueError("these moments hold no scatter: ask for it with moments(..., scatter=True)")
+        raise ValueError(
+            "these moments hold no scatter: ask for it with moments(..., scatter=True)"
+        )
     return quotient(moments.scatter, moments.mass[..., None])
 
 
@@ -146,7 +168,9 @@ class Gaussians(NamedTuple):
         log_determinant: the sum of the logarithms of the variances, (B, J).
 
     Example:
-        >>> found = tc.ops.Gaussians.of(torch.zeros(2, 3, 4), torch.full((2, 3, 4), 2.0))
+        >>> found = tc.ops.Gaussians.of(
+        ...     torch.zeros(2, 3, 4), torch.full((2, 3, 4), 2.0)
+        ... )
         >>> found.precision[0, 0], found.log_determinant[0]  # 4 log 2
         (tensor([0.5000, 0.5000, 0.5000, 0.5000]), tensor([2.7726, 2.7726, 2.7726]))
     """
@@ -163,7 +187,8 @@ class Gaussians(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """The settings of :func:`~torchcaps.routing.dynamic_routing`, all steps of which a backend may make at once.
+    """The settings of :func:`~torchcaps.routing.dynamic_routing`, all steps of which a
+    backend may make at once.
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
@@ -172,8 +197,12 @@ class Agreement(NamedTuple):
         orphan: one more candidate with logit 0, "none of these parents".
 
     Example:
-        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="naive")
-        >>> votes.agree(tc.ops.Agreement(steps=3)) is None  # this backend makes one step at a time
+        >>> votes = tc.Votes(
+        ...     torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="naive"
+        ... )
+        >>> votes.agree(
+        ...     tc.ops.Agreement(steps=3)
+        ... ) is None  # this backend makes one step at a time
         True
     """
 
@@ -189,26 +218,32 @@ SOFTMAX = Rule()
 
 @dataclass(eq=False)
 class VoteSource(ABC):
-    """The votes of one layer call, and what routing asks of them: the contract of a backend.
+    """The votes of one layer call, and what routing asks of them: the contract of a
+    backend.
 
-    A backend is free to store the votes or to form them again, tile by tile, each time it is asked. All its results
-    are differentiable in every tensor that went in. Inputs come checked, on one device and in one dtype, float32 or
-    wider.
+    A backend is free to store the votes or to form them again, tile by tile, each time
+    it is asked. All its results are differentiable in every tensor that went in. Inputs
+    come checked, on one device and in one dtype, float32 or wider.
 
     Args:
         children: the children's poses ``u``, (N, G, M, P).
         transforms: ``W``, (I, J, P, D), or (1, J, P, D) when all children share them.
         coordinates: added to every vote of a child, (I, H), or None.
-        sites: which children each window has, int32 (W, I); only for a backend that is ``indexed``.
+        sites: which children each window has, int32 (W, I); only for a backend that is
+            ``indexed``.
 
     Example:
-        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="naive")
+        >>> votes = tc.Votes(
+        ...     torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="naive"
+        ... )
         >>> isinstance(votes.source, tc.ops.VoteSource), type(votes.source).__name__
         (True, 'NaiveVotes')
     """
 
     indexed: ClassVar[bool] = False
-    """Whether the backend reads the children of windows where they lie; for others they are copied together."""
+    """Whether the backend reads the children of windows where they lie; for others they
+    are copied together.
+    """
 
     children: Tensor
     transforms: Tensor
@@ -217,28 +252,40 @@ class VoteSource(ABC):
 
     @property
     def empty(self) -> bool:
-        """Whether there are no children, parents or numbers in a pose, so that all sums are 0; no examples are some."""
+        """Whether there are no children, parents or numbers in a pose, so that all sums
+        are 0; no examples are some.
+        """
         sites = () if self.sites is None else self.sites.shape
         return 0 in (*self.children.shape[1:], *self.transforms.shape, *sites)
 
     @classmethod
     @abstractmethod
     def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-        """Whether this backend can do that similarity under that rule: empty, or why not, in words."""
+        """Whether this backend can do that similarity under that rule: empty, or why
+        not, in words.
+        """
 
     @abstractmethod
-    def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
+    def moments(
+        self,
+        similarity: Similarity | None,
+        weights: Tensor | None,
+        rule: Rule,
+        scatter: bool,
+    ) -> Moments:
         """One E-step and the sums of the M-step that follows.
 
         Args:
-            similarity: of votes and parents; None before the first step, when all logits are 0.
+            similarity: of votes and parents; None before the first step, when all
+                logits are 0.
             weights: the child activations ``a``, (N, G), or None for ones.
             rule: from similarities to assignment probabilities.
             scatter: whether the second moment is wanted too.
         """
 
     def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-        r"""The most likely Gaussians of moments with a scatter: :math:`\mu_j = S_j / N_j, \sigma_j^2 = Q_j / N_j + f`.
+        r"""The most likely Gaussians of moments with a scatter: :math:`\mu_j = S_j /
+        N_j, \sigma_j^2 = Q_j / N_j + f`.
 
         Args:
             moments: as :meth:`moments` gave them.
@@ -249,16 +296,20 @@ class VoteSource(ABC):
         """
         return Gaussians.of(mean_of(moments), variance_of(moments) + floor)
 
-    def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
-        """All steps of routing by agreement, where the backend has them in one: less work than step by step.
+    def agree(
+        self, agreement: Agreement, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """All steps of routing by agreement, where the backend has them in one: less
+        work than step by step.
 
         Args:
             agreement: what is to be done.
             bias: added before each squash, (J, H), or None.
 
         Returns:
-            The poses (B, J, H), and what the last step compared the votes with, None if it was the first; or None
-            alone where the backend cannot, and the steps are made one by one.
+            The poses (B, J, H), and what the last step compared the votes with, None if
+            it was the first; or None alone where the backend cannot, and the steps are
+            made one by one.
         """
         return None
 
@@ -272,4 +323,6 @@ class VoteSource(ABC):
 
     @abstractmethod
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
-        """The normaliser ``Z_i`` over the parents of these votes (and the orphan), (B, I)."""
+        """The normaliser ``Z_i`` over the parents of these votes (and the orphan), (B,
+        I).
+        """

@@ -10,8 +10,12 @@ from torchcaps.ops.backend import Moments, Rule
 from torchcaps.ops.derivatives import Tensors, gradients
 
 
-def uniform_moments(children: Tensor, transforms: Tensor, weights: Tensor | None, rule: Rule) -> Moments:
-    """Mass and sum of the first step: R is 1/J (or what the given normaliser says), the same for all parents."""
+def uniform_moments(
+    children: Tensor, transforms: Tensor, weights: Tensor | None, rule: Rule
+) -> Moments:
+    """Mass and sum of the first step: R is 1/J (or what the given normaliser says), the
+    same for all parents.
+    """
     B, I, _, _ = children.shape
     J = transforms.shape[1]
     if rule.log_partition is None:
@@ -29,12 +33,20 @@ def uniform_moments(children: Tensor, transforms: Tensor, weights: Tensor | None
 
 
 def attention_moments(
-    children: Tensor, transforms: Tensor, alpha: Tensor, weights: Tensor | None, rule: Rule
+    children: Tensor,
+    transforms: Tensor,
+    alpha: Tensor,
+    weights: Tensor | None,
+    rule: Rule,
 ) -> Moments:
-    """Inner products with shared transforms: queries ``W_j alpha_j``, keys and values ``u_i``, softmax over j."""
+    """Inner products with shared transforms: queries ``W_j alpha_j``, keys and values
+    ``u_i``, softmax over j.
+    """
     B, _, M, P = children.shape
     _, J, _, D = transforms.shape
-    queries = torch.einsum("bjmd,jpd->bjmp", alpha.view(B, J, M, D), transforms[0]).flatten(2)
+    queries = torch.einsum(
+        "bjmd,jpd->bjmp", alpha.view(B, J, M, D), transforms[0]
+    ).flatten(2)
     values = children.flatten(2)  # [B, I, M * P]
     share = naive.logits_assignment(values @ queries.mT, rule)
     if weights is not None:
@@ -44,13 +56,21 @@ def attention_moments(
 
 
 def offset_moments(
-    children: Tensor, transforms: Tensor, coordinates: Tensor | None, weights: Tensor | None, offset: Tensor
+    children: Tensor,
+    transforms: Tensor,
+    coordinates: Tensor | None,
+    weights: Tensor | None,
+    offset: Tensor,
 ) -> Moments:
-    """Mass and sum with the shares ``a_i o_ij`` of an offset (I, J), the same in all rows: one matrix product."""
+    """Mass and sum with the shares ``a_i o_ij`` of an offset (I, J), the same in all
+    rows: one matrix product.
+    """
     B, J = children.shape[0], transforms.shape[1]
     weighted = children if weights is None else children * weights[..., None, None]
     if transforms.shape[0] == 1:
-        total = _transformed(torch.einsum("bimp,ij->bjmp", weighted, offset), transforms)
+        total = _transformed(
+            torch.einsum("bimp,ij->bjmp", weighted, offset), transforms
+        )
     else:
         total = _vote_sum(weighted, transforms * offset[..., None, None])
     mass = offset.sum(0).expand(B, J) if weights is None else weights @ offset
@@ -62,10 +82,16 @@ def offset_moments(
     return Moments(mass, total, None)
 
 
-def given_moments(children: Tensor, transforms: Tensor, coordinates: Tensor | None, shares: Tensor) -> Moments:
-    """Mass and sum with shares ``r_ij`` (B, I, J) that are known: children are weighted before they are transformed."""
+def given_moments(
+    children: Tensor, transforms: Tensor, coordinates: Tensor | None, shares: Tensor
+) -> Moments:
+    """Mass and sum with shares ``r_ij`` (B, I, J) that are known: children are weighted
+    before they are transformed.
+    """
     if transforms.shape[0] == 1:
-        total = _transformed(torch.einsum("bij,bimp->bjmp", shares, children), transforms)
+        total = _transformed(
+            torch.einsum("bij,bimp->bjmp", shares, children), transforms
+        )
     else:
         total = _GivenSum.apply(children, transforms, shares)
     if coordinates is not None:
@@ -74,10 +100,14 @@ def given_moments(children: Tensor, transforms: Tensor, coordinates: Tensor | No
 
 
 class _GivenSum(torch.autograd.Function):
-    """``sum_i r_ij u_i W_ij``, one parent at a time, forward and backward: a matrix product over all children."""
+    """``sum_i r_ij u_i W_ij``, one parent at a time, forward and backward: a matrix
+    product over all children.
+    """
 
     @staticmethod
-    def forward(ctx: Any, children: Tensor, transforms: Tensor, shares: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, children: Tensor, transforms: Tensor, shares: Tensor
+    ) -> Tensor:
         """The sums, (B, J, M * D)."""
         ctx.save_for_backward(children, transforms, shares)
         B, I, M, P = children.shape
@@ -99,11 +129,19 @@ def _given_backward(tensors: Any, upstream: Any) -> Tensors:
     (children, transforms, shares), (grad,) = tensors, upstream
     B, I, M, P = children.shape
     _, J, _, D = transforms.shape
-    grads = torch.zeros_like(children), torch.empty_like(transforms), torch.empty_like(shares)
+    grads = (
+        torch.zeros_like(children),
+        torch.empty_like(transforms),
+        torch.empty_like(shares),
+    )
     for j in range(J):
         share = shares[:, :, j, None, None]
         flow = grad[:, j].reshape(B * M, D)
-        back = (flow @ transforms[:, j].reshape(I * P, D).T).view(B, M, I, P).transpose(1, 2)
+        back = (
+            (flow @ transforms[:, j].reshape(I * P, D).T)
+            .view(B, M, I, P)
+            .transpose(1, 2)
+        )
         grads[0].addcmul_(back, share)
         grads[1][:, j] = (_rows(children * share).T @ flow).view(I, P, D)
         grads[2][:, :, j] = (back * children).sum((2, 3))
@@ -112,11 +150,15 @@ def _given_backward(tensors: Any, upstream: Any) -> Tensors:
 
 def _given_stored(children: Any, transforms: Any, shares: Any) -> Tensors:
     """The sums of stored votes."""
-    return (torch.einsum("bij,bijh->bjh", shares, naive.dense_votes(children, transforms)),)
+    return (
+        torch.einsum("bij,bijh->bjh", shares, naive.dense_votes(children, transforms)),
+    )
 
 
 def _transformed(pooled: Tensor, transforms: Tensor) -> Tensor:
-    """What each parent pooled of the children, (B, J, M, P), under shared transforms: (B, J, M * D)."""
+    """What each parent pooled of the children, (B, J, M, P), under shared transforms:
+    (B, J, M * D).
+    """
     return torch.einsum("bjmp,jpd->bjmd", pooled, transforms[0]).flatten(2)
 
 

@@ -16,29 +16,42 @@ from torchcaps.ops.windows import Windows
 class Normaliser:
     r"""Which parents compete for a child: :math:`R_{ij} = \exp(l_{ij} - Z_i)`.
 
-    This one lets all parents of the votes compete. A layer whose parents compete in another way, such as a
-    convolution where a child is seen from several windows, passes a subclass with its own :meth:`rule`.
+    This one lets all parents of the votes compete. A layer whose parents compete in
+    another way, such as a convolution where a child is seen from several windows,
+    passes a subclass with its own :meth:`rule`.
 
     Args:
-        orphan: one more candidate with logit 0 that takes what fits no parent (leaky routing).
+        orphan: one more candidate with logit 0 that takes what fits no parent (leaky
+            routing).
         hard: the most similar parent takes all of the child; not differentiable.
-        sharpness: factor of the similarity, an inverse temperature: a number, or one for each parent, (J,).
-        prior: added to the sharpened similarity, inside the softmax: (I, J) or (B, I, J).
-        scale: of each pair behind the softmax, with ``offset``: the parent takes :math:`a_i (s_{ij} R_{ij} + o_{ij})`
-            of the child; (I, J) or (B, I, J). Scale 1 and offset b: a prior behind the softmax (Mazzia et al. 2021).
-            Scale :math:`\beta^{use} + \beta^{ign}` and offset :math:`-\beta^{ign}`: credit for what is used, less
-            what is ignored (Heinsen 2019).
+        sharpness: factor of the similarity, an inverse temperature: a number, or one
+            for each parent, (J,).
+        prior: added to the sharpened similarity, inside the softmax: (I, J) or (B, I,
+            J).
+        scale: of each pair behind the softmax, with ``offset``: the parent takes
+            :math:`a_i (s_{ij} R_{ij} + o_{ij})` of the child; (I, J) or (B, I, J).
+            Scale 1 and offset b: a prior behind the softmax (Mazzia et al. 2021). Scale
+            :math:`\beta^{use} + \beta^{ign}` and offset :math:`-\beta^{ign}`: credit
+            for what is used, less what is ignored (Heinsen 2019).
         offset: (I, J) or (B, I, J).
         mapping: in place of the softmax over the parents.
 
     Raises:
-        TypeError: if a prior, scale or offset is no tensor, or the mapping is no :class:`AssignmentMap`.
-        ValueError: if the sharpness is no finite number, or there is a mapping with ``hard`` or ``orphan``.
+        TypeError: if a prior, scale or offset is no tensor, or the mapping is no
+            :class:`AssignmentMap`.
+        ValueError: if the sharpness is no finite number, or there is a mapping with
+            ``hard`` or ``orphan``.
 
     Example:
         >>> from torchcaps.ops import Given, Normaliser
-        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), normaliser=Normaliser(orphan=True))
-        >>> votes.moments(Given(torch.zeros(2, 6, 3))).mass  # a fourth of each child is left over
+        >>> votes = tc.Votes(
+        ...     torch.randn(2, 6, 4),
+        ...     torch.randn(6, 3, 4, 5),
+        ...     normaliser=Normaliser(orphan=True),
+        ... )
+        >>> votes.moments(
+        ...     Given(torch.zeros(2, 6, 3))
+        ... ).mass  # a fourth of each child is left over
         tensor([[1.5000, 1.5000, 1.5000],
                 [1.5000, 1.5000, 1.5000]])
     """
@@ -59,30 +72,49 @@ class Normaliser:
         if self.mapping is None:
             return
         if not isinstance(self.mapping, AssignmentMap):
-            raise TypeError(f"mapping must be None or an AssignmentMap, got {self.mapping!r}")
+            raise TypeError(
+                f"mapping must be None or an AssignmentMap, got {self.mapping!r}"
+            )
         if self.hard or self.orphan:
-            raise ValueError("a mapping takes the place of the softmax: it cannot be hard or have an orphan")
+            raise ValueError(
+                "a mapping takes the place of the softmax: it cannot be hard or have "
+                "an orphan"
+            )
 
     def _check_tensors(self) -> None:
         for name in ("prior", "scale", "offset"):
-            if getattr(self, name) is not None and not isinstance(getattr(self, name), Tensor):
-                raise TypeError(f"{name} must be None or a tensor, got {getattr(self, name)!r}")
+            if getattr(self, name) is not None and not isinstance(
+                getattr(self, name), Tensor
+            ):
+                raise TypeError(
+                    f"{name} must be None or a tensor, got {getattr(self, name)!r}"
+                )
 
     @property
     def plain(self) -> bool:
-        """Whether it is a softmax over the parents of the votes, with an orphan or without."""
+        """Whether it is a softmax over the parents of the votes, with an orphan or
+        without.
+        """
         if type(self) is not Normaliser or self.hard or self.mapping is not None:
             return False
         alone = self.prior is None and self.scale is None and self.offset is None
         return alone and not isinstance(self.sharpness, Tensor) and self.sharpness == 1
 
     def adjusted(self, similarity: Similarity | None) -> Similarity | None:
-        """The similarity that the parents compete with: sharpened, and with the prior."""
-        if similarity is not None and (isinstance(self.sharpness, Tensor) or self.sharpness != 1.0):
+        """The similarity that the parents compete with: sharpened, and with the
+        prior.
+        """
+        if similarity is not None and (
+            isinstance(self.sharpness, Tensor) or self.sharpness != 1.0
+        ):
             similarity = similarity.sharpened(self.sharpness)
         if self.prior is None:
             return similarity
-        return Given(self.prior) if similarity is None else Adjusted(similarity, prior=self.prior)
+        return (
+            Given(self.prior)
+            if similarity is None
+            else Adjusted(similarity, prior=self.prior)
+        )
 
     def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
         """The rule for one E-step.
@@ -116,7 +148,8 @@ class Shares(AssignmentMap):
 
 @dataclass(frozen=True, eq=False)
 class OverChildren(Normaliser):
-    r"""Children compete for each parent of one window, and parents do not compete for a child.
+    r"""Children compete for each parent of one window, and parents do not compete for a
+    child.
 
     .. math:: R_{ij} = \operatorname{softmax}_i l_{ij}, \quad \sum_i R_{ij} = 1
 
@@ -126,7 +159,9 @@ class OverChildren(Normaliser):
         present: bool (B, I), False for children that are not there; None if all are.
 
     Example:
-        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5)).over_children()
+        >>> votes = tc.Votes(
+        ...     torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5)
+        ... ).over_children()
         >>> votes.moments().mass  # each parent has one child in all
         tensor([[1., 1., 1.],
                 [1., 1., 1.]])
@@ -137,9 +172,15 @@ class OverChildren(Normaliser):
     def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
         """The rule with the assignments."""
         logits = source.logits(similarity)
-        if self.present is not None:  # a finite number, so that where no child is there nothing is NaN
-            logits = logits.masked_fill(~self.present[..., None], torch.finfo(logits.dtype).min)
-        return Rule(scale=self.scale, offset=self.offset, mapping=Shares(logits.softmax(1)))
+        if (
+            self.present is not None
+        ):  # a finite number, so that where no child is there nothing is NaN
+            logits = logits.masked_fill(
+                ~self.present[..., None], torch.finfo(logits.dtype).min
+            )
+        return Rule(
+            scale=self.scale, offset=self.offset, mapping=Shares(logits.softmax(1))
+        )
 
 
 OVER_PARENTS = Normaliser()
@@ -152,18 +193,22 @@ class GridWide(Normaliser):
 
     .. math:: Z_{i} = \log \sum_{\text{windows } w \ni i} \sum_j \exp l_{wij}
 
-    so that the assignment probabilities of a child add up to 1 over all types and positions of parents.
+    so that the assignment probabilities of a child add up to 1 over all types and
+    positions of parents.
 
     Args:
         windows: of the convolution.
         types: of children, C.
 
-    Source: Hinton, Sabour & Frosst 2018, section 4 and Procedure 1; Gritzman 2019, section 3.3.
+    Source: Hinton, Sabour & Frosst 2018, section 4 and Procedure 1; Gritzman 2019,
+    section 3.3.
 
     Example:
         >>> from torchcaps.ops import GridWide, Windows
         >>> windows = Windows((6, 6), (3, 3), (1, 1), (0, 0), (1, 1))
-        >>> GridWide(windows=windows, types=8).windows.out  # parents of all 16 windows compete
+        >>> GridWide(
+        ...     windows=windows, types=8
+        ... ).windows.out  # parents of all 16 windows compete
         (4, 4)
     """
 
@@ -171,21 +216,32 @@ class GridWide(Normaliser):
     types: int = 1
 
     def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
-        """The rule with the normaliser of each child, the same in all windows that see it."""
+        """The rule with the normaliser of each child, the same in all windows that see
+        it.
+        """
         if self.hard:
-            raise ValueError("hard assignments compete inside one window only: use competition='window'")
+            raise ValueError(
+                "hard assignments compete inside one window only: use "
+                "competition='window'"
+            )
         if self.mapping is not None:
             name = type(self.mapping).__name__
-            raise ValueError(f"the assignment map {name} is of one window only: use competition='window'")
+            raise ValueError(
+                f"the assignment map {name} is of one window only: use "
+                "competition='window'"
+            )
         partition = self.combine(self.partition(source, similarity))
         return Rule(log_partition=partition, scale=self.scale, offset=self.offset)
 
     def partition(self, source: VoteSource, similarity: Similarity | None) -> Tensor:
-        """The normaliser of each child over the parents of one window that compete, (B, I)."""
+        """The normaliser of each child over the parents of one window that compete, (B,
+        I).
+        """
         return source.log_partition(similarity, orphan=False)
 
     def combine(self, partition: Tensor) -> Tensor:
-        """From the normalisers over the parents of each window, (B, I, ...), to those over all windows, (N, G, ...).
+        """From the normalisers over the parents of each window, (B, I, ...), to those
+        over all windows, (N, G, ...).
 
         A child that no window sees gets 0.
         """
@@ -193,12 +249,21 @@ class GridWide(Normaliser):
         children = self.windows.children(self.types, partition.device)
         field = partition.reshape(-1, children.numel(), *partition.shape[2:])
         index = children.long().view(1, -1, *[1] * (field.ndim - 2)).expand_as(field)
-        grid = field.new_full((field.shape[0], self.windows.padded * self.types, *field.shape[2:]), -torch.inf)
+        grid = field.new_full(
+            (field.shape[0], self.windows.padded * self.types, *field.shape[2:]),
+            -torch.inf,
+        )
         peak = grid.scatter_reduce(1, index, field.detach(), "amax")
-        peak = peak.masked_fill(peak == -torch.inf, 0.0)  # nobody sees it, or all parents are infinitely far
-        total = torch.zeros_like(grid).scatter_add(1, index, (field - peak.gather(1, index)).exp())
+        peak = peak.masked_fill(
+            peak == -torch.inf, 0.0
+        )  # nobody sees it, or all parents are infinitely far
+        total = torch.zeros_like(grid).scatter_add(
+            1, index, (field - peak.gather(1, index)).exp()
+        )
         unseen = total == 0
-        combined = torch.where(unseen, 0.0, peak + torch.where(unseen, 1.0, total).log())
+        combined = torch.where(
+            unseen, 0.0, peak + torch.where(unseen, 1.0, total).log()
+        )
         if self.orphan:
             combined = torch.logaddexp(combined, combined.new_zeros(()))
         return combined
@@ -206,20 +271,23 @@ class GridWide(Normaliser):
 
 @dataclass(frozen=True, eq=False)
 class PositionWide(GridWide):
-    r"""Parents of one type compete for a child over all windows that see it; parents of different types do not.
+    r"""Parents of one type compete for a child over all windows that see it; parents of
+    different types do not.
 
     .. math:: R_{wij} = \exp(l_{wij} - Z_{ij}), \quad Z_{ij} = \log \sum_{\text{windows } w \ni i} \exp l_{wij}
 
-    so that each type of parents shares out the whole child over its positions, or what an orphan leaves of it. The
-    logits of all pairs are formed for it, (B, I, J), as they are for the assignment itself.
+    so that each type of parents shares out the whole child over its positions, or what
+    an orphan leaves of it. The logits of all pairs are formed for it, (B, I, J), as
+    they are for the assignment itself.
 
     Args:
         windows: of the convolution.
         types: of children, C.
 
-    Source: ``update_conv_routing`` of the code released with Hinton, Sabour & Frosst 2018, from its second step on; in
-    the first it shares a child out over the types of each window, 1 / J. (Its ``update_conv_routing_fast`` has the
-    competition of :class:`GridWide`.)
+    Source: ``update_conv_routing`` of the code released with Hinton, Sabour & Frosst
+    2018, from its second step on; in the first it shares a child out over the types of
+    each window, 1 / J. (Its ``update_conv_routing_fast`` has the competition of
+    :class:`GridWide`.)
 
     Example:
         >>> from torchcaps.ops import PositionWide, Windows
@@ -229,5 +297,7 @@ class PositionWide(GridWide):
     """
 
     def partition(self, source: VoteSource, similarity: Similarity | None) -> Tensor:
-        """The logits, (B, I, J): within one window, a type of parents competes only with itself."""
+        """The logits, (B, I, J): within one window, a type of parents competes only
+        with itself.
+        """
         return source.logits(similarity)

@@ -1,7 +1,9 @@
-"""What no kernel is written for: second derivatives, those of forward mode and of ``torch.func``, ONNX.
+"""What no kernel is written for: second derivatives, those of forward mode and of
+``torch.func``, ONNX.
 
-Backends that do not store votes have a backward pass of their own. Its derivatives, and those of other modes, are left
-to formulas in plain PyTorch, which store the votes and are right to any order.
+Backends that do not store votes have a backward pass of their own. Its derivatives, and
+those of other modes, are left to formulas in plain PyTorch, which store the votes and
+are right to any order.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,41 +27,61 @@ def check_forward_mode(name: str) -> None:
     """Keeps an operator without forward-mode derivatives from giving zeros for them.
 
     Raises:
-        RuntimeError: anywhere inside forward mode, whichever tensors have tangents: ``torch.func.jvp`` has taken them
-            off by the time that the operator runs.
+        RuntimeError: anywhere inside forward mode, whichever tensors have tangents:
+            ``torch.func.jvp`` has taken them off by the time that the operator runs.
     """
     if forward_ad._current_level >= 0:
-        raise RuntimeError(f"{name} has no forward-mode derivatives, which need stored votes: {STORED}")
+        raise RuntimeError(
+            f"{name} has no forward-mode derivatives, which need stored votes: {STORED}"
+        )
 
 
 def about_mean(
-    mean: Tensor, rest: Tensor, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor
+    mean: Tensor,
+    rest: Tensor,
+    grad_mass: Tensor,
+    grad_sum: Tensor,
+    grad_scatter: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of mass and sum for a backward pass that takes the scatter about a mean that is rounded.
+    """Gradients of mass and sum for a backward pass that takes the scatter about a mean
+    that is rounded.
 
-    The mean of the votes is ``mean + rest``. About that, weighted deviations add up to 0; about the rounded mean they
-    do not, which is no small thing beside the steep gradients of the scatter that tight Gaussians have. So
-    ``grad_scatter ((V - mean - rest)^2 - (V - mean)^2)``, which is linear in V but for the square of the rest, is put
-    into the other two.
+    The mean of the votes is ``mean + rest``. About that, weighted deviations add up to
+    0; about the rounded mean they do not, which is no small thing beside the steep
+    gradients of the scatter that tight Gaussians have. So ``grad_scatter ((V - mean -
+    rest)^2 - (V - mean)^2)``, which is linear in V but for the square of the rest, is
+    put into the other two.
     """
     slope = 2 * grad_scatter * rest
     return grad_mass + (slope * mean).sum(-1), grad_sum - slope
 
 
-def gradients(work: Work, function: Function, tensors: Tensors, upstream: Tensors) -> Tensors:
-    """What a backward pass returns, the gradients of tensors, in a form that can be differentiated again.
+def gradients(
+    work: Work, function: Function, tensors: Tensors, upstream: Tensors
+) -> Tensors:
+    """What a backward pass returns, the gradients of tensors, in a form that can be
+    differentiated again.
 
     Args:
         work: how they are found: from the tensors and the upstream gradients.
-        function: what they are the gradients of, in plain PyTorch: from the tensors to the outputs.
+        function: what they are the gradients of, in plain PyTorch: from the tensors to
+            the outputs.
         tensors: those that went in; None where there is none.
         upstream: the gradients of the outputs; None where none flows.
     """
     again = torch.is_grad_enabled()
     if several(upstream):
         with torch.enable_grad():
-            wanted = [None if one is None or not one.requires_grad else one.view_as(one) for one in tensors]
-            outputs = function(*(one if leaf is None else leaf for one, leaf in zip(tensors, wanted, strict=True)))
+            wanted = [
+                None if one is None or not one.requires_grad else one.view_as(one)
+                for one in tensors
+            ]
+            outputs = function(
+                *(
+                    one if leaf is None else leaf
+                    for one, leaf in zip(tensors, wanted, strict=True)
+                )
+            )
         return tuple(_differentiated(outputs, upstream, wanted, create_graph=again))
     if not again:  # nobody will differentiate again
         return work(tensors, upstream)
@@ -70,7 +92,9 @@ class _Gradients(torch.autograd.Function):
     """A backward pass that has a backward pass of its own."""
 
     @staticmethod
-    def forward(ctx: Any, work: Work, function: Function, count: int, *fields: Tensor | None) -> Any:
+    def forward(
+        ctx: Any, work: Work, function: Function, count: int, *fields: Tensor | None
+    ) -> Any:
         ctx.function, ctx.count = function, count
         ctx.save_for_backward(*fields)
         return tuple(work(fields[:count], fields[count:]))
@@ -81,19 +105,27 @@ class _Gradients(torch.autograd.Function):
         with torch.enable_grad():
             leaves = [_leaf(field) for field in fields]
             tensors, upstream = leaves[: ctx.count], leaves[ctx.count :]
-            first = _differentiated(ctx.function(*tensors), upstream, tensors, create_graph=True)
+            first = _differentiated(
+                ctx.function(*tensors), upstream, tensors, create_graph=True
+            )
             second = _differentiated(first, flowing, leaves, create_graph=again)
         return None, None, None, *second
 
 
 def _leaf(field: Tensor | None) -> Tensor | None:
-    """The same numbers as an argument of their own, which no other argument depends on."""
+    """The same numbers as an argument of their own, which no other argument depends
+    on.
+    """
     if field is None:
         return None
-    return field.view_as(field) if field.requires_grad else field.detach().requires_grad_()
+    return (
+        field.view_as(field) if field.requires_grad else field.detach().requires_grad_()
+    )
 
 
-def _differentiated(outputs: Tensors, upstream: Tensors, tensors: Tensors, create_graph: bool) -> list[Tensor | None]:
+def _differentiated(
+    outputs: Tensors, upstream: Tensors, tensors: Tensors, create_graph: bool
+) -> list[Tensor | None]:
     """The gradients of the tensors, where there are any."""
     flowing = [
         (output, gradient)
@@ -104,5 +136,9 @@ def _differentiated(outputs: Tensors, upstream: Tensors, tensors: Tensors, creat
         return [None for _ in tensors]
     there = [tensor for tensor in tensors if tensor is not None]
     outputs, upstream = zip(*flowing, strict=True)
-    found = iter(torch.autograd.grad(outputs, there, upstream, create_graph=create_graph, allow_unused=True))
+    found = iter(
+        torch.autograd.grad(
+            outputs, there, upstream, create_graph=create_graph, allow_unused=True
+        )
+    )
     return [None if tensor is None else next(found) for tensor in tensors]

@@ -1,4 +1,6 @@
-"""Votes of children that know by themselves where they belong: a log prior for each pair, linear in the child."""
+"""Votes of children that know by themselves where they belong: a log prior for each
+pair, linear in the child.
+"""
 
 import math
 from dataclasses import replace
@@ -15,38 +17,48 @@ from torchcaps.ops.similarity import Adjusted, Gaussian, InnerProduct, Similarit
 from torchcaps.ops.votes import Votes, check_normaliser
 
 _APART = 8.0
-"""Half the distance c between the two means below. Rounding is least for evidence of about this size: the error is
-about eps (e / 2 + e^2 / 4 c + c / 4), 1e-6 in float32 for e = 10."""
+"""Half the distance c between the two means below. Rounding is least for evidence of
+about this size: the error is about eps (e / 2 + e^2 / 4 c + c / 4), 1e-6 in float32 for
+e = 10.
+"""
 
 
 _TOGETHER = 8
-"""Numbers of a vector that the kernels take at once. Votes of vectors for inner products are filled up with zeros to a
-multiple: 17 numbers took three times as long as 24."""
+"""Numbers of a vector that the kernels take at once. Votes of vectors for inner
+products are filled up with zeros to a multiple: 17 numbers took three times as long as
+24.
+"""
 
 
 class EvidentVotes(Votes):
-    r"""Votes whose children have evidence of their own, :math:`e_{ij} = \langle u_i, w_{ij} \rangle + b_{ij}`.
+    r"""Votes whose children have evidence of their own, :math:`e_{ij} = \langle u_i,
+    w_{ij} \rangle + b_{ij}`.
 
     It is a log prior that depends on the child. Parents compete for a child with
-    :math:`l_{ij} = \text{similarity}(V_{ij}) + e_{ij}`, and with :math:`e_{ij}` alone where there is no similarity yet:
-    the first assignment is :math:`\operatorname{softmax}_j e_{ij}` in place of :math:`1 / J`. Moments are those of the
-    votes alone. All else is as in :class:`Votes`, so any routing that is written against these runs on them.
+    :math:`l_{ij} = \text{similarity}(V_{ij}) + e_{ij}`, and with :math:`e_{ij}` alone
+    where there is no similarity yet: the first assignment is
+    :math:`\operatorname{softmax}_j e_{ij}` in place of :math:`1 / J`. Moments are those
+    of the votes alone. All else is as in :class:`Votes`, so any routing that is written
+    against these runs on them.
 
-    No backend knows of it. Each vote has the evidence as one more number, :math:`[u W \mid u w + b]`, which an inner
-    product reads with :math:`\alpha = [v \mid 1]`. Gaussians read it from two copies with means :math:`\mp c` and
-    precisions :math:`\mp 1 / 2c`, whose squares cancel:
+    No backend knows of it. Each vote has the evidence as one more number, :math:`[u W
+    \mid u w + b]`, which an inner product reads with :math:`\alpha = [v \mid 1]`.
+    Gaussians read it from two copies with means :math:`\mp c` and precisions :math:`\mp
+    1 / 2c`, whose squares cancel:
 
     .. math:: \frac{(e + c)^2}{4c} - \frac{(e - c)^2}{4c} = e
 
-    So neither votes nor pairs (B, I, J) are stored. A pose of M rows has a copy for each row, which reads the
-    weights of that row. For any other similarity the evidence of all pairs is formed, (B, I, J).
+    So neither votes nor pairs (B, I, J) are stored. A pose of M rows has a copy for
+    each row, which reads the weights of that row. For any other similarity the evidence
+    of all pairs is formed, (B, I, J).
 
     Args:
         votes: of the same children, without evidence.
-        weight: :math:`w`, (T, J, M * P); T is 1, or divides I: child i has weights ``i % T``.
+        weight: :math:`w`, (T, J, M * P); T is 1, or divides I: child i has weights ``i
+            % T``.
         bias: :math:`b`, (T, J).
-        gaussian: whether the first step, which has no similarity yet, is one of a routing with Gaussians, so that all
-            of its steps share the same votes.
+        gaussian: whether the first step, which has no similarity yet, is one of a
+            routing with Gaussians, so that all of its steps share the same votes.
 
     Raises:
         ValueError: if the weights or the biases do not fit the votes.
@@ -61,7 +73,9 @@ class EvidentVotes(Votes):
     __slots__ = ("_extended", "bias", "gaussian", "weight", "without")
     fields = (*Votes.fields, *__slots__)
 
-    def __init__(self, votes: Votes, weight: Tensor, bias: Tensor, gaussian: bool = False) -> None:
+    def __init__(
+        self, votes: Votes, weight: Tensor, bias: Tensor, gaussian: bool = False
+    ) -> None:
         super().__init__(
             votes.children,
             votes.transforms,
@@ -82,11 +96,15 @@ class EvidentVotes(Votes):
         numbers, kinds = math.prod(self.poses.shape[2:]), len(weight)
         if weight.shape != (kinds, J, numbers) or I % kinds:
             raise ValueError(
-                f"the weights of the evidence must be (T, J, M * P) = (T, {J}, {numbers}), T 1 or a divisor of {I}, "
+                f"the weights of the evidence must be (T, J, M * P) = (T, {J}, "
+                f"{numbers}), T 1 or a divisor of {I}, "
                 f"got shape {tuple(weight.shape)}"
             )
         if bias.shape != weight.shape[:2]:
-            raise ValueError(f"the biases of the evidence must be {(kinds, J)}, got shape {tuple(bias.shape)}")
+            raise ValueError(
+                f"the biases of the evidence must be {(kinds, J)}, got shape "
+                f"{tuple(bias.shape)}"
+            )
 
     def evidence(self) -> Tensor:
         """The evidence ``e_ij`` of all pairs, (B, I, J)."""
@@ -98,12 +116,20 @@ class EvidentVotes(Votes):
             return torch.einsum("bip,ijp->bij", poses, weight) + bias
 
     def moments(
-        self, similarity: Similarity | None = None, weights: Tensor | None = None, *, scatter: bool = False
+        self,
+        similarity: Similarity | None = None,
+        weights: Tensor | None = None,
+        *,
+        scatter: bool = False,
     ) -> Moments:
         """One E-step and the sums of the M-step that follows, as in :class:`Votes`."""
         votes, similarity = self._with_evidence(similarity)
         mass, total, second = votes.moments(similarity, weights, scatter=scatter)
-        return Moments(mass, self._of_poses(total), None if second is None else self._of_poses(second))
+        return Moments(
+            mass,
+            self._of_poses(total),
+            None if second is None else self._of_poses(second),
+        )
 
     def assignment(self, similarity: Similarity | None = None) -> Tensor:
         """The assignment probabilities ``R_ij``, (B, I, J), as in :class:`Votes`."""
@@ -111,7 +137,9 @@ class EvidentVotes(Votes):
         return votes.assignment(similarity)
 
     def logits(self, similarity: Similarity | None = None) -> Tensor:
-        """The logits ``l_ij`` that the parents compete with, (B, I, J): evidence included."""
+        """The logits ``l_ij`` that the parents compete with, (B, I, J): evidence
+        included.
+        """
         votes, similarity = self._with_evidence(similarity)
         return votes.logits(similarity)
 
@@ -120,7 +148,9 @@ class EvidentVotes(Votes):
         votes, similarity = self._with_evidence(similarity)
         return votes.choose(similarity)
 
-    def agree(self, agreement: Agreement, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None] | None:
+    def agree(
+        self, agreement: Agreement, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None] | None:
         """None: the steps are made one by one."""
         return None
 
@@ -129,20 +159,30 @@ class EvidentVotes(Votes):
         return self._votes(2).gaussians(moments, floor)
 
     def under(self, normaliser: Normaliser) -> "EvidentVotes":
-        """The same votes under another normaliser; they are not formed again. A `TypeError` if it is none."""
+        """The same votes under another normaliser; they are not formed again. A
+        `TypeError` if it is none.
+        """
         check_normaliser(normaliser)
         return self._copied_under(normaliser)
 
     def with_bias(self, bias: Tensor) -> "EvidentVotes":
-        """The votes with a bias for each pair, as in :class:`Votes`, and with the same evidence."""
-        return EvidentVotes(self.without.with_bias(bias), self.weight, self.bias, self.gaussian).under(self.normaliser)
+        """The votes with a bias for each pair, as in :class:`Votes`, and with the same
+        evidence.
+        """
+        return EvidentVotes(
+            self.without.with_bias(bias), self.weight, self.bias, self.gaussian
+        ).under(self.normaliser)
 
     def total(self) -> Tensor:
-        """The sum of the votes of all children for each parent, whatever the evidence, (B, J, H)."""
+        """The sum of the votes of all children for each parent, whatever the evidence,
+        (B, J, H).
+        """
         return self.without.total()
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """The second moments of the votes for each parent about 0, whatever the evidence, (B, J, H, H)."""
+        """The second moments of the votes for each parent about 0, whatever the
+        evidence, (B, J, H, H).
+        """
         return self.without.gram(weights)
 
     def dense(self) -> Tensor:
@@ -154,15 +194,29 @@ class EvidentVotes(Votes):
         return compute_dtype(self.children, self.transforms, self.weight)
 
     def _of_each(self, field: Tensor) -> Tensor:
-        """What kinds of children have, (T, ...), for each child, (I, ...); as it is if all share it."""
+        """What kinds of children have, (T, ...), for each child, (I, ...); as it is if
+        all share it.
+        """
         field = field.to(self._dtype)
-        return field if len(field) == 1 else field.repeat(self.shape[1] // len(field), *[1] * (field.ndim - 1))
+        return (
+            field
+            if len(field) == 1
+            else field.repeat(self.shape[1] // len(field), *[1] * (field.ndim - 1))
+        )
 
-    def _with_evidence(self, similarity: Similarity | None) -> tuple[Votes, Similarity | None]:
-        """The votes to ask in place of these, and a similarity that adds their evidence."""
+    def _with_evidence(
+        self, similarity: Similarity | None
+    ) -> tuple[Votes, Similarity | None]:
+        """The votes to ask in place of these, and a similarity that adds their
+        evidence.
+        """
         sharpness = self.normaliser.sharpness
-        if isinstance(similarity, Similarity) and (isinstance(sharpness, Tensor) or sharpness != 1.0):
-            similarity = similarity.sharpened(sharpness)  # the evidence is a log prior, which is not sharpened
+        if isinstance(similarity, Similarity) and (
+            isinstance(sharpness, Tensor) or sharpness != 1.0
+        ):
+            similarity = similarity.sharpened(
+                sharpness
+            )  # the evidence is a log prior, which is not sharpened
         if similarity is None or type(similarity) in (InnerProduct, Gaussian):
             return self._compared(similarity)
         votes = self.without.under(self._normaliser())
@@ -171,18 +225,28 @@ class EvidentVotes(Votes):
         return votes, Adjusted(similarity, prior=self.evidence())
 
     def _compared(self, similarity: Similarity | None) -> tuple[Votes, Similarity]:
-        """The same for inner products and Gaussians: votes with the evidence beside their poses."""
+        """The same for inner products and Gaussians: votes with the evidence beside
+        their poses.
+        """
         B, _, J, H = self.shape
-        eye = torch.eye(self.children.shape[2], dtype=self.dtype, device=self.children.device)
+        eye = torch.eye(
+            self.children.shape[2], dtype=self.dtype, device=self.children.device
+        )
         if similarity is None:
             nothing = self.children.new_zeros(B, J, H, dtype=self.dtype)
-            similarity = Gaussian(nothing, nothing, nothing[..., 0]) if self.gaussian else InnerProduct(nothing)
+            similarity = (
+                Gaussian(nothing, nothing, nothing[..., 0])
+                if self.gaussian
+                else InnerProduct(nothing)
+            )
         similarity = self.fitting(similarity)
         if isinstance(similarity, InnerProduct):
             return self._votes(1), InnerProduct(self._beside(similarity.alpha, eye))
         assert isinstance(similarity, Gaussian)
         mean = self._beside(similarity.mean, -_APART * eye, _APART * eye)
-        precision = self._beside(similarity.precision, -eye / (2 * _APART), eye / (2 * _APART))
+        precision = self._beside(
+            similarity.precision, -eye / (2 * _APART), eye / (2 * _APART)
+        )
         return self._votes(2), Gaussian(mean, precision, similarity.log_weight)
 
     def _normaliser(self) -> Normaliser:
@@ -201,32 +265,69 @@ class EvidentVotes(Votes):
         N, G, M, _ = self.children.shape
         distinct, _, P, D = self.transforms.shape
         dtype = self._dtype
-        rows = self._of_each(self.weight).unflatten(-1, (M, -1)).mT  # [T, J, P, M]: a column for each row of a pose
-        beside = functional.pad(rows, (0, 0, 0, P - rows.shape[2]))  # 0 for numbers that carry biases of the votes
-        constant = functional.pad(self._of_each(self.bias)[..., None, None], (0, M - 1))  # [T, J, 1, M]
+        rows = (
+            self._of_each(self.weight).unflatten(-1, (M, -1)).mT
+        )  # [T, J, P, M]: a column for each row of a pose
+        beside = functional.pad(
+            rows, (0, 0, 0, P - rows.shape[2])
+        )  # 0 for numbers that carry biases of the votes
+        constant = functional.pad(
+            self._of_each(self.bias)[..., None, None], (0, M - 1)
+        )  # [T, J, 1, M]
         evidence = torch.cat([beside, constant], dim=2).repeat(1, 1, 1, copies)
         transforms = functional.pad(self.transforms.to(dtype), (0, 0, 0, 1))
         I = max(distinct, len(evidence))
         evidence = functional.pad(evidence, (0, self._zeros(M * copies)))
-        transforms = torch.cat([transforms.expand(I, -1, -1, -1), evidence.expand(I, -1, -1, -1)], dim=3)
-        children = torch.cat([self.children.to(dtype), self.children.new_ones(N, G, M, 1, dtype=dtype)], dim=-1)
+        transforms = torch.cat(
+            [transforms.expand(I, -1, -1, -1), evidence.expand(I, -1, -1, -1)], dim=3
+        )
+        children = torch.cat(
+            [self.children.to(dtype), self.children.new_ones(N, G, M, 1, dtype=dtype)],
+            dim=-1,
+        )
         coordinates = self.coordinates
         if coordinates is not None:
-            coordinates = functional.pad(coordinates.unflatten(-1, (M, D)), (0, evidence.shape[-1])).flatten(-2)
-        return Votes(children, transforms, coordinates, self.normaliser, self.backend, self.sites, self.mask)
+            coordinates = functional.pad(
+                coordinates.unflatten(-1, (M, D)), (0, evidence.shape[-1])
+            ).flatten(-2)
+        return Votes(
+            children,
+            transforms,
+            coordinates,
+            self.normaliser,
+            self.backend,
+            self.sites,
+            self.mask,
+        )
 
     def _beside(self, field: Tensor, *blocks: Tensor) -> Tensor:
-        """A field of the parents, (B, J, M * D), with these blocks, (M, M), beside the numbers of its rows."""
+        """A field of the parents, (B, J, M * D), with these blocks, (M, M), beside the
+        numbers of its rows.
+        """
         poses = field.unflatten(-1, (self.children.shape[2], -1))
         columns = torch.cat(blocks, dim=-1)
-        columns = functional.pad(columns, (0, self._zeros(columns.shape[-1]))).expand(*poses.shape[:-1], -1)
+        columns = functional.pad(columns, (0, self._zeros(columns.shape[-1]))).expand(
+            *poses.shape[:-1], -1
+        )
         return torch.cat([poses, columns], dim=-1).flatten(-2)
 
     def _zeros(self, columns: int) -> int:
-        """How many zeros are behind the columns of evidence, beside the numbers of each row of a pose."""
-        return 0 if self.gaussian or columns > 1 else -(self.shape[3] + columns) % _TOGETHER
+        """How many zeros are behind the columns of evidence, beside the numbers of each
+        row of a pose.
+        """
+        return (
+            0
+            if self.gaussian or columns > 1
+            else -(self.shape[3] + columns) % _TOGETHER
+        )
 
     def _of_poses(self, field: Tensor) -> Tensor:
-        """A field of the parents without what stands beside their poses, (B, J, M * D)."""
+        """A field of the parents without what stands beside their poses, (B, J, M *
+        D).
+        """
         size, M = self.shape[3], self.children.shape[2]
-        return field if field.shape[-1] == size else field.unflatten(-1, (M, -1))[..., : size // M].flatten(-2)
+        return (
+            field
+            if field.shape[-1] == size
+            else field.unflatten(-1, (M, -1))[..., : size // M].flatten(-2)
+        )

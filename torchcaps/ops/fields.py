@@ -1,7 +1,9 @@
-"""What tensors of a call must be: small objects made of tensors, which can be cut into tiles, and checks.
+"""What tensors of a call must be: small objects made of tensors, which can be cut into
+tiles, and checks.
 
-The checks are the same for all backends, made before one is chosen. They look at shapes, dtypes and devices, which
-costs next to nothing, and at the numbers of ``sites`` alone, once for each tensor: these become addresses in memory.
+The checks are the same for all backends, made before one is chosen. They look at
+shapes, dtypes and devices, which costs next to nothing, and at the numbers of ``sites``
+alone, once for each tensor: these become addresses in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,21 +22,24 @@ FieldsType = TypeVar("FieldsType", bound="Fields")
 def axes(*layouts: str, default: Any = MISSING) -> Any:
     """Declares a tensor of a :class:`Fields` dataclass by its axes, one letter each.
 
-    ``B`` rows of the batch, ``I`` children, ``J`` parents, ``H`` numbers of a vote; any other letter is an axis of its
-    own. With several layouts the number of axes decides which one it is: ``axes("IJ", "BIJ")``.
+    ``B`` rows of the batch, ``I`` children, ``J`` parents, ``H`` numbers of a vote; any
+    other letter is an axis of its own. With several layouts the number of axes decides
+    which one it is: ``axes("IJ", "BIJ")``.
     """
-    return field(default=default, metadata={"axes": {len(layout): layout for layout in layouts}})
+    return field(
+        default=default, metadata={"axes": {len(layout): layout for layout in layouts}}
+    )
 
 
 class Fields:
-    """Base of frozen dataclasses that hold tensors, declared with :func:`axes`, and other ``Fields``.
+    """Base of frozen dataclasses that hold tensors, declared with :func:`axes`, and
+    other ``Fields``.
 
     Example:
         >>> from dataclasses import dataclass
         >>> @dataclass(frozen=True, eq=False)
         ... class Centres(tc.ops.Fields):
         ...     centre: torch.Tensor = tc.ops.axes("BJH")
-        ...
         >>> Centres(torch.zeros(2, 3, 4)).tensors[0].shape
         torch.Size([2, 3, 4])
     """
@@ -44,15 +49,23 @@ class Fields:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Collects the declared tensors."""
         super().__init_subclass__(**kwargs)
-        declared = {name: value for name, value in vars(cls).items() if isinstance(value, Field)}
-        own = {name: value.metadata["axes"] for name, value in declared.items() if "axes" in value.metadata}
+        declared = {
+            name: value for name, value in vars(cls).items() if isinstance(value, Field)
+        }
+        own = {
+            name: value.metadata["axes"]
+            for name, value in declared.items()
+            if "axes" in value.metadata
+        }
         cls._layouts = {**cls._layouts, **own}
 
     def items(self) -> Iterator[tuple[str, Tensor, str]]:
-        """Name, tensor and axes of each tensor that is there, those of inner ``Fields`` too.
+        """Name, tensor and axes of each tensor that is there, those of inner ``Fields``
+        too.
 
         Raises:
-            TypeError: if a tensor has no declared axes, or something else stands where a tensor must be.
+            TypeError: if a tensor has no declared axes, or something else stands where
+                a tensor must be.
             ValueError: if it has another number of axes.
         """
         for declared in fields(self):  # type: ignore[arg-type]  # every torch.compile traces it, unlike ``vars(self)``
@@ -65,20 +78,34 @@ class Fields:
                     raise self._misfit(name, value)
                 yield name, value, layouts[value.ndim]
             elif not self._may_be(name, value):
-                raise TypeError(f"{name} of {type(self).__name__} must be a tensor, got {type(value).__name__}")
+                raise TypeError(
+                    f"{name} of {type(self).__name__} must be a tensor, got "
+                    f"{type(value).__name__}"
+                )
 
     def _may_be(self, name: str, value: Any) -> bool:
-        """Whether a field may be this, which is no tensor: None, a number where it has no axes, anything undeclared."""
+        """Whether a field may be this, which is no tensor: None, a number where it has
+        no axes, anything undeclared.
+        """
         layouts = self._layouts.get(name)
-        return value is None or layouts is None or (0 in layouts and isinstance(value, Real))
+        return (
+            value is None
+            or layouts is None
+            or (0 in layouts and isinstance(value, Real))
+        )
 
     def _misfit(self, name: str, value: Tensor) -> Exception:
         """The error to raise for a tensor that has not the declared axes."""
         cls, layouts = type(self).__name__, self._layouts.get(name)
         if layouts is None:
-            return TypeError(f'{cls} holds a tensor without axes: write `{name}: Tensor = axes("BJH")`')
+            return TypeError(
+                f"{cls} holds a tensor without axes: write `{name}: Tensor = "
+                'axes("BJH")`'
+            )
         expected = " or ".join(f"({', '.join(layout)})" for layout in layouts.values())
-        return ValueError(f"{name} of {cls} must be {expected}, got shape {tuple(value.shape)}")
+        return ValueError(
+            f"{name} of {cls} must be {expected}, got shape {tuple(value.shape)}"
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -86,7 +113,9 @@ class Fields:
         return tuple(map(itemgetter(1), self.items()))
 
     def with_tensors(self: FieldsType, tensors: Iterable[Any]) -> FieldsType:
-        """The same with these in place of its tensors, in the order of :attr:`tensors`."""
+        """The same with these in place of its tensors, in the order of
+        :attr:`tensors`.
+        """
         following = iter(tensors)
         values: dict[str, Any] = {}
         for declared in fields(self):  # type: ignore[arg-type]
@@ -100,9 +129,16 @@ class Fields:
 
     def map(self: FieldsType, function: Callable[[Tensor, str], Tensor]) -> FieldsType:
         """The same with ``function(tensor, axes)`` in place of each tensor."""
-        return self.with_tensors([function(tensor, layout) for _, tensor, layout in self.items()])
+        return self.with_tensors(
+            [function(tensor, layout) for _, tensor, layout in self.items()]
+        )
 
-    def fitting(self: FieldsType, sizes: Mapping[str, int], device: torch.device, dtype: torch.dtype) -> FieldsType:
+    def fitting(
+        self: FieldsType,
+        sizes: Mapping[str, int],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> FieldsType:
         """The same in that dtype, with the shapes checked.
 
         Args:
@@ -111,15 +147,20 @@ class Fields:
             dtype: of the result.
 
         Raises:
-            ValueError: if a tensor has other sizes along its axes, is complex, or is on another device.
+            ValueError: if a tensor has other sizes along its axes, is complex, or is on
+                another device.
         """
         same = True
         for name, tensor, layout in self.items():
             for letter, size in zip(layout, tensor.shape, strict=True):
                 if sizes.get(letter, size) != size:
-                    words = ", ".join(f"{one} = {sizes[one]}" if one in sizes else one for one in layout)
+                    words = ", ".join(
+                        f"{one} = {sizes[one]}" if one in sizes else one
+                        for one in layout
+                    )
                     raise ValueError(
-                        f"{name} of {type(self).__name__} must be ({words}), got shape {tuple(tensor.shape)}"
+                        f"{name} of {type(self).__name__} must be ({words}), got "
+                        f"shape {tuple(tensor.shape)}"
                     )
             if tensor.dtype != dtype or tensor.device != device:
                 check_numbers(f"{name} of {type(self).__name__}", tensor, device)
@@ -128,7 +169,9 @@ class Fields:
 
 
 def cut(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:
-    """The view of a tensor with these axes that belongs to these rows of the batch and these children."""
+    """The view of a tensor with these axes that belongs to these rows of the batch and
+    these children.
+    """
     place = {"B": rows, "I": columns}
     return tensor[tuple(place.get(letter, slice(None)) for letter in layout)]
 
@@ -140,36 +183,65 @@ def check_votes(
 
     Raises:
         TypeError: if something is no tensor.
-        ValueError: if a shape, a dtype or a device does not fit, or a site lies outside the children.
+        ValueError: if a shape, a dtype or a device does not fit, or a site lies outside
+            the children.
     """
-    given = ("children", children), ("transforms", transforms), ("coordinates", coordinates), ("mask", mask)
+    given = (
+        ("children", children),
+        ("transforms", transforms),
+        ("coordinates", coordinates),
+        ("mask", mask),
+    )
     for name, tensor in given:
-        if not isinstance(tensor, Tensor) and (tensor is not None or name in ("children", "transforms")):
+        if not isinstance(tensor, Tensor) and (
+            tensor is not None or name in ("children", "transforms")
+        ):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-        if tensor is not None and (tensor.is_complex() or tensor.device != children.device):
+        if tensor is not None and (
+            tensor.is_complex() or tensor.device != children.device
+        ):
             check_numbers(name, tensor, children.device)
     if children.ndim not in (3, 4):
-        raise ValueError(f"children must be (N, G, P) or (N, G, M, P), got shape {tuple(children.shape)}")
+        raise ValueError(
+            "children must be (N, G, P) or (N, G, M, P), got shape "
+            f"{tuple(children.shape)}"
+        )
     if transforms.ndim != 4:
-        raise ValueError(f"transforms must be (I or 1, J, P, D), got shape {tuple(transforms.shape)}")
+        raise ValueError(
+            f"transforms must be (I or 1, J, P, D), got shape {tuple(transforms.shape)}"
+        )
     if children.ndim == 3:
         children = children.unsqueeze(2)
     N, G, M, P = children.shape
     own, J, dim, D = transforms.shape
     W, I = (1, G) if sites is None else _checked_sites(sites, children).shape
     if own not in (1, I):
-        raise ValueError(f"transforms are for {own} children (1 would mean shared by all), but there are {I}")
+        raise ValueError(
+            f"transforms are for {own} children (1 would mean shared by all), but "
+            f"there are {I}"
+        )
     if dim != P:
-        raise ValueError(f"transforms take child poses of dimension {dim}, but children have dimension {P}")
+        raise ValueError(
+            f"transforms take child poses of dimension {dim}, but children have "
+            f"dimension {P}"
+        )
     if coordinates is not None and coordinates.shape != (I, M * D):
-        raise ValueError(f"coordinates must be (I, H) = {(I, M * D)}, got shape {tuple(coordinates.shape)}")
+        raise ValueError(
+            f"coordinates must be (I, H) = {(I, M * D)}, got shape "
+            f"{tuple(coordinates.shape)}"
+        )
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (N, G)):
-        raise ValueError(f"mask must be bool (N, G) = {(N, G)}, got {mask.dtype} {tuple(mask.shape)}")
+        raise ValueError(
+            f"mask must be bool (N, G) = {(N, G)}, got {mask.dtype} {tuple(mask.shape)}"
+        )
     return children, (N * W, I, J, M * D)
 
 
-def check_field(name: str, field: Tensor, children: Tensor, parents: int | None = None) -> None:
-    """Checks that a field has a number for each child, (N, G), or, if ``parents`` are given, for each pair.
+def check_field(
+    name: str, field: Tensor, children: Tensor, parents: int | None = None
+) -> None:
+    """Checks that a field has a number for each child, (N, G), or, if ``parents`` are
+    given, for each pair.
 
     Raises:
         TypeError: if it is no tensor.
@@ -180,7 +252,10 @@ def check_field(name: str, field: Tensor, children: Tensor, parents: int | None 
     sites = children.shape[:2]
     if field.shape != sites and (parents is None or field.shape != (*sites, parents)):
         pairs = "" if parents is None else f" or (N, G, J) = {(*sites, parents)}"
-        raise ValueError(f"{name} must be (N, G) = {tuple(sites)}{pairs}, got shape {tuple(field.shape)}")
+        raise ValueError(
+            f"{name} must be (N, G) = {tuple(sites)}{pairs}, got shape "
+            f"{tuple(field.shape)}"
+        )
     if field.is_complex() or field.device != children.device:
         check_numbers(name, field, children.device)
 
@@ -194,29 +269,44 @@ def check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
     if tensor.is_complex():
         raise ValueError(f"{name} must be real, got {tensor.dtype}")
     if tensor.device != device and tensor.ndim:
-        raise ValueError(f"{name} must be on {device}, where the children are, got {tensor.device}")
+        raise ValueError(
+            f"{name} must be on {device}, where the children are, got {tensor.device}"
+        )
 
 
 def _checked_sites(sites: Any, children: Tensor) -> Tensor:
     if not isinstance(sites, Tensor):
         raise TypeError(f"sites must be a tensor, got {type(sites).__name__}")
     if sites.ndim != 2 or sites.dtype != torch.int32:
-        raise ValueError(f"sites must be int32 (W, I), got {sites.dtype} {tuple(sites.shape)}")
+        raise ValueError(
+            f"sites must be int32 (W, I), got {sites.dtype} {tuple(sites.shape)}"
+        )
     check_numbers("sites", sites, children.device)
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or sites.is_meta or not sites.numel():
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or sites.is_meta
+        or not sites.numel()
+    ):
         return sites  # there are no numbers to look at
     least, largest = _range(sites)
     if least < 0 or largest >= children.shape[1]:
-        raise ValueError(f"sites must be from 0 to {children.shape[1] - 1}, got {least} to {largest}")
+        raise ValueError(
+            f"sites must be from 0 to {children.shape[1] - 1}, got {least} to {largest}"
+        )
     return sites
 
 
 _RANGES = WeakTensorKeyDictionary()
-"""Of each tensor of sites that was looked at: its version then, its least and its largest number."""
+"""Of each tensor of sites that was looked at: its version then, its least and its
+largest number.
+"""
 
 
 def _range(sites: Tensor) -> tuple[int, int]:
-    """The least and the largest site, from the table unless the tensor was changed in place since."""
+    """The least and the largest site, from the table unless the tensor was changed in
+    place since.
+    """
     version = None if sites.is_inference() else sites._version
     known = _RANGES.get(sites)
     if known is None or known[0] is None or known[0] != version:

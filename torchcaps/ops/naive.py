@@ -1,4 +1,6 @@
-"""The readable reference: forms all votes, stores them, and does to them what the equations say."""
+"""The readable reference: forms all votes, stores them, and does to them what the
+equations say.
+"""
 
 from dataclasses import replace
 
@@ -11,9 +13,13 @@ from torchcaps.ops.similarity import Similarity
 from torchcaps.ops.windows import in_windows
 
 
-def dense_votes(children: Tensor, transforms: Tensor, coordinates: Tensor | None = None) -> Tensor:
+def dense_votes(
+    children: Tensor, transforms: Tensor, coordinates: Tensor | None = None
+) -> Tensor:
     """All votes ``V_ij = u_i W_ij (+ c_i)``, (B, I, J, H)."""
-    votes = torch.einsum("bimp,ijpd->bijmd", children, transforms).flatten(-2)  # I = 1 in transforms broadcasts
+    votes = torch.einsum("bimp,ijpd->bijmd", children, transforms).flatten(
+        -2
+    )  # I = 1 in transforms broadcasts
     return votes if coordinates is None else votes + coordinates[:, None]
 
 
@@ -29,7 +35,9 @@ def logits_assignment(logits: Tensor, rule: Rule) -> Tensor:
     if rule.mapping is not None:
         return rule.mapping.assignment(logits)
     if rule.hard:
-        chosen = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        chosen = torch.zeros_like(logits).scatter_(
+            -1, logits.argmax(-1, keepdim=True), 1.0
+        )
         return chosen * (logits >= 0) if rule.orphan else chosen
     partition = rule.log_partition
     if partition is None:
@@ -40,13 +48,19 @@ def logits_assignment(logits: Tensor, rule: Rule) -> Tensor:
 
 
 def pair_shares(assignment: Tensor, rule: Rule) -> Tensor:
-    """What the parents take of each child, before its activation: ``s_ij R_ij + o_ij``, (B, I, J)."""
+    """What the parents take of each child, before its activation: ``s_ij R_ij + o_ij``,
+    (B, I, J).
+    """
     shares = assignment if rule.scale is None else assignment * rule.scale
     return shares if rule.offset is None else shares + rule.offset
 
 
-def weighted_moments(votes: Tensor, assignment: Tensor, weights: Tensor | None, scatter: bool) -> Moments:
-    """The moments of the votes (B, I, J, H) under assignments, or shares, (B, I, J) and child activations (B, I)."""
+def weighted_moments(
+    votes: Tensor, assignment: Tensor, weights: Tensor | None, scatter: bool
+) -> Moments:
+    """The moments of the votes (B, I, J, H) under assignments, or shares, (B, I, J) and
+    child activations (B, I).
+    """
     share = assignment if weights is None else assignment * weights[..., None]
     mass = share.sum(1)
     if not scatter:
@@ -56,11 +70,17 @@ def weighted_moments(votes: Tensor, assignment: Tensor, weights: Tensor | None, 
     centred = votes - shift[:, None]
     rest = torch.einsum("bij,bijh->bjh", share, centred)
     second = torch.einsum("bij,bijh->bjh", share, centred.square())
-    return Moments(mass, mass[..., None] * shift + rest, second - rest.square() / positive(mass)[..., None])
+    return Moments(
+        mass,
+        mass[..., None] * shift + rest,
+        second - rest.square() / positive(mass)[..., None],
+    )
 
 
 def gram(votes: Tensor, weights: Tensor | None) -> Tensor:
-    """``sum_i a_i V_ij V_ij^T`` of the votes (B, I, J, H) and child activations (B, I), (B, J, H, H)."""
+    """``sum_i a_i V_ij V_ij^T`` of the votes (B, I, J, H) and child activations (B, I),
+    (B, J, H, H).
+    """
     votes = votes.transpose(1, 2)
     weighted = votes if weights is None else votes * weights[:, None, :, None]
     return weighted.mT @ votes
@@ -74,7 +94,9 @@ def uniform_logits(children: Tensor, transforms: Tensor) -> Tensor:
 class NaiveVotes(VoteSource):
     """Votes formed once and kept: B x I x J x H numbers."""
 
-    def __init__(self, children: Tensor, transforms: Tensor, coordinates: Tensor | None = None) -> None:
+    def __init__(
+        self, children: Tensor, transforms: Tensor, coordinates: Tensor | None = None
+    ) -> None:
         super().__init__(children, transforms, coordinates)
         self.votes = dense_votes(children, transforms, coordinates)
 
@@ -89,7 +111,13 @@ class NaiveVotes(VoteSource):
         """Everything."""
         return ""
 
-    def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
+    def moments(
+        self,
+        similarity: Similarity | None,
+        weights: Tensor | None,
+        rule: Rule,
+        scatter: bool,
+    ) -> Moments:
         """One E-step and the sums of the M-step that follows."""
         shares = pair_shares(self.assignment(similarity, rule), rule)
         return weighted_moments(self.votes, shares, weights, scatter)
@@ -105,13 +133,21 @@ class NaiveVotes(VoteSource):
 
 def stored(source: VoteSource) -> NaiveVotes:
     """The votes of another backend, stored."""
-    return NaiveVotes(in_windows(source.children, source.sites), source.transforms, source.coordinates)
+    return NaiveVotes(
+        in_windows(source.children, source.sites), source.transforms, source.coordinates
+    )
 
 
 def stored_moments(
-    source: VoteSource, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool
+    source: VoteSource,
+    similarity: Similarity | None,
+    weights: Tensor | None,
+    rule: Rule,
+    scatter: bool,
 ) -> Moments:
-    """The moments of another backend's votes, from stored ones: for votes that are ``empty``, as good as any way."""
+    """The moments of another backend's votes, from stored ones: for votes that are
+    ``empty``, as good as any way.
+    """
     if weights is not None:
         weights = in_windows(weights, source.sites)
     if rule.log_partition is not None:

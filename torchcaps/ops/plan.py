@@ -1,4 +1,6 @@
-"""One plan for each E-step: which backend works on the votes, and why; with which similarity, under which rule."""
+"""One plan for each E-step: which backend works on the votes, and why; with which
+similarity, under which rule.
+"""
 
 import math
 import os
@@ -39,22 +41,30 @@ FUSED = {"cpu": "native", "cuda": "triton"}
 
 
 FEW = {"cpu": 2**8, "cuda": 2**20}
-"""Votes of at most this many numbers are stored. On a CPU the kernels are faster at any size (exception:
-:data:`FEW_ROWS`), but they have to be compiled first, which so few votes are not worth. The number for a GPU is a
-guess, not measured."""
+"""Votes of at most this many numbers are stored. On a CPU the kernels are faster at any
+size (exception: :data:`FEW_ROWS`), but they have to be compiled first, which so few
+votes are not worth. The number for a GPU is a guess, not measured.
+"""
 
 
 FEW_TILES = 2**13
-"""Where there are no kernels for a call, votes of at most this many numbers are stored: that is faster than tiles."""
+"""Where there are no kernels for a call, votes of at most this many numbers are stored:
+that is faster than tiles.
+"""
 
 
 FEW_ROWS, STORED_ROWS = 3, (2**15, 2**20)
-"""The votes of vector capsules for Gaussians are stored on a CPU if the batch has at most ``FEW_ROWS`` rows and the
-votes have a number of elements between the two ``STORED_ROWS``. The kernels have one row of the batch in each lane of a
-register, so most lanes would be empty."""
+"""The votes of vector capsules for Gaussians are stored on a CPU if the batch has at
+most ``FEW_ROWS`` rows and the votes have a number of elements between the two
+``STORED_ROWS``. The kernels have one row of the batch in each lane of a register, so
+most lanes would be empty.
+"""
 
 
-FEW_ROWS_REASON = f"for Gaussians, at most {FEW_ROWS} rows of vectors fill few lanes of the {FUSED['cpu']} kernels"
+FEW_ROWS_REASON = (
+    f"for Gaussians, at most {FEW_ROWS} rows of vectors fill few lanes of the "
+    f"{FUSED['cpu']} kernels"
+)
 
 
 _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
@@ -62,16 +72,18 @@ _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
 
 @contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
-    """Forces a backend inside the ``with`` block, for all votes and layers that were not given one of their own.
+    """Forces a backend inside the ``with`` block, for all votes and layers that were
+    not given one of their own.
 
-    It holds in the current thread only: not in other Python threads, such as those of ``nn.DataParallel``. Nor does it
-    hold where ``torch.utils.checkpoint`` runs a forward pass again, if the backward pass lies outside the block or, on
-    a GPU, runs in a thread of autograd. There a layer's argument ``backend`` counts, or the environment variable
-    ``TORCHCAPS_BACKEND``.
+    It holds in the current thread only: not in other Python threads, such as those of
+    ``nn.DataParallel``. Nor does it hold where ``torch.utils.checkpoint`` runs a
+    forward pass again, if the backward pass lies outside the block or, on a GPU, runs
+    in a thread of autograd. There a layer's argument ``backend`` counts, or the
+    environment variable ``TORCHCAPS_BACKEND``.
 
     Args:
-        name: one of :data:`BACKENDS` (``"naive"``, ``"chunked"``, ``"native"`` on a CPU, ``"triton"`` on a GPU), or
-            ``"auto"``; None changes nothing.
+        name: one of :data:`BACKENDS` (``"naive"``, ``"chunked"``, ``"native"`` on a
+            CPU, ``"triton"`` on a GPU), or ``"auto"``; None changes nothing.
 
     Raises:
         ValueError: if there is no such backend.
@@ -84,18 +96,23 @@ def use_backend(name: str | None) -> Iterator[None]:
 
 
 def known_backend(name: str | None, argument: str = "backend") -> str | None:
-    """The name of a backend, ``"auto"``, or None, checked; ``argument`` is where it came from.
+    """The name of a backend, ``"auto"``, or None, checked; ``argument`` is where it
+    came from.
 
     Raises:
         ValueError: if there is no such backend.
     """
     if name is not None and name != "auto" and name not in BACKENDS:
-        raise ValueError(f"{argument} must be one of {['auto', *BACKENDS]}, got {name!r}")
+        raise ValueError(
+            f"{argument} must be one of {['auto', *BACKENDS]}, got {name!r}"
+        )
     return name
 
 
 def constant(function: Callable[..., str]) -> Callable[..., str]:
-    """What ``torch.compiler.assume_constant_result`` does, which would import the compiler at once (a second)."""
+    """What ``torch.compiler.assume_constant_result`` does, which would import the
+    compiler at once (a second).
+    """
     function.__dict__["_dynamo_marked_constant"] = True
     return function
 
@@ -106,7 +123,10 @@ def only_stored() -> str:
     if transformed():
         return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
     if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
-        return f"an ONNX file knows only standard operators, and these need stored votes: {STORED}"
+        return (
+            "an ONNX file knows only standard operators, and these need stored "
+            f"votes: {STORED}"
+        )
     return ""
 
 
@@ -125,15 +145,19 @@ def choose_backend(votes: "Votes", similarity: Similarity | None = None) -> Choi
 
     The first of these that applies:
 
-    1. the backend that was asked for by name: the argument ``backend`` of the votes or the layer, else
-       :func:`use_backend`, else the environment variable ``TORCHCAPS_BACKEND``;
-    2. ``naive``, stored votes, for forward-mode derivatives, ``torch.func`` and export to ONNX;
-    3. ``naive`` for small votes: at most 256 numbers on a CPU, 2^20 on a GPU; on a CPU also those of vector capsules
-       for Gaussians in at most 3 rows, if they are 2^15 to 2^20 numbers;
-    4. the fused kernels of the device, ``native`` or ``triton``, if they can run there and know the similarity and the
-       rule;
-    5. plain PyTorch: ``chunked``, tile by tile; or ``naive`` for at most 8192 numbers, and where an exported program
-       leaves a size open, since it cannot hold a loop over tiles.
+    1. the backend that was asked for by name: the argument ``backend`` of the votes or
+       the layer, else :func:`use_backend`, else the environment variable
+       ``TORCHCAPS_BACKEND``;
+    2. ``naive``, stored votes, for forward-mode derivatives, ``torch.func`` and export
+    to ONNX;
+    3. ``naive`` for small votes: at most 256 numbers on a CPU, 2^20 on a GPU; on a CPU
+       also those of vector capsules for Gaussians in at most 3 rows, if they are 2^15
+       to 2^20 numbers;
+    4. the fused kernels of the device, ``native`` or ``triton``, if they can run there
+       and know the similarity and the rule;
+    5. plain PyTorch: ``chunked``, tile by tile; or ``naive`` for at most 8192 numbers,
+       and where an exported program leaves a size open, since it cannot hold a loop
+       over tiles.
 
     ``torch.compile`` fixes the choice when it traces the call.
 
@@ -155,33 +179,54 @@ def preferred_backend(votes: "Votes") -> Choice:
     device = votes.children.device.type
     few = FEW.get(device, FEW["cpu"])
     if _at_most(math.prod(votes.shape), few):
-        return Choice("naive", f"votes of at most {few:,} numbers are stored on {device}")
+        return Choice(
+            "naive", f"votes of at most {few:,} numbers are stored on {device}"
+        )
     fused = FUSED.get(device)
     if fused is None:
-        return Choice(_without_kernels(votes)[0], f"there are no fused kernels for {device}")
+        return Choice(
+            _without_kernels(votes)[0], f"there are no fused kernels for {device}"
+        )
     trouble = _missing(fused)
     if trouble:
-        return Choice(_without_kernels(votes)[0], f"the {fused} kernels cannot run: {trouble}")
-    return Choice(fused, f"votes of more than {few:,} numbers are not stored on {device}")
+        return Choice(
+            _without_kernels(votes)[0], f"the {fused} kernels cannot run: {trouble}"
+        )
+    return Choice(
+        fused, f"votes of more than {few:,} numbers are not stored on {device}"
+    )
 
 
-def _without_kernels(votes: "Votes", similarity: Similarity | None = None, scatter: bool = False) -> tuple[str, str]:
-    """The backends in plain PyTorch, the faster one for these votes first; ``scatter``: if the call computes it."""
+def _without_kernels(
+    votes: "Votes", similarity: Similarity | None = None, scatter: bool = False
+) -> tuple[str, str]:
+    """The backends in plain PyTorch, the faster one for these votes first; ``scatter``:
+    if the call computes it.
+    """
     numbers = math.prod(votes.shape)
-    # An exported program with a size left open cannot hold a loop over tiles; sums under given logits need none.
+    # An exported program with a size left open cannot hold a loop over tiles; sums
+    # under given logits need none.
     tiles = scatter or not isinstance(similarity, Given)
     stored = tiles if _is_open(numbers) else numbers <= FEW_TILES
     return ("naive", "chunked") if stored else ("chunked", "naive")
 
 
 def _few(votes: "Votes") -> bool:
-    """Whether votes of vectors are stored for Gaussians (:data:`FEW_ROWS`): of few rows, in a middling number."""
+    """Whether votes of vectors are stored for Gaussians (:data:`FEW_ROWS`): of few
+    rows, in a middling number.
+    """
     numbers, (least, most) = math.prod(votes.shape), STORED_ROWS
-    return not _is_open(numbers) and votes.shape[0] <= FEW_ROWS and least <= numbers <= most
+    return (
+        not _is_open(numbers)
+        and votes.shape[0] <= FEW_ROWS
+        and least <= numbers <= most
+    )
 
 
 def left_open(votes: "Votes") -> bool:
-    """Whether an exported program leaves a size open, so that it cannot hold a loop over tiles."""
+    """Whether an exported program leaves a size open, so that it cannot hold a loop
+    over tiles.
+    """
     return _is_open(math.prod(votes.shape))
 
 
@@ -201,26 +246,40 @@ class Plan(NamedTuple):
     rule: Rule
 
 
-def plan(votes: "Votes", similarity: Similarity | None = None, scatter: bool = False, *, reads: bool = False) -> Plan:
+def plan(
+    votes: "Votes",
+    similarity: Similarity | None = None,
+    scatter: bool = False,
+    *,
+    reads: bool = False,
+) -> Plan:
     """The plan of one E-step, made once; in full precision.
 
     Args:
         votes: of the step, under their normaliser.
         similarity: as it came.
         scatter: whether the step computes the second moment too.
-        reads: whether logits or assignments are read; given ones, which take no votes, are read on any backend.
+        reads: whether logits or assignments are read; given ones, which take no votes,
+            are read on any backend.
 
     Raises:
         TypeError: if the similarity is none.
-        ValueError: if a tensor does not fit the votes, or a backend that was asked for by name cannot do it.
+        ValueError: if a tensor does not fit the votes, or a backend that was asked for
+            by name cannot do it.
     """
     if similarity is not None and not isinstance(similarity, Similarity):
         raise TypeError(
-            f"similarity must be None or a torchcaps.ops.Similarity, got {type(similarity).__name__}: derive it from "
-            "that class, declare the axes of its tensors and give it a method logits(votes)"
+            "similarity must be None or a torchcaps.ops.Similarity, got "
+            f"{type(similarity).__name__}: derive it from "
+            "that class, declare the axes of its tensors and give it a method "
+            "logits(votes)"
         )
     preferred = votes.preferred
-    if reads and isinstance(similarity, Given) and _trouble(preferred.backend, similarity, SOFTMAX):
+    if (
+        reads
+        and isinstance(similarity, Given)
+        and _trouble(preferred.backend, similarity, SOFTMAX)
+    ):
         preferred = preferred._replace(reason="given logits are read on any backend")
     normaliser = votes.normaliser
     if normaliser is not OVER_PARENTS:  # which changes nothing
@@ -245,17 +304,22 @@ def plan(votes: "Votes", similarity: Similarity | None = None, scatter: bool = F
     check_field("log_partition", partition, votes.children, votes.shape[2])
     rule = replace(rule, log_partition=votes.by_child(source, partition))
     if similarity is not None and partition.ndim == 3:
-        # Logits of another backend than the normaliser's, or of another order of sums, differ by rounding, which their
-        # exponential magnifies.
+        # Logits of another backend than the normaliser's, or of another order of sums,
+        # differ by rounding, which their exponential magnifies.
         on = _choice(votes, preferred, similarity, SOFTMAX, scatter).backend
         similarity = Given(votes.source_on(on).logits(similarity))
     return Plan(choice, source, similarity, rule)
 
 
 def _choice(
-    votes: "Votes", preferred: Choice, similarity: Similarity | None, rule: Rule, scatter: bool = False
+    votes: "Votes",
+    preferred: Choice,
+    similarity: Similarity | None,
+    rule: Rule,
+    scatter: bool = False,
 ) -> Choice:
-    """The preferred backend, or the first other one that can do this similarity under this rule.
+    """The preferred backend, or the first other one that can do this similarity under
+    this rule.
 
     Raises:
         ValueError: if the preferred one cannot, and was asked for by name.
@@ -264,7 +328,13 @@ def _choice(
     asked = preferred.reason == ASKED_FOR
     gaussian = scatter or isinstance(similarity, Gaussian)
     vectors = votes.children.shape[2] <= 1
-    if preferred.backend == FUSED["cpu"] and not asked and gaussian and vectors and _few(votes):
+    if (
+        preferred.backend == FUSED["cpu"]
+        and not asked
+        and gaussian
+        and vectors
+        and _few(votes)
+    ):
         return Choice("naive", FEW_ROWS_REASON)
     if not trouble:
         return preferred
@@ -277,7 +347,9 @@ def _choice(
 
 
 def _is_open(numbers: int | torch.SymInt) -> bool:
-    """Whether an exported program leaves a size open; ``strict=True`` shows it as an int."""
+    """Whether an exported program leaves a size open; ``strict=True`` shows it as an
+    int.
+    """
     if isinstance(numbers, torch.SymInt) or not torch.compiler.is_exporting():
         return isinstance(numbers, torch.SymInt)
     from torch.fx.experimental.symbolic_shapes import has_static_value
@@ -286,8 +358,12 @@ def _is_open(numbers: int | torch.SymInt) -> bool:
 
 
 def _at_most(numbers: int | torch.SymInt, most: int) -> bool:
-    """Whether there are at most this many numbers; if an exported program leaves a size open, whether for all sizes."""
-    if (type(numbers) is int and not torch.compiler.is_exporting()) or not _is_open(numbers):
+    """Whether there are at most this many numbers; if an exported program leaves a size
+    open, whether for all sizes.
+    """
+    if (type(numbers) is int and not torch.compiler.is_exporting()) or not _is_open(
+        numbers
+    ):
         return numbers <= most
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -297,7 +373,11 @@ def _at_most(numbers: int | torch.SymInt, most: int) -> bool:
 @constant
 def _forced_backend() -> str:
     named = os.environ.get(BACKEND_VARIABLE)
-    return _forced.get() or (known_backend(named, BACKEND_VARIABLE) if named else None) or "auto"
+    return (
+        _forced.get()
+        or (known_backend(named, BACKEND_VARIABLE) if named else None)
+        or "auto"
+    )
 
 
 @constant
@@ -306,6 +386,8 @@ def _missing(fused: str) -> str:
 
 
 def _trouble(backend: str, similarity: Similarity | None, rule: Rule) -> str:
-    """Why a backend cannot do that similarity under that rule here, in words; empty if it can."""
+    """Why a backend cannot do that similarity under that rule here, in words; empty if
+    it can.
+    """
     stored = "" if backend == "naive" else only_stored()
     return stored or BACKENDS[backend].supports(similarity, rule)

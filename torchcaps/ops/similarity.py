@@ -13,7 +13,8 @@ from torchcaps.squashing import length
 class Similarity(Fields, ABC):
     r"""The logits :math:`l_{ij}` of votes: how well each fits its parent.
 
-    A similarity of your own is a frozen dataclass that declares the axes of its tensors and has a method
+    A similarity of your own is a frozen dataclass that declares the axes of its tensors
+    and has a method
     :meth:`logits`::
 
         @dataclass(frozen=True)
@@ -25,17 +26,18 @@ class Similarity(Fields, ABC):
                 distance = (votes - self.centre[:, None]).square().sum(-1)
                 return -torch.log1p(distance / self.width.square())
 
-    It runs on ``naive`` and on ``chunked``, which hands it one tile of votes at a time with the parts of its tensors
-    that belong there, forward and backward; the fused backends do not take it.
+    It runs on ``naive`` and on ``chunked``, which hands it one tile of votes at a time
+    with the parts of its tensors that belong there, forward and backward; the fused
+    backends do not take it.
 
     Example:
         >>> from dataclasses import dataclass
         >>> @dataclass(frozen=True, eq=False)
         ... class Laplace(tc.ops.Similarity):
         ...     centre: torch.Tensor = tc.ops.axes("BJH")
+        ...
         ...     def logits(self, votes):
         ...         return -(votes - self.centre[:, None]).abs().sum(-1)
-        ...
         >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
         >>> votes.moments(Laplace(votes.moments().mean)).mean.shape
         torch.Size([2, 3, 5])
@@ -43,10 +45,13 @@ class Similarity(Fields, ABC):
 
     @abstractmethod
     def logits(self, votes: Tensor) -> Tensor:
-        """The logits (B, I, J) of votes (B, I, J, H): of all of them, or of a tile of some rows and children."""
+        """The logits (B, I, J) of votes (B, I, J, H): of all of them, or of a tile of
+        some rows and children.
+        """
 
     def sharpened(self, sharpness: float | Tensor) -> "Similarity":
-        """The similarity with logits ``sharpness`` times as large: a number, or one for each parent, (J,).
+        """The similarity with logits ``sharpness`` times as large: a number, or one for
+        each parent, (J,).
 
         Raises:
             ValueError: if there are not as many numbers as parents.
@@ -56,7 +61,8 @@ class Similarity(Fields, ABC):
 
 @dataclass(frozen=True, eq=False)
 class InnerProduct(Similarity):
-    r"""Similarity :math:`l_{ij} = \langle \alpha_j, V_{ij} \rangle` of a vote and its parent.
+    r"""Similarity :math:`l_{ij} = \langle \alpha_j, V_{ij} \rangle` of a vote and its
+    parent.
 
     Args:
         alpha: what the votes are compared with, (B, J, H).
@@ -82,7 +88,8 @@ class InnerProduct(Similarity):
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(Similarity):
-    r"""Similarity :math:`l_{ij} = \gamma_j - \frac12 \sum_h \beta_{jh} (V_{ijh} - \mu_{jh})^2`.
+    r"""Similarity :math:`l_{ij} = \gamma_j - \frac12 \sum_h \beta_{jh} (V_{ijh} -
+    \mu_{jh})^2`.
 
     Args:
         mean: :math:`\mu`, (B, J, H).
@@ -93,7 +100,9 @@ class Gaussian(Similarity):
         >>> from torchcaps.ops import Gaussian
         >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
         >>> mean = votes.moments().mean
-        >>> moments = votes.moments(Gaussian(mean, torch.ones_like(mean), torch.zeros(2, 3)))
+        >>> moments = votes.moments(
+        ...     Gaussian(mean, torch.ones_like(mean), torch.zeros(2, 3))
+        ... )
         >>> moments.mean.shape
         torch.Size([2, 3, 5])
     """
@@ -110,12 +119,17 @@ class Gaussian(Similarity):
             mean: :math:`\mu`, (B, J, H).
             sharpness: K; the variance is 1 / (2 K).
         """
-        return cls(mean, torch.full_like(mean, 2 * sharpness), torch.zeros_like(mean[..., 0]))
+        return cls(
+            mean, torch.full_like(mean, 2 * sharpness), torch.zeros_like(mean[..., 0])
+        )
 
     def logits(self, votes: Tensor) -> Tensor:
         """The logits (B, I, J) of votes (B, I, J, H)."""
         distance = (votes - self.mean[:, None]).square()
-        return self.log_weight[:, None] - torch.einsum("bijh,bjh->bij", distance, self.precision) / 2
+        return (
+            self.log_weight[:, None]
+            - torch.einsum("bijh,bjh->bij", distance, self.precision) / 2
+        )
 
     def sharpened(self, sharpness: float | Tensor) -> "Gaussian":
         """The same with other precisions and weights."""
@@ -125,10 +139,12 @@ class Gaussian(Similarity):
 
 @dataclass(frozen=True, eq=False)
 class Distance(Similarity):
-    r"""Similarity :math:`l_{ij} = -K |V_{ij} - \mu_j|`: the distance itself, and not its square as in a Gaussian.
+    r"""Similarity :math:`l_{ij} = -K |V_{ij} - \mu_j|`: the distance itself, and not
+    its square as in a Gaussian.
 
-    Votes far away count for more than under a Gaussian. Its gradient has one length, K, for all votes but those at
-    :math:`\mu_j`, where it is 0. It runs on ``naive`` and ``chunked``.
+    Votes far away count for more than under a Gaussian. Its gradient has one length, K,
+    for all votes but those at :math:`\mu_j`, where it is 0. It runs on ``naive`` and
+    ``chunked``.
 
     Args:
         centre: :math:`\mu`, (B, J, H).
@@ -157,7 +173,9 @@ class Given(Similarity):
 
     Example:
         >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
-        >>> votes.moments(tc.ops.Given(torch.zeros(2, 6, 3))).mass  # the same share for all
+        >>> votes.moments(
+        ...     tc.ops.Given(torch.zeros(2, 6, 3))
+        ... ).mass  # the same share for all
         tensor([[2., 2., 2.],
                 [2., 2., 2.]])
     """
@@ -171,7 +189,8 @@ class Given(Similarity):
 
 @dataclass(frozen=True, eq=False)
 class Adjusted(Similarity):
-    r"""Another similarity :math:`l'`, sharpened and with a prior: :math:`l_{ij} = k_j l'_{ij} + p_{ij}`.
+    r"""Another similarity :math:`l'`, sharpened and with a prior: :math:`l_{ij} = k_j
+    l'_{ij} + p_{ij}`.
 
     Args:
         similarity: :math:`l'`.
@@ -197,9 +216,14 @@ class Adjusted(Similarity):
 
 
 def _for_each_number(sharpness: float | Tensor, field: Tensor) -> float | Tensor:
-    """The sharpness so that it broadcasts with a field (B, J, H): a number as it is, (J,) as (J, 1)."""
+    """The sharpness so that it broadcasts with a field (B, J, H): a number as it is,
+    (J,) as (J, 1).
+    """
     if not isinstance(sharpness, Tensor) or not sharpness.ndim:
         return sharpness
     if sharpness.shape != field.shape[-2:-1]:
-        raise ValueError(f"sharpness must be a number or (J,) = {(*field.shape[-2:-1],)}, got {tuple(sharpness.shape)}")
+        raise ValueError(
+            f"sharpness must be a number or (J,) = {(*field.shape[-2:-1],)}, got "
+            f"{tuple(sharpness.shape)}"
+        )
     return sharpness[:, None]

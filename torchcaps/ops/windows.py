@@ -1,4 +1,6 @@
-"""The windows of a convolution over a grid of capsules, of one, two, three or more axes."""
+"""The windows of a convolution over a grid of capsules, of one, two, three or more
+axes.
+"""
 
 import math
 from dataclasses import dataclass
@@ -12,20 +14,29 @@ from torchcaps.numerics import check_series, check_sizes, transformed
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a convolution over a grid of positions; one number for each axis of the grid in every argument.
+    """The windows of a convolution over a grid of positions; one number for each axis
+    of the grid in every argument.
 
     Args:
-        size: of the grid, without padding: (L,) of a sequence, (H, W) of an image, (D, H, W) of a volume.
+        size: of the grid, without padding: (L,) of a sequence, (H, W) of an image, (D,
+            H, W) of a volume.
         kernel: of a window.
         stride: between windows.
         padding: positions added on each side, with children that are not there.
         dilation: between the positions of a window.
 
     Raises:
-        ValueError: if these are no sizes, speak of different numbers of axes, or no window fits on the grid.
+        ValueError: if these are no sizes, speak of different numbers of axes, or no
+            window fits on the grid.
 
     Example:
-        >>> windows = tc.ops.Windows(size=(7, 7), kernel=(3, 3), stride=(2, 2), padding=(0, 0), dilation=(1, 1))
+        >>> windows = tc.ops.Windows(
+        ...     size=(7, 7),
+        ...     kernel=(3, 3),
+        ...     stride=(2, 2),
+        ...     padding=(0, 0),
+        ...     dilation=(1, 1),
+        ... )
         >>> windows.out
         (3, 3)
     """
@@ -38,24 +49,44 @@ class Windows:
 
     def __post_init__(self) -> None:
         try:
-            fields = {len(self.size), len(self.kernel), len(self.stride), len(self.padding), len(self.dilation)}
+            fields = {
+                len(self.size),
+                len(self.kernel),
+                len(self.stride),
+                len(self.padding),
+                len(self.dilation),
+            }
             out = self.out
-            least = min(*self.kernel, *self.stride, *self.dilation, 1 + min(self.padding))
+            least = min(
+                *self.kernel, *self.stride, *self.dilation, 1 + min(self.padding)
+            )
         except (TypeError, ValueError, ZeroDivisionError):
             fields, out, least = set(), (0,), 0
-        if len(fields) != 1 or least < 1 or isinstance(sum(out), float):  # at once: layers ask in every call
+        if (
+            len(fields) != 1 or least < 1 or isinstance(sum(out), float)
+        ):  # at once: layers ask in every call
             self._raise()
         if min(out) < 1:
             raise ValueError(
-                f"children on a grid of {_times(self.size)} are fewer than a window of {_times(self.kernel)} spans "
+                f"children on a grid of {_times(self.size)} are fewer than a window "
+                f"of {_times(self.kernel)} spans "
                 f"(padding {self.padding}, dilation {self.dilation})"
             )
 
     def _raise(self) -> None:
         """Raises the ValueError that says which argument is wrong."""
-        check_series(0, size=self.size, kernel=self.kernel, stride=self.stride, dilation=self.dilation)
+        check_series(
+            0,
+            size=self.size,
+            kernel=self.kernel,
+            stride=self.stride,
+            dilation=self.dilation,
+        )
         check_sizes(0, padding=self.padding)
-        raise ValueError(f"windows need one number for each axis of the grid in every argument, got {self}")
+        raise ValueError(
+            "windows need one number for each axis of the grid in every argument, "
+            f"got {self}"
+        )
 
     @property
     def axes(self) -> int:
@@ -65,14 +96,18 @@ class Windows:
     @property
     def extent(self) -> tuple[int, ...]:
         """The size of the grid with its padding."""
-        return tuple(size + 2 * padding for size, padding in zip(self.size, self.padding, strict=True))
+        return tuple(
+            size + 2 * padding
+            for size, padding in zip(self.size, self.padding, strict=True)
+        )
 
     @property
     def out(self) -> tuple[int, ...]:
         """How many windows along each axis."""
         options = zip(self.extent, self.kernel, self.stride, self.dilation, strict=True)
         return tuple(
-            (extent - dilation * (kernel - 1) - 1) // stride + 1 for extent, kernel, stride, dilation in options
+            (extent - dilation * (kernel - 1) - 1) // stride + 1
+            for extent, kernel, stride, dilation in options
         )
 
     @property
@@ -81,35 +116,49 @@ class Windows:
         return math.prod(self.extent)
 
     def sites(self, device: torch.device) -> Tensor:
-        """The flat position of each place of each window on the padded grid, int64 (windows, places of one).
+        """The flat position of each place of each window on the padded grid, int64
+        (windows, places of one).
 
-        Windows and places are in the order of a loop over the axes, the last one innermost.
+        Windows and places are in the order of a loop over the axes, the last one
+        innermost.
         """
         sites = torch.zeros(1, 1, dtype=torch.int64, device=device)
         for extent, out, kernel, stride, dilation in zip(
             self.extent, self.out, self.kernel, self.stride, self.dilation, strict=True
         ):
             along = torch.arange(out, device=device)[:, None] * stride
-            along = along + torch.arange(kernel, device=device) * dilation  # [out, kernel]
+            along = (
+                along + torch.arange(kernel, device=device) * dilation
+            )  # [out, kernel]
             sites = sites[:, None, :, None] * extent + along[None, :, None, :]
             sites = sites.flatten(2).flatten(0, 1)
         return sites
 
     def children(self, types: int, device: torch.device) -> Tensor:
-        """The flat places of the children of each window on the grid of :meth:`pad`, int32 (windows, places * C).
+        """The flat places of the children of each window on the grid of :meth:`pad`,
+        int32 (windows, places * C).
 
-        The tensor is kept for the next call with the same windows: it must not be written to.
+        The tensor is kept for the next call with the same windows: it must not be
+        written to.
         """
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or transformed():  # no numbers in them
+        if (
+            torch.compiler.is_compiling()
+            or torch._C._len_torch_dispatch_stack()
+            or transformed()
+        ):  # no numbers in them
             return self._children(types, device)
         return _kept_children(self, types, device)
 
     def _children(self, types: int, device: torch.device) -> Tensor:
-        sites = self.sites(device)[:, :, None] * types + torch.arange(types, device=device)
+        sites = self.sites(device)[:, :, None] * types + torch.arange(
+            types, device=device
+        )
         return sites.flatten(1).to(torch.int32)
 
     def pad(self, field: Tensor) -> Tensor:
-        """All children on one axis, those of the padding too, 0 or False: (N, *size, C, ...) to (N, G, ...)."""
+        """All children on one axis, those of the padding too, 0 or False: (N, *size, C,
+        ...) to (N, G, ...).
+        """
         if any(self.padding):
             pads = [0, 0] * (field.ndim - 1 - self.axes)
             for padding in reversed(self.padding):
@@ -120,7 +169,13 @@ class Windows:
 
 def in_windows(field: Tensor, sites: Tensor | None) -> Tensor:
     """What belongs to the children of each window, (N, G, ...) to (B, I, ...)."""
-    return field if sites is None else field.index_select(1, sites.flatten()).unflatten(1, sites.shape).flatten(0, 1)
+    return (
+        field
+        if sites is None
+        else field.index_select(1, sites.flatten())
+        .unflatten(1, sites.shape)
+        .flatten(0, 1)
+    )
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,6 @@
-"""Routing algorithms: each is some steps of soft clustering on the primitive of ``torchcaps.ops``."""
+"""Routing algorithms: each is some steps of soft clustering on the primitive of
+``torchcaps.ops``.
+"""
 
 from torchcaps.routing.attention import AttentionRouting, attention_routing
 from torchcaps.routing.base import (
@@ -11,14 +13,26 @@ from torchcaps.routing.base import (
     list_routings,
     register_routing,
 )
-from torchcaps.routing.degree_centrality import DegreeCentralityRouting, degree_centrality_routing
+from torchcaps.routing.degree_centrality import (
+    DegreeCentralityRouting,
+    degree_centrality_routing,
+)
 from torchcaps.routing.dynamic import DynamicRouting, dynamic_routing
 from torchcaps.routing.em import EM_PRESETS, EMRouting, EMSettings, em_routing
 from torchcaps.routing.evidence import AgreementRouting, Evidence
 from torchcaps.routing.heinsen_2019 import Heinsen2019Routing, heinsen_2019_routing
-from torchcaps.routing.heinsen_2022 import Heinsen2022Routing, VectorWeights, heinsen_2022_routing
+from torchcaps.routing.heinsen_2022 import (
+    Heinsen2022Routing,
+    VectorWeights,
+    heinsen_2022_routing,
+)
 from torchcaps.routing.homogeneous import HomogeneousRouting, homogeneous_routing
-from torchcaps.routing.interests import InterestRouting, interest_routing, interests_of, label_aware
+from torchcaps.routing.interests import (
+    InterestRouting,
+    interest_routing,
+    interests_of,
+    label_aware,
+)
 from torchcaps.routing.kernel_density import (
     FastKernelDensityRouting,
     KernelDensityRouting,
@@ -36,12 +50,22 @@ from torchcaps.routing.kmeans import (
 from torchcaps.routing.max_min import MaxMin, MaxMinRouting, max_min_routing
 from torchcaps.routing.mean import MeanRouting, mean_routing
 from torchcaps.routing.prototypes import PrototypeRouting, prototype_routing
-from torchcaps.routing.self_attention import SelfAttentionRouting, self_attention_routing
+from torchcaps.routing.self_attention import (
+    SelfAttentionRouting,
+    self_attention_routing,
+)
 from torchcaps.routing.self_routing import SelfRouting, self_routing
 from torchcaps.routing.slots import slot_routing
-from torchcaps.routing.sparse_attention import Entmax, SparseAttentionRouting, sparse_attention_routing
+from torchcaps.routing.sparse_attention import (
+    Entmax,
+    SparseAttentionRouting,
+    sparse_attention_routing,
+)
 from torchcaps.routing.spectral import SpectralRouting, spectral_routing
-from torchcaps.routing.variational_bayes import VariationalBayesRouting, variational_bayes_routing
+from torchcaps.routing.variational_bayes import (
+    VariationalBayesRouting,
+    variational_bayes_routing,
+)
 
 __all__ = [
     "EM_PRESETS",

@@ -19,7 +19,9 @@ Gradient = Literal["all", "last"]
 GRADIENTS = get_args(Gradient)
 
 MOST_STEPS = 10_000
-"""More steps are taken for a typing error: gradients flow through a few, and hundreds converge."""
+"""More steps are taken for a typing error: gradients flow through a few, and hundreds
+converge.
+"""
 
 Steps = Annotated[int, Within(1, MOST_STEPS)]
 
@@ -32,15 +34,17 @@ class Routed(NamedTuple):
         activation: the parents' activations, (B, J).
         votes: the votes with the normaliser that the algorithm used.
         similarity: what the last assignment was made with; None where it was uniform.
-        logit: what the activation is the sigmoid of, (B, J), for activations that round to 0 or 1; None where the
-            activation is no sigmoid.
+        logit: what the activation is the sigmoid of, (B, J), for activations that round
+            to 0 or 1; None where the activation is no sigmoid.
 
     Example:
         >>> votes = tc.Votes(torch.randn(4, 32, 8), torch.randn(32, 10, 8, 16))
         >>> routed = tc.create_routing("dynamic").bind(10, 16)(votes)
         >>> routed.pose.shape, routed.activation.shape
         (torch.Size([4, 10, 16]), torch.Size([4, 10]))
-        >>> routed.assignment.sum(2).allclose(torch.ones(4, 32))  # each child is shared out
+        >>> routed.assignment.sum(2).allclose(
+        ...     torch.ones(4, 32)
+        ... )  # each child is shared out
         True
     """
 
@@ -52,7 +56,9 @@ class Routed(NamedTuple):
 
     @property
     def assignment(self) -> Tensor:
-        """The assignment probabilities of the last step, (B, I, J); formed when read."""
+        """The assignment probabilities of the last step, (B, I, J); formed when
+        read.
+        """
         return self.votes.assignment(self.similarity)
 
 
@@ -65,14 +71,18 @@ class LayerShape:
         parents: J, for a convolution those of one window.
         in_pose: child pose, (M, P); (P,) of vector capsules is kept as (1, P).
         out_pose: parent pose, (M, D); (D,) of vector capsules is kept as (1, D).
-        types: how many of the children have parameters of their own, where places share them: child i has those of
-            type i % types. None for all of them, or 1 for any number of children.
+        types: how many of the children have parameters of their own, where places share
+            them: child i has those of type i % types. None for all of them, or 1 for
+            any number of children.
 
     Raises:
-        ValueError: if an argument is no size, or the children are no multiple of the types; names it.
+        ValueError: if an argument is no size, or the children are no multiple of the
+            types; names it.
 
     Example:
-        >>> shape = tc.routing.LayerShape(children=32, parents=10, in_pose=(8,), out_pose=(16,))
+        >>> shape = tc.routing.LayerShape(
+        ...     children=32, parents=10, in_pose=(8,), out_pose=(16,)
+        ... )
         >>> shape.size  # numbers of a parent's pose
         16
     """
@@ -84,14 +94,21 @@ class LayerShape:
     types: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        check_size(parents=self.parents, **given(children=self.children, types=self.types))
+        check_size(
+            parents=self.parents, **given(children=self.children, types=self.types)
+        )
         if self.children is not None and self.children % self.kinds:
-            raise ValueError(f"types must divide the {self.children} children, got {self.types}")
+            raise ValueError(
+                f"types must divide the {self.children} children, got {self.types}"
+            )
         for name in ("in_pose", "out_pose"):
             pose = getattr(self, name)
             check_series(**{name: pose})
             if len(pose) > 2:
-                raise ValueError(f"{name} must be one size, of vectors, or two, of matrices, got {pose!r}")
+                raise ValueError(
+                    f"{name} must be one size, of vectors, or two, of matrices, got "
+                    f"{pose!r}"
+                )
             object.__setattr__(self, name, (1, *pose)[-2:])
 
     @property
@@ -106,7 +123,8 @@ class LayerShape:
 
 
 def shape_of(shape: LayerShape | int, size: int | None) -> LayerShape:
-    """The shape of a layer, or of one with any number of children as vectors of the size of its parents.
+    """The shape of a layer, or of one with any number of children as vectors of the
+    size of its parents.
 
     Raises:
         TypeError: if there is a number of parents without a size.
@@ -114,7 +132,10 @@ def shape_of(shape: LayerShape | int, size: int | None) -> LayerShape:
     if isinstance(shape, LayerShape):
         return shape
     if size is None:
-        raise TypeError("bind takes a LayerShape, or the number of parents and the size of their poses")
+        raise TypeError(
+            "bind takes a LayerShape, or the number of parents and the size of their "
+            "poses"
+        )
     return LayerShape(None, shape, (size,), (size,))
 
 
@@ -122,16 +143,18 @@ def shape_of(shape: LayerShape | int, size: int | None) -> LayerShape:
 class About:
     """A routing in words: its row in the table of ``python -m benchmarks routings``.
 
-    Symbols: children I, parents J, child dimension P, numbers of a vote H, steps r, and V = I J P H, the multiply-adds
-    of forming all votes of an example once.
+    Symbols: children I, parents J, child dimension P, numbers of a vote H, steps r, and
+    V = I J P H, the multiply-adds of forming all votes of an example once.
 
     Args:
         similarity: of a vote and its parent.
         update: of the parents.
         activation: of the parents.
-        parameters: of the routing itself, beside the layer's transforms; a formula, or none.
+        parameters: of the routing itself, beside the layer's transforms; a formula, or
+            none.
         cost: multiply-adds of the forward pass for one example.
-        memory: numbers that are kept for the backward pass for one example, besides inputs and parents.
+        memory: numbers that are kept for the backward pass for one example, besides
+            inputs and parents.
         source: authors and year.
         reported: what they report, as test error unless it says otherwise.
     """
@@ -149,19 +172,21 @@ class About:
 class Routing(nn.Module, ABC):
     """A routing algorithm: its settings, and the parameters it learns, if any.
 
-    An algorithm implements :meth:`route`; one with parameters of its own also :meth:`make_parameters`. Constructor
-    arguments are kept as attributes of the same names, so that :meth:`config` can give them back. A layer calls
-    :meth:`bind` and so gets a copy of its own: one routing can be passed to many layers.
+    An algorithm implements :meth:`route`; one with parameters of its own also
+    :meth:`make_parameters`. Constructor arguments are kept as attributes of the same
+    names, so that :meth:`config` can give them back. A layer calls :meth:`bind` and so
+    gets a copy of its own: one routing can be passed to many layers.
 
-    The routings here declare their settings as fields (:func:`~torchcaps.spec.settings`): a ``ValueError`` names one
-    that is out of its range. The functions behind them check the number of steps, and names such as that of a squash.
+    The routings here declare their settings as fields
+    (:func:`~torchcaps.spec.settings`): a ``ValueError`` names one that is out of its
+    range. The functions behind them check the number of steps, and names such as that
+    of a squash.
 
     Example:
         >>> class Mean(tc.routing.Routing):
         ...     def route(self, votes, activation):
         ...         pose = votes.moments(weights=activation).mean
         ...         return tc.routing.Routed(pose, tc.length(pose), votes, None)
-        ...
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=Mean())
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
@@ -174,26 +199,40 @@ class Routing(nn.Module, ABC):
     """Whether gradients flow through this routing."""
 
     exact_gradients: bool = True
-    """Whether its gradients are the derivatives of what it computes: those of a straight-through estimator are not."""
+    """Whether its gradients are the derivatives of what it computes: those of a
+    straight-through estimator are not.
+    """
 
     resumable: bool = False
-    """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes on from them."""
+    """Whether :meth:`route` takes the parents of an earlier call, ``initial``, and goes
+    on from them.
+    """
 
     masks_pairs: ClassVar[bool] = False
-    """Whether :meth:`route` takes a mask of pairs, ``pairs``, (B, I, J), and keeps the masked ones apart."""
+    """Whether :meth:`route` takes a mask of pairs, ``pairs``, (B, I, J), and keeps the
+    masked ones apart.
+    """
 
     within_window: bool = False
-    """Whether parents can compete only within one window of a convolution, as by an argmax or an assignment map."""
+    """Whether parents can compete only within one window of a convolution, as by an
+    argmax or an assignment map.
+    """
 
     evidence: bool = False
-    """Whether :meth:`prepared` gets the votes before :meth:`route` does: if children have evidence of their own."""
+    """Whether :meth:`prepared` gets the votes before :meth:`route` does: if children
+    have evidence of their own.
+    """
 
     uses_activation: ClassVar[bool] = True
-    """Whether the activations of the children matter. If not, :class:`~torchcaps.layers.CapsLinear` passes None for
-    those of poses alone, which would be their lengths. It is not inherited with another ``route``."""
+    """Whether the activations of the children matter. If not,
+    :class:`~torchcaps.layers.CapsLinear` passes None for those of poses alone, which
+    would be their lengths. It is not inherited with another ``route``.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Another ``route`` may use the activations: it gets them unless its class says that it does not."""
+        """Another ``route`` may use the activations: it gets them unless its class says
+        that it does not.
+        """
         super().__init_subclass__(**kwargs)
         if "route" in vars(cls) and "uses_activation" not in vars(cls):
             cls.uses_activation = True
@@ -203,7 +242,8 @@ class Routing(nn.Module, ABC):
 
         Args:
             shape: of the layer; or only its number of parents, J.
-            size: with J, the numbers of a parent's pose, H. The children are then any number of vectors of that size.
+            size: with J, the numbers of a parent's pose, H. The children are then any
+                number of vectors of that size.
 
         Raises:
             TypeError: if there is a number of parents without a size.
@@ -216,12 +256,16 @@ class Routing(nn.Module, ABC):
         """Creates the parameters, shaped for the layer; nothing by default."""
 
     def prepared(self, votes: Votes) -> Votes:
-        """The votes as :meth:`route` gets them with ``evidence``; by default as they come."""
+        """The votes as :meth:`route` gets them with ``evidence``; by default as they
+        come.
+        """
         return votes
 
     @property
     def own_transforms(self) -> bool:
-        """Whether this routing, in its layer, works on the children with transforms of its own: the layer has none."""
+        """Whether this routing, in its layer, works on the children with transforms of
+        its own: the layer has none.
+        """
         return False
 
     @abstractmethod
@@ -230,8 +274,9 @@ class Routing(nn.Module, ABC):
 
         Args:
             votes: of I children for J parents.
-            activation: the child activations, (N, G) as in :class:`~torchcaps.ops.Votes`, which is (B, I) but in a
-                convolution; None when the children have none.
+            activation: the child activations, (N, G) as in
+                :class:`~torchcaps.ops.Votes`, which is (B, I) but in a convolution;
+                None when the children have none.
         """
 
     def forward(
@@ -247,32 +292,50 @@ class Routing(nn.Module, ABC):
         Args:
             votes: of I children for J parents.
             activation: the child activations, as in :meth:`route`.
-            initial: the parents of an earlier call, to go on from instead of from a uniform assignment. With the same
-                votes, m steps and then n more give what m + n steps give; with votes of children that have changed
-                since, this is concurrent routing.
-            pairs: bool (B, I, J), False where a child has nothing to do with a parent; None if each has with all.
+            initial: the parents of an earlier call, to go on from instead of from a
+                uniform assignment. With the same votes, m steps and then n more give
+                what m + n steps give; with votes of children that have changed since,
+                this is concurrent routing.
+            pairs: bool (B, I, J), False where a child has nothing to do with a parent;
+                None if each has with all.
 
         Raises:
-            ValueError: if this routing is not ``resumable``, or ``initial`` has parents of another shape; if it does
-                not mask pairs, or ``pairs`` is not bool (B, I, J).
+            ValueError: if this routing is not ``resumable``, or ``initial`` has parents
+                of another shape; if it does not mask pairs, or ``pairs`` is not bool
+                (B, I, J).
 
-        Source: concurrent routing: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing".
+        Source: concurrent routing: Tsai et al. 2020, "Capsules with Inverted
+        Dot-Product Attention Routing".
         """
         B, I, J, H = votes.shape
         more: dict[str, Any] = {}  # of what a routing may take
         if initial is not None:
             if not self.resumable:
-                raise ValueError(f"{type(self).__name__} cannot go on from earlier parents: initial must be None")
+                raise ValueError(
+                    f"{type(self).__name__} cannot go on from earlier parents: "
+                    "initial must be None"
+                )
             if initial.pose.shape != (B, J, H):
-                raise ValueError(f"initial must have poses {(B, J, H)}, got {tuple(initial.pose.shape)}")
+                raise ValueError(
+                    f"initial must have poses {(B, J, H)}, got "
+                    f"{tuple(initial.pose.shape)}"
+                )
             more["initial"] = initial
         if pairs is not None:
             if not self.masks_pairs:
-                raise ValueError(f"{type(self).__name__} cannot leave out pairs: mask must be one value for each child")
+                raise ValueError(
+                    f"{type(self).__name__} cannot leave out pairs: mask must be one "
+                    "value for each child"
+                )
             if pairs.dtype != torch.bool or pairs.shape != (B, I, J):
-                raise ValueError(f"pairs must be bool {(B, I, J)}, got {pairs.dtype} {tuple(pairs.shape)}")
+                raise ValueError(
+                    f"pairs must be bool {(B, I, J)}, got {pairs.dtype} "
+                    f"{tuple(pairs.shape)}"
+                )
             more["pairs"] = pairs
-        return self.route(self.prepared(votes) if self.evidence else votes, activation, **more)
+        return self.route(
+            self.prepared(votes) if self.evidence else votes, activation, **more
+        )
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments.
@@ -284,11 +347,20 @@ class Routing(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """The constructor's arguments, as far as they are kept."""
-        return shown(self, *(name for name in constructor_arguments(type(self)) if hasattr(self, name)))
+        return shown(
+            self,
+            *(
+                name
+                for name in constructor_arguments(type(self))
+                if hasattr(self, name)
+            ),
+        )
 
 
 def constructor_arguments(cls: type) -> list[str]:
-    """The names of what a class's constructor takes, without ``*args`` and ``**kwargs``."""
+    """The names of what a class's constructor takes, without ``*args`` and
+    ``**kwargs``.
+    """
     return list(declared(cls).arguments)
 
 
@@ -296,7 +368,9 @@ ROUTINGS = Registry("routing", Routing)
 """The routings that :func:`create_routing` knows."""
 
 register_routing = ROUTINGS.register
-"""Class decorator: makes a routing known to :func:`create_routing` and to the command line."""
+"""Class decorator: makes a routing known to :func:`create_routing` and to the command
+line.
+"""
 
 
 def list_routings() -> list[str]:
@@ -318,14 +392,17 @@ def create_routing(name: str, **arguments: Any) -> Routing:
 
 
 def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
-    """The routing of a layer, with parameters for it: the one that was given, or the default for None.
+    """The routing of a layer, with parameters for it: the one that was given, or the
+    default for None.
 
     Raises:
         TypeError: if what was given is no routing.
     """
     if routing is not None and not isinstance(routing, Routing):
         example = f"{type(default).__name__}(), or create_routing(name)"
-        raise TypeError(f"routing must be a Routing, such as {example}, got {routing!r}")
+        raise TypeError(
+            f"routing must be a Routing, such as {example}, got {routing!r}"
+        )
     return (routing or default).bind(shape)
 
 
@@ -333,7 +410,8 @@ def check_steps(steps: int, least: int = 1) -> int:
     """The number of steps, checked.
 
     Raises:
-        ValueError: if it is no whole number, less than ``least``, or more than :data:`MOST_STEPS`.
+        ValueError: if it is no whole number, less than ``least``, or more than
+            :data:`MOST_STEPS`.
     """
     check_size(least, steps=steps)
     if steps > MOST_STEPS:
@@ -341,8 +419,11 @@ def check_steps(steps: int, least: int = 1) -> int:
     return steps
 
 
-def check_parents(routing: Routing, parameter: Tensor | None, votes: Votes, axis: int = 0) -> None:
-    """Checks that a routing has a parameter for each parent of the votes, along that axis of it.
+def check_parents(
+    routing: Routing, parameter: Tensor | None, votes: Votes, axis: int = 0
+) -> None:
+    """Checks that a routing has a parameter for each parent of the votes, along that
+    axis of it.
 
     Raises:
         RuntimeError: if it has none yet.
@@ -353,14 +434,16 @@ def check_parents(routing: Routing, parameter: Tensor | None, votes: Votes, axis
     parents = parameter.shape[axis]
     if votes.shape[2] != parents:
         raise ValueError(
-            f"this {type(routing).__name__} has parameters for {parents} parents, got votes for {votes.parents}"
+            f"this {type(routing).__name__} has parameters for {parents} parents, got "
+            f"votes for {votes.parents}"
         )
 
 
 def unbound(routing: Routing) -> RuntimeError:
     """The error to raise where a routing is called before it has its parameters."""
     return RuntimeError(
-        f"this {type(routing).__name__} has no parameters yet: give it to a layer, or call bind(parents, size)"
+        f"this {type(routing).__name__} has no parameters yet: give it to a layer, or "
+        "call bind(parents, size)"
     )
 
 
@@ -376,20 +459,24 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
     pose, activation = routed.pose, routed.activation
     if pose.shape != (*activation.shape, math.prod(pose_shape)):
         raise ValueError(
-            f"a routing must return poses (B, J, {math.prod(pose_shape)}) and activations (B, J), got "
+            f"a routing must return poses (B, J, {math.prod(pose_shape)}) and "
+            "activations (B, J), got "
             f"{tuple(pose.shape)} and {tuple(activation.shape)}"
         )
     pose = pose.unflatten(-1, pose_shape) if len(pose_shape) > 1 else pose
-    if pose.dtype != dtype or activation.dtype != dtype:  # even where there is nothing to do ``to`` takes its time
+    if (
+        pose.dtype != dtype or activation.dtype != dtype
+    ):  # even where there is nothing to do ``to`` takes its time
         pose, activation = pose.to(dtype), activation.to(dtype)
     return Capsules(pose, activation)
 
 
 class BatchStandard(nn.BatchNorm1d):
-    """Batch normalisation over all axes but one, without scale and shift, in the dtype of the input.
+    """Batch normalisation over all axes but one, without scale and shift, in the dtype
+    of the input.
 
-    In training, a batch with one number a feature is normalised with the running values; the base class raises an
-    error.
+    In training, a batch with one number a feature is normalised with the running
+    values; the base class raises an error.
 
     Args:
         features: the length of the axis.
@@ -404,7 +491,9 @@ class BatchStandard(nn.BatchNorm1d):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, features: int, axis: int = 1, epsilon: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(
+        self, features: int, axis: int = 1, epsilon: float = 1e-5, momentum: float = 0.1
+    ) -> None:
         check_share(momentum=momentum)
         check_floor(epsilon=epsilon)
         super().__init__(features, eps=epsilon, momentum=momentum, affine=False)
@@ -414,11 +503,22 @@ class BatchStandard(nn.BatchNorm1d):
         """The same shape, standardised."""
         batch = batch.movedim(self.axis, 1)
         many = self.training
-        if batch.numel() <= self.num_features:  # in a statement: where a compiler leaves sizes open it decides here
+        if (
+            batch.numel() <= self.num_features
+        ):  # in a statement: where a compiler leaves sizes open it decides here
             many = False
         mean, variance = self.running_mean.to(batch), self.running_var.to(batch)
-        found = functional.batch_norm(batch, mean, variance, training=many, momentum=self.momentum or 0.0, eps=self.eps)
-        if many and mean.dtype != self.running_mean.dtype:  # only the copies were updated
+        found = functional.batch_norm(
+            batch,
+            mean,
+            variance,
+            training=many,
+            momentum=self.momentum or 0.0,
+            eps=self.eps,
+        )
+        if (
+            many and mean.dtype != self.running_mean.dtype
+        ):  # only the copies were updated
             self.running_mean.copy_(mean)
             self.running_var.copy_(variance)
         return found.movedim(1, self.axis)

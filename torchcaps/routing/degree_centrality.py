@@ -1,4 +1,6 @@
-"""Degree-centrality routing (Venkataraman, Balasubramanian & Sarma 2020): votes count by how much they look alike."""
+"""Degree-centrality routing (Venkataraman, Balasubramanian & Sarma 2020): votes count
+by how much they look alike.
+"""
 
 from dataclasses import dataclass
 
@@ -15,7 +17,8 @@ from torchcaps.squashing import SquashKind, length, squash
 
 @dataclass(frozen=True, eq=False)
 class Degree(Similarity):
-    r"""The degree of each vote among those for its parent, :math:`\langle V_{ij}, S_j \rangle / |V_{ij}|^2`.
+    r"""The degree of each vote among those for its parent, :math:`\langle V_{ij}, S_j
+    \rangle / |V_{ij}|^2`.
 
     Args:
         total: :math:`S_j`, the sum of all votes for a parent, (B, J, H).
@@ -27,11 +30,17 @@ class Degree(Similarity):
 
     def logits(self, votes: Tensor) -> Tensor:
         """The logits (B, I, J) of votes (B, I, J, H)."""
-        return torch.einsum("bijh,bjh->bij", votes, self.total) / votes.square().sum(-1).clamp(min=self.epsilon)
+        return torch.einsum("bijh,bjh->bij", votes, self.total) / votes.square().sum(
+            -1
+        ).clamp(min=self.epsilon)
 
 
 def degree_centrality_routing(
-    votes: Votes, weights: Tensor | None = None, *, squash_kind: str = "sabour", epsilon: float = 1e-8
+    votes: Votes,
+    weights: Tensor | None = None,
+    *,
+    squash_kind: str = "sabour",
+    epsilon: float = 1e-8,
 ) -> Routed:
     r"""The votes for a parent are a graph, and each counts by its degree in it.
 
@@ -40,10 +49,12 @@ def degree_centrality_routing(
         R_{ij} = \operatorname{softmax}_i d_{ij}, \quad
         v_j = \operatorname{squash} \sum_i R_{ij} V_{ij}
 
-    One pass. The softmax is over the CHILDREN: parents do not compete, and the shares of a child need not add up to 1.
-    An edge is divided by the squared length of just the vote where it starts, as in the authors' code, and is a cosine
-    only between votes of one length. The sum over i' moves into the inner product, so there is no matrix of all
-    pairs of votes; the shares are formed, (B, I, J). Runs on ``naive``, which stores the votes, and on ``chunked``.
+    One pass. The softmax is over the CHILDREN: parents do not compete, and the shares
+    of a child need not add up to 1. An edge is divided by the squared length of just
+    the vote where it starts, as in the authors' code, and is a cosine only between
+    votes of one length. The sum over i' moves into the inner product, so there is no
+    matrix of all pairs of votes; the shares are formed, (B, I, J). Runs on ``naive``,
+    which stores the votes, and on ``chunked``.
 
     Args:
         votes: of I children for J parents.
@@ -51,13 +62,15 @@ def degree_centrality_routing(
         squash_kind: a row of the table in :func:`~torchcaps.squash`.
         epsilon: the least squared length that is divided by.
 
-    Source: Venkataraman, Balasubramanian & Sarma 2020, "Building Deep Equivariant Capsule Networks", section 3; the
-    code released with it.
+    Source: Venkataraman, Balasubramanian & Sarma 2020, "Building Deep Equivariant
+    Capsule Networks", section 3; the code released with it.
     """
     check_floor(epsilon=epsilon)
     logits = votes.logits(Degree(votes.total(), epsilon))
     if votes.mask is not None:
-        logits = logits.masked_fill(~votes.gather(votes.mask)[..., None], torch.finfo(logits.dtype).min)
+        logits = logits.masked_fill(
+            ~votes.gather(votes.mask)[..., None], torch.finfo(logits.dtype).min
+        )
     similarity = Given(logits.log_softmax(1))
     votes = votes.restricted(mapping=Exponential())
     pose = squash(votes.moments(similarity, weights).sum, squash_kind)
@@ -74,7 +87,9 @@ class DegreeCentralityRouting(Routing):
         epsilon: the least squared length that is divided by.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.DegreeCentralityRouting())
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, 8, 16, routing=tc.routing.DegreeCentralityRouting()
+        ... )
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
@@ -98,4 +113,6 @@ class DegreeCentralityRouting(Routing):
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; the activations of the children are not used."""
-        return degree_centrality_routing(votes, squash_kind=self.squash, epsilon=self.epsilon)
+        return degree_centrality_routing(
+            votes, squash_kind=self.squash, epsilon=self.epsilon
+        )

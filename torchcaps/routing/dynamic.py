@@ -45,30 +45,38 @@ def dynamic_routing(
         v_j = \operatorname{squash}\Big(\sum_i R_{ij} V_{ij} + \text{bias}_j\Big), \quad
         \alpha_j \mathrel{+}= v_j
 
-    from :math:`\alpha = 0`. The paper adds up logits, :math:`b_{ij} \mathrel{+}= \langle V_{ij}, v_j \rangle`; because
-    the inner product is linear, adding up :math:`v_j` is the same and needs no (B, I, J) state.
+    from :math:`\alpha = 0`. The paper adds up logits, :math:`b_{ij} \mathrel{+}=
+    \langle V_{ij}, v_j \rangle`; because the inner product is linear, adding up
+    :math:`v_j` is the same and needs no (B, I, J) state.
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (N, G), or None. The paper has none: the length of a child's pose is its
-            activation, and scales its votes already.
-        steps: how many times the assignment is made, the uniform first one included (the paper's r).
+        weights: child activations, (N, G), or None. The paper has none: the length of a
+            child's pose is its activation, and scales its votes already.
+        steps: how many times the assignment is made, the uniform first one included
+            (the paper's r).
         bias: added before each squash, (J, H), or None (the released code has one).
-        accumulate: False keeps only the last step, :math:`\alpha_j = v_j` (Su 2018a, section on the accumulation).
-        orphan: leaky routing: a zero logit "none of these parents" beside the parents (released code).
-        squash_kind: a row of the table in :func:`~torchcaps.squash`; or a function of the poses (B, J, H), such as a
-            :class:`~torchcaps.LearnedSquash`, with which the steps are made one by one.
-        gradient: through ``"all"`` steps as in the released code, or through the ``"last"`` only, where alpha is then a
-            constant; many ports detach the earlier steps.
+        accumulate: False keeps only the last step, :math:`\alpha_j = v_j` (Su 2018a,
+            section on the accumulation).
+        orphan: leaky routing: a zero logit "none of these parents" beside the parents
+            (released code).
+        squash_kind: a row of the table in :func:`~torchcaps.squash`; or a function of
+            the poses (B, J, H), such as a :class:`~torchcaps.LearnedSquash`, with which
+            the steps are made one by one.
+        gradient: through ``"all"`` steps as in the released code, or through the
+            ``"last"`` only, where alpha is then a constant; many ports detach the
+            earlier steps.
         initial: parents of an earlier call to go on from, alpha included.
-        softmax: over the ``"parents"`` of a child; or over the ``"children"`` of a parent, whose pose is then the
-            squash of a weighted mean of its votes, from 1 / I. Su 2018a tried both and found little difference.
+        softmax: over the ``"parents"`` of a child; or over the ``"children"`` of a
+            parent, whose pose is then the squash of a weighted mean of its votes, from
+            1 / I. Su 2018a tried both and found little difference.
 
     Raises:
-        ValueError: if ``initial`` comes from another similarity than inner products; if there is no such softmax, or
-            an orphan beside one over the children.
+        ValueError: if ``initial`` comes from another similarity than inner products; if
+            there is no such softmax, or an orphan beside one over the children.
 
-    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", Procedure 1; the code released with it.
+    Source: Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules", Procedure
+    1; the code released with it.
     """
     check_steps(steps)
     check_choice("gradient", gradient, GRADIENTS)
@@ -76,18 +84,28 @@ def dynamic_routing(
     if orphan:
         votes = votes.restricted(orphan=True)
     squashed = None if isinstance(squash_kind, str) else squash_kind
-    agreement = Agreement(steps, squash_kind if isinstance(squash_kind, str) else "none", accumulate)
+    agreement = Agreement(
+        steps, squash_kind if isinstance(squash_kind, str) else "none", accumulate
+    )
     alpha = None if initial is None else _alpha_after(initial, accumulate)
-    at_once = weights is None and alpha is None and gradient == "all" and squashed is None
+    at_once = (
+        weights is None and alpha is None and gradient == "all" and squashed is None
+    )
     found = votes.agree(agreement, bias) if at_once else None
     if found is None:
         total = partial(_total, votes, weights)
-        found = step_by_step(total, agreement, bias, alpha, gradient == "last", squashed)
+        found = step_by_step(
+            total, agreement, bias, alpha, gradient == "last", squashed
+        )
     pose, alpha = found
-    return Routed(pose, length(pose), votes, None if alpha is None else InnerProduct(alpha))
+    return Routed(
+        pose, length(pose), votes, None if alpha is None else InnerProduct(alpha)
+    )
 
 
-def _total(votes: Votes, weights: Tensor | None, similarity: InnerProduct | None) -> Tensor:
+def _total(
+    votes: Votes, weights: Tensor | None, similarity: InnerProduct | None
+) -> Tensor:
     """The sums of the votes under a similarity, (B, J, H)."""
     return votes.moments(similarity, weights).sum
 
@@ -97,7 +115,10 @@ def _alpha_after(routed: Routed, accumulate: bool) -> Tensor:
     if not accumulate or routed.similarity is None:
         return routed.pose
     if not isinstance(routed.similarity, InnerProduct):
-        raise ValueError(f"initial must come from inner products, got {type(routed.similarity).__name__}")
+        raise ValueError(
+            "initial must come from inner products, got "
+            f"{type(routed.similarity).__name__}"
+        )
     return next_alpha(routed.pose, routed.similarity.alpha, accumulate)
 
 
@@ -108,18 +129,23 @@ class DynamicRouting(AgreementRouting):
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
-        bias: learn a bias inside the loop, (J, H), starting at 0.1, as in the released code.
-        accumulate: add the agreement up over the steps (Sabour), or keep the last (Su 2018a).
+        bias: learn a bias inside the loop, (J, H), starting at 0.1, as in the released
+            code.
+        accumulate: add the agreement up over the steps (Sabour), or keep the last (Su
+            2018a).
         orphan: leaky routing.
-        squash: a row of the table in :func:`~torchcaps.squash`, or ``learned``: n² / (c + n²), whose constant c is
-            learned inside the routing, from 1 on (:class:`~torchcaps.LearnedSquash`).
+        squash: a row of the table in :func:`~torchcaps.squash`, or ``learned``: n² / (c
+            + n²), whose constant c is learned inside the routing, from 1 on
+            (:class:`~torchcaps.LearnedSquash`).
         gradient: through all steps, or only the last.
         softmax: over the ``parents`` of a child, or over the ``children`` of a parent.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.DynamicRouting(steps=3))
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, 8, 16, routing=tc.routing.DynamicRouting(steps=3)
+        ... )
         >>> routed = layer.route(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32)))
         >>> routed.pose.shape, routed.assignment.shape
         (torch.Size([4, 10, 16]), torch.Size([4, 32, 10]))
@@ -157,8 +183,12 @@ class DynamicRouting(AgreementRouting):
         if self.bias:
             self.offset = nn.Parameter(torch.full((shape.parents, shape.size), 0.1))
 
-    def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are not used again."""
+    def route(
+        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
+    ) -> Routed:
+        """Routes; the child activations are the lengths of their poses already, and are
+        not used again.
+        """
         if self.offset is not None:
             check_parents(self, self.offset, votes)
         return dynamic_routing(

@@ -1,4 +1,6 @@
-"""EM routing (Hinton, Sabour & Frosst 2018): parents are Gaussians, routing fits the mixture."""
+"""EM routing (Hinton, Sabour & Frosst 2018): parents are Gaussians, routing fits the
+mixture.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from torchcaps.numerics import Finite, Floor, FloorOrNone, NotNegative, Positive, Share, check_choice, positive
+from torchcaps.numerics import (
+    Finite,
+    Floor,
+    FloorOrNone,
+    NotNegative,
+    Positive,
+    Share,
+    check_choice,
+    positive,
+)
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.ops.backend import mean_of, variance_of
 from torchcaps.routing.base import (
@@ -60,32 +71,39 @@ class EMState(NamedTuple):
 
 @dataclass(frozen=True)
 class EMSettings:
-    r"""Where implementations of the M-step differ; the defaults are Procedure 1, but for the floor.
+    r"""Where implementations of the M-step differ; the defaults are Procedure 1, but
+    for the floor.
 
     Args:
-        variance_floor: added to the variances, 1.1e-19 or more: a parent with one child would have variance 0, a cost
-            of minus infinity, and gradients of NaN.
-        mean_smoothing: share of the previous mean in the new one (0.1 in the released code, where the first mean is
-            smoothed towards 0).
-        cost_scale: factor of the cost (2 in the released code, which adds up the logarithms of variances and not of
-            deviations).
+        variance_floor: added to the variances, 1.1e-19 or more: a parent with one child
+            would have variance 0, a cost of minus infinity, and gradients of NaN.
+        mean_smoothing: share of the previous mean in the new one (0.1 in the released
+            code, where the first mean is smoothed towards 0).
+        cost_scale: factor of the cost (2 in the released code, which adds up the
+            logarithms of variances and not of deviations).
         activation_scale: factor of ``beta_a`` (5000 in the released code).
-        mass_scale: the masses in the cost are divided by the mean number of children a parent, I / J, and multiplied by
-            this (Gritzman 2019: 100), so that one inverse temperature fits layers of any size. None leaves them.
-        standardise: the cost is standardised over the parents, to mean 0 and deviation 1, before ``beta_a`` is added.
-            Two parents then always get -1 and 1, and one parent 0: use another setting for fewer than three. Costs that
-            differ by little more than float32 resolves get a smaller deviation than 1: see :func:`standardised`.
-        relative_floor: above 0, in place of ``variance_floor``: the floor is this share of :func:`votes_variance`, and
-            costs count variances in that unit, as if the votes of each example had variance 1. No scale of the votes
-            then changes assignments and activations; in float32 gradients need deviations of the votes between about
-            1e-7 and 1e10.
-        cost_floor: c, a floor under the deviation that standardised costs are divided by, as a share of their mean
-            size: :math:`\sqrt{\operatorname{var} + (c \operatorname{mean}|\text{cost}|)^2}`. Above 0, parents of nearly
-            the same cost get nearly the same activation.
+        mass_scale: the masses in the cost are divided by the mean number of children a
+            parent, I / J, and multiplied by this (Gritzman 2019: 100), so that one
+            inverse temperature fits layers of any size. None leaves them.
+        standardise: the cost is standardised over the parents, to mean 0 and deviation
+            1, before ``beta_a`` is added. Two parents then always get -1 and 1, and one
+            parent 0: use another setting for fewer than three. Costs that differ by
+            little more than float32 resolves get a smaller deviation than 1: see
+            :func:`standardised`.
+        relative_floor: above 0, in place of ``variance_floor``: the floor is this share
+            of :func:`votes_variance`, and costs count variances in that unit, as if the
+            votes of each example had variance 1. No scale of the votes then changes
+            assignments and activations; in float32 gradients need deviations of the
+            votes between about 1e-7 and 1e10.
+        cost_floor: c, a floor under the deviation that standardised costs are divided
+            by, as a share of their mean size: :math:`\sqrt{\operatorname{var} + (c
+            \operatorname{mean}|\text{cost}|)^2}`. Above 0, parents of nearly the same
+            cost get nearly the same activation.
 
     Raises:
-        ValueError: if one is no finite number, or outside of these bounds; floors must have finite squares and inverse
-            squares in float32, whatever the dtype of the votes.
+        ValueError: if one is no finite number, or outside of these bounds; floors must
+            have finite squares and inverse squares in float32, whatever the dtype of
+            the votes.
 
     Example:
         >>> tc.routing.EMSettings(standardise=True).variance_floor
@@ -106,22 +124,32 @@ class EMSettings:
 
 
 def votes_variance(moments: Moments, windows: int = 1) -> Tensor:
-    r"""The variance of all votes of an example about the means of their parents, (B, 1, 1).
+    r"""The variance of all votes of an example about the means of their parents, (B, 1,
+    1).
 
     .. math:: \sigma_n^2 = \frac{\sum_{wjh} Q_{nwjh}}{H \sum_{wj} N_{nwj}}
 
-    One number for all windows, parents and dimensions of an example, whatever else is in the batch: a window of few
-    active children has hardly a variance of its own, and different floors would have parents of different places
-    compete by different rules. An example whose votes all agree, but for rounding, gets 1.
+    One number for all windows, parents and dimensions of an example, whatever else is
+    in the batch: a window of few active children has hardly a variance of its own, and
+    different floors would have parents of different places compete by different rules.
+    An example whose votes all agree, but for rounding, gets 1.
 
     Args:
         moments: of the first step, with the scatter.
         windows: W, how many successive rows of the batch belong to one example.
     """
     assert moments.scatter is not None
-    rounding = (16 * torch.finfo(moments.sum.dtype).eps * moments.sum).square() / positive(moments.mass)[..., None]
-    sums = moments.scatter.sum((1, 2)), moments.mass.sum(1) * moments.sum.shape[-1], rounding.detach().sum((1, 2))
-    scatter, count, least = torch.stack(sums).unflatten(1, (-1, windows)).sum(-1)  # [N] each
+    rounding = (
+        16 * torch.finfo(moments.sum.dtype).eps * moments.sum
+    ).square() / positive(moments.mass)[..., None]
+    sums = (
+        moments.scatter.sum((1, 2)),
+        moments.mass.sum(1) * moments.sum.shape[-1],
+        rounding.detach().sum((1, 2)),
+    )
+    scatter, count, least = (
+        torch.stack(sums).unflatten(1, (-1, windows)).sum(-1)
+    )  # [N] each
     agree = scatter <= least  # NaN is not: it comes through
     variance = torch.where(agree, 1.0, scatter / torch.where(agree, 1.0, count))
     return variance.repeat_interleave(windows)[:, None, None]
@@ -148,79 +176,114 @@ def em_m_step(
     Args:
         votes: of I children for J parents.
         moments: of the votes, with the scatter.
-        beta_u: minus the cost of describing one number of a vote without this parent, (J,).
+        beta_u: minus the cost of describing one number of a vote without this parent,
+            (J,).
         beta_a: minus the cost of switching the parent on, (J,).
         inverse_temperature: lambda.
         settings: where implementations differ.
-        previous: the parents before, for ``mean_smoothing``; None before the first step.
-        unit: of variances, (B, 1, 1), for ``relative_floor``; None counts them as they are.
+        previous: the parents before, for ``mean_smoothing``; None before the first
+            step.
+        unit: of variances, (B, 1, 1), for ``relative_floor``; None counts them as they
+            are.
     """
     gaussians = _gaussians(votes, moments, settings, previous, unit)
     parents, size = gaussians.mean.shape[1:]
-    mass, log_determinant, scale = moments.mass, gaussians.log_determinant, settings.cost_scale
+    mass, log_determinant, scale = (
+        moments.mass,
+        gaussians.log_determinant,
+        settings.cost_scale,
+    )
     if unit is not None:
         log_determinant = log_determinant - size * unit.log().squeeze(-1)
     if settings.mass_scale is not None:
-        mass = mass * (settings.mass_scale * parents) / votes.count  # in this order: the quotient would be float32
+        mass = (
+            mass * (settings.mass_scale * parents) / votes.count
+        )  # in this order: the quotient would be float32
     cost = torch.add(scale * size * beta_u, log_determinant, alpha=scale / 2) * mass
     rounding = None
     if settings.standardise:
-        # Not |cost|, whose terms may cancel; a variance is off by a share of it, so its logarithm by a share of 1.
-        terms = abs(scale) * (size * beta_u.abs() + (size + log_determinant.abs()) / 2) * mass
+        # Not |cost|, whose terms may cancel; a variance is off by a share of it, so its
+        # logarithm by a share of 1.
+        terms = (
+            abs(scale)
+            * (size * beta_u.abs() + (size + log_determinant.abs()) / 2)
+            * mass
+        )
         before = None if previous is None else previous.rounding
         cost, rounding = standardised(cost, terms.detach(), settings.cost_floor, before)
         rounding = rounding._replace(logit=abs(inverse_temperature) * rounding.logit)
     beta_a = inverse_temperature * settings.activation_scale * beta_a
-    return EMState(gaussians, torch.sub(beta_a, cost, alpha=inverse_temperature), rounding)
+    return EMState(
+        gaussians, torch.sub(beta_a, cost, alpha=inverse_temperature), rounding
+    )
 
 
 _EPSILON = torch.finfo(torch.float32).eps
-"""In every dtype: with another bound in float64 the same weights would be another network."""
+"""In every dtype: with another bound in float64 the same weights would be another
+network.
+"""
 
 _RESOLVED = 5e-5
-"""What rounding may be of standardised costs. Activations of networks are then off by less than 1e-4, and costs that
-differ by a four-hundredth of their terms, as where something was learned, are as they were."""
+"""What rounding may be of standardised costs. Activations of networks are then off by
+less than 1e-4, and costs that differ by a four-hundredth of their terms, as where
+something was learned, are as they were.
+"""
 
 
 def standardised(
     cost: Tensor, terms: Tensor, floor: float = 0.0, before: Rounding | None = None
 ) -> tuple[Tensor, Rounding]:
-    r"""Standardises costs over the parents, as far as they differ by more than rounding.
+    r"""Standardises costs over the parents, as far as they differ by more than
+    rounding.
 
     .. math::
         z_j = \frac{c_j - \bar c}{\max(\sigma, \rho / \tau)}, \quad
         \sigma^2 = \operatorname{var} c + (f \operatorname{mean} |c|)^2 + 10^{-8}, \quad
         \rho = \epsilon \operatorname{mean} t + \min(q \sigma, e \operatorname{mean} t)
 
-    Before a training the costs of the parents may differ by a millionth of their size. Divided by that deviation, what
-    float32 rounds, :math:`\epsilon`, would be a tenth of the result. So the rounding :math:`\rho` is estimated, and
-    :math:`\tau` = 5e-5 is the most that it may be of z. It is that of the sums, and that of the step before: at most
-    its share q of the deviation there, because steps pass on what parents differ by together with its error, and at
-    most what its error e of the logits makes of the masses.
+    Before a training the costs of the parents may differ by a millionth of their size.
+    Divided by that deviation, what float32 rounds, :math:`\epsilon`, would be a tenth
+    of the result. So the rounding :math:`\rho` is estimated, and :math:`\tau` = 5e-5 is
+    the most that it may be of z. It is that of the sums, and that of the step before:
+    at most its share q of the deviation there, because steps pass on what parents
+    differ by together with its error, and at most what its error e of the logits makes
+    of the masses.
 
     Args:
         cost: c, (B, J).
-        terms: t, the size of the numbers that costs were added up from, (B, J), without gradient.
+        terms: t, the size of the numbers that costs were added up from, (B, J), without
+            gradient.
         floor: f.
         before: q and e; None in the first step.
 
     Returns:
-        z, of mean 0 and of deviation 1 or less; and its rounding, q and, for an inverse temperature of 1, e.
+        z, of mean 0 and of deviation 1 or less; and its rounding, q and, for an inverse
+        temperature of 1, e.
     """
-    centred = cost - cost.mean(-1, keepdim=True)  # first: where costs differ little, gradients too would be rounding
+    centred = cost - cost.mean(
+        -1, keepdim=True
+    )  # first: where costs differ little, gradients too would be rounding
     square = centred.square().mean(-1, keepdim=True) + 1e-8
     if floor:
         square = square + (floor * cost.abs().mean(-1, keepdim=True)).square()
     deviation, size = square.sqrt(), terms.mean(-1, keepdim=True)
     rounding = _EPSILON * size
     if before is not None:
-        rounding = rounding + torch.minimum(before.share * deviation.detach(), before.logit * size)
+        rounding = rounding + torch.minimum(
+            before.share * deviation.detach(), before.logit * size
+        )
     divisor = torch.maximum(deviation, rounding / _RESOLVED)
-    return centred / divisor, Rounding(rounding / deviation.detach(), rounding / divisor.detach())
+    return centred / divisor, Rounding(
+        rounding / deviation.detach(), rounding / divisor.detach()
+    )
 
 
 def _gaussians(
-    votes: Votes, moments: Moments, settings: "EMSettings | EMRouting", previous: EMState | None, unit: Tensor | None
+    votes: Votes,
+    moments: Moments,
+    settings: "EMSettings | EMRouting",
+    previous: EMState | None,
+    unit: Tensor | None,
 ) -> Gaussians:
     """Means, smoothed or not, and variances about them with their floor."""
     if unit is None and not settings.mean_smoothing:
@@ -230,19 +293,26 @@ def _gaussians(
         old = torch.zeros_like(mean) if previous is None else previous.gaussians.mean
         smooth = mean + settings.mean_smoothing * (old - mean)
         mean, variance = smooth, variance + (mean - smooth).square()
-    return Gaussians.of(mean, variance + (settings.variance_floor if unit is None else settings.relative_floor * unit))
+    return Gaussians.of(
+        mean,
+        variance
+        + (settings.variance_floor if unit is None else settings.relative_floor * unit),
+    )
 
 
 def em_similarity(state: EMState, sharpness: float | Tensor = 1.0) -> Gaussian:
-    r"""The E-step's similarity, :math:`\log a_j + s_j \log \mathcal N(V_{ij}; \mu_j, \sigma_j^2)`, but for a constant.
+    r"""The E-step's similarity, :math:`\log a_j + s_j \log \mathcal N(V_{ij}; \mu_j,
+    \sigma_j^2)`, but for a constant.
 
-    The logarithm adds up H dimensions, and it does not change when all votes are scaled: unlike under an inner product,
-    no weight can learn how sharp the assignment is. With s = 1, as published, one M-step leaves it all but hard;
-    with s = 1 / H it is the mean over the dimensions that counts.
+    The logarithm adds up H dimensions, and it does not change when all votes are
+    scaled: unlike under an inner product, no weight can learn how sharp the assignment
+    is. With s = 1, as published, one M-step leaves it all but hard; with s = 1 / H it
+    is the mean over the dimensions that counts.
 
     Args:
         state: the parents.
-        sharpness: s, an inverse temperature of the likelihood alone: a number, or one a parent, (J,).
+        sharpness: s, an inverse temperature of the likelihood alone: a number, or one a
+            parent, (J,).
     """
     mean, _, precision, log_determinant = state.gaussians
     likelihood = Gaussian(mean, precision, log_determinant)
@@ -252,13 +322,15 @@ def em_similarity(state: EMState, sharpness: float | Tensor = 1.0) -> Gaussian:
     return replace(likelihood, log_weight=log_weight)
 
 
-def inverse_temperatures(schedule: Schedule | Callable[[int, int], float], steps: int, final: float) -> list[float]:
+def inverse_temperatures(
+    schedule: Schedule | Callable[[int, int], float], steps: int, final: float
+) -> list[float]:
     """Lambda of each step.
 
     Args:
-        schedule: ``"released"``: final * (1 - 0.95^(step + 1)), as in the released code; ``"linear"``: from 1 to
-            min(steps, 3), times final, as in most ports; ``"constant"``: final; or a function of (step, steps), times
-            final.
+        schedule: ``"released"``: final * (1 - 0.95^(step + 1)), as in the released
+            code; ``"linear"``: from 1 to min(steps, 3), times final, as in most ports;
+            ``"constant"``: final; or a function of (step, steps), times final.
         steps: how many.
         final: the scale.
     """
@@ -281,7 +353,8 @@ def em_routing(
     gradient: Gradient = "all",
     sharpness: Sharpness = 1.0,
 ) -> Routed:
-    r"""Routing by expectation maximisation: an M-step for each inverse temperature, an E-step between any two.
+    r"""Routing by expectation maximisation: an M-step for each inverse temperature, an
+    E-step between any two.
 
     Args:
         votes: of I children for J parents.
@@ -289,16 +362,19 @@ def em_routing(
         beta_u: (J,).
         beta_a: (J,).
         inverse_temperatures: lambda of each step.
-        settings: where implementations of the M-step differ; or a routing that has them.
-        gradient: through ``"all"`` steps, as in the released code, or only through the ``"last"``, which then takes the
-            Gaussians of the step before as constants. With standardised costs nearly all of the gradient comes through
-            the earlier steps, in bursts hundreds of times as long as usual; what ``"last"`` leaves is far smaller and
-            steadier, and no longer the gradient of the loss.
-        sharpness: of the E-steps, see :func:`em_similarity`: a number, one a parent (J,), or a sequence with one of
-            these for each E-step.
+        settings: where implementations of the M-step differ; or a routing that has
+            them.
+        gradient: through ``"all"`` steps, as in the released code, or only through the
+            ``"last"``, which then takes the Gaussians of the step before as constants.
+            With standardised costs nearly all of the gradient comes through the earlier
+            steps, in bursts hundreds of times as long as usual; what ``"last"`` leaves
+            is far smaller and steadier, and no longer the gradient of the loss.
+        sharpness: of the E-steps, see :func:`em_similarity`: a number, one a parent
+            (J,), or a sequence with one of these for each E-step.
 
-    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", Procedure 1; the code released with it;
-    Gritzman 2019, "Avoiding implementation pitfalls of matrix capsules with EM routing".
+    Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", Procedure
+    1; the code released with it; Gritzman 2019, "Avoiding implementation pitfalls of
+    matrix capsules with EM routing".
     """
     steps = check_steps(len(inverse_temperatures))
     check_choice("gradient", gradient, GRADIENTS)
@@ -307,14 +383,33 @@ def em_routing(
     state: EMState | None = None
     unit: Tensor | None = None
     for step, inverse_temperature in enumerate(inverse_temperatures):
-        with torch.no_grad() if gradient == "last" and step < steps - 1 else nullcontext():
-            similarity = None if state is None else em_similarity(state, sharpnesses[step - 1])
+        with (
+            torch.no_grad()
+            if gradient == "last" and step < steps - 1
+            else nullcontext()
+        ):
+            similarity = (
+                None if state is None else em_similarity(state, sharpnesses[step - 1])
+            )
             moments = votes.moments(similarity, weights, scatter=True)
             if settings.relative_floor and state is None:
-                unit = votes_variance(moments, 1 if votes.sites is None else len(votes.sites))
-            state = em_m_step(votes, moments, beta_u, beta_a, inverse_temperature, settings, previous=state, unit=unit)
+                unit = votes_variance(
+                    moments, 1 if votes.sites is None else len(votes.sites)
+                )
+            state = em_m_step(
+                votes,
+                moments,
+                beta_u,
+                beta_a,
+                inverse_temperature,
+                settings,
+                previous=state,
+                unit=unit,
+            )
     assert state is not None
-    return Routed(state.gaussians.mean, state.logit.sigmoid(), votes, similarity, state.logit)
+    return Routed(
+        state.gaussians.mean, state.logit.sigmoid(), votes, similarity, state.logit
+    )
 
 
 def _per_step(sharpness: Sharpness, count: int) -> Sequence[float | Tensor]:
@@ -322,11 +417,15 @@ def _per_step(sharpness: Sharpness, count: int) -> Sequence[float | Tensor]:
     if not isinstance(sharpness, Sequence):
         return [sharpness] * count
     if len(sharpness) != count:
-        raise ValueError(f"sharpness must be one number or {count}, one an E-step, got {len(sharpness)}")
+        raise ValueError(
+            f"sharpness must be one number or {count}, one an E-step, got "
+            f"{len(sharpness)}"
+        )
     return sharpness
 
 
-# beta_u of the released code is sigma_bias * (1 + log 2 pi) / 2, beta_a is minus its activation bias.
+# beta_u of the released code is sigma_bias * (1 + log 2 pi) / 2, beta_a is minus its
+# activation bias.
 _RELEASED_UNIT = (1 + math.log(2 * math.pi)) / 2
 
 EM_PRESETS: dict[str, dict[str, Any]] = {
@@ -346,53 +445,78 @@ EM_PRESETS: dict[str, dict[str, Any]] = {
         "beta_a": -1.0,
         "inverse_temperature": 0.01 / 4,
     },
-    "standardised": {"standardise": True, "schedule": "linear", "inverse_temperature": 1.0},
-    "soft": {"standardise": True, "schedule": "linear", "inverse_temperature": 1.0, "sharpness": "mean"},
+    "standardised": {
+        "standardise": True,
+        "schedule": "linear",
+        "inverse_temperature": 1.0,
+    },
+    "soft": {
+        "standardise": True,
+        "schedule": "linear",
+        "inverse_temperature": 1.0,
+        "sharpness": "mean",
+    },
     "mass_scaled": {"mass_scale": 100.0},
 }
 """Arguments of :class:`EMRouting` by name.
 
-``paper``: Procedure 1 with the inverse temperature that its authors gave; ``released``: the released code, in its
-convolutional layers and (``released_class``) in its class layer. In those convolutions parents of different types do
-not compete, as under ``competition="position"`` of the layer, with three differences: the first step there assigns each
-child evenly to the types of every window (1 / J), with a stride of 2 the code looks up most children's normalisers at
-wrong places, and masses are 1e-7 larger (1e-5 in the class layer). ``standardised``: the cost standardised over the
-parents, for any layer size; ``soft``: the same, with the likelihood in the E-step a mean over the dimensions of a pose
-and not a sum, so that it can be learned through several steps; ``mass_scaled``: Gritzman 2019.
+``paper``: Procedure 1 with the inverse temperature that its authors gave; ``released``:
+the released code, in its convolutional layers and (``released_class``) in its class
+layer. In those convolutions parents of different types do not compete, as under
+``competition="position"`` of the layer, with three differences: the first step there
+assigns each child evenly to the types of every window (1 / J), with a stride of 2 the
+code looks up most children's normalisers at wrong places, and masses are 1e-7 larger
+(1e-5 in the class layer). ``standardised``: the cost standardised over the parents, for
+any layer size; ``soft``: the same, with the likelihood in the E-step a mean over the
+dimensions of a pose and not a sum, so that it can be learned through several steps;
+``mass_scaled``: Gritzman 2019.
 """
 
 
 @register_routing("em")
 @settings
 class EMRouting(AgreementRouting):
-    """Module form of :func:`em_routing`, with ``beta_u`` and ``beta_a`` for each parent.
+    """Module form of :func:`em_routing`, with ``beta_u`` and ``beta_a`` for each
+    parent.
 
     Args:
         steps: how many M-steps.
-        schedule: of the inverse temperature: ``released``, ``linear``, ``constant``, or a function of (step, steps).
+        schedule: of the inverse temperature: ``released``, ``linear``, ``constant``, or
+            a function of (step, steps).
         inverse_temperature: its scale.
         variance_floor: added to the variances, above 0.
         mean_smoothing: share of the previous mean in the new one.
         cost_scale: factor of the cost.
         activation_scale: factor of beta_a.
-        mass_scale: scale the masses in the cost to this many children a parent; None leaves them.
-        standardise: standardise the cost over the parents, of which there should then be three or more.
+        mass_scale: scale the masses in the cost to this many children a parent; None
+            leaves them.
+        standardise: standardise the cost over the parents, of which there should then
+            be three or more.
         beta_u: initial value.
         beta_a: initial value.
         gradient: through all steps, or only the last.
-        sharpness: of the E-steps, above 0; ``"mean"`` is 1 / H, for likelihoods that are means over the H dimensions of
-            a pose; a sequence has one number an E-step, for a sharpness that rises over the steps.
-        learn_sharpness: learn a factor of it, kept positive: one for the ``"layer"``, or one a ``"parent"``; None
-            learns none.
-        relative_floor: above 0, in place of ``variance_floor``: a share of the variance of the votes, in whose unit
-            costs are then counted too, so that no scale of the votes changes assignments and activations; in float32
-            gradients need deviations of the votes between about 1e-7 and 1e10.
+        sharpness: of the E-steps, above 0; ``"mean"`` is 1 / H, for likelihoods that
+            are means over the H dimensions of a pose; a sequence has one number an
+            E-step, for a sharpness that rises over the steps.
+        learn_sharpness: learn a factor of it, kept positive: one for the ``"layer"``,
+            or one a ``"parent"``; None learns none.
+        relative_floor: above 0, in place of ``variance_floor``: a share of the variance
+            of the votes, in whose unit costs are then counted too, so that no scale of
+            the votes changes assignments and activations; in float32 gradients need
+            deviations of the votes between about 1e-7 and 1e10.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
-        cost_floor: under the deviation of standardised costs, as a share of their mean size; 0 for none.
+        cost_floor: under the deviation of standardised costs, as a share of their mean
+            size; 0 for none.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, (4, 4), (4, 4), routing=tc.routing.EMRouting.preset("soft", steps=2))
+        >>> layer = tc.CapsLinear(
+        ...     32,
+        ...     10,
+        ...     (4, 4),
+        ...     (4, 4),
+        ...     routing=tc.routing.EMRouting.preset("soft", steps=2),
+        ... )
         >>> parents = layer(tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32)))
         >>> parents.pose.shape, parents.activation.shape
         (torch.Size([4, 10, 4, 4]), torch.Size([4, 10]))
@@ -448,17 +572,25 @@ class EMRouting(AgreementRouting):
         return cls(**{**EM_PRESETS[name], **arguments})
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """``beta_u`` and ``beta_a``, one of each a parent, and the logarithm of what the sharpness is multiplied by."""
+        """``beta_u`` and ``beta_a``, one of each a parent, and the logarithm of what
+        the sharpness is multiplied by.
+        """
         self._size = shape.size
         if self.learn_sharpness is not None:
-            self.log_sharpness = nn.Parameter(torch.zeros(shape.parents if self.learn_sharpness == "parent" else ()))
+            self.log_sharpness = nn.Parameter(
+                torch.zeros(shape.parents if self.learn_sharpness == "parent" else ())
+            )
         self.unit_cost = nn.Parameter(torch.full((shape.parents,), float(self.beta_u)))
-        self.activation_cost = nn.Parameter(torch.full((shape.parents,), float(self.beta_a)))
+        self.activation_cost = nn.Parameter(
+            torch.full((shape.parents,), float(self.beta_a))
+        )
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Routes; children are weighted by their activations."""
         check_parents(self, self.unit_cost, votes)
-        temperatures = inverse_temperatures(self.schedule, self.steps, self.inverse_temperature)
+        temperatures = inverse_temperatures(
+            self.schedule, self.steps, self.inverse_temperature
+        )
         return em_routing(
             votes,
             activation,
@@ -471,7 +603,9 @@ class EMRouting(AgreementRouting):
         )
 
     def sharpnesses(self) -> list[float | Tensor]:
-        """The sharpness of each E-step, as it is now; one a parent, (J,), where each learns its own."""
+        """The sharpness of each E-step, as it is now; one a parent, (J,), where each
+        learns its own.
+        """
         chosen = 1 / self._size if self.sharpness == "mean" else self.sharpness
         start = _per_step(chosen, self.steps - 1)
         if self.log_sharpness is None:

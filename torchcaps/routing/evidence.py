@@ -1,4 +1,6 @@
-"""A learned log prior that depends on the child: routing that starts from what each child knows by itself."""
+"""A learned log prior that depends on the child: routing that starts from what each
+child knows by itself.
+"""
 
 import math
 from typing import Any, ClassVar, cast
@@ -13,18 +15,22 @@ from torchcaps.squashing import LearnedSquash
 
 
 class Evidence(nn.Module):
-    r"""Where each child belongs as far as it can know alone: :math:`e_{ij} = \langle u_i, w_{tj} \rangle + b_{tj}`.
+    r"""Where each child belongs as far as it can know alone: :math:`e_{ij} = \langle
+    u_i, w_{tj} \rangle + b_{tj}`.
 
-    A linear classifier of single children, learned with the rest. The kind t of a child is that of its transforms:
-    children that share their transforms share the classifier. Weights and biases start as those of ``nn.Linear``,
-    uniform within :math:`1 / \sqrt{M P}`.
+    A linear classifier of single children, learned with the rest. The kind t of a child
+    is that of its transforms: children that share their transforms share the
+    classifier. Weights and biases start as those of ``nn.Linear``, uniform within
+    :math:`1 / \sqrt{M P}`.
 
     Args:
         shape: of the layer.
-        gaussian: whether the parents are Gaussians, see :class:`~torchcaps.ops.EvidentVotes`.
+        gaussian: whether the parents are Gaussians, see
+            :class:`~torchcaps.ops.EvidentVotes`.
 
     Shape:
-        Votes of children with poses (M, P) for J parents to the same votes with evidence.
+        Votes of children with poses (M, P) for J parents to the same votes with
+        evidence.
 
     Example:
         >>> from torchcaps.routing import Evidence, LayerShape
@@ -66,12 +72,14 @@ class AgreementRouting(Routing):
         R^{(1)}_{ij} = \operatorname{softmax}_j \, e_{ij}, \quad
         R^{(t)}_{ij} = \operatorname{softmax}_j \big( \text{similarity}(V_{ij}, v^{(t - 1)}_j) + e_{ij} \big)
 
-    Without it the first assignment is the same for all children, 1 / J, so the first centres are a mixture of all that
-    an image shows. The evidence :math:`e_{ij}` is the log of a prior that depends on the child
-    (:class:`~torchcaps.routing.Evidence`), and stays in all steps. With ``steps=1`` it decides alone.
+    Without it the first assignment is the same for all children, 1 / J, so the first
+    centres are a mixture of all that an image shows. The evidence :math:`e_{ij}` is the
+    log of a prior that depends on the child (:class:`~torchcaps.routing.Evidence`), and
+    stays in all steps. With ``steps=1`` it decides alone.
 
-    It is our own. Parts of it are known: in :class:`~torchcaps.routing.SelfAttentionRouting` (Efficient-CapsNet) a
-    learned prior of each pair does not depend on the pose of the child, and in
+    It is our own. Parts of it are known: in
+    :class:`~torchcaps.routing.SelfAttentionRouting` (Efficient-CapsNet) a learned prior
+    of each pair does not depend on the pose of the child, and in
     :class:`~torchcaps.routing.SelfRouting` the child decides, without agreement.
 
     Args:
@@ -96,7 +104,9 @@ class AgreementRouting(Routing):
     evidence: bool = argument(default=False, kw_only=True)
 
     def bind(self, shape: LayerShape | int, size: int | None = None) -> Routing:
-        """A copy of this routing with fresh parameters, those of the evidence and of a learned squash too."""
+        """A copy of this routing with fresh parameters, those of the evidence and of a
+        learned squash too.
+        """
         shape = shape_of(shape, size)
         bound: Any = super().bind(shape)
         if self.evidence:
@@ -106,7 +116,9 @@ class AgreementRouting(Routing):
         return bound
 
     def squashed(self, kind: str) -> str | LearnedSquash:
-        """The squash of that kind, as the functions of routing take it: ``learned`` is a module with its constant."""
+        """The squash of that kind, as the functions of routing take it: ``learned`` is
+        a module with its constant.
+        """
         if kind != "learned":
             return kind
         learned = self._modules.get("learned_squash")

@@ -1,4 +1,6 @@
-"""Routing capsules in all domains (Heinsen 2019): EM with a net benefit to use a child and a net cost to ignore it."""
+"""Routing capsules in all domains (Heinsen 2019): EM with a net benefit to use a child
+and a net cost to ignore it.
+"""
 
 from typing import Literal, get_args
 
@@ -9,7 +11,16 @@ from torch.nn.functional import logsigmoid
 from torchcaps.numerics import check_choice, check_floor, compute_dtype, full_precision
 from torchcaps.ops import Gaussian, Moments, Votes
 from torchcaps.ops.backend import mean_of
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, Steps, check_steps, register_routing, unbound
+from torchcaps.routing.base import (
+    About,
+    LayerShape,
+    Routed,
+    Routing,
+    Steps,
+    check_steps,
+    register_routing,
+    unbound,
+)
 from torchcaps.spec import settings
 
 Model = Literal["gaussian", "kmeans"]
@@ -27,7 +38,8 @@ def heinsen_2019_routing(
     epsilon: float = 1e-5,
     logits: bool = False,
 ) -> Routed:
-    r"""Mixture of Gaussians, or soft K-Means, whose parents are on if using their children pays.
+    r"""Mixture of Gaussians, or soft K-Means, whose parents are on if using their
+    children pays.
 
     .. math::
         R_{ij} = \operatorname{softmax}_j \Big( \log \sigma(a_j) - \sum_h \frac{(V_{ijh} - \mu_{jh})^2}{2 s^2_{jh}}
@@ -38,23 +50,27 @@ def heinsen_2019_routing(
         \mu_j = \frac{\sum_i U_{ij} V_{ij}}{\sum_i U_{ij} + \epsilon}, \quad
         s^2_j = \frac{\sum_i U_{ij} (V_{ij} - \mu_j)^2}{\sum_i U_{ij} + \epsilon} + \epsilon
 
-    from uniform R, 1 / J. The score :math:`a_j` is a logit, and f the sigmoid of the children's. Soft K-Means has
-    :math:`-\sum_h (V_{ijh} - \mu_{jh})^2` in place of the density. Runs on all backends; only ``naive`` stores the
-    votes. Where each pair has its own betas, the assignments are formed, (B, I, J).
+    from uniform R, 1 / J. The score :math:`a_j` is a logit, and f the sigmoid of the
+    children's. Soft K-Means has :math:`-\sum_h (V_{ijh} - \mu_{jh})^2` in place of the
+    density. Runs on all backends; only ``naive`` stores the votes. Where each pair has
+    its own betas, the assignments are formed, (B, I, J).
 
     Args:
         votes: of I children for J parents.
         weights: f, the child activations, (N, G), or None for ones.
-        benefit: :math:`\beta^{use}` of each pair, (I, J), or (1, J) when all children share it.
+        benefit: :math:`\beta^{use}` of each pair, (I, J), or (1, J) when all children
+            share it.
         cost: :math:`\beta^{ign}`, likewise.
         bias: added to the votes of each pair, (I, J, H), or (1, J, H); None for 0.
         steps: how many times the assignment is made, the uniform first one included.
         model: ``"gaussian"``, or ``"kmeans"`` for soft K-Means.
         epsilon: keeps the divisors and the variances from 0.
-        logits: activations are logits, as in the paper: those of the children are taken as such, and those of the
-            parents are :math:`a_j`. Otherwise they are probabilities, :math:`f_i` and :math:`\sigma(a_j)`.
+        logits: activations are logits, as in the paper: those of the children are taken
+            as such, and those of the parents are :math:`a_j`. Otherwise they are
+            probabilities, :math:`f_i` and :math:`\sigma(a_j)`.
 
-    Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains", Algorithm 1; the code released with it.
+    Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains", Algorithm
+    1; the code released with it.
     """
     check_steps(steps)
     check_choice("model", model, get_args(Model))
@@ -76,21 +92,32 @@ def heinsen_2019_routing(
         prior = logsigmoid(score)
         if gaussian:
             variance = _variance(moments, mean, epsilon)
-            similarity = Gaussian(mean, 1 / variance, prior - variance.log().sum(-1) / 2)
+            similarity = Gaussian(
+                mean, 1 / variance, prior - variance.log().sum(-1) / 2
+            )
         else:
             similarity = Gaussian(mean, torch.full_like(mean, 2.0), prior)
     return Routed(mean, score if logits else score.sigmoid(), votes, similarity, score)
 
 
 def _score(
-    votes: Votes, similarity: Gaussian | None, weights: Tensor | None, mass: Tensor, benefit: Tensor, cost: Tensor
+    votes: Votes,
+    similarity: Gaussian | None,
+    weights: Tensor | None,
+    mass: Tensor,
+    benefit: Tensor,
+    cost: Tensor,
 ) -> Tensor:
     """What using the children pays less what ignoring them costs, (B, J)."""
     benefit, cost = benefit.to(mass.dtype), cost.to(mass.dtype)
     _, I, J, _ = votes.shape
     present = votes.present(weights)
     if len(benefit) == 1 == len(cost):
-        all_there = I if present is None else votes.gather(present).to(mass.dtype).sum(1, keepdim=True)
+        all_there = (
+            I
+            if present is None
+            else votes.gather(present).to(mass.dtype).sum(1, keepdim=True)
+        )
         return benefit * mass - cost * (all_there - mass)
     used = votes.assignment(similarity)
     benefit, cost = benefit.expand(I, J), cost.expand(I, J)
@@ -98,36 +125,49 @@ def _score(
         return (used * (benefit + cost)).sum(1) - cost.sum(0)
     there = votes.gather(present).to(mass.dtype)
     with full_precision(mass):
-        return torch.einsum("bij,ij->bj", there[..., None] * used, benefit + cost) - there @ cost
+        return (
+            torch.einsum("bij,ij->bj", there[..., None] * used, benefit + cost)
+            - there @ cost
+        )
 
 
 def _variance(moments: Moments, mean: Tensor, epsilon: float) -> Tensor:
     """The variance about a mean that epsilon pulls a little towards 0."""
     assert moments.scatter is not None
     mass = moments.mass[..., None]
-    return (moments.scatter + mass * (mean_of(moments) - mean).square()) / (mass + epsilon) + epsilon
+    return (moments.scatter + mass * (mean_of(moments) - mean).square()) / (
+        mass + epsilon
+    ) + epsilon
 
 
 @register_routing("heinsen_2019")
 @settings
 class Heinsen2019Routing(Routing):
-    """Module form of :func:`heinsen_2019_routing`; its parameters start at 0, where all parents are alike.
+    """Module form of :func:`heinsen_2019_routing`; its parameters start at 0, where all
+    parents are alike.
 
-    A layer that takes any number of children has biases and betas for each parent alone. One for any number of parents,
-    whose transforms all parents share, breaks the symmetry between them by a learned pose times a number that goes from
-    -1 for the first parent to 1 for the last.
+    A layer that takes any number of children has biases and betas for each parent
+    alone. One for any number of parents, whose transforms all parents share, breaks the
+    symmetry between them by a learned pose times a number that goes from -1 for the
+    first parent to 1 for the last.
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         model: ``"gaussian"``, or ``"kmeans"`` for soft K-Means.
-        logits: activations are logits, of the children and of the parents, as in the paper; a child of logit 0 is then
-            half there, also one of a convolution's padding.
-        any_parents: the parameters are shared by all parents, so that any number of them will do: in a layer with
-            ``transforms="subspace"`` its ``out_capsules`` may be set anew at any time.
+        logits: activations are logits, of the children and of the parents, as in the
+            paper; a child of logit 0 is then half there, also one of a convolution's
+            padding.
+        any_parents: the parameters are shared by all parents, so that any number of
+            them will do: in a layer with ``transforms="subspace"`` its ``out_capsules``
+            may be set anew at any time.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, (4, 4), (4, 4), routing=tc.routing.Heinsen2019Routing(steps=2))
-        >>> layer(tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32))).activation.shape
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, (4, 4), (4, 4), routing=tc.routing.Heinsen2019Routing(steps=2)
+        ... )
+        >>> layer(
+        ...     tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32))
+        ... ).activation.shape
         torch.Size([4, 10])
     """
 
@@ -153,7 +193,10 @@ class Heinsen2019Routing(Routing):
 
     def make_parameters(self, shape: LayerShape) -> None:
         """Biases and betas of each pair."""
-        children, parents = shape.children or 1, 1 if self.any_parents else shape.parents
+        children, parents = (
+            shape.children or 1,
+            1 if self.any_parents else shape.parents,
+        )
         self.bias = nn.Parameter(torch.zeros(children, parents, shape.size))
         self.benefit = nn.Parameter(torch.zeros(children, parents))
         self.cost = nn.Parameter(torch.zeros(children, parents))
@@ -166,12 +209,25 @@ class Heinsen2019Routing(Routing):
         if bias is None:
             raise unbound(self)
         if self.spread is not None:
-            along = torch.linspace(-1, 1, votes.parents, dtype=bias.dtype, device=bias.device)
+            along = torch.linspace(
+                -1, 1, votes.parents, dtype=bias.dtype, device=bias.device
+            )
             return self._route(votes, activation, bias + along[:, None] * self.spread)
         return self._route(votes, activation, bias)
 
     def _route(self, votes: Votes, activation: Tensor | None, bias: Tensor) -> Routed:
-        benefit, cost = (one.expand(-1, votes.parents) for one in (self.benefit, self.cost) if one is not None)
+        benefit, cost = (
+            one.expand(-1, votes.parents)
+            for one in (self.benefit, self.cost)
+            if one is not None
+        )
         return heinsen_2019_routing(
-            votes, activation, benefit, cost, bias=bias, steps=self.steps, model=self.model, logits=self.logits
+            votes,
+            activation,
+            benefit,
+            cost,
+            bias=bias,
+            steps=self.steps,
+            model=self.model,
+            logits=self.logits,
         )

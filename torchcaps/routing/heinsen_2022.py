@@ -1,4 +1,6 @@
-"""Routing vectors in sequences (Heinsen 2022): factored transforms, so that no vote is ever formed."""
+"""Routing vectors in sequences (Heinsen 2022): factored transforms, so that no vote is
+ever formed.
+"""
 
 import math
 from typing import NamedTuple
@@ -9,13 +11,23 @@ from torch.nn import functional
 
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, Steps, check_steps, register_routing, unbound
+from torchcaps.routing.base import (
+    About,
+    LayerShape,
+    Routed,
+    Routing,
+    Steps,
+    check_steps,
+    register_routing,
+    unbound,
+)
 from torchcaps.spec import settings
 from torchcaps.squashing import length
 
 
 class VectorWeights(NamedTuple):
-    """What :func:`heinsen_2022_routing` learns, with the names of the paper. I is 1 when all children share a weight.
+    """What :func:`heinsen_2022_routing` learns, with the names of the paper. I is 1
+    when all children share a weight.
 
     Args:
         presence: :math:`W_A`, (I, d), from a child to how much it is there.
@@ -23,13 +35,16 @@ class VectorWeights(NamedTuple):
         vote: :math:`W_{F_1}`, (J, d), each parent's part of the transforms.
         vote_shared: :math:`W_{F_2}`, (d, D), the part that all pairs share.
         vote_bias: :math:`B_{F_2}`, (J, D).
-        prediction_shared: :math:`W_{G_1}`, (D, d), back from a parent to the children that it expects.
+        prediction_shared: :math:`W_{G_1}`, (D, d), back from a parent to the children
+            that it expects.
         prediction: :math:`W_{G_2}`, (J, d).
         prediction_bias: :math:`B_{G_2}`, (J, d).
         score: :math:`W_S`, (I, J), of how well a child fits what a parent expects.
         score_bias: :math:`B_S`, (I, J).
-        benefit: :math:`\\beta^{use}`, what a parent gains by a child that it uses, (I, J) or (B, I, J).
-        cost: :math:`\\beta^{ign}`, what it loses by one that it ignores, (I, J) or (B, I, J).
+        benefit: :math:`\\beta^{use}`, what a parent gains by a child that it uses, (I,
+            J) or (B, I, J).
+        cost: :math:`\\beta^{ign}`, what it loses by one that it ignores, (I, J) or (B,
+            I, J).
 
     Example:
         >>> routing = tc.routing.Heinsen2022Routing()
@@ -78,34 +93,37 @@ def heinsen_2022_routing(
         \phi_{ij} = \beta^{use}_{ij} f_i R_{ij} - \beta^{ign}_{ij} (f_i - f_i R_{ij}), \quad
         y_j = \sum_i \phi_{ij} V_{ij}
 
-    from uniform R, which is 1 / J, or with a mask 1 over the number of parents that a child has; N normalises over the
-    numbers of a pose (variance plus 1e-5, without weights), or does nothing to a single number. The
-    transforms are factored, so
+    from uniform R, which is 1 / J, or with a mask 1 over the number of parents that a
+    child has; N normalises over the numbers of a pose (variance plus 1e-5, without
+    weights), or does nothing to a single number. The transforms are factored, so
 
     .. math::
         \sum_i \phi_{ij} V_{ij} = \Big( \Big( \sum_i \phi_{ij} x'_i \Big) \odot W_{F_1,j} \Big) W_{F_2}
         + \sum_i \phi_{ij} B_{F_2,j}
 
-    and with the children added up first there are no votes to store or to form, only matrix products of children and
-    parents, on any device.
+    and with the children added up first there are no votes to store or to form, only
+    matrix products of children and parents, on any device.
 
     Args:
         children: x, (B, I, d).
         weights: what is learned.
         steps: how many times the assignment is made, the uniform first one included.
         normalise: normalise the parents at the end, too.
-        present: bool (B, I), False for children that are not there; I counts those that are.
-        mask: bool (I, J) or (B, I, J), False for pairs that have nothing to do with each other: f is 0 there, and the
-            assignment, the first one too, leaves them out. A child without parents adds nothing, and counts in I.
+        present: bool (B, I), False for children that are not there; I counts those that
+            are.
+        mask: bool (I, J) or (B, I, J), False for pairs that have nothing to do with
+            each other: f is 0 there, and the assignment, the first one too, leaves them
+            out. A child without parents adds nothing, and counts in I.
 
     Returns:
-        The parents y, (B, J, D), and the logits :math:`\log \sigma(...)` of their last assignment, (B, I, J), minus
-        infinity where masked.
+        The parents y, (B, J, D), and the logits :math:`\log \sigma(...)` of their last
+        assignment, (B, I, J), minus infinity where masked.
 
     Raises:
         ValueError: if ``steps`` is less than 1.
 
-    Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences", Algorithm 2; the code released with it.
+    Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences", Algorithm 2;
+    the code released with it.
     """
     check_steps(steps)
     dtype = compute_dtype(children, *weights)
@@ -113,51 +131,82 @@ def heinsen_2022_routing(
         children, weights = children.to(dtype), weights.to(dtype)
         B, I, _ = children.shape
         J, D = weights.vote_bias.shape
-        count = children.new_full((), I) if present is None else present.sum(1, keepdim=True).clamp(min=1).to(dtype)
+        count = (
+            children.new_full((), I)
+            if present is None
+            else present.sum(1, keepdim=True).clamp(min=1).to(dtype)
+        )
         scale = count.rsqrt()  # of the children; they get it when they are added up
-        there = torch.einsum("bid,id->bi", children, weights.presence.expand(I, -1)) * scale + weights.presence_bias
+        there = (
+            torch.einsum("bid,id->bi", children, weights.presence.expand(I, -1)) * scale
+            + weights.presence_bias
+        )
         there = there.sigmoid()
         if present is not None:
             there = there * present
         weighted = there[..., None] * children
-        gain, cost = (weights.benefit + weights.cost).mT, weights.cost.mT  # [J, I] or [B, J, I]
+        gain, cost = (
+            (weights.benefit + weights.cost).mT,
+            weights.cost.mT,
+        )  # [J, I] or [B, J, I]
         if mask is not None:
             gain, cost, mask = gain * mask.mT, cost * mask.mT, mask.mT
         logits, parents = children.new_zeros(J, I), children.new_zeros(B, J, D)
         for step in range(steps):
             if step > 0:
-                expected = (_normalised(parents) @ weights.prediction_shared) * weights.prediction
-                score = torch.matmul(expected + weights.prediction_bias, children.mT)  # [B, J, I]
-                logits = functional.logsigmoid(torch.addcmul(weights.score_bias.mT, score, weights.score.mT))
-            if mask is not None:  # finite, so that a child without parents has neither shares nor gradients of NaN
+                expected = (
+                    _normalised(parents) @ weights.prediction_shared
+                ) * weights.prediction
+                score = torch.matmul(
+                    expected + weights.prediction_bias, children.mT
+                )  # [B, J, I]
+                logits = functional.logsigmoid(
+                    torch.addcmul(weights.score_bias.mT, score, weights.score.mT)
+                )
+            if (
+                mask is not None
+            ):  # finite, so that a child without parents has neither shares nor gradients of NaN
                 logits = logits.masked_fill(~mask, torch.finfo(dtype).min)
             shares = torch.addcmul(-cost, logits.softmax(-2), gain)
             pooled = torch.matmul(shares, weighted) * scale[..., None]  # [B, J, d]
             mass = (shares @ there[..., None]).squeeze(-1)  # [B, J]
-            parents = (pooled * weights.vote) @ weights.vote_shared + mass[..., None] * weights.vote_bias
+            parents = (pooled * weights.vote) @ weights.vote_shared + mass[
+                ..., None
+            ] * weights.vote_bias
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf)
-        return (_normalised(parents) if normalise else parents), logits.expand(B, J, I).mT
+        return (_normalised(parents) if normalise else parents), logits.expand(
+            B, J, I
+        ).mT
 
 
 def _normalised(parents: Tensor) -> Tensor:
-    return functional.layer_norm(parents, parents.shape[-1:]) if parents.shape[-1] > 1 else parents
+    return (
+        functional.layer_norm(parents, parents.shape[-1:])
+        if parents.shape[-1] > 1
+        else parents
+    )
 
 
 @register_routing("heinsen_2022")
 @settings
 class Heinsen2022Routing(Routing):
-    """Module form of :func:`heinsen_2022_routing`. It has factored transforms of its own: its layer makes none.
+    """Module form of :func:`heinsen_2022_routing`. It has factored transforms of its
+    own: its layer makes none.
 
-    The parents have no activation in the paper: it is the length of the pose, or for poses of one number, as a class
-    has, that number: a score. A layer that takes any number of children finds the betas of a child from its pose.
+    The parents have no activation in the paper: it is the length of the pose, or for
+    poses of one number, as a class
+    has, that number: a score. A layer that takes any number of children finds the betas
+    of a child from its pose.
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         normalise: normalise the parents at the end, too.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.Heinsen2022Routing())  # no votes at all
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, 8, 16, routing=tc.routing.Heinsen2022Routing()
+        ... )  # no votes at all
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
@@ -187,7 +236,12 @@ class Heinsen2022Routing(Routing):
 
     def make_parameters(self, shape: LayerShape) -> None:
         """All weights, drawn as in the code released with the paper."""
-        I, J, d, D = shape.children or 1, shape.parents, math.prod(shape.in_pose), shape.size
+        I, J, d, D = (
+            shape.children or 1,
+            shape.parents,
+            math.prod(shape.in_pose),
+            shape.size,
+        )
         deviations = {
             "presence": ((I, d), 2 / math.sqrt(d)),
             "presence_bias": ((I,), 0.0),
@@ -212,16 +266,27 @@ class Heinsen2022Routing(Routing):
         """It has factored ones."""
         return True
 
-    def route(self, votes: Votes, activation: Tensor | None, pairs: Tensor | None = None) -> Routed:
-        """Routes the children of the votes; their transforms, coordinates and activations are not used."""
+    def route(
+        self, votes: Votes, activation: Tensor | None, pairs: Tensor | None = None
+    ) -> Routed:
+        """Routes the children of the votes; their transforms, coordinates and
+        activations are not used.
+        """
         children = votes.gather(votes.children.flatten(2))
         present = None if votes.mask is None else votes.gather(votes.mask)
         weights, steps, normalise = self.weights(children), self.steps, self.normalise
         pose, logits = heinsen_2022_routing(
-            children, weights, steps=steps, normalise=normalise, present=present, mask=pairs
+            children,
+            weights,
+            steps=steps,
+            normalise=normalise,
+            present=present,
+            mask=pairs,
         )
         activation = pose.squeeze(-1) if pose.shape[-1] == 1 else length(pose)
-        finite = logits if pairs is None else logits.clamp_min(torch.finfo(logits.dtype).min)  # a child without parents
+        finite = (
+            logits if pairs is None else logits.clamp_min(torch.finfo(logits.dtype).min)
+        )  # a child without parents
         return Routed(pose, activation, votes, Given(finite))
 
     def weights(self, children: Tensor) -> VectorWeights:
@@ -232,5 +297,8 @@ class Heinsen2022Routing(Routing):
         if self.benefit_of is not None and self.cost_of is not None:
             with full_precision(children):
                 children = children.to(self.benefit_of.weight.dtype)
-                fields |= {"benefit": self.benefit_of(children), "cost": self.cost_of(children)}
+                fields |= {
+                    "benefit": self.benefit_of(children),
+                    "cost": self.cost_of(children),
+                }
         return VectorWeights(**fields)

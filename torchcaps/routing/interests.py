@@ -1,4 +1,6 @@
-"""Interests of a user: parents that start apart, and share what was chosen so far (Li et al. 2019; Cen et al. 2020)."""
+"""Interests of a user: parents that start apart, and share what was chosen so far (Li
+et al. 2019; Cen et al. 2020).
+"""
 
 from typing import Literal
 
@@ -39,34 +41,43 @@ def interest_routing(
         R_{ij} = \operatorname{softmax}_j b_{ij}, \quad v_j = \operatorname{squash}\Big(\sum_i a_i R_{ij} V_{ij}\Big),
         \quad b_{ij} \mathrel{+}= K \langle V_{ij}, v_j \rangle
 
-    One transform serves all pairs, :math:`V_{ij} = u_i W` (``transforms="subspace"``): from uniform logits all parents
-    would be equal, and stay so. ``released`` is what a library in use computes: votes and parents of length 1,
-    :math:`\hat V_{ij}, \hat v_j`, and logits that forget those before, :math:`b_{ij} = R_{ij} + K \langle \hat V_{ij},
-    \hat v_j \rangle`.
+    One transform serves all pairs, :math:`V_{ij} = u_i W` (``transforms="subspace"``):
+    from uniform logits all parents would be equal, and stay so. ``released`` is what a
+    library in use computes: votes and parents of length 1, :math:`\hat V_{ij}, \hat
+    v_j`, and logits that forget those before, :math:`b_{ij} = R_{ij} + K \langle \hat
+    V_{ij}, \hat v_j \rangle`.
 
     Args:
-        votes: of I children for J parents; ``released`` takes those that are the same for all parents.
+        votes: of I children for J parents; ``released`` takes those that are the same
+            for all parents.
         weights: child activations, (N, G), or None for ones.
-        start: the logits b of the first step, (I, J) or (B, I, J); the paper draws them from a normal distribution.
+        start: the logits b of the first step, (I, J) or (B, I, J); the paper draws them
+            from a normal distribution.
         steps: how many times the assignment is made.
         sharpness: K.
         form: ``paper`` or ``released``.
         pairs: bool (B, I, J), False where a parent is not there for a child.
 
     Raises:
-        ValueError: if there are no steps or no such form, or votes in windows are to be ``released``.
+        ValueError: if there are no steps or no such form, or votes in windows are to be
+            ``released``.
 
-    Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing for Recommendation at Tmall", Algorithm 1
-    (B2I dynamic routing); Cen et al. 2020, "Controllable Multi-Interest Framework", section 3.2; ``released``: the
-    capsule module of TorchEasyRec.
+    Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing for
+    Recommendation at Tmall", Algorithm 1 (B2I dynamic routing); Cen et al. 2020,
+    "Controllable Multi-Interest Framework", section 3.2; ``released``: the capsule
+    module of TorchEasyRec.
     """
     check_steps(steps)
     check_choice("form", form, ("paper", "released"))
     logits = start.to(votes.dtype).expand(votes.shape[:3])
     released = form == "released"
     if released and votes.sites is not None:
-        raise ValueError("form must be 'paper' for the windows of a convolution, got 'released'")
-    if released:  # a vote of length 1 is the vote with the inverse of its length as weight
+        raise ValueError(
+            "form must be 'paper' for the windows of a convolution, got 'released'"
+        )
+    if (
+        released
+    ):  # a vote of length 1 is the vote with the inverse of its length as weight
         shrink = 1 / positive(length(votes.dense()[:, :, 0]))  # [B, I]
         weights = shrink if weights is None else weights * shrink
     for step in range(steps):
@@ -77,7 +88,11 @@ def interest_routing(
             pose = pose / positive(length(pose))[..., None]
         if step < steps - 1:
             agreement = sharpness * votes.logits(InnerProduct(pose))
-            logits = logits.softmax(-1) + agreement * shrink[..., None] if released else logits + agreement
+            logits = (
+                logits.softmax(-1) + agreement * shrink[..., None]
+                if released
+                else logits + agreement
+            )
     return Routed(pose, length(pose), votes, Given(logits))
 
 
@@ -86,8 +101,9 @@ def interest_routing(
 class InterestRouting(Routing):
     r"""Module form of :func:`interest_routing`, from parents that are learned.
 
-    The start is :math:`b_{ij} = \langle V_{ij}, p_j \rangle` with learned p, (J, H), that begin as normal numbers: in
-    the paper b is drawn anew in each call, so that an answer depends on chance, and on the order of the children.
+    The start is :math:`b_{ij} = \langle V_{ij}, p_j \rangle` with learned p, (J, H),
+    that begin as normal numbers: in the paper b is drawn anew in each call, so that an
+    answer depends on chance, and on the order of the children.
 
     Args:
         steps: how many times the assignment is made.
@@ -95,8 +111,17 @@ class InterestRouting(Routing):
         form: ``paper``, or ``released``.
 
     Example:
-        >>> layer = tc.CapsLinear(None, 4, 16, 16, transforms="subspace", routing=tc.routing.InterestRouting())
-        >>> interests = layer(torch.randn(2, 30, 16))  # 30 items that each of two users chose
+        >>> layer = tc.CapsLinear(
+        ...     None,
+        ...     4,
+        ...     16,
+        ...     16,
+        ...     transforms="subspace",
+        ...     routing=tc.routing.InterestRouting(),
+        ... )
+        >>> interests = layer(
+        ...     torch.randn(2, 30, 16)
+        ... )  # 30 items that each of two users chose
         >>> interests.pose.shape
         torch.Size([2, 4, 16])
     """
@@ -125,20 +150,32 @@ class InterestRouting(Routing):
         """The parents to start from."""
         self.start = nn.Parameter(torch.randn(shape.parents, shape.size))
 
-    def route(self, votes: Votes, activation: Tensor | None, pairs: Tensor | None = None) -> Routed:
+    def route(
+        self, votes: Votes, activation: Tensor | None, pairs: Tensor | None = None
+    ) -> Routed:
         """Routes; children are weighted by their activations."""
         check_parents(self, self.start, votes)
-        start = votes.logits(InnerProduct(self.start.to(votes.dtype).expand(votes.shape[0], -1, -1)))
+        start = votes.logits(
+            InnerProduct(self.start.to(votes.dtype).expand(votes.shape[0], -1, -1))
+        )
         return interest_routing(
-            votes, activation, start, steps=self.steps, sharpness=self.sharpness, form=self.form, pairs=pairs
+            votes,
+            activation,
+            start,
+            steps=self.steps,
+            sharpness=self.sharpness,
+            form=self.form,
+            pairs=pairs,
         )
 
 
 def label_aware(interests: Tensor, label: Tensor, sharpness: float = 1.0) -> Tensor:
-    r"""What a user's interests say of one thing: :math:`\sum_j \operatorname{softmax}_j(p \langle v_j, e \rangle) v_j`.
+    r"""What a user's interests say of one thing: :math:`\sum_j
+    \operatorname{softmax}_j(p \langle v_j, e \rangle) v_j`.
 
-    The paper raises the inner products to the power p, which is not defined where one is negative; here p multiplies
-    them, as in code that is in use. The larger it is, the more the best interest counts alone.
+    The paper raises the inner products to the power p, which is not defined where one
+    is negative; here p multiplies them, as in code that is in use. The larger it is,
+    the more the best interest counts alone.
 
     Args:
         interests: v, (B, J, D).
@@ -157,7 +194,8 @@ def label_aware(interests: Tensor, label: Tensor, sharpness: float = 1.0) -> Ten
 
 
 def interests_of(lengths: Tensor, most: int) -> Tensor:
-    r"""How many interests users have: :math:`\max(1, \min(J, \lceil \log_2 n \rceil))` of n things, as a mask (B, J).
+    r"""How many interests users have: :math:`\max(1, \min(J, \lceil \log_2 n \rceil))`
+    of n things, as a mask (B, J).
 
     Args:
         lengths: n, (B,).

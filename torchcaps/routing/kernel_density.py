@@ -1,4 +1,6 @@
-"""Routing as weighted kernel density estimation (Zhang et al. 2018; Zhao et al. 2019)."""
+"""Routing as weighted kernel density estimation (Zhang et al. 2018; Zhao et al.
+2019).
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +12,14 @@ from torch import Tensor
 from torchcaps.numerics import Positive, check_choice, positive, quotient
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.ops.backend import mean_of
-from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
+from torchcaps.routing.base import (
+    About,
+    Routed,
+    Routing,
+    Steps,
+    check_steps,
+    register_routing,
+)
 from torchcaps.routing.maps import Direct
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
@@ -20,7 +29,8 @@ Method = Literal["shift", "em"]
 
 @dataclass(frozen=True, eq=False)
 class SquashedDistance(Similarity):
-    r"""Similarity :math:`l_{ij} = \sum_t 1 - |\operatorname{squash}(V_{ij}) - v^t_j|^2`, over the parents of t steps.
+    r"""Similarity :math:`l_{ij} = \sum_t 1 - |\operatorname{squash}(V_{ij}) -
+    v^t_j|^2`, over the parents of t steps.
 
     Args:
         total: :math:`\sum_t v^t_j`, (B, J, H).
@@ -38,12 +48,18 @@ class SquashedDistance(Similarity):
         """The logits (B, I, J) of votes (B, I, J, H)."""
         short = squash(votes, self.squash_kind)
         own = self.steps * (1 - short.square().sum(-1))
-        return own + 2 * torch.einsum("bijh,bjh->bij", short, self.total) - self.squared[:, None]
+        return (
+            own
+            + 2 * torch.einsum("bijh,bjh->bij", short, self.total)
+            - self.squared[:, None]
+        )
 
     def __add__(self, other: "SquashedDistance") -> "SquashedDistance":
         """Over the steps of both."""
         total, squared = self.total + other.total, self.squared + other.squared
-        return SquashedDistance(total, squared, self.steps + other.steps, self.squash_kind)
+        return SquashedDistance(
+            total, squared, self.steps + other.steps, self.squash_kind
+        )
 
 
 def kernel_density_routing(
@@ -68,19 +84,23 @@ def kernel_density_routing(
     .. math::
         \log \frac1B \sum_{bij} \frac{R_{ij}}{\sum_i R_{ij}} (1 - |\operatorname{squash}(V_{ij}) - v_j|^2)
 
-    changes by less than that from one step to the next, from 0 before the first. The density is of the whole batch, as
-    in the authors' code: how many steps an example gets then depends on the others. The assignments are formed for it,
-    (B, I, J), without gradients.
+    changes by less than that from one step to the next, from 0 before the first. The
+    density is of the whole batch, as in the authors' code: how many steps an example
+    gets then depends on the others. The assignments are formed for it, (B, I, J),
+    without gradients.
 
     Args:
         votes: of I children for J parents.
         weights: child activations, (N, G), or None. The paper has none.
-        steps: how many times the assignment is made, the uniform first one included; with ``settled``, at most.
+        steps: how many times the assignment is made, the uniform first one included;
+            with ``settled``, at most.
         settled: 0.05 in the authors' code; None makes all steps.
-        squash_kind: a row of the table in :func:`~torchcaps.squash`, for votes and parents.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`, for votes and
+            parents.
 
-    Source: Zhao, Peng, Eger, Cambria & Yang 2019, "Towards Scalable and Reliable Capsule Networks for Challenging NLP
-    Applications", Algorithm 1; the code released with it.
+    Source: Zhao, Peng, Eger, Cambria & Yang 2019, "Towards Scalable and Reliable
+    Capsule Networks for Challenging NLP Applications", Algorithm 1; the code released
+    with it.
     """
     check_steps(steps)
     similarity: SquashedDistance | None = None
@@ -90,7 +110,9 @@ def kernel_density_routing(
         pose = squash(mean_of(moments), squash_kind)
         if step == steps - 1:
             break
-        agreement = SquashedDistance(pose, pose.square().sum(-1), squash_kind=squash_kind)
+        agreement = SquashedDistance(
+            pose, pose.square().sum(-1), squash_kind=squash_kind
+        )
         if settled is not None:
             density = _log_density(votes, similarity, agreement, weights)
             if abs(density - before) < settled:
@@ -102,20 +124,28 @@ def kernel_density_routing(
 
 @torch.no_grad()
 def _log_density(
-    votes: Votes, assigned: SquashedDistance | None, agreement: SquashedDistance, weights: Tensor | None
+    votes: Votes,
+    assigned: SquashedDistance | None,
+    agreement: SquashedDistance,
+    weights: Tensor | None,
 ) -> float:
-    """The logarithm of the density of the votes at the parents, by the shares that made these; one for the batch."""
+    """The logarithm of the density of the votes at the parents, by the shares that made
+    these; one for the batch.
+    """
     share = votes.assignment(assigned)
     present = votes.present(weights)
     if present is not None:
         share = share * votes.gather(present).to(share.dtype)[..., None]
-    density = float((share / positive(share.sum(1, keepdim=True)) * votes.logits(agreement)).sum()) / max(len(share), 1)
+    density = float(
+        (share / positive(share.sum(1, keepdim=True)) * votes.logits(agreement)).sum()
+    ) / max(len(share), 1)
     return math.log(density) if density > 0 else -math.inf
 
 
 @dataclass(frozen=True, eq=False)
 class MeanShiftShares(Similarity):
-    r"""The shares :math:`r \leftarrow (r + \alpha k) / \sum_j (r + \alpha k)` after the parents of t steps, from 1 / J.
+    r"""The shares :math:`r \leftarrow (r + \alpha k) / \sum_j (r + \alpha k)` after the
+    parents of t steps, from 1 / J.
 
     Args:
         centres: :math:`v^t_j`, (T, B, J, H).
@@ -138,7 +168,8 @@ class MeanShiftShares(Similarity):
 
 @dataclass(frozen=True, eq=False)
 class KernelMixtureShares(Similarity):
-    r"""The shares :math:`p_j k_{ij} / \sum_j p_j k_{ij}`; a vote that no kernel reaches has none.
+    r"""The shares :math:`p_j k_{ij} / \sum_j p_j k_{ij}`; a vote that no kernel reaches
+    has none.
 
     Args:
         centre: :math:`v_j`, (B, J, H).
@@ -190,13 +221,15 @@ def fast_kernel_density_routing(
     width: float = 2.0,
     rate: float = 1.0,
 ) -> Routed:
-    r"""Parents maximise the density of their votes, :math:`\sum_{ij} a_i r_{ij} k(V_{ij}, v_j)`; so do the shares r.
+    r"""Parents maximise the density of their votes, :math:`\sum_{ij} a_i r_{ij}
+    k(V_{ij}, v_j)`; so do the shares r.
 
     .. math::
         v_j = \frac{\sum_i a_i r_{ij} V_{ij}}{\sum_i a_i r_{ij}}, \quad
         k(V, v) = \max \Big( 0, 1 - \frac{|V - v|^2}{H w^2} \Big)
 
-    (one step of mean shift with the kernel of Epanechnikov, whose derivative is constant), and
+    (one step of mean shift with the kernel of Epanechnikov, whose derivative is
+    constant), and
 
     .. math::
         \text{shift (FRMS):}\quad r_{ij} \leftarrow \frac{r_{ij} + \alpha k_{ij}}{\sum_j (r_{ij} + \alpha k_{ij})},
@@ -204,23 +237,27 @@ def fast_kernel_density_routing(
         \text{em (FREM):}\quad r_{ij} = \frac{p_j k_{ij}}{\sum_j p_j k_{ij}}, \quad
         p_j = \frac{\sum_i a_i r_{ij}}{\sum_i a_i}
 
-    from r = 1 / J. The activation is the density at the parent, :math:`\sum_i a_i r_{ij} k_{ij} / \sum_i a_i r_{ij}`.
-    In ``em`` a vote that no kernel reaches has no share, and a parent without votes is 0; their gradients are 0.
-    Runs on ``naive``, which stores the votes, and on ``chunked``.
+    from r = 1 / J. The activation is the density at the parent, :math:`\sum_i a_i
+    r_{ij} k_{ij} / \sum_i a_i r_{ij}`. In ``em`` a vote that no kernel reaches has no
+    share, and a parent without votes is 0; their gradients are 0. Runs on ``naive``,
+    which stores the votes, and on ``chunked``.
 
-    Not compared with any code of the authors'. From the paper are the weighted density as objective, the kernel, the
-    two ways to climb, and the names; chosen here are a kernel that reaches w deviations in each number of a pose,
-    shares that are normalised after each step, and the activation.
+    Not compared with any code of the authors'. From the paper are the weighted density
+    as objective, the kernel, the two ways to climb, and the names; chosen here are a
+    kernel that reaches w deviations in each number of a pose, shares that are
+    normalised after each step, and the activation.
 
     Args:
         votes: of I children for J parents.
         weights: child activations a, (N, G), or None for ones.
         steps: how many times the parents are found, the first from uniform shares.
-        method: ``"shift"``, gradient ascent of the shares, or ``"em"``, a mixture of the kernels.
+        method: ``"shift"``, gradient ascent of the shares, or ``"em"``, a mixture of
+            the kernels.
         width: w.
         rate: :math:`\alpha`, for ``"shift"``.
 
-    Source: Zhang, Zhao, Wu & Zhou 2018, "Fast Dynamic Routing Based on Weighted Kernel Density Estimation".
+    Source: Zhang, Zhao, Wu & Zhou 2018, "Fast Dynamic Routing Based on Weighted Kernel
+    Density Estimation".
     """
     check_steps(steps)
     check_choice("method", method, get_args(Method))
@@ -238,7 +275,12 @@ def fast_kernel_density_routing(
             share = quotient(moments.mass, moments.mass.sum(-1, keepdim=True))
             shares = KernelMixtureShares(centres[-1], share, width)
     density = votes.moments(KernelDensity(shares, centres[-1], width), weights).mass
-    return Routed(centres[-1], quotient(density, moments.mass), uniform if shares is None else votes, shares)
+    return Routed(
+        centres[-1],
+        quotient(density, moments.mass),
+        uniform if shares is None else votes,
+        shares,
+    )
 
 
 @register_routing("kernel_density")
@@ -247,18 +289,24 @@ class KernelDensityRouting(Routing):
     """Module form of :func:`kernel_density_routing`.
 
     Args:
-        steps: how many times the assignment is made, the uniform first one included; with ``settled``, at most.
-        settled: stop when the logarithm of the density changes by less; None makes all steps.
+        steps: how many times the assignment is made, the uniform first one included;
+            with ``settled``, at most.
+        settled: stop when the logarithm of the density changes by less; None makes all
+            steps.
         squash: a row of the table in :func:`~torchcaps.squash`, for votes and parents.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.KernelDensityRouting(steps=2))
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, 8, 16, routing=tc.routing.KernelDensityRouting(steps=2)
+        ... )
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
 
     about = About(
-        similarity="sum of one minus the squared distance of squashed vectors over the steps",
+        similarity=(
+            "sum of one minus the squared distance of squashed vectors over the steps"
+        ),
         update="squashed mean of the votes",
         activation="length of the pose",
         parameters="none",
@@ -275,14 +323,19 @@ class KernelDensityRouting(Routing):
     squash: SquashKind = "half"
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are not used again."""
-        return kernel_density_routing(votes, steps=self.steps, settled=self.settled, squash_kind=self.squash)
+        """Routes; the child activations are the lengths of their poses already, and are
+        not used again.
+        """
+        return kernel_density_routing(
+            votes, steps=self.steps, settled=self.settled, squash_kind=self.squash
+        )
 
 
 @register_routing("fast_kernel_density")
 @settings
 class FastKernelDensityRouting(Routing):
-    """Module form of :func:`fast_kernel_density_routing`; children are weighted by their activations.
+    """Module form of :func:`fast_kernel_density_routing`; children are weighted by
+    their activations.
 
     Args:
         steps: how many times the parents are found, the first from uniform shares.
@@ -291,7 +344,9 @@ class FastKernelDensityRouting(Routing):
         rate: of the shares' ascent, for ``"shift"``.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.FastKernelDensityRouting(method="em"))
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, 8, 16, routing=tc.routing.FastKernelDensityRouting(method="em")
+        ... )
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
@@ -315,7 +370,14 @@ class FastKernelDensityRouting(Routing):
     rate: Positive = 1.0
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; a mean forgets how long the votes were, so their activations weight them."""
+        """Routes; a mean forgets how long the votes were, so their activations weight
+        them.
+        """
         return fast_kernel_density_routing(
-            votes, activation, steps=self.steps, method=self.method, width=self.width, rate=self.rate
+            votes,
+            activation,
+            steps=self.steps,
+            method=self.method,
+            width=self.width,
+            rate=self.rate,
         )

@@ -1,4 +1,6 @@
-"""Routing as K-Means of the votes (Su Jianlin 2018): by inner product, by distance, and with hard assignments."""
+"""Routing as K-Means of the votes (Su Jianlin 2018): by inner product, by distance, and
+with hard assignments.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +14,14 @@ from torchcaps.numerics import Finite, check_choice, negligible
 from torchcaps.ops import Distance, Gaussian, InnerProduct, Moments, Similarity, Votes
 from torchcaps.ops.agreement import Squashed
 from torchcaps.ops.backend import mean_of
-from torchcaps.routing.base import About, Routed, Routing, Steps, check_steps, register_routing
+from torchcaps.routing.base import (
+    About,
+    Routed,
+    Routing,
+    Steps,
+    check_steps,
+    register_routing,
+)
 from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.routing.means import Softmax, check_softmax, competing, weights_for_means
 from torchcaps.spec import settings
@@ -24,30 +33,40 @@ Measure = Literal["squared", "plain"]
 
 
 def _moved(moments: Moments, new: Tensor, old: Tensor) -> Tensor:
-    """The centres (B, J, H): the new ones, but the old ones of parents that no vote chose."""
+    """The centres (B, J, H): the new ones, but the old ones of parents that no vote
+    chose.
+    """
     return torch.where(negligible(moments.mass)[..., None], old, new)
 
 
 def _moved_sum(moments: Moments, old: Tensor) -> Tensor:
-    """The sums of the votes, (B, J, H), but the old centres of parents that no vote chose."""
+    """The sums of the votes, (B, J, H), but the old centres of parents that no vote
+    chose.
+    """
     return _moved(moments, moments.sum, old)
 
 
 def _moved_mean(moments: Moments, old: Tensor | None) -> Tensor:
-    """The means of the votes, (B, J, H), but the old ones, if there are any, of parents that no vote chose."""
+    """The means of the votes, (B, J, H), but the old ones, if there are any, of parents
+    that no vote chose.
+    """
     mean = mean_of(moments)
     return mean if old is None else _moved(moments, mean, old)
 
 
 def _straight_through(
-    votes: Votes, similarity: Similarity, weights: Tensor | None, centre_of: Callable[[Moments], Tensor]
+    votes: Votes,
+    similarity: Similarity,
+    weights: Tensor | None,
+    centre_of: Callable[[Moments], Tensor],
 ) -> Tensor:
-    r"""The centres of hard assignments with the gradients of those of soft ones, (B, J, H).
+    r"""The centres of hard assignments with the gradients of those of soft ones, (B, J,
+    H).
 
     .. math:: c_j = c_j^{\text{hard}} + \big(c_j^{\text{soft}} - \operatorname{sg}(c_j^{\text{soft}})\big)
 
-    Both come from one similarity; sg stops the gradient, so the term in brackets is 0 and has the gradient of
-    :math:`c_j^{\text{soft}}`.
+    Both come from one similarity; sg stops the gradient, so the term in brackets is 0
+    and has the gradient of :math:`c_j^{\text{soft}}`.
 
     Args:
         votes: of I children for J parents.
@@ -55,8 +74,9 @@ def _straight_through(
         weights: child activations, (N, G), or None.
         centre_of: the centres (B, J, H) of moments.
 
-    Source: the straight-through estimator: Bengio, Leonard & Courville 2013, "Estimating or propagating gradients
-    through stochastic neurons for conditional computation", section 4.
+    Source: the straight-through estimator: Bengio, Leonard & Courville 2013,
+    "Estimating or propagating gradients through stochastic neurons for conditional
+    computation", section 4.
     """
     with torch.no_grad():
         hard = centre_of(votes.restricted(hard=True).moments(similarity, weights))
@@ -68,7 +88,11 @@ def _straight_through(
 
 def _read(votes: Votes, similarity: Similarity | None, assignment: Assignment) -> Votes:
     """The votes under the normaliser of the last step: the first step is soft."""
-    return votes if assignment == "soft" or similarity is None else votes.restricted(hard=True)
+    return (
+        votes
+        if assignment == "soft" or similarity is None
+        else votes.restricted(hard=True)
+    )
 
 
 def inner_product_kmeans_routing(
@@ -88,36 +112,45 @@ def inner_product_kmeans_routing(
         R_{ij} = \operatorname{softmax}_j \Big( K \Big\langle \frac{s_j}{|s_j|}, V_{ij} \Big\rangle \Big), \quad
         s_j = \sum_i R_{ij} V_{ij}
 
-    from uniform R; the squash comes once, after the last step. A centre is a sum and not a mean, so the more votes
-    agree the longer it is; its direction alone enters the similarity, so nothing grows with the number of steps.
+    from uniform R; the squash comes once, after the last step. A centre is a sum and
+    not a mean, so the more votes agree the longer it is; its direction alone enters the
+    similarity, so nothing grows with the number of steps.
 
     Args:
         votes: of I children for J parents.
         weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
-        squash_kind: a row of the table in :func:`~torchcaps.squash`; or a function of the poses (B, J, H), such as a
-            :class:`~torchcaps.LearnedSquash`.
+        squash_kind: a row of the table in :func:`~torchcaps.squash`; or a function of
+            the poses (B, J, H), such as a :class:`~torchcaps.LearnedSquash`.
         initial: parents of an earlier call, to go on from their directions.
-        assignment: ``"straight_through"`` gives the whole child to its most similar parent, in all steps but the first
-            one, with the gradients of the soft centres. The poses are those of :func:`hard_kmeans_routing`. Each of
-            these steps takes two passes over the votes.
-        softmax: over the ``"parents"`` of a child; or over the ``"children"`` of a parent, whose centre is then a
-            weighted mean of its votes, from 1 / I. Su 2018a tried both and found little difference.
+        assignment: ``"straight_through"`` gives the whole child to its most similar
+            parent, in all steps but the first one, with the gradients of the soft
+            centres. The poses are those of :func:`hard_kmeans_routing`. Each of these
+            steps takes two passes over the votes.
+        softmax: over the ``"parents"`` of a child; or over the ``"children"`` of a
+            parent, whose centre is then a weighted mean of its votes, from 1 / I. Su
+            2018a tried both and found little difference.
 
     Raises:
-        ValueError: if there is no such assignment or softmax, ``"straight_through"`` beside a softmax over the
-            children, or ``initial`` beside ``"straight_through"``: a parent that no vote
-            chose keeps its centre, which a squashed pose does not tell.
+        ValueError: if there is no such assignment or softmax, ``"straight_through"``
+            beside a softmax over the children, or ``initial`` beside
+            ``"straight_through"``: a parent that no vote chose keeps its centre, which
+            a squashed pose does not tell.
 
-    Source: Su Jianlin 2018b, "Another new year's offering: from K-Means to Capsule" (kexue.fm/archives/5112).
+    Source: Su Jianlin 2018b, "Another new year's offering: from K-Means to Capsule"
+    (kexue.fm/archives/5112).
     """
     check_steps(steps)
     check_choice("assignment", assignment, get_args(Assignment))
     votes = competing(votes, softmax, straight_through=assignment != "soft")
     if initial is not None and assignment != "soft":
         raise ValueError(f"initial must be None with assignment {assignment!r}")
-    similarity = None if initial is None else InnerProduct(sharpness * normalize(initial.pose, dim=-1))
+    similarity = (
+        None
+        if initial is None
+        else InnerProduct(sharpness * normalize(initial.pose, dim=-1))
+    )
     centre: Tensor | None = None
     for step in range(steps):
         if centre is None or similarity is None or assignment == "soft":
@@ -128,7 +161,11 @@ def inner_product_kmeans_routing(
         if step < steps - 1:
             similarity = InnerProduct(sharpness * normalize(centre, dim=-1))
     assert centre is not None
-    pose = squash(centre, squash_kind) if isinstance(squash_kind, str) else squash_kind(centre)
+    pose = (
+        squash(centre, squash_kind)
+        if isinstance(squash_kind, str)
+        else squash_kind(centre)
+    )
     return Routed(pose, length(pose), _read(votes, similarity, assignment), similarity)
 
 
@@ -148,9 +185,9 @@ def euclidean_kmeans_routing(
         R_{ij} = \operatorname{softmax}_j \big( -K |V_{ij} - \mu_j|^2 \big), \quad
         \mu_j = \sum_i R_{ij} V_{ij} \Big/ \sum_i R_{ij}
 
-    from uniform R. The pose is the mean and so has the scale of the votes, however many there are; the activation is
-    its length. A parent that no vote chose, and in float32 one that takes less than 1e-29 of the children, keeps its
-    centre.
+    from uniform R. The pose is the mean and so has the scale of the votes, however many
+    there are; the activation is its length. A parent that no vote chose, and in float32
+    one that takes less than 1e-29 of the children, keeps its centre.
 
     Args:
         votes: of I children for J parents.
@@ -158,21 +195,26 @@ def euclidean_kmeans_routing(
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
         initial: parents of an earlier call, to go on from their means.
-        assignment: ``"straight_through"`` gives the whole child to its nearest parent, in all steps but the first one,
-            with the gradients of the soft means. The poses are those of :func:`hard_kmeans_routing`. Each of these
-            steps takes two passes over the votes.
-        distance: ``"plain"`` compares by :math:`-K |V_{ij} - \mu_j|`, the exp(-distance) of many overviews, so that
-            twice as large votes need half the K and not a quarter. It has no fused kernel.
+        assignment: ``"straight_through"`` gives the whole child to its nearest parent,
+            in all steps but the first one, with the gradients of the soft means. The
+            poses are those of :func:`hard_kmeans_routing`. Each of these steps takes
+            two passes over the votes.
+        distance: ``"plain"`` compares by :math:`-K |V_{ij} - \mu_j|`, the
+            exp(-distance) of many overviews, so that twice as large votes need half the
+            K and not a quarter. It has no fused kernel.
 
     Raises:
         ValueError: if there is no such assignment or distance.
 
-    Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean distance.
+    Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean
+    distance.
     """
     check_steps(steps)
     check_choice("assignment", assignment, get_args(Assignment))
     check_choice("distance", distance, get_args(Measure))
-    near = partial(Gaussian.spherical if distance == "squared" else Distance, sharpness=sharpness)
+    near = partial(
+        Gaussian.spherical if distance == "squared" else Distance, sharpness=sharpness
+    )
     weights = weights_for_means(votes, weights)
     mean = None if initial is None else initial.pose
     similarity = None if mean is None else near(mean)
@@ -197,7 +239,8 @@ def hard_kmeans_routing(
     metric: Metric = "euclidean",
     squash_kind: str = "half",
 ) -> Routed:
-    r"""K-Means with hard assignments: the limit :math:`K \to \infty` of the soft ones. Gives no gradients.
+    r"""K-Means with hard assignments: the limit :math:`K \to \infty` of the soft ones.
+    Gives no gradients.
 
     A parent that no vote chose keeps its centre.
 
@@ -205,7 +248,8 @@ def hard_kmeans_routing(
         votes: of I children for J parents.
         weights: child activations, (N, G), or None.
         steps: how many times the assignment is made, the uniform first one included.
-        metric: ``"euclidean"`` (centres are means) or ``"inner"`` (centres are sums, squashed at the end).
+        metric: ``"euclidean"`` (centres are means) or ``"inner"`` (centres are sums,
+            squashed at the end).
         squash_kind: for ``"inner"``, a row of the table in :func:`~torchcaps.squash`.
 
     Source: Lloyd 1982; Su Jianlin 2018b (kexue.fm/archives/5112).
@@ -220,7 +264,11 @@ def hard_kmeans_routing(
     if steps > 1:
         votes = votes.restricted(hard=True)
     for _ in range(steps - 1):
-        similarity = Gaussian.spherical(centre, 1.0) if euclidean else InnerProduct(normalize(centre, dim=-1))
+        similarity = (
+            Gaussian.spherical(centre, 1.0)
+            if euclidean
+            else InnerProduct(normalize(centre, dim=-1))
+        )
         moments = votes.moments(similarity, weights)
         centre = _moved(moments, mean_of(moments) if euclidean else moments.sum, centre)
     pose = centre if euclidean else squash(centre, squash_kind)
@@ -235,15 +283,19 @@ class InnerProductKMeansRouting(AgreementRouting):
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; at 1 the scale of the transforms learns it.
-        squash: a row of the table in :func:`~torchcaps.squash`, or ``learned``: n² / (c + n²), whose constant c is
-            learned inside the routing, from 0.5 on (:class:`~torchcaps.LearnedSquash`).
-        assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in the backward pass.
+        squash: a row of the table in :func:`~torchcaps.squash`, or ``learned``: n² / (c
+            + n²), whose constant c is learned inside the routing, from 0.5 on
+            (:class:`~torchcaps.LearnedSquash`).
+        assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in
+            the backward pass.
         softmax: over the ``parents`` of a child, or over the ``children`` of a parent.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.InnerProductKMeansRouting(steps=3))
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, 8, 16, routing=tc.routing.InnerProductKMeansRouting(steps=3)
+        ... )
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
@@ -256,7 +308,10 @@ class InnerProductKMeansRouting(AgreementRouting):
         cost="(2 r - 1) V",
         memory="none",
         source="Su 2018",
-        reported="two digits, one above the other, after training on single ones: above 95 % right",
+        reported=(
+            "two digits, one above the other, after training on single ones: "
+            "above 95 % right"
+        ),
     )
 
     resumable = True
@@ -274,8 +329,12 @@ class InnerProductKMeansRouting(AgreementRouting):
         check_softmax(self.softmax, straight_through=not self.exact_gradients)
         self.within_window = not self.exact_gradients or self.softmax == "children"
 
-    def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are not used again."""
+    def route(
+        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
+    ) -> Routed:
+        """Routes; the child activations are the lengths of their poses already, and are
+        not used again.
+        """
         return inner_product_kmeans_routing(
             votes,
             steps=self.steps,
@@ -290,18 +349,26 @@ class InnerProductKMeansRouting(AgreementRouting):
 @register_routing("euclidean")
 @settings
 class EuclideanKMeansRouting(AgreementRouting):
-    """Module form of :func:`euclidean_kmeans_routing`; children are weighted by their activations.
+    """Module form of :func:`euclidean_kmeans_routing`; children are weighted by their
+    activations.
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
-        assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in the backward pass.
+        assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in
+            the backward pass.
         distance: ``squared``, or ``plain``: exp(-distance) weighs the votes.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.EuclideanKMeansRouting(steps=3, sharpness=0.5))
+        >>> layer = tc.CapsLinear(
+        ...     32,
+        ...     10,
+        ...     8,
+        ...     16,
+        ...     routing=tc.routing.EuclideanKMeansRouting(steps=3, sharpness=0.5),
+        ... )
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
@@ -329,8 +396,12 @@ class EuclideanKMeansRouting(AgreementRouting):
         self.exact_gradients = self.assignment == "soft"
         self.within_window = not self.exact_gradients
 
-    def route(self, votes: Votes, activation: Tensor | None, initial: Routed | None = None) -> Routed:
-        """Routes; a mean forgets how long the votes were, so their activations weight them."""
+    def route(
+        self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
+    ) -> Routed:
+        """Routes; a mean forgets how long the votes were, so their activations weight
+        them.
+        """
         return euclidean_kmeans_routing(
             votes,
             activation,
@@ -345,7 +416,8 @@ class EuclideanKMeansRouting(AgreementRouting):
 @register_routing("hard_kmeans")
 @settings
 class HardKMeansRouting(Routing):
-    """Module form of :func:`hard_kmeans_routing`, for evaluation and teaching: it refuses to train.
+    """Module form of :func:`hard_kmeans_routing`, for evaluation and teaching: it
+    refuses to train.
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
@@ -353,7 +425,9 @@ class HardKMeansRouting(Routing):
         squash: for ``"inner"``, a row of the table in :func:`~torchcaps.squash`.
 
     Example:
-        >>> routing = tc.routing.HardKMeansRouting(steps=3).bind(10, 16).eval()  # it refuses to train
+        >>> routing = (
+        ...     tc.routing.HardKMeansRouting(steps=3).bind(10, 16).eval()
+        ... )  # it refuses to train
         >>> votes = tc.Votes(torch.randn(4, 32, 8), torch.randn(32, 10, 8, 16))
         >>> routing(votes).assignment.unique()
         tensor([0., 1.])
@@ -385,8 +459,15 @@ class HardKMeansRouting(Routing):
         """
         if self.training:
             raise RuntimeError(
-                "hard K-Means has no gradient and cannot train: call .eval() on the model, or train with "
+                "hard K-Means has no gradient and cannot train: call .eval() on the "
+                "model, or train with "
                 "'kmeans' or 'euclidean' and switch the routing afterwards"
             )
         weights = activation if self.metric == "euclidean" else None
-        return hard_kmeans_routing(votes, weights, steps=self.steps, metric=self.metric, squash_kind=self.squash)
+        return hard_kmeans_routing(
+            votes,
+            weights,
+            steps=self.steps,
+            metric=self.metric,
+            squash_kind=self.squash,
+        )

@@ -1,4 +1,6 @@
-"""Maps from the logits of a child to its assignment, in place of the softmax over the parents."""
+"""Maps from the logits of a child to its assignment, in place of the softmax over the
+parents.
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +20,9 @@ class Direct(AssignmentMap):
 
 @dataclass(frozen=True)
 class Exponential(AssignmentMap):
-    r"""For logits that are normalised already, or need no normalisation: :math:`R_{ij} = \exp l_{ij}`."""
+    r"""For logits that are normalised already, or need no normalisation: :math:`R_{ij}
+    = \exp l_{ij}`.
+    """
 
     def assignment(self, logits: Tensor) -> Tensor:
         """The assignments (B, I, J) of logits (B, I, J)."""

@@ -1,4 +1,6 @@
-"""Routing by agreement with a max-min normalisation in place of the softmax (Zhao et al. 2019)."""
+"""Routing by agreement with a max-min normalisation in place of the softmax (Zhao et
+al. 2019).
+"""
 
 from dataclasses import dataclass
 
@@ -15,12 +17,13 @@ from torchcaps.squashing import SquashKind
 
 @dataclass(frozen=True)
 class MaxMin(AssignmentMap):
-    r"""Each child's logits, scaled linearly to the range between a lower and an upper bound.
+    r"""Each child's logits, scaled linearly to the range between a lower and an upper
+    bound.
 
     .. math:: R_{ij} = l + \frac{b_{ij} - \min_j b_{ij}}{\max_j b_{ij} - \min_j b_{ij}} (u - l)
 
-    and :math:`R_{ij} = u` for all parents where the logits are all equal. Parents do not compete: the shares of a child
-    need not add up to 1.
+    and :math:`R_{ij} = u` for all parents where the logits are all equal. Parents do
+    not compete: the shares of a child need not add up to 1.
 
     Args:
         lower: l, of the least similar parent.
@@ -39,7 +42,9 @@ class MaxMin(AssignmentMap):
         least, most = logits.amin(-1, keepdim=True), logits.amax(-1, keepdim=True)
         spread = most - least
         none = spread == 0  # False for NaN, which passes through
-        height = torch.where(none, 1.0, (logits - least) / torch.where(none, 1.0, spread))
+        height = torch.where(
+            none, 1.0, (logits - least) / torch.where(none, 1.0, spread)
+        )
         return self.lower + height * (self.upper - self.lower)
 
 
@@ -62,10 +67,14 @@ def max_min_routing(
         upper: assignment of the most similar parent.
         squash_kind: a row of the table in :func:`~torchcaps.squash`.
 
-    Source: Zhao, Kleinhans, Sandhu, Patel & Unnikrishnan 2019, "Capsule Networks with Max-Min Normalization".
+    Source: Zhao, Kleinhans, Sandhu, Patel & Unnikrishnan 2019, "Capsule Networks with
+    Max-Min Normalization".
     """
     return dynamic_routing(
-        votes.restricted(mapping=MaxMin(lower, upper)), weights, steps=steps, squash_kind=squash_kind
+        votes.restricted(mapping=MaxMin(lower, upper)),
+        weights,
+        steps=steps,
+        squash_kind=squash_kind,
     )
 
 
@@ -106,5 +115,13 @@ class MaxMinRouting(Routing):
     squash: SquashKind = "sabour"
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are not used again."""
-        return max_min_routing(votes, steps=self.steps, lower=self.lower, upper=self.upper, squash_kind=self.squash)
+        """Routes; the child activations are the lengths of their poses already, and are
+        not used again.
+        """
+        return max_min_routing(
+            votes,
+            steps=self.steps,
+            lower=self.lower,
+            upper=self.upper,
+            squash_kind=self.squash,
+        )

@@ -9,7 +9,8 @@ from torchcaps.squashing import length
 
 
 def mean_routing(votes: Votes, weights: Tensor | None = None) -> Routed:
-    r"""Every parent takes the mean of its votes, :math:`\mu_j = \sum_i a_i V_{ij} / \sum_i a_i`.
+    r"""Every parent takes the mean of its votes, :math:`\mu_j = \sum_i a_i V_{ij} /
+    \sum_i a_i`.
 
     The pose has the scale of the votes; the activation is its length.
 
@@ -17,7 +18,8 @@ def mean_routing(votes: Votes, weights: Tensor | None = None) -> Routed:
         votes: of I children for J parents.
         weights: child activations, (N, G), or None for ones.
 
-    Source: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing Algorithm".
+    Source: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing
+    Algorithm".
     """
     pose = mean_of(votes.moments(weights=weights))
     return Routed(pose, length(pose), votes, similarity=None)

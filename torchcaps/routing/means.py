@@ -1,4 +1,6 @@
-"""Means and shares of votes that do not depend on the scale of the child activations."""
+"""Means and shares of votes that do not depend on the scale of the child
+activations.
+"""
 
 import math
 from typing import Literal, get_args
@@ -11,11 +13,13 @@ from torchcaps.ops import Moments, Similarity, Votes
 
 
 def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
-    """Child activations times one large number, (N, G): a parent's mass is negligible below 1e-29, not below 1e-19.
+    """Child activations times one large number, (N, G): a parent's mass is negligible
+    below 1e-29, not below 1e-19.
 
-    A parent far from all votes may take 1e-25 of each child. Its mean is still that of the votes, but in float32
-    ``Moments.mean`` divides by no less than 1e-19, so that no derivative overflows: the mean would go to the origin.
-    With a still larger number, sums of large poses would overflow, and so would gradients of shares that nearly
+    A parent far from all votes may take 1e-25 of each child. Its mean is still that of
+    the votes, but in float32 ``Moments.mean`` divides by no less than 1e-19, so that no
+    derivative overflows: the mean would go to the origin. With a still larger number,
+    sums of large poses would overflow, and so would gradients of shares that nearly
     underflow.
 
     Args:
@@ -23,7 +27,9 @@ def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
         weights: child activations, (N, G), or None for ones.
     """
     dtype = votes.dtype
-    large = 2.0 ** (-math.log2(torch.finfo(dtype).tiny) // 4)  # a power of two, 2^31 in float32: no digit changes
+    large = 2.0 ** (
+        -math.log2(torch.finfo(dtype).tiny) // 4
+    )  # a power of two, 2^31 in float32: no digit changes
     weights = votes.present(weights)
     if weights is None:
         return votes.children.new_full(votes.children.shape[:2], large, dtype=dtype)
@@ -35,16 +41,19 @@ Softmax = Literal["parents", "children"]
 
 
 def competing(votes: Votes, softmax: Softmax, **others: bool) -> Votes:
-    r"""The votes with a softmax over the parents, or over the children: :math:`\sum_i R_{ij} = 1`.
+    r"""The votes with a softmax over the parents, or over the children: :math:`\sum_i
+    R_{ij} = 1`.
 
     Args:
         votes: of I children for J parents.
         softmax: over ``"parents"``, as the votes come; or over ``"children"``, see
             :class:`~torchcaps.ops.OverChildren`.
-        others: settings that only make sense where parents compete, and whether they are chosen.
+        others: settings that only make sense where parents compete, and whether they
+            are chosen.
 
     Raises:
-        ValueError: if there is no such softmax, or one of these settings is chosen beside ``"children"``.
+        ValueError: if there is no such softmax, or one of these settings is chosen
+            beside ``"children"``.
     """
     check_softmax(softmax, **others)
     return votes if softmax == "parents" else votes.over_children()
@@ -55,16 +64,22 @@ def check_softmax(softmax: Softmax, **others: bool) -> None:
     check_choice("softmax", softmax, get_args(Softmax))
     chosen = [name for name, value in others.items() if value]
     if softmax == "children" and chosen:
-        raise ValueError(f"softmax must be over 'parents' with {chosen[0]}, where these compete for a child")
+        raise ValueError(
+            f"softmax must be over 'parents' with {chosen[0]}, where these compete "
+            "for a child"
+        )
 
 
-def moments_and_shares(votes: Votes, similarity: Similarity | None, weights: Tensor | None) -> tuple[Moments, Tensor]:
-    r"""The moments of the votes, up to one factor of mass and sum, and what each parent takes of the children, (B, J).
+def moments_and_shares(
+    votes: Votes, similarity: Similarity | None, weights: Tensor | None
+) -> tuple[Moments, Tensor]:
+    r"""The moments of the votes, up to one factor of mass and sum, and what each parent
+    takes of the children, (B, J).
 
     .. math:: \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
-    Where all children are off that is 0, with a gradient of 0: in a stack of layers, the large numbers that other
-    gradients are there would multiply, and overflow.
+    Where all children are off that is 0, with a gradient of 0: in a stack of layers,
+    the large numbers that other gradients are there would multiply, and overflow.
 
     Args:
         votes: of I children for J parents.

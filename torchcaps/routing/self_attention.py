@@ -1,4 +1,6 @@
-"""Self-attention routing (Mazzia, Salvetti & Chiaberge 2021): one pass, without iteration."""
+"""Self-attention routing (Mazzia, Salvetti & Chiaberge 2021): one pass, without
+iteration.
+"""
 
 import math
 
@@ -6,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.ops import InnerProduct, Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
+from torchcaps.routing.base import (
+    About,
+    LayerShape,
+    Routed,
+    Routing,
+    check_parents,
+    register_routing,
+)
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
 
@@ -24,22 +33,24 @@ def self_attention_routing(
         R_{ij} = \operatorname{softmax}_j \frac{\langle V_{ij}, \sum_{i'} V_{i'j} \rangle}{\sqrt{H}}, \quad
         v_j = \operatorname{squash}\Big( \sum_i (R_{ij} + b_{ij}) V_{ij} \Big)
 
-    The prior b is added behind the softmax, so what a parent takes of a child may be negative, and need not add up to 1
-    over the parents. The agreement is linear in the votes: the matrix of votes times votes that the paper writes down
-    is not needed. Runs on all backends; only ``naive`` stores the votes.
+    The prior b is added behind the softmax, so what a parent takes of a child may be
+    negative, and need not add up to 1 over the parents. The agreement is linear in the
+    votes: the matrix of votes times votes that the paper writes down is not needed.
+    Runs on all backends; only ``naive`` stores the votes.
 
-    The code released with the paper squashes to :math:`(1 - 1 / (e^n + \epsilon)) s / (n + \epsilon)` with
-    :math:`\epsilon = 10^{-20}`: that is ``"exponential"``, to rounding.
+    The code released with the paper squashes to :math:`(1 - 1 / (e^n + \epsilon)) s /
+    (n + \epsilon)` with :math:`\epsilon = 10^{-20}`: that is ``"exponential"``, to
+    rounding.
 
     Args:
         votes: of I children for J parents.
-        weights: child activations, (N, G), or None. The paper has none: the length of a child's pose is its
-            activation, and scales its votes already.
+        weights: child activations, (N, G), or None. The paper has none: the length of a
+            child's pose is its activation, and scales its votes already.
         prior: b, (I, J), or (1, J) when all children share it; None for 0.
         squash_kind: a row of the table in :func:`~torchcaps.squash`.
 
-    Source: Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: Capsule Network with Self-Attention Routing",
-    section 3.2; the code released with it.
+    Source: Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: Capsule Network with
+    Self-Attention Routing", section 3.2; the code released with it.
     """
     _, I, J, H = votes.shape
     if prior is not None:
@@ -54,14 +65,17 @@ def self_attention_routing(
 class SelfAttentionRouting(Routing):
     """Module form of :func:`self_attention_routing`.
 
-    A layer that takes any number of children has one prior for each parent, shared by all of them.
+    A layer that takes any number of children has one prior for each parent, shared by
+    all of them.
 
     Args:
         prior: learn a prior b of each pair, starting at 0.
         squash: a row of the table in :func:`~torchcaps.squash`.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.SelfAttentionRouting())
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, 8, 16, routing=tc.routing.SelfAttentionRouting()
+        ... )
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
@@ -91,7 +105,9 @@ class SelfAttentionRouting(Routing):
             self.offset = nn.Parameter(torch.zeros(shape.children or 1, shape.parents))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are not used again."""
+        """Routes; the child activations are the lengths of their poses already, and are
+        not used again.
+        """
         if self.offset is not None:
             check_parents(self, self.offset, votes, axis=1)
         return self_attention_routing(votes, prior=self.offset, squash_kind=self.squash)

@@ -1,4 +1,6 @@
-"""Self-routing (Hahn, Pyeon & Kim 2019): each child chooses its parents by itself, without agreement."""
+"""Self-routing (Hahn, Pyeon & Kim 2019): each child chooses its parents by itself,
+without agreement.
+"""
 
 import math
 
@@ -8,11 +10,20 @@ from torch import Tensor, nn
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
 from torchcaps.ops.backend import mean_of
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
+from torchcaps.routing.base import (
+    About,
+    LayerShape,
+    Routed,
+    Routing,
+    check_parents,
+    register_routing,
+)
 from torchcaps.routing.means import moments_and_shares
 
 
-def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Tensor) -> Routed:
+def self_routing(
+    votes: Votes, weights: Tensor | None, weight: Tensor, bias: Tensor
+) -> Routed:
     r"""A linear layer of each child's own decides where it goes.
 
     .. math::
@@ -20,15 +31,17 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
         \mu_j = \frac{\sum_i a_i R_{ij} V_{ij}}{\sum_i a_i R_{ij}}, \quad
         a_j = \frac{\sum_i a_i R_{ij}}{\sum_i a_i}
 
-    The activations of the parents add up to 1: the loss is the negative log-likelihood. In a convolution those of the
-    parents of one window do, where these compete, as in the paper: ``competition="window"``. Where all children are
-    off, activations and poses are 0; in float32 the pose of a parent that takes far less than 1e-29 of the children is
-    nearly 0.
+    The activations of the parents add up to 1: the loss is the negative log-likelihood.
+    In a convolution those of the parents of one window do, where these compete, as in
+    the paper: ``competition="window"``. Where all children are off, activations and
+    poses are 0; in float32 the pose of a parent that takes far less than 1e-29 of the
+    children is nearly 0.
 
     Args:
         votes: of I children for J parents.
         weights: child activations, (N, G), or None for ones.
-        weight: :math:`W^{(2)}`, (I, J, M * P), or (1, J, M * P) when all children share it.
+        weight: :math:`W^{(2)}`, (I, J, M * P), or (1, J, M * P) when all children share
+            it.
         bias: :math:`b^{(2)}`, (I, J) or (1, J).
 
     Source: Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks", section 3.
@@ -36,17 +49,21 @@ def self_routing(votes: Votes, weights: Tensor | None, weight: Tensor, bias: Ten
     dtype = compute_dtype(votes.poses, weight)
     children = votes.gather(votes.poses.flatten(2)).to(dtype)
     with full_precision(children):
-        similarity = Given(torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias)
+        similarity = Given(
+            torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias
+        )
     moments, share = moments_and_shares(votes, similarity, weights)
     return Routed(mean_of(moments), share, votes, similarity)
 
 
 @register_routing("self_routing")
 class SelfRouting(Routing):
-    """Module form of :func:`self_routing`; its parameters start at 0, where all parents are equal.
+    """Module form of :func:`self_routing`; its parameters start at 0, where all parents
+    are equal.
 
-    Squashed poses hardly move it from there: give it children with learned activations, as the paper does.
-    A layer that takes any number of children has one set of parameters, shared by all of them.
+    Squashed poses hardly move it from there: give it children with learned activations,
+    as the paper does. A layer that takes any number of children has one set of
+    parameters, shared by all of them.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.SelfRouting())
@@ -73,7 +90,9 @@ class SelfRouting(Routing):
     def make_parameters(self, shape: LayerShape) -> None:
         """Weights and biases of each child."""
         children = shape.children or 1
-        self.weight = nn.Parameter(torch.zeros(children, shape.parents, math.prod(shape.in_pose)))
+        self.weight = nn.Parameter(
+            torch.zeros(children, shape.parents, math.prod(shape.in_pose))
+        )
         self.bias = nn.Parameter(torch.zeros(children, shape.parents))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:

@@ -14,18 +14,23 @@ from torchcaps.squashing import SquashKind, length, squash
 
 @dataclass(frozen=True)
 class Entmax(AssignmentMap):
-    r"""Entmax with :math:`\alpha = 1.5`: a softmax that gives exactly 0 to what is far from the best.
+    r"""Entmax with :math:`\alpha = 1.5`: a softmax that gives exactly 0 to what is far
+    from the best.
 
     .. math:: R_{ij} = \max(0, l_{ij} / 2 - \tau_i)^2, \quad \sum_j R_{ij} = 1
 
-    The threshold :math:`\tau` is exact: of the k largest halves, with mean m and sum of squared deviations d, it is
-    :math:`m - \sqrt{(1 - d) / k}`, for the largest k whose members it does not exceed.
+    The threshold :math:`\tau` is exact: of the k largest halves, with mean m and sum of
+    squared deviations d, it is :math:`m - \sqrt{(1 - d) / k}`, for the largest k whose
+    members it does not exceed.
 
-    Source: Peters, Niculae & Martins 2019, "Sparse Sequence-to-Sequence Models", Algorithm 2.
+    Source: Peters, Niculae & Martins 2019, "Sparse Sequence-to-Sequence Models",
+    Algorithm 2.
 
     Example:
         >>> entmax = tc.routing.Entmax()
-        >>> entmax.assignment(torch.tensor([[[2.0, 1.0, -1.0]]]))  # what fits badly gets nothing at all
+        >>> entmax.assignment(
+        ...     torch.tensor([[[2.0, 1.0, -1.0]]])
+        ... )  # what fits badly gets nothing at all
         tensor([[[0.8307, 0.1693, 0.0000]]])
     """
 
@@ -33,31 +38,41 @@ class Entmax(AssignmentMap):
         """The assignments (B, I, J) of logits (B, I, J)."""
         half = (logits - logits.detach().amax(-1, keepdim=True)) / 2
         largest = half.sort(-1, descending=True).values
-        count = torch.arange(1, half.shape[-1] + 1, dtype=half.dtype, device=half.device)
+        count = torch.arange(
+            1, half.shape[-1] + 1, dtype=half.dtype, device=half.device
+        )
         mean = largest.cumsum(-1) / count
         deviation = largest.square().cumsum(-1) - count * mean.square()
         rest = (1 - deviation) / count
         some = rest > 0
         threshold = mean - torch.where(some, torch.where(some, rest, 1.0).sqrt(), 0.0)
-        last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(min=1) - 1  # 0 only for NaN, which stays NaN
+        last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(
+            min=1
+        ) - 1  # 0 only for NaN, which stays NaN
         return (half - threshold.gather(-1, last)).relu().square()
 
 
-def sparse_attention_routing(votes: Votes, weights: Tensor | None = None, *, squash_kind: str = "sabour") -> Routed:
-    r"""Votes attend to the votes for the same parent, and most pairs of child and parent get nothing.
+def sparse_attention_routing(
+    votes: Votes, weights: Tensor | None = None, *, squash_kind: str = "sabour"
+) -> Routed:
+    r"""Votes attend to the votes for the same parent, and most pairs of child and
+    parent get nothing.
 
     .. math::
         R_{ij} = \operatorname{entmax}_j \frac{\langle V_{ij}, \sum_{i'} V_{i'j} \rangle}{\sqrt{H}}, \quad
         v_j = \operatorname{squash} \sum_i R_{ij} V_{ij}
 
-    One pass, with :class:`Entmax` in place of a softmax. The layer's ``transforms="orthogonal"`` are the paper's:
-    products of Householder reflections, which keep the angles between children that are different.
+    One pass, with :class:`Entmax` in place of a softmax. The layer's
+    ``transforms="orthogonal"`` are the paper's: products of Householder reflections,
+    which keep the angles between children that are different.
 
-    The repository that the paper names holds no code. From the paper are the orthogonal transforms, attention by scaled
-    inner products, entmax, and a single pass. Left open, or chosen by us: alpha is 1.5; entmax is over the parents; a
-    vote attends to the sum of all votes for its parent, as in
-    :func:`~torchcaps.routing.self_attention_routing`, so that no matrix of all pairs is formed; the squash is that of
-    Sabour et al. The pruning of similar children before the layer is a mask of the layer's.
+    The repository that the paper names holds no code. From the paper are the orthogonal
+    transforms, attention by scaled inner products, entmax, and a single pass. Left
+    open, or chosen by us: alpha is 1.5; entmax is over the parents; a vote attends to
+    the sum of all votes for its parent, as in
+    :func:`~torchcaps.routing.self_attention_routing`, so that no matrix of all pairs is
+    formed; the squash is that of Sabour et al. The pruning of similar children before
+    the layer is a mask of the layer's.
 
     Runs on ``naive``, which stores the votes, and on ``chunked``.
 
@@ -66,7 +81,8 @@ def sparse_attention_routing(votes: Votes, weights: Tensor | None = None, *, squ
         weights: child activations, (N, G), or None. The paper has none.
         squash_kind: a row of the table in :func:`~torchcaps.squash`.
 
-    Source: Geng et al. 2024, "OrthCaps: An Orthogonal CapsNet with Sparse Attention Routing and Pruning", section 3.
+    Source: Geng et al. 2024, "OrthCaps: An Orthogonal CapsNet with Sparse Attention
+    Routing and Pruning", section 3.
     """
     similarity = InnerProduct(votes.total() / math.sqrt(votes.shape[-1]))
     votes = votes.restricted(mapping=Entmax())
@@ -84,7 +100,9 @@ class SparseAttentionRouting(Routing):
 
     Example:
         >>> routing = tc.routing.SparseAttentionRouting()
-        >>> layer = tc.CapsLinear(32, 10, 8, 8, transforms="orthogonal", routing=routing)
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, 8, 8, transforms="orthogonal", routing=routing
+        ... )
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 8])
     """
@@ -106,5 +124,7 @@ class SparseAttentionRouting(Routing):
     squash: SquashKind = "sabour"
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are not used again."""
+        """Routes; the child activations are the lengths of their poses already, and are
+        not used again.
+        """
         return sparse_attention_routing(votes, squash_kind=self.squash)

@@ -1,4 +1,6 @@
-"""Spectral routing (Bahadori 2018): a parent is the direction in which its votes vary most."""
+"""Spectral routing (Bahadori 2018): a parent is the direction in which its votes vary
+most.
+"""
 
 from typing import Any
 
@@ -7,12 +9,23 @@ from torch import Tensor, nn
 
 from torchcaps.numerics import Finite, compute_dtype, positive, transformed
 from torchcaps.ops import Votes
-from torchcaps.routing.base import About, LayerShape, Routed, Routing, check_parents, register_routing
+from torchcaps.routing.base import (
+    About,
+    LayerShape,
+    Routed,
+    Routing,
+    check_parents,
+    register_routing,
+)
 from torchcaps.spec import settings
 
 
 def spectral_routing(
-    votes: Votes, weights: Tensor | None = None, bias: Tensor | float = 0.1, *, sharpness: float = 1.0
+    votes: Votes,
+    weights: Tensor | None = None,
+    bias: Tensor | float = 0.1,
+    *,
+    sharpness: float = 1.0,
 ) -> Routed:
     r"""The votes for a parent agree as far as they lie on one line through 0.
 
@@ -21,13 +34,16 @@ def spectral_routing(
         \text{pose}_j = \pm u_1, \quad
         a_j = \sigma \Big( \eta \Big( \frac{s_1^2}{\sum_k s_k^2} - b_j \Big) \Big)
 
-    with the singular values :math:`s_1 \ge s_2 \ge \dots` of the I x H matrix of the weighted votes. One pass; nothing
-    competes, and the assignment is uniform. The singular vector is found from :math:`Y^T Y`, H x H, which is added up
-    from tiles of votes: only ``naive`` stores them. Where the two largest eigenvalues are equal, the eigenvector has no
-    gradient, and 0 is given. In forward mode and ``torch.func``, derivatives are right up to the eighth.
+    with the singular values :math:`s_1 \ge s_2 \ge \dots` of the I x H matrix of the
+    weighted votes. One pass; nothing competes, and the assignment is uniform. The
+    singular vector is found from :math:`Y^T Y`, H x H, which is added up from tiles of
+    votes: only ``naive`` stores them. Where the two largest eigenvalues are equal, the
+    eigenvector has no gradient, and 0 is given. In forward mode and ``torch.func``,
+    derivatives are right up to the eighth.
 
-    The paper leaves open the sign, here that of the inner product with the weighted sum of the votes, and what becomes
-    of a parent without votes: here its pose is 0, and so is its ratio.
+    The paper leaves open the sign, here that of the inner product with the weighted sum
+    of the votes, and what becomes of a parent without votes: here its pose is 0, and so
+    is its ratio.
 
     Args:
         votes: of I children for J parents.
@@ -38,7 +54,9 @@ def spectral_routing(
     Source: Bahadori 2018, "Spectral Capsule Networks", section 2.
     """
     present = votes.present(weights)
-    gram = votes.gram(None if present is None else present.to(compute_dtype(present)).square())
+    gram = votes.gram(
+        None if present is None else present.to(compute_dtype(present)).square()
+    )
     largest, direction = _top_pair(gram) if transformed() else _TopPair.apply(gram)
     total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     with torch.no_grad():
@@ -50,11 +68,13 @@ def spectral_routing(
 
 
 class _TopPair(torch.autograd.Function):
-    r"""The largest eigenvalue (...) and its eigenvector (..., H) of positive semidefinite matrices (..., H, H).
+    r"""The largest eigenvalue (...) and its eigenvector (..., H) of positive
+    semidefinite matrices (..., H, H).
 
     .. math:: d \lambda = u^T \, dA \, u, \quad du = (\lambda - A)^+ \, dA \, u
 
-    Where another eigenvalue is as large, and for a matrix that is all but zero, du is 0.
+    Where another eigenvalue is as large, and for a matrix that is all but zero, du is
+    0.
     """
 
     @staticmethod
@@ -68,15 +88,19 @@ class _TopPair(torch.autograd.Function):
     def backward(ctx: Any, grad_value: Tensor, grad_top: Tensor) -> Tensor:
         """In operations that can be differentiated again."""
         matrix, value, top, simple = ctx.saved_tensors
-        moved = _turn(matrix, value, top, simple, grad_top) + grad_value[..., None] * top
+        moved = (
+            _turn(matrix, value, top, simple, grad_top) + grad_value[..., None] * top
+        )
         grad = moved[..., None] * top[..., None, :]
         return (grad + grad.mT) / 2
 
 
 def _eigenpair(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest eigenvalue, its eigenvector, and whether it is simple: no other eigenvalue is as large.
+    """The largest eigenvalue, its eigenvector, and whether it is simple: no other
+    eigenvalue is as large.
 
-    NaN for a matrix that is not finite, where eigh would raise an error for the whole batch.
+    NaN for a matrix that is not finite, where eigh would raise an error for the whole
+    batch.
     """
     finite = matrix.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
     values, vectors = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
@@ -84,25 +108,41 @@ def _eigenpair(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     vectors = torch.where(finite, vectors, torch.nan)
     gap = values[..., -1:] - values[..., :-1]
     limits = torch.finfo(values.dtype)
-    apart = gap > (values[..., -1:] * limits.eps * values.shape[-1]).clamp(min=4 * limits.tiny)  # 1 / gap is finite
+    apart = gap > (values[..., -1:] * limits.eps * values.shape[-1]).clamp(
+        min=4 * limits.tiny
+    )  # 1 / gap is finite
     value = values[..., -1].contiguous()
-    return value, vectors[..., -1].contiguous(), apart.all(-1) & (value > 4 * limits.tiny)
+    return (
+        value,
+        vectors[..., -1].contiguous(),
+        apart.all(-1) & (value > 4 * limits.tiny),
+    )
 
 
-def _turn(matrix: Tensor, value: Tensor, top: Tensor, simple: Tensor, push: Tensor) -> Tensor:
+def _turn(
+    matrix: Tensor, value: Tensor, top: Tensor, simple: Tensor, push: Tensor
+) -> Tensor:
     """``(lambda - A)^+ b``: how far a push b turns the top eigenvector."""
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     line = top[..., None] * top[..., None, :]
-    system = torch.where(simple[..., None, None], value[..., None, None] * (eye + line) - matrix, eye)
-    sideways = torch.where(simple[..., None], push - (push * top).sum(-1, keepdim=True) * top, 0.0)
-    factors, pivots, _ = torch.linalg.lu_factor_ex(system)  # linalg.solve is wrong in forward mode inside forward mode
+    system = torch.where(
+        simple[..., None, None], value[..., None, None] * (eye + line) - matrix, eye
+    )
+    sideways = torch.where(
+        simple[..., None], push - (push * top).sum(-1, keepdim=True) * top, 0.0
+    )
+    factors, pivots, _ = torch.linalg.lu_factor_ex(
+        system
+    )  # linalg.solve is wrong in forward mode inside forward mode
     return torch.linalg.lu_solve(factors, pivots, sideways[..., None]).squeeze(-1)
 
 
 def _top_pair(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as a formula: Rayleigh quotient iteration from the solution, where its steps change nothing.
+    """The same as a formula: Rayleigh quotient iteration from the solution, where its
+    steps change nothing.
 
-    A step cubes the error of a vector, so two of them have the derivatives by the matrix right up to the eighth.
+    A step cubes the error of a vector, so two of them have the derivatives by the
+    matrix right up to the eighth.
     """
     _, top, simple = _eigenpair(matrix.detach())
     for _ in range(2):
@@ -115,7 +155,8 @@ def _top_pair(matrix: Tensor) -> tuple[Tensor, Tensor]:
 @register_routing("spectral")
 @settings
 class SpectralRouting(Routing):
-    """Module form of :func:`spectral_routing`; children are weighted by their activations.
+    """Module form of :func:`spectral_routing`; children are weighted by their
+    activations.
 
     Args:
         sharpness: of the activation; may be raised while training goes on.
@@ -123,7 +164,9 @@ class SpectralRouting(Routing):
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.SpectralRouting())
-        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).activation.shape
+        >>> layer(
+        ...     tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))
+        ... ).activation.shape
         torch.Size([4, 10])
     """
 

@@ -1,4 +1,6 @@
-"""Variational Bayes routing (Ribeiro, Leontidis & Kollias 2020): a mixture with Normal-Wishart priors."""
+"""Variational Bayes routing (Ribeiro, Leontidis & Kollias 2020): a mixture with
+Normal-Wishart priors.
+"""
 
 import math
 from collections.abc import Callable
@@ -32,7 +34,8 @@ def variational_bayes_routing(
     activation_norm: Callable[[Tensor], Tensor] | None = None,
     pose_norm: Callable[[Tensor], Tensor] | None = None,
 ) -> Routed:
-    r"""Expectation and maximisation with distributions of the parents in place of point estimates.
+    r"""Expectation and maximisation with distributions of the parents in place of point
+    estimates.
 
     .. math::
         r_{ij} = a_i R_{ij}, \quad N_j = \sum_i r_{ij}, \quad \bar V_j = \frac{1}{N_j} \sum_i r_{ij} V_{ij}, \quad
@@ -49,10 +52,12 @@ def variational_bayes_routing(
         a_j = \sigma \Big( \operatorname{BN} \Big( \beta_a - e^{E \ln \pi_j} \Big( \frac{H}{2} \ln 2 \pi e
         - \frac{E \ln \Lambda_j}{2} \Big) - \beta_u \Big) \Big), \quad \text{pose} = \operatorname{BN}(m_j)
 
-    from R = 1 / J. :math:`\psi` is the digamma function. In a convolution :math:`p_{ij}` is normalised over the parents
-    of all windows that see the child, as in the paper, where its competition is the ``"image"``; the sum over j of
-    :math:`\alpha_j` is over the types of one position. All is computed in log space: the authors' code forms
-    :math:`p_{ij}`, which underflows. Runs on all backends; only ``naive`` stores the votes.
+    from R = 1 / J. :math:`\psi` is the digamma function. In a convolution
+    :math:`p_{ij}` is normalised over the parents of all windows that see the child, as
+    in the paper, where its competition is the ``"image"``; the sum over j of
+    :math:`\alpha_j` is over the types of one position. All is computed in log space:
+    the authors' code forms :math:`p_{ij}`, which underflows. Runs on all backends; only
+    ``naive`` stores the votes.
 
     Args:
         votes: of I children for J parents.
@@ -63,8 +68,8 @@ def variational_bayes_routing(
         activation_norm: BN of the activation's logit, (B, J), or None.
         pose_norm: BN of the pose, (B, J, H), or None.
 
-    Source: Ribeiro, Leontidis & Kollias 2020, "Capsule Routing via Variational Bayes", Algorithm 1; the code released
-    with it.
+    Source: Ribeiro, Leontidis & Kollias 2020, "Capsule Routing via Variational Bayes",
+    Algorithm 1; the code released with it.
     """
     check_steps(steps)
     similarity: Gaussian | None = None
@@ -77,11 +82,19 @@ def variational_bayes_routing(
     if activation_norm is not None:
         logit = activation_norm(logit)
     pose = parents.mean if pose_norm is None else pose_norm(parents.mean)
-    return Routed(pose, logit.sigmoid(), votes.under(Normaliser()) if last is None else votes, last, logit)
+    return Routed(
+        pose,
+        logit.sigmoid(),
+        votes.under(Normaliser()) if last is None else votes,
+        last,
+        logit,
+    )
 
 
 class _Posterior:
-    """The parents after one estimate, with all prior parameters 1 but for the degrees of freedom, H + 1."""
+    """The parents after one estimate, with all prior parameters 1 but for the degrees
+    of freedom, H + 1.
+    """
 
     def __init__(self, moments: Moments) -> None:
         assert moments.scatter is not None
@@ -92,17 +105,29 @@ class _Posterior:
         share = (mass / self.concentration)[..., None]
         self.mean = share * average
         self.inverse_scale = 1 + moments.scatter + share * average.square()
-        self.log_share = self.concentration.digamma() - self.concentration.sum(-1, keepdim=True).digamma()
+        self.log_share = (
+            self.concentration.digamma()
+            - self.concentration.sum(-1, keepdim=True).digamma()
+        )
         below = torch.arange(self.size, dtype=mass.dtype, device=mass.device)
-        log_determinant = ((self.freedom[..., None] - below) / 2).digamma().sum(-1) + self.size * math.log(2)
+        log_determinant = ((self.freedom[..., None] - below) / 2).digamma().sum(
+            -1
+        ) + self.size * math.log(2)
         self.log_precision = log_determinant - self.inverse_scale.log().sum(-1)
 
     def similarity(self) -> Gaussian:
         """The logarithm of p of each vote."""
         constant = (
-            self.log_share + (self.log_precision - self.size * (math.log(2 * math.pi) + 1 / self.concentration)) / 2
+            self.log_share
+            + (
+                self.log_precision
+                - self.size * (math.log(2 * math.pi) + 1 / self.concentration)
+            )
+            / 2
         )
-        return Gaussian(self.mean, self.freedom[..., None] / self.inverse_scale, constant)
+        return Gaussian(
+            self.mean, self.freedom[..., None] / self.inverse_scale, constant
+        )
 
     def entropy(self) -> Tensor:
         """Of a Gaussian with the expected logarithm of the precision, (B, J)."""
@@ -112,17 +137,21 @@ class _Posterior:
 @register_routing("variational_bayes")
 @settings
 class VariationalBayesRouting(Routing):
-    """Module form of :func:`variational_bayes_routing`, with both batch normalisations; the betas start at 0.
+    """Module form of :func:`variational_bayes_routing`, with both batch normalisations;
+    the betas start at 0.
 
-    Each normalisation has one mean and one variance for each parent type, over the batch, the positions and, for poses,
-    their numbers. In training an example therefore depends on its batch; a batch with one number a type is normalised
-    with the running values.
+    Each normalisation has one mean and one variance for each parent type, over the
+    batch, the positions and, for poses, their numbers. In training an example therefore
+    depends on its batch; a batch with one number a type is normalised with the running
+    values.
 
     Args:
         steps: how many times the parents are estimated.
 
     Example:
-        >>> layer = tc.CapsLinear(32, 10, (4, 4), (4, 4), routing=tc.routing.VariationalBayesRouting())
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, (4, 4), (4, 4), routing=tc.routing.VariationalBayesRouting()
+        ... )
         >>> layer(tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 4, 4])
     """

@@ -8,7 +8,17 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from torchcaps.ops import Agreement, AssignmentMap, Gaussian, Given, InnerProduct, Rule, Similarity, VoteSource, axes
+from torchcaps.ops import (
+    Agreement,
+    AssignmentMap,
+    Gaussian,
+    Given,
+    InnerProduct,
+    Rule,
+    Similarity,
+    VoteSource,
+    axes,
+)
 from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.votes import in_windows
@@ -17,7 +27,9 @@ from torchcaps.testing.compare import TOLERANCE, assert_same, with_gradients
 
 @dataclass(frozen=True)
 class Cauchy(Similarity):
-    r"""A similarity that no kernel knows, :math:`k_j p_{ij} - \log(1 + |V_{ij} - c_j|^2)`, of all layouts."""
+    r"""A similarity that no kernel knows, :math:`k_j p_{ij} - \log(1 + |V_{ij} -
+    c_j|^2)`, of all layouts.
+    """
 
     centre: Tensor = axes("BJH")
     peak: Tensor = axes("IJ", "BIJ")
@@ -31,7 +43,9 @@ class Cauchy(Similarity):
 
 @dataclass(frozen=True)
 class Doubtful(AssignmentMap):
-    """An assignment map that no kernel knows: a softmax times a factor for each parent, (J,)."""
+    """An assignment map that no kernel knows: a softmax times a factor for each parent,
+    (J,).
+    """
 
     belief: Tensor = axes("J")
 
@@ -55,8 +69,16 @@ class Problem:
     windows: bool = False
 
     def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """Leaf tensors for all inputs of a call, the same for all dtypes except for rounding."""
-        B, I, J, (M, P), D = self.rows, self.children, self.parents, self.in_pose, self.parent_dim
+        """Leaf tensors for all inputs of a call, the same for all dtypes except for
+        rounding.
+        """
+        B, I, J, (M, P), D = (
+            self.rows,
+            self.children,
+            self.parents,
+            self.in_pose,
+            self.parent_dim,
+        )
         H, N = M * D, B // 2 if self.windows else B
         G = I + 2 if self.windows else I
         shapes = {
@@ -74,16 +96,26 @@ class Problem:
             "by_parent": (J,),
         }
         generator = torch.Generator().manual_seed(0)
-        numbers = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+        numbers = {
+            name: torch.randn(shape, generator=generator, dtype=torch.float64)
+            for name, shape in shapes.items()
+        }
         numbers["weights"] = numbers["weights"].sigmoid()
         numbers["precision"] = numbers["precision"].exp()
-        return {name: tensor.float().to(device, dtype).requires_grad_() for name, tensor in numbers.items()}
+        return {
+            name: tensor.float().to(device, dtype).requires_grad_()
+            for name, tensor in numbers.items()
+        }
 
     def sites(self, device: torch.device) -> Tensor | None:
-        """Indices of the children of two windows, which share all but two; None for one window."""
+        """Indices of the children of two windows, which share all but two; None for one
+        window.
+        """
         if not self.windows:
             return None
-        return torch.stack([torch.arange(self.children), torch.arange(self.children) + 2]).to(device, torch.int32)
+        return torch.stack(
+            [torch.arange(self.children), torch.arange(self.children) + 2]
+        ).to(device, torch.int32)
 
 
 PROBLEMS = (
@@ -107,7 +139,9 @@ EMPTY = tuple(
         (2, 3, 4, (1, 3), 0),
     )
 )
-"""No rows, no children, no parents, no rows of poses, child poses or parent poses without numbers; in windows too."""
+"""No rows, no children, no parents, no rows of poses, child poses or parent poses
+without numbers; in windows too.
+"""
 
 
 Tensors = dict[str, Tensor]
@@ -118,8 +152,12 @@ SIMILARITIES: dict[str, Callable[[Tensors], Similarity | None]] = {
     "a Gaussian": lambda t: Gaussian(t["parents"], t["precision"], t["log_weight"]),
     "given logits (I, J)": lambda t: Given(t["pairs"]),
     "given logits (B, I, J)": lambda t: Given(t["row_pairs"]),
-    "a similarity of one's own": lambda t: Cauchy(t["parents"], t["pairs"], t["by_parent"]),
-    "one's own of each row": lambda t: Cauchy(t["parents"], t["row_pairs"], t["by_parent"]),
+    "a similarity of one's own": lambda t: Cauchy(
+        t["parents"], t["pairs"], t["by_parent"]
+    ),
+    "one's own of each row": lambda t: Cauchy(
+        t["parents"], t["row_pairs"], t["by_parent"]
+    ),
 }
 
 RULES: dict[str, Callable[[Tensors], Rule]] = {
@@ -129,8 +167,12 @@ RULES: dict[str, Callable[[Tensors], Rule]] = {
     "hard assignments beside an orphan": lambda t: Rule(orphan=True, hard=True),
     "a given normaliser": lambda t: Rule(log_partition=t["log_partition"] + 2),
     "a normaliser for each pair": lambda t: Rule(log_partition=t["pair_partition"] + 2),
-    "weights of pairs": lambda t: Rule(scale=t["pairs"].square(), offset=t["row_pairs"].square()),
-    "weights of pairs with an orphan": lambda t: Rule(orphan=True, offset=t["pairs"].square()),
+    "weights of pairs": lambda t: Rule(
+        scale=t["pairs"].square(), offset=t["row_pairs"].square()
+    ),
+    "weights of pairs with an orphan": lambda t: Rule(
+        orphan=True, offset=t["pairs"].square()
+    ),
     "an assignment map": lambda t: Rule(mapping=Doubtful(t["by_parent"].square())),
 }
 
@@ -145,20 +187,24 @@ def check_backend(
     device: str = "cpu",
     tolerance: float | None = None,
 ) -> int:
-    """Asserts that a backend agrees with ``naive``, forward and backward, in everything that it says it supports.
+    """Asserts that a backend agrees with ``naive``, forward and backward, in everything
+    that it says it supports.
 
-    Compared are moments with and without the scatter, assignments and normalisers, for all similarities and rules, odd
-    sizes, shared transforms, coordinates, weights and windows; empty axes; with a softmax also a child whose pose is
-    NaN; the Gaussians of moments; and routing by agreement, if the backend runs all its steps in one call.
+    Compared are moments with and without the scatter, assignments and normalisers, for
+    all similarities and rules, odd sizes, shared transforms, coordinates, weights and
+    windows; empty axes; with a softmax also a child whose pose is NaN; the Gaussians of
+    moments; and routing by agreement, if the backend runs all its steps in one call.
 
     Args:
         backend: a :class:`~torchcaps.ops.VoteSource`.
         dtype: of the inputs; the reference is float64.
         device: to run the backend on.
-        tolerance: relative to the root mean square of each tensor; by default 1e-8 in float64, 1e-3 in float32.
+        tolerance: relative to the root mean square of each tensor; by default 1e-8 in
+            float64, 1e-3 in float32.
 
     Returns:
-        How many pairs of a similarity and a rule were compared, at most 63 for each of six shapes.
+        How many pairs of a similarity and a rule were compared, at most 63 for each of
+        six shapes.
 
     Raises:
         AssertionError: if something differs; says what, by how much, and in which call.
@@ -168,71 +214,117 @@ def check_backend(
     for problem in PROBLEMS:
         reference = problem.tensors(torch.float64, torch.device("cpu"))
         tensors = problem.tensors(dtype, torch.device(device))
-        for (name, similarity), (manner, rule) in product(SIMILARITIES.items(), RULES.items()):
+        for (name, similarity), (manner, rule) in product(
+            SIMILARITIES.items(), RULES.items()
+        ):
             trouble = backend.supports(similarity(tensors), rule(tensors))
             if not isinstance(trouble, str):
-                raise AssertionError(f"{backend.__name__}.supports must return a str, got {trouble!r}")
+                raise AssertionError(
+                    f"{backend.__name__}.supports must return a str, got {trouble!r}"
+                )
             if trouble:
                 continue
             compared += 1
             try:
-                actual = _results(backend, problem, tensors, similarity(tensors), rule(tensors))
-                expected = _results(NaiveVotes, problem, reference, similarity(reference), rule(reference))
+                actual = _results(
+                    backend, problem, tensors, similarity(tensors), rule(tensors)
+                )
+                expected = _results(
+                    NaiveVotes,
+                    problem,
+                    reference,
+                    similarity(reference),
+                    rule(reference),
+                )
                 assert_same(actual, expected, allowed)
             except AssertionError as error:
                 raise AssertionError(
-                    f"{backend.__name__} differs from naive for {name} under {manner}: {error}; {problem}"
+                    f"{backend.__name__} differs from naive for {name} under "
+                    f"{manner}: {error}; {problem}"
                 ) from None
     if not compared:
-        raise AssertionError(f"{backend.__name__} supports nothing: supports(...) never returns an empty string")
+        raise AssertionError(
+            f"{backend.__name__} supports nothing: supports(...) never returns an "
+            "empty string"
+        )
     _check_edges(backend, dtype, torch.device(device))
     _check_gaussians(backend, dtype, torch.device(device), allowed)
     _check_agreement(backend, dtype, torch.device(device), allowed)
     return compared
 
 
-def _check_gaussians(backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float) -> None:
+def _check_gaussians(
+    backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float
+) -> None:
     """Asserts that the Gaussians of the first moments agree with those of ``naive``."""
     for problem in PROBLEMS:
-        tensors, reference = problem.tensors(dtype, device), problem.tensors(torch.float64, torch.device("cpu"))
+        tensors, reference = (
+            problem.tensors(dtype, device),
+            problem.tensors(torch.float64, torch.device("cpu")),
+        )
         try:
             assert_same(
-                _with_gradients(_gaussians(_source(backend, problem, tensors)), tensors),
-                _with_gradients(_gaussians(_source(NaiveVotes, problem, reference)), reference),
+                _with_gradients(
+                    _gaussians(_source(backend, problem, tensors)), tensors
+                ),
+                _with_gradients(
+                    _gaussians(_source(NaiveVotes, problem, reference)), reference
+                ),
                 allowed,
             )
         except AssertionError as error:
-            raise AssertionError(f"{backend.__name__} fails for the Gaussians of moments, {problem}: {error}") from None
+            raise AssertionError(
+                f"{backend.__name__} fails for the Gaussians of moments, {problem}: "
+                f"{error}"
+            ) from None
 
 
 def _gaussians(votes: VoteSource) -> dict[str, Tensor]:
     return votes.gaussians(votes.moments(None, None, Rule(), True), 0.1)._asdict()
 
 
-def _check_agreement(backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float) -> None:
-    """Asserts that routing by agreement, if a backend runs it in one call, agrees with ``naive`` step by step."""
+def _check_agreement(
+    backend: type[VoteSource], dtype: torch.dtype, device: torch.device, allowed: float
+) -> None:
+    """Asserts that routing by agreement, if a backend runs it in one call, agrees with
+    ``naive`` step by step.
+    """
     for problem, agreement in product(PROBLEMS, AGREEMENTS):
-        tensors, reference = problem.tensors(dtype, device), problem.tensors(torch.float64, torch.device("cpu"))
-        found = _source(backend, problem, tensors).agree(agreement, tensors["parents"][0])
+        tensors, reference = (
+            problem.tensors(dtype, device),
+            problem.tensors(torch.float64, torch.device("cpu")),
+        )
+        found = _source(backend, problem, tensors).agree(
+            agreement, tensors["parents"][0]
+        )
         if found is None:
             continue
         total = partial(_total, _source(NaiveVotes, problem, reference), agreement)
         expected = step_by_step(total, agreement, reference["parents"][0])
         try:
             assert_same(
-                _with_gradients(_named(*found), tensors), _with_gradients(_named(*expected), reference), allowed
+                _with_gradients(_named(*found), tensors),
+                _with_gradients(_named(*expected), reference),
+                allowed,
             )
         except AssertionError as error:
-            raise AssertionError(f"{backend.__name__} fails for {agreement}, {problem}: {error}") from None
+            raise AssertionError(
+                f"{backend.__name__} fails for {agreement}, {problem}: {error}"
+            ) from None
 
 
-def _total(votes: VoteSource, agreement: Agreement, similarity: InnerProduct | None) -> Tensor:
+def _total(
+    votes: VoteSource, agreement: Agreement, similarity: InnerProduct | None
+) -> Tensor:
     return votes.moments(similarity, None, Rule(agreement.orphan), False).sum
 
 
 def _named(poses: Tensor, compared: Tensor | None) -> dict[str, Tensor]:
     if compared is None:
-        raise AssertionError("agree must return what the last of several steps compared the votes with, got None")
+        raise AssertionError(
+            "agree must return what the last of several steps compared the votes "
+            "with, got None"
+        )
     return {"poses": poses, "what the last step compares with": compared}
 
 
@@ -240,13 +332,21 @@ EDGE_RULES = ("a softmax", "hard assignments", "a given normaliser")
 """Under which empty axes are checked."""
 
 
-def _check_edges(backend: type[VoteSource], dtype: torch.dtype, device: torch.device) -> None:
-    """Asserts that results with empty axes, and where NaN appears, are those of ``naive``."""
+def _check_edges(
+    backend: type[VoteSource], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Asserts that results with empty axes, and where NaN appears, are those of
+    ``naive``.
+    """
     hurt = PROBLEMS[0]
-    for (name, similarity), manner, problem in product(SIMILARITIES.items(), EDGE_RULES, (hurt, *EMPTY)):
+    for (name, similarity), manner, problem in product(
+        SIMILARITIES.items(), EDGE_RULES, (hurt, *EMPTY)
+    ):
         tensors = problem.tensors(dtype, device)
         compared, rule = similarity(tensors), RULES[manner](tensors)
-        if backend.supports(compared, rule) or (problem is hurt and manner != "a softmax"):
+        if backend.supports(compared, rule) or (
+            problem is hurt and manner != "a softmax"
+        ):
             continue
         if rule.hard and not problem.parents:
             continue  # there is none to take all of the child
@@ -256,34 +356,65 @@ def _check_edges(backend: type[VoteSource], dtype: torch.dtype, device: torch.de
             else:
                 actual = _results(backend, problem, tensors, compared, rule)
                 expected = _results(NaiveVotes, problem, tensors, compared, rule)
-                finite = [what for what, tensor in expected.items() if not torch.equal(actual[what], tensor)]
-                assert_same(actual, {what: expected[what] for what in finite}, TOLERANCE[dtype])
+                finite = [
+                    what
+                    for what, tensor in expected.items()
+                    if not torch.equal(actual[what], tensor)
+                ]
+                assert_same(
+                    actual, {what: expected[what] for what in finite}, TOLERANCE[dtype]
+                )
         except Exception as error:
-            raise AssertionError(f"{backend.__name__} fails for {name} under {manner}, {problem}: {error}") from error
+            raise AssertionError(
+                f"{backend.__name__} fails for {name} under {manner}, {problem}: "
+                f"{error}"
+            ) from error
 
 
-def _expect_nan(backend: type[VoteSource], tensors: Tensors, similarity: Similarity | None, rule: Rule) -> None:
+def _expect_nan(
+    backend: type[VoteSource],
+    tensors: Tensors,
+    similarity: Similarity | None,
+    rule: Rule,
+) -> None:
     with torch.no_grad():
         tensors["children"][0, 0] = torch.nan
     actual = _outputs(backend, PROBLEMS[0], tensors, similarity, rule)
-    for what, tensor in _outputs(NaiveVotes, PROBLEMS[0], tensors, similarity, rule).items():
+    for what, tensor in _outputs(
+        NaiveVotes, PROBLEMS[0], tensors, similarity, rule
+    ).items():
         hidden = int((tensor.isnan() & ~actual[what].isnan()).sum())
         if hidden:
-            raise AssertionError(f"{what} hides NaN of a child's pose in {hidden} places")
+            raise AssertionError(
+                f"{what} hides NaN of a child's pose in {hidden} places"
+            )
 
 
 def _results(
-    backend: type[VoteSource], problem: Problem, tensors: Tensors, similarity: Similarity | None, rule: Rule
+    backend: type[VoteSource],
+    problem: Problem,
+    tensors: Tensors,
+    similarity: Similarity | None,
+    rule: Rule,
 ) -> dict[str, Tensor]:
-    """All results of a backend for a call, and the gradients of all inputs, on the CPU."""
-    return _with_gradients(_outputs(backend, problem, tensors, similarity, rule), tensors)
+    """All results of a backend for a call, and the gradients of all inputs, on the
+    CPU.
+    """
+    return _with_gradients(
+        _outputs(backend, problem, tensors, similarity, rule), tensors
+    )
 
 
 def _with_gradients(outputs: dict[str, Tensor], tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu() for name, tensor in with_gradients(outputs, tensors, seed=1).items()}
+    return {
+        name: tensor.detach().cpu()
+        for name, tensor in with_gradients(outputs, tensors, seed=1).items()
+    }
 
 
-def _source(backend: type[VoteSource], problem: Problem, tensors: Tensors) -> VoteSource:
+def _source(
+    backend: type[VoteSource], problem: Problem, tensors: Tensors
+) -> VoteSource:
     children, sites = tensors["children"], problem.sites(tensors["children"].device)
     coordinates = tensors["coordinates"] if problem.coordinates else None
     if backend.indexed:
@@ -292,7 +423,11 @@ def _source(backend: type[VoteSource], problem: Problem, tensors: Tensors) -> Vo
 
 
 def _outputs(
-    backend: type[VoteSource], problem: Problem, tensors: Tensors, similarity: Similarity | None, rule: Rule
+    backend: type[VoteSource],
+    problem: Problem,
+    tensors: Tensors,
+    similarity: Similarity | None,
+    rule: Rule,
 ) -> dict[str, Tensor]:
     """Moments with and without the scatter, assignments, and normalisers."""
     sites = problem.sites(tensors["children"].device)
@@ -302,7 +437,9 @@ def _outputs(
         if rule.log_partition is not None and rule.log_partition.ndim == 2:
             rule = Rule(log_partition=in_windows(rule.log_partition, sites))
     source = _source(backend, problem, tensors)
-    moments, with_scatter = (source.moments(similarity, weights, rule, scatter) for scatter in (False, True))
+    moments, with_scatter = (
+        source.moments(similarity, weights, rule, scatter) for scatter in (False, True)
+    )
     assert with_scatter.scatter is not None
     return {
         "mass": moments.mass,

@@ -16,11 +16,16 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 Subject = TypeVar("Subject")
 
 LEAST_SCALE = 1e-3
-"""Smallest root mean square that errors are compared with, for tensors that are 0 in theory."""
+"""Smallest root mean square that errors are compared with, for tensors that are 0 in
+theory.
+"""
 
 
-def assert_same(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
-    """Asserts that the root mean square of each difference is small, relative to that of the expected tensor.
+def assert_same(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float
+) -> None:
+    """Asserts that the root mean square of each difference is small, relative to that
+    of the expected tensor.
 
     Raises:
         AssertionError: with the name of the first tensor that differs.
@@ -28,17 +33,23 @@ def assert_same(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], to
     for name, tensor in expected.items():
         other = actual[name]
         if other.shape != tensor.shape:
-            raise AssertionError(f"{name} has shape {tuple(other.shape)}, not {tuple(tensor.shape)}")
+            raise AssertionError(
+                f"{name} has shape {tuple(other.shape)}, not {tuple(tensor.shape)}"
+            )
         if not tensor.numel():
             continue
         error = (other.double() - tensor.double()).square().mean().sqrt()
         scale = tensor.double().square().mean().sqrt().clamp(min=LEAST_SCALE)
         if not error <= tolerance * scale:  # NaN included
-            raise AssertionError(f"{name} is off by {error / scale:.2g} of its size ({tolerance:.2g} is allowed)")
+            raise AssertionError(
+                f"{name} is off by {error / scale:.2g} of its size ({tolerance:.2g} "
+                "is allowed)"
+            )
 
 
 def assert_same_on_backends(results: Callable[[str], Mapping[str, Tensor]]) -> None:
-    """Asserts that what a function of the backend gives on a CPU, in float64, is what it gives on ``naive``.
+    """Asserts that what a function of the backend gives on a CPU, in float64, is what
+    it gives on ``naive``.
 
     Backends that are not available here, or cannot do what is asked, are left out.
 
@@ -47,7 +58,9 @@ def assert_same_on_backends(results: Callable[[str], Mapping[str, Tensor]]) -> N
     """
     expected = results("naive")
     for backend in BACKENDS:
-        if backend not in ("chunked", FUSED["cpu"]) or (backend == FUSED["cpu"] and why_not(backend)):
+        if backend not in ("chunked", FUSED["cpu"]) or (
+            backend == FUSED["cpu"] and why_not(backend)
+        ):
             continue  # the reference, for another device, or not available here
         try:
             found = results(backend)
@@ -62,12 +75,17 @@ def assert_same_on_backends(results: Callable[[str], Mapping[str, Tensor]]) -> N
 
 
 def with_gradients(
-    outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor], learned: Collection[str] | None = None, seed: int = 2
+    outputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    learned: Collection[str] | None = None,
+    seed: int = 2,
 ) -> dict[str, Tensor]:
-    """The outputs, and the gradients of the inputs for random ones of the outputs, always the same.
+    """The outputs, and the gradients of the inputs for random ones of the outputs,
+    always the same.
 
     Args:
-        outputs: by name; an infinite one, as the normaliser of no parents is, gives no gradients.
+        outputs: by name; an infinite one, as the normaliser of no parents is, gives no
+            gradients.
         inputs: by name.
         learned: the names of the outputs that have gradients; None for all.
         seed: of the random numbers.
@@ -76,14 +94,26 @@ def with_gradients(
     objective = torch.zeros((), dtype=torch.float64)
     for name, output in outputs.items():
         if learned is None or name in learned:
-            upstream = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+            upstream = torch.randn(
+                output.shape, generator=generator, dtype=torch.float64
+            )
             if not output.isinf().any():
                 objective = objective + (output.double().cpu() * upstream).sum()
-    found = torch.autograd.grad(objective, list(inputs.values()), materialize_grads=True, allow_unused=True)
-    return {**outputs, **{f"the gradient of {name}": grad for name, grad in zip(inputs, found, strict=True)}}
+    found = torch.autograd.grad(
+        objective, list(inputs.values()), materialize_grads=True, allow_unused=True
+    )
+    return {
+        **outputs,
+        **{
+            f"the gradient of {name}": grad
+            for name, grad in zip(inputs, found, strict=True)
+        },
+    }
 
 
-def attempt(check: Callable[[Subject], None], subject: Subject, owner: object, name: str) -> None:
+def attempt(
+    check: Callable[[Subject], None], subject: Subject, owner: object, name: str
+) -> None:
     """Runs a check.
 
     Raises:
@@ -92,10 +122,14 @@ def attempt(check: Callable[[Subject], None], subject: Subject, owner: object, n
     try:
         check(subject)
     except Exception as error:
-        raise AssertionError(f"{type(owner).__name__} fails the check {name!r}: {error}") from error
+        raise AssertionError(
+            f"{type(owner).__name__} fails the check {name!r}: {error}"
+        ) from error
 
 
-def by_name(checks: Iterable[Callable[[Subject], None]], skip: Collection[str]) -> dict[str, Callable[[Subject], None]]:
+def by_name(
+    checks: Iterable[Callable[[Subject], None]], skip: Collection[str]
+) -> dict[str, Callable[[Subject], None]]:
     """The checks by their names, those of the functions without the underscore.
 
     Raises:
@@ -113,4 +147,6 @@ def assert_finite(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         wrong = tensor.numel() - int(tensor.isfinite().sum())
         if wrong:
-            raise AssertionError(f"{wrong} of {tensor.numel()} numbers of {name} are NaN or infinite")
+            raise AssertionError(
+                f"{wrong} of {tensor.numel()} numbers of {name} are NaN or infinite"
+            )

@@ -30,7 +30,9 @@ SCALES = (1e-3, 1.0, 1e3)
 
 @dataclass
 class Subject:
-    """The layer that is checked, in float64, with noise in its parameters, and its children."""
+    """The layer that is checked, in float64, with noise in its parameters, and its
+    children.
+    """
 
     layer: nn.Module
     children: Capsules
@@ -38,12 +40,20 @@ class Subject:
     @property
     def learns(self) -> bool:
         """Whether all its routings are trainable."""
-        return all(module.trainable for module in self.layer.modules() if isinstance(module, Routing))
+        return all(
+            module.trainable
+            for module in self.layer.modules()
+            if isinstance(module, Routing)
+        )
 
     @property
     def differentiates(self) -> bool:
         """Whether gradients of all its routings are the derivatives."""
-        return all(module.exact_gradients for module in self.layer.modules() if isinstance(module, Routing))
+        return all(
+            module.exact_gradients
+            for module in self.layer.modules()
+            if isinstance(module, Routing)
+        )
 
     @property
     def masked(self) -> bool:
@@ -55,33 +65,48 @@ class Subject:
         return copy.deepcopy(self.layer).to(dtype).train(self.learns)
 
     def apart(self) -> nn.Module:
-        """The same layer, in evaluation if the examples of a batch share statistics in training."""
+        """The same layer, in evaluation if the examples of a batch share statistics in
+        training.
+        """
         layer = self.copy()
-        shared = any(isinstance(module, _BatchNorm) or _follows(module) for module in layer.modules())
+        shared = any(
+            isinstance(module, _BatchNorm) or _follows(module)
+            for module in layer.modules()
+        )
         return layer.eval() if shared else layer
 
     def as_dtype(self, dtype: torch.dtype, scale: float = 1.0) -> Capsules:
         """The children, their poses multiplied."""
-        return Capsules((self.children.pose * scale).to(dtype), self.children.activation.to(dtype))
+        return Capsules(
+            (self.children.pose * scale).to(dtype), self.children.activation.to(dtype)
+        )
 
 
-def check_layer(layer: nn.Module, children: Capsules, *, skip: Collection[str] = ()) -> None:
-    """Asserts that a layer of capsules, alone, has what a network of such layers relies on.
+def check_layer(
+    layer: nn.Module, children: Capsules, *, skip: Collection[str] = ()
+) -> None:
+    """Asserts that a layer of capsules, alone, has what a network of such layers relies
+    on.
 
-    Checked are pickling, copies and ``state_dict``; shapes, for one example and for none too; that the examples of a
-    batch are independent; float32 against float64; bfloat16, and float16 but for poses in the thousands; autocast,
-    under which routing stays in float32; finite numbers and gradients for poses and activations of 0; masked children,
-    of which nothing may be seen; a pose of NaN, which must show in all parents that depend on it and in no other
-    example; shapes of meta tensors; equal results on all backends that support it, forward and backward; and gradients
-    along random directions against finite differences.
+    Checked are pickling, copies and ``state_dict``; shapes, for one example and for
+    none too; that the examples of a batch are independent; float32 against float64;
+    bfloat16, and float16 but for poses in the thousands; autocast, under which routing
+    stays in float32; finite numbers and gradients for poses and activations of 0;
+    masked children, of which nothing may be seen; a pose of NaN, which must show in all
+    parents that depend on it and in no other example; shapes of meta tensors; equal
+    results on all backends that support it, forward and backward; and gradients along
+    random directions against finite differences.
 
-    A layer whose routing is not ``trainable`` is checked in evaluation mode, without gradients. With statistics of
-    batches, the independence of examples is checked in evaluation mode.
+    A layer whose routing is not ``trainable`` is checked in evaluation mode, without
+    gradients. With statistics of batches, the independence of examples is checked in
+    evaluation mode.
 
     Args:
-        layer: maps :class:`~torchcaps.Capsules` to capsules; not changed. It may take a mask, as those here do.
+        layer: maps :class:`~torchcaps.Capsules` to capsules; not changed. It may take a
+            mask, as those here do.
         children: a few for it, of two examples or more.
-        skip: names of checks that do not hold for this layer: a function of this module without its underscore.
+        skip: names of checks that do not hold for this layer: a function of this module
+            without its underscore.
 
     Raises:
         AssertionError: with the name of the check that failed, and by how much.
@@ -92,8 +117,16 @@ def check_layer(layer: nn.Module, children: Capsules, *, skip: Collection[str] =
     twin = copy.deepcopy(layer).double()
     with torch.no_grad():
         for parameter in twin.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 4)
-    subject = Subject(twin, Capsules(children.pose.detach().double(), children.activation.detach().double()))
+            parameter.add_(
+                torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                / 4
+            )
+    subject = Subject(
+        twin,
+        Capsules(
+            children.pose.detach().double(), children.activation.detach().double()
+        ),
+    )
     for name, check in checks.items():
         attempt(check, subject, layer, name)
 
@@ -104,26 +137,40 @@ def _follows(module: nn.Module) -> bool:
 
 
 def _seen(parents: Capsules) -> dict[str, Tensor]:
-    return {"the parents' pose": parents.pose, "the parents' activation": parents.activation}
+    return {
+        "the parents' pose": parents.pose,
+        "the parents' activation": parents.activation,
+    }
 
 
 def _results(
-    layer: nn.Module, children: Capsules, mask: Tensor | None = None, gradients: bool = True
+    layer: nn.Module,
+    children: Capsules,
+    mask: Tensor | None = None,
+    gradients: bool = True,
 ) -> dict[str, Tensor]:
     """Poses and activations, and the gradients of children and parameters."""
-    pose, activation = (field.detach().clone().requires_grad_(gradients) for field in children)
+    pose, activation = (
+        field.detach().clone().requires_grad_(gradients) for field in children
+    )
     given = Capsules(pose, activation)
     seen = _seen(layer(given) if mask is None else layer(given, mask))
     if not gradients:
         return seen
-    inputs = {"the children's pose": pose, "the children's activation": activation, **dict(layer.named_parameters())}
+    inputs = {
+        "the children's pose": pose,
+        "the children's activation": activation,
+        **dict(layer.named_parameters()),
+    }
     return with_gradients(seen, inputs)
 
 
 def _copies(subject: Subject) -> None:
     layer = subject.apart()
     expected = _seen(layer(subject.children))
-    assert_same(_seen(pickle.loads(pickle.dumps(layer))(subject.children)), expected, 0.0)
+    assert_same(
+        _seen(pickle.loads(pickle.dumps(layer))(subject.children)), expected, 0.0
+    )
     other = copy.deepcopy(layer)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -136,11 +183,19 @@ def _shapes(subject: Subject) -> None:
     layer, sites = subject.apart(), None
     for batch in (len(subject.children.pose), 1, 0):
         parents = layer(Capsules(*(field[:batch] for field in subject.children)))
-        if parents.pose.shape[: parents.activation.ndim] != parents.activation.shape or len(parents.pose) != batch:
+        if (
+            parents.pose.shape[: parents.activation.ndim] != parents.activation.shape
+            or len(parents.pose) != batch
+        ):
             shapes = tuple(parents.pose.shape), tuple(parents.activation.shape)
-            raise AssertionError(f"{batch} examples give poses {shapes[0]} and activations {shapes[1]}")
+            raise AssertionError(
+                f"{batch} examples give poses {shapes[0]} and activations {shapes[1]}"
+            )
         if sites is not None and parents.pose.shape[1:] != sites:
-            raise AssertionError(f"{batch} examples give poses {tuple(parents.pose.shape)}, not (B, *{tuple(sites)})")
+            raise AssertionError(
+                f"{batch} examples give poses {tuple(parents.pose.shape)}, not (B, "
+                f"*{tuple(sites)})"
+            )
         sites = parents.pose.shape[1:]
 
 
@@ -148,29 +203,53 @@ def _examples_of_a_batch(subject: Subject) -> None:
     layer = subject.apart()
     together = _seen(layer(subject.children))
     for row in range(len(subject.children.pose)):
-        alone = _seen(layer(Capsules(*(field[row : row + 1] for field in subject.children))))
+        alone = _seen(
+            layer(Capsules(*(field[row : row + 1] for field in subject.children)))
+        )
         expected = {name: tensor[row : row + 1] for name, tensor in together.items()}
         assert_same(alone, expected, TOLERANCE[torch.float64])
 
 
 def _dtypes(subject: Subject) -> None:
     rounded = subject.as_dtype(torch.float32)
-    layer = subject.apart().float()  # of a batch as small as this, statistics leave few digits
+    layer = (
+        subject.apart().float()
+    )  # of a batch as small as this, statistics leave few digits
     found = _results(layer, rounded, gradients=subject.learns)
-    expected = _results(copy.deepcopy(layer).double(), Capsules(*(f.double() for f in rounded)), None, subject.learns)
+    expected = _results(
+        copy.deepcopy(layer).double(),
+        Capsules(*(f.double() for f in rounded)),
+        None,
+        subject.learns,
+    )
     assert_same(found, expected, TOLERANCE[torch.float32])
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for scale in SCALES[: 2 if dtype == torch.float16 else 3]:
-            found = _results(subject.copy(dtype), subject.as_dtype(dtype, scale), None, subject.learns)
-            assert_finite({f"{name}, {dtype} times {scale:g},": tensor for name, tensor in found.items()})
+            found = _results(
+                subject.copy(dtype),
+                subject.as_dtype(dtype, scale),
+                None,
+                subject.learns,
+            )
+            assert_finite(
+                {
+                    f"{name}, {dtype} times {scale:g},": tensor
+                    for name, tensor in found.items()
+                }
+            )
             for name in ("the parents' pose", "the parents' activation"):
                 if found[name].dtype != dtype:
-                    raise AssertionError(f"{dtype} children: {name} is {found[name].dtype}")
+                    raise AssertionError(
+                        f"{dtype} children: {name} is {found[name].dtype}"
+                    )
 
 
 def _autocast(subject: Subject) -> None:
     for scale in SCALES:
-        layer, children = subject.copy(torch.float32), subject.as_dtype(torch.float32, scale)
+        layer, children = (
+            subject.copy(torch.float32),
+            subject.as_dtype(torch.float32, scale),
+        )
         expected = _seen(copy.deepcopy(layer)(children))
         with torch.autocast("cpu", torch.bfloat16):
             found, low = layer(children), layer(subject.as_dtype(torch.bfloat16, scale))
@@ -181,14 +260,21 @@ def _autocast(subject: Subject) -> None:
                 raise AssertionError(f"under autocast, {name} is {tensor.dtype}")
         if subject.learns:
             total = torch.stack([tensor.sum() for tensor in (*found, *low)]).sum()
-            gradients = torch.autograd.grad(total, list(layer.parameters()), materialize_grads=True, allow_unused=True)
+            gradients = torch.autograd.grad(
+                total,
+                list(layer.parameters()),
+                materialize_grads=True,
+                allow_unused=True,
+            )
             names = (f"the gradient of {name}" for name, _ in layer.named_parameters())
             assert_finite(dict(zip(names, gradients, strict=True)))
 
 
 def _zeros(subject: Subject) -> None:
     for poses, activations in ((0.0, 1.0), (1.0, 0.0), (0.0, 0.0)):
-        children = Capsules(subject.children.pose * poses, subject.children.activation * activations)
+        children = Capsules(
+            subject.children.pose * poses, subject.children.activation * activations
+        )
         assert_finite(_results(subject.copy(), children, None, subject.learns))
 
 
@@ -209,12 +295,18 @@ def _children_that_are_not_there(subject: Subject) -> None:
     assert_same(found, expected, TOLERANCE[torch.float64])
     for name in ("pose", "activation") if subject.learns else ():
         if found[f"the gradient of the children's {name}"][~mask].any():
-            raise AssertionError(f"the gradient of the {name} of a child that is not there is not 0")
+            raise AssertionError(
+                f"the gradient of the {name} of a child that is not there is not 0"
+            )
     assert_finite(_results(layer, gone, torch.zeros_like(mask), subject.learns))
     if hasattr(layer, "route"):
         routed = layer.route(gone, mask)
-        told = [one.votes.mask for one in (routed if isinstance(routed, list) else [routed])]
-        if sum(0 if part is None else int((~part).sum()) for part in told) < int((~mask).sum()):
+        told = [
+            one.votes.mask for one in (routed if isinstance(routed, list) else [routed])
+        ]
+        if sum(0 if part is None else int((~part).sum()) for part in told) < int(
+            (~mask).sum()
+        ):
             raise AssertionError("its votes were not told which children are not there")
 
 
@@ -232,7 +324,10 @@ def _not_a_number(subject: Subject) -> None:
             depends = moved[name][0] != expected[name][0]
             hidden = int((depends & ~tensor[0].isnan()).sum())
             if hidden:
-                raise AssertionError(f"{name} hides that a child's pose is NaN, in {hidden} places that depend on it")
+                raise AssertionError(
+                    f"{name} hides that a child's pose is NaN, in {hidden} places "
+                    "that depend on it"
+                )
     assert_same(
         {name: tensor[1:] for name, tensor in _seen(layer(children)).items()},
         {name: tensor[1:] for name, tensor in expected.items()},
@@ -243,10 +338,15 @@ def _not_a_number(subject: Subject) -> None:
 def _meta(subject: Subject) -> None:
     layer = subject.apart()
     expected = _seen(layer(subject.children))
-    found = _seen(layer.to("meta")(Capsules(*(field.to("meta") for field in subject.children))))
+    found = _seen(
+        layer.to("meta")(Capsules(*(field.to("meta") for field in subject.children)))
+    )
     for name, tensor in expected.items():
         if not found[name].is_meta or found[name].shape != tensor.shape:
-            raise AssertionError(f"of meta tensors, {name} is {found[name].device} {tuple(found[name].shape)}")
+            raise AssertionError(
+                f"of meta tensors, {name} is {found[name].device} "
+                f"{tuple(found[name].shape)}"
+            )
 
 
 def _backends(subject: Subject) -> None:
@@ -263,7 +363,9 @@ def _gradients(subject: Subject) -> None:
     layer: Any = subject.apart()
     named = dict(layer.named_parameters())
 
-    def parents(pose: Tensor, activation: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+    def parents(
+        pose: Tensor, activation: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
         given = dict(zip(named, parameters, strict=True))
         found = torch.func.functional_call(layer, given, (Capsules(pose, activation),))
         return found.pose, found.activation

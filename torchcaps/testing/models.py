@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from torchcaps.losses import margin_loss
-from torchcaps.models import CapsuleClassifier, ImageClassifier, Network, create_model, load_pretrained
+from torchcaps.models import (
+    CapsuleClassifier,
+    ImageClassifier,
+    Network,
+    create_model,
+    load_pretrained,
+)
 from torchcaps.routing import constructor_arguments
 from torchcaps.testing.compare import attempt, by_name
 
@@ -20,7 +26,9 @@ BATCH = 3
 
 @dataclass
 class Subject:
-    """The network that is checked, and how to make batches for it; each check works on its own copy."""
+    """The network that is checked, and how to make batches for it; each check works on
+    its own copy.
+    """
 
     network: Network
     batch: Callable[[Network, int], Tensor]
@@ -37,35 +45,53 @@ class Subject:
 
 
 def check_model(
-    model: Network | str, inputs: Callable[[int], Tensor] | None = None, *, skip: Collection[str] = ()
+    model: Network | str,
+    inputs: Callable[[int], Tensor] | None = None,
+    *,
+    skip: Collection[str] = (),
 ) -> None:
     """Asserts that a network has what training, saving and the command line rely on.
 
-    Checked are the configuration; forward and backward, with a gradient for every parameter; training and evaluation
-    mode; one example alone and in a batch; autocast to bfloat16; saving and loading; ``torch.export``; and for an
-    :class:`~torchcaps.models.ImageClassifier` shapes and ranges of its prediction, other image shapes and numbers of
-    classes, images of any size if it claims that, and errors for images that do not fit.
+    Checked are the configuration; forward and backward, with a gradient for every
+    parameter; training and evaluation mode; one example alone and in a batch; autocast
+    to bfloat16; saving and loading; ``torch.export``; and for an
+    :class:`~torchcaps.models.ImageClassifier` shapes and ranges of its prediction,
+    other image shapes and numbers of classes, images of any size if it claims that, and
+    errors for images that do not fit.
 
     Args:
         model: a network, which is not changed, or a registered name.
-        inputs: makes a batch, given the number of examples; not needed for an image classifier.
-        skip: names of checks that do not hold for this network: a function of this module without its underscore.
+        inputs: makes a batch, given the number of examples; not needed for an image
+            classifier.
+        skip: names of checks that do not hold for this network: a function of this
+            module without its underscore.
 
     Raises:
         AssertionError: with the name of the check that failed, and what is off.
-        ValueError: if the network is not an image classifier and ``inputs`` is missing, or a name in ``skip`` is not
-            that of a check.
+        ValueError: if the network is not an image classifier and ``inputs`` is missing,
+            or a name in ``skip`` is not that of a check.
     """
     checks = by_name(CHECKS, skip)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = create_model(model) if isinstance(model, str) else model
         if inputs is None and not isinstance(network, ImageClassifier):
-            raise ValueError(f"{type(network).__name__} is not an image classifier: inputs must make a batch for it")
+            raise ValueError(
+                f"{type(network).__name__} is not an image classifier: inputs must "
+                "make a batch for it"
+            )
         given = inputs
-        subject = Subject(network, _images if given is None else lambda _, batch: given(batch))
-        if inputs is not None or not isinstance(network, ImageClassifier) or network.takes != "images":
-            checks = {name: check for name, check in checks.items() if check not in OF_IMAGES}
+        subject = Subject(
+            network, _images if given is None else lambda _, batch: given(batch)
+        )
+        if (
+            inputs is not None
+            or not isinstance(network, ImageClassifier)
+            or network.takes != "images"
+        ):
+            checks = {
+                name: check for name, check in checks.items() if check not in OF_IMAGES
+            }
         for name, check in checks.items():
             torch.manual_seed(0)
             attempt(check, subject, network, name)
@@ -82,16 +108,25 @@ def _tensors(output: Any) -> list[Tensor]:
         return [output] if output.is_floating_point() else []
     if isinstance(output, dict):
         output = tuple(output.values())
-    return [tensor for part in output for tensor in _tensors(part)] if isinstance(output, list | tuple) else []
+    return (
+        [tensor for part in output for tensor in _tensors(part)]
+        if isinstance(output, list | tuple)
+        else []
+    )
 
 
 def _expect_finite(output: Any, where: str) -> list[Tensor]:
     tensors = _tensors(output)
     if not tensors:
-        raise AssertionError(f"{where} it returns no tensor that could be trained, but {type(output).__name__}")
+        raise AssertionError(
+            f"{where} it returns no tensor that could be trained, but "
+            f"{type(output).__name__}"
+        )
     for number, tensor in enumerate(tensors):
         if not tensor.isfinite().all():
-            raise AssertionError(f"{where} tensor {number} of its output holds NaN or infinite values")
+            raise AssertionError(
+                f"{where} tensor {number} of its output holds NaN or infinite values"
+            )
     return tensors
 
 
@@ -100,21 +135,32 @@ def _expect_close(actual: Any, expected: Any, where: str, tolerance: float) -> N
     for number, (one, other) in enumerate(pairs):
         if one.shape != other.shape:
             raise AssertionError(
-                f"{where} tensor {number} of its output is {tuple(one.shape)}, not {tuple(other.shape)}"
+                f"{where} tensor {number} of its output is {tuple(one.shape)}, not "
+                f"{tuple(other.shape)}"
             )
         error = (one - other).abs().max().item() if one.numel() else 0.0
-        allowed = tolerance * max(1.0, other.abs().max().item() if other.numel() else 0.0)
+        allowed = tolerance * max(
+            1.0, other.abs().max().item() if other.numel() else 0.0
+        )
         if not error <= allowed:  # NaN included
             raise AssertionError(
-                f"{where} tensor {number} of its output is off by {error:.3g} ({allowed:.3g} is allowed)"
+                f"{where} tensor {number} of its output is off by {error:.3g} "
+                f"({allowed:.3g} is allowed)"
             )
 
 
 def _objective(network: Network, batch: Tensor, output: Any) -> Tensor:
-    """A scalar that depends on the whole output: losses of an image classifier, or a random sum of all tensors."""
+    """A scalar that depends on the whole output: losses of an image classifier, or a
+    random sum of all tensors.
+    """
     if not isinstance(network, ImageClassifier) or network.takes == "pixels":
         marks = (torch.randn_like(tensor) for tensor in _tensors(output))
-        return torch.stack([(tensor * mark).sum() for tensor, mark in zip(_tensors(output), marks, strict=True)]).sum()
+        return torch.stack(
+            [
+                (tensor * mark).sum()
+                for tensor, mark in zip(_tensors(output), marks, strict=True)
+            ]
+        ).sum()
     labels = torch.arange(len(batch)) % network.classes
     loss = margin_loss(output.activation, labels)
     if output.reconstruction is not None:
@@ -134,7 +180,9 @@ def _learn(network: Network, batch: Tensor) -> None:
         if parameter.grad is None or not (parameter.grad != 0).any():
             raise AssertionError(f"its parameter {name} gets no gradient")
         if not parameter.grad.isfinite().all():
-            raise AssertionError(f"the gradient of its parameter {name} holds NaN or infinite values")
+            raise AssertionError(
+                f"the gradient of its parameter {name} holds NaN or infinite values"
+            )
 
 
 def _configuration(subject: Subject) -> None:
@@ -142,9 +190,14 @@ def _configuration(subject: Subject) -> None:
     again = type(subject.network).from_config(json.loads(json.dumps(config)))
     if again.config() != config:
         raise AssertionError(f"made again from {config}, it has {again.config()}")
-    ours, theirs = ({n: t.shape for n, t in one.state_dict().items()} for one in (subject.network, again))
+    ours, theirs = (
+        {n: t.shape for n, t in one.state_dict().items()}
+        for one in (subject.network, again)
+    )
     if ours != theirs:
-        raise AssertionError(f"made again from its configuration, its weights are {theirs}, not {ours}")
+        raise AssertionError(
+            f"made again from its configuration, its weights are {theirs}, not {ours}"
+        )
 
 
 def _learning(subject: Subject) -> None:
@@ -152,7 +205,9 @@ def _learning(subject: Subject) -> None:
 
 
 def _one_example(subject: Subject) -> None:
-    """In evaluation mode, an example gives the same alone as in a batch, and each time."""
+    """In evaluation mode, an example gives the same alone as in a batch, and each
+    time.
+    """
     network = subject.copy().eval()
     batch = subject.batch(network, BATCH)
     with torch.no_grad():
@@ -184,7 +239,10 @@ def _autocast(subject: Subject) -> None:
     loss.backward()
     for name, parameter in network.named_parameters():
         if parameter.grad is not None and not parameter.grad.isfinite().all():
-            raise AssertionError(f"under autocast the gradient of its parameter {name} holds NaN or infinite values")
+            raise AssertionError(
+                f"under autocast the gradient of its parameter {name} holds NaN or "
+                "infinite values"
+            )
 
 
 def _saving(subject: Subject) -> None:
@@ -222,28 +280,43 @@ def _predict(network: ImageClassifier, images: Tensor) -> None:
     prediction = network(images, torch.arange(len(images)) % network.classes)
     shape = (len(images), network.classes)
     if prediction.activation.shape != shape:
-        raise AssertionError(f"activations are {tuple(prediction.activation.shape)}, not (images, classes) = {shape}")
+        raise AssertionError(
+            f"activations are {tuple(prediction.activation.shape)}, not (images, "
+            f"classes) = {shape}"
+        )
     if not ((prediction.activation >= 0) & (prediction.activation <= 1)).all():
         raise AssertionError("activations do not lie in [0, 1]")
     if isinstance(network, CapsuleClassifier):
         if prediction.capsules is None or prediction.capsules.pose.shape[:2] != shape:
             raise AssertionError(
-                f"capsules must have poses (images, classes, ...) = {shape}, got {prediction.capsules}"
+                f"capsules must have poses (images, classes, ...) = {shape}, got "
+                f"{prediction.capsules}"
             )
         if not torch.equal(prediction.capsules.activation, prediction.activation):
             raise AssertionError("the activations are not those of its capsules")
         _expect_routed(network, images)
-    if prediction.reconstruction is not None and prediction.reconstruction.shape != images.shape:
+    if (
+        prediction.reconstruction is not None
+        and prediction.reconstruction.shape != images.shape
+    ):
         raise AssertionError(
-            f"reconstructions are {tuple(prediction.reconstruction.shape)}, images {tuple(images.shape)}"
+            f"reconstructions are {tuple(prediction.reconstruction.shape)}, images "
+            f"{tuple(images.shape)}"
         )
 
 
 def _expect_routed(network: CapsuleClassifier, images: Tensor) -> None:
-    """Asserts that ``route``, which evaluation reads, gives the activations of the network."""
+    """Asserts that ``route``, which evaluation reads, gives the activations of the
+    network.
+    """
     network = copy.deepcopy(network).eval()
     with torch.no_grad():
-        _expect_close(network.route(images).activation, network(images).activation, "the activations of route:", 1e-5)
+        _expect_close(
+            network.route(images).activation,
+            network(images).activation,
+            "the activations of route:",
+            1e-5,
+        )
 
 
 def _other_images_and_classes(subject: Subject) -> None:
@@ -256,7 +329,8 @@ def _other_images_and_classes(subject: Subject) -> None:
     network: Any = subject.changed(image_shape=shape, classes=classes)
     if (network.image_shape, network.classes) != (shape, classes):
         raise AssertionError(
-            f"asked for {shape} and {classes} classes, it has {network.image_shape}, {network.classes}"
+            f"asked for {shape} and {classes} classes, it has {network.image_shape}, "
+            f"{network.classes}"
         )
     images = subject.batch(network, 2)
     _predict(network, images)
@@ -272,7 +346,10 @@ def _any_size(subject: Subject) -> None:
         if network.any_size:
             activation = network(images).activation
             if activation.shape != (2, network.classes):
-                raise AssertionError(f"for images of {size[0]}x{size[1]}, activations are {tuple(activation.shape)}")
+                raise AssertionError(
+                    f"for images of {size[0]}x{size[1]}, activations are "
+                    f"{tuple(activation.shape)}"
+                )
         else:
             _expect_error(network, images, f"images of {size[0]}x{size[1]}")
 
@@ -282,7 +359,11 @@ def _images_that_do_not_fit(subject: Subject) -> None:
     assert isinstance(network, ImageClassifier)
     images = subject.batch(network, 2)
     channels, height, width = network.image_shape
-    _expect_error(network, torch.rand(2, channels + 1, height, width), "another number of channels")
+    _expect_error(
+        network,
+        torch.rand(2, channels + 1, height, width),
+        "another number of channels",
+    )
     _expect_error(network, images[0], "images without a batch axis")
     _expect_error(network, (255 * images).to(torch.uint8), "uint8 images")
     for value in (torch.nan, torch.inf):
@@ -297,7 +378,9 @@ def _expect_error(network: Network, images: Tensor, what: str) -> None:
     except ValueError:
         return
     except Exception as error:
-        raise AssertionError(f"{what} must raise a ValueError, but raise {error!r}") from error
+        raise AssertionError(
+            f"{what} must raise a ValueError, but raise {error!r}"
+        ) from error
     raise AssertionError(f"{what} must raise a ValueError, but are accepted")
 
 

@@ -26,7 +26,9 @@ B, I, J, M, P, D = 3, 7, 4, 2, 3, 2
 
 @dataclass
 class Problem:
-    """The inputs of a layer: children (B, I, M, P), their activations (B, I), transforms and coordinates."""
+    """The inputs of a layer: children (B, I, M, P), their activations (B, I),
+    transforms and coordinates.
+    """
 
     children: Tensor
     activation: Tensor
@@ -51,19 +53,29 @@ class Problem:
             (children, M * D),
         )
         pose, logit, transforms, coordinates = (
-            torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+            for shape in shapes
         )
         return cls(pose, logit.sigmoid(), transforms, coordinates)
 
     @property
     def shape(self) -> LayerShape:
-        """The shape that the layer gives its routing; with shared transforms, for any number of children."""
+        """The shape that the layer gives its routing; with shared transforms, for any
+        number of children.
+        """
         I = None if len(self.transforms) == 1 else len(self.transforms)
         return LayerShape(I, self.transforms.shape[1], (M, P), (M, D))
 
     def of_children(self, index: Tensor) -> "Problem":
-        """The problem with these children only, in this order; for shared transforms."""
-        return Problem(self.children[:, index], self.activation[:, index], self.transforms, self.coordinates[index])
+        """The problem with these children only, in this order; for shared
+        transforms.
+        """
+        return Problem(
+            self.children[:, index],
+            self.activation[:, index],
+            self.transforms,
+            self.coordinates[index],
+        )
 
     def votes(self, **settings: Any) -> Votes:
         """The votes."""
@@ -71,22 +83,27 @@ class Problem:
 
     def leaves(self) -> "Problem":
         """The same numbers, as tensors that require gradients."""
-        return Problem(*(tensor.detach().requires_grad_() for tensor in vars(self).values()))
+        return Problem(
+            *(tensor.detach().requires_grad_() for tensor in vars(self).values())
+        )
 
 
 def check_routing(routing: Routing | str) -> None:
     """Asserts that a routing has what every layer and network relies on.
 
-    Checked are configuration and ``repr``; copies that :meth:`~torchcaps.routing.Routing.bind` makes; shapes; that the
-    order of the children does not matter and the examples of a batch are independent; float32, float64, and bfloat16
-    poses; one child, one parent, one example; finite numbers and gradients for poses and activations of 0, and for
-    votes far apart; masked children; a pose of NaN, which must show in all parents of its example and in no other;
-    equal results on all backends that support it; gradients against finite differences; and resuming from earlier
-    parents, or refusing to.
+    Checked are configuration and ``repr``; copies that
+    :meth:`~torchcaps.routing.Routing.bind` makes; shapes; that the order of the
+    children does not matter and the examples of a batch are independent; float32,
+    float64, and bfloat16 poses; one child, one parent, one example; finite numbers and
+    gradients for poses and activations of 0, and for votes far apart; masked children;
+    a pose of NaN, which must show in all parents of its example and in no other; equal
+    results on all backends that support it; gradients against finite differences; and
+    resuming from earlier parents, or refusing to.
 
-    A routing that is not ``trainable`` is checked in evaluation mode, without gradients, and one without
-    ``exact_gradients`` not against finite differences. With batch normalisation,
-    examples share statistics in training: their independence is checked in evaluation mode.
+    A routing that is not ``trainable`` is checked in evaluation mode, without
+    gradients, and one without ``exact_gradients`` not against finite differences. With
+    batch normalisation, examples share statistics in training: their independence is
+    checked in evaluation mode.
 
     Args:
         routing: as passed to a layer, or a registered name.
@@ -96,22 +113,42 @@ def check_routing(routing: Routing | str) -> None:
     """
     template = create_routing(routing) if isinstance(routing, str) else routing
     for check in CHECKS:
-        attempt(check, template, template, check.__name__.removeprefix("_").replace("_", " "))
+        attempt(
+            check,
+            template,
+            template,
+            check.__name__.removeprefix("_").replace("_", " "),
+        )
 
 
 def _bound(template: Routing, problem: Problem) -> Routing:
     """A copy for the problem's layer, with noise added to its initial parameters."""
     generator = torch.Generator().manual_seed(1)
-    routing = template.bind(problem.shape).to(problem.transforms.dtype).train(template.trainable)
+    routing = (
+        template.bind(problem.shape)
+        .to(problem.transforms.dtype)
+        .train(template.trainable)
+    )
     with torch.no_grad():
         for parameter in routing.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter) / 4)
+            parameter.add_(
+                torch.randn(
+                    parameter.shape, generator=generator, dtype=torch.float64
+                ).to(parameter)
+                / 4
+            )
     return routing
 
 
 def _apart(routing: Routing) -> Routing:
-    """The routing, set to evaluation mode if the examples of a batch share statistics in training."""
-    return routing.eval() if any(isinstance(module, _BatchNorm) for module in routing.modules()) else routing
+    """The routing, set to evaluation mode if the examples of a batch share statistics
+    in training.
+    """
+    return (
+        routing.eval()
+        if any(isinstance(module, _BatchNorm) for module in routing.modules())
+        else routing
+    )
 
 
 def _seen(routed: Routed) -> dict[str, Tensor]:
@@ -122,14 +159,18 @@ def _seen(routed: Routed) -> dict[str, Tensor]:
     }
 
 
-def _results(routing: Routing, problem: Problem, mask: Tensor | None = None, **settings: Any) -> dict[str, Tensor]:
+def _results(
+    routing: Routing, problem: Problem, mask: Tensor | None = None, **settings: Any
+) -> dict[str, Tensor]:
     """Poses, activations and assignments, and the gradients of all inputs."""
     leaves = problem.leaves()
     seen = _seen(routing(leaves.votes(mask=mask, **settings), leaves.activation))
     if not routing.trainable:
         return seen
     inputs = {**vars(leaves), **dict(routing.named_parameters())}
-    return with_gradients(seen, inputs, ("the parents' pose", "the parents' activation"))
+    return with_gradients(
+        seen, inputs, ("the parents' pose", "the parents' activation")
+    )
 
 
 def _configuration(template: Routing) -> None:
@@ -147,19 +188,31 @@ def _configuration(template: Routing) -> None:
 def _copies(template: Routing) -> None:
     problem = Problem.make()
     routing, other = _bound(template, problem), template.bind(problem.shape)
-    if {id(one) for one in routing.parameters()} & {id(one) for one in other.parameters()}:
+    if {id(one) for one in routing.parameters()} & {
+        id(one) for one in other.parameters()
+    }:
         raise AssertionError("two copies that bind made share parameters")
     if list(template.parameters()):
-        raise AssertionError("bind gave parameters to the routing itself, and not to the copy")
+        raise AssertionError(
+            "bind gave parameters to the routing itself, and not to the copy"
+        )
     expected = _seen(routing(problem.votes(), problem.activation))
     twin = copy.deepcopy(routing)
     assert_same(_seen(twin(problem.votes(), problem.activation)), expected, 0.0)
-    other.to(problem.transforms.dtype).train(template.trainable).load_state_dict(routing.state_dict())
+    other.to(problem.transforms.dtype).train(template.trainable).load_state_dict(
+        routing.state_dict()
+    )
     assert_same(_seen(other(problem.votes(), problem.activation)), expected, 0.0)
 
 
 def _shapes(template: Routing) -> None:
-    for batch, children, parents in ((B, I, J), (1, I, J), (B, 1, J), (B, I, 1), (1, 1, 1)):
+    for batch, children, parents in (
+        (B, I, J),
+        (1, I, J),
+        (B, 1, J),
+        (B, I, 1),
+        (1, 1, 1),
+    ):
         problem = Problem.make(batch, children, parents)
         found = _results(_bound(template, problem), problem)
         expected = {
@@ -169,7 +222,9 @@ def _shapes(template: Routing) -> None:
         }
         for name, shape in expected.items():
             if found[name].shape != shape:
-                raise AssertionError(f"{name} has shape {tuple(found[name].shape)}, not {shape}")
+                raise AssertionError(
+                    f"{name} has shape {tuple(found[name].shape)}, not {shape}"
+                )
         assert_finite(found)
 
 
@@ -179,11 +234,17 @@ def _order_of_the_children(template: Routing) -> None:
     routing = _bound(template, problem)
     expected = _results(routing, problem)
     found = _results(routing, problem.of_children(order))
-    for name in ("the assignment", "the gradient of children", "the gradient of activation"):
+    for name in (
+        "the assignment",
+        "the gradient of children",
+        "the gradient of activation",
+    ):
         if name in expected:
             expected[name] = expected[name][:, order]
     if "the gradient of coordinates" in expected:
-        expected["the gradient of coordinates"] = expected["the gradient of coordinates"][order]
+        expected["the gradient of coordinates"] = expected[
+            "the gradient of coordinates"
+        ][order]
     assert_same(found, expected, TOLERANCE[torch.float64])
 
 
@@ -199,7 +260,11 @@ def _examples_of_a_batch(template: Routing) -> None:
             problem.coordinates,
         )
         expected = {name: tensor[row : row + 1] for name, tensor in together.items()}
-        assert_same(_seen(routing(alone.votes(), alone.activation)), expected, TOLERANCE[torch.float64])
+        assert_same(
+            _seen(routing(alone.votes(), alone.activation)),
+            expected,
+            TOLERANCE[torch.float64],
+        )
 
 
 def _dtypes(template: Routing) -> None:
@@ -215,21 +280,31 @@ def _dtypes(template: Routing) -> None:
     half = Problem.make(dtype=torch.bfloat16)
     rounded = copy.deepcopy(routing).bfloat16()
     assert_finite(_results(rounded, half))
-    capsules = as_capsules(rounded(half.votes(), half.activation), (M, D), torch.bfloat16)
+    capsules = as_capsules(
+        rounded(half.votes(), half.activation), (M, D), torch.bfloat16
+    )
     if capsules.pose.dtype != torch.bfloat16 or capsules.pose.shape != (B, J, M, D):
-        raise AssertionError(f"bfloat16 poses give {capsules.pose.dtype} {tuple(capsules.pose.shape)}")
+        raise AssertionError(
+            f"bfloat16 poses give {capsules.pose.dtype} {tuple(capsules.pose.shape)}"
+        )
 
 
 def _zeros(template: Routing) -> None:
     for poses, activations in ((0.0, 1.0), (1.0, 0.0), (0.0, 0.0)):
         problem = Problem.make(dtype=torch.float32)
-        problem.children, problem.activation = problem.children * poses, problem.activation * activations
+        problem.children, problem.activation = (
+            problem.children * poses,
+            problem.activation * activations,
+        )
         problem.coordinates = problem.coordinates * poses
         assert_finite(_results(_bound(template, problem), problem))
 
 
 def _votes_far_apart(template: Routing) -> None:
-    for scale in (3.0, 100.0):  # some votes are near no parent, and some parents near no vote
+    for scale in (
+        3.0,
+        100.0,
+    ):  # some votes are near no parent, and some parents near no vote
         problem = Problem.make(dtype=torch.float32)
         problem.children = problem.children * scale
         assert_finite(_results(_bound(template, problem), problem))
@@ -245,13 +320,19 @@ def _children_that_are_not_there(template: Routing) -> None:
     gone.children[~mask], gone.activation[~mask] = torch.nan, torch.nan
     found = _results(routing, gone, mask)
     assert_finite(found)
-    for name in ("the assignment", "the gradient of children", "the gradient of activation"):
+    for name in (
+        "the assignment",
+        "the gradient of children",
+        "the gradient of activation",
+    ):
         if name in found:
             if found[name][~mask].any():
                 raise AssertionError(f"{name} is not 0 for a child that is not there")
             found[name] = found[name][:, there]
     if "the gradient of coordinates" in found:
-        found["the gradient of coordinates"] = found["the gradient of coordinates"][there]
+        found["the gradient of coordinates"] = found["the gradient of coordinates"][
+            there
+        ]
     assert_same(found, expected, TOLERANCE[torch.float64])
     assert_finite(_results(routing, gone, torch.zeros_like(mask)))
 
@@ -267,9 +348,15 @@ def _not_a_number(template: Routing) -> None:
         for name in ("the parents' pose", "the parents' activation"):
             if not found[name][0].isnan().all():
                 first = found[name][0].flatten().tolist()[:4]
-                raise AssertionError(f"{name} hides that a child's pose is NaN: {first}")
+                raise AssertionError(
+                    f"{name} hides that a child's pose is NaN: {first}"
+                )
             if one is apart:
-                assert_same({name: found[name][1:]}, {name: expected[name][1:]}, TOLERANCE[torch.float64])
+                assert_same(
+                    {name: found[name][1:]},
+                    {name: expected[name][1:]},
+                    TOLERANCE[torch.float64],
+                )
 
 
 def _backends(template: Routing) -> None:
@@ -312,7 +399,11 @@ def _earlier_parents(template: Routing) -> None:
         short, long = _with_steps(routing, 2), _with_steps(routing, 4)
         half = short(problem.votes(), problem.activation)
         found = short(problem.votes(), problem.activation, initial=half)
-        assert_same(_seen(found), _seen(long(problem.votes(), problem.activation)), TOLERANCE[torch.float64])
+        assert_same(
+            _seen(found),
+            _seen(long(problem.votes(), problem.activation)),
+            TOLERANCE[torch.float64],
+        )
 
 
 def _with_steps(routing: Routing, steps: int) -> Routing:

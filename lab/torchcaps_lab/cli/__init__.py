@@ -1,4 +1,6 @@
-"""The command line of torchcaps, with one file for each command, which is imported when it is called."""
+"""The command line of torchcaps, with one file for each command, which is imported when
+it is called.
+"""
 
 import difflib
 import inspect
@@ -12,12 +14,19 @@ from io import TextIOWrapper
 from torchcaps_lab.cli.extras import advice
 from torchcaps_lab.cli.output import discard_output, shortened
 from torchcaps_lab.cli.parser import WrongUsage, parser_of
-from torchcaps_lab.cli.plugins import import_named, import_plugins, importing, named_imports
+from torchcaps_lab.cli.plugins import (
+    import_named,
+    import_plugins,
+    importing,
+    named_imports,
+)
 from torchcaps_lab.cli.source import docstring
 
 
 def _run(name: str, arguments: list[str]) -> None:
-    """Calls the function of a command with its arguments; help and wrong ones end it before it is imported."""
+    """Calls the function of a command with its arguments; help and wrong ones end it
+    before it is imported.
+    """
     parser = parser_of(name)
     with importing():
         given = vars(parser.parse_args(arguments))
@@ -39,16 +48,30 @@ def _imported(name: str) -> Callable[..., None]:
     return import_module(f"{__name__}.{name}").command
 
 
-NAMES = "check", "evaluate", "predict", "explain", "explore", "transfer", "models", "convert", "export"
+NAMES = (
+    "check",
+    "evaluate",
+    "predict",
+    "explain",
+    "explore",
+    "transfer",
+    "models",
+    "convert",
+    "export",
+)
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"train": _train, **{name: partial(_run, name) for name in NAMES}}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": _train,
+    **{name: partial(_run, name) for name in NAMES},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status.
 
-    It is 0 for success, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 for a broken pipe. What trains goes on
-    without a reader of its output (:func:`torchcaps_lab.cli.output.say`), and ends with 0.
+    It is 0 for success, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 for a
+    broken pipe. What trains goes on without a reader of its output
+    (:func:`torchcaps_lab.cli.output.say`), and ends with 0.
     """
     _open_closed_streams()
     _escape_what_cannot_be_shown()
@@ -83,14 +106,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Discards what is written to outputs that were closed before the start, as daemons do."""
+    """Discards what is written to outputs that were closed before the start, as daemons
+    do.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+            setattr(
+                sys,
+                name,
+                os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"),
+            )
 
 
 def _escape_what_cannot_be_shown() -> None:
-    """Has letters that the output's encoding lacks, in names of classes and files, printed as ``\\u4e2d``.
+    """Has letters that the output's encoding lacks, in names of classes and files,
+    printed as ``\\u4e2d``.
 
     They would end the command with an error, a training after its last epoch.
     """
@@ -99,7 +129,9 @@ def _escape_what_cannot_be_shown() -> None:
 
 
 def _quietly() -> int:
-    """Ends a command whose output is no longer read, as with ``| head``, with the status of a broken pipe."""
+    """Ends a command whose output is no longer read, as with ``| head``, with the
+    status of a broken pipe.
+    """
     discard_output()
     return 128 + 13
 
@@ -113,7 +145,10 @@ def _version() -> str:
 def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, [*COMMANDS, "--version", "--help"], 1)
     meant = f"; did you mean {near[0]}?" if near else ""
-    return f"torchcaps: error: unknown command {name!r}{meant}\n'torchcaps --help' lists the commands."
+    return (
+        f"torchcaps: error: unknown command {name!r}{meant}\n'torchcaps --help' "
+        "lists the commands."
+    )
 
 
 def _usage() -> str:
@@ -125,7 +160,8 @@ def _usage() -> str:
             *rows,
             "",
             "'torchcaps COMMAND --help' lists the options of a command.",
-            "'--import my_module' (or a .py file) executes a module of your own first; its routings, networks,",
+            "'--import my_module' (or a .py file) executes a module of your own "
+            "first; its routings, networks,",
             "data sets, tasks and similarities can then be named in any command.",
             "TORCHCAPS_TRACEBACK=1 shows where an error came from.",
         ]

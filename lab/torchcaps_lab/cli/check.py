@@ -18,16 +18,25 @@ def command(folder: Existing, *, json: bool = False) -> None:
         json: print JSON
 
     Raises:
-        ValueError: if files cannot be read, or images of the same content are in several parts or classes.
+        ValueError: if files cannot be read, or images of the same content are in
+            several parts or classes.
     """
     found = check_folder(folder)
-    print(dumps(found.json()) if json else "\n".join([*found.lines(), *_next(folder, found)]))
+    print(
+        dumps(found.json())
+        if json
+        else "\n".join([*found.lines(), *_next(folder, found)])
+    )
     if found.problems:
-        raise ValueError(f"{count_of(found.problems, 'problem')} in {folder}, see above")
+        raise ValueError(
+            f"{count_of(found.problems, 'problem')} in {folder}, see above"
+        )
 
 
 def _next(folder: str, found: FolderReport) -> list[str]:
-    """The command that trains on the folder as it is; none while its folders forbid that."""
+    """The command that trains on the folder as it is; none while its folders forbid
+    that.
+    """
     if found.folders or not found.sizes:
         return []
     size = guess(folder).options["data"].get("size")

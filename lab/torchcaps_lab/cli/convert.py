@@ -1,4 +1,6 @@
-"""Make a saved network from the weights of other authors: Efficient-CapsNet's .h5, Heinsen's .pt."""
+"""Make a saved network from the weights of other authors: Efficient-CapsNet's .h5,
+Heinsen's .pt.
+"""
 
 from torchcaps.models import Network, convert
 from torchcaps_lab.cli.places import Existing

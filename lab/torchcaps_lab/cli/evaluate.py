@@ -1,4 +1,6 @@
-"""Test a trained network: accuracy, error, confusion matrix, or what its task measures."""
+"""Test a trained network: accuracy, error, confusion matrix, or what its task
+measures.
+"""
 
 from json import dumps
 from typing import Literal
@@ -32,17 +34,31 @@ def command(
         split: which of the images; all: of --data
         batch_size: images at a time
         crops: crops of each image to average; default: as trained
-        positive: of two classes the one that sensitivity and AUC are about; default: the second
+        positive: of two classes the one that sensitivity and AUC are about; default:
+            the second
         json: print JSON
-        strange: images of none of the classes, a folder or a data set: how many does the network take for known?
-        false_alarms: share of the validation images to take for strangers, above 0 and below 1: fits the threshold
-            again, and saves it with the network
+        strange: images of none of the classes, a folder or a data set: how many does
+            the network take for known?
+        false_alarms: share of the validation images to take for strangers, above 0 and
+            below 1: fits the threshold again, and saves it with the network
     """
     classifier, images = open_run(run, data, split, imported)
-    said = [] if false_alarms is None else [fit_again(classifier, run, data, false_alarms, imported)]
-    apart = {} if strange is None else examine_strange(classifier, images, strange, batch_size)
+    said = (
+        []
+        if false_alarms is None
+        else [fit_again(classifier, run, data, false_alarms, imported)]
+    )
+    apart = (
+        {}
+        if strange is None
+        else examine_strange(classifier, images, strange, batch_size)
+    )
     found = classifier.examine(images, batch_size, crops)
-    details = found.details if positive is None else with_positive(found.details, positive, images.classes)
+    details = (
+        found.details
+        if positive is None
+        else with_positive(found.details, positive, images.classes)
+    )
     if json:
         result = {
             "split": split,
@@ -56,11 +72,22 @@ def command(
         }
         print(dumps(jsonable(result)))
         return
-    print("\n".join([f"{split}: {found.lines[0]}", *two_class_text(details), *found.lines[1:], *said]))
+    print(
+        "\n".join(
+            [
+                f"{split}: {found.lines[0]}",
+                *two_class_text(details),
+                *found.lines[1:],
+                *said,
+            ]
+        )
+    )
     if apart:
         print(
-            f"{strange}: {apart['undetected']:.2%} of {apart['strange_images']:,} images are taken for known, AUC "
-            f"{apart['auc']:.4f}; false alarms: {apart['false_alarms']:.2%} of {apart['known_images']:,} {split} images"
+            f"{strange}: {apart['undetected']:.2%} of {apart['strange_images']:,} "
+            "images are taken for known, AUC "
+            f"{apart['auc']:.4f}; false alarms: {apart['false_alarms']:.2%} of "
+            f"{apart['known_images']:,} {split} images"
         )
     for line in found.warnings:
         print(f"warning: {line}")

@@ -1,4 +1,6 @@
-"""Draw the report of a trained network: reconstructions, perturbations, mistakes, assignment maps."""
+"""Draw the report of a trained network: reconstructions, perturbations, mistakes,
+assignment maps.
+"""
 
 import csv
 from pathlib import Path
@@ -11,7 +13,12 @@ from torchcaps_lab.training import RunFolder, read_summary
 
 
 def command(
-    run: Trained, *, data: ImageData | None = None, split: Split = "test", out: str | None = None, imported: list[str]
+    run: Trained,
+    *,
+    data: ImageData | None = None,
+    split: Split = "test",
+    out: str | None = None,
+    imported: list[str],
 ) -> None:
     """Draw the report of a run.
 
@@ -19,23 +26,32 @@ def command(
         run: folder of a run; with --data also of a saved network, or its name
         data: other images than those of the run, as in 'torchcaps train'
         split: which of the images; all: of --data
-        out: folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it for other images
+        out: folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it
+            for other images
     """
     folder = RunFolder(Path(run))
     own = split == "test" and data is None
-    place = Path(out) if out else folder.path if own else folder.path / f"explain-{split}"
+    place = (
+        Path(out) if out else folder.path if own else folder.path / f"explain-{split}"
+    )
     if not out:
         owned(folder.path, place.relative_to(folder.path).as_posix())
     if place.exists() and not place.is_dir():
         raise ValueError(f"--out must be a folder, and {place} is a file")
     if not out and data is not None and not folder.config.is_file():
-        raise ValueError(f"--out must name a folder for the report: {run} is not the folder of a run")
+        raise ValueError(
+            f"--out must name a folder for the report: {run} is not the folder of a run"
+        )
     classifier, images = open_run(run, data, split, imported)
     summary = read_summary(folder) if folder.summary.is_file() else {}
     metrics = _read_metrics(folder.metrics) if folder.metrics.is_file() else []
-    page = classifier.task.report(place, classifier.network, classifier.prepared(images), summary, metrics)
+    page = classifier.task.report(
+        place, classifier.network, classifier.prepared(images), summary, metrics
+    )
     if page is None:
-        raise ValueError(f"the task {classifier.task.name!r} of this run draws no report")
+        raise ValueError(
+            f"the task {classifier.task.name!r} of this run draws no report"
+        )
     print(page)
 
 
@@ -44,6 +60,8 @@ def _read_metrics(path: Path) -> list[dict[str, float]]:
     text = read_text(path, LARGEST_NOTE)
     try:
         rows = csv.DictReader(text.splitlines())
-        return [{name: float(value) for name, value in row.items() if value} for row in rows]
+        return [
+            {name: float(value) for name, value in row.items() if value} for row in rows
+        ]
     except (ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error

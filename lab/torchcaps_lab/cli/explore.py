@@ -1,4 +1,6 @@
-"""Open a page in the browser to draw, move poses and watch routing, with a run or the networks in the package."""
+"""Open a page in the browser to draw, move poses and watch routing, with a run or the
+networks in the package.
+"""
 
 import errno
 import os
@@ -37,11 +39,18 @@ def command(
     """
     if not 0 <= port < 2**16:
         raise ValueError(f"--port must be 0 to 65535, got {port}")
-    classifiers = {name: open_classifier(name, device) for name in networks or list_pretrained()}
+    classifiers = {
+        name: open_classifier(name, device) for name in networks or list_pretrained()
+    }
     if not networks:
         shown = [(name, one) for name, one in classifiers.items() if has_capsules(one)]
-        classifiers = dict(sorted(shown, key=lambda item: _shows(item[1]), reverse=True))
-    explorer = explore.Explorer(classifiers, {name: _samples(name, one, imported) for name, one in classifiers.items()})
+        classifiers = dict(
+            sorted(shown, key=lambda item: _shows(item[1]), reverse=True)
+        )
+    explorer = explore.Explorer(
+        classifiers,
+        {name: _samples(name, one, imported) for name, one in classifiers.items()},
+    )
 
     def ready(address: str) -> None:
         print(f"torchcaps explore: {address} (Ctrl-C ends it)", flush=True)
@@ -53,17 +62,27 @@ def command(
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        raise OSError(f"port {port} of {host} is taken: --port 0 takes a free one") from error
+        raise OSError(
+            f"port {port} of {host} is taken: --port 0 takes a free one"
+        ) from error
 
 
 def _shows(classifier: Classifier) -> tuple[bool, bool]:
-    """Whether a network has a decoder, and whether its routing has steps: sorts networks by what they show."""
+    """Whether a network has a decoder, and whether its routing has steps: sorts
+    networks by what they show.
+    """
     network: Any = classifier.network
-    return getattr(network, "decoder", None) is not None, hasattr(network.routing, "steps")
+    return getattr(network, "decoder", None) is not None, hasattr(
+        network.routing, "steps"
+    )
 
 
-def _samples(name: str, classifier: Classifier, imported: list[str]) -> Callable[[], ImageSet | None]:
-    """A function that reads images to try: the test images of a run, else data sets on this machine."""
+def _samples(
+    name: str, classifier: Classifier, imported: list[str]
+) -> Callable[[], ImageSet | None]:
+    """A function that reads images to try: the test images of a run, else data sets on
+    this machine.
+    """
     if (Path(name) / "config.yaml").is_file():
         return partial(_test_images, name, imported)
     return partial(explore.local_samples, name, classifier, _note)
@@ -83,5 +102,9 @@ def _note(line: str) -> None:
 
 
 def _has_screen() -> bool:
-    """Whether a browser can open a window; without one, a text browser could take over the terminal."""
-    return sys.platform in ("win32", "darwin") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    """Whether a browser can open a window; without one, a text browser could take over
+    the terminal.
+    """
+    return sys.platform in ("win32", "darwin") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )

@@ -1,4 +1,6 @@
-"""Write a network as an ONNX file or an exported program, for use without this package."""
+"""Write a network as an ONNX file or an exported program, for use without this
+package.
+"""
 
 import json
 import logging
@@ -20,28 +22,40 @@ from torchcaps_lab.cli.runs import open_classifier
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 KINDS = {"onnx": "an ONNX file", "torch-export": "an exported program"}
 CLOSE = 1e-4
-"""Largest difference between the answers of a file and those of the network; for numbers above 1, such as boxes in
-pixels, in shares of the largest."""
+"""Largest difference between the answers of a file and those of the network; for
+numbers above 1, such as boxes in pixels, in shares of the largest.
+"""
 
 NOTES = "torchcaps.json"
-"""Name of the notes in an exported program, for ``torch.export.load``; in an ONNX file, the metadata ``torchcaps``."""
+"""Name of the notes in an exported program, for ``torch.export.load``; in an ONNX file,
+the metadata ``torchcaps``.
+"""
 
 
 class Exported(nn.Module):
-    """The module in a file: maps pixels of images, numbers of words, or series, to plain tensors.
+    """The module in a file: maps pixels of images, numbers of words, or series, to
+    plain tensors.
 
     Args:
-        classifier: its preprocessing, and the mean over crops, become part of the module.
+        classifier: its preprocessing, and the mean over crops, become part of the
+            module.
     """
 
     def __init__(self, classifier: Classifier) -> None:
         super().__init__()
         self.network = classifier.network
         self.preprocess = classifier.preprocess
-        self.free = ({place: torch.export.Dim(name) for place, name in classifier.reader.axes.items()},)
+        self.free = (
+            {
+                place: torch.export.Dim(name)
+                for place, name in classifier.reader.axes.items()
+            },
+        )
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C, H, W), words or series."""
+        """Activations (B, E), and other outputs, see :meth:`names`, from images (B, C,
+        H, W), words or series.
+        """
         return tuple(self._found(images).values())
 
     def names(self, images: Tensor) -> list[str]:
@@ -49,7 +63,9 @@ class Exported(nn.Module):
         return list(self._found(images))
 
     def _found(self, images: Tensor) -> dict[str, Tensor]:
-        """The outputs by name: activations as the mean over all crops, everything else from the centre."""
+        """The outputs by name: activations as the mean over all crops, everything else
+        from the centre.
+        """
         crops = self.preprocess.evaluate_crops(images)
         prediction = self.network(crops.flatten(0, 1))
         others = {
@@ -57,11 +73,17 @@ class Exported(nn.Module):
             "boxes": prediction.boxes,
             "reconstruction": prediction.reconstruction,
         }
-        found = {"activation": prediction.activation, **{name: one for name, one in others.items() if one is not None}}
+        found = {
+            "activation": prediction.activation,
+            **{name: one for name, one in others.items() if one is not None},
+        }
         if crops.shape[1] == 1:
             return found
         found = {name: one.unflatten(0, crops.shape[:2]) for name, one in found.items()}
-        return {name: one.mean(1) if name == "activation" else one[:, 0] for name, one in found.items()}
+        return {
+            name: one.mean(1) if name == "activation" else one[:, 0]
+            for name, one in found.items()
+        }
 
 
 def command(
@@ -74,7 +96,8 @@ def command(
     """Write a network for use without this package.
 
     Args:
-        run: folder of a run, or of a saved network, or name of a trained one in the package
+        run: folder of a run, or of a saved network, or name of a trained one in the
+            package
         format: format; default: that of the suffix of --to, else onnx
         to: file to write; default: named after the network, in the current folder
         overwrite: overwrite an existing file
@@ -85,19 +108,28 @@ def command(
     _check_free(path, overwrite)
     off = export(classifier, path, form)
     size = path.stat().st_size / 2**20
-    print(f"{path}: {size:.1f} MiB, checked: its answers differ from the network's by at most {off:.1g}")
+    print(
+        f"{path}: {size:.1f} MiB, checked: its answers differ from the network's by "
+        f"at most {off:.1g}"
+    )
     print(f"it takes {classifier.reader}")
 
 
 def _form(asked: str | None, path: str | None) -> str:
-    """The format that was chosen, or else that of the suffix; a name without a suffix fits any format."""
+    """The format that was chosen, or else that of the suffix; a name without a suffix
+    fits any format.
+    """
     suffix = Path(path).suffix.lower() if path else ""
     meant = next((form for form, known in SUFFIXES.items() if known == suffix), None)
     if suffix and meant is None:
-        ends = " or ".join(f"{known} ({KINDS[form]})" for form, known in SUFFIXES.items())
+        ends = " or ".join(
+            f"{known} ({KINDS[form]})" for form, known in SUFFIXES.items()
+        )
         raise ValueError(f"--to must end in {ends}, got {path}")
     if asked and meant and asked != meant:
-        raise ValueError(f"--to {path} is the name of {KINDS[meant]}, and --format is {asked}")
+        raise ValueError(
+            f"--to {path} is the name of {KINDS[meant]}, and --format is {asked}"
+        )
     return asked or meant or "onnx"
 
 
@@ -108,11 +140,14 @@ def _check_free(path: Path, overwrite: bool) -> None:
     if path.is_dir():
         raise ValueError(f"--to must be a file, and {path} is a folder")
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists already: choose another file with --to, or add --overwrite")
+        raise FileExistsError(
+            f"{path} exists already: choose another file with --to, or add --overwrite"
+        )
 
 
 def export(classifier: Classifier, path: Path, form: str) -> float:
-    """Writes a file for batches of any size, and compares its answers with those of the network.
+    """Writes a file for batches of any size, and compares its answers with those of the
+    network.
 
     Args:
         classifier: to export.
@@ -124,8 +159,8 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
 
     Raises:
         ModuleNotFoundError: if ``onnx`` needs a package that is not installed.
-        ValueError: if the network cannot be traced, has an operator that the format lacks, or the answers of the file
-            differ from those of the network.
+        ValueError: if the network cannot be traced, has an operator that the format
+            lacks, or the answers of the file differ from those of the network.
     """
     model = Exported(classifier).eval()
     images = _examples(classifier)
@@ -133,31 +168,54 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
         expected = model(images)
         write = _write_onnx if form == "onnx" else _write_program
         try:
-            found = write(model, images, part, _notes(classifier, model.names(images[:2])))
+            found = write(
+                model, images, part, _notes(classifier, model.names(images[:2]))
+            )
         except RuntimeError as error:
             why = str(error.__cause__ or error).partition("\n")[0]
             name = type(classifier.network).__name__
-            raise ValueError(f"a {name} cannot be written as {KINDS[form]}: {why}") from error
+            raise ValueError(
+                f"a {name} cannot be written as {KINDS[form]}: {why}"
+            ) from error
         off = _off(found, expected)
         if not off <= CLOSE:
-            own = _off(model.double()(images.double() if images.is_floating_point() else images), expected)
+            own = _off(
+                model.double()(
+                    images.double() if images.is_floating_point() else images
+                ),
+                expected,
+            )
             model.float()
-            more = f"the network's own rounding errors make {own:g}: was it trained?" if own > CLOSE else ""
-            raise ValueError(f"the answers of {KINDS[form]} are off by {off:g}, allowed is {CLOSE:g} {more}".rstrip())
+            more = (
+                f"the network's own rounding errors make {own:g}: was it trained?"
+                if own > CLOSE
+                else ""
+            )
+            raise ValueError(
+                (
+                    f"the answers of {KINDS[form]} are off by {off:g}, allowed is "
+                    f"{CLOSE:g} {more}"
+                ).rstrip()
+            )
     return off
 
 
 def _off(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     """The largest difference, see :data:`CLOSE`."""
     pairs = zip(found, expected, strict=True)
-    return max(float((one - other).abs().max() / other.abs().max().clamp_min(1)) for one, other in pairs)
+    return max(
+        float((one - other).abs().max() / other.abs().max().clamp_min(1))
+        for one, other in pairs
+    )
 
 
 def _examples(classifier: Classifier) -> Tensor:
     """Five example inputs: two are used for tracing, all for comparison."""
     if classifier.network.takes != "images":
         return classifier.network.examples(5)
-    return torch.rand(5, *classifier.image_shape, generator=torch.Generator().manual_seed(0))
+    return torch.rand(
+        5, *classifier.image_shape, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
@@ -173,7 +231,9 @@ def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
     }
 
 
-def _write_onnx(model: Exported, images: Tensor, path: Path, notes: dict[str, Any]) -> list[Tensor]:
+def _write_onnx(
+    model: Exported, images: Tensor, path: Path, notes: dict[str, Any]
+) -> list[Tensor]:
     import onnxruntime
 
     with _without_own_noise():
@@ -191,13 +251,20 @@ def _write_onnx(model: Exported, images: Tensor, path: Path, notes: dict[str, An
         raise ValueError("the network could not be made into an ONNX file")
     program.model.metadata_props["torchcaps"] = json.dumps(notes)
     program.save(str(path))
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return [torch.from_numpy(one) for one in session.run(None, {model.network.takes: images.numpy()})]
+    session = onnxruntime.InferenceSession(
+        str(path), providers=["CPUExecutionProvider"]
+    )
+    return [
+        torch.from_numpy(one)
+        for one in session.run(None, {model.network.takes: images.numpy()})
+    ]
 
 
 @contextmanager
 def _without_own_noise() -> Iterator[None]:
-    """Silences messages of torch's exporter about itself: skipped operators of torchvision, a deprecated class."""
+    """Silences messages of torch's exporter about itself: skipped operators of
+    torchvision, a deprecated class.
+    """
 
     def of_networks(record: logging.LogRecord) -> bool:
         return "torchvision is not installed" not in record.getMessage()
@@ -206,14 +273,19 @@ def _without_own_noise() -> Iterator[None]:
     log.addFilter(of_networks)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            warnings.filterwarnings(
+                "ignore",
+                r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+                FutureWarning,
+            )
             yield
     finally:
         log.removeFilter(of_networks)
 
 
 def _digamma(x: Any) -> Any:
-    r"""The digamma function for numbers above 0, from operators of ONNX, to single precision.
+    r"""The digamma function for numbers above 0, from operators of ONNX, to single
+    precision.
 
     .. math:: \psi(x) = \psi(x + 6) - \sum_{k=0}^5 \frac{1}{x + k}, \quad
         \psi(y) \approx \log y - \frac{1}{2 y} - \frac{1}{12 y^2} + \frac{1}{120 y^4} - \frac{1}{252 y^6}
@@ -225,14 +297,21 @@ def _digamma(x: Any) -> Any:
     y = onnx.Add(x, 6.0)
     inverse = onnx.Reciprocal(y)
     square = onnx.Mul(inverse, inverse)
-    series = onnx.Mul(square, onnx.Add(onnx.Mul(square, onnx.Add(onnx.Mul(square, -1 / 252), 1 / 120)), -1 / 12))
+    series = onnx.Mul(
+        square,
+        onnx.Add(
+            onnx.Mul(square, onnx.Add(onnx.Mul(square, -1 / 252), 1 / 120)), -1 / 12
+        ),
+    )
     found = onnx.Add(onnx.Sub(onnx.Log(y), onnx.Mul(inverse, 0.5)), series)
     for step in range(6):
         found = onnx.Sub(found, onnx.Reciprocal(onnx.Add(x, float(step))))
     return found
 
 
-def _write_program(model: Exported, images: Tensor, path: Path, notes: dict[str, Any]) -> list[Tensor]:
+def _write_program(
+    model: Exported, images: Tensor, path: Path, notes: dict[str, Any]
+) -> list[Tensor]:
     program = torch.export.export(model, (images[:2],), dynamic_shapes=model.free)
     with path.open("wb") as file:
         torch.export.save(program, file, extra_files={NOTES: json.dumps(notes)})

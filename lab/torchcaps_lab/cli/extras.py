@@ -17,8 +17,14 @@ EXTRAS = {
 
 
 def advice(error: ModuleNotFoundError) -> str | None:
-    """A line that says which module is missing and which extra has it; None if no extra installs it."""
+    """A line that says which module is missing and which extra has it; None if no extra
+    installs it.
+    """
     name = (error.name or "").partition(".")[0]
     if "pip install" in str(error):
         return str(error)
-    return f"{name} is not installed: pip install 'torchcaps-lab[{EXTRAS[name]}]'" if name in EXTRAS else None
+    return (
+        f"{name} is not installed: pip install 'torchcaps-lab[{EXTRAS[name]}]'"
+        if name in EXTRAS
+        else None
+    )

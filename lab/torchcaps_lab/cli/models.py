@@ -1,4 +1,6 @@
-"""List the networks, the trained ones in the package, the routing algorithms and the tasks."""
+"""List the networks, the trained ones in the package, the routing algorithms and the
+tasks.
+"""
 
 import json as jsons
 import sys
@@ -7,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 KNOWN = Path(__file__).with_suffix(".json")
-"""What :func:`described` says of the two packages alone, so that the list need not wait for torch."""
+"""What :func:`described` says of the two packages alone, so that the list need not wait
+for torch.
+"""
 
 
-def command(pattern: str = "*", *, pretrained: bool = False, json: bool = False) -> None:
+def command(
+    pattern: str = "*", *, pretrained: bool = False, json: bool = False
+) -> None:
     """List networks, routings and tasks.
 
     Args:
@@ -21,7 +27,11 @@ def command(pattern: str = "*", *, pretrained: bool = False, json: bool = False)
     if pretrained:
         _show_pretrained(pattern, json)
         return
-    known = described() if "torchcaps.models" in sys.modules else jsons.loads(KNOWN.read_text(encoding="utf-8"))
+    known = (
+        described()
+        if "torchcaps.models" in sys.modules
+        else jsons.loads(KNOWN.read_text(encoding="utf-8"))
+    )
     rows = [row for row in known["networks"] if fnmatch(row["name"], pattern)]
     if not rows:
         names = ", ".join(row["name"] for row in known["networks"])
@@ -31,14 +41,29 @@ def command(pattern: str = "*", *, pretrained: bool = False, json: bool = False)
         return
     width = max(len(row["name"]) for row in rows)
     for row in rows:
-        shape = "x".join(map(str, row["image_shape"])) if row["takes"] == "images" else row["takes"]
-        print(f"{row['name']:{width}} {row['parameters']:>10,} parameters at {shape:9} {row['source']}")
-    print("\nroutings: " + ", ".join(f"{name} ({kind})" for name, kind in known["routings"].items()))
-    print("tasks: " + ", ".join(f"{name} ({kind})" for name, kind in known["tasks"].items()))
+        shape = (
+            "x".join(map(str, row["image_shape"]))
+            if row["takes"] == "images"
+            else row["takes"]
+        )
+        print(
+            f"{row['name']:{width}} {row['parameters']:>10,} parameters at {shape:9} "
+            f"{row['source']}"
+        )
+    print(
+        "\nroutings: "
+        + ", ".join(f"{name} ({kind})" for name, kind in known["routings"].items())
+    )
+    print(
+        "tasks: "
+        + ", ".join(f"{name} ({kind})" for name, kind in known["tasks"].items())
+    )
 
 
 def described() -> dict[str, Any]:
-    """All networks, and the classes of routings and tasks by name: those of one's own, too, once they are imported."""
+    """All networks, and the classes of routings and tasks by name: those of one's own,
+    too, once they are imported.
+    """
     from torchcaps.models import describe_models, list_models
     from torchcaps.routing.base import ROUTINGS
     from torchcaps_lab.tasks.base import TASKS
@@ -51,13 +76,18 @@ def described() -> dict[str, Any]:
 
 
 def _show_pretrained(pattern: str, as_json: bool) -> None:
-    """Prints the cards of the trained networks DATA/NETWORK whose whole name, or else NETWORK, matches."""
+    """Prints the cards of the trained networks DATA/NETWORK whose whole name, or else
+    NETWORK, matches.
+    """
     from torchcaps.models.pretrained import describe_pretrained, list_pretrained
 
     names = list_pretrained(pattern) or list_pretrained(f"*/{pattern}")
     rows = [describe_pretrained(name) for name in names]
     if not rows:
-        raise ValueError(f"no trained network fits {pattern!r}; there are {', '.join(list_pretrained())}")
+        raise ValueError(
+            f"no trained network fits {pattern!r}; there are "
+            f"{', '.join(list_pretrained())}"
+        )
     if as_json:
         print(jsons.dumps(rows))
         return

@@ -5,7 +5,9 @@ import sys
 
 
 def say(line: str) -> None:
-    """Prints a line at once. Once the reader has gone, as with ``| head``, lines are discarded: work is not lost."""
+    """Prints a line at once. Once the reader has gone, as with ``| head``, lines are
+    discarded: work is not lost.
+    """
     try:
         print(line, flush=True)
     except BrokenPipeError:
@@ -13,20 +15,28 @@ def say(line: str) -> None:
 
 
 def discard_output() -> None:
-    """Has the rest of the output discarded, also what is buffered: it would fail again when Python exits."""
+    """Has the rest of the output discarded, also what is buffered: it would fail again
+    when Python exits.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 MOST_LETTERS = 4_000
-"""Of an error: 50 lines. Longer ones repeat what a file or a value holds, which may be megabytes."""
+"""Of an error: 50 lines. Longer ones repeat what a file or a value holds, which may be
+megabytes.
+"""
 
 
 def shortened(message: str) -> str:
-    """Return the text of an error, without its middle if it has more than :data:`MOST_LETTERS` letters.
+    """Return the text of an error, without its middle if it has more than
+    :data:`MOST_LETTERS` letters.
 
     Its beginning names what is wrong, its end what to do.
     """
     if len(message) <= MOST_LETTERS:
         return message
     half = MOST_LETTERS // 2
-    return f"{message[:half]} ... ({len(message) - 2 * half:,} letters left out) ... {message[-half:]}"
+    return (
+        f"{message[:half]} ... ({len(message) - 2 * half:,} letters left out) ... "
+        f"{message[-half:]}"
+    )

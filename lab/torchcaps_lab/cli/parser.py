@@ -1,8 +1,16 @@
-"""The options of a command: argparse's, with values as type hints declare them, and arguments of things after dots."""
+"""The options of a command: argparse's, with values as type hints declare them, and
+arguments of things after dots.
+"""
 
 import inspect
 import re
-from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import (
+    SUPPRESS,
+    Action,
+    ArgumentParser,
+    Namespace,
+    RawDescriptionHelpFormatter,
+)
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -15,11 +23,13 @@ from torchcaps_lab.training.reading import put, typed
 
 
 class OptionParser(ArgumentParser):
-    """Reads options in full: ``--data MNIST --data.validation 0.1`` gives ``{"name": "MNIST", "validation": 0.1}``.
+    """Reads options in full: ``--data MNIST --data.validation 0.1`` gives ``{"name":
+    "MNIST", "validation": 0.1}``.
 
     Attributes:
         hints: the type hints of the options, by name; others are argparse's own.
-        homes: module and name of what declares an option, where its hint stands for one that is not imported yet.
+        homes: module and name of what declares an option, where its hint stands for one
+            that is not imported yet.
         takes_empty: whether an argument that is no value of an option may be empty.
     """
 
@@ -30,18 +40,24 @@ class OptionParser(ArgumentParser):
         self._named: dict[str, Action] = {}
         self.takes_empty = False
         super().__init__(
-            prog=prog, description=description, allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=RawDescriptionHelpFormatter,
         )
 
     def take(self, module: str, name: str, partly: bool = False) -> None:
-        """Adds the arguments of a function, or the fields of a dataclass, as the source of its module declares them.
+        """Adds the arguments of a function, or the fields of a dataclass, as the source
+        of its module declares them.
 
-        What can only be given by its name is an option; a list takes several words, which may be empty.
+        What can only be given by its name is an option; a list takes several words,
+        which may be empty.
 
         Args:
             module: of the function or the dataclass.
             name: of it.
-            partly: whether arguments may come from elsewhere, too: none is needed, and a flag can be true or false.
+            partly: whether arguments may come from elsewhere, too: none is needed, and
+                a flag can be true or false.
         """
         for one in sketches(module, name):
             if one.name == "imported":
@@ -49,30 +65,47 @@ class OptionParser(ArgumentParser):
             if not one.exact:
                 self.homes[one.name] = module, name
             self.takes_empty |= not one.by_name and get_origin(one.hint) is list
-            how = {"type": one.hint, "default": one.default, "help": one.told} if partly else _how(one)
+            how = (
+                {"type": one.hint, "default": one.default, "help": one.told}
+                if partly
+                else _how(one)
+            )
             self.add_argument(f"--{one.name}" if one.by_name else one.name, **how)
 
     def add_argument(self, *names: str, **how: Any) -> Any:
-        """argparse's, but that a type is a type hint: of numbers, names, choices, things, or groups of options."""
+        """argparse's, but that a type is a type hint: of numbers, names, choices,
+        things, or groups of options.
+        """
         hint, default = how.pop("type", None), how.pop("default", None)
         told = (
             f" (default: {default})"
-            if isinstance(default, str | int | float) and default not in ("", SUPPRESS) and default is not False
+            if isinstance(default, str | int | float)
+            and default not in ("", SUPPRESS)
+            and default is not False
             else ""
         )
-        how = {**how, "default": SUPPRESS, "help": (how.get("help", "") + told).replace("%", "%%")}
+        how = {
+            **how,
+            "default": SUPPRESS,
+            "help": (how.get("help", "") + told).replace("%", "%%"),
+        }
         if hint is not None and how.get("nargs") is None:
-            how["metavar"] = how.get("metavar") or (_metavar(hint) if names[0].startswith("--") else None)
+            how["metavar"] = how.get("metavar") or (
+                _metavar(hint) if names[0].startswith("--") else None
+            )
         action = super().add_argument(*names, **how)
         self._named[action.dest] = action
-        self.defaults[action.dest] = False if how.get("action") == "store_true" else default
+        self.defaults[action.dest] = (
+            False if how.get("action") == "store_true" else default
+        )
         if hint is not None:
             self.hints[action.dest] = hint
         return action
 
     def tree(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """The options that were given, by name, as typed, with those after dots inside; arguments of things are added
-        to the help."""
+        """The options that were given, by name, as typed, with those after dots inside;
+        arguments of things are added to the help.
+        """
         words = self._words(arguments)
         self._take_dots(words)
         given = vars(super().parse_args(words))
@@ -83,9 +116,14 @@ class OptionParser(ArgumentParser):
         return tree
 
     def parse_args(self, arguments: Sequence[str]) -> Any:  # type: ignore[override]
-        """The options by name, each as its type hint asks for it; things are :class:`~torchcaps.spec.Spec`."""
+        """The options by name, each as its type hint asks for it; things are
+        :class:`~torchcaps.spec.Spec`.
+        """
         tree = self.tree(arguments)
-        return Namespace(**self.defaults | {name: self.fitted(name, value) for name, value in tree.items()})
+        return Namespace(
+            **self.defaults
+            | {name: self.fitted(name, value) for name, value in tree.items()}
+        )
 
     def check_simple(self, tree: Mapping[str, Any]) -> None:
         """Checks the options whose type hints are known without importing anything."""
@@ -98,19 +136,41 @@ class OptionParser(ArgumentParser):
             return value
         action, hint = self._named[name], self._hint(name)
         try:
-            return [fit(hint, one, name) for one in value] if action.nargs in ("+", "*") else fit(hint, value, name)
+            return (
+                [fit(hint, one, name) for one in value]
+                if action.nargs in ("+", "*")
+                else fit(hint, value, name)
+            )
         except ValueError as error:
-            self.error(f"--{error}" if action.option_strings and str(error).startswith(name) else str(error))
+            self.error(
+                f"--{error}"
+                if action.option_strings and str(error).startswith(name)
+                else str(error)
+            )
 
     def error(self, message: str) -> NoReturn:
-        """Says what is wrong, and what looks like an unknown option, and ends the process."""
+        """Says what is wrong, and what looks like an unknown option, and ends the
+        process.
+        """
         if unknown := re.match(r"unrecognized arguments: --([\w.-]+)", message):
-            names = [name.removeprefix("--") for name in self._option_string_actions if name.startswith("--")]
-            message += meant(unknown[1].replace("-", "_"), names).replace("mean ", "mean --")
-        self.exit(2, f"{self.prog}: error: {shortened(message)}\n'{self.prog} --help' lists the options.\n")
+            names = [
+                name.removeprefix("--")
+                for name in self._option_string_actions
+                if name.startswith("--")
+            ]
+            message += meant(unknown[1].replace("-", "_"), names).replace(
+                "mean ", "mean --"
+            )
+        self.exit(
+            2,
+            f"{self.prog}: error: {shortened(message)}\n'{self.prog} --help' lists "
+            "the options.\n",
+        )
 
     def _words(self, arguments: Sequence[str]) -> list[str]:
-        """The arguments, a flag with its value as one; empty ones are refused: a folder would be the working one."""
+        """The arguments, a flag with its value as one; empty ones are refused: a folder
+        would be the working one.
+        """
         words: list[str] = []
         waiting = list(arguments)
         while waiting:
@@ -119,10 +179,16 @@ class OptionParser(ArgumentParser):
             if word == "--":
                 return [*words, word, *waiting]
             is_option = word.startswith("--")
-            if (is_option and equals and not value) or (not word and not self.takes_empty):
+            if (is_option and equals and not value) or (
+                not word and not self.takes_empty
+            ):
                 self.error(f"{name if is_option else 'an argument'} must not be empty")
             if is_option and not equals and self._is_flag(name):
-                word += f"={waiting.pop(0)}" if waiting and waiting[0] in ("true", "false") else "=true"
+                word += (
+                    f"={waiting.pop(0)}"
+                    if waiting and waiting[0] in ("true", "false")
+                    else "=true"
+                )
             elif is_option and not equals and self._takes_value(name) and waiting:
                 if not waiting[0]:
                     self.error(f"{name} must not be empty")
@@ -140,14 +206,18 @@ class OptionParser(ArgumentParser):
         return "." in name or (action is not None and action.nargs is None)
 
     def _hint(self, name: str) -> Any:
-        """The type hint of an option; the module that declares it is imported if it has to be."""
+        """The type hint of an option; the module that declares it is imported if it has
+        to be.
+        """
         if name not in self.homes:
             return self.hints[name]
         module, owner = self.homes[name]
         return declared(getattr(import_module(module), owner)).arguments[name].hint
 
     def _take_dots(self, words: Sequence[str]) -> None:
-        """Adds options after dots as they come, and for the help all arguments of the things that are named."""
+        """Adds options after dots as they come, and for the help all arguments of the
+        things that are named.
+        """
         for word in words:
             name, _, value = word.partition("=")
             first, *_ = name[2:].split(".")
@@ -156,21 +226,33 @@ class OptionParser(ArgumentParser):
             if name == f"--{first}" and value and {"-h", "--help"} & {*words}:
                 self._describe(first, registry_of(_class_in(self._hint(first))), value)
             elif "." in name and name not in self._option_string_actions:
-                super().add_argument(name, dest=name[2:], default=SUPPRESS, help=SUPPRESS)
+                super().add_argument(
+                    name, dest=name[2:], default=SUPPRESS, help=SUPPRESS
+                )
 
     def _describe(self, option: str, registry: Any, name: str) -> None:
         """Adds the arguments of a thing to the help."""
         try:
             cls = registry.find(name)
-        except (ValueError, AttributeError):  # there is none of that name, or the option takes no thing
+        except (
+            ValueError,
+            AttributeError,
+        ):  # there is none of that name, or the option takes no thing
             return
-        group = self.add_argument_group(f"--{option} {name}", (inspect.getdoc(cls) or "").splitlines()[0])
+        group = self.add_argument_group(
+            f"--{option} {name}", (inspect.getdoc(cls) or "").splitlines()[0]
+        )
         told = documented(*(vars(one).get("__doc__") for one in reversed(cls.__mro__)))
         for one, argument in declared(cls, int(registry.factory)).arguments.items():
             place = f"--{option}.{one}"
             if place not in self._option_string_actions:
-                group.add_argument(place, dest=place[2:], metavar=_metavar(argument.hint),
-                                   default=SUPPRESS, help=told.get(one, "").replace("%", "%%"))  # fmt: skip
+                group.add_argument(
+                    place,
+                    dest=place[2:],
+                    metavar=_metavar(argument.hint),
+                    default=SUPPRESS,
+                    help=told.get(one, "").replace("%", "%%"),
+                )
 
 
 class WrongUsage(ValueError):
@@ -178,9 +260,13 @@ class WrongUsage(ValueError):
 
 
 def parser_of(command: str) -> OptionParser:
-    """The options of a command, which are the arguments of the function ``command`` in the file of its name."""
+    """The options of a command, which are the arguments of the function ``command`` in
+    the file of its name.
+    """
     module = f"torchcaps_lab.cli.{command}"
-    parser = OptionParser(f"torchcaps {command}", docstring(module, "command").partition("\n\n")[0])
+    parser = OptionParser(
+        f"torchcaps {command}", docstring(module, "command").partition("\n\n")[0]
+    )
     parser.take(module, "command")
     add_import(parser)
     return parser
@@ -205,13 +291,20 @@ def _typed(value: Any) -> Any:
 
 def _class_in(hint: Any) -> Any:
     """The class of things in a type hint; None if there is none."""
-    return next((part for part, _ in alternatives(hint) if registry_of(part) is not None), None)
+    return next(
+        (part for part, _ in alternatives(hint) if registry_of(part) is not None), None
+    )
 
 
 def _metavar(hint: Any) -> str:
     """What an option takes, in one word."""
     parts = [part for part, _ in alternatives(hint)]
-    choices = [str(one) for part in parts if get_origin(part) is Literal for one in get_args(part)]
+    choices = [
+        str(one)
+        for part in parts
+        if get_origin(part) is Literal
+        for one in get_args(part)
+    ]
     words = {int: "N", float: "X", bool: "true|false", str: "", type(None): ""}
     named = [words.get(part, part.__name__) for part in parts if inspect.isclass(part)]
     return "|".join([*[*filter(None, named)][:1], *choices]) or "VALUE"

@@ -1,4 +1,6 @@
-"""Arguments that name something on the disk, which is looked for before torch is imported."""
+"""Arguments that name something on the disk, which is looked for before torch is
+imported.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,9 @@ from torchcaps.spec import Within
 
 @dataclass(frozen=True)
 class There(Within):
-    """For ``Annotated``: what must exist; a network may also be one of the package, or ``owner/name`` on the Hub."""
+    """For ``Annotated``: what must exist; a network may also be one of the package, or
+    ``owner/name`` on the Hub.
+    """
 
     network: bool = False
 
@@ -18,15 +22,23 @@ class There(Within):
         """Raises a ValueError that names the place if there is nothing."""
         path = Path(value).expanduser()
         in_package = Path(torchcaps.__file__).with_name("pretrained") / value
-        named = self.network and (in_package.is_dir() or (len(path.parts) == 2 and not path.is_absolute()))
+        named = self.network and (
+            in_package.is_dir() or (len(path.parts) == 2 and not path.is_absolute())
+        )
         try:
             missing = not named and not path.exists()
         except OSError:  # too long for the name of a file
             missing = True
         if missing:
             seen = "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
-            others = ", and no network of that name comes with the package" if self.network else ""
-            raise ValueError(f"{place} {str(value)[:4000]} does not exist{seen}{others}")
+            others = (
+                ", and no network of that name comes with the package"
+                if self.network
+                else ""
+            )
+            raise ValueError(
+                f"{place} {str(value)[:4000]} does not exist{seen}{others}"
+            )
 
 
 Existing = Annotated[str, There()]

@@ -15,15 +15,17 @@ GROUP = "torchcaps.plugins"
 """Entry-point group of installed packages; every command loads it."""
 
 HELP = (
-    "a module or .py file of your own to import first, which executes it: its routings, networks, data sets, tasks "
+    "a module or .py file of your own to import first, which executes it: its "
+    "routings, networks, data sets, tasks "
     "and similarities can then be named. May be given several times"
 )
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Collects garbage seldom: torch and what stands on it make hardly any while they are imported, and looking for it
-    takes a fifth of the processor time."""
+    """Collects garbage seldom: torch and what stands on it make hardly any while they
+    are imported, and looking for it takes a fifth of the processor time.
+    """
     before = gc.get_threshold()
     gc.set_threshold(100_000, *before[1:])
     try:
@@ -33,8 +35,12 @@ def importing() -> Iterator[None]:
 
 
 def add_import(parser: Any) -> None:
-    """Adds the option to the help of a command; it has been read by :func:`named_imports`."""
-    parser.add_argument("--import", action="append", default=[], metavar="MODULE", help=HELP)
+    """Adds the option to the help of a command; it has been read by
+    :func:`named_imports`.
+    """
+    parser.add_argument(
+        "--import", action="append", default=[], metavar="MODULE", help=HELP
+    )
 
 
 def named_imports(arguments: list[str]) -> list[str]:
@@ -50,12 +56,15 @@ def named_imports(arguments: list[str]) -> list[str]:
             value = value if equals else "".join(arguments[place + 1 : place + 2])
             if not value:
                 raise ValueError("--import needs the name of a module, or a .py file")
-            named.append(str(Path(value).absolute()) if value.endswith(".py") else value)
+            named.append(
+                str(Path(value).absolute()) if value.endswith(".py") else value
+            )
     return named
 
 
 def import_plugins() -> None:
-    """Imports the plug-ins of installed packages, in the entry-point group ``torchcaps.plugins``.
+    """Imports the plug-ins of installed packages, in the entry-point group
+    ``torchcaps.plugins``.
 
     Raises:
         ValueError: if one of them cannot be imported.
@@ -64,25 +73,37 @@ def import_plugins() -> None:
         try:
             point.load()
         except Exception as error:  # plug-ins may raise anything
-            raise ValueError(f"the plug-in {point.name} ({point.value}) cannot be imported: {error!r}") from error
+            raise ValueError(
+                f"the plug-in {point.name} ({point.value}) cannot be imported: "
+                f"{error!r}"
+            ) from error
 
 
 def import_named(name: str) -> ModuleType:
-    """Imports a module by name, also from the working directory, or a .py file under the name of the file.
+    """Imports a module by name, also from the working directory, or a .py file under
+    the name of the file.
 
     Raises:
-        ValueError: if there is no such module or file, it fails, or another module has the name of the file.
+        ValueError: if there is no such module or file, it fails, or another module has
+            the name of the file.
     """
     try:
-        return _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+        return (
+            _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
+        )
     except Exception as error:  # the user's code may raise anything
-        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and error.name == name.partition(".")[0]
+        ):
             raise ValueError(
-                f"--import {name}: there is no such module in the working directory or among the installed packages; "
+                f"--import {name}: there is no such module in the working directory "
+                "or among the installed packages; "
                 "a .py file elsewhere goes by its path"
             ) from error
         raise ValueError(
-            f"--import {name}: {error if isinstance(error, OSError | ValueError) else repr(error)}"
+            f"--import {name}: "
+            f"{error if isinstance(error, OSError | ValueError) else repr(error)}"
         ) from error
 
 
@@ -102,7 +123,10 @@ def _import_file(path: Path) -> ModuleType:
         raise FileNotFoundError("there is no such file")
     loaded = sys.modules.get(path.stem)
     if loaded is not None:
-        if getattr(loaded, "__file__", None) and Path(str(loaded.__file__)).resolve() == path.resolve():
+        if (
+            getattr(loaded, "__file__", None)
+            and Path(str(loaded.__file__)).resolve() == path.resolve()
+        ):
             return loaded
         raise ValueError(f"another module is called {path.stem!r}: rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -110,7 +134,9 @@ def _import_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # where options and saved classes look it up
-    _look_in(path.absolute().parent)  # for what it imports from beside it, as in 'python FILE'
+    _look_in(
+        path.absolute().parent
+    )  # for what it imports from beside it, as in 'python FILE'
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -1,4 +1,6 @@
-"""Classify images, series or texts: class, probability, length of its capsule; as text, CSV or JSON."""
+"""Classify images, series or texts: class, probability, length of its capsule; as text,
+CSV or JSON.
+"""
 
 import sys
 import warnings
@@ -37,18 +39,22 @@ def command(
     """Classify image files, texts or series with the network of a run.
 
     Args:
-        run: folder of a run, or of a saved network, or name of a trained one in the package
-        images: image files, folders (with all their sub-folders) or patterns; for a network that takes words: texts,
-            files with a text in each line, folders of .txt files; for one that takes series: .ts, .arff, .csv, sounds
-        resize: how images are fitted to the network; keep: not at all, for networks of any size; default: as it was
-            trained
+        run: folder of a run, or of a saved network, or name of a trained one in the
+            package
+        images: image files, folders (with all their sub-folders) or patterns; for a
+            network that takes words: texts, files with a text in each line, folders of
+            .txt files; for one that takes series: .ts, .arff, .csv, sounds
+        resize: how images are fitted to the network; keep: not at all, for networks of
+            any size; default: as it was trained
         top: print this many classes, the most active first; default: the predicted ones
         device: where to compute: cpu, cuda, cuda:1, ...
         batch_size: images at a time
         csv: print a table with a line for each predicted class
         json: print one JSON object a line, with all lengths, probabilities and poses
-        boxes: folder to write pictures into, with a box around each thing of the predicted classes
-        masks: folder to write the class of each pixel into, as images with indexed colours, and laid over the pictures
+        boxes: folder to write pictures into, with a box around each thing of the
+            predicted classes
+        masks: folder to write the class of each pixel into, as images with indexed
+            colours, and laid over the pictures
     """
     if csv and json:
         raise ValueError("--csv and --json exclude each other")
@@ -65,14 +71,20 @@ def command(
     if boxes is not None:
         _check_boxes(classifier)
     if masks is not None and classifier.network.takes != "pixels":
-        raise ValueError(f"--masks: a {type(classifier.network).__name__} does not predict a class for each pixel")
+        raise ValueError(
+            f"--masks: a {type(classifier.network).__name__} does not predict a class "
+            "for each pixel"
+        )
     with said_plainly():
         files = list(classifier.reader.named(images))
     bad: list[str] = []
 
     def skip(file: Any, error: Exception) -> None:
         bad.append(str(file))
-        print(f"torchcaps predict: {getattr(file, 'place', '')}{readable(str(error))}", file=sys.stderr)
+        print(
+            f"torchcaps predict: {getattr(file, 'place', '')}{readable(str(error))}",
+            file=sys.stderr,
+        )
 
     show = (_json if json else _csv if csv else _text)(classifier, top)
     drawing = [] if boxes is None else [_pictures(classifier, Path(boxes), resize)]
@@ -83,7 +95,9 @@ def command(
             for draw in drawing:
                 draw(str(file), answer)
     if bad:
-        raise ValueError(f"{len(bad)} of {len(files)} {classifier.reader.items} could not be read")
+        raise ValueError(
+            f"{len(bad)} of {len(files)} {classifier.reader.items} could not be read"
+        )
 
 
 @contextmanager
@@ -101,26 +115,38 @@ def said_plainly() -> Iterator[None]:
 
 def _check_folder(option: str, path: Path) -> None:
     if path.exists() and (path.is_file() or any(path.iterdir())):
-        state = "exists already and is not empty" if path.is_dir() else "exists already, and is a file"
+        state = (
+            "exists already and is not empty"
+            if path.is_dir()
+            else "exists already, and is a file"
+        )
         raise ValueError(f"--{option} {path} {state}: choose another folder")
 
 
 def _check_resize(classifier: Classifier, resize: str | None) -> None:
     if resize is not None and classifier.network.takes != "images":
         raise ValueError(
-            f"--resize is for images: a {type(classifier.network).__name__} takes {classifier.network.takes}"
+            f"--resize is for images: a {type(classifier.network).__name__} takes "
+            f"{classifier.network.takes}"
         )
     if resize == "keep" and not classifier.network.any_size:
-        raise ValueError(f"--resize keep is for networks of any size, a {type(classifier.network).__name__} has one")
+        raise ValueError(
+            "--resize keep is for networks of any size, a "
+            f"{type(classifier.network).__name__} has one"
+        )
 
 
 def _check_boxes(classifier: Classifier) -> None:
     """Raises a `ValueError` unless the network predicts boxes for a black image."""
     if classifier.network.takes == "images":
-        ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)], "pad")
+        ((_, answer),) = classifier.stream(
+            [torch.zeros(*classifier.image_shape)], "pad"
+        )
         if answer.things is not None:
             return
-    raise ValueError(f"--boxes: a {type(classifier.network).__name__} does not predict boxes")
+    raise ValueError(
+        f"--boxes: a {type(classifier.network).__name__} does not predict boxes"
+    )
 
 
 Show = Callable[[str, Answer], None]
@@ -128,14 +154,20 @@ Show = Callable[[str, Answer], None]
 
 
 def _pictures(classifier: Classifier, folder: Path, resize: Any) -> Show:
-    """Draws boxes of answers: ``photo.png`` for ``photo.jpg``, ``photo-2.png`` for a second file of that name."""
+    """Draws boxes of answers: ``photo.png`` for ``photo.jpg``, ``photo-2.png`` for a
+    second file of that name.
+    """
     from torchcaps_lab.report.boxes import Boxed, boxed_image
 
     written: Counter[str] = Counter()
 
     def draw(file: str, answer: Answer) -> None:
         assert answer.things is not None
-        boxes = [(name, thing.box.tolist()) for name, things in answer.things.items() for thing in things]
+        boxes = [
+            (name, thing.box.tolist())
+            for name, things in answer.things.items()
+            for thing in things
+        ]
         boxed = Boxed(classifier.pixels(file, resize), boxes)
         boxed_image(boxed, classifier.classes).savefig(_file_in(folder, file, written))
 
@@ -143,7 +175,9 @@ def _pictures(classifier: Classifier, folder: Path, resize: Any) -> Show:
 
 
 def _masks(classifier: Classifier, folder: Path, resize: Any) -> Show:
-    """Writes ``photo.png``, the number of the class of each pixel, and ``photo.overlay.png`` for ``photo.jpg``."""
+    """Writes ``photo.png``, the number of the class of each pixel, and
+    ``photo.overlay.png`` for ``photo.jpg``.
+    """
     from torchcaps_lab.report.exhibit import png
     from torchcaps_lab.report.pictures.segments import indexed, overlay
 
@@ -153,7 +187,9 @@ def _masks(classifier: Classifier, folder: Path, resize: Any) -> Show:
         assert answer.mask is not None
         count, path = len(classifier.classes), _file_in(folder, file, written)
         indexed(answer.mask, count).save(path)
-        path.with_suffix(".overlay.png").write_bytes(png(overlay(classifier.pixels(file, resize), answer.mask, count)))
+        path.with_suffix(".overlay.png").write_bytes(
+            png(overlay(classifier.pixels(file, resize), answer.mask, count))
+        )
 
     return draw
 
@@ -187,24 +223,36 @@ def _place(name: str) -> str:
 
 
 def _short(name: str) -> str:
-    """The name of a file, or the beginning of a text after the place where it was found."""
+    """The name of a file, or the beginning of a text after the place where it was
+    found.
+    """
     return f"{name.place}{beginning(name, 80)}" if hasattr(name, "place") else name
 
 
 def _text(classifier: Classifier, top: int | None) -> Show:
     print(f"# %: probability of the class: {_probability(classifier)}")
-    print("# length: of its capsule, from 0 to 1: whether the class is there, each class for itself; not a probability")
+    print(
+        "# length: of its capsule, from 0 to 1: whether the class is there, each "
+        "class for itself; not a probability"
+    )
     if classifier.strangers is not None:
         print(f"# none of these: {classifier.strangers}")
 
     def show(file: str, answer: Answer) -> None:
         shares = _probabilities(answer)
         said = [
-            f"{answer.counted(name)} ({shares[name]:.1%}, length {answer.lengths[name]:.3f})"
+            f"{answer.counted(name)} ({shares[name]:.1%}, length "
+            f"{answer.lengths[name]:.3f})"
             for name in _said(answer, top)
         ]
-        line = readable(f"{_short(file)}: {answer.doubted(', '.join(said) or 'nothing')}")
-        strange = f"stranger than {answer.strangeness:.1%} of the validation images" if answer.known is False else ""
+        line = readable(
+            f"{_short(file)}: {answer.doubted(', '.join(said) or 'nothing')}"
+        )
+        strange = (
+            f"stranger than {answer.strangeness:.1%} of the validation images"
+            if answer.known is False
+            else ""
+        )
         notes = "; ".join(filter(None, [strange, answer.seen]))
         print(line + (f"  # {notes}" if notes else ""))
 
@@ -212,11 +260,23 @@ def _text(classifier: Classifier, top: int | None) -> Show:
 
 
 def _csv(classifier: Classifier, top: int | None) -> Show:
-    probability = "probability" if classifier.calibration is None else "calibrated_probability"
+    probability = (
+        "probability" if classifier.calibration is None else "calibrated_probability"
+    )
     table = writer(sys.stdout, lineterminator="\n")
     texts = classifier.reader.items == "texts"
     more = ["known", "strangeness"] if classifier.strangers is not None else []
-    table.writerow(["file", "rank", "class", "said", probability, "length", *(["place"] if texts else more)])
+    table.writerow(
+        [
+            "file",
+            "rank",
+            "class",
+            "said",
+            probability,
+            "length",
+            *(["place"] if texts else more),
+        ]
+    )
 
     def show(file: str, answer: Answer) -> None:
         shares, names = _probabilities(answer), _said(answer, top)
@@ -225,7 +285,17 @@ def _csv(classifier: Classifier, top: int | None) -> Show:
             place = [str(int(answer.known)), f"{answer.strangeness:.6g}"]
         for rank, name in enumerate(names, 1):
             said = int(name in answer.classes)
-            table.writerow([what, rank, name, said, f"{shares[name]:.6g}", f"{answer.lengths[name]:.6g}", *place])
+            table.writerow(
+                [
+                    what,
+                    rank,
+                    name,
+                    said,
+                    f"{shares[name]:.6g}",
+                    f"{answer.lengths[name]:.6g}",
+                    *place,
+                ]
+            )
         if not names:
             table.writerow([what, "", "", 0, "", "", *place])
 

@@ -16,14 +16,18 @@ Split = Literal["test", "validation", "train", "all"]
 
 
 def open_classifier(path: str, device: str = "cpu") -> Classifier:
-    """Opens the network of a run, or a saved one; only modules from ``--import`` are imported for it.
+    """Opens the network of a run, or a saved one; only modules from ``--import`` are
+    imported for it.
 
     Raises:
-        ValueError: if there is no such device; and what :meth:`~torchcaps.Classifier.open` raises.
+        ValueError: if there is no such device; and what
+            :meth:`~torchcaps.Classifier.open` raises.
     """
     config = Path(path) / "config.yaml"
     classifier = Classifier.open(path)
-    if "resize" not in classifier.network.extra and config.is_file():  # saved before networks stored it
+    if (
+        "resize" not in classifier.network.extra and config.is_file()
+    ):  # saved before networks stored it
         classifier.resize = _recorded_resize(config) or classifier.resize
     try:
         return classifier.to(device)
@@ -40,11 +44,17 @@ def _recorded_resize(config: Path) -> Any:
 
 
 def _take_shape(data: Spec, classifier: Classifier) -> tuple[str, ...]:
-    """Fills in the size and channels that the network takes where the options of images name none; a note on it."""
+    """Fills in the size and channels that the network takes where the options of images
+    name none; a note on it.
+    """
     channels, height, width = classifier.image_shape
     arguments: dict[str, Any] = data.arguments
     shape = {"size": (height, width), "channels": channels}
-    missing = {name: value for name, value in shape.items() if name in arguments and arguments[name] is None}
+    missing = {
+        name: value
+        for name, value in shape.items()
+        if name in arguments and arguments[name] is None
+    }
     if arguments.get("range", ()) is None and classifier.levels is not None:
         arguments["range"] = list(classifier.levels)
     if not missing:
@@ -52,25 +62,38 @@ def _take_shape(data: Spec, classifier: Classifier) -> tuple[str, ...]:
     for name, value in missing.items():
         arguments[name] = value
     colour = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
-    return (f"images of another shape are brought to what the network takes, {height} x {width} pixels, {colour}",)
+    return (
+        f"images of another shape are brought to what the network takes, {height} x "
+        f"{width} pixels, {colour}",
+    )
 
 
 def _take_classes(data: Spec, classifier: Classifier) -> None:
-    """Fills in the classes of the network where the options of images name none, so that images may lack some."""
+    """Fills in the classes of the network where the options of images name none, so
+    that images may lack some.
+    """
     if classifier.named and data.arguments.get("classes", ()) is None:
         data.arguments["classes"] = list(classifier.classes)
 
 
 def _other_fit(data: ImageData, classifier: Classifier) -> tuple[str, ...]:
-    """A note, if images get to their size in another way than those that the network was trained on."""
+    """A note, if images get to their size in another way than those that the network
+    was trained on.
+    """
     fit, usual = getattr(data, "resize", None), classifier.resize
     if fit in (None, usual) or usual == "keep":
         return ()
-    return (f"resize {fit} fits these images to the network, it was trained with {usual}: --data.resize {usual}",)
+    return (
+        f"resize {fit} fits these images to the network, it was trained with {usual}: "
+        f"--data.resize {usual}",
+    )
 
 
 def open_run(
-    run: str, named: Spec | ImageData | None = None, split: Split = "test", imported: Sequence[str] = ()
+    run: str,
+    named: Spec | ImageData | None = None,
+    split: Split = "test",
+    imported: Sequence[str] = (),
 ) -> tuple[Classifier, ImageSet]:
     """The network of a run, or a saved one, and unprepared images.
 
@@ -82,16 +105,22 @@ def open_run(
 
     Raises:
         WrongUsage: if all images of the run are wanted.
-        FileNotFoundError: if there is no such network, or it is not a run and no images are named.
-        ValueError: if there are no such images, or the options of the run name something that they may not.
+        FileNotFoundError: if there is no such network, or it is not a run and no images
+            are named.
+        ValueError: if there are no such images, or the options of the run name
+            something that they may not.
     """
     folder = RunFolder(Path(run))
     if named is None and split == "all":
-        raise WrongUsage("--split all is for other images, named by --data: the run was trained on some of its own")
+        raise WrongUsage(
+            "--split all is for other images, named by --data: the run was trained on "
+            "some of its own"
+        )
     if named is None:
         if not folder.config.is_file():
             raise FileNotFoundError(
-                f"{run} is not the folder of a run, which names its images: a saved network needs --data"
+                f"{run} is not the folder of a run, which names its images: a saved "
+                "network needs --data"
             )
         recorded = read_options(folder.config, imported)
         spec: Spec = fit(ImageData, recorded.get("data"), f"{folder.config}: data")
@@ -101,7 +130,9 @@ def open_run(
             notes = follow_record(folder, data)
             images: ImageSet = getattr(data, split)
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"{error}; --data with a class and --data.root say where they are now") from error
+            raise FileNotFoundError(
+                f"{error}; --data with a class and --data.root say where they are now"
+            ) from error
     else:
         classifier, spec = open_classifier(run), cast(Spec, named)
         fitted = _take_shape(spec, classifier)

@@ -1,4 +1,6 @@
-"""What functions and classes declare, read from their source: help and wrong options need not wait for torch."""
+"""What functions and classes declare, read from their source: help and wrong options
+need not wait for torch.
+"""
 
 import ast
 import inspect
@@ -19,8 +21,10 @@ class Sketch(NamedTuple):
 
     Args:
         name: of the argument.
-        hint: its type hint, with an empty class in place of each that would have to be imported.
-        default: its default, or the name of what makes it; or :data:`~torchcaps.spec.MISSING`.
+        hint: its type hint, with an empty class in place of each that would have to be
+            imported.
+        default: its default, or the name of what makes it; or
+            :data:`~torchcaps.spec.MISSING`.
         told: what the docstring says of it.
         exact: whether nothing in the hint would have to be imported.
         by_name: whether it can only be given by its name.
@@ -35,13 +39,22 @@ class Sketch(NamedTuple):
 
 
 def sketches(module: str, name: str) -> Iterator[Sketch]:
-    """The arguments of a function, or the fields of a dataclass, at the top of a module of this package."""
+    """The arguments of a function, or the fields of a dataclass, at the top of a module
+    of this package.
+    """
     node = _node(module, name)
     told = documented(ast.get_docstring(node))
     for argument, annotation, default, by_name in _declared(node):
         names = _Names(_parsed(module))
         hint = names.meaning(annotation)
-        yield Sketch(argument, hint, _default(default), told.get(argument, ""), not names.unknown, by_name)
+        yield Sketch(
+            argument,
+            hint,
+            _default(default),
+            told.get(argument, ""),
+            not names.unknown,
+            by_name,
+        )
 
 
 def docstring(module: str, name: str = "") -> str:
@@ -50,16 +63,29 @@ def docstring(module: str, name: str = "") -> str:
 
 
 def arguments_of(room: str, base: str) -> set[str]:
-    """What the constructors of a class in a room of this package, and of all that derive from it there, take."""
-    paths = (path.relative_to(_place(room)).with_suffix("").parts for path in _place(room).rglob("*.py"))
+    """What the constructors of a class in a room of this package, and of all that
+    derive from it there, take.
+    """
+    paths = (
+        path.relative_to(_place(room)).with_suffix("").parts
+        for path in _place(room).rglob("*.py")
+    )
     nodes = (node for path in paths for node in _parsed(".".join((room, *path))).body)
     known = [node for node in nodes if isinstance(node, ast.ClassDef)]
     waiting, names = [node for node in known if node.name == base], set[str]()
     while waiting:
         node = waiting.pop()
-        makers = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+        makers = [
+            one
+            for one in node.body
+            if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+        ]
         names |= {name for one in (node, *makers) for name, *_ in _declared(one)}
-        waiting += [one for one in known if node.name in (getattr(parent, "id", None) for parent in one.bases)]
+        waiting += [
+            one
+            for one in known
+            if node.name in (getattr(parent, "id", None) for parent in one.bases)
+        ]
     return names - {"self"}
 
 
@@ -68,23 +94,38 @@ def documented(*docs: str | None) -> Mapping[str, str]:
     from docstring_parser import parse
 
     found = (parse(inspect.cleandoc(doc or "")) for doc in docs)
-    return {each.arg_name: (each.description or "").replace("\n", " ") for doc in found for each in doc.params}
+    return {
+        each.arg_name: (each.description or "").replace("\n", " ")
+        for doc in found
+        for each in doc.params
+    }
 
 
 def _node(module: str, name: str) -> Any:
-    return next(node for node in _parsed(module).body if getattr(node, "name", None) == name)
+    return next(
+        node for node in _parsed(module).body if getattr(node, "name", None) == name
+    )
 
 
 def _declared(node: Any) -> Iterator[tuple[str, ast.expr, ast.expr | None, bool]]:
     if isinstance(node, ast.ClassDef):
         for field in node.body:
             if isinstance(field, ast.AnnAssign):
-                others = [key.value for key in getattr(field.value, "keywords", ()) if key.arg == "alias"]
-                name = ast.literal_eval(others[0]) if others else ast.unparse(field.target)
+                others = [
+                    key.value
+                    for key in getattr(field.value, "keywords", ())
+                    if key.arg == "alias"
+                ]
+                name = (
+                    ast.literal_eval(others[0]) if others else ast.unparse(field.target)
+                )
                 yield name, field.annotation, field.value, True
         return
     arguments = node.args
-    defaults = [*[None] * (len(arguments.args) - len(arguments.defaults)), *arguments.defaults]
+    defaults = [
+        *[None] * (len(arguments.args) - len(arguments.defaults)),
+        *arguments.defaults,
+    ]
     for one, default in zip(arguments.args, defaults, strict=True):
         yield one.arg, one.annotation, default, False
     for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
@@ -98,7 +139,9 @@ def _default(node: ast.expr | None) -> Any:
 
 
 class _Names(dict[str, Any]):
-    """Looks up the names in a type hint; those that would have to be imported are ``unknown``."""
+    """Looks up the names in a type hint; those that would have to be imported are
+    ``unknown``.
+    """
 
     def __init__(self, tree: ast.Module) -> None:
         super().__init__(_BUILTIN | _KNOWN)
@@ -107,10 +150,19 @@ class _Names(dict[str, Any]):
 
     def meaning(self, hint: ast.expr) -> Any:
         """The hint, as Python would evaluate it."""
-        return eval(compile(ast.Expression(hint), "hint", "eval"), {"__builtins__": {}}, self)
+        return eval(
+            compile(ast.Expression(hint), "hint", "eval"), {"__builtins__": {}}, self
+        )
 
     def __missing__(self, name: str) -> Any:
-        choices = next((node.value for node in _assigned(self.tree, name) if _is_choice(node.value)), None)
+        choices = next(
+            (
+                node.value
+                for node in _assigned(self.tree, name)
+                if _is_choice(node.value)
+            ),
+            None,
+        )
         if choices is not None:
             return self.meaning(choices)
         self.unknown.append(name)
@@ -118,13 +170,21 @@ class _Names(dict[str, Any]):
 
 
 def _assigned(tree: ast.Module, name: str) -> Iterator[ast.Assign]:
-    """Where a module gives something the name, or else the module that it imports the name from."""
+    """Where a module gives something the name, or else the module that it imports the
+    name from.
+    """
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             yield node
-        elif isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+        elif isinstance(node, ast.ImportFrom) and name in {
+            alias.name for alias in node.names
+        }:
             home = str(node.module)
-            yield from _assigned(_parsed(home), name) if home.startswith("torchcaps_lab.") else ()
+            yield from (
+                _assigned(_parsed(home), name)
+                if home.startswith("torchcaps_lab.")
+                else ()
+            )
 
 
 def _is_choice(node: ast.expr) -> bool:

@@ -1,4 +1,6 @@
-"""Images of no class: the threshold of a network, fitted again, and what it tells of strangers."""
+"""Images of no class: the threshold of a network, fitted again, and what it tells of
+strangers.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,21 +19,34 @@ from torchcaps_lab.data import ImageData, ImageSet
 from torchcaps_lab.report.strangers import check_false_alarms, told_apart
 
 NOTHING = (
-    "is told by: that takes a classification, a decoder that learned to reconstruct, and 20 validation images or more"
+    "is told by: that takes a classification, a decoder that learned to "
+    "reconstruct, and 20 validation images or more"
 )
 
 
-def fit_again(classifier: Classifier, run: str, data: Any, false_alarms: float, imported: Sequence[str]) -> str:
-    """Fits the threshold on validation images, and keeps it with the network; says where.
+def fit_again(
+    classifier: Classifier,
+    run: str,
+    data: Any,
+    false_alarms: float,
+    imported: Sequence[str],
+) -> str:
+    """Fits the threshold on validation images, and keeps it with the network; says
+    where.
 
     Raises:
-        ValueError: if ``false_alarms`` is out of range, or there is nothing to tell strangers by.
+        ValueError: if ``false_alarms`` is out of range, or there is nothing to tell
+            strangers by.
     """
     check_false_alarms(false_alarms)
     _, images = open_run(run, data, "validation", imported)
-    found = classifier.task.fit_strangers(classifier.network, classifier.prepared(images), false_alarms)
+    found = classifier.task.fit_strangers(
+        classifier.network, classifier.prepared(images), false_alarms
+    )
     if found is None:
-        raise ValueError(f"--false_alarms: there is nothing that an image of no class {NOTHING}")
+        raise ValueError(
+            f"--false_alarms: there is nothing that an image of no class {NOTHING}"
+        )
     classifier.strangers = found
     folder = network_folder(Path(run))
     file = owned(Path(run), *folder.relative_to(run).parts, CONFIG_FILE)
@@ -43,22 +58,30 @@ def fit_again(classifier: Classifier, run: str, data: Any, false_alarms: float, 
     return f"{found}; saved in {folder / CONFIG_FILE}"
 
 
-def examine_strange(classifier: Classifier, known: ImageSet, strange: str, batch_size: int) -> dict[str, float]:
+def examine_strange(
+    classifier: Classifier, known: ImageSet, strange: str, batch_size: int
+) -> dict[str, float]:
     """How well the network tells strangers from its own images.
 
     Args:
         classifier: with a threshold.
         known: unprepared images of its classes.
-        strange: a folder, with all its sub-folders, a file, a pattern or a data set, of which the test images.
+        strange: a folder, with all its sub-folders, a file, a pattern or a data set, of
+            which the test images.
         batch_size: images at a time.
 
     Raises:
         ValueError: if there is no threshold, or there are no such images.
     """
     if classifier.strangers is None:
-        raise ValueError(f"--strange: nothing was fitted that an image of no class {NOTHING}; try --false_alarms 0.05")
+        raise ValueError(
+            f"--strange: nothing was fitted that an image of no class {NOTHING}; try "
+            "--false_alarms 0.05"
+        )
     if Path(strange).exists() or any(sign in strange for sign in "*?["):
-        others = _errors(classifier, list(classifier.reader.named([strange])), None, batch_size)
+        others = _errors(
+            classifier, list(classifier.reader.named([strange])), None, batch_size
+        )
     else:
         spec: Spec = fit(ImageData, strange, "--strange")
         others = _errors(classifier, _each(spec.make().test), "pad", batch_size)
@@ -71,7 +94,9 @@ def _each(images: ImageSet) -> Iterable[Tensor]:
     return (one for batch in images.batches(128) for one in batch.images)
 
 
-def _errors(classifier: Classifier, images: Iterable[Any], resize: Any, batch_size: int) -> Tensor:
+def _errors(
+    classifier: Classifier, images: Iterable[Any], resize: Any, batch_size: int
+) -> Tensor:
     """Of each image, (N,)."""
     answers = (answer for _, answer in classifier.stream(images, resize, batch_size))
     return torch.tensor([answer.error for answer in answers], dtype=torch.float32)

@@ -1,4 +1,6 @@
-"""Train a network; write metrics, checkpoints, the network, a summary and a report into a folder."""
+"""Train a network; write metrics, checkpoints, the network, a summary and a report into
+a folder.
+"""
 
 import shlex
 import sys
@@ -25,18 +27,35 @@ _OF_THE_COMMAND = "allow_changes", "print_config"
 def command(arguments: list[str]) -> None:
     """Trains as the options say, or goes on with a run."""
     parser, imports = train_parser(), named_imports(arguments)
-    what = arguments[0] if arguments and arguments[0] and not arguments[0].startswith("-") else None
+    what = (
+        arguments[0]
+        if arguments and arguments[0] and not arguments[0].startswith("-")
+        else None
+    )
     tree = parser.tree(arguments if what is None else arguments[1:])
     parser.check_simple(tree)
     if what is None and not tree.keys() & {"data", "config", "resume"}:
-        parser.error("what to train on is missing: 'torchcaps train FOLDER', or the name of a data set")
+        parser.error(
+            "what to train on is missing: 'torchcaps train FOLDER', or the name of a "
+            "data set"
+        )
     _check_names(parser, tree)
     _check_data(parser, tree.get("data"))
-    resume, files = tree.pop("resume", None), [Path(file) for file in tree.pop("config", [])]
-    options = {name: value for name, value in tree.items() if name not in (*_OF_THE_COMMAND, "import")}
+    resume, files = (
+        tree.pop("resume", None),
+        [Path(file) for file in tree.pop("config", [])],
+    )
+    options = {
+        name: value
+        for name, value in tree.items()
+        if name not in (*_OF_THE_COMMAND, "import")
+    }
     if resume is not None:
         if "run" in options:
-            raise ValueError(f"--resume continues in {resume} itself and takes no --run, got {options['run']}")
+            raise ValueError(
+                f"--resume continues in {resume} itself and takes no --run, got "
+                f"{options['run']}"
+            )
         folder = training.RunFolder(Path(resume)).existing()
         files, options["run"] = [folder.config, *files], str(folder.path)
     given, guessed = merged(_of_files(files, imports), options), list[str]()
@@ -49,60 +68,107 @@ def command(arguments: list[str]) -> None:
         with importing():
             chosen = training.training_options(given, tuple(imports))
     except ValueError as error:
-        parser.error(f"{error}\n  read from {', '.join(map(str, files))}" if files else str(error))
+        parser.error(
+            f"{error}\n  read from {', '.join(map(str, files))}"
+            if files
+            else str(error)
+        )
     if "print_config" in tree:
         say(as_yaml(chosen.plain()))
         return
     if chosen.run is None:
-        parser.error("--run is missing: the folder to write; 'torchcaps train FOLDER' chooses one")
+        parser.error(
+            "--run is missing: the folder to write; 'torchcaps train FOLDER' chooses "
+            "one"
+        )
     if resume is None:
         folder = training.RunFolder(Path(chosen.run))
         if training.is_first_process():
             folder.unused()
     for line in guessed if training.is_first_process() else ():
         say(line)
-    _train(folder, chosen, shlex.join(["torchcaps", "train", *arguments]), resume is not None, "allow_changes" in tree)
+    _train(
+        folder,
+        chosen,
+        shlex.join(["torchcaps", "train", *arguments]),
+        resume is not None,
+        "allow_changes" in tree,
+    )
 
 
 def _check_names(parser: OptionParser, tree: Mapping[str, Any]) -> None:
-    """Names of networks and routings; where a module of one's own was imported, the registries know, and come later."""
+    """Names of networks and routings; where a module of one's own was imported, the
+    registries know, and come later.
+    """
     for option, room in ("model", "models"), ("routing", "routing"):
         value = tree.get(option)
-        name = getattr(value.get("name") if isinstance(value, Mapping) else value, "value", None)
-        if not isinstance(name, str) or "." in name or f"torchcaps.{room}" in sys.modules:
+        name = getattr(
+            value.get("name") if isinstance(value, Mapping) else value, "value", None
+        )
+        if (
+            not isinstance(name, str)
+            or "." in name
+            or f"torchcaps.{room}" in sys.modules
+        ):
             continue
         known, classes = in_source(Path(torchcaps.__file__).parent / room, option)
         if name not in {*known, *classes}:
             parser.error(
-                f"{option} must be one of {sorted(known)}, got {name!r}{meant(name, [*known, *known.values()])}\n"
-                "  One of your own is known once its module is imported: --import my_module"
+                f"{option} must be one of {sorted(known)}, got "
+                f"{name!r}{meant(name, [*known, *known.values()])}\n"
+                "  One of your own is known once its module is imported: --import "
+                "my_module"
             )
 
 
 def _check_data(parser: OptionParser, data: Any) -> None:
-    """Refuses arguments that no data set takes; whether this one takes the others is seen once torch is there."""
+    """Refuses arguments that no data set takes; whether this one takes the others is
+    seen once torch is there.
+    """
     data = data.value if isinstance(data, Typed) else data
     if not isinstance(data, Mapping) or "torchcaps_lab.data" in sys.modules:
         return
     known = {"name", *arguments_of("torchcaps_lab.data", "ImageData")}
     if unknown := [name for name in data if name not in known]:
-        parser.error(f"there is no option data.{unknown[0]}{meant(unknown[0], sorted(known))}\n  No data set takes it")
+        parser.error(
+            "there is no option "
+            f"data.{unknown[0]}{meant(unknown[0], sorted(known))}\n  No data set "
+            "takes it"
+        )
 
 
-def _train(folder: "RunFolder", chosen: "TrainingOptions", typed: str, resumed: bool, allow_changes: bool) -> None:
+def _train(
+    folder: "RunFolder",
+    chosen: "TrainingOptions",
+    typed: str,
+    resumed: bool,
+    allow_changes: bool,
+) -> None:
     """Trains, and prints what came of it; or after an interruption how to go on."""
     with importing():
         from torchcaps_lab.training.progress import can_rewrite
 
         training.quiet_lightning()
-    how: dict[str, Any] = {"progress_bar": can_rewrite(), "allow_changes": allow_changes}
+    how: dict[str, Any] = {
+        "progress_bar": can_rewrite(),
+        "allow_changes": allow_changes,
+    }
     try:
-        summary = training.train_with(folder, chosen, command=typed, show=say, header=True, **how)
+        summary = training.train_with(
+            folder, chosen, command=typed, show=say, header=True, **how
+        )
     except (SystemExit, KeyboardInterrupt):
         if folder.config.exists():
-            named = [part for module in chosen.imported for part in ("--import", module)]
-            again = shlex.join(["torchcaps", "train", "--resume", str(folder.path), *named])
-            print(f"stopped; continue with: {typed if resumed else again}", file=sys.stderr)
+            named = [
+                part for module in chosen.imported for part in ("--import", module)
+            ]
+            again = shlex.join(
+                ["torchcaps", "train", "--resume", str(folder.path), *named]
+            )
+            print(
+                f"stopped; continue with: {typed if resumed else again}",
+                file=sys.stderr,
+            )
         raise
     if summary is not None:
         _print_summary(summary)
@@ -120,16 +186,34 @@ def _names(data: Any) -> bool:
 def train_parser() -> OptionParser:
     """The options of ``torchcaps train``."""
     description = (
-        "Train a network. 'torchcaps train FOLDER ...', a folder with a sub-folder of images for each class, or the "
+        "Train a network. 'torchcaps train FOLDER ...', a folder with a sub-folder of "
+        "images for each class, or the "
         "name of a data set, comes first and guesses the options that are not given. "
         "'--resume RUN' instead of '--run RUN' goes on with an interrupted run."
     )
     parser = OptionParser("torchcaps train", description)
-    parser.add_argument("--config", action="append", metavar="FILE", help="YAML file with any of these options")
-    parser.add_argument("--run", metavar="FOLDER", help="folder to write; must be new or empty")
-    parser.add_argument("--resume", metavar="RUN", help="folder of an interrupted run, to go on with")
-    parser.add_argument("--allow_changes", action="store_true", help="resume with other options or images")
-    parser.add_argument("--print_config", action="store_true", help="print all options, as a file for --config")
+    parser.add_argument(
+        "--config",
+        action="append",
+        metavar="FILE",
+        help="YAML file with any of these options",
+    )
+    parser.add_argument(
+        "--run", metavar="FOLDER", help="folder to write; must be new or empty"
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN", help="folder of an interrupted run, to go on with"
+    )
+    parser.add_argument(
+        "--allow_changes",
+        action="store_true",
+        help="resume with other options or images",
+    )
+    parser.add_argument(
+        "--print_config",
+        action="store_true",
+        help="print all options, as a file for --config",
+    )
     add_import(parser)
     for group in ("Subject", "Optimisation", "Schedule", "Running"):
         parser.take("torchcaps_lab.training.options", group, partly=True)
@@ -147,7 +231,9 @@ def _of_files(files: list[Path], imports: list[str]) -> dict[str, Any]:
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
-    """Prints the figures of a run and its warnings; its notes were printed at the start."""
+    """Prints the figures of a run and its warnings; its notes were printed at the
+    start.
+    """
     from torchcaps_lab.tasks import as_task
 
     main = as_task(summary["task"]).main
@@ -157,6 +243,9 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     say(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
     if "test_balanced_accuracy" in summary:
         balanced = summary["test_balanced_accuracy"]
-        say(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, each counting alike)")
+        say(
+            f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, "
+            "each counting alike)"
+        )
     for line in summary.get("warnings", []):
         say(f"warning: {line}")

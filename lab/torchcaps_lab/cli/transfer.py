@@ -52,30 +52,54 @@ def command(
     _check_out(out, content, style)
     classifier = open_classifier(run, device)
     _check(classifier)
-    pictures = torch.stack([classifier.pixels(file, resize) for file in (content, style)])
+    pictures = torch.stack(
+        [classifier.pixels(file, resize) for file in (content, style)]
+    )
     drawn, labels = _transfer(classifier, pictures, content_class, steps)
     names = [classifier.classes[label] for label in labels]
     between = [""] * (steps - 1)
-    titles = [f"content\n{names[0]}", "drawn\nagain", *between, "with that\npose", f"style\n{names[1]}"]
+    titles = [
+        f"content\n{names[0]}",
+        "drawn\nagain",
+        *between,
+        "with that\npose",
+        f"style\n{names[1]}",
+    ]
     with written_whole(Path(out)) as part:
-        strip(torch.cat([pictures[:1], drawn, pictures[1:]]), titles).savefig(part, format=_form(out))
+        strip(torch.cat([pictures[:1], drawn, pictures[1:]]), titles).savefig(
+            part, format=_form(out)
+        )
     if json:
         shown = torch.cat([pictures[:1], drawn[:1], drawn[-1:], pictures[1:]])
-        said = {"content": names[0], "style": names[1], "picture": out, "attributes": _measured(shown)}
+        said = {
+            "content": names[0],
+            "style": names[1],
+            "picture": out,
+            "attributes": _measured(shown),
+        }
         print(dumps(jsonable(said)))
     else:
         print(f"{names[0]} of {content} with the pose of {names[1]} of {style}: {out}")
 
 
 def _check_out(out: str, *read: str) -> None:
-    """Raises a `ValueError` unless the picture can be written, over no file that is read."""
+    """Raises a `ValueError` unless the picture can be written, over no file that is
+    read.
+    """
     path, forms = Path(out), FigureCanvasBase.get_supported_filetypes()
     if _form(out) not in forms:
-        raise ValueError(f"--out must be the name of a picture, {', '.join(f'.{one}' for one in forms)}, got {out}")
+        raise ValueError(
+            "--out must be the name of a picture, "
+            f"{', '.join(f'.{one}' for one in forms)}, got {out}"
+        )
     if not path.parent.is_dir():
         raise ValueError(f"--out: there is no folder {path.parent}")
-    if any(path.exists() and Path(file).exists() and path.samefile(file) for file in read):
-        raise ValueError(f"--out must be another file than those that are read, got {path}")
+    if any(
+        path.exists() and Path(file).exists() and path.samefile(file) for file in read
+    ):
+        raise ValueError(
+            f"--out must be another file than those that are read, got {path}"
+        )
 
 
 def _form(file: str) -> str:
@@ -84,24 +108,35 @@ def _form(file: str) -> str:
 
 
 def _check(classifier: Classifier) -> None:
-    """Raises a `ValueError` unless the network can transfer poses; prints a note if little is to be expected of it."""
+    """Raises a `ValueError` unless the network can transfer poses; prints a note if
+    little is to be expected of it.
+    """
     network = classifier.network
     if network.takes != "images":
-        raise ValueError(f"a {type(network).__name__} takes {network.takes} and draws no images")
+        raise ValueError(
+            f"a {type(network).__name__} takes {network.takes} and draws no images"
+        )
     told = network.told if isinstance(network, CapsuleClassifier) else None
     if told is None:
         takes = "decoder_hidden" in inspect.signature(type(network)).parameters
-        advice = ": train one with --model_args.decoder_hidden" if takes else ", and never has"
+        advice = (
+            ": train one with --model_args.decoder_hidden"
+            if takes
+            else ", and never has"
+        )
         raise ValueError(f"this {type(network).__name__} has no decoder{advice}")
     if told == "pose":
         raise ValueError(
-            "the decoder of this network is told the pose alone, which says the class as well: the style image would "
+            "the decoder of this network is told the pose alone, which says the class "
+            "as well: the style image would "
             "be drawn again. Train one with --model_args.decoder_input pose_and_class"
         )
     if told == "masked":
         print(
-            "note: in this network each class has pose dimensions of its own, so the pose of another class means "
-            "nothing to it; --model_args.decoder_input pose_and_class trains one whose classes share them",
+            "note: in this network each class has pose dimensions of its own, so the "
+            "pose of another class means "
+            "nothing to it; --model_args.decoder_input pose_and_class trains one "
+            "whose classes share them",
             file=sys.stderr,
         )
 
@@ -109,17 +144,27 @@ def _check(classifier: Classifier) -> None:
 def _transfer(
     classifier: Classifier, pictures: Tensor, content_class: str | None, steps: int
 ) -> tuple[Tensor, list[int]]:
-    """The reconstructed content and the steps of the transfer, (1 + steps, C, H, W); the classes of both images."""
+    """The reconstructed content and the steps of the transfer, (1 + steps, C, H, W);
+    the classes of both images.
+    """
     network = classifier.network
     assert isinstance(network, CapsuleClassifier)
     with evaluating(network) as device:
-        capsules = network.encode(classifier.preprocess.evaluate_crops(pictures.to(device))[:, 0])
+        capsules = network.encode(
+            classifier.preprocess.evaluate_crops(pictures.to(device))[:, 0]
+        )
     labels = capsules.activation.argmax(1)
     if content_class is not None:
         if content_class not in classifier.classes:
-            raise ValueError(f"--content_class must be one of {', '.join(classifier.classes)}, got {content_class!r}")
+            raise ValueError(
+                f"--content_class must be one of {', '.join(classifier.classes)}, got "
+                f"{content_class!r}"
+            )
         labels[0] = classifier.classes.index(content_class)
-    content, style = (Capsules(capsules.pose[k : k + 1], capsules.activation[k : k + 1]) for k in (0, 1))
+    content, style = (
+        Capsules(capsules.pose[k : k + 1], capsules.activation[k : k + 1])
+        for k in (0, 1)
+    )
     again = transfer(network, content, content, labels[:1], labels[:1])[0]
     drawn = transfer(network, content, style, labels[:1], labels[1:], steps)[0]
     return torch.cat([again, drawn]).cpu(), labels.tolist()

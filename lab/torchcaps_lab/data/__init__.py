@@ -1,4 +1,6 @@
-"""Data sets, all with the same interface: images as bytes, in memory or memory-mapped, in three splits."""
+"""Data sets, all with the same interface: images as bytes, in memory or memory-mapped,
+in three splits.
+"""
 
 from torchcaps_lab.data.annotated import AnnotatedImages, AnnotatedSet
 from torchcaps_lab.data.augment import RandomShift, mixed_seed, random_integers
@@ -52,7 +54,12 @@ from torchcaps_lab.data.scenes import DigitScenes, Scenery, class_boxes, ink_box
 from torchcaps_lab.data.series import MadeSeries, Series
 from torchcaps_lab.data.series_set import Scale, SeriesSet
 from torchcaps_lab.data.smallnorb import SmallNORB, read_binary_matrix
-from torchcaps_lab.data.strong import RandAugment, RandomErasing, RandomRotation, RandomZoom
+from torchcaps_lab.data.strong import (
+    RandAugment,
+    RandomErasing,
+    RandomRotation,
+    RandomZoom,
+)
 from torchcaps_lab.data.text import Text
 from torchcaps_lab.data.text_set import TextSet, joined
 from torchcaps_lab.data.view import Preprocess, View

@@ -1,4 +1,6 @@
-"""Images that show the same: the same pixels in several files, and pictures that look alike."""
+"""Images that show the same: the same pixels in several files, and pictures that look
+alike.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -22,8 +24,9 @@ SIDE = 16
 FARTHEST = 12
 """Bits, of 256, in which the hashes of pictures that look alike differ at most.
 
-Photos saved anew as JPEG of quality 50 to 90, or at half their size, differ in 2 bits (median) to 8 (nine in ten),
-different cut-outs of one photo in 40 at least, different digits of MNIST in 66.
+Photos saved anew as JPEG of quality 50 to 90, or at half their size, differ in 2 bits
+(median) to 8 (nine in ten), different cut-outs of one photo in 40 at least, different
+digits of MNIST in 66.
 """
 
 _AT_ONCE = 2**24  # pairs that are compared at once, which limits the memory
@@ -31,13 +34,16 @@ _AT_ONCE = 2**24  # pairs that are compared at once, which limits the memory
 
 def pixels_digest(image: "Image | Bands") -> str:
     """SHA-256 of the size and the pixels of a decoded image, in hexadecimal."""
-    return hashlib.sha256(repr((image.mode, image.size)).encode() + image.tobytes()).hexdigest()
+    return hashlib.sha256(
+        repr((image.mode, image.size)).encode() + image.tobytes()
+    ).hexdigest()
 
 
 def same_content(manifest: Manifest, images: Mapping[str, Tensor]) -> dict[str, str]:
     """One digest for all files of the same pixels: the smallest of their own.
 
-    Files whose pixels are in no other file keep their digest, and with it their place in the split.
+    Files whose pixels are in no other file keep their digest, and with it their place
+    in the split.
 
     Args:
         manifest: of the images.
@@ -53,7 +59,11 @@ def same_content(manifest: Manifest, images: Mapping[str, Tensor]) -> dict[str, 
         for entry, pixels in zip(entries, digests, strict=True):
             shown[entry.digest] = pixels
             first[pixels] = min(entry.digest, first.get(pixels, entry.digest))
-    return {digest: first[pixels] for digest, pixels in shown.items() if first[pixels] != digest}
+    return {
+        digest: first[pixels]
+        for digest, pixels in shown.items()
+        if first[pixels] != digest
+    }
 
 
 def _row_digest(images: Tensor, index: int) -> str:
@@ -61,7 +71,9 @@ def _row_digest(images: Tensor, index: int) -> str:
 
 
 def look_of(image: "Image") -> Tensor:
-    """The perceptual hash of a picture, 256 numbers of 1 and -1; zeros, like no other, if it is of one grey."""
+    """The perceptual hash of a picture, 256 numbers of 1 and -1; zeros, like no other,
+    if it is of one grey.
+    """
     import imagehash
 
     grey = image.convert("L")
@@ -90,12 +102,17 @@ def first_alike(looks: Tensor, among: Tensor, earlier: bool = False) -> list[int
     Args:
         looks: of the pictures, float (N, 256).
         among: of those to find, (M, 256).
-        earlier: whether ``among`` are the same pictures, and only those before each count.
+        earlier: whether ``among`` are the same pictures, and only those before each
+            count.
     """
     found: list[int] = []
     rows = max(1, _AT_ONCE // max(1, len(among)))
     for start in range(0, len(looks), rows):
         alike = looks[start : start + rows] @ among.mT >= SIDE * SIDE - 2 * FARTHEST
         alike = alike.tril(start - 1) if earlier else alike
-        found += torch.where(alike.any(1), alike.byte().argmax(1), -1).tolist() if len(among) else [-1] * len(alike)
+        found += (
+            torch.where(alike.any(1), alike.byte().argmax(1), -1).tolist()
+            if len(among)
+            else [-1] * len(alike)
+        )
     return found

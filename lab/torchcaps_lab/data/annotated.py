@@ -1,4 +1,6 @@
-"""Images of the user's own with boxes around things: COCO's JSON, XML files as of Pascal VOC, text files as of YOLO."""
+"""Images of the user's own with boxes around things: COCO's JSON, XML files as of
+Pascal VOC, text files as of YOLO.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +16,14 @@ from torch import Tensor
 from torchcaps.spec import argument, settings
 from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, read_text
 from torchcaps_lab.data.bands import Range, check_range, with_range
-from torchcaps_lab.data.base import TEST_SEED, HeldOut, ImageData, check_held_out_share, register_dataset, stable_split
+from torchcaps_lab.data.base import (
+    TEST_SEED,
+    HeldOut,
+    ImageData,
+    check_held_out_share,
+    register_dataset,
+    stable_split,
+)
 from torchcaps_lab.data.coco import Coco, Noted
 from torchcaps_lab.data.handwriting import orientation
 from torchcaps_lab.data.image_set import Batch, ImageSet, Parts
@@ -28,17 +37,24 @@ _OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
 
 @dataclass(frozen=True, eq=False)
 class AnnotatedSet(ImageSet):
-    """Images with boxes around things; the parts of a batch are these boxes, filled, so that they move along.
+    """Images with boxes around things; the parts of a batch are these boxes, filled, so
+    that they move along.
 
     Attributes:
         things: the class of each, int64 (N, K).
-        boxes: around each, whole pixels, int64 (N, K, 4); empty where an image has fewer than K things.
+        boxes: around each, whole pixels, int64 (N, K, 4); empty where an image has
+            fewer than K things.
 
     Example:
         >>> from torchcaps_lab.data import AnnotatedSet
-        >>> images, mask = torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.tensor([[False, True]])
+        >>> images, mask = (
+        ...     torch.zeros(1, 1, 8, 8, dtype=torch.uint8),
+        ...     torch.tensor([[False, True]]),
+        ... )
         >>> boxes = torch.tensor([[[1, 2, 5, 6], [4, 0, 8, 3]]])
-        >>> two = AnnotatedSet(images, mask, ("cat", "dog"), things=torch.tensor([[1, 1]]), boxes=boxes)
+        >>> two = AnnotatedSet(
+        ...     images, mask, ("cat", "dog"), things=torch.tensor([[1, 1]]), boxes=boxes
+        ... )
         >>> two[0].parts.pictures.sum((2, 3, 4))
         tensor([[16., 12.]])
     """
@@ -49,7 +65,11 @@ class AnnotatedSet(ImageSet):
     several = True
 
     def _rows(self, indices: Tensor) -> dict[str, Any]:
-        return {**super()._rows(indices), "things": self.things[indices], "boxes": self.boxes[indices]}
+        return {
+            **super()._rows(indices),
+            "things": self.things[indices],
+            "boxes": self.boxes[indices],
+        }
 
     def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> ImageSet:
         found = super()._relabelled(places, classes)
@@ -58,18 +78,30 @@ class AnnotatedSet(ImageSet):
 
     def digest(self) -> str:
         """SHA-256 of images, labels and boxes."""
-        boxes = torch.cat([self.things[..., None], self.boxes], -1).cpu().contiguous().numpy().tobytes()
+        boxes = (
+            torch.cat([self.things[..., None], self.boxes], -1)
+            .cpu()
+            .contiguous()
+            .numpy()
+            .tobytes()
+        )
         return hashlib.sha256(super().digest().encode() + boxes).hexdigest()
 
     def _fetch(self, indices: list[int]) -> Batch:
         batch = super()._fetch(indices)
         boxes = self.boxes[indices].to(batch.images.device)[..., None]  # [B, K, 4, 1]
-        rows, columns = (torch.arange(side, device=boxes.device) for side in batch.images.shape[2:])
+        rows, columns = (
+            torch.arange(side, device=boxes.device) for side in batch.images.shape[2:]
+        )
         across = (columns >= boxes[:, :, 0]) & (columns < boxes[:, :, 2])
         down = (rows >= boxes[:, :, 1]) & (rows < boxes[:, :, 3])
-        filled = (down[..., None] & across[:, :, None])[:, :, None].to(batch.images)  # [B, K, 1, H, W]
+        filled = (down[..., None] & across[:, :, None])[:, :, None].to(
+            batch.images
+        )  # [B, K, 1, H, W]
         filled = filled.expand(-1, -1, batch.images.shape[1], -1, -1)
-        return batch._replace(parts=Parts(self.things[indices].to(boxes.device), filled))
+        return batch._replace(
+            parts=Parts(self.things[indices].to(boxes.device), filled)
+        )
 
 
 @register_dataset("annotated")
@@ -77,33 +109,43 @@ class AnnotatedSet(ImageSet):
 class AnnotatedImages(ImageData):
     """Images of the user's own with any number of boxes around things of any class.
 
-    COCO's and VOC's files state the size of each image. Boxes follow an image that was resized since, and one that was
-    annotated as it is stored and is shown turned by its EXIF data. A turn that leaves width and height as they were
-    cannot be noticed: such boxes, and all of YOLO's, are those of the upright image.
+    COCO's and VOC's files state the size of each image. Boxes follow an image that was
+    resized since, and one that was annotated as it is stored and is shown turned by its
+    EXIF data. A turn that leaves width and height as they were cannot be noticed: such
+    boxes, and all of YOLO's, are those of the upright image.
 
     Args:
-        root: the folder of the images. Files of annotations name images by their paths below it.
-        annotations: a .json file as of COCO; or a folder of .xml files as of Pascal VOC, one for each image; or a
-            folder of .txt files as of YOLO, whose lines are the number of a class, then centre, width and height of a
-            box as shares of the image's sides.
-        classes: their names. Default: the categories of COCO's file, all names in VOC's, the lines of ``classes.txt``
-            beside YOLO's.
-        test_annotations: of the test images, in the same form; default: a share of the images is put aside.
-        size: height and width of the images, one number for both. Default: their own, which must be the same for all.
+        root: the folder of the images. Files of annotations name images by their paths
+            below it.
+        annotations: a .json file as of COCO; or a folder of .xml files as of Pascal
+            VOC, one for each image; or a folder of .txt files as of YOLO, whose lines
+            are the number of a class, then centre, width and height of a box as shares
+            of the image's sides.
+        classes: their names. Default: the categories of COCO's file, all names in
+            VOC's, the lines of ``classes.txt`` beside YOLO's.
+        test_annotations: of the test images, in the same form; default: a share of the
+            images is put aside.
+        size: height and width of the images, one number for both. Default: their own,
+            which must be the same for all.
         channels: 1 makes every image grey, 3 colour.
-        resize: how images get to that size; the boxes do, too. What a ``crop`` cuts off is gone.
-        range: the values of pixels that become black and white; default: what the kind of numbers can hold.
+        resize: how images get to that size; the boxes do, too. What a ``crop`` cuts off
+            is gone.
+        range: the values of pixels that become black and white; default: what the kind
+            of numbers can hold.
         test: the share, the same for every ``seed``.
 
     Raises:
-        FileNotFoundError: there is no root, no file of annotations, or no image that they name.
-        ValueError: a file cannot be read; it names an image outside ``root``; a box is empty or outside its image; the
-            size that COCO's or VOC's file states has another shape than the image; a class is unknown; or no class is
-            named.
-        ModuleNotFoundError: pycocotools, which reads COCO's files, is not installed; it names the extra.
+        FileNotFoundError: there is no root, no file of annotations, or no image that
+            they name.
+        ValueError: a file cannot be read; it names an image outside ``root``; a box is
+            empty or outside its image; the size that COCO's or VOC's file states has
+            another shape than the image; a class is unknown; or no class is named.
+        ModuleNotFoundError: pycocotools, which reads COCO's files, is not installed; it
+            names the extra.
 
-    Source: Lin et al. 2014, "Microsoft COCO", and cocodataset.org, "Data format"; Everingham et al. 2010, "The PASCAL
-    Visual Object Classes Challenge", whose pixels count from 1.
+    Source: Lin et al. 2014, "Microsoft COCO", and cocodataset.org, "Data format";
+    Everingham et al. 2010, "The PASCAL Visual Object Classes Challenge", whose pixels
+    count from 1.
 
     Example:
         >>> import tempfile
@@ -112,11 +154,14 @@ class AnnotatedImages(ImageData):
         >>> from torchcaps_lab.data import AnnotatedImages
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for name in ("1", "2", "3"):
-        ...         Image.new("RGB", (40, 30), "gold").save(Path(folder) / f"{name}.png")
+        ...         Image.new("RGB", (40, 30), "gold").save(
+        ...             Path(folder) / f"{name}.png"
+        ...         )
         ...         _ = (Path(folder) / f"{name}.txt").write_text("0 0.5 0.5 0.2 0.4")
-        ...     data = AnnotatedImages(folder, folder, classes=("coin", "note"), validation=0.0)
+        ...     data = AnnotatedImages(
+        ...         folder, folder, classes=("coin", "note"), validation=0.0
+        ...     )
         ...     print(data.classes, data.train.boxes[0].tolist())
-        ...
         ('coin', 'note') [[16, 9, 24, 21]]
     """
 
@@ -159,11 +204,24 @@ class AnnotatedImages(ImageData):
     def _noted(self) -> tuple[tuple[str, ...], list[Noted], list[Noted]]:
         """The classes, the images to train on, and those to test on."""
         root = _there(Path(self.root).expanduser(), "root")
-        classes, train = _annotations(Path(self.annotations).expanduser(), root, self.names)
+        classes, train = _annotations(
+            Path(self.annotations).expanduser(), root, self.names
+        )
         if self.test_annotations is not None:
-            return classes, train, _annotations(Path(self.test_annotations).expanduser(), root, classes)[1]
+            return (
+                classes,
+                train,
+                _annotations(Path(self.test_annotations).expanduser(), root, classes)[
+                    1
+                ],
+            )
         digests = [digest_of(one.file) for one in train]
-        parts = stable_split(torch.zeros(len(train), dtype=torch.int64), digests, self.test_share, TEST_SEED)
+        parts = stable_split(
+            torch.zeros(len(train), dtype=torch.int64),
+            digests,
+            self.test_share,
+            TEST_SEED,
+        )
         rest, aside = ([train[index] for index in part.tolist()] for part in parts)
         return classes, rest, aside
 
@@ -172,36 +230,62 @@ class AnnotatedImages(ImageData):
         images, boxes = list[Tensor](), list[Tensor]()
         for one in noted:
             with opened(one.file) as source:
-                turn, image = orientation(source), in_mode(source, self.channels, self.levels)
+                turn, image = (
+                    orientation(source),
+                    in_mode(source, self.channels, self.levels),
+                )
             height, width = sides = sides or image.size[::-1]
             if self.size is None and image.size != (width, height):
                 raise ValueError(
-                    f"images must have one size, {width} x {height}, {one.file} has {image.size}; pass size"
+                    f"images must have one size, {width} x {height}, {one.file} has "
+                    f"{image.size}; pass size"
                 )
             images.append(to_tensor(image, (self.channels, height, width), self.resize))
-            boxes.append(_moved(_placed(one, image.size, turn), image.size, (width, height), self.resize))
+            boxes.append(
+                _moved(
+                    _placed(one, image.size, turn),
+                    image.size,
+                    (width, height),
+                    self.resize,
+                )
+            )
         most = max((len(one) for one in boxes), default=0)
         things = torch.zeros(len(noted), max(most, 1), dtype=torch.int64)
         placed = torch.zeros(len(noted), max(most, 1), 4, dtype=torch.int64)
         mask = torch.zeros(len(noted), len(self.classes), dtype=torch.bool)
         for row, (one, mine) in enumerate(zip(noted, boxes, strict=True)):
-            labels = torch.tensor([self.classes.index(name) for name in one.labels], dtype=torch.int64)
+            labels = torch.tensor(
+                [self.classes.index(name) for name in one.labels], dtype=torch.int64
+            )
             there = (mine[:, 2:] > mine[:, :2]).all(1)  # others were cropped away
-            things[row, : len(mine)], placed[row, : len(mine)] = labels, mine * there[:, None]
+            things[row, : len(mine)], placed[row, : len(mine)] = (
+                labels,
+                mine * there[:, None],
+            )
             mask[row, labels[there]] = True
-        pixels = torch.stack(images) if images else torch.zeros(0, self.channels, *(sides or (1, 1)), dtype=torch.uint8)
+        pixels = (
+            torch.stack(images)
+            if images
+            else torch.zeros(0, self.channels, *(sides or (1, 1)), dtype=torch.uint8)
+        )
         files = tuple(str(one.file) for one in noted)
-        return AnnotatedSet(pixels, mask, self.classes, files, things=things, boxes=placed)
+        return AnnotatedSet(
+            pixels, mask, self.classes, files, things=things, boxes=placed
+        )
 
 
 def _placed(one: Noted, shown: tuple[int, int], turn: int) -> Tensor:
-    """The boxes of an image in its upright pixels, (K, 4); a `ValueError` if one is empty, or outside."""
+    """The boxes of an image in its upright pixels, (K, 4); a `ValueError` if one is
+    empty, or outside.
+    """
     frame = frame_of(one.size, shown, turn, one.source, one.file)
     return frame.boxes(_checked(one, frame.stated))
 
 
 def _checked(one: Noted, size: tuple[int, int]) -> Tensor:
-    """The boxes of an image in the pixels that they are noted in; a `ValueError` if one is empty, or outside."""
+    """The boxes of an image in the pixels that they are noted in; a `ValueError` if one
+    is empty, or outside.
+    """
     boxes = torch.tensor(one.boxes, dtype=torch.float64).view(-1, 4)
     sides = torch.tensor([*size, *size], dtype=torch.float64)
     boxes = boxes * sides if one.shares else boxes
@@ -211,12 +295,18 @@ def _checked(one: Noted, size: tuple[int, int]) -> Tensor:
         if not (box[2:] > box[:2]).all():
             raise ValueError(f"{said}, is empty")
         if (box < -_OUTSIDE).any() or (box > sides + _OUTSIDE).any():
-            raise ValueError(f"{said}, is outside the image of {size[0]} x {size[1]} pixels")
+            raise ValueError(
+                f"{said}, is outside the image of {size[0]} x {size[1]} pixels"
+            )
     return boxes
 
 
-def _moved(boxes: Tensor, size: tuple[int, int], to: tuple[int, int], resize: str) -> Tensor:
-    """Boxes in an image that was resized, whole pixels of at least 1; empty if they were cropped away."""
+def _moved(
+    boxes: Tensor, size: tuple[int, int], to: tuple[int, int], resize: str
+) -> Tensor:
+    """Boxes in an image that was resized, whole pixels of at least 1; empty if they
+    were cropped away.
+    """
     old, new = torch.tensor(size).double(), torch.tensor(to).double()
     scale = new / old
     if resize != "stretch":
@@ -234,34 +324,55 @@ def _there(path: Path, what: str) -> Path:
     return path
 
 
-def _annotations(path: Path, root: Path, names: Sequence[str] | None) -> tuple[tuple[str, ...], list[Noted]]:
-    """The classes, and the images with their boxes, of a file or folder of annotations."""
+def _annotations(
+    path: Path, root: Path, names: Sequence[str] | None
+) -> tuple[tuple[str, ...], list[Noted]]:
+    """The classes, and the images with their boxes, of a file or folder of
+    annotations.
+    """
     _there(path, "annotations")
-    kinds: Mapping[str, Callable[..., tuple[Sequence[str], list[Noted]]]] = {".xml": _voc, ".txt": _yolo}
+    kinds: Mapping[str, Callable[..., tuple[Sequence[str], list[Noted]]]] = {
+        ".xml": _voc,
+        ".txt": _yolo,
+    }
     if path.is_file() and path.suffix == ".json":
         coco = Coco(path)
         known: Sequence[str] = [*coco.names.values()]
         noted = coco.boxes(root)
     else:
-        found = {kind: sorted(one for one in path.glob(f"[!.]*{kind}") if one.name != "classes.txt") for kind in kinds}
+        found = {
+            kind: sorted(
+                one for one in path.glob(f"[!.]*{kind}") if one.name != "classes.txt"
+            )
+            for kind in kinds
+        }
         here = [kind for kind, files in found.items() if files]
         if len(here) != 1:
             raise ValueError(
-                f"annotations must be a .json file as of COCO, or a folder of either .xml files as of VOC or .txt "
-                f"files as of YOLO, got {path}{' with ' + ' and '.join(here) if here else ''}"
+                "annotations must be a .json file as of COCO, or a folder of either "
+                ".xml files as of VOC or .txt "
+                "files as of YOLO, got "
+                f"{path}{' with ' + ' and '.join(here) if here else ''}"
             )
         known, noted = kinds[here[0]](found[here[0]], root, names)
     classes = tuple(names or known)
     for one in noted:
         _there(one.file, "the image")
         if strange := sorted({*one.labels} - {*classes}):
-            raise ValueError(f"the annotations of {one.file} have the class {strange[0]!r}, which is none of {classes}")
+            raise ValueError(
+                f"the annotations of {one.file} have the class {strange[0]!r}, which "
+                f"is none of {classes}"
+            )
     if not noted or not classes:
-        raise ValueError(f"annotations {path} name no {'classes' if noted else 'images'}")
+        raise ValueError(
+            f"annotations {path} name no {'classes' if noted else 'images'}"
+        )
     return classes, noted
 
 
-def _voc(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[Noted]]:
+def _voc(
+    files: Sequence[Path], root: Path, names: Sequence[str] | None
+) -> tuple[Sequence[str], list[Noted]]:
     noted = []
     for file in files:
         content = read_bytes(file, LARGEST_NOTE)
@@ -269,12 +380,26 @@ def _voc(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tupl
             tree = ElementTree.fromstring(content)
             labels = [_text(one, "name") for one in tree.iter("object")]
             sides = ("xmin", "ymin", "xmax", "ymax")
-            found = [[float(_text(one, f"bndbox/{side}")) for side in sides] for one in tree.iter("object")]
-            boxes = [(left - 1, top - 1, right, bottom) for left, top, right, bottom in found]
-            size, name = stated_size(*map(tree.findtext, ("size/width", "size/height"))), _text(tree, "filename")
+            found = [
+                [float(_text(one, f"bndbox/{side}")) for side in sides]
+                for one in tree.iter("object")
+            ]
+            boxes = [
+                (left - 1, top - 1, right, bottom) for left, top, right, bottom in found
+            ]
+            size, name = (
+                stated_size(*map(tree.findtext, ("size/width", "size/height"))),
+                _text(tree, "filename"),
+            )
         except (ElementTree.ParseError, ValueError, LookupError) as error:
-            raise ValueError(f"annotations {file} are not as of VOC: {error}") from error
-        noted.append(Noted(named_below(root, name, file, "image"), labels, boxes, file, size=size))
+            raise ValueError(
+                f"annotations {file} are not as of VOC: {error}"
+            ) from error
+        noted.append(
+            Noted(
+                named_below(root, name, file, "image"), labels, boxes, file, size=size
+            )
+        )
     return names or sorted({label for one in noted for label in one.labels}), noted
 
 
@@ -285,23 +410,57 @@ def _text(element: ElementTree.Element, name: str) -> str:
     return found.strip()
 
 
-def _yolo(files: Sequence[Path], root: Path, names: Sequence[str] | None) -> tuple[Sequence[str], list[Noted]]:
+def _yolo(
+    files: Sequence[Path], root: Path, names: Sequence[str] | None
+) -> tuple[Sequence[str], list[Noted]]:
     listed = files[0].with_name("classes.txt")
     if names is None:
         _there(listed, "pass classes, or give their names one a line:")
-    if listed.is_file():  # numbers count its lines, whatever the order of the names that were passed
-        names = [name.strip() for name in read_text(listed, LARGEST_NOTE).split("\n") if name.strip()]
+    if (
+        listed.is_file()
+    ):  # numbers count its lines, whatever the order of the names that were passed
+        names = [
+            name.strip()
+            for name in read_text(listed, LARGEST_NOTE).split("\n")
+            if name.strip()
+        ]
     names = names or ()
-    noted, images = [], {one.stem: one for one in sorted(root.glob("[!.]*")) if one.suffix.lower() in image_suffixes()}
+    noted, images = (
+        [],
+        {
+            one.stem: one
+            for one in sorted(root.glob("[!.]*"))
+            if one.suffix.lower() in image_suffixes()
+        },
+    )
     for file in files:
         labels, boxes = [], []
-        for line in filter(None, map(str.strip, read_text(file, LARGEST_NOTE).split("\n"))):
+        for line in filter(
+            None, map(str.strip, read_text(file, LARGEST_NOTE).split("\n"))
+        ):
             try:
                 label, x, y, width, height = (float(part) for part in line.split())
             except ValueError as error:
-                raise ValueError(f"annotations {file} are not as of YOLO: {line!r} must be five numbers") from error
-            labels.append(names[int(label)] if label in range(len(names)) else f"number {label:g}")
+                raise ValueError(
+                    f"annotations {file} are not as of YOLO: {line!r} must be five "
+                    "numbers"
+                ) from error
+            labels.append(
+                names[int(label)] if label in range(len(names)) else f"number {label:g}"
+            )
             boxes.append((x - width / 2, y - height / 2, x + width / 2, y + height / 2))
-        noted.append(Noted(images.get(file.stem, root / f"{file.stem}.*"), labels, boxes, file, shares=True))
-    noted += [Noted(one, [], [], one) for stem, one in images.items() if stem not in {file.stem for file in files}]
+        noted.append(
+            Noted(
+                images.get(file.stem, root / f"{file.stem}.*"),
+                labels,
+                boxes,
+                file,
+                shares=True,
+            )
+        )
+    noted += [
+        Noted(one, [], [], one)
+        for stem, one in images.items()
+        if stem not in {file.stem for file in files}
+    ]
     return names, noted

@@ -1,4 +1,6 @@
-"""Images and their labels in two arrays, as NumPy, torch and scikit-learn hold them, as pairs."""
+"""Images and their labels in two arrays, as NumPy, torch and scikit-learn hold them, as
+pairs.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -39,16 +41,27 @@ class Arrays(Sequence[tuple[Tensor, "int | str"]]):
         ('NHWC', torch.Size([3, 28, 28]), 'dog')
     """
 
-    def __init__(self, images: Any, labels: Any, axes: Axes | None = None, name: str = "data") -> None:
-        self.images = images.detach().cpu() if isinstance(images, Tensor) else torch.from_numpy(_array(images, name))
+    def __init__(
+        self, images: Any, labels: Any, axes: Axes | None = None, name: str = "data"
+    ) -> None:
+        self.images = (
+            images.detach().cpu()
+            if isinstance(images, Tensor)
+            else torch.from_numpy(_array(images, name))
+        )
         if self.images.ndim not in (3, 4) or 0 in self.images.shape:
             raise ValueError(
-                f"the images of {name} must be (N, H, W), (N, H, W, C) or (N, C, H, W), got the shape "
-                f"{tuple(self.images.shape)}; for features (N, D) there is torchcaps.sklearn.CapsNetClassifier"
+                f"the images of {name} must be (N, H, W), (N, H, W, C) or (N, C, H, "
+                "W), got the shape "
+                f"{tuple(self.images.shape)}; for features (N, D) there is "
+                "torchcaps.sklearn.CapsNetClassifier"
             )
         self.labels = _labels(labels, name)
         if len(self.labels) != len(self.images):
-            raise ValueError(f"{name} must have a label for each image, got {len(self.images)} and {len(self.labels)}")
+            raise ValueError(
+                f"{name} must have a label for each image, got {len(self.images)} and "
+                f"{len(self.labels)}"
+            )
         self.axes = order_of(tuple(self.images.shape), name, axes)
 
     def __len__(self) -> int:
@@ -58,13 +71,19 @@ class Arrays(Sequence[tuple[Tensor, "int | str"]]):
         image = self.images[index]
         if self.axes == "NHW":
             image = image[None]
-        return (image.permute(2, 0, 1) if self.axes == "NHWC" else image), self.labels[index]
+        return (image.permute(2, 0, 1) if self.axes == "NHWC" else image), self.labels[
+            index
+        ]
 
 
 def paired(given: Any, name: str, axes: Axes | None = None) -> Any:
-    """Return ``(images, labels)`` as pairs, and anything else as it is; a `ValueError` for images without labels."""
+    """Return ``(images, labels)`` as pairs, and anything else as it is; a `ValueError`
+    for images without labels.
+    """
     if hasattr(given, "ndim"):
-        raise ValueError(f"{name} is one array: give the images with their labels, ({name}, labels)")
+        raise ValueError(
+            f"{name} is one array: give the images with their labels, ({name}, labels)"
+        )
     if not is_two_arrays(given):
         return given
     images, labels = given
@@ -72,7 +91,10 @@ def paired(given: Any, name: str, axes: Axes | None = None) -> Any:
         return Arrays(images, labels, axes, name)
     labels = _labels(labels, name)
     if len(labels) != len(images):
-        raise ValueError(f"{name} must have a label for each image, got {len(images)} and {len(labels)}")
+        raise ValueError(
+            f"{name} must have a label for each image, got {len(images)} and "
+            f"{len(labels)}"
+        )
     return list(zip(images, labels, strict=True))
 
 
@@ -84,20 +106,35 @@ def is_two_arrays(given: Any) -> bool:
     several = hasattr(labels, "ndim") or isinstance(labels, list | tuple)
     if hasattr(images, "ndim"):
         return several and getattr(labels, "ndim", 1) > 0
-    return isinstance(images, list) and several and bool(images) and all(hasattr(one, "shape") for one in images)
+    return (
+        isinstance(images, list)
+        and several
+        and bool(images)
+        and all(hasattr(one, "shape") for one in images)
+    )
 
 
-def order_of(shape: tuple[int, ...], name: str, axes: Axes | None = None, advice: str = _GIVE_AXES) -> Axes:
+def order_of(
+    shape: tuple[int, ...],
+    name: str,
+    axes: Axes | None = None,
+    advice: str = _GIVE_AXES,
+) -> Axes:
     """Return the order of the axes of images of a shape, (N, H, W) or with channels.
 
-    The channels are 1, 3 or 4 at one end; or else fewer than rows and columns; or else those beside two equal sides.
+    The channels are 1, 3 or 4 at one end; or else fewer than rows and columns; or else
+    those beside two equal sides.
 
     Raises:
-        ValueError: two orders are as likely, or ``axes`` has another number of them; names both.
+        ValueError: two orders are as likely, or ``axes`` has another number of them;
+            names both.
     """
     if axes is not None:
         if len(axes) != len(shape):
-            raise ValueError(f"axes must be the order of {len(shape)} axes, those of {name}, {shape}, got {axes!r}")
+            raise ValueError(
+                f"axes must be the order of {len(shape)} axes, those of {name}, "
+                f"{shape}, got {axes!r}"
+            )
         return axes
     if len(shape) == 3:
         return "NHW"
@@ -109,8 +146,10 @@ def order_of(shape: tuple[int, ...], name: str, axes: Axes | None = None, advice
         last, first = sides[0] == sides[1], sides[1] == sides[2]
     if last == first:
         raise ValueError(
-            f"the order of the axes of {name}, {shape}, is not clear: it may be (N, H, W, C), {sides[2]} channels of "
-            f"{sides[0]} x {sides[1]} pixels, or (N, C, H, W), {sides[0]} channels of {sides[1]} x {sides[2]}: {advice}"
+            f"the order of the axes of {name}, {shape}, is not clear: it may be (N, "
+            f"H, W, C), {sides[2]} channels of "
+            f"{sides[0]} x {sides[1]} pixels, or (N, C, H, W), {sides[0]} channels of "
+            f"{sides[1]} x {sides[2]}: {advice}"
         )
     return "NHWC" if last else "NCHW"
 
@@ -120,7 +159,11 @@ def _array(images: Any, name: str) -> np.ndarray:
     if array.dtype.kind not in "buif":
         raise ValueError(f"the images of {name} must be numbers, got {array.dtype}")
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()
+    return (
+        array
+        if array.flags.writeable and min(array.strides, default=0) >= 0
+        else array.copy()
+    )
 
 
 def _labels(labels: Any, name: str) -> list[int | str]:
@@ -130,12 +173,19 @@ def _labels(labels: Any, name: str) -> list[int | str]:
         array = array[:, 0]
     if array.ndim != 1:
         raise ValueError(
-            f"the labels of {name} must be (N,), one number or name an image, got the shape {array.shape}; "
+            f"the labels of {name} must be (N,), one number or name an image, got the "
+            f"shape {array.shape}; "
             "labels.argmax(1) makes numbers of rows with a one for the class"
         )
-    if array.dtype.kind == "f" and np.isfinite(array).all() and (array == array.round()).all():
+    if (
+        array.dtype.kind == "f"
+        and np.isfinite(array).all()
+        and (array == array.round()).all()
+    ):
         array = array.astype(np.int64)
     if array.dtype.kind not in "buiUOST":
-        raise ValueError(f"the labels of {name} must be whole numbers or names, got {array.dtype}")
+        raise ValueError(
+            f"the labels of {name} must be whole numbers or names, got {array.dtype}"
+        )
     found = array.tolist()
     return [int(one) if isinstance(one, bool) else one for one in found]

@@ -17,11 +17,12 @@ _POSITIVE = 0x7FFFFFFFFFFFFFFF
 class RandomShift:
     """Shift each image by up to `pixels` in x and in y; what moves in is zero.
 
-    Each of the (2 pixels + 1)^2 shifts is equally likely. Which one an image gets depends only on the seed, the epoch
-    and the image's index, so a resumed run and a distributed one see the same images.
+    Each of the (2 pixels + 1)^2 shifts is equally likely. Which one an image gets
+    depends only on the seed, the epoch and the image's index, so a resumed run and a
+    distributed one see the same images.
 
-    Source: S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules", NeurIPS 2017, section 5
-    (up to 2 pixels).
+    Source: S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules", NeurIPS
+    2017, section 5 (up to 2 pixels).
 
     Args:
         pixels: the largest shift, 0 for none.
@@ -34,7 +35,9 @@ class RandomShift:
         >>> from torchcaps_lab.data import RandomShift
         >>> shift = RandomShift(2)
         >>> images, indices = torch.rand(4, 1, 28, 28), torch.arange(4)
-        >>> torch.equal(shift(images, indices, epoch=3), shift(images, indices, epoch=3))  # epoch and place decide
+        >>> torch.equal(
+        ...     shift(images, indices, epoch=3), shift(images, indices, epoch=3)
+        ... )  # epoch and place decide
         True
     """
 
@@ -45,22 +48,28 @@ class RandomShift:
         check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
-        """Shift the images (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
+        """Shift the images (B, C, H, W), whose places in their data set are `indices`,
+        int64 (B,).
+        """
         if images.ndim != 4 or indices.shape != images.shape[:1]:
             raise ValueError(
-                f"images must be (B, C, H, W) and indices (B,), got {tuple(images.shape)} and {tuple(indices.shape)}"
+                "images must be (B, C, H, W) and indices (B,), got "
+                f"{tuple(images.shape)} and {tuple(indices.shape)}"
             )
         side = 2 * self.pixels + 1
         places = indices.to(images.device, torch.int64)
         choice = random_integers(self.seed, epoch, places) % (side * side)
         padded = F.pad(images, (self.pixels,) * 4)
-        windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)  # (B, C, side, side, H, W)
+        windows = padded.unfold(2, images.shape[2], 1).unfold(
+            3, images.shape[3], 1
+        )  # (B, C, side, side, H, W)
         rows = torch.arange(len(images), device=images.device)
         return windows[rows, :, choice // side, choice % side]
 
 
 def mixed_seed(*numbers: int) -> int:
-    """Combines numbers into one seed in [0, 2^63): the same in every process, on every machine, in every version.
+    """Combines numbers into one seed in [0, 2^63): the same in every process, on every
+    machine, in every version.
 
     Args:
         numbers: any 64-bit integers; their order counts.
@@ -72,17 +81,22 @@ def mixed_seed(*numbers: int) -> int:
 
 
 def random_integers(seed: int, epoch: int, indices: Tensor) -> Tensor:
-    """One integer in [0, 2^63) for each index: the outputs of SplitMix64 at the places `indices`.
+    """One integer in [0, 2^63) for each index: the outputs of SplitMix64 at the places
+    `indices`.
 
-    Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014.
     """
     start = int(mix(mix(torch.tensor(seed)) + epoch))
     return mix(start + (indices + 1) * _GOLDEN) & _POSITIVE
 
 
 def mix(bits: Tensor) -> Tensor:
-    """SplitMix64's scrambling of int64 numbers: a permutation of them in which every bit depends on every other."""
-    # The products wrap around, as they should. The factors are BF58476D1CE4E5B9 and 94D049BB133111EB.
+    """SplitMix64's scrambling of int64 numbers: a permutation of them in which every
+    bit depends on every other.
+    """
+    # The products wrap around, as they should. The factors are BF58476D1CE4E5B9 and
+    # 94D049BB133111EB.
     bits = (bits ^ _shift_right(bits, 30)) * -0x40A7B892E31B1A47
     bits = (bits ^ _shift_right(bits, 27)) * -0x6B2FB644ECCEEE15
     return bits ^ _shift_right(bits, 31)

@@ -1,4 +1,6 @@
-"""Pictures that Pillow has no mode for: arrays in .npy files, TIFF files of many bands, and the range of pixels."""
+"""Pictures that Pillow has no mode for: arrays in .npy files, TIFF files of many bands,
+and the range of pixels.
+"""
 
 import math
 import warnings
@@ -66,7 +68,9 @@ class Bands:
         return self.pixels.shape[0]
 
     def load(self) -> None:
-        """Do nothing: the pixels are here, as those of an image of Pillow are after this call."""
+        """Do nothing: the pixels are here, as those of an image of Pillow are after
+        this call.
+        """
 
     def tobytes(self) -> bytes:
         """The numbers, one after the other."""
@@ -78,7 +82,8 @@ class Bands:
         if levels is None and kind.kind in "iu" and kind not in (np.uint8, np.uint16):
             least, most = int(self.pixels.min()), int(self.pixels.max())
             raise ValueError(
-                f"pixels of {kind} have no usual range, got {least} to {most}: range says which values become black "
+                f"pixels of {kind} have no usual range, got {least} to {most}: range "
+                "says which values become black "
                 "and white"
             )
         return Bands(to_8_bit(self.pixels, levels), self.format)
@@ -87,16 +92,23 @@ class Bands:
         """Bytes of one, three or four bands as a PIL image."""
         from PIL import Image
 
-        return Image.fromarray(self.pixels[:, :, 0] if self.channels == 1 else self.pixels)
+        return Image.fromarray(
+            self.pixels[:, :, 0] if self.channels == 1 else self.pixels
+        )
 
 
 def check_range(levels: Levels | None) -> None:
     """Raise a `ValueError` unless the first of the levels is below the second."""
     if levels is None:
         return
-    pair = isinstance(levels, tuple) and len(levels) == 2 and all(map(is_finite, levels))
+    pair = (
+        isinstance(levels, tuple) and len(levels) == 2 and all(map(is_finite, levels))
+    )
     if not pair or not levels[0] < levels[1]:
-        raise ValueError(f"range must be two values of pixels, those of black and white, the first below, got {levels}")
+        raise ValueError(
+            "range must be two values of pixels, those of black and white, the first "
+            f"below, got {levels}"
+        )
 
 
 def with_range(kept: dict[str, Any], levels: Levels | None) -> dict[str, Any]:
@@ -109,17 +121,24 @@ def to_8_bit(pixels: np.ndarray, levels: Levels | None = None) -> np.ndarray:
 
     Args:
         pixels: of any numbers.
-        levels: default: 0 and 255 for bytes, 0 and 65535 for 16 bit, 0 and 1 for floating point.
+        levels: default: 0 and 255 for bytes, 0 and 65535 for 16 bit, 0 and 1 for
+            floating point.
 
     Raises:
-        ValueError: pixels are not finite; or without levels, the numbers lie outside, or have no usual range.
+        ValueError: pixels are not finite; or without levels, the numbers lie outside,
+            or have no usual range.
     """
     if pixels.dtype == np.uint8 and levels is None:
         return pixels
     if pixels.dtype.kind == "f" and not np.isfinite(pixels).all():
         raise ValueError("pixels must be finite, got NaN or infinite ones")
     low, high = levels or _usual_levels(pixels)
-    return ((pixels.astype(np.float64) - low) / ((high - low) / 255)).round().clip(0, 255).astype(np.uint8)
+    return (
+        ((pixels.astype(np.float64) - low) / ((high - low) / 255))
+        .round()
+        .clip(0, 255)
+        .astype(np.uint8)
+    )
 
 
 def _usual_levels(pixels: np.ndarray) -> Levels:
@@ -131,7 +150,10 @@ def _usual_levels(pixels: np.ndarray) -> Levels:
     else:  # Pillow gives 16-bit grey as I;16 or, depending on its version and on the format, as 32-bit I.
         low, high, kind = 0, 65535, "pixels must be 16 bit, 0..65535"
     if not low <= least <= most <= high:
-        raise ValueError(f"{kind}, got {least:g} to {most:g}: range says which values become black and white")
+        raise ValueError(
+            f"{kind}, got {least:g} to {most:g}: range says which values become black "
+            "and white"
+        )
     return low, high
 
 
@@ -139,14 +161,22 @@ def channels_of(image: Any) -> int:
     """How many channels a picture has: of a PIL image 1 for grey, 3 for colour."""
     from PIL import Image
 
-    return image.channels if isinstance(image, Bands) else 1 if Image.getmodebase(image.mode) == "L" else 3
+    return (
+        image.channels
+        if isinstance(image, Bands)
+        else 1
+        if Image.getmodebase(image.mode) == "L"
+        else 3
+    )
 
 
 def read_array(source: Path | BytesIO, most_pixels: int) -> Bands:
-    """Read the picture in a .npy file, (H, W), (H, W, C) or (C, H, W); never a pickled object.
+    """Read the picture in a .npy file, (H, W), (H, W, C) or (C, H, W); never a pickled
+    object.
 
     Raises:
-        ValueError: it is none, or has more pixels, or the order of its axes is not clear.
+        ValueError: it is none, or has more pixels, or the order of its axes is not
+            clear.
     """
     if isinstance(source, BytesIO):
         _check_header(source, most_pixels)
@@ -157,24 +187,42 @@ def read_array(source: Path | BytesIO, most_pixels: int) -> Bands:
 
 
 def _check_header(file: Any, most_pixels: int) -> None:
-    """Raise a `ValueError` unless the header states a picture that is not too large; no more is read."""
+    """Raise a `ValueError` unless the header states a picture that is not too large; no
+    more is read.
+    """
     major, _ = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if major == 1
+        else np.lib.format.read_array_header_2_0
+    )
     shape, _, kind = read(file)
     file.seek(0)
     if kind.kind not in "buif":
         raise ValueError(f"it must hold numbers, got {kind}")
     if len(shape) not in (2, 3) or 0 in shape:
-        raise ValueError(f"it must hold a picture (H, W), (H, W, C) or (C, H, W), got the shape {shape}")
+        raise ValueError(
+            "it must hold a picture (H, W), (H, W, C) or (C, H, W), got the shape "
+            f"{shape}"
+        )
     if math.prod(shape) > most_pixels:
-        raise ValueError(f"it has {math.prod(shape):,} numbers, at most {most_pixels:,} are read")
+        raise ValueError(
+            f"it has {math.prod(shape):,} numbers, at most {most_pixels:,} are read"
+        )
 
 
 def _as_bands(array: np.ndarray, kind: str) -> Bands:
     if array.ndim == 2:
         return Bands(np.array(array)[:, :, None], kind)
-    order = order_of((1, *array.shape), "the picture", advice="store the picture as (H, W, C) with other sides")
-    return Bands(np.array(array if order == "NHWC" else array.transpose(1, 2, 0), order="C"), kind)
+    order = order_of(
+        (1, *array.shape),
+        "the picture",
+        advice="store the picture as (H, W, C) with other sides",
+    )
+    return Bands(
+        np.array(array if order == "NHWC" else array.transpose(1, 2, 0), order="C"),
+        kind,
+    )
 
 
 def is_tiff(source: Path | BytesIO) -> bool:
@@ -186,36 +234,54 @@ def is_tiff(source: Path | BytesIO) -> bool:
 
 
 def read_tiff(source: Path | BytesIO, most_pixels: int) -> Bands:
-    """Read a TIFF file of many bands, or of colours of more than 8 bit, which Pillow does not read.
+    """Read a TIFF file of many bands, or of colours of more than 8 bit, which Pillow
+    does not read.
 
     Raises:
-        ValueError: tifffile, which reads it, is not installed; or it has more pixels, or holds no picture.
+        ValueError: tifffile, which reads it, is not installed; or it has more pixels,
+            or holds no picture.
     """
     try:
         import tifffile
     except ModuleNotFoundError:
-        raise ValueError("TIFF files of such pixels need tifffile: pip install 'torchcaps-lab[bands]'") from None
+        raise ValueError(
+            "TIFF files of such pixels need tifffile: pip install "
+            "'torchcaps-lab[bands]'"
+        ) from None
     file = source if isinstance(source, BytesIO) else str(source)
     with _quiet(), tifffile.TiffFile(file) as tiff:
         page = tiff.pages[0]
         if math.prod(page.shape) > most_pixels or math.prod(page.chunks) > most_pixels:
             _refuse(page.shape, most_pixels)
-        if page.dtype is None or page.dtype.kind not in "buif" or page.ndim not in (2, 3):
-            raise ValueError(f"it must hold numbers (H, W) or (H, W, C), got {page.dtype} {page.shape}")
+        if (
+            page.dtype is None
+            or page.dtype.kind not in "buif"
+            or page.ndim not in (2, 3)
+        ):
+            raise ValueError(
+                f"it must hold numbers (H, W) or (H, W, C), got {page.dtype} "
+                f"{page.shape}"
+            )
         pixels = page.asarray()
-        first = page.ndim == 3 and page.axes.startswith("S")  # bands one after the other
+        first = page.ndim == 3 and page.axes.startswith(
+            "S"
+        )  # bands one after the other
         pixels = pixels.transpose(1, 2, 0) if first else pixels
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     return Bands(np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")), "TIFF")
 
 
 def _refuse(shape: tuple[int, ...], most: int) -> NoReturn:
-    raise ValueError(f"it has {' x '.join(map(str, shape))} numbers, at most {most:,} are read")
+    raise ValueError(
+        f"it has {' x '.join(map(str, shape))} numbers, at most {most:,} are read"
+    )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences what tifffile logs and warns of damaged files, whose errors are reported."""
+    """Silences what tifffile logs and warns of damaged files, whose errors are
+    reported.
+    """
     import logging
 
     logger = logging.getLogger("tifffile")

@@ -1,4 +1,6 @@
-"""The common parts of all data sets: images with labels, three splits, a name and a folder on disk."""
+"""The common parts of all data sets: images with labels, three splits, a name and a
+folder on disk.
+"""
 
 import hashlib
 import os
@@ -16,20 +18,26 @@ from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.manifest import Changes, Manifest
 from torchcaps_lab.data.view import Preprocess
 
-# Test sets that are drawn here (not given by a source) use this seed, never the user's: runs with different seeds are
-# then measured on the same images.
+# Test sets that are drawn here (not given by a source) use this seed, never the user's:
+# runs with different seeds are then measured on the same images.
 TEST_SEED = 0
 
 Resize = Literal["pad", "crop", "stretch", "handwriting"]
-"""How images get to another size: keep the aspect ratio and pad with black, keep it and crop, or stretch; or cut out
-what was written by hand, see :func:`~torchcaps_lab.data.handwriting.read_handwriting`."""
+"""How images get to another size: keep the aspect ratio and pad with black, keep it and
+crop, or stretch; or cut out what was written by hand, see
+:func:`~torchcaps_lab.data.handwriting.read_handwriting`.
+"""
 
 Fit = Literal["pad", "crop", "stretch", "handwriting", "keep"]
-"""The same for images that a trained network classifies; ``keep``, for networks of any size, leaves their size."""
+"""The same for images that a trained network classifies; ``keep``, for networks of any
+size, leaves their size.
+"""
 
 
 def check_held_out_share(name: str, share: float) -> None:
-    """Raise a `ValueError` that names the argument unless `share` lies in [0, 1): not all can be put aside."""
+    """Raise a `ValueError` that names the argument unless `share` lies in [0, 1): not
+    all can be put aside.
+    """
     if not is_finite(share) or not 0 <= share < 1:
         raise ValueError(f"{name} must be a share in [0, 1), got {share!r}")
 
@@ -47,20 +55,24 @@ HeldOut = Annotated[float, _NotAll(0, 1)]
 
 @settings
 class ImageData(ABC):
-    """A data set with its training, validation and test images, each read when first asked for.
+    """A data set with its training, validation and test images, each read when first
+    asked for.
 
     Attributes:
-        task: the default task of networks that are trained on it: the name of a task in `torchcaps_lab.tasks`, or its
-            name and arguments, such as `{"name": "several_labels", "count": 2}`.
-        resize: how images of another size are brought to that of the data set; saved with a network.
-        validation_share: the argument ``validation``; the attribute of that name are the images.
-        gives: what it consists of, `images`, `words` or `series`; networks must take that, see
-            :attr:`torchcaps.models.ImageClassifier.takes`.
+        task: the default task of networks that are trained on it: the name of a task in
+            `torchcaps_lab.tasks`, or its name and arguments, such as `{"name":
+            "several_labels", "count": 2}`.
+        resize: how images of another size are brought to that of the data set; saved
+            with a network.
+        validation_share: the argument ``validation``; the attribute of that name are
+            the images.
+        gives: what it consists of, `images`, `words` or `series`; networks must take
+            that, see :attr:`torchcaps.models.ImageClassifier.takes`.
         model: the default network, by its registered name.
 
     Args:
-        validation: share of the training images put aside for validation, the same in every class;
-            0 puts none aside.
+        validation: share of the training images put aside for validation, the same in
+            every class; 0 puts none aside.
         seed: chooses which images those are; nothing else does.
 
     Raises:
@@ -71,11 +83,12 @@ class ImageData(ABC):
         >>> class Inverted(ImageData):
         ...     def load_train(self):
         ...         return self._inverted(Digits(validation=0).train)
+        ...
         ...     def load_test(self):
         ...         return self._inverted(Digits().test)
+        ...
         ...     def _inverted(self, digits):
         ...         return ImageSet(255 - digits.images, digits.labels, digits.classes)
-        ...
         >>> len(Inverted(validation=0.1).train), len(Inverted().classes)
         (1295, 10)
     """
@@ -87,7 +100,9 @@ class ImageData(ABC):
     model: ClassVar[str] = "capsnet"
 
     validation_share: HeldOut = argument(default=0.1, alias="validation", kw_only=True)
-    seed: Annotated[int, Within(-(2**63))] = argument(default=0, kw_only=True)  # what torch takes
+    seed: Annotated[int, Within(-(2**63))] = argument(
+        default=0, kw_only=True
+    )  # what torch takes
 
     @property
     def resize(self) -> Fit:
@@ -103,7 +118,9 @@ class ImageData(ABC):
         """Read the test images."""
 
     def load_validation(self) -> ImageSet | None:
-        """Read the validation images of a source that has its own; None has them split off training."""
+        """Read the validation images of a source that has its own; None has them split
+        off training.
+        """
         return None
 
     @property
@@ -132,29 +149,40 @@ class ImageData(ABC):
         return self.train.image_shape
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
-        """Arguments of a network for it, besides the number of classes; a `ValueError` if it cannot be prepared so."""
+        """Arguments of a network for it, besides the number of classes; a `ValueError`
+        if it cannot be prepared so.
+        """
         return {"image_shape": preprocess.image_shape(self.image_shape)}
 
     def begin(self, network: nn.Module) -> None:  # noqa: B027  # most know nothing
-        """Gives a network, before it is trained, what is known beforehand, such as word vectors that others trained."""
+        """Gives a network, before it is trained, what is known beforehand, such as word
+        vectors that others trained.
+        """
 
     def kept(self) -> dict[str, Any]:
-        """What is saved with a network that was trained on it: how new images are read. For JSON."""
+        """What is saved with a network that was trained on it: how new images are read.
+        For JSON.
+        """
         return {"raw_image_shape": list(self.image_shape), "resize": self.resize}
 
     def fingerprint(self) -> str:
-        """A digest of what networks are trained and validated on: images, labels and names of classes, in their order.
+        """A digest of what networks are trained and validated on: images, labels and
+        names of classes, in their order.
 
-        Training is resumed on the same images only if this is the same. Test images are not read for it.
+        Training is resumed on the same images only if this is the same. Test images are
+        not read for it.
         """
         return mixed_digest(self.train.digest(), self.validation.digest())
 
     def manifest(self) -> Manifest | None:
-        """Which files the images come from, split by split; None if they are not files of the user's own."""
+        """Which files the images come from, split by split; None if they are not files
+        of the user's own.
+        """
         return None
 
     def follow(self, manifest: Manifest | None) -> Changes:
-        """Takes over the split of a manifest, whatever files were added since, and returns what changed.
+        """Takes over the split of a manifest, whatever files were added since, and
+        returns what changed.
 
         Args:
             manifest: of a run; None for a run from before manifests were kept.
@@ -163,7 +191,10 @@ class ImageData(ABC):
             ValueError: the images are not files.
         """
         if manifest is not None:
-            raise ValueError(f"{type(self).__name__} has no files that could be those of the manifest")
+            raise ValueError(
+                f"{type(self).__name__} has no files that could be those of the "
+                "manifest"
+            )
         return Changes()
 
     def test_on_all(self) -> None:
@@ -173,11 +204,14 @@ class ImageData(ABC):
             ValueError: the images are not files.
         """
         raise ValueError(
-            f"only folders and lists of images can all be tested on, {type(self).__name__} has splits of its own"
+            "only folders and lists of images can all be tested on, "
+            f"{type(self).__name__} has splits of its own"
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of results should know about the images, such as what was left out and why; a sentence each."""
+        """What a reader of results should know about the images, such as what was left
+        out and why; a sentence each.
+        """
         return ()
 
     @cached_property
@@ -185,12 +219,16 @@ class ImageData(ABC):
         train, validation = self.load_train(), self.load_validation()
         if validation is not None:
             return train, validation.in_classes(train.classes, "the validation images")
-        rest, held_out = stratified_split(train.labels, self.validation_share, self.seed)
+        rest, held_out = stratified_split(
+            train.labels, self.validation_share, self.seed
+        )
         return train.subset(rest), train.subset(held_out)
 
 
 def count_aside(share: float, count: int) -> int:
-    """How many of so many are put aside: the share, but at least one, and not all; none if the share is 0."""
+    """How many of so many are put aside: the share, but at least one, and not all; none
+    if the share is 0.
+    """
     return min(max(round(share * count), 1), count - 1) if share else 0
 
 
@@ -198,9 +236,11 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     """Put aside the same share of every class, at random.
 
     Args:
-        labels: int64 (N,); or masks, bool (N, E): then all images count as one class, because each mask may be unique.
-        share: how much of each class to put aside, in [0, 1). Unless it is 0, every class of two or more
-            keeps at least one on each side; a class of one is never put aside.
+        labels: int64 (N,); or masks, bool (N, E): then all images count as one class,
+            because each mask may be unique.
+        share: how much of each class to put aside, in [0, 1). Unless it is 0, every
+            class of two or more keeps at least one on each side; a class of one is
+            never put aside.
         seed: the only thing that the choice depends on, besides the labels.
 
     Returns:
@@ -220,17 +260,22 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
 
 
-def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Put aside the same share of every class: the images whose digests, mixed with the seed, are the smallest.
+def stable_split(
+    labels: Tensor, digests: Sequence[str], share: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Put aside the same share of every class: the images whose digests, mixed with the
+    seed, are the smallest.
 
-    Where an image goes depends on its content and, at the edge, on how many others of its class come before it: adding
-    an image moves at most one other of its class. Copies of an image stay together if both sides keep images.
+    Where an image goes depends on its content and, at the edge, on how many others of
+    its class come before it: adding an image moves at most one other of its class.
+    Copies of an image stay together if both sides keep images.
 
     Args:
         labels: int64 (N,).
         digests: of the images' contents.
-        share: how much of each class to put aside, in [0, 1). Unless it is 0, every class of two or more
-            keeps at least one on each side; a class of one is never put aside.
+        share: how much of each class to put aside, in [0, 1). Unless it is 0, every
+            class of two or more keeps at least one on each side; a class of one is
+            never put aside.
         seed: of the choice.
 
     Returns:
@@ -240,7 +285,9 @@ def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int
         ValueError: `share` is outside [0, 1).
     """
     check_held_out_share("share", share)
-    scores = [hashlib.sha256(f"{seed} {digest}".encode()).digest() for digest in digests]
+    scores = [
+        hashlib.sha256(f"{seed} {digest}".encode()).digest() for digest in digests
+    ]
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     of_class: dict[int, list[int]] = {}
     for index, label in enumerate(labels.tolist()):
@@ -248,7 +295,10 @@ def stable_split(labels: Tensor, digests: Sequence[str], share: float, seed: int
     for indices in of_class.values():
         members = sorted(indices, key=scores.__getitem__)
         end = count = count_aside(share, len(members))
-        while 0 < end < len(members) and digests[members[end - 1]] == digests[members[end]]:
+        while (
+            0 < end < len(members)
+            and digests[members[end - 1]] == digests[members[end]]
+        ):
             end += 1
         held_out[members[: count if end == len(members) else end]] = True
     return (~held_out).nonzero().squeeze(1), held_out.nonzero().squeeze(1)
@@ -260,24 +310,31 @@ def mixed_digest(*digests: str) -> str:
 
 
 def find_data_dir(data_dir: str | Path | None) -> Path:
-    """The folder of the data sets: the argument, else $TORCHCAPS_DATA, else torchcaps in the user's cache.
+    """The folder of the data sets: the argument, else $TORCHCAPS_DATA, else torchcaps
+    in the user's cache.
 
     Raises:
         ValueError: the argument is not a path.
     """
     if data_dir is not None and not isinstance(data_dir, str | os.PathLike):
-        raise ValueError(f"data_dir must be the path of a folder, or None, got {data_dir!r}")
+        raise ValueError(
+            f"data_dir must be the path of a folder, or None, got {data_dir!r}"
+        )
     chosen = data_dir or os.environ.get("TORCHCAPS_DATA")
     if chosen:
         return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps"
+    )
 
 
 DATASETS = Registry("data set", ImageData)
 """The data sets that :func:`create_dataset` knows."""
 
 register_dataset = DATASETS.register
-"""Decorate an `ImageData` so that `create_dataset` knows it as `name`; a name taken is a `ValueError`."""
+"""Decorate an `ImageData` so that `create_dataset` knows it as `name`; a name taken is
+a `ValueError`.
+"""
 
 
 def list_datasets() -> list[str]:
@@ -286,5 +343,7 @@ def list_datasets() -> list[str]:
 
 
 def create_dataset(name: str, **kwargs: Any) -> ImageData:
-    """Build the data set `name` with the arguments of its class; an unknown name is a `ValueError`."""
+    """Build the data set `name` with the arguments of its class; an unknown name is a
+    `ValueError`.
+    """
     return DATASETS.find(name)(**kwargs)

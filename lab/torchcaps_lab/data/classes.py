@@ -1,4 +1,6 @@
-"""Matches the classes of two sources by their names: splits, other images, annotations."""
+"""Matches the classes of two sources by their names: splits, other images,
+annotations.
+"""
 
 from collections.abc import Sequence
 
@@ -29,5 +31,7 @@ def places_of(names: Sequence[str], classes: Sequence[str], where: str) -> list[
     extra = [name for name in names if name not in label_of]
     if extra:
         near = meant(extra[0], classes) if len(extra) == 1 else ""
-        raise ValueError(f"{where} may hold the classes {some(classes)}, but not {some(extra)}{near}")
+        raise ValueError(
+            f"{where} may hold the classes {some(classes)}, but not {some(extra)}{near}"
+        )
     return [label_of[name] for name in names]

@@ -5,31 +5,42 @@ import torch.nn.functional as F
 
 from torchcaps.numerics import Size
 from torchcaps.spec import argument, settings
-from torchcaps_lab.data.base import TEST_SEED, ImageData, register_dataset, stratified_split
+from torchcaps_lab.data.base import (
+    TEST_SEED,
+    ImageData,
+    register_dataset,
+    stratified_split,
+)
 from torchcaps_lab.data.image_set import ImageSet
 
 
 @register_dataset("digits")
 @settings
 class Digits(ImageData):
-    """1,797 handwritten digits of 8 x 8 pixels, part of scikit-learn: nothing is downloaded.
+    """1,797 handwritten digits of 8 x 8 pixels, part of scikit-learn: nothing is
+    downloaded.
 
-    The source has no test set. A fifth of each digit is the test set here, and it is the same for every `seed`.
+    The source has no test set. A fifth of each digit is the test set here, and it is
+    the same for every `seed`.
 
-    Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
-    Repository, 1998.
+    Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
+    Machine Learning Repository, 1998.
 
     Args:
-        size: height and width that the images are scaled to, with bilinear interpolation.
+        size: height and width that the images are scaled to, with bilinear
+            interpolation.
 
     Raises:
-        ValueError: `validation` is outside [0, 1), or `seed` or `size` is not a whole number, or `size` is less than 1.
+        ValueError: `validation` is outside [0, 1), or `seed` or `size` is not a whole
+            number, or `size` is less than 1.
 
     Example:
         >>> from torchcaps_lab.data import Digits
         >>> digits = Digits()
-        >>> digits.train.images.shape, digits.validation.images.shape, digits.test.images.shape
-        (torch.Size([1295, 1, 8, 8]), torch.Size([143, 1, 8, 8]), torch.Size([359, 1, 8, 8]))
+        >>> len(digits.train), len(digits.validation), len(digits.test)
+        (1295, 143, 359)
+        >>> digits.train.images.shape
+        torch.Size([1295, 1, 8, 8])
     """
 
     model = "capsnet_digits"
@@ -53,6 +64,8 @@ def _load_digits(size: int) -> ImageSet:
     digits = load_digits()
     # The source counts dark points: 0..16.
     images = (torch.from_numpy(digits.images) * 255 / 16).unsqueeze(1)
-    images = F.interpolate(images, (size, size), mode="bilinear").round().to(torch.uint8)
+    images = (
+        F.interpolate(images, (size, size), mode="bilinear").round().to(torch.uint8)
+    )
     labels = torch.from_numpy(digits.target).to(torch.int64)
     return ImageSet(images, labels, tuple(str(digit) for digit in range(10)))

@@ -1,4 +1,6 @@
-"""Finds what makes guesses about images doubtful: a range that is hardly used, blank pictures, classes alike."""
+"""Finds what makes guesses about images doubtful: a range that is hardly used, blank
+pictures, classes alike.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +13,9 @@ from torchcaps_lab.data.bands import Bands, Levels
 from torchcaps_lab.data.manifest import count_of, readable, some
 
 DARK = 64
-"""A set of which no pixel is brighter, of 255, uses a quarter of the grey levels or less."""
+"""A set of which no pixel is brighter, of 255, uses a quarter of the grey levels or
+less.
+"""
 
 _AT_ONCE = 256
 
@@ -33,28 +37,45 @@ class Extent(NamedTuple):
 
 
 def extent_of(image: Any) -> Extent | None:
-    """The extent of a picture, decoded for it; None for one of 8 bit, or with numbers that are not finite."""
+    """The extent of a picture, decoded for it; None for one of 8 bit, or with numbers
+    that are not finite.
+    """
     if isinstance(image, Bands):
         pixels = image.pixels
     elif image.mode.startswith(("I", "F")):
         pixels = np.asarray(image)
     else:
         return None
-    if pixels.dtype == np.uint8 or pixels.dtype.kind not in "iuf" or not np.isfinite(pixels).all():
+    if (
+        pixels.dtype == np.uint8
+        or pixels.dtype.kind not in "iuf"
+        or not np.isfinite(pixels).all()
+    ):
         return None
-    return Extent("float" if pixels.dtype.kind == "f" else "integer", float(pixels.min()), float(pixels.max()))
+    return Extent(
+        "float" if pixels.dtype.kind == "f" else "integer",
+        float(pixels.min()),
+        float(pixels.max()),
+    )
 
 
 def range_for(extents: Iterable[Extent]) -> Levels | None:
-    """The range that pictures use, if it is another than the usual one of their kind; None also for none of them.
+    """The range that pictures use, if it is another than the usual one of their kind;
+    None also for none of them.
 
     Whole numbers from 0 span a number of bits, so 3,900 asks for 0 to 4,095.
 
     Example:
         >>> from torchcaps_lab.data.doubts import Extent, range_for
-        >>> range_for([Extent("integer", 3, 3900)]), range_for([Extent("integer", 0, 60000)])
+        >>> (
+        ...     range_for([Extent("integer", 3, 3900)]),
+        ...     range_for([Extent("integer", 0, 60000)]),
+        ... )
         ((0, 4095), None)
-        >>> range_for([Extent("float", -1000, 412.5)]), range_for([Extent("float", 0, 1)])
+        >>> (
+        ...     range_for([Extent("float", -1000, 412.5)]),
+        ...     range_for([Extent("float", 0, 1)]),
+        ... )
         ((-1000, 412.5), None)
     """
     rows = list(extents)
@@ -80,7 +101,9 @@ def range_option(levels: Levels) -> str:
 
 
 def image_doubts(images: Tensor, names: Sequence[str]) -> Iterator[str]:
-    """For people: what speaks against images as they were read, uint8 (N, C, H, W): blank ones, an unused range."""
+    """For people: what speaks against images as they were read, uint8 (N, C, H, W):
+    blank ones, an unused range.
+    """
     blank, brightest = [], 0
     for start in range(0, len(images), _AT_ONCE):
         rows = images[start : start + _AT_ONCE].flatten(1)
@@ -90,13 +113,16 @@ def image_doubts(images: Tensor, names: Sequence[str]) -> Iterator[str]:
         brightest = max(brightest, int(most.max()))
     if blank and images[0].numel() > 1:
         yield (
-            f"{count_of(blank)} all black or all white as read, where transparent parts show black and pixels beyond "
+            f"{count_of(blank)} all black or all white as read, where transparent "
+            "parts show black and pixels beyond "
             f"the range are cut off: {some(blank)}"
         )
     if 0 < brightest <= DARK and len(blank) < len(images):
         yield (
-            f"no pixel of the training images is brighter than {brightest} of 255: of the grey levels, {brightest + 1} "
-            "are used; --data.range names the values of pixels that become black and white, such as 0 and 4095 of "
+            f"no pixel of the training images is brighter than {brightest} of 255: of "
+            f"the grey levels, {brightest + 1} "
+            "are used; --data.range names the values of pixels that become black and "
+            "white, such as 0 and 4095 of "
             "12 bit"
         )
 
@@ -108,11 +134,15 @@ def names_doubts(classes: Sequence[str]) -> Iterator[str]:
         alike.setdefault("".join(name.split()).casefold(), []).append(name)
     for names in alike.values():
         if len(names) > 1:
-            yield f"classes whose names differ in case or blanks alone: {', '.join(map(repr, names))}: are they one?"
+            yield (
+                "classes whose names differ in case or blanks alone: "
+                f"{', '.join(map(repr, names))}: are they one?"
+            )
 
 
 def files_doubts(facts: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[str]:
-    """For people: classes that can be told by a fact of their files alone, such as their format.
+    """For people: classes that can be told by a fact of their files alone, such as
+    their format.
 
     Args:
         facts: for each kind of fact, the class and the fact of each image.
@@ -122,10 +152,16 @@ def files_doubts(facts: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[str
         for category, fact in rows:
             of_class.setdefault(category, Counter())[fact] += 1
         for category, counts in of_class.items():
-            others = {fact for name, found in of_class.items() if name != category for fact in found}
+            others = {
+                fact
+                for name, found in of_class.items()
+                if name != category
+                for fact in found
+            }
             (fact, count), *more = counts.most_common()
             if not more and others and fact not in others and count >= _FEW:
                 yield (
-                    f"all {count:,} images of {readable(category)} have the {kind} {fact}, and no others have: a "
+                    f"all {count:,} images of {readable(category)} have the {kind} "
+                    f"{fact}, and no others have: a "
                     "network may learn that instead of what they show"
                 )

@@ -1,4 +1,6 @@
-"""Finds the image files of a folder, their classes, and their splits if it has folders for these."""
+"""Finds the image files of a folder, their classes, and their splits if it has folders
+for these.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,11 +10,25 @@ from typing import ClassVar
 
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.classes import places_of
-from torchcaps_lab.data.listed import PART_NAMES, Item, Listed, part_called, validation_is_test
+from torchcaps_lab.data.listed import (
+    PART_NAMES,
+    Item,
+    Listed,
+    part_called,
+    validation_is_test,
+)
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BY_PLUGIN, image_suffixes
 
-_JUNK = ("thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found")
+_JUNK = (
+    "thumbs.db",
+    "desktop.ini",
+    "__macosx",
+    "@eadir",
+    "$recycle.bin",
+    "system volume information",
+    "lost+found",
+)
 """Files that operating systems leave in folders, besides hidden ones."""
 
 
@@ -60,8 +76,9 @@ class Listing(Listed):
     def add(self, part: str, folder: Path) -> None:
         """Lists the class folders in ``folder`` as a split.
 
-        The first split says which classes there are, unless they are known. It is refused if there are fewer than two,
-        or one of them holds no images. Later splits may lack classes, and are refused for others, or if they are empty.
+        The first split says which classes there are, unless they are known. It is
+        refused if there are fewer than two, or one of them holds no images. Later
+        splits may lack classes, and are refused for others, or if they are empty.
         """
         found = _folders(folder)
         classes = tuple(path.name for path in found)
@@ -69,17 +86,27 @@ class Listing(Listed):
         if not learned:
             self._refuse_others(classes, folder)
         elif len(classes) < 2:
-            self.refused.append(f"{folder} must hold a folder for each of two or more classes, got {classes}")
+            self.refused.append(
+                f"{folder} must hold a folder for each of two or more classes, got "
+                f"{classes}"
+            )
         self.classes += tuple(name for name in classes if name not in self.classes)
         files = self.parts.setdefault(part, [])
         seen: set[Path] = {folder.resolve()}
         for path in found:
             images = sorted(self._images(path, seen))
             if learned and not images:
-                self.refused.append(f"class folder {path} holds no {self.what}{self._reasons(path)}")
-            files += [ImageFile(self._name(image), path.name, image) for image in images]
+                self.refused.append(
+                    f"class folder {path} holds no {self.what}{self._reasons(path)}"
+                )
+            files += [
+                ImageFile(self._name(image), path.name, image) for image in images
+            ]
         if not learned and not files:
-            self.refused.append(f"{folder} holds no {self.what} in folders of classes{self._reasons(folder)}")
+            self.refused.append(
+                f"{folder} holds no {self.what} in folders of "
+                f"classes{self._reasons(folder)}"
+            )
         self._leave_out_loose(folder)
 
     def _refuse_others(self, names: Sequence[str], folder: Path) -> None:
@@ -89,7 +116,9 @@ class Listing(Listed):
             self.refused.append(str(error))
 
     def _images(self, folder: Path, seen: set[Path]) -> Iterator[Path]:
-        """The image files in a folder, however deep; links are followed, each folder is read once."""
+        """The image files in a folder, however deep; links are followed, each folder is
+        read once.
+        """
         real = folder.resolve()
         if real in seen:
             self._leave_out(folder, f"it links to {real}, which is read already")
@@ -99,7 +128,12 @@ class Listing(Listed):
             if is_there(path.is_dir):
                 yield from self._images(path, seen)
             elif not is_there(path.is_file):
-                self._leave_out(path, "it links to nothing" if path.is_symlink() else "it is not a readable file")
+                self._leave_out(
+                    path,
+                    "it links to nothing"
+                    if path.is_symlink()
+                    else "it is not a readable file",
+                )
             elif path.suffix.lower() not in self._suffixes:
                 self._leave_out(path, self._not_opened(path.suffix))
             else:
@@ -128,7 +162,11 @@ class Listing(Listed):
         self.left_out[self._name(path)] = why
 
     def _reasons(self, folder: Path) -> str:
-        inside = [why for name, why in self.left_out.items() if (self.root / name).is_relative_to(folder)]
+        inside = [
+            why
+            for name, why in self.left_out.items()
+            if (self.root / name).is_relative_to(folder)
+        ]
         return f": {inside[0]}" if inside else ""
 
     def _name(self, path: Path) -> str:
@@ -149,20 +187,27 @@ def found_root(root: str | Path) -> Path:
     root = Path(root).expanduser()
     at_home = find_data_dir(None) / root
     if not root.exists() and not at_home.exists():
-        raise FileNotFoundError(f"root {root} does not exist, and neither does {at_home}{seen_from(root)}")
+        raise FileNotFoundError(
+            f"root {root} does not exist, and neither does {at_home}{seen_from(root)}"
+        )
     return root if root.exists() else at_home
 
 
-def list_folder(root: Path, kind: type[Listing] = Listing, classes: tuple[str, ...] = ()) -> Listing:
-    """Lists the images, or files of another ``kind``, of a folder of classes, or of folders of splits that hold these.
+def list_folder(
+    root: Path, kind: type[Listing] = Listing, classes: tuple[str, ...] = ()
+) -> Listing:
+    """Lists the images, or files of another ``kind``, of a folder of classes, or of
+    folders of splits that hold these.
 
     Args:
         root: the folder.
         kind: of files.
-        classes: names that are known, of which the folder may hold some; default: its folders, or those of train.
+        classes: names that are known, of which the folder may hold some; default: its
+            folders, or those of train.
 
     Raises:
-        ValueError: it cannot be trained on; says all that is in the way. And what :func:`looked_through` raises.
+        ValueError: it cannot be trained on; says all that is in the way. And what
+            :func:`looked_through` raises.
     """
     listing = looked_through(root, kind, classes)
     if listing.refused:
@@ -170,7 +215,9 @@ def list_folder(root: Path, kind: type[Listing] = Listing, classes: tuple[str, .
     return listing
 
 
-def looked_through(root: Path, kind: type[Listing] = Listing, classes: tuple[str, ...] = ()) -> Listing:
+def looked_through(
+    root: Path, kind: type[Listing] = Listing, classes: tuple[str, ...] = ()
+) -> Listing:
     """The same, also of a folder that cannot be trained on.
 
     Raises:
@@ -198,7 +245,9 @@ def looked_through(root: Path, kind: type[Listing] = Listing, classes: tuple[str
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The files in a folder and its sub-folders whose suffix is that of an image, sorted, without hidden ones."""
+    """The files in a folder and its sub-folders whose suffix is that of an image,
+    sorted, without hidden ones.
+    """
     return sorted(Listing(root=folder)._images(folder, set()))
 
 
@@ -208,7 +257,9 @@ def is_junk(path: Path) -> bool:
 
 
 def is_there(kind: Callable[[], bool]) -> bool:
-    """The result of a check such as ``path.is_dir``; False without permission to look."""
+    """The result of a check such as ``path.is_dir``; False without permission to
+    look.
+    """
     try:
         return kind()
     except OSError:
@@ -216,13 +267,16 @@ def is_there(kind: Callable[[], bool]) -> bool:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if is_there(path.is_dir) and not is_junk(path))
+    return sorted(
+        path for path in folder.iterdir() if is_there(path.is_dir) and not is_junk(path)
+    )
 
 
 def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
     """The folders of the splits; None if all folders are classes.
 
-    Folders with the names of splits are splits if one of them holds several folders, or there are no others.
+    Folders with the names of splits are splits if one of them holds several folders, or
+    there are no others.
     """
     named: dict[str, Path] = {}
     folders, others = _folders(root), []
@@ -231,28 +285,42 @@ def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
         if part is None:
             others.append(path)
         elif part in named:
-            raise ValueError(f"{root} holds {named[part].name!r} and {path.name!r}: only one can be the {part} images")
+            raise ValueError(
+                f"{root} holds {named[part].name!r} and {path.name!r}: only one can "
+                f"be the {part} images"
+            )
         else:
             named[part] = path
-    if not named or (others and all(len(_folders(path)) < 2 for path in named.values())):
+    if not named or (
+        others and all(len(_folders(path)) < 2 for path in named.values())
+    ):
         return None
     _refuse_doubtful(root, named, [path for path in others if _holds_any(path, kind)])
     return named
 
 
-def _refuse_doubtful(root: Path, named: dict[str, Path], others: Sequence[Path]) -> None:
+def _refuse_doubtful(
+    root: Path, named: dict[str, Path], others: Sequence[Path]
+) -> None:
     parts = " and ".join(repr(path.name) for path in named.values())
     if others:
         raise ValueError(
-            f"{root} holds {parts}, as if these were parts of the data, but also {some([p.name for p in others])}, as "
-            "if its folders were classes: move the classes into the parts, or rename a class that has the name of a "
-            f"part ({', '.join(name for names in PART_NAMES.values() for name in names)})"
+            f"{root} holds {parts}, as if these were parts of the data, but also "
+            f"{some([p.name for p in others])}, as "
+            "if its folders were classes: move the classes into the parts, or rename "
+            "a class that has the name of a "
+            "part "
+            f"({', '.join(name for names in PART_NAMES.values() for name in names)})"
         )
     if "train" not in named:
-        raise ValueError(f"{root} holds {parts} but no train: call the folder of the training images 'train'")
+        raise ValueError(
+            f"{root} holds {parts} but no train: call the folder of the training "
+            "images 'train'"
+        )
     if len(named) == 1:
         raise ValueError(
-            f"{root} holds {parts} but neither val nor test: give the root {named['train']}, of which a share is put "
+            f"{root} holds {parts} but neither val nor test: give the root "
+            f"{named['train']}, of which a share is put "
             "aside to test on"
         )
 

@@ -1,4 +1,6 @@
-"""Any image data set that Hugging Face ``datasets`` opens: from the hub, from parquet files, from folders."""
+"""Any image data set that Hugging Face ``datasets`` opens: from the hub, from parquet
+files, from folders.
+"""
 
 import os
 from collections.abc import Mapping
@@ -24,7 +26,8 @@ class _Row(Item):
         category: the name of its class.
         table: the images of the split, as bytes or paths.
         index: of the row.
-        folders: where files may be that the table names: that of the data set, and those of downloads.
+        folders: where files may be that the table names: that of the data set, and
+            those of downloads.
     """
 
     table: Any
@@ -41,7 +44,9 @@ class _Row(Item):
         path = Path(image["path"])
         if not path.is_file():
             raise BrokenImage(self.name, f"{path} is not a regular file")
-        place = Path(os.path.normpath(path.absolute()))  # links in the folder are the user's choice
+        place = Path(
+            os.path.normpath(path.absolute())
+        )  # links in the folder are the user's choice
         if not any(place.is_relative_to(folder) for folder in self.folders):
             raise BrokenImage(self.name, f"{path} is outside of the data set")
         return path
@@ -50,26 +55,31 @@ class _Row(Item):
 @register_dataset("hub")
 @settings
 class Hub(ListedImages):
-    """An image data set by its name on the Hugging Face Hub, or from files of this machine: parquet, folders.
+    """An image data set by its name on the Hugging Face Hub, or from files of this
+    machine: parquet, folders.
 
-    Splits are recognised by their names, like the folders of :class:`~torchcaps_lab.data.ImageFolder`; missing ones are
-    put aside in the same way. Rows without a label, such as those of test sets with secret labels, are left out. Images
-    are read as those of a folder.
+    Splits are recognised by their names, like the folders of
+    :class:`~torchcaps_lab.data.ImageFolder`; missing ones are put aside in the same
+    way. Rows without a label, such as those of test sets with secret labels, are left
+    out. Images are read as those of a folder.
 
-    Takes ``pip install 'torchcaps-lab[datasets]'``. No code of the repository is executed. Without a network, set the
-    environment variable HF_HUB_OFFLINE=1 to open data that were opened before, or are on this machine.
+    Takes ``pip install 'torchcaps-lab[datasets]'``. No code of the repository is
+    executed. Without a network, set the environment variable HF_HUB_OFFLINE=1 to open
+    data that were opened before, or are on this machine.
 
     Args:
-        path: a name on the hub, such as ``ylecun/mnist``; a folder with parquet files or images; a parquet file; or
-            what ``save_to_disk`` of ``datasets`` wrote.
-        configuration: the name of the configuration, where the data set has several: ``name`` of ``load_dataset``.
+        path: a name on the hub, such as ``ylecun/mnist``; a folder with parquet files
+            or images; a parquet file; or what ``save_to_disk`` of ``datasets`` wrote.
+        configuration: the name of the configuration, where the data set has several:
+            ``name`` of ``load_dataset``.
         image: the column of the images; default: the only such column.
-        label: the column of the labels; default: the only column of classes, or the one called label.
+        label: the column of the labels; default: the only column of classes, or the one
+            called label.
         revision: of the repository: a branch, a tag or a commit.
 
     Raises:
-        ValueError: an argument is out of range; and, when images are first asked for, there is no such data set,
-            column or split, or images cannot be read.
+        ValueError: an argument is out of range; and, when images are first asked for,
+            there is no such data set, column or split, or images cannot be read.
         ConnectionError: the hub cannot be reached.
 
     Example:
@@ -91,16 +101,23 @@ class Hub(ListedImages):
         try:
             import datasets
         except ModuleNotFoundError as error:
-            raise ValueError(f"Hub needs the package {error.name}: pip install 'torchcaps-lab[datasets]'") from error
+            raise ValueError(
+                f"Hub needs the package {error.name}: pip install "
+                "'torchcaps-lab[datasets]'"
+            ) from error
         path = Path(self.path).expanduser()
         try:
-            if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            if any(
+                (path / name).is_file() for name in ("dataset_dict.json", "state.json")
+            ):
                 found = datasets.load_from_disk(str(path))
             elif path.is_file():
                 found = datasets.load_dataset("parquet", data_files=str(path))
             else:
                 where = str(path) if path.is_dir() else self.path
-                found = datasets.load_dataset(where, self.configuration, revision=self.revision)
+                found = datasets.load_dataset(
+                    where, self.configuration, revision=self.revision
+                )
         except ConnectionError:
             raise
         except Exception as error:  # datasets raises many types of errors
@@ -116,7 +133,9 @@ class Hub(ListedImages):
         for split in splits:
             part = part_called(split)
             if part is None or part in named:
-                listed.left_out[split] = "it is neither the training, the validation nor the test split"
+                listed.left_out[split] = (
+                    "it is neither the training, the validation nor the test split"
+                )
                 continue
             rows, categories = self._rows(split, image, label, listed.left_out)
             if part == "train":
@@ -130,37 +149,71 @@ class Hub(ListedImages):
         import datasets
 
         features = next(iter(self.splits.values())).features
-        images = [name for name, feature in features.items() if isinstance(feature, datasets.Image)]
-        classes = [name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)]
+        images = [
+            name
+            for name, feature in features.items()
+            if isinstance(feature, datasets.Image)
+        ]
+        classes = [
+            name
+            for name, feature in features.items()
+            if isinstance(feature, datasets.ClassLabel)
+        ]
         usual = [name for name in ("label", "labels") if name in features]
         labels = classes if len(classes) == 1 else usual
-        return _column("image", self.image, images, features), _column("label", self.label, labels, features)
+        return _column("image", self.image, images, features), _column(
+            "label", self.label, labels, features
+        )
 
     def _folders(self) -> tuple[Path, ...]:
-        """Where files may be that a table names, each by the name that it was given and by that without links."""
+        """Where files may be that a table names, each by the name that it was given and
+        by that without links.
+        """
         import datasets
 
         home = Path(self.path).expanduser()
-        places = [Path(datasets.config.HF_DATASETS_CACHE), Path(datasets.config.HF_CACHE_HOME)]
+        places = [
+            Path(datasets.config.HF_DATASETS_CACHE),
+            Path(datasets.config.HF_CACHE_HOME),
+        ]
         places += [home if home.is_dir() else home.parent] if home.exists() else []
-        return tuple(way for place in places for way in (place.absolute(), place.resolve()))
+        return tuple(
+            way for place in places for way in (place.absolute(), place.resolve())
+        )
 
-    def _rows(self, split: str, image: str, label: str, left_out: dict[str, str]) -> tuple[list[_Row], tuple[str, ...]]:
+    def _rows(
+        self, split: str, image: str, label: str, left_out: dict[str, str]
+    ) -> tuple[list[_Row], tuple[str, ...]]:
         import datasets
 
         table = self.splits[split]
         labels, feature = table[label][:], table.features[label]
-        pixels = table.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        pixels = table.select_columns([image]).cast_column(
+            image, datasets.Image(decode=False)
+        )
         if isinstance(feature, datasets.ClassLabel):
             classes = tuple(feature.names)
         else:
-            classes = tuple(map(str, sorted({value for value in labels if value is not None})))
+            classes = tuple(
+                map(str, sorted({value for value in labels if value is not None}))
+            )
         folders = self._folders()
         rows = []
         for index, value in enumerate(labels):
-            if isinstance(feature, datasets.ClassLabel) and value is not None and not -1 <= value < len(classes):
-                raise ValueError(f"{split}/{index} has the label {value}, and there are {len(classes)} classes")
-            category = classes[value] if isinstance(feature, datasets.ClassLabel) and value is not None else str(value)
+            if (
+                isinstance(feature, datasets.ClassLabel)
+                and value is not None
+                and not -1 <= value < len(classes)
+            ):
+                raise ValueError(
+                    f"{split}/{index} has the label {value}, and there are "
+                    f"{len(classes)} classes"
+                )
+            category = (
+                classes[value]
+                if isinstance(feature, datasets.ClassLabel) and value is not None
+                else str(value)
+            )
             if value is None or value == -1:
                 left_out[f"{split}/{index}"] = "it has no label"
             else:
@@ -168,15 +221,21 @@ class Hub(ListedImages):
         return rows, classes
 
 
-def _column(option: str, chosen: str | None, found: list[str], features: Mapping[str, Any]) -> str:
+def _column(
+    option: str, chosen: str | None, found: list[str], features: Mapping[str, Any]
+) -> str:
     """The name of a column: the chosen one, or the only one that was found."""
     if chosen is not None:
         if chosen not in features:
-            raise ValueError(f"{option} must be a column, one of {some(list(features))}, got {chosen!r}")
+            raise ValueError(
+                f"{option} must be a column, one of {some(list(features))}, got "
+                f"{chosen!r}"
+            )
         return chosen
     if len(found) != 1:
         raise ValueError(
-            f"{option} must name the column of the {option}s, one of {some(list(features))}: "
+            f"{option} must name the column of the {option}s, one of "
+            f"{some(list(features))}: "
             f"{'several' if found else 'none'} could be it"
         )
     return found[0]

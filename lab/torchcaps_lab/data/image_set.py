@@ -42,12 +42,15 @@ class Batch(NamedTuple):
 
     Attributes:
         images: float32 (B, C, H, W), in [0, 1] unless they were standardised.
-        labels: int64 (B,), or bool (B, E), a mask of the classes in each image where there may be several.
+        labels: int64 (B,), or bool (B, E), a mask of the classes in each image where
+            there may be several.
         indices: int64 (B,), the places of the images in their `ImageSet`.
-        pictures: float32 (B, C, H, W), the images before they were standardised, in [0, 1]: to draw, to reconstruct.
-        parts: what the images were put together from, if a `Composition` made them and gives it.
-        placed: the pictures of the parts before brightness, contrast and erasing, which show where each part lies; None
-            if none of these was applied.
+        pictures: float32 (B, C, H, W), the images before they were standardised, in [0,
+            1]: to draw, to reconstruct.
+        parts: what the images were put together from, if a `Composition` made them and
+            gives it.
+        placed: the pictures of the parts before brightness, contrast and erasing, which
+            show where each part lies; None if none of these was applied.
 
     Example:
         >>> from torchcaps_lab.data import Digits
@@ -64,27 +67,37 @@ class Batch(NamedTuple):
     placed: Tensor | None = None
 
     def prepared(self, prepare: Callable[[Tensor], View]) -> "Batch":
-        """The batch with its images, and the pictures of its parts, prepared by `prepare`."""
+        """The batch with its images, and the pictures of its parts, prepared by
+        `prepare`.
+        """
         view = prepare(self.images)
         batch = self._replace(images=view.images, pictures=view.pictures)
         if self.parts is None:
             return batch
         views = [prepare(part) for part in self.parts.pictures.unbind(1)]
-        parts = self.parts._replace(pictures=torch.stack([one.pictures for one in views], 1))
+        parts = self.parts._replace(
+            pictures=torch.stack([one.pictures for one in views], 1)
+        )
         placed = [one.placed for one in views if one.placed is not None]
-        return batch._replace(parts=parts, placed=torch.stack(placed, 1) if placed else None)
+        return batch._replace(
+            parts=parts, placed=torch.stack(placed, 1) if placed else None
+        )
 
 
 class Composition(ABC):
-    """Puts images together out of those of a set, anew in each epoch: two digits on top of each other, a scene, ...
+    """Puts images together out of those of a set, anew in each epoch: two digits on top
+    of each other, a scene, ...
 
-    The result may depend on the seed, the epoch, the index of the image in its set and the arguments of the composition
-    only: then a resumed training and one on several processes see the same images as an uninterrupted one on one
-    process. `random_integers` gives such random numbers.
+    The result may depend on the seed, the epoch, the index of the image in its set and
+    the arguments of the composition only: then a resumed training and one on several
+    processes see the same images as an uninterrupted one on one process.
+    `random_integers` gives such random numbers.
 
     Example:
         >>> from torchcaps_lab.data import Composition, Digits, Overlay
-        >>> overlay = Overlay(Digits().test, size=12, shift=2)  # two digits on top of each other
+        >>> overlay = Overlay(
+        ...     Digits().test, size=12, shift=2
+        ... )  # two digits on top of each other
         >>> isinstance(overlay, Composition), overlay.image_shape((1, 8, 8))
         (True, (1, 12, 12))
     """
@@ -103,12 +116,14 @@ class Composition(ABC):
         """Puts images together, on the device of the batch.
 
         Args:
-            batch: images and pictures (B, C, H, W) in [0, 1] and labels, as they are in the set.
+            batch: images and pictures (B, C, H, W) in [0, 1] and labels, as they are in
+                the set.
             epoch: from 0.
             seed: of the training.
 
         Returns:
-            The batch with new images and pictures in [0, 1], the labels of these, and their parts if there are any.
+            The batch with new images and pictures in [0, 1], the labels of these, and
+            their parts if there are any.
         """
 
 
@@ -118,29 +133,34 @@ MOST_CLASSES = 10_000
 
 @dataclass(frozen=True, eq=False)
 class ImageSet(Dataset[Batch]):
-    """Labelled images of one size, held in memory as bytes and prepared for the network when they are fetched.
+    """Labelled images of one size, held in memory as bytes and prepared for the network
+    when they are fetched.
 
-    torch's `DataLoader` fetches whole batches from it (by `__getitems__`): give it a `collate_fn` that
-    returns its argument.
+    torch's `DataLoader` fetches whole batches from it (by `__getitems__`): give it a
+    `collate_fn` that returns its argument.
 
     Attributes:
         images: uint8 (N, C, H, W).
-        labels: int64 (N,), each in [0, len(classes)), or bool (N, len(classes)), a mask of the classes in each image
-            where there may be several, or none.
+        labels: int64 (N,), each in [0, len(classes)), or bool (N, len(classes)), a mask
+            of the classes in each image where there may be several, or none.
         classes: the name of each label.
         files: the file of each image, if each has its own.
-        preprocess: how the images are prepared, in its way for the test; by default they are left as they are.
-        composition: puts new images together out of these; None leaves them as they are. In training they are new in
-            each epoch; fetched from here they are always those of epoch 0 and seed 0.
+        preprocess: how the images are prepared, in its way for the test; by default
+            they are left as they are.
+        composition: puts new images together out of these; None leaves them as they
+            are. In training they are new in each epoch; fetched from here they are
+            always those of epoch 0 and seed 0.
 
     Raises:
-        ValueError: a tensor has another type or shape, a label is out of range, or `preprocess` does not suit
-            the size of the images.
+        ValueError: a tensor has another type or shape, a label is out of range, or
+            `preprocess` does not suit the size of the images.
 
     Example:
         >>> from torchcaps_lab.data import ImageSet
         >>> images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
-        >>> image_set = ImageSet(images, torch.tensor([0, 1, 1]), classes=("cat", "dog"))
+        >>> image_set = ImageSet(
+        ...     images, torch.tensor([0, 1, 1]), classes=("cat", "dog")
+        ... )
         >>> len(image_set), image_set[0].images.shape
         (3, torch.Size([1, 1, 8, 8]))
     """
@@ -159,27 +179,38 @@ class ImageSet(Dataset[Batch]):
         self._check_images()
         self._check_labels()
         if self.files is not None and len(self.files) != len(self.images):
-            raise ValueError(f"files must name {len(self.images)} files, one per image, got {len(self.files)}")
-        if self.what != "images" and (self.preprocess != _AS_THEY_ARE or self.composition is not None):
-            raise ValueError(f"preprocess and composition are for images: {self.what} take none")
+            raise ValueError(
+                f"files must name {len(self.images)} files, one per image, got "
+                f"{len(self.files)}"
+            )
+        if self.what != "images" and (
+            self.preprocess != _AS_THEY_ARE or self.composition is not None
+        ):
+            raise ValueError(
+                f"preprocess and composition are for images: {self.what} take none"
+            )
         self.preprocess.image_shape(self.raw_image_shape)
 
     def _check_images(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise ValueError(f"images must be uint8 (N, C, H, W), got {_describe(self.images)}")
+            raise ValueError(
+                f"images must be uint8 (N, C, H, W), got {_describe(self.images)}"
+            )
 
     def _check_labels(self) -> None:
         labels, count, classes = self.labels, len(self.images), len(self.classes)
         if classes > MOST_CLASSES:
             raise ValueError(
-                f"there may be at most {MOST_CLASSES:,} classes, got {classes:,} for {count:,} examples: "
+                f"there may be at most {MOST_CLASSES:,} classes, got {classes:,} for "
+                f"{count:,} examples: "
                 "are these labels names of single examples?"
             )
         if labels.dtype == torch.bool and labels.shape == (count, classes):
             return
         if labels.dtype != torch.int64 or labels.shape != (count,):
             raise ValueError(
-                f"labels must be int64 ({count},), one per image, or bool ({count}, {classes}), a mask of the classes "
+                f"labels must be int64 ({count},), one per image, or bool ({count}, "
+                f"{classes}), a mask of the classes "
                 f"in each, got {_describe(labels)}"
             )
         if count and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
@@ -196,7 +227,8 @@ class ImageSet(Dataset[Batch]):
             place = operator.index(index)
         except TypeError:
             raise TypeError(
-                f"index must be one whole number, got {index!r}; __getitems__(indices) fetches several {self.what} as "
+                f"index must be one whole number, got {index!r}; "
+                f"__getitems__(indices) fetches several {self.what} as "
                 "a batch, subset(indices) keeps some of them"
             ) from None
         return self.__getitems__([place])
@@ -205,13 +237,17 @@ class ImageSet(Dataset[Batch]):
         return self._fetch(indices).prepared(self.preprocess.evaluate)
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """All images in their order, `size` at a time; a `ValueError` if that is less than 1."""
+        """All images in their order, `size` at a time; a `ValueError` if that is less
+        than 1.
+        """
         check_size(size=size)
         for start in range(0, len(self), size):
             yield self.__getitems__(list(range(start, min(start + size, len(self)))))
 
     def crops(self, indices: list[int]) -> Tensor:
-        """The crops that a network is tested on, of the images at `indices`: float32 (B, crops, C, H, W)."""
+        """The crops that a network is tested on, of the images at `indices`: float32
+        (B, crops, C, H, W).
+        """
         return self.preprocess.evaluate_crops(self._fetch(indices).images)
 
     @property
@@ -224,35 +260,50 @@ class ImageSet(Dataset[Batch]):
         """Channels, height and width of every image before it is prepared."""
         _, channels, height, width = self.images.shape
         shape = channels, height, width
-        return shape if self.composition is None else self.composition.image_shape(shape)
+        return (
+            shape if self.composition is None else self.composition.image_shape(shape)
+        )
 
     @property
     def several(self) -> bool:
-        """Whether an image may show several things of a class, and knows where they are."""
+        """Whether an image may show several things of a class, and knows where they
+        are.
+        """
         return self.composition is not None and self.composition.several
 
     def to(self, device: torch.device | str) -> "ImageSet":
         """The same images in the memory of a device; batches of them are made there."""
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+        return replace(
+            self, images=self.images.to(device), labels=self.labels.to(device)
+        )
 
     def prepared(self, preprocess: Preprocess) -> "ImageSet":
-        """The same images, prepared in this way; a `ValueError` if it does not suit their size."""
+        """The same images, prepared in this way; a `ValueError` if it does not suit
+        their size.
+        """
         return replace(self, preprocess=preprocess)
 
-    def in_classes(self, classes: Sequence[str], where: str = "the images") -> "ImageSet":
-        """The same images with the labels that their classes, found by name, have among others.
+    def in_classes(
+        self, classes: Sequence[str], where: str = "the images"
+    ) -> "ImageSet":
+        """The same images with the labels that their classes, found by name, have among
+        others.
 
         Args:
-            classes: the names of the new labels; those of other images than these may be among them.
+            classes: the names of the new labels; those of other images than these may
+                be among them.
             where: what these images are, for the message.
 
         Raises:
-            ValueError: there are images of another class; or the images are put together, and have other classes.
+            ValueError: there are images of another class; or the images are put
+                together, and have other classes.
         """
         if tuple(classes) == tuple(self.classes):
             return self
         if self.composition is not None:
-            raise ValueError(f"{where} must have the classes {tuple(classes)}, got {self.classes}")
+            raise ValueError(
+                f"{where} must have the classes {tuple(classes)}, got {self.classes}"
+            )
         used = sorted(self._used_labels())
         places = torch.zeros(max(len(self.classes), 1), dtype=torch.int64)
         found = places_of([self.classes[label] for label in used], classes, where)
@@ -276,8 +327,16 @@ class ImageSet(Dataset[Batch]):
 
     def _joined(self, other: "ImageSet") -> "ImageSet":
         """These and other images of the same size and classes."""
-        images, labels = torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels])
-        return replace(self, images=images, labels=labels, files=(*(self.files or ()), *(other.files or ())) or None)
+        images, labels = (
+            torch.cat([self.images, other.images]),
+            torch.cat([self.labels, other.labels]),
+        )
+        return replace(
+            self,
+            images=images,
+            labels=labels,
+            files=(*(self.files or ()), *(other.files or ())) or None,
+        )
 
     def subset(self, indices: Tensor) -> "ImageSet":
         """The images at `indices`, int64 (M,), in that order."""
@@ -286,15 +345,29 @@ class ImageSet(Dataset[Batch]):
     def _rows(self, indices: Tensor) -> dict[str, Any]:
         """The tensors and other fields of a subset at `indices`."""
         if not isinstance(indices, Tensor):
-            raise TypeError(f"indices must be a tensor, int64 (M,), got {type(indices).__name__}")
+            raise TypeError(
+                f"indices must be a tensor, int64 (M,), got {type(indices).__name__}"
+            )
         if indices.dtype != torch.int64 or indices.ndim != 1:
             raise ValueError(f"indices must be int64 (M,), got {_describe(indices)}")
-        files = None if self.files is None else tuple(self.files[i] for i in indices.tolist())
-        return {"images": self.images[indices], "labels": self.labels[indices], "files": files}
+        files = (
+            None
+            if self.files is None
+            else tuple(self.files[i] for i in indices.tolist())
+        )
+        return {
+            "images": self.images[indices],
+            "labels": self.labels[indices],
+            "files": files,
+        }
 
     def digest(self) -> str:
-        """SHA-256 of the names of the classes and of all images and labels in their order, in hexadecimal."""
-        found = hashlib.sha256(json.dumps([self.classes, self.images.shape, self.labels.shape]).encode())
+        """SHA-256 of the names of the classes and of all images and labels in their
+        order, in hexadecimal.
+        """
+        found = hashlib.sha256(
+            json.dumps([self.classes, self.images.shape, self.labels.shape]).encode()
+        )
         for part in (self.images, self.labels):
             for rows in part.split(1024):
                 found.update(rows.cpu().contiguous().numpy().data)
@@ -302,11 +375,18 @@ class ImageSet(Dataset[Batch]):
 
     def _fetch(self, indices: list[int]) -> Batch:
         """A batch of unprepared images in [0, 1]."""
-        # Without non_blocking, every batch would wait for all work that is queued on the device.
-        rows = torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
+        # Without non_blocking, every batch would wait for all work that is queued on
+        # the device.
+        rows = torch.as_tensor(indices, dtype=torch.int64).to(
+            self.images.device, non_blocking=True
+        )
         pixels = self.images[rows].to(torch.float32) / 255
         batch = Batch(pixels, self.labels[rows], rows, pixels)
-        return batch if self.composition is None else self.composition(batch, epoch=0, seed=0)
+        return (
+            batch
+            if self.composition is None
+            else self.composition(batch, epoch=0, seed=0)
+        )
 
 
 def _describe(tensor: Tensor) -> str:

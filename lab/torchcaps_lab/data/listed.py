@@ -17,8 +17,22 @@ from torch import Tensor
 from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
 from torchcaps_lab.data.alike import first_alike, looks_of, pixels_digest, same_content
-from torchcaps_lab.data.bands import Bands, Levels, Range, channels_of, check_range, with_range
-from torchcaps_lab.data.base import TEST_SEED, HeldOut, ImageData, Resize, stable_split, stratified_split
+from torchcaps_lab.data.bands import (
+    Bands,
+    Levels,
+    Range,
+    channels_of,
+    check_range,
+    with_range,
+)
+from torchcaps_lab.data.base import (
+    TEST_SEED,
+    HeldOut,
+    ImageData,
+    Resize,
+    stable_split,
+    stratified_split,
+)
 from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.data.doubts import image_doubts, names_doubts
 from torchcaps_lab.data.image_set import ImageSet
@@ -34,7 +48,13 @@ from torchcaps_lab.data.manifest import (
     some,
     untested_lines,
 )
-from torchcaps_lab.data.picture import BrokenImage, load_handwriting, open_image, opened, to_tensor
+from torchcaps_lab.data.picture import (
+    BrokenImage,
+    load_handwriting,
+    open_image,
+    opened,
+    to_tensor,
+)
 from torchcaps_lab.data.preprocess import MOST_PIXELS
 from torchcaps_lab.data.store import GIB, ImageStore, threaded
 from torchcaps_lab.data.streams import digest_of
@@ -58,18 +78,24 @@ Side = Annotated[int, Within(1, MOST_PIXELS)]
 
 _LISTED = 100  # broken images in one error
 
-_COMPARED = 20_000  # images among which training looks for those that look alike, which takes seconds
+# Images among which training looks for those that look alike, which takes seconds
+_COMPARED = 20_000
 
 
 def part_called(name: str) -> str | None:
-    """The split that a name, in upper or lower case, stands for; None if there is none."""
-    return next((part for part, names in PART_NAMES.items() if name.lower() in names), None)
+    """The split that a name, in upper or lower case, stands for; None if there is
+    none.
+    """
+    return next(
+        (part for part, names in PART_NAMES.items() if name.lower() in names), None
+    )
 
 
 def validation_is_test(tested: str, train: str) -> str:
     """The note for data with validation images but without test images."""
     return (
-        f"there are no test images of their own: the images in {readable(tested)!r} are reported as the test, and "
+        f"there are no test images of their own: the images in {readable(tested)!r} "
+        "are reported as the test, and "
         f"validation images are put aside from {readable(train)!r}"
     )
 
@@ -119,10 +145,15 @@ class Listed:
 
 
 def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
-    """The splits to use: without test images, validation images take their place, or a share is put aside."""
+    """The splits to use: without test images, validation images take their place, or a
+    share is put aside.
+    """
     parts = listed.parts
     if "train" not in parts:
-        raise ValueError(f"there is no split of training images with labels, only {some(list(named.values()))}")
+        raise ValueError(
+            "there is no split of training images with labels, only "
+            f"{some(list(named.values()))}"
+        )
     if "test" not in parts and "validation" in parts:
         parts["test"] = parts.pop("validation")
         listed.notes = (validation_is_test(named["validation"], named["train"]),)
@@ -140,8 +171,14 @@ class _Read:
 
     @cached_property
     def same(self) -> Mapping[str, str]:
-        """The digest that stands for those of files of the same pixels; finding it takes a look at every pixel."""
-        pixels = {part: images.images for part, images in self.sets.items() if type(images) is ImageSet}
+        """The digest that stands for those of files of the same pixels; finding it
+        takes a look at every pixel.
+        """
+        pixels = {
+            part: images.images
+            for part, images in self.sets.items()
+            if type(images) is ImageSet
+        }
         return same_content(self.manifest, pixels) if pixels else {}
 
 
@@ -151,13 +188,15 @@ Decoded = tuple[dict[str, ImageSet], dict[str, BrokenImage]]
 
 @settings
 class ListedData(ImageData):
-    """Items that are listed one by one before they are read, each with a class; subclasses list and read them.
+    """Items that are listed one by one before they are read, each with a class;
+    subclasses list and read them.
 
     Args:
-        test: share of the items that become the test set, the same in every class and for every ``seed``; not used
-            where the source has one. Which ones depends on their contents, so that it hardly changes with the source.
-        classes: the names of the classes in the order of their labels, some of which may have no items; default: those
-            of the training items.
+        test: share of the items that become the test set, the same in every class and
+            for every ``seed``; not used where the source has one. Which ones depends on
+            their contents, so that it hardly changes with the source.
+        classes: the names of the classes in the order of their labels, some of which
+            may have no items; default: those of the training items.
 
     Raises:
         ValueError: there are fewer than two classes, or items of another one.
@@ -173,10 +212,14 @@ class ListedData(ImageData):
     """How to see the broken items that an error does not list."""
 
     skip_broken = False
-    """Whether items that cannot be read are left out, with a note, instead of raising an error."""
+    """Whether items that cannot be read are left out, with a note, instead of raising
+    an error.
+    """
 
     test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
-    class_names: Sequence[Any] | None = argument(default=None, alias="classes", kw_only=True)
+    class_names: Sequence[Any] | None = argument(
+        default=None, alias="classes", kw_only=True
+    )
 
     def __post_init__(self) -> None:
         self.named = tuple(map(str, self.class_names or ()))
@@ -195,7 +238,11 @@ class ListedData(ImageData):
         """The list of images, made once; their classes are matched by name."""
         listed = self.list_images()
         trained = listed.parts.get("train", listed.parts.get("all", ()))
-        listed.classes = self.named or listed.classes or tuple(sorted({item.category for item in trained}))
+        listed.classes = (
+            self.named
+            or listed.classes
+            or tuple(sorted({item.category for item in trained}))
+        )
         root, things = getattr(self, "root", ""), f"{self.thing.removesuffix('s')}s"
         if len(listed.classes) < 2:
             holds = f"{root} must hold {things} of" if root else "there must be"
@@ -207,13 +254,21 @@ class ListedData(ImageData):
         return listed
 
     def load_train(self) -> ImageSet:
-        """Read what to train on, including what is for validation unless that has a place of its own."""
+        """Read what to train on, including what is for validation unless that has a
+        place of its own.
+        """
         train, validation = (self._read.sets[part] for part in ("train", "validation"))
-        return train if "validation" in self.listed.parts or not len(validation) else train._joined(validation)
+        return (
+            train
+            if "validation" in self.listed.parts or not len(validation)
+            else train._joined(validation)
+        )
 
     def load_validation(self) -> ImageSet | None:
         """Read the images in `val`, if that folder is there."""
-        return self._read.sets["validation"] if "validation" in self.listed.parts else None
+        return (
+            self._read.sets["validation"] if "validation" in self.listed.parts else None
+        )
 
     def load_test(self) -> ImageSet:
         """Read the test images."""
@@ -224,7 +279,9 @@ class ListedData(ImageData):
         return self._read.manifest
 
     def follow(self, manifest: Manifest | None) -> Changes:
-        """Takes over the splits of a manifest; files that are not in it are left out."""
+        """Takes over the splits of a manifest; files that are not in it are left
+        out.
+        """
         self._followed, self._unrecorded = manifest, manifest is None
         for name in ("_read", "_train_and_validation", "test"):
             vars(self).pop(name, None)
@@ -236,12 +293,22 @@ class ListedData(ImageData):
         """Makes every file a test image; none is decoded for it."""
         entries = tuple(self._entry(item) for item in self.listed.items)
         self.follow(
-            Manifest(self.listed.classes, {"train": (), "validation": (), "test": entries}, self.listed.left_out)
+            Manifest(
+                self.listed.classes,
+                {"train": (), "validation": (), "test": entries},
+                self.listed.left_out,
+            )
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What was left out and why, where test images are from, what changed, copies in several splits, lookalikes."""
-        unknown = ("the run kept no record of its split: it is made anew",) if self._unrecorded else ()
+        """What was left out and why, where test images are from, what changed, copies
+        in several splits, lookalikes.
+        """
+        unknown = (
+            ("the run kept no record of its split: it is made anew",)
+            if self._unrecorded
+            else ()
+        )
         manifest = self.manifest().merged(self._read.same)
         tested = {entry.category for entry in manifest.parts["test"]}
         return (
@@ -249,7 +316,9 @@ class ListedData(ImageData):
             *self.listed.notes,
             *self._changes.lines(),
             *_left_out_lines(manifest.left_out, self.in_file),
-            *untested_lines([name for name in manifest.classes if tested and name not in tested]),
+            *untested_lines(
+                [name for name in manifest.classes if tested and name not in tested]
+            ),
             *copies_lines(manifest, self.thing),
             *names_doubts(manifest.classes),
         )
@@ -260,9 +329,11 @@ class ListedData(ImageData):
 
     @cached_property
     def _read(self) -> _Read:
-        """All images. Leaving out broken ones changes the splits, so everything is read again then.
+        """All images. Leaving out broken ones changes the splits, so everything is read
+        again then.
 
-        Files of the same pixels are known once they are decoded: what was decoded is then divided anew.
+        Files of the same pixels are known once they are decoded: what was decoded is
+        then divided anew.
         """
         left_out, decoded = dict(self.listed.left_out), dict[str, Tensor]()
         same: Mapping[str, str] = {}
@@ -271,18 +342,31 @@ class ListedData(ImageData):
             sets, problems = self._decode(manifest, decoded)
             if not problems:
                 read = _Read(sets, manifest)
-                if self._followed is not None or self._parts(left_out, same := read.same) == manifest:
+                if (
+                    self._followed is not None
+                    or self._parts(left_out, same := read.same) == manifest
+                ):
                     return read
                 for part, images in sets.items():
-                    decoded |= zip((entry.name for entry in manifest.parts[part]), images.images, strict=True)
+                    decoded |= zip(
+                        (entry.name for entry in manifest.parts[part]),
+                        images.images,
+                        strict=True,
+                    )
             elif not self.skip_broken:
                 raise _all_broken(list(problems.values()), self.advice)
             left_out |= {name: problem.why for name, problem in problems.items()}
 
     def _parts(self, left_out: dict[str, str], same: Mapping[str, str]) -> Manifest:
-        """Which files belong to which split, without those in ``left_out``; files of ``same`` content in one."""
+        """Which files belong to which split, without those in ``left_out``; files of
+        ``same`` content in one.
+        """
         if self._followed is not None:
-            present = [self._entry(item) for item in self.listed.items if item.name not in left_out]
+            present = [
+                self._entry(item)
+                for item in self.listed.items
+                if item.name not in left_out
+            ]
             kept = self._followed.follow(present)[0]
             return replace(kept, left_out={**self._followed.left_out, **left_out})
         entries = {
@@ -291,22 +375,42 @@ class ListedData(ImageData):
         }
         divided = partial(_divided, None if self._unrecorded else same)
         if "all" in entries:
-            entries["train"], entries["test"] = divided(entries.pop("all"), self.test_share, TEST_SEED)
+            entries["train"], entries["test"] = divided(
+                entries.pop("all"), self.test_share, TEST_SEED
+            )
         if "validation" not in entries:
             share = self.validation_share
-            entries["train"], entries["validation"] = divided(entries["train"], share, self.seed)
-        for category in {item.category for item in self.listed.items} - {entry.category for entry in entries["train"]}:
-            reasons = some([f"{name} ({why})" for name, why in left_out.items() if category in Path(name).parts])
+            entries["train"], entries["validation"] = divided(
+                entries["train"], share, self.seed
+            )
+        for category in {item.category for item in self.listed.items} - {
+            entry.category for entry in entries["train"]
+        }:
+            reasons = some(
+                [
+                    f"{name} ({why})"
+                    for name, why in left_out.items()
+                    if category in Path(name).parts
+                ]
+            )
             found = f": {reasons}" if reasons else ""
-            raise ValueError(f"class {category!r} holds no training {self.thing} that can be read{found}")
-        return Manifest(self.listed.classes, {part: tuple(entries[part]) for part in PARTS}, left_out)
+            raise ValueError(
+                f"class {category!r} holds no training {self.thing} that can be "
+                f"read{found}"
+            )
+        return Manifest(
+            self.listed.classes,
+            {part: tuple(entries[part]) for part in PARTS},
+            left_out,
+        )
 
     def _entry(self, item: Item) -> Entry:
         return Entry(item.name, item.category, self._digest(item))
 
     @abstractmethod
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
-        """The items of each split, and the problems of those that cannot be read, by name.
+        """The items of each split, and the problems of those that cannot be read, by
+        name.
 
         Args:
             manifest: which items.
@@ -327,19 +431,24 @@ class ListedImages(ListedData):
     """Images that are listed one by one, each with a class; subclasses list them.
 
     Args:
-        size: height and width of the images, one number for both. Default: their own size, which must then
-            be the same for all.
-        channels: 1 makes every image grey, 3 colour; default: 1 if they are all grey, else 3. Images of other numbers
-            of channels, such as .npy files and TIFF files of many bands, keep theirs.
-        resize: how an image gets to `size`: keep its aspect ratio and `pad` with black, keep it and `crop`
-            the centre, or `stretch`; or cut out what was written by hand (`handwriting`).
-        range: the values of pixels that become black and white, such as 0 and 4095 for 12-bit values in files of 16
-            bit; values beyond them become the same. Default: what the kind of numbers can hold, 0 to 255 of 8 bit, 0
-            to 65535 of 16 bit, 0 to 1 of floating point.
-        skip_broken: leave out images that cannot be read, with a note, instead of raising an error.
-        memory: GiB of decoded images that are kept in memory; more are decoded once into a file in the folder
-            `decoded` of the data sets (the environment variable TORCHCAPS_DATA, else torchcaps in the user's cache
-            folder), and read from there.
+        size: height and width of the images, one number for both. Default: their own
+            size, which must then be the same for all.
+        channels: 1 makes every image grey, 3 colour; default: 1 if they are all grey,
+            else 3. Images of other numbers of channels, such as .npy files and TIFF
+            files of many bands, keep theirs.
+        resize: how an image gets to `size`: keep its aspect ratio and `pad` with black,
+            keep it and `crop` the centre, or `stretch`; or cut out what was written by
+            hand (`handwriting`).
+        range: the values of pixels that become black and white, such as 0 and 4095 for
+            12-bit values in files of 16 bit; values beyond them become the same.
+            Default: what the kind of numbers can hold, 0 to 255 of 8 bit, 0 to 65535 of
+            16 bit, 0 to 1 of floating point.
+        skip_broken: leave out images that cannot be read, with a note, instead of
+            raising an error.
+        memory: GiB of decoded images that are kept in memory; more are decoded once
+            into a file in the folder `decoded` of the data sets (the environment
+            variable TORCHCAPS_DATA, else torchcaps in the user's cache folder), and
+            read from there.
 
     Raises:
         ValueError: an argument is out of range.
@@ -371,21 +480,37 @@ class ListedImages(ListedData):
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     def fingerprint(self) -> str:
-        """A digest of the training and validation files, in their order, and of how they are read."""
-        how = (self.manifest().digest(), self.image_shape, self.resize, *(self.levels or ()))
+        """A digest of the training and validation files, in their order, and of how
+        they are read.
+        """
+        how = (
+            self.manifest().digest(),
+            self.image_shape,
+            self.resize,
+            *(self.levels or ()),
+        )
         return hashlib.sha256(repr(how).encode()).hexdigest()
 
     def notes(self) -> tuple[str, ...]:
-        """Those of all data, and how many test images look like training images, without those of the same pixels."""
+        """Those of all data, and how many test images look like training images,
+        without those of the same pixels.
+        """
         train, test = (self._read.sets[part] for part in ("train", "test"))
         if len(train) + len(test) > _COMPARED:
             return self._plain_notes(train)
         parts = self.manifest().merged(self._read.same).parts
         known = {entry.digest for entry in parts["train"]}
-        rows = [row for row, entry in enumerate(parts["test"]) if entry.digest not in known]
-        found = first_alike(looks_of(test.images, rows), looks_of(train.images, range(len(train))))
+        rows = [
+            row for row, entry in enumerate(parts["test"]) if entry.digest not in known
+        ]
+        found = first_alike(
+            looks_of(test.images, rows), looks_of(train.images, range(len(train)))
+        )
         alike = [place for place in found if place >= 0]
-        told = f"{count_of(alike, 'test image')} nearly the same as a training image; {self.names_alike}"
+        told = (
+            f"{count_of(alike, 'test image')} nearly the same as a training "
+            f"image; {self.names_alike}"
+        )
         return (*self._plain_notes(train), *([told] if alike else []))
 
     def _plain_notes(self, train: ImageSet) -> tuple[str, ...]:
@@ -393,7 +518,8 @@ class ListedImages(ListedData):
         return (*super().notes(), *image_doubts(train.images, names))
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
-        """The images of each split, and the problems of those that cannot be read, by name.
+        """The images of each split, and the problems of those that cannot be read, by
+        name.
 
         Args:
             manifest: which images.
@@ -411,33 +537,57 @@ class ListedImages(ListedData):
             rows = manifest.parts[part]
             items = [self._items[entry.name] for entry in rows]
             known = [decoded[entry.name] for entry in rows] if decoded else []
-            picture = known.__getitem__ if decoded else partial(self._picture, items, shape, first)
+            picture = (
+                known.__getitem__
+                if decoded
+                else partial(self._picture, items, shape, first)
+            )
             images, broken = store.decode([entry.digest for entry in rows], picture)
             problems |= {rows[index].name: problem for index, problem in broken.items()}
             if not problems:
-                labels = torch.tensor([label_of[entry.category] for entry in rows], dtype=torch.int64)
-                sets[part] = ImageSet(images, labels, manifest.classes, tuple(item.title for item in items))
+                labels = torch.tensor(
+                    [label_of[entry.category] for entry in rows], dtype=torch.int64
+                )
+                sets[part] = ImageSet(
+                    images,
+                    labels,
+                    manifest.classes,
+                    tuple(item.title for item in items),
+                )
         return sets, problems
 
-    def _picture(self, items: Sequence[Item], shape: tuple[int, int, int], first: Item, index: int) -> Tensor:
+    def _picture(
+        self,
+        items: Sequence[Item],
+        shape: tuple[int, int, int],
+        first: Item,
+        index: int,
+    ) -> Tensor:
         item = items[index]
         if self.resize == "handwriting" and self.sides is not None:
             return _handwriting(item, shape, self.levels)
         image = _open(item, shape[0], self.levels)
         if self.sides is None and image.size != shape[:0:-1]:
             raise ValueError(
-                f"images must have one size: {first.title} has {shape[1]} x {shape[2]} pixels "
-                f"(height x width) but {item.title} has {image.height} x {image.width}; pass size to resize them"
+                f"images must have one size: {first.title} has {shape[1]} x "
+                f"{shape[2]} pixels "
+                f"(height x width) but {item.title} has {image.height} x "
+                f"{image.width}; pass size to resize them"
             )
         if self.resize == "handwriting":
             return _handwriting(item, shape, self.levels)
         return to_tensor(image, shape, self.resize)
 
     def _shape(self, entries: Sequence[Entry]) -> tuple[tuple[int, int, int], Item]:
-        """The shape of all images, and the first image that can be read, whose size is taken if ``size`` is None."""
+        """The shape of all images, and the first image that can be read, whose size is
+        taken if ``size`` is None.
+        """
         items = [self._items[entry.name] for entry in entries]
         if not items:
-            raise ValueError("none of the images that the run was trained and tested on is there any more")
+            raise ValueError(
+                "none of the images that the run was trained and tested on is there "
+                "any more"
+            )
         channels = self.channels or self._channels([entry.name for entry in entries])
         if self.sides is not None:
             return (channels, *self.sides), items[0]
@@ -452,7 +602,9 @@ class ListedImages(ListedData):
         raise _all_broken(problems, self.advice)
 
     def _channels(self, names: Sequence[str]) -> int:
-        """The channels of images: 1 if all are grey, 3 if some are in colour, or those that most have."""
+        """The channels of images: 1 if all are grey, 3 if some are in colour, or those
+        that most have.
+        """
         counts = Counter(self._seen[name].channels for name in names)
         del counts[0]  # those that cannot be read
         most = max(counts, key=counts.__getitem__, default=1)
@@ -465,7 +617,10 @@ class ListedImages(ListedData):
     def _seen(self) -> dict[str, "Seen"]:
         """Facts about each image from its file, without decoding it."""
         items = self.listed.items
-        found = threaded(lambda index: look(items[index].source, items[index].title), range(len(items)))
+        found = threaded(
+            lambda index: look(items[index].source, items[index].title),
+            range(len(items)),
+        )
         return {item.name: seen for item, seen in zip(items, found, strict=True)}
 
 
@@ -488,7 +643,11 @@ def look(source_of: Callable[[], "Source"], title: str) -> Seen:
     digest = "unreadable"
     try:
         source = source_of()
-        digest = pixels_digest(source) if isinstance(source, Image.Image | Bands) else digest_of(source)
+        digest = (
+            pixels_digest(source)
+            if isinstance(source, Image.Image | Bands)
+            else digest_of(source)
+        )
         with opened(source, title) as image:
             channels = channels_of(image)
     except BrokenImage:
@@ -513,8 +672,12 @@ def _open(item: Item, channels: int, levels: Levels | None) -> "Image | Bands":
         return open_image(item.source(), channels, item.title, levels)
 
 
-def _handwriting(item: Item, shape: tuple[int, int, int], levels: Levels | None) -> Tensor:
-    """The handwriting in an image, found as in pictures that a trained network classifies: any ink on any paper."""
+def _handwriting(
+    item: Item, shape: tuple[int, int, int], levels: Levels | None
+) -> Tensor:
+    """The handwriting in an image, found as in pictures that a trained network
+    classifies: any ink on any paper.
+    """
     with _reading(item):
         return load_handwriting(item.source(), shape, item.title, levels).pixels
 
@@ -522,15 +685,24 @@ def _handwriting(item: Item, shape: tuple[int, int, int], levels: Levels | None)
 def _divided(
     same: Mapping[str, str] | None, entries: Sequence[Entry], share: float, seed: int
 ) -> tuple[list[Entry], list[Entry]]:
-    """The rest and the share put aside, chosen by content; None: by index, as it was before runs kept a record."""
-    label_of = {name: label for label, name in enumerate(sorted({entry.category for entry in entries}))}
-    labels = torch.tensor([label_of[entry.category] for entry in entries], dtype=torch.int64)
+    """The rest and the share put aside, chosen by content; None: by index, as it was
+    before runs kept a record.
+    """
+    label_of = {
+        name: label
+        for label, name in enumerate(sorted({entry.category for entry in entries}))
+    }
+    labels = torch.tensor(
+        [label_of[entry.category] for entry in entries], dtype=torch.int64
+    )
     if same is None:
         rest, aside = stratified_split(labels, share, seed)
     else:
         digests = [same.get(entry.digest, entry.digest) for entry in entries]
         rest, aside = stable_split(labels, digests, share, seed)
-    return [entries[index] for index in rest.tolist()], [entries[index] for index in aside.tolist()]
+    return [entries[index] for index in rest.tolist()], [
+        entries[index] for index in aside.tolist()
+    ]
 
 
 def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
@@ -541,7 +713,8 @@ def _all_broken(problems: Sequence[BrokenImage], advice: str) -> ValueError:
             [
                 *(readable(str(problem)) for problem in problems[:_LISTED]),
                 *([f"and {more:,} more: {advice}"] if more > 0 else []),
-                f"{count_of(problems, 'file')} cannot be read: repair or remove them, or leave them out with "
+                f"{count_of(problems, 'file')} cannot be read: repair or remove them, "
+                "or leave them out with "
                 "skip_broken (--data.skip_broken true)",
             ]
         )
@@ -552,4 +725,6 @@ def _left_out_lines(left_out: Mapping[str, str], thing: str) -> list[str]:
     """The first lines of :func:`left_out_lines`, and how many more there are."""
     lines = left_out_lines(left_out, thing)
     more = len(lines) - _LISTED
-    return lines[:_LISTED] + ([f"left out more, for {more:,} other reasons"] if more > 0 else [])
+    return lines[:_LISTED] + (
+        [f"left out more, for {more:,} other reasons"] if more > 0 else []
+    )

@@ -1,4 +1,6 @@
-"""The record of the images of a data set: names and digests of their contents, split by split."""
+"""The record of the images of a data set: names and digests of their contents, split by
+split.
+"""
 
 import hashlib
 import json
@@ -42,9 +44,14 @@ class Changes:
             (self.added, "added since the training, left out of all parts"),
             (self.removed, "gone since the training"),
             (self.changed, "changed since the training"),
-            ([f"{old} -> {new}" for old, new in self.renamed], "renamed since the training"),
+            (
+                [f"{old} -> {new}" for old, new in self.renamed],
+                "renamed since the training",
+            ),
         )
-        return tuple(f"{count_of(names)} {what}: {some(names)}" for names, what in told if names)
+        return tuple(
+            f"{count_of(names)} {what}: {some(names)}" for names, what in told if names
+        )
 
 
 class Entry(NamedTuple):
@@ -77,8 +84,13 @@ class Manifest:
 
     Example:
         >>> from torchcaps_lab.data import Entry, Manifest
-        >>> first, second = Entry("cats/1.png", "cats", "0" * 64), Entry("cats/2.png", "cats", "1" * 64)
-        >>> manifest = Manifest(("cats",), {"train": [first], "validation": [], "test": [second]})
+        >>> first, second = (
+        ...     Entry("cats/1.png", "cats", "0" * 64),
+        ...     Entry("cats/2.png", "cats", "1" * 64),
+        ... )
+        >>> manifest = Manifest(
+        ...     ("cats",), {"train": [first], "validation": [], "test": [second]}
+        ... )
         >>> manifest.follow([first])[1].removed  # what is gone
         ('cats/2.png',)
     """
@@ -88,8 +100,13 @@ class Manifest:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """SHA-256 of the classes and contents of the training and validation images, in their order, in hexadecimal."""
-        parts = [[entry[1:] for entry in self.parts[part]] for part in ("train", "validation")]
+        """SHA-256 of the classes and contents of the training and validation images, in
+        their order, in hexadecimal.
+        """
+        parts = [
+            [entry[1:] for entry in self.parts[part]]
+            for part in ("train", "validation")
+        ]
         return hashlib.sha256(json.dumps([self.classes, parts]).encode()).hexdigest()
 
     def write(self, path: Path) -> None:
@@ -109,8 +126,13 @@ class Manifest:
         """
         try:
             content = read_json(path, LARGEST_TABLE)
-            parts = {part: tuple(Entry(*map(str, row)) for row in content["parts"][part]) for part in PARTS}
-            return cls(tuple(map(str, content["classes"])), parts, dict(content["left_out"]))
+            parts = {
+                part: tuple(Entry(*map(str, row)) for row in content["parts"][part])
+                for part in PARTS
+            }
+            return cls(
+                tuple(map(str, content["classes"])), parts, dict(content["left_out"])
+            )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 
@@ -121,7 +143,11 @@ class Manifest:
         """
         now = {entry.name: entry for entry in present if entry.category in self.classes}
         known = {entry.name for part in self.parts.values() for entry in part}
-        fresh = {entry[1:]: entry for entry in reversed(present) if entry.name not in known | self.left_out.keys()}
+        fresh = {
+            entry[1:]: entry
+            for entry in reversed(present)
+            if entry.name not in known | self.left_out.keys()
+        }
         parts: dict[str, list[Entry]] = {part: [] for part in PARTS}
         removed, changed, renamed = [], [], []
         for part, entries in self.parts.items():
@@ -141,38 +167,63 @@ class Manifest:
         return Manifest(self.classes, parts, self.left_out), changes
 
     def merged(self, same: Mapping[str, str]) -> "Manifest":
-        """The same with one digest for files of the same pixels, see :func:`torchcaps_lab.data.alike.same_content`."""
+        """The same with one digest for files of the same pixels, see
+        :func:`torchcaps_lab.data.alike.same_content`.
+        """
         parts = {
-            part: tuple(entry._replace(digest=same.get(entry.digest, entry.digest)) for entry in entries)
+            part: tuple(
+                entry._replace(digest=same.get(entry.digest, entry.digest))
+                for entry in entries
+            )
             for part, entries in self.parts.items()
         }
         return replace(self, parts=parts)
 
     def copies(self) -> list[list[tuple[str, Entry]]]:
-        """Groups of images with the same content in several splits or classes, each with its split."""
+        """Groups of images with the same content in several splits or classes, each
+        with its split.
+        """
         found: dict[str, list[tuple[str, Entry]]] = {}
         for part, entries in self.parts.items():
             for entry in entries:
                 found.setdefault(entry.digest, []).append((part, entry))
-        return [rows for rows in found.values() if len({(part, entry.category) for part, entry in rows}) > 1]
+        return [
+            rows
+            for rows in found.values()
+            if len({(part, entry.category) for part, entry in rows}) > 1
+        ]
 
 
 def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
-    """For people: which images, or other items, are in several splits, and which in several classes."""
+    """For people: which images, or other items, are in several splits, and which in
+    several classes.
+    """
     groups = manifest.copies()
     in_parts = [rows for rows in groups if len({part for part, _ in rows}) > 1]
-    in_classes = [rows for rows in groups if len({entry.category for _, entry in rows}) > 1]
+    in_classes = [
+        rows for rows in groups if len({entry.category for _, entry in rows}) > 1
+    ]
     lines = []
     for found, what in ((in_parts, "parts of the data"), (in_classes, "classes")):
         if found:
-            names = [" = ".join(f"{entry.name} ({part})" for part, entry in rows) for rows in found]
-            lines.append(f"{count_of(found, thing)} of the same content in several {what}: {some(names)}")
+            names = [
+                " = ".join(f"{entry.name} ({part})" for part, entry in rows)
+                for rows in found
+            ]
+            lines.append(
+                f"{count_of(found, thing)} of the same content in several {what}: "
+                f"{some(names)}"
+            )
     return lines
 
 
 def untested_lines(classes: Sequence[str]) -> list[str]:
     """For people: which classes have no test images."""
-    return [f"classes without a test image, of which nothing is measured: {some(classes)}"] if classes else []
+    return (
+        [f"classes without a test image, of which nothing is measured: {some(classes)}"]
+        if classes
+        else []
+    )
 
 
 def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str]:
@@ -180,7 +231,10 @@ def left_out_lines(left_out: Mapping[str, str], thing: str = "file") -> list[str
     reasons: dict[str, list[str]] = {}
     for name, why in left_out.items():
         reasons.setdefault(why, []).append(name)
-    return [f"left out {count_of(names, thing)}: {why}: {some(names)}" for why, names in reasons.items()]
+    return [
+        f"left out {count_of(names, thing)}: {why}: {some(names)}"
+        for why, names in reasons.items()
+    ]
 
 
 def some(names: Sequence[str]) -> str:
@@ -195,6 +249,11 @@ def count_of(names: Sequence[Any], what: str = "image") -> str:
 
 
 def readable(name: str) -> str:
-    """A name as printable text: undecodable bytes and control characters are escaped."""
+    """A name as printable text: undecodable bytes and control characters are
+    escaped.
+    """
     text = name.encode(errors="backslashreplace").decode()
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode()
+        for sign in text
+    )

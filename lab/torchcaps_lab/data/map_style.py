@@ -40,37 +40,47 @@ class _Pair(Item):
 
 @settings
 class MapStyle(ListedImages):
-    """Pairs of an image and a label that the user has in Python: a list, a data set of torchvision, any ``Dataset``.
+    """Pairs of an image and a label that the user has in Python: a list, a data set of
+    torchvision, any ``Dataset``.
 
-    Whatever has ``len(data)`` and ``data[index]`` will do. An image is a PIL image, an array (H, W) or (H, W, C), a
-    tensor (C, H, W), bytes or floating point in [0, 1], or the path of a file; a label is a whole number or the name of
-    a class. Images of any sizes are read as those of a folder.
+    Whatever has ``len(data)`` and ``data[index]`` will do. An image is a PIL image, an
+    array (H, W) or (H, W, C), a tensor (C, H, W), bytes or floating point in [0, 1], or
+    the path of a file; a label is a whole number or the name of a class. Images of any
+    sizes are read as those of a folder.
 
-    Two arrays or tensors will do, too, ``(images, labels)``: images (N, H, W), (N, H, W, C) or (N, C, H, W), and N
-    labels; and so will ``(images, labels, test_images, test_labels)`` and ``((images, labels), (test_images,
-    test_labels))``. A note says which order of axes was taken.
+    Two arrays or tensors will do, too, ``(images, labels)``: images (N, H, W), (N, H,
+    W, C) or (N, C, H, W), and N labels; and so will ``(images, labels, test_images,
+    test_labels)`` and ``((images, labels), (test_images, test_labels))``. A note says
+    which order of axes was taken.
 
-    Every pair is asked for twice: first for its label, its pixels and its place in the split, then to keep it. Random
-    changes of the data set's own are therefore made once and kept: leave them, and normalisation, to ``preprocess``.
+    Every pair is asked for twice: first for its label, its pixels and its place in the
+    split, then to keep it. Random changes of the data set's own are therefore made once
+    and kept: leave them, and normalisation, to ``preprocess``.
 
-    Numbers are labels of ``classes`` of the data set that they come from, if it has any; splits are matched by the
-    names of classes.
+    Numbers are labels of ``classes`` of the data set that they come from, if it has
+    any; splits are matched by the names of classes.
 
     Args:
         data: the pairs to train on.
         test_data: those to test on; without them a share of ``data`` is put aside.
         validation_data: those for validation, likewise.
-        axes: the order of the axes of arrays, ``NHW``, ``NHWC`` or ``NCHW``; default: the likely one.
-        classes: the names of the labels 0, 1, ...; default: ``data.classes``, or else the labels themselves.
+        axes: the order of the axes of arrays, ``NHW``, ``NHWC`` or ``NCHW``; default:
+            the likely one.
+        classes: the names of the labels 0, 1, ...; default: ``data.classes``, or else
+            the labels themselves.
 
     Raises:
         TypeError: a data set has no length or no items.
-        ValueError: there is no ``data``, an argument is out of range, an item is no pair of an image and a label, a
-            label has no name, or the order of axes is not clear.
+        ValueError: there is no ``data``, an argument is out of range, an item is no
+            pair of an image and a label, a label has no name, or the order of axes is
+            not clear.
 
     Example:
         >>> from torchcaps_lab.data import MapStyle
-        >>> pairs = [(torch.full((1, 8, 8), value / 40), "dark" if value < 20 else "light") for value in range(40)]
+        >>> pairs = [
+        ...     (torch.full((1, 8, 8), value / 40), "dark" if value < 20 else "light")
+        ...     for value in range(40)
+        ... ]
         >>> data = MapStyle(pairs)
         >>> data.classes, len(data.train), len(data.validation), len(data.test)
         (('dark', 'light'), 28, 4, 8)
@@ -87,23 +97,33 @@ class MapStyle(ListedImages):
         super().__post_init__()
         if self.data is None:
             raise ValueError(
-                "MapStyle has the pairs of a program, which no file and no option can hold: call it in Python with "
+                "MapStyle has the pairs of a program, which no file and no option can "
+                "hold: call it in Python with "
                 "data=, as in torchcaps.train(data=pairs, run=..., resume=True)"
             )
         data, test_data = self.data, self.test_data
         if test_data is None:
             data, test_data = _divided(data)
         given = {"train": data, "validation": self.validation_data, "test": test_data}
-        self.given = {part: paired(pairs, part, self.axes) for part, pairs in given.items() if pairs is not None}
+        self.given = {
+            part: paired(pairs, part, self.axes)
+            for part, pairs in given.items()
+            if pairs is not None
+        }
         for part, pairs in self.given.items():
             if not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
-                raise TypeError(f"the {part} data must have a length and items, got {type(pairs).__name__}")
+                raise TypeError(
+                    f"the {part} data must have a length and items, got "
+                    f"{type(pairs).__name__}"
+                )
         self.of_train = _names_of(self.given["train"])
         self.named = self.named or self.of_train
         self._asked = Lock()  # the user's data set may allow one thread only
 
     def list_images(self) -> Listed:
-        """The pairs of each split, each asked for its label and for facts about its image."""
+        """The pairs of each split, each asked for its label and for facts about its
+        image.
+        """
         listed, kinds, numbers = Listed(), set[type](), set[int | str]()
         for part, pairs in self.given.items():
             rows = listed.parts.setdefault(part, [])
@@ -121,12 +141,27 @@ class MapStyle(ListedImages):
                 if part == "train":
                     numbers.add(label)
                 seen = look(partial(self._source, image, name), name)
-                rows.append(_Pair(name, _category(label, names), partial(self._image, pairs, index, name), seen))
+                rows.append(
+                    _Pair(
+                        name,
+                        _category(label, names),
+                        partial(self._image, pairs, index, name),
+                        seen,
+                    )
+                )
         if len(kinds) > 1 and not self.named:
-            raise ValueError(f"labels must be all whole numbers or all names, got {some(sorted(map(str, numbers)))}")
-        listed.classes = tuple(map(str, sorted(numbers, key=lambda label: (isinstance(label, str), label))))
+            raise ValueError(
+                "labels must be all whole numbers or all names, got "
+                f"{some(sorted(map(str, numbers)))}"
+            )
+        listed.classes = tuple(
+            map(str, sorted(numbers, key=lambda label: (isinstance(label, str), label)))
+        )
         listed.notes = tuple(_axes_lines(self.given))
-        notes, listed = listed.notes, arranged(listed, {part: part for part in listed.parts})
+        notes, listed = (
+            listed.notes,
+            arranged(listed, {part: part for part in listed.parts}),
+        )
         listed.notes = tuple(dict.fromkeys((*notes, *listed.notes)))
         return listed
 
@@ -144,7 +179,9 @@ class MapStyle(ListedImages):
 
     @cached_property
     def _seen(self) -> dict[str, Seen]:
-        return {item.name: item.seen for rows in self.listed.parts.values() for item in rows}
+        return {
+            item.name: item.seen for rows in self.listed.parts.values() for item in rows
+        }
 
     def _image(self, pairs: Any, index: int, name: str) -> "Source":
         with self._asked:
@@ -157,13 +194,21 @@ def _category(label: int | str, names: tuple[str, ...]) -> str:
     if not names or (isinstance(label, str) and label in names):
         return str(label)
     if isinstance(label, str) or not 0 <= label < len(names):
-        raise ValueError(f"a label must be a class or its number, one of {len(names)}, {some(names)}; got {label!r}")
+        raise ValueError(
+            f"a label must be a class or its number, one of {len(names)}, "
+            f"{some(names)}; got {label!r}"
+        )
     return names[label]
 
 
 def _divided(data: Any) -> tuple[Any, Any]:
     """The data to train on and to test on, of arrays for both."""
-    if isinstance(data, tuple) and len(data) == 4 and is_two_arrays(data[:2]) and is_two_arrays(data[2:]):
+    if (
+        isinstance(data, tuple)
+        and len(data) == 4
+        and is_two_arrays(data[:2])
+        and is_two_arrays(data[2:])
+    ):
         return data[:2], data[2:]
     if isinstance(data, tuple) and len(data) == 2 and all(map(is_two_arrays, data)):
         return data
@@ -175,11 +220,16 @@ def _axes_lines(given: Mapping[str, Any]) -> Iterator[str]:
     for part, pairs in given.items():
         if isinstance(pairs, Arrays) and pairs.axes != "NHW":
             channels = pairs[0][0].shape[0]
-            yield f"the axes of the {part} images, {tuple(pairs.images.shape)}, are {pairs.axes}: {channels} channels"
+            yield (
+                f"the axes of the {part} images, {tuple(pairs.images.shape)}, are "
+                f"{pairs.axes}: {channels} channels"
+            )
 
 
 def _names_of(data: Any) -> tuple[str, ...]:
-    """The names of the classes that a data set has, or the one that it is a part of, such as by ``random_split``."""
+    """The names of the classes that a data set has, or the one that it is a part of,
+    such as by ``random_split``.
+    """
     while not hasattr(data, "classes") and hasattr(data, "dataset"):
         data = data.dataset
     names = getattr(data, "classes", None)
@@ -191,13 +241,18 @@ def _pair(data: Any, index: int, name: str) -> tuple[Any, int | str]:
     try:
         image, label = data[index]
     except Exception as error:  # of any type: the data set is the user's
-        raise BrokenImage(name, f"it must be a pair (image, label): {error!r}") from error
+        raise BrokenImage(
+            name, f"it must be a pair (image, label): {error!r}"
+        ) from error
     if isinstance(label, str):
         return image, label
     try:
         return image, operator.index(label)
     except TypeError:
-        raise ValueError(f"the label of {name} must be a whole number or the name of a class, got {label!r}") from None
+        raise ValueError(
+            f"the label of {name} must be a whole number or the name of a class, got "
+            f"{label!r}"
+        ) from None
 
 
 def _source(image: Any, name: str, levels: Levels | None) -> "Source":

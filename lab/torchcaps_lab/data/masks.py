@@ -1,4 +1,6 @@
-"""Images with a class for each pixel: masks beside pictures, COCO annotations, and the pixels of scenes."""
+"""Images with a class for each pixel: masks beside pictures, COCO annotations, and the
+pixels of scenes.
+"""
 
 import re
 from dataclasses import dataclass, fields, replace
@@ -24,14 +26,22 @@ from torchcaps_lab.data.files import image_files, seen_from
 from torchcaps_lab.data.handwriting import orientation, upright
 from torchcaps_lab.data.image_set import Batch, Composition, ImageSet
 from torchcaps_lab.data.made.base import Part
-from torchcaps_lab.data.mask_doubts import Mask, check_colours, check_drawn, count_values, mask_lines, nearest_of
+from torchcaps_lab.data.mask_doubts import (
+    Mask,
+    check_colours,
+    check_drawn,
+    count_values,
+    mask_lines,
+    nearest_of,
+)
 from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
 from torchcaps_lab.data.scenes import INK, DigitScenes, Scenery
 from torchcaps_lab.data.stated import frame_of
 from torchcaps_lab.data.view import MOVES, Preprocess
 
 NO_CLASS = 255
-"""The label of pixels that count for nothing, and of the margins of smaller pictures."""
+"""The label of pixels that count for nothing, and of the margins of smaller pictures.
+"""
 
 _MOST = 64
 """Different values of masks that are taken for classes; more are those of a picture."""
@@ -39,7 +49,8 @@ _MOST = 64
 
 @dataclass(frozen=True)
 class Cuts(Composition):
-    """Random squares of images and, in the same places, of their labels; mirrored and turned by quarters.
+    """Random squares of images and, in the same places, of their labels; mirrored and
+    turned by quarters.
 
     Args:
         size: side of a square, in pixels.
@@ -60,15 +71,26 @@ class Cuts(Composition):
 
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
         """``count`` squares of each image, one after the other."""
-        rows = torch.arange(len(batch.images), device=batch.images.device).repeat_interleave(self.count)
+        rows = torch.arange(
+            len(batch.images), device=batch.images.device
+        ).repeat_interleave(self.count)
         places = batch.indices.repeat_interleave(self.count) * self.count
-        places = places + torch.arange(self.count, device=places.device).repeat(len(batch.images))
+        places = places + torch.arange(self.count, device=places.device).repeat(
+            len(batch.images)
+        )
         draws = random_integers(seed, epoch, places.cpu()).tolist()
         images, labels = (
-            torch.stack([self._cut(part[row], draw) for row, draw in zip(rows.tolist(), draws, strict=True)])
+            torch.stack(
+                [
+                    self._cut(part[row], draw)
+                    for row, draw in zip(rows.tolist(), draws, strict=True)
+                ]
+            )
             for part in (batch.images, batch.labels)
         )
-        return batch._replace(images=images, labels=labels, indices=batch.indices[rows], pictures=images)
+        return batch._replace(
+            images=images, labels=labels, indices=batch.indices[rows], pictures=images
+        )
 
     def _cut(self, part: Tensor, draw: int) -> Tensor:
         for axis in (-2, -1):
@@ -81,7 +103,8 @@ class Cuts(Composition):
 
 @dataclass(frozen=True, eq=False)
 class MaskSet(ImageSet):
-    """Images whose labels are masks: uint8 (N, H, W), the class of each pixel, 255 for none.
+    """Images whose labels are masks: uint8 (N, H, W), the class of each pixel, 255 for
+    none.
 
     Batches have them as int64 (B, H, W).
 
@@ -95,17 +118,31 @@ class MaskSet(ImageSet):
     def _check_labels(self) -> None:
         size, labels = (len(self.images), *self.images.shape[2:]), self.labels
         if labels.dtype != torch.uint8 or labels.shape != size:
-            raise ValueError(f"labels must be uint8 {size}, one a pixel, got {labels.dtype} {tuple(labels.shape)}")
+            raise ValueError(
+                f"labels must be uint8 {size}, one a pixel, got {labels.dtype} "
+                f"{tuple(labels.shape)}"
+            )
         if bool(((labels >= len(self.classes)) & (labels != NO_CLASS)).any()):
-            raise ValueError(f"labels must be in 0..{len(self.classes) - 1}, or {NO_CLASS} for none")
-        if isinstance(self.composition, Cuts) and len(self) and self.composition.size > min(size[1:]):
-            raise ValueError(f"cut must be at most {min(size[1:])} for images of {size[1]} x {size[2]}")
+            raise ValueError(
+                f"labels must be in 0..{len(self.classes) - 1}, or {NO_CLASS} for none"
+            )
+        if (
+            isinstance(self.composition, Cuts)
+            and len(self)
+            and self.composition.size > min(size[1:])
+        ):
+            raise ValueError(
+                f"cut must be at most {min(size[1:])} for images of {size[1]} x "
+                f"{size[2]}"
+            )
 
     def _used_labels(self) -> list[int]:
         return [label for label in self.labels.unique().tolist() if label != NO_CLASS]
 
     def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> ImageSet:
-        table = torch.full((NO_CLASS + 1,), NO_CLASS, dtype=torch.uint8, device=places.device)
+        table = torch.full(
+            (NO_CLASS + 1,), NO_CLASS, dtype=torch.uint8, device=places.device
+        )
         table[: len(places)] = places.to(torch.uint8)
         return replace(self, labels=table[self.labels.long()], classes=classes)
 
@@ -122,35 +159,45 @@ class _Pair(NamedTuple):
 @register_dataset("masks")
 @settings
 class Masks(ImageData):
-    """Pictures with a mask each, an image of the same size whose grey values or indexed colours are classes.
+    """Pictures with a mask each, an image of the same size whose grey values or indexed
+    colours are classes.
 
-    ``root/images/cell1.jpg`` has the mask ``root/masks/cell1.png``. With ``masks`` the name of a .json file, the masks
-    are drawn from its COCO annotations by pycocotools, smaller things over larger ones, on a background; those of
-    Pascal VOC are images already (``images="JPEGImages", masks="SegmentationClass", ignore=255, listed=...``).
+    ``root/images/cell1.jpg`` has the mask ``root/masks/cell1.png``. With ``masks`` the
+    name of a .json file, the masks are drawn from its COCO annotations by pycocotools,
+    smaller things over larger ones, on a background; those of Pascal VOC are images
+    already (``images="JPEGImages", masks="SegmentationClass", ignore=255,
+    listed=...``).
 
-    Whole pictures are put aside, in the order of their names, because neighbours in a stack or a film look alike: one
-    of ``folds`` blocks to test on, and of the others the share ``validation``.
+    Whole pictures are put aside, in the order of their names, because neighbours in a
+    stack or a film look alike: one of ``folds`` blocks to test on, and of the others
+    the share ``validation``.
 
     Args:
-        root: the folder; if it does not exist, it is looked for in the folder of the data sets.
+        root: the folder; if it does not exist, it is looked for in the folder of the
+            data sets.
         images: the folder of the pictures in it.
         masks: the folder of the masks, or a .json file.
         names: of the classes; default: their values.
         values: in masks, of the classes in their order; default: all that occur.
         ignore: the value of pixels that count for nothing.
-        listed: a file with the names of the pictures to take, one a line and without suffix; default: all.
-        cut: train on squares of this side, elsewhere in each epoch; default: on whole pictures.
+        listed: a file with the names of the pictures to take, one a line and without
+            suffix; default: all.
+        cut: train on squares of this side, elsewhere in each epoch; default: on whole
+            pictures.
         cuts: how many of each picture, in one batch.
         fold: which block of pictures is the test, from 0.
         folds: how many blocks, 2 or more.
-        channels: 1 for grey pictures, 3 for colour; others must be those of the pictures.
-        nearest: take a pixel of a mask for the nearest of ``values``, where masks were saved as JPEG or made smaller.
-        range: the values of pixels of pictures that become black and white; default: what the kind of numbers can hold.
+        channels: 1 for grey pictures, 3 for colour; others must be those of the
+            pictures.
+        nearest: take a pixel of a mask for the nearest of ``values``, where masks were
+            saved as JPEG or made smaller.
+        range: the values of pixels of pictures that become black and white; default:
+            what the kind of numbers can hold.
 
     Raises:
         FileNotFoundError: there is no such folder or file, or a picture has no mask.
-        ValueError: an argument is out of range, or a mask has another size than its picture, says nothing, or has a
-            value that is no class; names the file.
+        ValueError: an argument is out of range, or a mask has another size than its
+            picture, says nothing, or has a value that is no class; names the file.
 
     Example:
         >>> from pathlib import Path
@@ -162,7 +209,6 @@ class Masks(ImageData):
         ...         picture = Image.new("L", (40, 30), 90)
         ...         picture.paste(200, (5, 5, 20, 20))
         ...         picture.save(f"cells/{folder}/{number}.png")
-        ...
         >>> data = Masks("cells", names=("background", "cell"), validation=0.25)
         >>> data.classes, len(data.train), len(data.validation), data.test.labels.shape
         (('background', 'cell'), 3, 1, torch.Size([1, 30, 40]))
@@ -191,15 +237,24 @@ class Masks(ImageData):
         check_range(self.levels)
         self._lines: tuple[str, ...] = ()
         if self.nearest and not self.values:
-            raise ValueError("nearest needs values, those that masks should have, got none")
+            raise ValueError(
+                "nearest needs values, those that masks should have, got none"
+            )
         if self.fold >= self.folds:
-            raise ValueError(f"fold must be less than folds, {self.folds}, got {self.fold}")
+            raise ValueError(
+                f"fold must be less than folds, {self.folds}, got {self.fold}"
+            )
         root = Path(self.root).expanduser()
         self.root = root if root.exists() else find_data_dir(None) / root
         if not (Path(self.root) / self.images).is_dir():
-            raise FileNotFoundError(f"root {root} has no folder {self.images!r} of pictures{seen_from(root)}")
+            raise FileNotFoundError(
+                f"root {root} has no folder {self.images!r} of "
+                f"pictures{seen_from(root)}"
+            )
         if self.names and self.values and len(self.names) != len(self.values):
-            raise ValueError(f"names must be one for each of values, {self.values}, got {self.names}")
+            raise ValueError(
+                f"names must be one for each of values, {self.values}, got {self.names}"
+            )
         _ = self._parts  # missing pictures and masks are reported at once
 
     @property
@@ -210,38 +265,60 @@ class Masks(ImageData):
     def load_train(self) -> ImageSet:
         """Cuts of the pictures that are not put aside."""
         cuts = None if self.cut is None else Cuts(self.cut, self.cuts)
-        return replace(self._whole.subset(torch.tensor(self._parts["train"])), composition=cuts)
+        return replace(
+            self._whole.subset(torch.tensor(self._parts["train"])), composition=cuts
+        )
 
     def load_validation(self) -> ImageSet:
         """Whole pictures."""
-        return self._whole.subset(torch.tensor(self._parts["validation"], dtype=torch.int64))
+        return self._whole.subset(
+            torch.tensor(self._parts["validation"], dtype=torch.int64)
+        )
 
     def load_test(self) -> ImageSet:
         """Whole pictures."""
         return self._whole.subset(torch.tensor(self._parts["test"]))
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
-        """The shape of the images; a `ValueError` if ``preprocess`` would move pixels away from their labels."""
+        """The shape of the images; a `ValueError` if ``preprocess`` would move pixels
+        away from their labels.
+        """
         moved = [name for name in (*MOVES, "rescale") if getattr(preprocess, name)]
         if moved:
-            raise ValueError(f"preprocess.{moved[0]} would move pixels away from their labels: cut does both")
+            raise ValueError(
+                f"preprocess.{moved[0]} would move pixels away from their labels: cut "
+                "does both"
+            )
         return super().arguments(preprocess)
 
     def kept(self) -> dict[str, Any]:
         """As always, with the size of whole pictures."""
-        return {**with_range(super().kept(), self.levels), "raw_image_shape": list(self._whole.image_shape)}
+        return {
+            **with_range(super().kept(), self.levels),
+            "raw_image_shape": list(self._whole.image_shape),
+        }
 
     @cached_property
     def _parts(self) -> dict[str, list[int]]:
         count = len(self._pairs)
         if count < self.folds:
             held = f"{Path(self.root) / self.images} holds {count}"
-            raise ValueError(f"folds must be at most the number of pictures, {count}, got {self.folds}: {held}")
+            raise ValueError(
+                f"folds must be at most the number of pictures, {count}, got "
+                f"{self.folds}: {held}"
+            )
         start, end = (count * one // self.folds for one in (self.fold, self.fold + 1))
         others = [*range(end, count), *range(start)]
         aside = min(round(self.validation_share * len(others)), len(others) - 1)
-        others = others[self.seed * aside % len(others) :] + others[: self.seed * aside % len(others)]
-        return {"train": sorted(others[aside:]), "validation": sorted(others[:aside]), "test": list(range(start, end))}
+        others = (
+            others[self.seed * aside % len(others) :]
+            + others[: self.seed * aside % len(others)]
+        )
+        return {
+            "train": sorted(others[aside:]),
+            "validation": sorted(others[:aside]),
+            "test": list(range(start, end)),
+        }
 
     @cached_property
     def _pairs(self) -> list[_Pair]:
@@ -253,9 +330,17 @@ class Masks(ImageData):
             lines = read_text(root / self.listed, LARGEST_NOTE).splitlines()
             chosen = [*filter(None, map(str.strip, lines))]
             if missing := [name for name in chosen if name not in by_stem]:
-                raise FileNotFoundError(f"{root / self.listed} lists {missing[0]!r}, which is not in {self.images!r}")
+                raise FileNotFoundError(
+                    f"{root / self.listed} lists {missing[0]!r}, which is not in "
+                    f"{self.images!r}"
+                )
             files = [by_stem[name] for name in chosen]
-        files.sort(key=lambda path: [(not part.isdigit(), part.zfill(20)) for part in re.split(r"(\d+)", path.stem)])
+        files.sort(
+            key=lambda path: [
+                (not part.isdigit(), part.zfill(20))
+                for part in re.split(r"(\d+)", path.stem)
+            ]
+        )
         return [_Pair(path, self._mask_of(path)) for path in files]
 
     def _mask_of(self, picture: Path) -> Path:
@@ -265,49 +350,87 @@ class Masks(ImageData):
                 raise FileNotFoundError(f"masks {place} is not there")
             return place
         known = image_suffixes()
-        found = [path for path in sorted(place.glob(f"{escape(picture.stem)}.*")) if path.suffix.lower() in known]
+        found = [
+            path
+            for path in sorted(place.glob(f"{escape(picture.stem)}.*"))
+            if path.suffix.lower() in known
+        ]
         if not found:
-            raise FileNotFoundError(f"{picture} has no mask: expected {place / picture.stem}.png")
+            raise FileNotFoundError(
+                f"{picture} has no mask: expected {place / picture.stem}.png"
+            )
         return found[0]
 
     def notes(self) -> tuple[str, ...]:
-        """Which values were taken for classes, and what speaks against it; how many pixels got another value."""
+        """Which values were taken for classes, and what speaks against it; how many
+        pixels got another value.
+        """
         _ = self._whole
         return self._lines
 
     @cached_property
     def _whole(self) -> MaskSet:
-        """All pictures and masks, smaller ones with margins below and on the right that have no class."""
+        """All pictures and masks, smaller ones with margins below and on the right that
+        have no class.
+        """
         pictures, masks = [], []
         categories = ("background", *self._coco.names.values()) if self._coco else ()
         for pair in self._pairs:
             with opened(pair.picture) as source:
-                turn, image = orientation(source), in_mode(source, self.channels, self.levels)
-            pictures.append(to_tensor(image, (self.channels, image.height, image.width), "pad"))
+                turn, image = (
+                    orientation(source),
+                    in_mode(source, self.channels, self.levels),
+                )
+            pictures.append(
+                to_tensor(image, (self.channels, image.height, image.width), "pad")
+            )
             if self._coco:
-                masks.append(Mask(pair.mask, self._coco.mask(pair.picture, image.size, turn)))
+                masks.append(
+                    Mask(pair.mask, self._coco.mask(pair.picture, image.size, turn))
+                )
             else:
                 masks.append(_mask(pair, image.size, turn))
-        values = list(self.values) or (list(range(len(categories))) if self._coco else self._guessed(masks))
+        values = list(self.values) or (
+            list(range(len(categories))) if self._coco else self._guessed(masks)
+        )
         if not 2 <= len(values) <= _MOST:
-            raise ValueError(f"masks in {self._pairs[0].mask.parent} must have 2 to {_MOST} values, got {len(values)}")
+            raise ValueError(
+                f"masks in {self._pairs[0].mask.parent} must have 2 to {_MOST} "
+                f"values, got {len(values)}"
+            )
         if self.nearest:
             masks = self._snapped(masks)
         labels = [self._labelled(mask, values) for mask in masks]
         names = self.names or categories or tuple(str(value) for value in values)
         if len(names) != len(values):
-            raise ValueError(f"names must be {len(values)}, one for each of the values {values}, got {names}")
+            raise ValueError(
+                f"names must be {len(values)}, one for each of the values {values}, "
+                f"got {names}"
+            )
         sides = [max(mask.shape[axis] for mask in labels) for axis in (0, 1)]
         grown = (
-            [F.pad(one, (0, sides[1] - one.shape[-1], 0, sides[0] - one.shape[-2]), value=fill) for one in many]
+            [
+                F.pad(
+                    one,
+                    (0, sides[1] - one.shape[-1], 0, sides[0] - one.shape[-2]),
+                    value=fill,
+                )
+                for one in many
+            ]
             for many, fill in ((pictures, 0), (labels, NO_CLASS))
         )
         images, classes = (torch.stack(many) for many in grown)
-        self._lines += tuple(image_doubts(images, [pair.picture.name for pair in self._pairs]))
-        return MaskSet(images, classes, names, tuple(str(pair.picture) for pair in self._pairs))
+        self._lines += tuple(
+            image_doubts(images, [pair.picture.name for pair in self._pairs])
+        )
+        return MaskSet(
+            images, classes, names, tuple(str(pair.picture) for pair in self._pairs)
+        )
 
     def _guessed(self, masks: list[Mask]) -> list[int]:
-        """The values of masks, each taken for a class; a `ValueError` if they look like fewer that were changed."""
+        """The values of masks, each taken for a class; a `ValueError` if they look like
+        fewer that were changed.
+        """
         counts = count_values(masks)
         if self.ignore is not None:
             counts[self.ignore] = 0
@@ -323,7 +446,10 @@ class Masks(ImageData):
         known = [*self.values, *([] if self.ignore is None else [self.ignore])]
         counts, table = count_values(masks), nearest_of(known).to(torch.uint8)
         counts, total = counts.index_fill(0, torch.tensor(known), 0), counts.sum()
-        self._lines = (f"{int(counts.sum()) / int(total):.1%} of the pixels of masks became the nearest of {known}",)
+        self._lines = (
+            f"{int(counts.sum()) / int(total):.1%} of the pixels of masks became the "
+            f"nearest of {known}",
+        )
         return [mask._replace(values=table[mask.values.int()]) for mask in masks]
 
     def _labelled(self, mask: Mask, values: list[int]) -> Tensor:
@@ -336,41 +462,67 @@ class Masks(ImageData):
         if (labels < 0).any():
             found = mask.values[labels < 0].unique().tolist()
             raise ValueError(
-                f"{mask.path} has the values {found[:5]}, which are no class: values are {values}; --data.nearest true "
+                f"{mask.path} has the values {found[:5]}, which are no class: values "
+                f"are {values}; --data.nearest true "
                 "takes each for the nearest of them"
             )
         if (labels == NO_CLASS).all():
-            raise ValueError(f"{mask.path} is an empty mask: no pixel of it has a class")
+            raise ValueError(
+                f"{mask.path} is an empty mask: no pixel of it has a class"
+            )
         return labels.to(torch.uint8)
 
     @cached_property
     def _coco(self) -> Coco | None:
-        return Coco(Path(self.root) / self.masks) if self.masks.endswith(".json") else None
+        return (
+            Coco(Path(self.root) / self.masks) if self.masks.endswith(".json") else None
+        )
 
 
 def _mask(pair: _Pair, size: tuple[int, int], turn: int) -> Mask:
-    """The values of a mask, turned with its picture if it has the size that this has before its turn."""
+    """The values of a mask, turned with its picture if it has the size that this has
+    before its turn.
+    """
     with opened(pair.mask) as mask:
         kind, mode = mask.format or "", mask.mode
         palette: Any = ()
         if isinstance(mask, Bands):
             values = mask.pixels.squeeze(2) if mask.channels == 1 else mask.pixels
         else:
-            palette = np.reshape((mask.getpalette() if mode == "P" else None) or [], (-1, 3))
+            palette = np.reshape(
+                (mask.getpalette() if mode == "P" else None) or [], (-1, 3)
+            )
             values = np.array(upright(mask))
-    if values.ndim != 2 or (mode not in ("1", "L", "P") and values.dtype not in (np.uint8, np.bool_)):
-        raise ValueError(f"{pair.mask} must have grey values or indexed colours of 8 bit, got mode {mode}")
+    if values.ndim != 2 or (
+        mode not in ("1", "L", "P") and values.dtype not in (np.uint8, np.bool_)
+    ):
+        raise ValueError(
+            f"{pair.mask} must have grey values or indexed colours of 8 bit, got mode "
+            f"{mode}"
+        )
     stored = values.shape[::-1]
     if stored != size[::-1] or size[0] == size[1]:
         check_same_size(pair.mask, stored, pair.picture, size)
     read = torch.from_numpy(values.astype(np.uint8))
-    colours = {int(value): tuple(palette[value].tolist()) for value in np.unique(values) if value < len(palette)}
-    return Mask(pair.mask, frame_of(stored, size, turn, pair.mask, pair.picture).mask(read), kind, mode, colours)
+    colours = {
+        int(value): tuple(palette[value].tolist())
+        for value in np.unique(values)
+        if value < len(palette)
+    }
+    return Mask(
+        pair.mask,
+        frame_of(stored, size, turn, pair.mask, pair.picture).mask(read),
+        kind,
+        mode,
+        colours,
+    )
 
 
 @dataclass(frozen=True)
 class _Pixels(Scenery):
-    """Scenes whose labels are the digit that each pixel belongs to, from 1; 0 for none."""
+    """Scenes whose labels are the digit that each pixel belongs to, from 1; 0 for
+    none.
+    """
 
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
         made = super().__call__(batch, epoch, seed)
@@ -381,7 +533,8 @@ class _Pixels(Scenery):
 
 
 class ScenePixels(DigitScenes):
-    """Scenes of digits among clutter, with the class of each pixel: nothing, or the digit that it is ink of.
+    """Scenes of digits among clutter, with the class of each pixel: nothing, or the
+    digit that it is ink of.
 
     The arguments are those of :class:`DigitScenes`.
 
@@ -400,5 +553,7 @@ class ScenePixels(DigitScenes):
         """Each digit in a scene, as :class:`DigitScenes` makes it."""
         scenes = super().made(images, part)
         scenery = scenes.composition
-        pixels = _Pixels(**{one.name: getattr(scenery, one.name) for one in fields(Scenery)})
+        pixels = _Pixels(
+            **{one.name: getattr(scenery, one.name) for one in fields(Scenery)}
+        )
         return replace(scenes, classes=("nothing", *scenes.classes), composition=pixels)

@@ -17,15 +17,17 @@ from torchcaps_lab.data.streams import read_entries, unpacked
 def read_idx(path: str | Path) -> Tensor:
     """Read an idx file of bytes, plain or compressed with gzip.
 
-    Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", file formats. The
-    file is: two zero bytes, the type of the entries (8: uint8), the number of dimensions, each dimension as
-    a big-endian uint32, the entries.
+    Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits",
+    file formats. The
+    file is: two zero bytes, the type of the entries (8: uint8), the number of
+    dimensions, each dimension as a big-endian uint32, the entries.
 
     Returns:
         A uint8 tensor of the shape that the file states.
 
     Raises:
-        ValueError: the file is broken, is longer or shorter than it states, or holds another type.
+        ValueError: the file is broken, is longer or shorter than it states, or holds
+            another type.
     """
     path = Path(path)
     with unpacked(path) as file:
@@ -33,32 +35,42 @@ def read_idx(path: str | Path) -> Tensor:
         if len(start) < 4 or start[:3] != b"\x00\x00\x08" or start[3] == 0:
             file.read(1 << 20)  # a broken gzip file says so itself
             raise ValueError(
-                f"{path} is not an idx file of bytes: expected it to start with 00 00 08 and the number of "
+                f"{path} is not an idx file of bytes: expected it to start with 00 00 "
+                "08 and the number of "
                 f"dimensions, got {start.hex(' ') or 'an empty file'}"
             )
         header = 4 + 4 * start[3]
         sizes = file.read(header - 4)
         if len(sizes) < header - 4:
-            raise ValueError(f"{path} ends in its header: expected at least {header} bytes, got {4 + len(sizes)}")
+            raise ValueError(
+                f"{path} ends in its header: expected at least {header} bytes, got "
+                f"{4 + len(sizes)}"
+            )
         shape = struct.unpack(f">{start[3]}I", sizes)
         expected = math.prod(shape)
         entries, got = read_entries(file, path, expected)
     if got != expected:
         raise ValueError(
-            f"{path} states the shape {shape}: expected {header + expected} bytes, got {header + got} (uncompressed)"
+            f"{path} states the shape {shape}: expected {header + expected} bytes, "
+            f"got {header + got} (uncompressed)"
         )
-    return torch.frombuffer(entries, dtype=torch.uint8).reshape(shape) if expected else torch.empty(shape).byte()
+    return (
+        torch.frombuffer(entries, dtype=torch.uint8).reshape(shape)
+        if expected
+        else torch.empty(shape).byte()
+    )
 
 
 @register_dataset("mnist")
 class MNIST(PublishedData):
     """70,000 handwritten digits of 28 x 28 pixels, 10,000 of them the test set.
 
-    The four original files are looked for in the folder `mnist` inside `data_dir` and in `data_dir` itself, compressed
-    (.gz, then their SHA-256 is checked) or not. Those that are missing are downloaded to the former.
+    The four original files are looked for in the folder `mnist` inside `data_dir` and
+    in `data_dir` itself, compressed (.gz, then their SHA-256 is checked) or not. Those
+    that are missing are downloaded to the former.
 
-    Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document
-    recognition", Proceedings of the IEEE 86(11), 1998.
+    Source: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied
+    to document recognition", Proceedings of the IEEE 86(11), 1998.
 
     Example:
         >>> from torchcaps_lab.data import MNIST
@@ -69,7 +81,18 @@ class MNIST(PublishedData):
 
     folders: ClassVar[tuple[str, ...]] = ("mnist",)
     most: ClassVar[int] = 1 << 26
-    class_names: ClassVar[tuple[str, ...]] = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+    class_names: ClassVar[tuple[str, ...]] = (
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+        "7",
+        "8",
+        "9",
+    )
     mirrors: ClassVar[tuple[str, ...]] = (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -98,29 +121,42 @@ class MNIST(PublishedData):
     def _load(self, part: str) -> ImageSet:
         names = (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
         found = {name: self._find(name, name.removesuffix(".gz")) for name in names}
-        missing = [f"{name} (or without .gz)" for name, path in found.items() if path is None]
-        images_path, labels_path = (path or self._download(name, missing) for name, path in found.items())
-        images, labels = self._read(images_path, ndim=3), self._read(labels_path, ndim=1)
+        missing = [
+            f"{name} (or without .gz)" for name, path in found.items() if path is None
+        ]
+        images_path, labels_path = (
+            path or self._download(name, missing) for name, path in found.items()
+        )
+        images, labels = (
+            self._read(images_path, ndim=3),
+            self._read(labels_path, ndim=1),
+        )
         if len(images) != len(labels):
-            raise ValueError(f"{images_path} holds {len(images)} images but {labels_path} holds {len(labels)} labels")
+            raise ValueError(
+                f"{images_path} holds {len(images)} images but {labels_path} holds "
+                f"{len(labels)} labels"
+            )
         return ImageSet(images.unsqueeze(1), labels.to(torch.int64), self.class_names)
 
     def _read(self, path: Path, ndim: int) -> Tensor:
         data = read_idx(self._check(path))
         if data.ndim != ndim:
-            raise ValueError(f"{path} must hold {ndim} dimensions, got the shape {tuple(data.shape)}")
+            raise ValueError(
+                f"{path} must hold {ndim} dimensions, got the shape {tuple(data.shape)}"
+            )
         return data
 
 
 @register_dataset("fashion_mnist")
 class FashionMNIST(MNIST):
-    """70,000 pictures of clothes of 28 x 28 pixels in ten classes, 10,000 of them the test set.
+    """70,000 pictures of clothes of 28 x 28 pixels in ten classes, 10,000 of them the
+    test set.
 
-    The files have the names of MNIST's and are found the same way, in the folder `fashion-mnist` inside
-    `data_dir` and in `data_dir` itself.
+    The files have the names of MNIST's and are found the same way, in the folder
+    `fashion-mnist` inside `data_dir` and in `data_dir` itself.
 
-    Source: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking machine
-    learning algorithms", arXiv:1708.07747, 2017.
+    Source: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a novel image dataset for
+    benchmarking machine learning algorithms", arXiv:1708.07747, 2017.
 
     Example:
         >>> from torchcaps_lab.data import FashionMNIST
@@ -142,7 +178,9 @@ class FashionMNIST(MNIST):
         "Bag",
         "Ankle boot",
     )
-    mirrors: ClassVar[tuple[str, ...]] = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
+    mirrors: ClassVar[tuple[str, ...]] = (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    )
     digests: ClassVar[dict[str, str]] = {
         "train-images-idx3-ubyte.gz": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
         "train-labels-idx1-ubyte.gz": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",

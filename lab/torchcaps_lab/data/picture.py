@@ -14,7 +14,15 @@ from torch import Tensor
 
 from torchcaps.numerics import check_choice
 from torchcaps.whole import check_file
-from torchcaps_lab.data.bands import ARRAY_SUFFIX, Bands, Levels, is_tiff, read_array, read_tiff, to_8_bit
+from torchcaps_lab.data.bands import (
+    ARRAY_SUFFIX,
+    Bands,
+    Levels,
+    is_tiff,
+    read_array,
+    read_tiff,
+    to_8_bit,
+)
 from torchcaps_lab.data.base import Resize
 from torchcaps_lab.data.handwriting import Handwriting, read_handwriting, upright
 
@@ -25,9 +33,21 @@ if TYPE_CHECKING:
     """A file, its bytes, a PIL image, or bands."""
 
 
-FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-"""What is read, HEIF where its plug-in is installed. Pillow knows more: it decodes icons to learn their size, and has
-Ghostscript run PostScript."""
+FORMATS = (
+    "AVIF",
+    "BMP",
+    "GIF",
+    "HEIF",
+    "JPEG",
+    "JPEG2000",
+    "PNG",
+    "PPM",
+    "TIFF",
+    "WEBP",
+)
+"""What is read, HEIF where its plug-in is installed. Pillow knows more: it decodes
+icons to learn their size, and has Ghostscript run PostScript.
+"""
 
 BY_PLUGIN = dict.fromkeys((".heic", ".heif", ".hif"), "pillow-heif")
 """What to install to read files of other suffixes."""
@@ -50,15 +70,21 @@ class BrokenImage(ValueError):
 
 
 def load_image(
-    path: str | Path, image_shape: tuple[int, int, int], resize: Resize = "pad", levels: Levels | None = None
+    path: str | Path,
+    image_shape: tuple[int, int, int],
+    resize: Resize = "pad",
+    levels: Levels | None = None,
 ) -> Tensor:
     """Read one image the way `ImageFolder` does.
 
     Args:
         path: a file in one of the `FORMATS`, or a .npy file.
-        image_shape: channels (1: grey, 3: colour, others: those of the file), height and width of the result.
-        resize: `pad` with black, `crop` the centre, `stretch`, or cut out `handwriting`.
-        levels: the values of pixels that become 0 and 255; default: the range of their kind.
+        image_shape: channels (1: grey, 3: colour, others: those of the file), height
+            and width of the result.
+        resize: `pad` with black, `crop` the centre, `stretch`, or cut out
+            `handwriting`.
+        levels: the values of pixels that become 0 and 255; default: the range of their
+            kind.
 
     Returns:
         uint8 (C, H, W).
@@ -68,27 +94,45 @@ def load_image(
     """
     check_resize(resize)
     if len(image_shape) != 3 or min(image_shape) < 1:
-        raise ValueError(f"image_shape must be (channels, height, width), each at least 1, got {image_shape}")
+        raise ValueError(
+            "image_shape must be (channels, height, width), each at least 1, got "
+            f"{image_shape}"
+        )
     if resize == "handwriting":
         return load_handwriting(Path(path), image_shape, levels=levels).pixels
-    return to_tensor(open_image(Path(path), image_shape[0], levels=levels), image_shape, resize)
+    return to_tensor(
+        open_image(Path(path), image_shape[0], levels=levels), image_shape, resize
+    )
 
 
 def load_handwriting(
-    source: "Source", image_shape: tuple[int, int, int], name: str | Path = "", levels: Levels | None = None
+    source: "Source",
+    image_shape: tuple[int, int, int],
+    name: str | Path = "",
+    levels: Levels | None = None,
 ) -> Handwriting:
-    """The handwriting in an image that `open_image` takes, with a note; raises what that raises."""
+    """The handwriting in an image that `open_image` takes, with a note; raises what
+    that raises.
+    """
     with opened(source, name) as image:
         return fit_handwriting(image, image_shape, levels)
 
 
 def fit_handwriting(
-    image: "Image | Bands", image_shape: tuple[int, int, int], levels: Levels | None = None
+    image: "Image | Bands",
+    image_shape: tuple[int, int, int],
+    levels: Levels | None = None,
 ) -> Handwriting:
     """The handwriting in a picture, with a note."""
     if image_shape[0] not in (1, 3):
-        raise ValueError(f"handwriting is grey or in colour, got {image_shape[0]} channels")
-    if isinstance(image, Bands) or image.mode.startswith(("I", "F")) or levels is not None:
+        raise ValueError(
+            f"handwriting is grey or in colour, got {image_shape[0]} channels"
+        )
+    if (
+        isinstance(image, Bands)
+        or image.mode.startswith(("I", "F"))
+        or levels is not None
+    ):
         picture = in_mode(image, 1, levels)
         assert not isinstance(picture, Bands)
         return read_handwriting(picture, image_shape)
@@ -96,9 +140,14 @@ def fit_handwriting(
 
 
 def fit_image(
-    image: "Image | Bands", image_shape: tuple[int, int, int], resize: Resize = "pad", levels: Levels | None = None
+    image: "Image | Bands",
+    image_shape: tuple[int, int, int],
+    resize: Resize = "pad",
+    levels: Levels | None = None,
 ) -> Tensor:
-    """Convert a picture to uint8 (C, H, W) as `load_image` does; raises what that raises."""
+    """Convert a picture to uint8 (C, H, W) as `load_image` does; raises what that
+    raises.
+    """
     if resize == "handwriting":
         return fit_handwriting(image, image_shape, levels).pixels
     return to_tensor(in_mode(image, image_shape[0], levels), image_shape, resize)
@@ -114,7 +163,14 @@ def image_suffixes() -> set[str]:
     from PIL import Image
 
     kinds = _opens(FORMATS)
-    return {ARRAY_SUFFIX, *(suffix for suffix, kind in Image.registered_extensions().items() if kind in kinds)}
+    return {
+        ARRAY_SUFFIX,
+        *(
+            suffix
+            for suffix, kind in Image.registered_extensions().items()
+            if kind in kinds
+        ),
+    }
 
 
 def _opens(formats: Sequence[str]) -> list[str]:
@@ -131,21 +187,27 @@ def _opens(formats: Sequence[str]) -> list[str]:
 
 @contextmanager
 def opened(
-    source: "Source", name: str | Path = "", formats: Sequence[str] = FORMATS, most_pixels: int | None = None
+    source: "Source",
+    name: str | Path = "",
+    formats: Sequence[str] = FORMATS,
+    most_pixels: int | None = None,
 ) -> Iterator["Image | Bands"]:
-    """An image file, or its bytes, of which only the header was read so far, closed at the end; a picture as it is.
+    """An image file, or its bytes, of which only the header was read so far, closed at
+    the end; a picture as it is.
 
-    Arrays, TIFF files of many bands, and those of colours of more than 8 bit are read whole, as :class:`Bands`.
+    Arrays, TIFF files of many bands, and those of colours of more than 8 bit are read
+    whole, as :class:`Bands`.
 
     Args:
         source: the file, or what is in it.
         name: for messages; default: the path.
         formats: which of `FORMATS` are taken.
-        most_pixels: images that state more are refused; default: as many as Pillow opens, twice
-            `PIL.Image.MAX_IMAGE_PIXELS`.
+        most_pixels: images that state more are refused; default: as many as Pillow
+            opens, twice `PIL.Image.MAX_IMAGE_PIXELS`.
 
     Raises:
-        BrokenImage: for everything that Pillow raises, here and while the caller reads pixels.
+        BrokenImage: for everything that Pillow raises, here and while the caller reads
+            pixels.
         OSError: there is no such file, or it may not be read.
     """
     from PIL import Image, UnidentifiedImageError
@@ -171,14 +233,21 @@ def opened(
     except UnidentifiedImageError:
         empty = isinstance(source, Path) and not source.stat().st_size
         empty = empty or (isinstance(source, BytesIO) and not source.getbuffer().nbytes)
-        why = "the file is empty" if empty else f"it is not an image of a kind that is read: {', '.join(formats)}"
+        why = (
+            "the file is empty"
+            if empty
+            else f"it is not an image of a kind that is read: {', '.join(formats)}"
+        )
         raise BrokenImage(name, why) from None
-    except Exception as error:  # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
+    # Pillow's readers raise many types: OSError, SyntaxError, struct.error, ...
+    except Exception as error:
         raise BrokenImage(name, str(error)) from error
 
 
 def _opens_tiff(source: "Path | BytesIO") -> bool:
-    """Whether Pillow has a mode for the pixels of a TIFF file, one that leaves no band out if others could read it."""
+    """Whether Pillow has a mode for the pixels of a TIFF file, one that leaves no band
+    out if others could read it.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -194,16 +263,22 @@ def _opens_tiff(source: "Path | BytesIO") -> bool:
 
 
 def _check_pixels(image: "Image", most: int) -> None:
-    """Raise a `ValueError` if more pixels would be decoded; a TIFF file is decoded in tiles, whose size it states."""
+    """Raise a `ValueError` if more pixels would be decoded; a TIFF file is decoded in
+    tiles, whose size it states.
+    """
     width, height = image.size
     tags = getattr(image, "tag_v2", {})
     tile_width, tile_height = (tags.get(tag, 0) for tag in (322, 323))
     if max(width * height, tile_width * tile_height) > most:
         tiles = f" in tiles of {tile_width} x {tile_height}" if tile_width else ""
-        raise ValueError(f"it has {width} x {height} pixels{tiles}, at most {most:,} are read")
+        raise ValueError(
+            f"it has {width} x {height} pixels{tiles}, at most {most:,} are read"
+        )
 
 
-def open_image(source: "Source", channels: int, name: str | Path = "", levels: Levels | None = None) -> "Image | Bands":
+def open_image(
+    source: "Source", channels: int, name: str | Path = "", levels: Levels | None = None
+) -> "Image | Bands":
     """Decode an image file, its bytes, or a PIL image, as :func:`in_mode` returns it.
 
     Raises what `opened` raises.
@@ -212,13 +287,17 @@ def open_image(source: "Source", channels: int, name: str | Path = "", levels: L
         return in_mode(image, channels, levels)
 
 
-def in_mode(source: "Image | Bands", channels: int, levels: Levels | None = None) -> "Image | Bands":
-    """A picture in bytes, upright, in the mode L (1 channel) or RGB (3 channels), or else as bands.
+def in_mode(
+    source: "Image | Bands", channels: int, levels: Levels | None = None
+) -> "Image | Bands":
+    """A picture in bytes, upright, in the mode L (1 channel) or RGB (3 channels), or
+    else as bands.
 
     Args:
         source: the picture.
         channels: of the result; others than 1 and 3 must be those of the picture.
-        levels: the values of pixels that become 0 and 255; default: the range of their kind.
+        levels: the values of pixels that become 0 and 255; default: the range of their
+            kind.
 
     Raises:
         ValueError: it has other channels, or pixels outside the range of their kind.
@@ -230,10 +309,15 @@ def in_mode(source: "Image | Bands", channels: int, levels: Levels | None = None
         if source.channels == channels and channels not in (1, 3):
             return source
         if source.channels not in (1, 3, 4):
-            raise ValueError(f"it has {source.channels} channels, of which none can be left out, expected {channels}")
+            raise ValueError(
+                f"it has {source.channels} channels, of which none can be left out, "
+                f"expected {channels}"
+            )
         source, levels = source.picture(), None
     if channels not in (1, 3):
-        raise ValueError(f"it has {len(source.getbands())} channels, expected {channels}")
+        raise ValueError(
+            f"it has {len(source.getbands())} channels, expected {channels}"
+        )
     image = upright(source)
     if image.mode.startswith(("I", "F")):
         image, levels = Image.fromarray(to_8_bit(np.asarray(image), levels)), None
@@ -241,11 +325,17 @@ def in_mode(source: "Image | Bands", channels: int, levels: Levels | None = None
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
     image = image.convert("L" if channels == 1 else "RGB")
-    return image if levels is None else Image.fromarray(to_8_bit(np.asarray(image), levels))
+    return (
+        image
+        if levels is None
+        else Image.fromarray(to_8_bit(np.asarray(image), levels))
+    )
 
 
 def pictured(source: "Image | Bands", levels: Levels | None = None) -> "Image":
-    """A picture in RGB, to look at: of bands that are no colours the first three, or the first."""
+    """A picture in RGB, to look at: of bands that are no colours the first three, or
+    the first.
+    """
     if isinstance(source, Bands) and source.channels not in (1, 3, 4):
         source = Bands(source.pixels[:, :, : 3 if source.channels > 3 else 1])
     picture = in_mode(source, 3, levels)
@@ -253,14 +343,23 @@ def pictured(source: "Image | Bands", levels: Levels | None = None) -> "Image":
     return picture
 
 
-def to_tensor(image: "Image | Bands", image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
-    """An image in the mode of its channels as uint8 (C, H, W); does not look for handwriting."""
+def to_tensor(
+    image: "Image | Bands", image_shape: tuple[int, int, int], resize: Resize
+) -> Tensor:
+    """An image in the mode of its channels as uint8 (C, H, W); does not look for
+    handwriting.
+    """
     from PIL import Image, ImageOps
 
     channels, height, width = image_shape
     if isinstance(image, Bands):  # each is resized as a grey picture is
-        layers = [Image.fromarray(np.ascontiguousarray(image.pixels[:, :, band])) for band in range(channels)]
-        return torch.cat([to_tensor(layer, (1, height, width), resize) for layer in layers])
+        layers = [
+            Image.fromarray(np.ascontiguousarray(image.pixels[:, :, band]))
+            for band in range(channels)
+        ]
+        return torch.cat(
+            [to_tensor(layer, (1, height, width), resize) for layer in layers]
+        )
     if image.size != (width, height):
         if resize == "pad":
             image = ImageOps.pad(image, (width, height), color=0)
@@ -273,13 +372,18 @@ def to_tensor(image: "Image | Bands", image_shape: tuple[int, int, int], resize:
 
 
 def as_picture(image: Any) -> "Image | None":
-    """A PIL image, or bytes with the channels of one, as a PIL image; None if it is something else."""
+    """A PIL image, or bytes with the channels of one, as a PIL image; None if it is
+    something else.
+    """
     from PIL import Image as PIL
 
     if isinstance(image, PIL.Image):
         return image
     if not hasattr(image, "shape"):
-        raise ValueError(f"an image must be a path, a PIL image, an array or a tensor, got {type(image).__name__}")
+        raise ValueError(
+            "an image must be a path, a PIL image, an array or a tensor, got "
+            f"{type(image).__name__}"
+        )
     tensor = as_tensor(image)
     if tensor.dtype != torch.uint8 or tensor.shape[0] not in (1, 3, 4):
         return None
@@ -298,9 +402,11 @@ def as_shown(image: Any) -> "Image":
 
 
 def as_source(image: Any, levels: Levels | None = None) -> "Image | Bands":
-    """An image with any kind of numbers, as it is opened: a PIL image of bytes, or bands with the numbers as they are.
+    """An image with any kind of numbers, as it is opened: a PIL image of bytes, or
+    bands with the numbers as they are.
 
-    Floating point of one, three or four channels becomes bytes unless ``levels`` will be applied.
+    Floating point of one, three or four channels becomes bytes unless ``levels`` will
+    be applied.
     """
     if not hasattr(image, "shape"):
         return as_shown(image)
@@ -314,11 +420,17 @@ def as_tensor(image: Any) -> Tensor:
     """An array (H, W) or (H, W, C), or a tensor (C, H, W), as a tensor (C, H, W)."""
     if isinstance(image, Tensor):
         if image.ndim != 3:
-            raise ValueError(f"a tensor must be (C, H, W), or (B, C, H, W) for several images, got {_shape(image)}")
+            raise ValueError(
+                "a tensor must be (C, H, W), or (B, C, H, W) for several images, got "
+                f"{_shape(image)}"
+            )
         tensor = image
     else:
         if image.ndim not in (2, 3):
-            raise ValueError(f"an array must be (H, W) or (H, W, C), or (B, H, W, C) for several, got {_shape(image)}")
+            raise ValueError(
+                "an array must be (H, W) or (H, W, C), or (B, H, W, C) for several, "
+                f"got {_shape(image)}"
+            )
         tensor = torch.tensor(image)  # a copy: those of Pillow may not be written to
         tensor = tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
     _check_axes(image)
@@ -328,29 +440,40 @@ def as_tensor(image: Any) -> Tensor:
 
 
 def _check_axes(image: Any) -> None:
-    """Raise a `ValueError` for an image whose channels stand where those of its kind do not."""
+    """Raise a `ValueError` for an image whose channels stand where those of its kind do
+    not.
+    """
     if image.ndim != 3:
         return
     kind, order, here, there = "an array", "(H, W, C)", image.shape[2], image.shape[0]
     turned, how = "(C, H, W)", "image.transpose(1, 2, 0)"
     if isinstance(image, Tensor):
-        kind, order, here, there = "a tensor", "(C, H, W)", image.shape[0], image.shape[2]
+        kind, order, here, there = (
+            "a tensor",
+            "(C, H, W)",
+            image.shape[0],
+            image.shape[2],
+        )
         turned, how = "(H, W, C)", "image.permute(2, 0, 1)"
     if there in (1, 3) and here not in (1, 2, 3, 4):
         raise ValueError(
-            f"{kind} is {order}: this one, {tuple(image.shape)}, would have {here} channels and looks like {turned}; "
+            f"{kind} is {order}: this one, {tuple(image.shape)}, would have {here} "
+            f"channels and looks like {turned}; "
             f"give {how}"
         )
 
 
 def as_numbers(image: Any, levels: Levels | None = None) -> Tensor:
-    """An image, or tensors of several, float32 in [0, 1] with the channels before height and width.
+    """An image, or tensors of several, float32 in [0, 1] with the channels before
+    height and width.
 
     Args:
         image: of bytes, or of floating point in [0, 1].
         levels: the values that become 0 and 1; with them any numbers will do.
     """
-    tensor = image if isinstance(image, Tensor) and image.ndim == 4 else as_tensor(image)
+    tensor = (
+        image if isinstance(image, Tensor) and image.ndim == 4 else as_tensor(image)
+    )
     if levels is not None:
         low, high = levels
         return ((tensor.double() - low) / (high - low)).clamp(0, 1).float()
@@ -358,13 +481,18 @@ def as_numbers(image: Any, levels: Levels | None = None) -> Tensor:
         return tensor.float() / 255
     if not tensor.is_floating_point():
         raise ValueError(
-            f"pixels must be bytes (uint8), or floating point in [0, 1], got {tensor.dtype}: scale them, or pass "
+            "pixels must be bytes (uint8), or floating point in [0, 1], got "
+            f"{tensor.dtype}: scale them, or pass "
             "range, the values that become black and white"
         )
-    if tensor.numel() and not (0 <= float(tensor.min()) and float(tensor.max()) <= 1):  # NaN included
+    if tensor.numel() and not (
+        0 <= float(tensor.min()) and float(tensor.max()) <= 1
+    ):  # NaN included
         raise ValueError(
-            f"floating-point pixels must lie in [0, 1], got {float(tensor.min()):g} to {float(tensor.max()):g}: "
-            "give bytes (uint8), or scale them, or pass range, the values that become black and white"
+            f"floating-point pixels must lie in [0, 1], got {float(tensor.min()):g} "
+            f"to {float(tensor.max()):g}: "
+            "give bytes (uint8), or scale them, or pass range, the values that become "
+            "black and white"
         )
     return tensor.float()
 

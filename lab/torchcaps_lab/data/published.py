@@ -15,16 +15,18 @@ class PublishedData(ImageData):
     """Images in files that were published, which are downloaded where they are missing.
 
     Attributes:
-        folders: sub-folders of `data_dir` in which files are looked for, before `data_dir` itself; downloads go to the
-            first.
-        mirrors: addresses of folders that files are downloaded from, tried one after the other.
-        digests: of the published files, such as ``sha256:...``; files of other names are not checked.
+        folders: sub-folders of `data_dir` in which files are looked for, before
+            `data_dir` itself; downloads go to the first.
+        mirrors: addresses of folders that files are downloaded from, tried one after
+            the other.
+        digests: of the published files, such as ``sha256:...``; files of other names
+            are not checked.
         most: limits of a download: bytes, and
         seconds: in total.
 
     Args:
-        data_dir: folder of the data sets. Default: the environment variable TORCHCAPS_DATA, else torchcaps
-            in the user's cache folder.
+        data_dir: folder of the data sets. Default: the environment variable
+            TORCHCAPS_DATA, else torchcaps in the user's cache folder.
         download: whether to download what is missing.
     """
 
@@ -57,8 +59,14 @@ class PublishedData(ImageData):
             FileNotFoundError: `download` is False.
             ConnectionError: no mirror serves the file intact.
         """
-        searched = f"{' and '.join(missing)} not found in {' and '.join(map(str, self._places))}"
-        advice = "Name a folder that holds the files with data_dir or the environment variable TORCHCAPS_DATA."
+        searched = (
+            f"{' and '.join(missing)} not found in "
+            f"{' and '.join(map(str, self._places))}"
+        )
+        advice = (
+            "Name a folder that holds the files with data_dir or the environment "
+            "variable TORCHCAPS_DATA."
+        )
         if not self.download:
             raise FileNotFoundError(f"{searched}, and download is False. {advice}")
         import pooch
@@ -66,15 +74,34 @@ class PublishedData(ImageData):
         failures = []
         for mirror in self.mirrors:
             try:
-                # pooch moves a file to its place only when the hash is right, in one step.
-                path, download = self._places[0], BoundedDownload(self.most, self.seconds)
-                return Path(pooch.retrieve(mirror + name, self.digests[name], name, path, downloader=download))
-            except (OSError, ValueError) as error:  # no connection or no such file; a wrong hash
+                # pooch moves a file to its place only when the hash is right, in one
+                # step.
+                path, download = (
+                    self._places[0],
+                    BoundedDownload(self.most, self.seconds),
+                )
+                return Path(
+                    pooch.retrieve(
+                        mirror + name,
+                        self.digests[name],
+                        name,
+                        path,
+                        downloader=download,
+                    )
+                )
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # no connection or no such file; a wrong hash
                 failures.append(f"  {mirror}{name}: {error}")
-        raise ConnectionError("\n".join([f"{searched}, and downloading failed:", *failures, advice]))
+        raise ConnectionError(
+            "\n".join([f"{searched}, and downloading failed:", *failures, advice])
+        )
 
     def _check(self, path: Path) -> Path:
-        """The path, if that is the published file of its name; else raises a `ValueError`."""
+        """The path, if that is the published file of its name; else raises a
+        `ValueError`.
+        """
         algorithm, _, expected = self.digests.get(path.name, "").partition(":")
         if algorithm and (got := digest_of(path, algorithm)) != expected:
             raise ValueError(
@@ -107,14 +134,23 @@ class BoundedDownload:
 
         end, done = time.monotonic() + self.seconds, 0
         try:
-            with requests.get(url, stream=True, timeout=30) as response, Path(output_file).open("wb") as file:
+            with (
+                requests.get(url, stream=True, timeout=30) as response,
+                Path(output_file).open("wb") as file,
+            ):
                 response.raise_for_status()
                 # read1, because read waits for a whole piece, however slow.
                 while piece := response.raw.read1(1 << 16, decode_content=True):
                     done += file.write(piece)
                     if done > self.most:
-                        raise ConnectionError(f"more than {self.most:,} bytes were served, which cannot be the file")
+                        raise ConnectionError(
+                            f"more than {self.most:,} bytes were served, which cannot "
+                            "be the file"
+                        )
                     if time.monotonic() > end:
-                        raise ConnectionError(f"{done:,} bytes in {self.seconds:,.0f} seconds, then given up")
+                        raise ConnectionError(
+                            f"{done:,} bytes in {self.seconds:,.0f} seconds, then "
+                            "given up"
+                        )
         except HTTPError as error:
             raise ConnectionError(str(error)) from error

@@ -1,4 +1,6 @@
-"""What a network reads, one kind of input in each class: how it is found, brought to numbers, batched and told of."""
+"""What a network reads, one kind of input in each class: how it is found, brought to
+numbers, batched and told of.
+"""
 
 import math
 import warnings
@@ -30,11 +32,25 @@ from torchcaps_lab.data.picture import (
     open_image,
     to_tensor,
 )
-from torchcaps_lab.data.series_files import SOUNDS, TABLES, Columns, SeriesItem, read_sound, table
+from torchcaps_lab.data.series_files import (
+    SOUNDS,
+    TABLES,
+    Columns,
+    SeriesItem,
+    read_sound,
+    table,
+)
 from torchcaps_lab.data.series_set import Scale, SeriesSet, padded
 from torchcaps_lab.data.text_files import named_texts
 from torchcaps_lab.data.text_set import TextSet
-from torchcaps_lab.data.words import PADDING, RESERVED, UNKNOWN, Reading, Words, together
+from torchcaps_lab.data.words import (
+    PADDING,
+    RESERVED,
+    UNKNOWN,
+    Reading,
+    Words,
+    together,
+)
 
 _LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow."""
@@ -57,7 +73,8 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
-        """One input as numbers, unprepared, and a note on how they were made, if that depends on the input.
+        """One input as numbers, unprepared, and a note on how they were made, if that
+        depends on the input.
 
         Raises:
             ValueError: if it cannot be read.
@@ -72,11 +89,15 @@ class Reader(ABC):
         return True
 
     def most(self, row: Tensor, size: int) -> int:
-        """How many inputs like this one take the memory of a batch of ``size`` usual ones."""
+        """How many inputs like this one take the memory of a batch of ``size`` usual
+        ones.
+        """
         return size
 
     def fitted(self, images: ImageSet) -> ImageSet:
-        """A data set as the network reads it; a `ValueError` if it holds another kind of input."""
+        """A data set as the network reads it; a `ValueError` if it holds another kind
+        of input.
+        """
         if images.what != self.kind.what:
             raise ValueError(f"the network takes {self.takes}, these are {images.what}")
         return images
@@ -96,12 +117,15 @@ class Reader(ABC):
 
 @dataclass(frozen=True)
 class ImageReader(Reader):
-    """Images of any kind and size: see :meth:`torchcaps_lab.classifier.Classifier.predict`.
+    """Images of any kind and size: see
+    :meth:`torchcaps_lab.classifier.Classifier.predict`.
 
     Args:
-        image_shape: (C, H, W) of those that the network takes, before they are prepared.
+        image_shape: (C, H, W) of those that the network takes, before they are
+            prepared.
         resize: how images of another size get there.
-        levels: the values of pixels that become black and white; default: the range of their kind.
+        levels: the values of pixels that become black and white; default: the range of
+            their kind.
     """
 
     image_shape: tuple[int, int, int]
@@ -114,13 +138,21 @@ class ImageReader(Reader):
     axes = MappingProxyType({0: "batch"})
 
     def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
-        """Float32 in [0, 1], of ``image_shape``, or with ``keep`` of its own height and width."""
+        """Float32 in [0, 1], of ``image_shape``, or with ``keep`` of its own height and
+        width.
+        """
         fit = resize or self.resize
         if fit == "handwriting":
             if isinstance(given, str | Path):
-                found = load_handwriting(Path(given), self.image_shape, levels=self.levels)
+                found = load_handwriting(
+                    Path(given), self.image_shape, levels=self.levels
+                )
             else:
-                source = as_shown(given) if self.levels is None else as_source(given, self.levels)
+                source = (
+                    as_shown(given)
+                    if self.levels is None
+                    else as_source(given, self.levels)
+                )
                 found = fit_handwriting(source, self.image_shape, self.levels)
             return found._replace(pixels=found.pixels.float() / 255)
         if fit != "keep":
@@ -132,12 +164,24 @@ class ImageReader(Reader):
         if isinstance(image, str | Path):
             picture = open_image(Path(image), channels, levels=self.levels)
         else:
-            source = as_picture(image) if channels in (1, 3) or not hasattr(image, "shape") else None
+            source = (
+                as_picture(image)
+                if channels in (1, 3) or not hasattr(image, "shape")
+                else None
+            )
             if source is None:
                 numbers = _with_channels(as_numbers(image, self.levels), channels)
-                return numbers if fit == "keep" else _fit_numbers(numbers, self.image_shape, fit)
+                return (
+                    numbers
+                    if fit == "keep"
+                    else _fit_numbers(numbers, self.image_shape, fit)
+                )
             picture = in_mode(source, channels, self.levels)
-        shape = (channels, picture.height, picture.width) if fit == "keep" else self.image_shape
+        shape = (
+            (channels, picture.height, picture.width)
+            if fit == "keep"
+            else self.image_shape
+        )
         return to_tensor(picture, shape, "pad" if fit == "keep" else fit).float() / 255
 
     def together(self, rows: Sequence[Tensor]) -> Tensor:
@@ -153,34 +197,51 @@ class ImageReader(Reader):
         return -(-size * math.prod(self.image_shape) // row.numel())
 
     def named(self, names: Sequence[str]) -> Iterator[Path]:
-        """The named files, with folders and patterns expanded; missing files are reported when they are read.
+        """The named files, with folders and patterns expanded; missing files are
+        reported when they are read.
 
         Raises:
-            ValueError: if a folder holds no images, no file fits a pattern, or a name is empty.
+            ValueError: if a folder holds no images, no file fits a pattern, or a name
+                is empty.
         """
         for name in names:
             path = Path(name)
             if not name:
-                raise ValueError("images must be names of files or folders, got an empty one")
+                raise ValueError(
+                    "images must be names of files or folders, got an empty one"
+                )
             if path.is_dir():
                 found = image_files(path)
             elif not path.exists() and any(sign in name for sign in "*?["):
-                found = sorted(one for one in Path(path.anchor).glob(name.removeprefix(path.anchor)) if one.is_file())
+                found = sorted(
+                    one
+                    for one in Path(path.anchor).glob(name.removeprefix(path.anchor))
+                    if one.is_file()
+                )
             else:
                 found = [path]
             if not found:
                 raise ValueError(
-                    f"there are no images in {name}" if path.is_dir() else f"no file fits the pattern {name}"
+                    f"there are no images in {name}"
+                    if path.is_dir()
+                    else f"no file fits the pattern {name}"
                 )
             yield from found
 
     def notes(self) -> dict[str, Any]:
         """Shape, range and fit of the images."""
-        told = {"image_shape": list(self.image_shape), "pixels": "float32 in [0, 1]", "resize": self.resize}
+        told = {
+            "image_shape": list(self.image_shape),
+            "pixels": "float32 in [0, 1]",
+            "resize": self.resize,
+        }
         return told if self.levels is None else {**told, "range": list(self.levels)}
 
     def __str__(self) -> str:
-        return f"images (batch, {str(self.image_shape)[1:-1]}), float32 in [0, 1]; preparing them is in it"
+        return (
+            f"images (batch, {str(self.image_shape)[1:-1]}), float32 in [0, 1]; "
+            "preparing them is in it"
+        )
 
 
 @dataclass(frozen=True)
@@ -216,7 +277,9 @@ class TextReader(Reader):
             raise ValueError(f"there are no words in {text!r}")
         if reading.unknown == len(reading.numbers):
             warnings.warn(
-                f"no word of {beginning(text, 60)!r} was in the training texts: its answer is a guess", stacklevel=2
+                f"no word of {beginning(text, 60)!r} was in the training texts: its "
+                "answer is a guess",
+                stacklevel=2,
             )
         return reading
 
@@ -236,10 +299,18 @@ class TextReader(Reader):
 
     def notes(self) -> dict[str, Any]:
         """The vocabulary, and the numbers that stand for no word of it."""
-        return {"padding": PADDING, "unknown": UNKNOWN, "first": RESERVED, "words": self.words.config()}
+        return {
+            "padding": PADDING,
+            "unknown": UNKNOWN,
+            "first": RESERVED,
+            "words": self.words.config(),
+        }
 
     def __str__(self) -> str:
-        return "words (batch, length), int64: the numbers of its vocabulary, which lies in it"
+        return (
+            "words (batch, length), int64: the numbers of its vocabulary, which "
+            "lies in it"
+        )
 
 
 @dataclass(frozen=True)
@@ -260,14 +331,22 @@ class SeriesReader(Reader):
     axes = MappingProxyType({0: "batch", 2: "length"})
 
     def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
-        """A series (C, L), float32: of a tensor or an array (C, L), an item of a file, or the file of a sound."""
+        """A series (C, L), float32: of a tensor or an array (C, L), an item of a file,
+        or the file of a sound.
+        """
         values = given.values if isinstance(given, SeriesItem) else given
         if isinstance(given, str | Path):
             values = read_sound(Path(given), self.scale.sound)
         values = torch.as_tensor(values, dtype=torch.float32)
-        if values.ndim != 2 or len(values) != self.channels or not values.shape[1] or not values.isfinite().all():
+        if (
+            values.ndim != 2
+            or len(values) != self.channels
+            or not values.shape[1]
+            or not values.isfinite().all()
+        ):
             raise ValueError(
-                f"a series must be finite numbers ({self.channels}, L), {self.channels} channels of L moments, got "
+                f"a series must be finite numbers ({self.channels}, L), "
+                f"{self.channels} channels of L moments, got "
                 f"{(*values.shape,)}{f' of {given}' if isinstance(given, SeriesItem) else ''}"
             )
         return Handwriting(self.scale(values), "")
@@ -277,11 +356,15 @@ class SeriesReader(Reader):
         return padded(rows, self.channels)
 
     def fitted(self, images: ImageSet) -> ImageSet:
-        """The series in the scale of the network; a `ValueError` if sounds were made into other series."""
+        """The series in the scale of the network; a `ValueError` if sounds were made
+        into other series.
+        """
         super().fitted(images)
         assert isinstance(images, SeriesSet)
         if images.scale.sound != self.scale.sound:
-            raise ValueError(f"the network takes {self.scale.sound}, these are {images.scale.sound}")
+            raise ValueError(
+                f"the network takes {self.scale.sound}, these are {images.scale.sound}"
+            )
         return replace(images, scale=self.scale)
 
     def named(self, names: Sequence[str]) -> Iterable[Any]:
@@ -291,7 +374,11 @@ class SeriesReader(Reader):
             if path.suffix.lower() in TABLES:
                 yield from table(path, Columns(*self.scale.columns))
             elif path.is_dir():
-                yield from (one for one in sorted(path.rglob("*")) if one.suffix.lower() in SOUNDS)
+                yield from (
+                    one
+                    for one in sorted(path.rglob("*"))
+                    if one.suffix.lower() in SOUNDS
+                )
             else:
                 yield path
 
@@ -300,7 +387,10 @@ class SeriesReader(Reader):
         return {"channels": self.channels, "scale": self.scale.config()}
 
     def __str__(self) -> str:
-        return f"series (batch, {self.channels + 1}, length), float32, in the scale that lies in it; the last is 1"
+        return (
+            f"series (batch, {self.channels + 1}, length), float32, in the scale "
+            "that lies in it; the last is 1"
+        )
 
 
 def beginning(text: str, most: int) -> str:
@@ -308,7 +398,9 @@ def beginning(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _fit_numbers(image: Tensor, image_shape: tuple[int, int, int], resize: Resize) -> Tensor:
+def _fit_numbers(
+    image: Tensor, image_shape: tuple[int, int, int], resize: Resize
+) -> Tensor:
     """Numbers (C, H, W) in [0, 1] in another shape."""
     image = _with_channels(image, image_shape[0])
     height, width = image_shape[1:]
@@ -317,15 +409,24 @@ def _fit_numbers(image: Tensor, image_shape: tuple[int, int, int], resize: Resiz
     scales = height / image.shape[1], width / image.shape[2]
     if resize != "stretch":
         scales = (min(scales),) * 2 if resize == "pad" else (max(scales),) * 2
-    size = [max(1, round(extent * scale)) for extent, scale in zip(image.shape[1:], scales, strict=True)]
-    image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(0, 1)
+    size = [
+        max(1, round(extent * scale))
+        for extent, scale in zip(image.shape[1:], scales, strict=True)
+    ]
+    image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(
+        0, 1
+    )
     missing = [want - have for want, have in zip((height, width), size, strict=True)]
     top, left = (round(extent / 2) for extent in missing)
-    return F.pad(image, (left, missing[1] - left, top, missing[0] - top))  # negative padding crops
+    return F.pad(
+        image, (left, missing[1] - left, top, missing[0] - top)
+    )  # negative padding crops
 
 
 def _with_channels(image: Tensor, channels: int) -> Tensor:
-    """Grey as colour, colour as grey, transparent parts black; else the channels must be right."""
+    """Grey as colour, colour as grey, transparent parts black; else the channels must
+    be right.
+    """
     found = len(image)
     if found == 4 and channels in (1, 3):
         image, found = image[:3] * image[3:], 3

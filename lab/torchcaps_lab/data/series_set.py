@@ -19,13 +19,16 @@ _FLAT = 1e-5
 
 @dataclass(frozen=True)
 class Scale:
-    r"""How series are read, and their numbers brought to a scale, :math:`(x_{cl} - m_c) / d_c`.
+    r"""How series are read, and their numbers brought to a scale, :math:`(x_{cl} - m_c)
+    / d_c`.
 
     Args:
-        mean: of each channel in the training series; None takes that of each series itself.
+        mean: of each channel in the training series; None takes that of each series
+            itself.
         deviation: likewise.
         sound: how sounds become series.
-        columns: of tables: which series a row belongs to, its label, and its group, if there is one.
+        columns: of tables: which series a row belongs to, its label, and its group, if
+            there is one.
 
     Example:
         >>> from torchcaps_lab.data import Scale
@@ -40,7 +43,9 @@ class Scale:
 
     @classmethod
     def of(cls, rows: Sequence[Tensor], **more: Any) -> "Scale":
-        """Mean and deviation of all moments of series (C, L); ``more``: how they are read."""
+        """Mean and deviation of all moments of series (C, L); ``more``: how they are
+        read.
+        """
         every = torch.cat(list(rows), 1).double()
         deviation = every.std(1, correction=0)
         return cls(tuple(every.mean(1).tolist()), tuple(deviation.tolist()), **more)
@@ -48,10 +53,17 @@ class Scale:
     def __call__(self, series: Tensor) -> Tensor:
         """A series (C, L), or several of one length (B, C, L), in this scale."""
         if self.mean is None or self.deviation is None:
-            mean, deviation = series.mean(-1, keepdim=True), series.std(-1, correction=0, keepdim=True)
+            mean, deviation = (
+                series.mean(-1, keepdim=True),
+                series.std(-1, correction=0, keepdim=True),
+            )
         else:
-            mean, deviation = (series.new_tensor(one)[:, None] for one in (self.mean, self.deviation))
-        return torch.where(deviation > _FLAT, (series - mean) / deviation.clamp_min(_FLAT), 0.0)
+            mean, deviation = (
+                series.new_tensor(one)[:, None] for one in (self.mean, self.deviation)
+            )
+        return torch.where(
+            deviation > _FLAT, (series - mean) / deviation.clamp_min(_FLAT), 0.0
+        )
 
     def config(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
@@ -63,7 +75,9 @@ class Scale:
         if config is None:
             return None
         rows = (config[name] for name in ("mean", "deviation"))
-        mean, deviation = (None if row is None else tuple(map(float, row)) for row in rows)
+        mean, deviation = (
+            None if row is None else tuple(map(float, row)) for row in rows
+        )
         series, label, group = config["columns"]
         return cls(mean, deviation, Sound(**config["sound"]), (series, label, group))
 
@@ -72,16 +86,17 @@ class Scale:
 class SeriesSet(ImageSet):
     """Labelled series: an :class:`ImageSet` whose images are float32 (C + 1, L).
 
-    The last channel says which moments are there, 1, and which pad a series behind its end, 0. Batches are as long as
-    the longest series in them; their ``images`` are in the scale, their ``pictures`` as they were read.
+    The last channel says which moments are there, 1, and which pad a series behind its
+    end, 0. Batches are as long as the longest series in them; their ``images`` are in
+    the scale, their ``pictures`` as they were read.
 
     Attributes:
         images: float32 (N, C + 1, longest of all), as they were read.
         scale: of the batches.
 
     Raises:
-        ValueError: a tensor has another type or shape, a label is out of range, or ``preprocess`` or ``composition``
-            is given, which are for images.
+        ValueError: a tensor has another type or shape, a label is out of range, or
+            ``preprocess`` or ``composition`` is given, which are for images.
 
     Example:
         >>> from torchcaps_lab.data import SeriesSet
@@ -95,12 +110,27 @@ class SeriesSet(ImageSet):
     scale: Scale = Scale()
 
     def _check_images(self) -> None:
-        if self.images.dtype != torch.float32 or self.images.ndim != 3 or self.images.shape[1] < 2:
-            raise ValueError(f"images must be float32 (N, C + 1, L), got {self.images.dtype} {(*self.images.shape,)}")
+        if (
+            self.images.dtype != torch.float32
+            or self.images.ndim != 3
+            or self.images.shape[1] < 2
+        ):
+            raise ValueError(
+                f"images must be float32 (N, C + 1, L), got {self.images.dtype} "
+                f"{(*self.images.shape,)}"
+            )
 
     @classmethod
-    def of(cls, rows: Sequence[Tensor], labels: Tensor, classes: tuple[str, ...], **more: Any) -> "SeriesSet":
-        """From series (C, L) of any lengths, at least one, with labels and other attributes."""
+    def of(
+        cls,
+        rows: Sequence[Tensor],
+        labels: Tensor,
+        classes: tuple[str, ...],
+        **more: Any,
+    ) -> "SeriesSet":
+        """From series (C, L) of any lengths, at least one, with labels and other
+        attributes.
+        """
         return cls(padded(rows, len(rows[0])), labels, classes, **more)
 
     @property
@@ -118,7 +148,9 @@ class SeriesSet(ImageSet):
 
     def _fetch(self, indices: list[int]) -> Batch:
         found, channels = [self.row(index) for index in indices], self.image_shape[0]
-        rows = torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
+        rows = torch.as_tensor(indices, dtype=torch.int64).to(
+            self.images.device, non_blocking=True
+        )
         scaled = padded([self.scale(one) for one in found], channels)
         return Batch(scaled, self.labels[rows], rows, padded(found, channels))
 
@@ -128,13 +160,20 @@ class SeriesSet(ImageSet):
         rows = [one.row(index) for one in (self, other) for index in range(len(one))]
         files = (*(self.files or ()), *(other.files or ()))
         images = padded(rows, self.image_shape[0])
-        return replace(self, images=images, labels=torch.cat([self.labels, other.labels]), files=files or None)
+        return replace(
+            self,
+            images=images,
+            labels=torch.cat([self.labels, other.labels]),
+            files=files or None,
+        )
 
     _joined = joined
 
 
 def padded(rows: Sequence[Tensor], channels: int) -> Tensor:
-    """Series (C, L) of any lengths as one tensor (B, C + 1, longest), whose last channel says where they are."""
+    """Series (C, L) of any lengths as one tensor (B, C + 1, longest), whose last
+    channel says where they are.
+    """
     if not rows:
         return torch.zeros(0, channels + 1, 1)
     longest = max(row.shape[1] for row in rows)

@@ -26,18 +26,22 @@ _SPECTRUM = 2**24
 """Numbers of a spectrogram that are held at once: 40 seconds or more at 48 kHz."""
 
 _QUIET = 1e-6
-"""Added to the power before the logarithm: a thousandth of the amplitude of a loud sound."""
+"""Added to the power before the logarithm: a thousandth of the amplitude of a loud
+sound.
+"""
 
 
 @dataclass(frozen=True)
 class Sound:
-    r"""Log-mel frames: the logarithm of the power in bands that lie evenly on the scale of mel,
+    r"""Log-mel frames: the logarithm of the power in bands that lie evenly on the scale
+    of mel,
 
     .. math:: x_{bl} = \log \Big( \sum_f \Lambda_b(f) \, |\operatorname{STFT}(s)_{lf}|^2 + 10^{-6} \Big), \quad
         \operatorname{mel}(f) = 2595 \log_{10} (1 + f / 700)
 
-    with a Hann window of 25 ms every 10 ms (:func:`torch.stft`), and triangles Λ each of which begins and ends at the
-    middles of its neighbours. Frames of sounds that were sampled at other rates mean the same.
+    with a Hann window of 25 ms every 10 ms (:func:`torch.stft`), and triangles Λ each
+    of which begins and ends at the middles of its neighbours. Frames of sounds that
+    were sampled at other rates mean the same.
 
     Args:
         bands: how many.
@@ -65,30 +69,48 @@ class Sound:
         """The frames (bands, L) of samples (N,).
 
         Raises:
-            ValueError: if it is silent, or was sampled too rarely for the highest frequency, or more often than any
-                sound in air is.
+            ValueError: if it is silent, or was sampled too rarely for the highest
+                frequency, or more often than any sound in air is.
         """
         return self.frames_of([samples], rate)
 
     def frames_of(self, pieces: Iterable[Tensor], rate: int) -> Tensor:
-        """The same of samples that come in pieces; no more than a few seconds of them are held at once."""
+        """The same of samples that come in pieces; no more than a few seconds of them
+        are held at once.
+        """
         if rate < max(2 * self.highest, 2 / _HOP):
             raise ValueError(
-                f"it has {rate} samples a second, of which frequencies up to {rate / 2:g} Hz are known: "
-                f"highest must be at most that, and at least {1 / _HOP:g}, got {self.highest:g}"
+                f"it has {rate} samples a second, of which frequencies up to "
+                f"{rate / 2:g} Hz are known: "
+                f"highest must be at most that, and at least {1 / _HOP:g}, got "
+                f"{self.highest:g}"
             )
         if rate > MOST_RATE:
-            raise ValueError(f"it states {rate:,} samples a second, at most {MOST_RATE:,} are read")
+            raise ValueError(
+                f"it states {rate:,} samples a second, at most {MOST_RATE:,} are read"
+            )
         window, hop = round(_WINDOW * rate), round(_HOP * rate)
-        size = 1 << (2 * window - 1).bit_length()  # twice as fine as the window needs, so that narrow bands hold some
-        triangles, hann, heard = _triangles(self, rate, size), torch.hann_window(window), _Heard()
+        size = (
+            1 << (2 * window - 1).bit_length()
+        )  # twice as fine as the window needs, so that narrow bands hold some
+        triangles, hann, heard = (
+            _triangles(self, rate, size),
+            torch.hann_window(window),
+            _Heard(),
+        )
         blocks = _overlapping(heard.noting(pieces), size, hop)
         frames = [
-            torch.log(triangles @ torch.stft(
-                block, size, hop, window, hann, center=False, return_complex=True
-            ).abs().square() + _QUIET)
+            torch.log(
+                triangles
+                @ torch.stft(
+                    block, size, hop, window, hann, center=False, return_complex=True
+                )
+                .abs()
+                .square()
+                + _QUIET
+            )
             for block in blocks
-        ]  # fmt: skip
+        ]
         heard.check()
         return torch.cat(frames, 1)
 
@@ -119,7 +141,9 @@ class _Heard:
 
 
 def _overlapping(pieces: Iterable[Tensor], size: int, hop: int) -> Iterator[Tensor]:
-    """Blocks of samples of which frames of ``size`` every ``hop`` are those of all samples with zeros around them."""
+    """Blocks of samples of which frames of ``size`` every ``hop`` are those of all
+    samples with zeros around them.
+    """
     frames = max(1, _SPECTRUM // size)
     held = torch.zeros(size // 2)
     for piece in chain(pieces, [held]):
@@ -134,8 +158,19 @@ def _overlapping(pieces: Iterable[Tensor], size: int, hop: int) -> Iterator[Tens
 @lru_cache
 def _triangles(sound: Sound, rate: int, size: int) -> Tensor:
     """How much of each frequency is in each band, (bands, size / 2 + 1)."""
-    mels = torch.linspace(0, 2595 * math.log10(1 + sound.highest / 700), sound.bands + 2, dtype=torch.float64)
-    start, middle, end = ((700 * (10 ** (mels / 2595) - 1))[place : place + sound.bands, None] for place in range(3))
+    mels = torch.linspace(
+        0,
+        2595 * math.log10(1 + sound.highest / 700),
+        sound.bands + 2,
+        dtype=torch.float64,
+    )
+    start, middle, end = (
+        (700 * (10 ** (mels / 2595) - 1))[place : place + sound.bands, None]
+        for place in range(3)
+    )
     frequency = torch.linspace(0, rate / 2, size // 2 + 1, dtype=torch.float64)
-    rising, falling = (frequency - start) / (middle - start), (end - frequency) / (end - middle)
+    rising, falling = (
+        (frequency - start) / (middle - start),
+        (end - frequency) / (end - middle),
+    )
     return torch.minimum(rising, falling).clamp_min(0).float()

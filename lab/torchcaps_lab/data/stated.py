@@ -1,4 +1,6 @@
-"""Sizes that annotations state for their pictures, compared with the pictures: a resize and a turn are followed."""
+"""Sizes that annotations state for their pictures, compared with the pictures: a resize
+and a turn are followed.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +18,10 @@ _POINTS: dict[int, Callable[[Tensor, Tensor], _Point]] = {
     7: lambda x, y: (1 - y, 1 - x),
     8: lambda x, y: (y, 1 - x),
 }
-"""Where a point goes, in shares of the sides, when a picture with this EXIF orientation is turned upright. Only these
-orientations swap the sides, so that a stated size shows which of both frames is meant."""
+"""Where a point goes, in shares of the sides, when a picture with this EXIF orientation
+is turned upright. Only these orientations swap the sides, so that a stated size shows
+which of both frames is meant.
+"""
 
 _MASKS: dict[int, Callable[[Tensor], Tensor]] = {
     5: lambda mask: mask.mT,
@@ -34,7 +38,8 @@ class Frame(NamedTuple):
     Args:
         stated: width and height in the annotation.
         shown: width and height of the upright picture.
-        turn: the EXIF orientation of the picture, if the annotation was made without it; else 1.
+        turn: the EXIF orientation of the picture, if the annotation was made without
+            it; else 1.
     """
 
     stated: tuple[int, int]
@@ -42,7 +47,9 @@ class Frame(NamedTuple):
     turn: int = 1
 
     def boxes(self, boxes: Tensor) -> Tensor:
-        """Bring boxes (K, 4), left, top, right and bottom in pixels, from the stated frame to that of the picture."""
+        """Bring boxes (K, 4), left, top, right and bottom in pixels, from the stated
+        frame to that of the picture.
+        """
         if self.stated == self.shown and self.turn == 1:
             return boxes
         corners = boxes.view(-1, 2, 2) / torch.tensor(self.stated, dtype=boxes.dtype)
@@ -52,18 +59,29 @@ class Frame(NamedTuple):
         return torch.cat([corners.amin(1), corners.amax(1)], 1)
 
     def mask(self, mask: Tensor) -> Tensor:
-        """Bring a mask, uint8 (H, W), from the stated frame to that of the picture: the nearest pixel of each."""
+        """Bring a mask, uint8 (H, W), from the stated frame to that of the picture: the
+        nearest pixel of each.
+        """
         mask = _MASKS[self.turn](mask) if self.turn in _MASKS else mask
         if (*mask.shape,) == self.shown[::-1]:
             return mask
-        return F.interpolate(mask[None, None], self.shown[::-1], mode="nearest-exact")[0, 0]
+        return F.interpolate(mask[None, None], self.shown[::-1], mode="nearest-exact")[
+            0, 0
+        ]
 
 
-def frame_of(stated: tuple[int, int] | None, shown: tuple[int, int], turn: int, source: Path, picture: Path) -> Frame:
+def frame_of(
+    stated: tuple[int, int] | None,
+    shown: tuple[int, int],
+    turn: int,
+    source: Path,
+    picture: Path,
+) -> Frame:
     """Return the frame of annotations.
 
-    The same shape in another size is a picture that was resized after it was annotated, or before. Swapped sides of a
-    picture that its EXIF data turn are those of the picture before the turn.
+    The same shape in another size is a picture that was resized after it was annotated,
+    or before. Swapped sides of a picture that its EXIF data turn are those of the
+    picture before the turn.
 
     Args:
         stated: width and height in the annotation; None if it states none.
@@ -82,13 +100,15 @@ def frame_of(stated: tuple[int, int] | None, shown: tuple[int, int], turn: int, 
     if _same_shape(stated, shown):
         return Frame(stated, shown)
     raise ValueError(
-        f"{source} states {stated[1]} x {stated[0]} pixels (height x width), its picture {picture} has {shown[1]} x "
+        f"{source} states {stated[1]} x {stated[0]} pixels (height x width), its "
+        f"picture {picture} has {shown[1]} x "
         f"{shown[0]}: neither a resize nor a turn leads from one to the other"
     )
 
 
 def stated_size(width: Any, height: Any) -> tuple[int, int] | None:
-    """Return a stated width and height as numbers; None where both are missing or 0, as some tools write.
+    """Return a stated width and height as numbers; None where both are missing or 0, as
+    some tools write.
 
     Raises:
         ValueError: one of them is no whole number of at least 1.
@@ -101,7 +121,10 @@ def stated_size(width: Any, height: Any) -> tuple[int, int] | None:
             return sides
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError(f"width and height must be whole numbers, 1 or more, got {width!r:.40} and {height!r:.40}")
+    raise ValueError(
+        f"width and height must be whole numbers, 1 or more, got {width!r:.40} and "
+        f"{height!r:.40}"
+    )
 
 
 def _same_shape(one: tuple[int, int], other: tuple[int, int]) -> bool:

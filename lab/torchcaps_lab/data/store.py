@@ -1,4 +1,6 @@
-"""Storage of decoded images: in memory or, if there are too many, in a memory-mapped file."""
+"""Storage of decoded images: in memory or, if there are too many, in a memory-mapped
+file.
+"""
 
 import hashlib
 import json
@@ -23,15 +25,18 @@ Picture = Callable[[int], Tensor]
 """Decodes the image of an index into uint8 (C, H, W), or raises a `BrokenImage`."""
 
 GIB = 2**30
-_AT_ONCE = 256  # images that threads decode before their results are stored, which limits the memory
+# Images that threads decode before their results are stored, which limits the memory
+_AT_ONCE = 256
 _FORMAT = 1  # version of cached images; changes if decoding changes
 
 
 class ImageStore:
-    """Decodes sets of images of one shape, each into memory or into a file of the cache.
+    """Decodes sets of images of one shape, each into memory or into a file of the
+    cache.
 
-    The file is a .npy file in ``decoded`` in the folder of the data sets, written whole or not at all; its name depends
-    on the contents of its images and on how they were decoded. It may be deleted when nothing reads it.
+    The file is a .npy file in ``decoded`` in the folder of the data sets, written whole
+    or not at all; its name depends on the contents of its images and on how they were
+    decoded. It may be deleted when nothing reads it.
 
     Args:
         image_shape: (C, H, W) of all images.
@@ -39,13 +44,18 @@ class ImageStore:
         how: other settings that the pixels depend on.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], mapped: bool, how: str) -> None:
+    def __init__(
+        self, image_shape: tuple[int, int, int], mapped: bool, how: str
+    ) -> None:
         self.image_shape = image_shape
         self.mapped = mapped
         self.how = how
 
-    def decode(self, digests: Sequence[str], picture: Picture) -> tuple[Tensor, dict[int, BrokenImage]]:
-        """All images, uint8 (N, C, H, W), and the problems of those that cannot be read, by index.
+    def decode(
+        self, digests: Sequence[str], picture: Picture
+    ) -> tuple[Tensor, dict[int, BrokenImage]]:
+        """All images, uint8 (N, C, H, W), and the problems of those that cannot be
+        read, by index.
 
         If there are problems, the pixels mean nothing.
 
@@ -78,12 +88,18 @@ class ImageStore:
         key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         path = find_data_dir(None) / "decoded" / f"{key}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):  # other processes of this training wait for the file
+        with FileLock(
+            path.with_suffix(".lock")
+        ):  # other processes of this training wait for the file
             images = _mapped(path, shape)
             problems: dict[int, BrokenImage] = {}
             if images is None:
                 problems = _write(path, shape, _decoded(shape[0], picture))
-                images = torch.empty((0, *self.image_shape), dtype=torch.uint8) if problems else _mapped(path, shape)
+                images = (
+                    torch.empty((0, *self.image_shape), dtype=torch.uint8)
+                    if problems
+                    else _mapped(path, shape)
+                )
         if images is None:
             raise OSError(f"the decoded images in {path} cannot be read")
         return images, problems
@@ -98,12 +114,18 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor | None:
     if pixels.shape != shape or pixels.dtype != np.uint8:
         return None
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "The given NumPy array is not writable", UserWarning
+        )
         return torch.from_numpy(pixels)
 
 
-def _write(path: Path, shape: tuple[int, ...], images: Iterable[Tensor | BrokenImage]) -> dict[int, BrokenImage]:
-    """Writes images as they come; if some cannot be read, no file is kept, and their problems are returned."""
+def _write(
+    path: Path, shape: tuple[int, ...], images: Iterable[Tensor | BrokenImage]
+) -> dict[int, BrokenImage]:
+    """Writes images as they come; if some cannot be read, no file is kept, and their
+    problems are returned.
+    """
     problems: dict[int, BrokenImage] = {}
     whole = path.with_suffix(".tmp")
     try:
@@ -121,8 +143,10 @@ def _write(path: Path, shape: tuple[int, ...], images: Iterable[Tensor | BrokenI
             whole.replace(path)
     except OSError as error:
         raise OSError(
-            f"{math.prod(shape) / GIB:.1f} GiB of decoded images cannot be written to {path.parent}: {error}; "
-            "name a folder with room by the environment variable TORCHCAPS_DATA, or allow them more memory"
+            f"{math.prod(shape) / GIB:.1f} GiB of decoded images cannot be written to "
+            f"{path.parent}: {error}; "
+            "name a folder with room by the environment variable TORCHCAPS_DATA, or "
+            "allow them more memory"
         ) from error
     finally:
         whole.unlink(missing_ok=True)
@@ -142,7 +166,9 @@ def _decoded(count: int, picture: Picture) -> Iterator[Tensor | BrokenImage]:
 
 
 def threaded(work: Callable[[int], Result], indices: Sequence[int]) -> Iterator[Result]:
-    """Results for each index, in order, from a few threads: Pillow and hashing release Python's lock."""
+    """Results for each index, in order, from a few threads: Pillow and hashing release
+    Python's lock.
+    """
     with quiet_pillow(), ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         for start in range(0, len(indices), _AT_ONCE):
             yield from pool.map(work, indices[start : start + _AT_ONCE])
@@ -150,7 +176,9 @@ def threaded(work: Callable[[int], Result], indices: Sequence[int]) -> Iterator[
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """Silences warnings about files that Pillow reads anyway: large ones, odd metadata."""
+    """Silences warnings about files that Pillow reads anyway: large ones, odd
+    metadata.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield

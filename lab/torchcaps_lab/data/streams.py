@@ -13,7 +13,9 @@ from torchcaps.whole import check_file
 
 _READ = 1 << 24  # bytes read at once
 _SHRINKS = 64  # bytes that are read of one of gzip: pictures have 2 to 10, text 20
-_ALWAYS = 1 << 26  # bytes that are read of any file: labels of few classes have 1,000 of one of gzip
+_ALWAYS = (
+    1 << 26
+)  # bytes that are read of any file: labels of few classes have 1,000 of one of gzip
 
 
 def digest_of(source: Path | BytesIO, algorithm: str = "sha256") -> str:
@@ -31,7 +33,8 @@ def digest_of(source: Path | BytesIO, algorithm: str = "sha256") -> str:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[BufferedIOBase]:
-    """The content of a file, plain or compressed with gzip, as a stream; nothing is read ahead.
+    """The content of a file, plain or compressed with gzip, as a stream; nothing is
+    read ahead.
 
     Raises:
         ValueError: the file is damaged.
@@ -49,18 +52,25 @@ def unpacked(path: Path) -> Iterator[BufferedIOBase]:
         raise ValueError(f"{path} is a broken gzip file: {error}") from error
 
 
-def read_entries(file: BufferedIOBase, path: Path, expected: int) -> tuple[bytearray, int]:
-    """The first ``expected`` bytes of a stream, or fewer if it ends, and how many there are, up to some beyond.
+def read_entries(
+    file: BufferedIOBase, path: Path, expected: int
+) -> tuple[bytearray, int]:
+    """The first ``expected`` bytes of a stream, or fewer if it ends, and how many there
+    are, up to some beyond.
 
-    They are read in pieces, so that a wrong header cannot demand more memory than there are bytes; and not at all if
-    the file is too small to hold them at the best compression.
+    They are read in pieces, so that a wrong header cannot demand more memory than there
+    are bytes; and not at all if the file is too small to hold them at the best
+    compression.
 
     Raises:
         ValueError: the file is too small to hold that many bytes.
     """
     size = path.stat().st_size
     if isinstance(file, gzip.GzipFile) and expected > max(_ALWAYS, _SHRINKS * size):
-        raise ValueError(f"{path} states {expected:,} bytes of entries, more than {size:,} bytes of gzip can hold")
+        raise ValueError(
+            f"{path} states {expected:,} bytes of entries, more than {size:,} bytes "
+            "of gzip can hold"
+        )
     entries = bytearray()
     while piece := file.read(min(expected - len(entries), _READ)):
         entries += piece

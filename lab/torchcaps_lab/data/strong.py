@@ -1,6 +1,8 @@
-"""Stronger random changes of training images, most by kornia, on the device of the images.
+"""Stronger random changes of training images, most by kornia, on the device of the
+images.
 
-What happens to an image depends only on the seed, the epoch and its index, as in :mod:`torchcaps_lab.data.preprocess`.
+What happens to an image depends only on the seed, the epoch and its index, as in
+:mod:`torchcaps_lab.data.preprocess`.
 """
 
 import math
@@ -17,7 +19,8 @@ from torchcaps.numerics import Share, Size
 from torchcaps.spec import Within, check_fields
 from torchcaps_lab.data.preprocess import _draw, _to_share
 
-# Streams of random numbers; those of a RandAugment follow each other, three for each operation.
+# Streams of random numbers; those of a RandAugment follow each other, three for each
+# operation.
 _ROTATE, _ZOOM, _ERASE, _AUGMENT = 10, 12, 20, 100
 
 ANGLE, STRETCH = Within(0, 180), Within(0, 0.9)
@@ -37,7 +40,8 @@ def _kornia() -> ModuleType:
 
 @dataclass(frozen=True)
 class RandomRotation:
-    """Turn each image around its centre by an angle uniformly distributed in [-degrees, degrees]; corners become black.
+    """Turn each image around its centre by an angle uniformly distributed in [-degrees,
+    degrees]; corners become black.
 
     Args:
         degrees: the largest angle, at most 180.
@@ -48,7 +52,9 @@ class RandomRotation:
 
     Example:
         >>> from torchcaps_lab.data import RandomRotation
-        >>> RandomRotation(15.0)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        >>> RandomRotation(15.0)(
+        ...     torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0
+        ... ).shape
         torch.Size([4, 3, 32, 32])
     """
 
@@ -59,14 +65,19 @@ class RandomRotation:
         check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
-        """Turn the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
+        """Turn the images, float (B, C, H, W), whose places in their data set are
+        `indices`, int64 (B,).
+        """
         share = _share(self.seed, _ROTATE, images, indices, epoch)
-        return _kornia().geometry.transform.rotate(images, (2 * share - 1) * self.degrees)
+        return _kornia().geometry.transform.rotate(
+            images, (2 * share - 1) * self.degrees
+        )
 
 
 @dataclass(frozen=True)
 class RandomZoom:
-    """Stretch each image around its centre, in width and in height by factors uniformly distributed in [1-z, 1+z].
+    """Stretch each image around its centre, in width and in height by factors uniformly
+    distributed in [1-z, 1+z].
 
     Args:
         most: z, the largest change of a factor; borders that come in are black.
@@ -77,7 +88,9 @@ class RandomZoom:
 
     Example:
         >>> from torchcaps_lab.data import RandomZoom
-        >>> RandomZoom(0.2)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        >>> RandomZoom(0.2)(
+        ...     torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0
+        ... ).shape
         torch.Size([4, 3, 32, 32])
     """
 
@@ -88,19 +101,27 @@ class RandomZoom:
         check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
-        """Stretch the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
-        shares = [_share(self.seed, _ZOOM + axis, images, indices, epoch) for axis in range(2)]
-        return _kornia().geometry.transform.scale(images, 1 + (2 * torch.stack(shares, 1) - 1) * self.most)
+        """Stretch the images, float (B, C, H, W), whose places in their data set are
+        `indices`, int64 (B,).
+        """
+        shares = [
+            _share(self.seed, _ZOOM + axis, images, indices, epoch) for axis in range(2)
+        ]
+        return _kornia().geometry.transform.scale(
+            images, 1 + (2 * torch.stack(shares, 1) - 1) * self.most
+        )
 
 
 @dataclass(frozen=True)
 class RandomErasing:
     """Black out a rectangle of each image, with a probability.
 
-    Its area is uniformly distributed between 2 % and 33 % of the image, the logarithm of its aspect ratio between those
-    of 0.3 and 1 / 0.3, and its place over the image; sides that do not fit are cut.
+    Its area is uniformly distributed between 2 % and 33 % of the image, the logarithm
+    of its aspect ratio between those of 0.3 and 1 / 0.3, and its place over the image;
+    sides that do not fit are cut.
 
-    Source: Z. Zhong, L. Zheng, G. Kang, S. Li, Y. Yang, "Random erasing data augmentation", AAAI 2020.
+    Source: Z. Zhong, L. Zheng, G. Kang, S. Li, Y. Yang, "Random erasing data
+    augmentation", AAAI 2020.
 
     Args:
         probability: that an image loses a rectangle.
@@ -111,7 +132,9 @@ class RandomErasing:
 
     Example:
         >>> from torchcaps_lab.data import RandomErasing
-        >>> RandomErasing(0.5)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        >>> RandomErasing(0.5)(
+        ...     torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0
+        ... ).shape
         torch.Size([4, 3, 32, 32])
     """
 
@@ -122,9 +145,12 @@ class RandomErasing:
         check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
-        """Erase in the images, float (B, C, H, W), whose places in their data set are `indices`, int64 (B,)."""
+        """Erase in the images, float (B, C, H, W), whose places in their data set are
+        `indices`, int64 (B,).
+        """
         chosen, area, ratio, left, top = (
-            _share(self.seed, _ERASE + number, images, indices, epoch) for number in range(5)
+            _share(self.seed, _ERASE + number, images, indices, epoch)
+            for number in range(5)
         )
         H, W = images.shape[2:]
         area = (0.02 + area * 0.31) * H * W
@@ -132,27 +158,38 @@ class RandomErasing:
         height = (area * ratio).sqrt().round().clamp(1, H)
         width = (area / ratio).sqrt().round().clamp(1, W)
         left, top = (left * (W - width + 1)).floor(), (top * (H - height + 1)).floor()
-        mask = _within(top, height, H)[:, None, :, None] & _within(left, width, W)[:, None, None]
-        return images.masked_fill(mask & (chosen < self.probability)[:, None, None, None], 0)
+        mask = (
+            _within(top, height, H)[:, None, :, None]
+            & _within(left, width, W)[:, None, None]
+        )
+        return images.masked_fill(
+            mask & (chosen < self.probability)[:, None, None, None], 0
+        )
 
 
 def _within(first: Tensor, count: Tensor, size: int) -> Tensor:
-    """Which of so many places lie among the ``count`` from the first one on, both (B,): (B, size)."""
+    """Which of so many places lie among the ``count`` from the first one on, both (B,):
+    (B, size).
+    """
     places = torch.arange(size, device=first.device)
     return (places >= first[:, None]) & (places < (first + count)[:, None])
 
 
 @dataclass(frozen=True)
 class RandAugment:
-    """Change each image by ``count`` random operations from a list, one after the other, all of one magnitude.
+    """Change each image by ``count`` random operations from a list, one after the
+    other, all of one magnitude.
 
-    kornia has a RandAugment of its own, which means something else: one choice of operations for the whole batch, drawn
-    from the global generator, without replacement and from another list. So an image would depend on the batch that it
-    is in; here it depends on the seed, the epoch and its index. The operations themselves are kornia's.
+    kornia has a RandAugment of its own, which means something else: one choice of
+    operations for the whole batch, drawn from the global generator, without replacement
+    and from another list. So an image would depend on the batch that it is in; here it
+    depends on the seed, the epoch and its index. The operations themselves are
+    kornia's.
 
-    The list is that of the paper without equalising: identity, autocontrast, brightness, contrast, sharpness, colour
-    (of three channels), posterise, solarise, rotate, shear and translate in x and y. Operations with two directions
-    take either with the probability 1/2.
+    The list is that of the paper without equalising: identity, autocontrast,
+    brightness, contrast, sharpness, colour (of three channels), posterise, solarise,
+    rotate, shear and translate in x and y. Operations with two directions take either
+    with the probability 1/2.
 
     Source: E. Cubuk, B. Zoph, J. Shlens, Q. Le, "RandAugment", NeurIPS 2020.
 
@@ -166,7 +203,9 @@ class RandAugment:
 
     Example:
         >>> from torchcaps_lab.data import RandAugment
-        >>> RandAugment(count=2)(torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0).shape
+        >>> RandAugment(count=2)(
+        ...     torch.rand(4, 3, 32, 32), indices=torch.arange(4), epoch=0
+        ... ).shape
         torch.Size([4, 3, 32, 32])
     """
 
@@ -178,19 +217,27 @@ class RandAugment:
         check_fields(self)
 
     def __call__(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
-        """Change the images, float (B, C, H, W) in [0, 1], whose places in their data set are `indices`, int64 (B,)."""
-        names = [name for name in OPERATIONS if name != "colour" or images.shape[1] == 3]
+        """Change the images, float (B, C, H, W) in [0, 1], whose places in their data
+        set are `indices`, int64 (B,).
+        """
+        names = [
+            name for name in OPERATIONS if name != "colour" or images.shape[1] == 3
+        ]
         kornia = _kornia()
         for step in range(self.count):
             stream = _AUGMENT + 2 * step
             chosen = _draw(self.seed, stream, images, indices, epoch) % len(names)
-            sign = 1.0 - 2.0 * (_share(self.seed, stream + 1, images, indices, epoch) < 0.5).to(images.dtype)
+            sign = 1.0 - 2.0 * (
+                _share(self.seed, stream + 1, images, indices, epoch) < 0.5
+            ).to(images.dtype)
             changed = images.clone()
             for number, name in enumerate(names):
                 rows = (chosen == number).nonzero().squeeze(1)
                 if len(rows):
                     strength = sign[rows] * self.magnitude / 30
-                    changed[rows] = OPERATIONS[name](kornia, images[rows], strength).clamp(0, 1)
+                    changed[rows] = OPERATIONS[name](
+                        kornia, images[rows], strength
+                    ).clamp(0, 1)
             images = changed
         return images
 
@@ -200,15 +247,23 @@ Operation = Callable[[Any, Tensor, Tensor], Tensor]
 
 
 def _stretched(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
-    """Each channel to [0, 1]; one of a single value has no contrast to stretch, and kornia makes it black."""
+    """Each channel to [0, 1]; one of a single value has no contrast to stretch, and
+    kornia makes it black.
+    """
     flat = images.amin((2, 3), keepdim=True) == images.amax((2, 3), keepdim=True)
     return torch.where(flat, images, kornia.enhance.normalize_min_max(images))
 
 
 def _contrasted(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
-    """Around the mean of each image; kornia before 0.9 takes that of the batch, unless there are three channels."""
+    """Around the mean of each image; kornia before 0.9 takes that of the batch, unless
+    there are three channels.
+    """
     grey = kornia.color.rgb_to_grayscale(images) if images.shape[1] == 3 else images
-    return torch.lerp(grey.mean((1, 2, 3), keepdim=True), images, (1 + 0.9 * strength)[:, None, None, None])
+    return torch.lerp(
+        grey.mean((1, 2, 3), keepdim=True),
+        images,
+        (1 + 0.9 * strength)[:, None, None, None],
+    )
 
 
 def _rotated(kornia: Any, images: Tensor, strength: Tensor) -> Tensor:
@@ -238,16 +293,24 @@ def _along(axis: int, values: Tensor) -> Tensor:
 OPERATIONS: dict[str, Operation] = {
     "identity": lambda kornia, images, strength: images,
     "autocontrast": _stretched,
-    "brightness": lambda kornia, images, strength: images * (1 + 0.9 * strength)[:, None, None, None],
+    "brightness": lambda kornia, images, strength: (
+        images * (1 + 0.9 * strength)[:, None, None, None]
+    ),
     "contrast": _contrasted,
-    "sharpness": lambda kornia, images, strength: kornia.enhance.sharpness(images, 1 + 0.9 * strength),
-    "colour": lambda kornia, images, strength: kornia.enhance.adjust_saturation_with_gray_subtraction(
+    "sharpness": lambda kornia, images, strength: kornia.enhance.sharpness(
         images, 1 + 0.9 * strength
+    ),
+    "colour": lambda kornia, images, strength: (
+        kornia.enhance.adjust_saturation_with_gray_subtraction(
+            images, 1 + 0.9 * strength
+        )
     ),
     "posterise": lambda kornia, images, strength: kornia.enhance.posterize(
         images, (8 - 4 * strength.abs()).round().long()
     ),
-    "solarise": lambda kornia, images, strength: kornia.enhance.solarize(images, 1 - strength.abs()),
+    "solarise": lambda kornia, images, strength: kornia.enhance.solarize(
+        images, 1 - strength.abs()
+    ),
     "rotate": _rotated,
     "shear in x": _sheared(0),
     "shear in y": _sheared(1),
@@ -256,6 +319,8 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def _share(seed: int, stream: int, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+def _share(
+    seed: int, stream: int, images: Tensor, indices: Tensor, epoch: int
+) -> Tensor:
     """A number in [0, 1) for each image, (B,) of the images' type."""
     return _to_share(_draw(seed, stream, images, indices, epoch), images).flatten()

@@ -41,7 +41,9 @@ _LINES = {
 """Collections of two files with a text in each line."""
 
 
-def list_texts(root: Path, columns: tuple[str, str], known: tuple[str, ...] = ()) -> Listed:
+def list_texts(
+    root: Path, columns: tuple[str, str], known: tuple[str, ...] = ()
+) -> Listed:
     """The texts in a folder or a file, whatever its form.
 
     Args:
@@ -52,22 +54,44 @@ def list_texts(root: Path, columns: tuple[str, str], known: tuple[str, ...] = ()
     left_out: dict[str, str] = {}
     if root.suffix.lower() in _TABLES and root.is_file():
         return Listed(parts={"all": _table(root, left_out, columns)}, left_out=left_out)
-    kinds = [kind for kind in _SST if root.name.startswith(kind) or (root / f"{kind}train").is_file()]
+    kinds = [
+        kind
+        for kind in _SST
+        if root.name.startswith(kind) or (root / f"{kind}train").is_file()
+    ]
     if len(kinds) > 1:
-        raise ValueError(f"{root} holds {' and '.join(f'{kind}train' for kind in kinds)}: give one of them as root")
+        raise ValueError(
+            f"{root} holds {' and '.join(f'{kind}train' for kind in kinds)}: give one "
+            "of them as root"
+        )
     if kinds:
         return _sst(root if root.is_dir() else root.parent, kinds[0])
     if not root.is_dir():
-        raise ValueError(f"root {root} must be a folder, or a table of texts: a .csv or .tsv file")
+        raise ValueError(
+            f"root {root} must be a folder, or a table of texts: a .csv or .tsv file"
+        )
     if (root / "train_5500.label").is_file():
-        return Listed(parts={"train": _trec(root / "train_5500.label"), "test": _trec(root / "TREC_10.label")})
+        return Listed(
+            parts={
+                "train": _trec(root / "train_5500.label"),
+                "test": _trec(root / "TREC_10.label"),
+            }
+        )
     for files, classes in _LINES.items():
         if (root / files[0]).is_file():
-            rows = [_lines(root / file, category) for file, category in zip(files, classes, strict=True)]
+            rows = [
+                _lines(root / file, category)
+                for file, category in zip(files, classes, strict=True)
+            ]
             return Listed(parts={"all": list(chain(*rows))})
     tables = _tables(root)
     if {"train", "test"} <= tables.keys():
-        return Listed(parts={part: _table(path, left_out, columns) for part, path in tables.items()}, left_out=left_out)
+        return Listed(
+            parts={
+                part: _table(path, left_out, columns) for part, path in tables.items()
+            },
+            left_out=left_out,
+        )
     return _folder(root, known)
 
 
@@ -77,7 +101,10 @@ def _tables(root: Path) -> dict[str, Path]:
     for path in sorted(root.iterdir()):
         part = part_called(path.stem) if path.suffix.lower() in _TABLES else None
         if part in tables:
-            raise ValueError(f"{root} holds two tables for {part}, {tables[part].name} and {path.name}: keep one")
+            raise ValueError(
+                f"{root} holds two tables for {part}, {tables[part].name} and "
+                f"{path.name}: keep one"
+            )
         if part is not None:
             tables[part] = path
     return tables
@@ -100,10 +127,12 @@ class _TextFiles(Listing):
 
 
 def decoded(path: Path) -> str:
-    """The text of a file: UTF-16 if it begins with the mark of that, as Excel writes it, or else UTF-8, or Latin-1.
+    """The text of a file: UTF-16 if it begins with the mark of that, as Excel writes
+    it, or else UTF-8, or Latin-1.
 
     Raises:
-        ValueError: if it holds zeros, as pictures do and texts do not, is no regular file, or is larger than 4 GiB.
+        ValueError: if it holds zeros, as pictures do and texts do not, is no regular
+            file, or is larger than 4 GiB.
     """
     content = read_bytes(path, LARGEST_TABLE)
     marked = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -114,7 +143,10 @@ def decoded(path: Path) -> str:
             raise ValueError(f"{path} begins as UTF-16 and is not: {error}") from None
         text = content.decode("latin-1")
     if "\0" in text:
-        raise ValueError(f"{path} is not text in UTF-8, Latin-1 or UTF-16 with a byte order mark: it holds zero bytes")
+        raise ValueError(
+            f"{path} is not text in UTF-8, Latin-1 or UTF-16 with a byte order mark: "
+            "it holds zero bytes"
+        )
     return text.replace("\r\n", "\n")
 
 
@@ -125,13 +157,17 @@ def lines_of(path: Path) -> list[str]:
 
 def _numbered(path: Path) -> Iterator[tuple[str, str]]:
     """The lines of a file with their names."""
-    return ((f"{path.name}:{number}", line) for number, line in enumerate(lines_of(path), 1))
+    return (
+        (f"{path.name}:{number}", line) for number, line in enumerate(lines_of(path), 1)
+    )
 
 
 def _trec(path: Path) -> list[TextItem]:
     """Lines such as ``HUM:desc Who was Galileo ?``, whose class is HUM."""
     rows = ((name, *line.partition(" ")) for name, line in _numbered(path))
-    return [TextItem(name, label.partition(":")[0], text) for name, label, _, text in rows]
+    return [
+        TextItem(name, label.partition(":")[0], text) for name, label, _, text in rows
+    ]
 
 
 def _lines(path: Path, category: str) -> list[TextItem]:
@@ -151,25 +187,35 @@ def _sst(folder: Path, kind: str) -> Listed:
                 left_out[name] = "it has no label"
                 continue
             if label not in numbers:
-                raise ValueError(f"{folder / name} must begin with a label, {', '.join(numbers)}, got {line[:40]!r}")
+                raise ValueError(
+                    f"{folder / name} must begin with a label, {', '.join(numbers)}, "
+                    f"got {line[:40]!r}"
+                )
             parts[part].append(TextItem(name, numbers[label], text))
     return Listed(parts=parts, left_out=left_out)
 
 
-def _table(path: Path, left_out: dict[str, str], columns: tuple[str, str]) -> list[TextItem]:
+def _table(
+    path: Path, left_out: dict[str, str], columns: tuple[str, str]
+) -> list[TextItem]:
     """The rows of a table; adds to ``left_out`` why some are left out."""
     found, *rows = _cells(path) or [[]]
     for argument, column in zip(("text", "label"), columns, strict=True):
         if column not in found:
             raise ValueError(
-                f"{argument} must be a column of {path}, got {column!r}; there are {found}: --data.{argument} names it"
+                f"{argument} must be a column of {path}, got {column!r}; there are "
+                f"{found}: --data.{argument} names it"
             )
     text, label = map(found.index, columns)
     items = []
     for number, row in enumerate(rows, 1):
         name = f"{path.name}, row {number}"
-        if len(row) <= max(text, label) or any(row[len(found) :]):  # empty cells at the end do not matter
-            left_out[name] = f"it has not as many cells as there are columns, {len(found)}"
+        if len(row) <= max(text, label) or any(
+            row[len(found) :]
+        ):  # empty cells at the end do not matter
+            left_out[name] = (
+                f"it has not as many cells as there are columns, {len(found)}"
+            )
         elif not row[label].strip():
             left_out[name] = "it has no label"
         else:
@@ -183,14 +229,25 @@ def _cells(path: Path) -> list[list[str]]:
     limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than csv expects
     rows = []
     try:
-        for row in csv.reader(StringIO(content, newline=""), delimiter=delimiter, strict=True):
+        for row in csv.reader(
+            StringIO(content, newline=""), delimiter=delimiter, strict=True
+        ):
             rows.append(row)
     except csv.Error as error:
         if delimiter == ",":
-            hint = "a text with a comma or a quote in it stands between quotes, and its own quotes are doubled"
+            hint = (
+                "a text with a comma or a quote in it stands between quotes, and "
+                "its own quotes are doubled"
+            )
             raise ValueError(f"{path}, row {len(rows)}: {error}; {hint}") from error
         # Many such tables do not use quoting: quotes are part of the texts.
-        rows = list(csv.reader(StringIO(content, newline=""), delimiter=delimiter, quoting=csv.QUOTE_NONE))
+        rows = list(
+            csv.reader(
+                StringIO(content, newline=""),
+                delimiter=delimiter,
+                quoting=csv.QUOTE_NONE,
+            )
+        )
     finally:
         csv.field_size_limit(limit)
     return [row for row in rows if row]
@@ -200,14 +257,16 @@ class NamedText(str):
     """A text that knows where it was found.
 
     Attributes:
-        place: the file and the line, followed by a colon and a blank; empty for a text from the command line.
+        place: the file and the line, followed by a colon and a blank; empty for a text
+            from the command line.
     """
 
     place = ""
 
 
 def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
-    """Texts named on the command line: lines of files, whole .txt files in folders, or texts themselves.
+    """Texts named on the command line: lines of files, whole .txt files in folders, or
+    texts themselves.
 
     Raises:
         ValueError: a folder holds no texts.
@@ -221,9 +280,15 @@ def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
             if not found:
                 raise ValueError(f"there are no .txt files in {name}")
         elif is_there(path.is_file):
-            found = [(f"{path}:{number}", line) for number, line in enumerate(lines_of(path), 1)]
+            found = [
+                (f"{path}:{number}", line)
+                for number, line in enumerate(lines_of(path), 1)
+            ]
             if path.suffix.lower() in _TABLES:
-                warnings.warn(f"{path} is read line by line: all columns are parts of the texts", stacklevel=2)
+                warnings.warn(
+                    f"{path} is read line by line: all columns are parts of the texts",
+                    stacklevel=2,
+                )
         elif path.suffix.lower() in (".txt", *_TABLES) and len(name.split()) == 1:
             raise FileNotFoundError(f"there is no file {name}")
         else:

@@ -17,8 +17,8 @@ _NO_WORDS = Words()
 class TextSet(ImageSet):
     """Labelled texts: an :class:`ImageSet` whose images are rows of words.
 
-    Batches are as long as the longest text in them: their ``images`` are int64 (B, L), the numbers of the words, and 0
-    after the end of a text; so are their ``pictures``.
+    Batches are as long as the longest text in them: their ``images`` are int64 (B, L),
+    the numbers of the words, and 0 after the end of a text; so are their ``pictures``.
 
     Attributes:
         images: int64 (N, longest of all), likewise.
@@ -26,13 +26,18 @@ class TextSet(ImageSet):
         words: the vocabulary.
 
     Raises:
-        ValueError: a tensor has another type or shape, a label is out of range, or ``preprocess`` or ``composition``
-            is given, which are for images.
+        ValueError: a tensor has another type or shape, a label is out of range, or
+            ``preprocess`` or ``composition`` is given, which are for images.
 
     Example:
         >>> from torchcaps_lab.data import TextSet, Words
         >>> words = Words(("who", "wrote", "it"))
-        >>> texts = TextSet.of(["Who wrote it?", "Who?"], torch.tensor([0, 1]), ("long", "short"), words)
+        >>> texts = TextSet.of(
+        ...     ["Who wrote it?", "Who?"],
+        ...     torch.tensor([0, 1]),
+        ...     ("long", "short"),
+        ...     words,
+        ... )
         >>> texts.images
         tensor([[2, 3, 4, 1],
                 [2, 1, 0, 0]])
@@ -45,9 +50,15 @@ class TextSet(ImageSet):
 
     def _check_images(self) -> None:
         if self.images.dtype != torch.int64 or self.images.ndim != 2:
-            raise ValueError(f"images must be int64 (N, L), got {self.images.dtype} {tuple(self.images.shape)}")
+            raise ValueError(
+                f"images must be int64 (N, L), got {self.images.dtype} "
+                f"{tuple(self.images.shape)}"
+            )
         if len(self.texts) != len(self.images):
-            raise ValueError(f"texts must be {len(self.images)}, one for each row of words, got {len(self.texts)}")
+            raise ValueError(
+                f"texts must be {len(self.images)}, one for each row of words, got "
+                f"{len(self.texts)}"
+            )
 
     @classmethod
     def of(
@@ -58,9 +69,13 @@ class TextSet(ImageSet):
         words: Words,
         files: tuple[str, ...] | None = None,
     ) -> "TextSet":
-        """Converts texts with labels, int64 (N,) or masks, bool (N, E), to numbers of words."""
+        """Converts texts with labels, int64 (N,) or masks, bool (N, E), to numbers of
+        words.
+        """
         rows = [reading.numbers for reading in words.read(texts)]
-        return cls(together(rows), labels, classes, files, texts=tuple(texts), words=words)
+        return cls(
+            together(rows), labels, classes, files, texts=tuple(texts), words=words
+        )
 
     @property
     def raw_image_shape(self) -> tuple[int, int, int]:
@@ -77,18 +92,28 @@ class TextSet(ImageSet):
         """These and other texts, in the words of these."""
         assert isinstance(other, TextSet)
         texts, labels = self.texts + other.texts, torch.cat([self.labels, other.labels])
-        return TextSet.of(texts, labels, self.classes, self.words, (*(self.files or ()), *(other.files or ())) or None)
+        return TextSet.of(
+            texts,
+            labels,
+            self.classes,
+            self.words,
+            (*(self.files or ()), *(other.files or ())) or None,
+        )
 
     def subset(self, indices: Tensor) -> "TextSet":
         """The texts at ``indices``, int64 (M,), in that order."""
         rows = self._rows(indices)
-        return replace(self, **rows, texts=tuple(self.texts[index] for index in indices.tolist()))
+        return replace(
+            self, **rows, texts=tuple(self.texts[index] for index in indices.tolist())
+        )
 
     def __getitems__(self, indices: list[int]) -> Batch:
         return self._fetch(indices)  # texts need no preparation
 
     def _fetch(self, indices: list[int]) -> Batch:
-        rows = torch.as_tensor(indices, dtype=torch.int64).to(self.images.device, non_blocking=True)
+        rows = torch.as_tensor(indices, dtype=torch.int64).to(
+            self.images.device, non_blocking=True
+        )
         words = self.images[rows]
         length = max(1, int((words != PADDING).sum(1).max())) if len(indices) else 1
         words = words[:, :length]
@@ -96,9 +121,11 @@ class TextSet(ImageSet):
 
 
 def joined(texts: TextSet, count: int, parts: int = 2, seed: int = 0) -> TextSet:
-    """Joins texts of different classes, which training has never shown together, with masks as labels.
+    """Joins texts of different classes, which training has never shown together, with
+    masks as labels.
 
-    The first part is any of the texts, each further part any text of a class that is not in it yet.
+    The first part is any of the texts, each further part any text of a class that is
+    not in it yet.
 
     Args:
         texts: of one class each.
@@ -108,13 +135,16 @@ def joined(texts: TextSet, count: int, parts: int = 2, seed: int = 0) -> TextSet
 
     Raises:
         TypeError: ``texts`` is not a TextSet.
-        ValueError: there are fewer classes than ``parts``, or the texts have masks already.
+        ValueError: there are fewer classes than ``parts``, or the texts have masks
+            already.
     """
     if not isinstance(texts, TextSet):
         raise TypeError(f"texts must be a TextSet, got {type(texts).__name__}")
     check_size(count=count, parts=parts)
     if texts.labels.ndim != 1 or len(texts.labels.unique()) < parts:
-        raise ValueError(f"texts must be of one class each, and of {parts} classes at least")
+        raise ValueError(
+            f"texts must be of one class each, and of {parts} classes at least"
+        )
     generator = torch.Generator().manual_seed(seed)
     masks = torch.zeros(count, len(texts.classes), dtype=torch.bool)
     lines = []

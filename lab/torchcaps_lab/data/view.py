@@ -1,4 +1,6 @@
-"""How a network sees the images of a data set, in training and in the test, as one set of options."""
+"""How a network sees the images of a data set, in training and in the test, as one set
+of options.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -21,7 +23,14 @@ from torchcaps_lab.data.preprocess import (
     standardise,
     thirteen_crops,
 )
-from torchcaps_lab.data.strong import ANGLE, STRETCH, RandAugment, RandomErasing, RandomRotation, RandomZoom
+from torchcaps_lab.data.strong import (
+    ANGLE,
+    STRETCH,
+    RandAugment,
+    RandomErasing,
+    RandomRotation,
+    RandomZoom,
+)
 
 Change = Callable[[Tensor, Tensor, int], Tensor]
 """Changes images (B, C, H, W) of indices (B,) for an epoch."""
@@ -37,7 +46,9 @@ MOVES: Changes = {
     "flip": lambda _, seed: RandomFlip(seed),
     "randaugment": lambda count, seed: RandAugment(count, seed=seed),
 }
-"""Those that may move things; RandAugment is among them because it leaves black pixels black."""
+"""Those that may move things; RandAugment is among them because it leaves black pixels
+black.
+"""
 
 SHADES: Changes = {
     "brightness": RandomBrightness,
@@ -52,15 +63,18 @@ class View(NamedTuple):
 
     Attributes:
         images: float (B, C, H, W), what the network sees.
-        pictures: (B, C, H, W), the same before they were standardised or normalised, clamped to [0, 1]: what a decoder
-            should reconstruct, and what to draw.
-        placed: (B, C, H, W), the same before brightness, contrast and erasing, to find where things are; None if none
-            of these was chosen.
+        pictures: (B, C, H, W), the same before they were standardised or normalised,
+            clamped to [0, 1]: what a decoder should reconstruct, and what to draw.
+        placed: (B, C, H, W), the same before brightness, contrast and erasing, to find
+            where things are; None if none of these was chosen.
 
     Example:
         >>> from torchcaps_lab.data import Preprocess
         >>> view = Preprocess(standardise=True).evaluate(torch.rand(4, 1, 8, 8))
-        >>> view.images.mean().abs() < 0.1, view.pictures.mean() > 0.4  # what the network sees, what people see
+        >>> (
+        ...     view.images.mean().abs() < 0.1,
+        ...     view.pictures.mean() > 0.4,
+        ... )  # what the network sees, what people see
         (tensor(True), tensor(True))
     """
 
@@ -71,43 +85,58 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How images are prepared: training images at random, all others always in the same way.
+    """How images are prepared: training images at random, all others always in the same
+    way.
 
-    Training images are rescaled, shifted, turned, stretched, cropped, flipped, augmented, changed in brightness and in
-    contrast, erased in part, binarised and standardised or normalised, in this order; each step is left out unless
-    asked for. All others are rescaled, cropped in the centre, binarised and standardised or normalised. `rotate`,
-    `zoom` and `randaugment` need the extra `augment`.
+    Training images are rescaled, shifted, turned, stretched, cropped, flipped,
+    augmented, changed in brightness and in contrast, erased in part, binarised and
+    standardised or normalised, in this order; each step is left out unless asked for.
+    All others are rescaled, cropped in the centre, binarised and standardised or
+    normalised. `rotate`, `zoom` and `randaugment` need the extra `augment`.
 
-    With `crop=32, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True` this is the way of G. Hinton,
-    S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, on smallNORB of 48 x 48 pixels, except that the
-    released code crops last, so that its contrast is about the mean of the whole picture; their best figure is for
-    `crops=13`. S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules", NeurIPS 2017:
-    `shift=2` on MNIST, `crop=32` on smallNORB, `crop=24` on CIFAR-10.
+    With `crop=32, brightness=63 / 255, contrast=(0.2, 1.8), standardise=True` this is
+    the way of G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR
+    2018, on smallNORB of 48 x 48 pixels, except that the released code crops last, so
+    that its contrast is about the mean of the whole picture; their best figure is for
+    `crops=13`. S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules",
+    NeurIPS 2017: `shift=2` on MNIST, `crop=32` on smallNORB, `crop=24` on CIFAR-10.
 
-    V. Mazzia, F. Salvetti, M. Chiaberge, "Efficient-CapsNet", 2021, on smallNORB of 96 x 96 pixels: `rescale=64,
-    crop=48, contrast=(0.5, 1.5)`, `mean` and `deviation` of the training images (0.752, 0.757 and 0.177, 0.174), and a
-    `brightness` of 2 deviations (0.35).
+    V. Mazzia, F. Salvetti, M. Chiaberge, "Efficient-CapsNet", 2021, on smallNORB of 96
+    x 96 pixels: `rescale=64, crop=48, contrast=(0.5, 1.5)`, `mean` and `deviation` of
+    the training images (0.752, 0.757 and 0.177, 0.174), and a `brightness` of 2
+    deviations (0.35).
 
     Args:
-        shift: move training images by up to this many pixels in x and in y; pixels from outside are zero.
-        crop: height and width of what the network sees: a random part of a training image, the centre of any other.
+        shift: move training images by up to this many pixels in x and in y; pixels from
+            outside are zero.
+        crop: height and width of what the network sees: a random part of a training
+            image, the centre of any other.
         flip: mirror half of the training images, left to right.
-        brightness: add a number from [-brightness, brightness] to all pixels of a training image, which span [0, 1].
-            Standardising undoes this.
+        brightness: add a number from [-brightness, brightness] to all pixels of a
+            training image, which span [0, 1]. Standardising undoes this.
         contrast: scale a training image around its mean by a factor between these two.
         standardise: give each image, as the last step, the mean 0 and the variance 1.
-        rescale: bring images to this height and width first, bilinearly; None leaves their size.
-        mean: of each channel of all training images, which is subtracted as the last step, and
-        deviation: which is then divided by: the same numbers for every image, where `standardise` has each image's own.
-        crops: 13 averages the class activations over thirteen crops around the centre wherever a network is tested.
-        rotate: turn training images by up to this many degrees; corners that come in are black.
-        zoom: stretch training images, width and height each by up to this share; borders that come in are black.
-        randaugment: change each training image by this many operations of RandAugment, of magnitude 9.
+        rescale: bring images to this height and width first, bilinearly; None leaves
+            their size.
+        mean: of each channel of all training images, which is subtracted as the last
+            step, and
+        deviation: which is then divided by: the same numbers for every image, where
+            `standardise` has each image's own.
+        crops: 13 averages the class activations over thirteen crops around the centre
+            wherever a network is tested.
+        rotate: turn training images by up to this many degrees; corners that come in
+            are black.
+        zoom: stretch training images, width and height each by up to this share;
+            borders that come in are black.
+        randaugment: change each training image by this many operations of RandAugment,
+            of magnitude 9.
         erase: the probability that a rectangle of a training image becomes black.
-        binarise: make pixels above 0.5 one and all others zero, after all changes and before `standardise` or `mean`.
+        binarise: make pixels above 0.5 one and all others zero, after all changes and
+            before `standardise` or `mean`.
 
     Raises:
-        ValueError: a number is out of range, or thirteen crops are asked for without `crop`.
+        ValueError: a number is out of range, or thirteen crops are asked for without
+            `crop`.
 
     Example:
         >>> from torchcaps_lab.data import Preprocess
@@ -137,8 +166,12 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.contrast is not None and not 0 <= self.contrast[0] <= self.contrast[1] < float("inf"):
-            raise ValueError(f"contrast must be two factors, 0 <= low <= high, got {self.contrast}")
+        if self.contrast is not None and not 0 <= self.contrast[0] <= self.contrast[
+            1
+        ] < float("inf"):
+            raise ValueError(
+                f"contrast must be two factors, 0 <= low <= high, got {self.contrast}"
+            )
         self._check_statistics()
         if self.crops == 13 and self.crop is None:
             raise ValueError("crops=13 needs crop, the size of each of them, got None")
@@ -148,38 +181,53 @@ class Preprocess:
         if mean is None and deviation is None:
             return
         if mean is None or deviation is None or len(mean) != len(deviation):
-            raise ValueError(f"mean and deviation must be one number each a channel, got {mean} and {deviation}")
+            raise ValueError(
+                f"mean and deviation must be one number each a channel, got {mean} "
+                f"and {deviation}"
+            )
         if self.standardise:
-            raise ValueError("standardise and mean are two ways to scale images, got both")
+            raise ValueError(
+                "standardise and mean are two ways to scale images, got both"
+            )
 
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
         """The shape in which the network sees images of the shape `raw`, (C, H, W).
 
         Raises:
-            ValueError: `crop` is larger than the images, or leaves no margin for thirteen crops; `shift` is as large as
-                the images; or `mean` has another number of channels.
+            ValueError: `crop` is larger than the images, or leaves no margin for
+                thirteen crops; `shift` is as large as the images; or `mean` has another
+                number of channels.
         """
         channels, height, width = raw
         if self.mean is not None and len(self.mean) != channels:
-            raise ValueError(f"mean and deviation must be for {channels} channels, got {self.mean}")
+            raise ValueError(
+                f"mean and deviation must be for {channels} channels, got {self.mean}"
+            )
         if self.rescale is not None:
             height = width = self.rescale
         if self.shift >= min(height, width):
             raise ValueError(
-                f"shift must be less than {min(height, width)} for images of {height} x {width}, got {self.shift}"
+                f"shift must be less than {min(height, width)} for images of {height} "
+                f"x {width}, got {self.shift}"
             )
         if self.crop is None:
             return channels, height, width
-        margin, why = (0, "") if self.crops == 1 else (6, ", 3 pixels less on every side for 13 crops")
+        margin, why = (
+            (0, "")
+            if self.crops == 1
+            else (6, ", 3 pixels less on every side for 13 crops")
+        )
         if self.crop > min(height, width) - margin:
             raise ValueError(
-                f"crop must be at most {min(height, width) - margin} for images of {height} x {width}{why}, "
+                f"crop must be at most {min(height, width) - margin} for images of "
+                f"{height} x {width}{why}, "
                 f"got {self.crop}"
             )
         return channels, self.crop, self.crop
 
     def train(self, images: Tensor, indices: Tensor, epoch: int, seed: int = 0) -> View:
-        """Training images (B, C, H, W) in [0, 1], whose places in their set are `indices`, int64 (B,), for one epoch.
+        """Training images (B, C, H, W) in [0, 1], whose places in their set are
+        `indices`, int64 (B,), for one epoch.
 
         What happens to an image depends only on the seed, the epoch and its index.
         """
@@ -192,12 +240,18 @@ class Preprocess:
         return self._view(images)._replace(placed=placed if shades else None)
 
     def evaluate(self, images: Tensor) -> View:
-        """Images (B, C, H, W) in [0, 1] prepared for a test; of several crops, the centre."""
+        """Images (B, C, H, W) in [0, 1] prepared for a test; of several crops, the
+        centre.
+        """
         images = self._rescaled(images)
-        return self._view(images if self.crop is None else centre_crop(images, self.crop))
+        return self._view(
+            images if self.crop is None else centre_crop(images, self.crop)
+        )
 
     def evaluate_crops(self, images: Tensor) -> Tensor:
-        """All crops of images (B, C, H, W) that a network is tested on: (B, crops, C, h, w), the centre first."""
+        """All crops of images (B, C, H, W) that a network is tested on: (B, crops, C,
+        h, w), the centre first.
+        """
         if self.crops == 1 or self.crop is None:
             return self.evaluate(images).images.unsqueeze(1)
         parts = thirteen_crops(self._rescaled(images), self.crop)
@@ -205,7 +259,10 @@ class Preprocess:
 
     def config(self) -> dict[str, Any]:
         """The options, ready for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Preprocess":
@@ -217,12 +274,18 @@ class Preprocess:
         unknown = sorted(config.keys() - {field.name for field in fields(cls)})
         if unknown:
             raise ValueError(f"unknown preprocess options {', '.join(unknown)}")
-        options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+        options: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in config.items()
+        }
         return cls(**options)
 
     def _changes(self, kinds: Changes, seed: int) -> list[Change]:
         """Those of the changes that are asked for."""
-        return [make(value, seed) for name, make in kinds.items() if (value := getattr(self, name))]
+        return [
+            make(value, seed)
+            for name, make in kinds.items()
+            if (value := getattr(self, name))
+        ]
 
     def _rescaled(self, images: Tensor) -> Tensor:
         return images if self.rescale is None else rescale(images, self.rescale)

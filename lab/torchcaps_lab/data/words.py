@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PADDING, UNKNOWN, RESERVED = 0, 1, 2
-"""Numbers of the padding, of words that are not in the vocabulary, and of the first word of the vocabulary."""
+"""Numbers of the padding, of words that are not in the vocabulary, and of the first
+word of the vocabulary.
+"""
 
 
 class Reading(NamedTuple):
@@ -25,7 +27,8 @@ class Reading(NamedTuple):
 
     Args:
         numbers: of its words, at most the first ``longest``, int64 (L,).
-        spans: where each of these words is in the text: index of its first character, and of the one after its last.
+        spans: where each of these words is in the text: index of its first character,
+            and of the one after its last.
         length: how many words the text has.
 
     Example:
@@ -49,13 +52,16 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Words:
-    """A vocabulary, and how texts are cut into words: everything needed to read texts as in training.
+    """A vocabulary, and how texts are cut into words: everything needed to read texts
+    as in training.
 
-    A text is converted to a normal form of Unicode (NFKC) and, with ``lower``, to lower case. It is split at blanks;
-    each punctuation mark and each Chinese character is a separate word. The library tokenizers does all of this.
+    A text is converted to a normal form of Unicode (NFKC) and, with ``lower``, to lower
+    case. It is split at blanks; each punctuation mark and each Chinese character is a
+    separate word. The library tokenizers does all of this.
 
     Args:
-        vocabulary: the words, the first of which has the number 2. 0 pads short texts, 1 is any other word.
+        vocabulary: the words, the first of which has the number 2. 0 pads short texts,
+            1 is any other word.
         lower: whether texts are converted to lower case.
         longest: how many words of a text are read.
 
@@ -78,11 +84,17 @@ class Words:
     def __post_init__(self) -> None:
         check_size(longest=self.longest)
         if len(set(self.vocabulary)) < len(self.vocabulary):
-            twice = [word for word, count in Counter(self.vocabulary).items() if count > 1]
-            raise ValueError(f"vocabulary must hold each word once, got {some(twice)} more often")
+            twice = [
+                word for word, count in Counter(self.vocabulary).items() if count > 1
+            ]
+            raise ValueError(
+                f"vocabulary must hold each word once, got {some(twice)} more often"
+            )
 
     @classmethod
-    def of(cls, texts: Sequence[str], most: int | None = None, least: int = 1, **how: Any) -> "Words":
+    def of(
+        cls, texts: Sequence[str], most: int | None = None, least: int = 1, **how: Any
+    ) -> "Words":
         """The vocabulary of some texts, the most frequent words first.
 
         Args:
@@ -94,7 +106,10 @@ class Words:
         cut, counts = cls(**how), Counter[str]()
         for text in texts:
             counts.update(cut.split(text))
-        ranked = sorted((word for word in counts if counts[word] >= least), key=lambda word: (-counts[word], word))
+        ranked = sorted(
+            (word for word in counts if counts[word] >= least),
+            key=lambda word: (-counts[word], word),
+        )
         return cls(tuple(ranked[:most]), **how)
 
     def __len__(self) -> int:
@@ -105,19 +120,29 @@ class Words:
         normalizer, cutter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         assert normalizer is not None
         assert cutter is not None
-        return [word for word, _ in cutter.pre_tokenize_str(normalizer.normalize_str(text))]
+        return [
+            word for word, _ in cutter.pre_tokenize_str(normalizer.normalize_str(text))
+        ]
 
     def read(self, texts: Sequence[str]) -> list[Reading]:
         """Texts as a network reads them."""
         readings = []
-        for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False):
+        for found in self._tokenizer.encode_batch(
+            list(texts), add_special_tokens=False
+        ):
             numbers = torch.tensor(found.ids[: self.longest], dtype=torch.int64)
-            readings.append(Reading(numbers, tuple(found.offsets[: self.longest]), len(found.ids)))
+            readings.append(
+                Reading(numbers, tuple(found.offsets[: self.longest]), len(found.ids))
+            )
         return readings
 
     def config(self) -> dict[str, Any]:
         """The vocabulary and its settings, ready for JSON."""
-        return {"vocabulary": list(self.vocabulary), "lower": self.lower, "longest": self.longest}
+        return {
+            "vocabulary": list(self.vocabulary),
+            "lower": self.lower,
+            "longest": self.longest,
+        }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "Words | None":
@@ -129,25 +154,40 @@ class Words:
         if config is None:
             return None
         try:
-            return cls(tuple(map(str, config["vocabulary"])), bool(config["lower"]), config["longest"])
+            return cls(
+                tuple(map(str, config["vocabulary"])),
+                bool(config["lower"]),
+                config["longest"],
+            )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"the words that were saved with the network are damaged: {error!r}") from error
+            raise ValueError(
+                f"the words that were saved with the network are damaged: {error!r}"
+            ) from error
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-        numbers = {"[padding]": PADDING, "[unknown]": UNKNOWN}  # a bracket is a separate word, so no text has these
-        numbers |= {word: number for number, word in enumerate(self.vocabulary, RESERVED)}
+        numbers = {
+            "[padding]": PADDING,
+            "[unknown]": UNKNOWN,
+        }  # a bracket is a separate word, so no text has these
+        numbers |= {
+            word: number for number, word in enumerate(self.vocabulary, RESERVED)
+        }
         found = Tokenizer(models.WordLevel(numbers, unk_token="[unknown]"))
-        cleaned: Any = normalizers.BertNormalizer(strip_accents=False, lowercase=self.lower)
+        cleaned: Any = normalizers.BertNormalizer(
+            strip_accents=False, lowercase=self.lower
+        )
         found.normalizer = normalizers.Sequence([normalizers.NFKC(), cleaned])
         found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         return found
 
 
 def together(rows: Sequence[Tensor]) -> Tensor:
-    """Rows of words, int64 (L,) each, as one tensor (B, longest), padded at the end; at least (B, 1)."""
+    """Rows of words, int64 (L,) each, as one tensor (B, longest), padded at the end; at
+    least (B, 1).
+    """
     if not rows:
         return torch.zeros(0, 1, dtype=torch.int64)
     padded = pad_sequence(list(rows), batch_first=True, padding_value=PADDING)

@@ -50,13 +50,17 @@ MOST_STEPS = 20
 """Steps of routing that the page offers."""
 
 MOST_LOOKS = 256
-"""How many looks are kept, of all browsers; each has the latest one, the one before and one to swap poses with."""
+"""How many looks are kept, of all browsers; each has the latest one, the one before and
+one to swap poses with.
+"""
 
 MOST_PIXELS = 40_000_000
 """Pictures with more pixels are refused, judging by their header."""
 
 UPLOADS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-"""Of the pictures that are taken. What these decode has the size that their header states."""
+"""Of the pictures that are taken. What these decode has the size that their header
+states.
+"""
 
 MOST_LETTERS = 10_000
 """Longer texts are refused."""
@@ -69,13 +73,18 @@ class Look:
     Attributes:
         network: the name of the network.
         observation: of that image only.
-        label: its class, if that is known; for an image of several classes, all of them.
+        label: its class, if that is known; for an image of several classes, all of
+            them.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.explore import Look
         >>> image = torch.rand(1, 1, 8, 8)
-        >>> look = Look("digits", Observation(tc.create_model("capsnet_digits"), Selection(image, image)), label=3)
+        >>> look = Look(
+        ...     "digits",
+        ...     Observation(tc.create_model("capsnet_digits"), Selection(image, image)),
+        ...     label=3,
+        ... )
         >>> look.observation.activation.shape
         torch.Size([1, 10])
     """
@@ -104,7 +113,9 @@ class _TextLook(NamedTuple):
 class _Opened:
     """A network, and facts about it that are computed once."""
 
-    def __init__(self, classifier: Classifier, samples: "Callable[[], ImageSet | None] | None") -> None:
+    def __init__(
+        self, classifier: Classifier, samples: "Callable[[], ImageSet | None] | None"
+    ) -> None:
         if not has_capsules(classifier):
             what = (
                 "of series: its report shows them"
@@ -113,7 +124,10 @@ class _Opened:
                 if classifier.words is None
                 else "whose words cannot be followed to the classes"
             )
-            raise ValueError(f"there is nothing to explore in a {type(classifier.network).__name__} {what}")
+            raise ValueError(
+                "there is nothing to explore in a "
+                f"{type(classifier.network).__name__} {what}"
+            )
         self.classifier = classifier
         self.network: Any = classifier.network
         self._samples = samples
@@ -134,18 +148,26 @@ class _Opened:
         if self.samples is None or self.samples.labels.ndim > 1:
             return {}
         classes = self.classifier.classes
-        return {name: (self.samples.labels == label).nonzero()[:, 0].tolist() for label, name in enumerate(classes)}
+        return {
+            name: (self.samples.labels == label).nonzero()[:, 0].tolist()
+            for label, name in enumerate(classes)
+        }
 
     @cached_property
     def extents(self) -> Mapping[str, Extent]:
         """Extents of its layers on a grid."""
         image = torch.zeros(1, *self.classifier.image_shape)
         with evaluating(self.network) as device:
-            return layer_extents(self.network, self.classifier.preprocess.evaluate(image).images.to(device))
+            return layer_extents(
+                self.network,
+                self.classifier.preprocess.evaluate(image).images.to(device),
+            )
 
     @cached_property
     def verdict(self) -> Verdict | None:
-        """Whether its routing and its decoder do anything; None without test images to try it on."""
+        """Whether its routing and its decoder do anything; None without test images to
+        try it on.
+        """
         if self.reads or self.samples is None or not len(self.samples):
             return None
         return judge(self.network, self.samples.prepared(self.classifier.preprocess))
@@ -164,27 +186,35 @@ class _Opened:
 
 
 def has_capsules(classifier: Classifier) -> bool:
-    """Whether there is something to explore in a network: capsules over images, or which lead from words to classes."""
+    """Whether there is something to explore in a network: capsules over images, or
+    which lead from words to classes.
+    """
     if classifier.scale is not None:
         return False
-    return isinstance(classifier.network, CapsuleClassifier if classifier.words is None else ROUTED)
+    return isinstance(
+        classifier.network, CapsuleClassifier if classifier.words is None else ROUTED
+    )
 
 
 class Explorer:
     """Opened networks, and their latest looks at images.
 
-    All exhibits of an image use one look, and each exhibit is made once. Several threads may use an explorer.
+    All exhibits of an image use one look, and each exhibit is made once. Several
+    threads may use an explorer.
 
     Args:
         classifiers: the networks, all with capsules, by the names to show.
-        samples: functions that read images to try, unprepared, by the names of some of the networks.
+        samples: functions that read images to try, unprepared, by the names of some of
+            the networks.
 
     Raises:
         ValueError: if there are no networks, or one has no capsules.
 
     Example:
         >>> from torchcaps_lab.explore import Explorer
-        >>> explorer = Explorer({"digits": tc.Classifier(tc.create_model("capsnet_digits"))})
+        >>> explorer = Explorer(
+        ...     {"digits": tc.Classifier(tc.create_model("capsnet_digits"))}
+        ... )
         >>> explorer.networks()
         ['digits']
     """
@@ -197,10 +227,14 @@ class Explorer:
         if not classifiers:
             raise ValueError("classifiers must hold at least one network, got none")
         readers = samples or {}
-        self._networks = {name: _Opened(one, readers.get(name)) for name, one in classifiers.items()}
+        self._networks = {
+            name: _Opened(one, readers.get(name)) for name, one in classifiers.items()
+        }
         self._looks: OrderedDict[str, Look | _TextLook] = OrderedDict()
         self._made: dict[tuple[Any, ...], Any] = {}
-        self._count = secrets.randbits(40)  # a page that was open before the server started has numbers of its own
+        self._count = secrets.randbits(
+            40
+        )  # a page that was open before the server started has numbers of its own
         self._lock = RLock()
 
     def networks(self) -> list[str]:
@@ -208,9 +242,14 @@ class Explorer:
         return list(self._networks)
 
     def warm_up(self) -> None:
-        """Loads what the first look would wait for: test images of the first network, extents of layers, kernels."""
+        """Loads what the first look would wait for: test images of the first network,
+        extents of layers, kernels.
+        """
         name, opened = next(iter(self._networks.items()))
-        with self._lock, suppress(ValueError, OSError):  # raised again when they are asked for
+        with (
+            self._lock,
+            suppress(ValueError, OSError),
+        ):  # raised again when they are asked for
             self._described(name, opened)
             _ = opened.reads or opened.extents
 
@@ -227,15 +266,22 @@ class Explorer:
         """Shows a network the picture in a file, and returns the number of the look.
 
         Raises:
-            ValueError: if there is no such network, or the bytes are not a picture, or it is too large.
+            ValueError: if there is no such network, or the bytes are not a picture, or
+                it is too large.
         """
         with self._lock:
             opened = self._opened(network)
             if opened.reads:
                 raise ValueError(f"{network} takes texts, not pictures")
             picture = _picture(file, name)
-            whole = opened.classifier.resize == "keep" or _is_black(picture)  # the page drew it in the right size
-            return self._seen(network, opened.classifier.pixels(picture, "pad" if whole else None), None)
+            whole = opened.classifier.resize == "keep" or _is_black(
+                picture
+            )  # the page drew it in the right size
+            return self._seen(
+                network,
+                opened.classifier.pixels(picture, "pad" if whole else None),
+                None,
+            )
 
     def read(self, network: str, text: str, label: int | None = None) -> str:
         """Shows a network a text, and returns the number of the look.
@@ -246,7 +292,8 @@ class Explorer:
             label: its class, where that is known.
 
         Raises:
-            ValueError: if there is no such network or it takes pictures, or the text has no words or too many letters.
+            ValueError: if there is no such network or it takes pictures, or the text
+                has no words or too many letters.
         """
         with self._lock:
             opened = self._opened(network)
@@ -254,13 +301,17 @@ class Explorer:
             if words is None:
                 raise ValueError(f"{network} takes pictures, not texts")
             if len(text) > MOST_LETTERS:
-                raise ValueError(f"a text must have at most {MOST_LETTERS:,} letters, got {len(text):,}")
+                raise ValueError(
+                    f"a text must have at most {MOST_LETTERS:,} letters, got "
+                    f"{len(text):,}"
+                )
             shown = ClassWords.of(opened.network, words, text)
             assert shown is not None
             return self._kept(_TextLook(network, text, label, shown))
 
     def sample(self, network: str, label: str | None = None, number: int = 0) -> str:
-        """Shows a network one of its test images, or texts, and returns the number of the look.
+        """Shows a network one of its test images, or texts, and returns the number of
+        the look.
 
         Args:
             network: its name.
@@ -275,66 +326,117 @@ class Explorer:
             if opened.samples is None or not len(opened.samples):
                 raise ValueError(f"there are no test images for {network}")
             if label is not None and not opened.places.get(label):
-                raise ValueError(f"class must be one of {list(opened.places)} with test images, got {label!r}")
-            places = range(len(opened.samples)) if label is None else opened.places[label]
+                raise ValueError(
+                    f"class must be one of {list(opened.places)} with test images, "
+                    f"got {label!r}"
+                )
+            places = (
+                range(len(opened.samples)) if label is None else opened.places[label]
+            )
             place = places[number % len(places)]
             if isinstance(opened.samples, TextSet):
-                return self.read(network, opened.samples.texts[place], int(opened.samples.labels[place]))
+                return self.read(
+                    network,
+                    opened.samples.texts[place],
+                    int(opened.samples.labels[place]),
+                )
             one = opened.samples[place]
             labels = one.labels[0]
-            known = tuple(labels.nonzero()[:, 0].tolist()) if labels.ndim else int(labels)
+            known = (
+                tuple(labels.nonzero()[:, 0].tolist()) if labels.ndim else int(labels)
+            )
             return self._seen(network, one.images[0], known)
 
     def forget(self, look: str) -> None:
-        """Drops a look that nobody asks about any more, so that those of others are kept longer; or does nothing."""
+        """Drops a look that nobody asks about any more, so that those of others are
+        kept longer; or does nothing.
+        """
         with self._lock:
             if self._looks.pop(look, None) is not None:
-                self._made = {key: made for key, made in self._made.items() if key[0] != look}
+                self._made = {
+                    key: made for key, made in self._made.items() if key[0] != look
+                }
 
     def answer(self, look: str) -> dict[str, Any]:
-        """The first results of a look: network, label, activations, and which classes are predicted.
+        """The first results of a look: network, label, activations, and which classes
+        are predicted.
 
-        For an image also boxes, if the network predicts them, and whether it is of any class, if that is known; for a
-        text, how its words support the classes.
+        For an image also boxes, if the network predicts them, and whether it is of any
+        class, if that is known; for a text, how its words support the classes.
 
         Raises:
-            ValueError: if there is no such look, or its activations or poses are not finite.
+            ValueError: if there is no such look, or its activations or poses are not
+                finite.
         """
         taken = self._any_look(look)
         told = {"look": look, "network": taken.network, "label": taken.label}
-        activation = taken.words.activation if isinstance(taken, _TextLook) else taken.observation.activation[0]
+        activation = (
+            taken.words.activation
+            if isinstance(taken, _TextLook)
+            else taken.observation.activation[0]
+        )
         classes = None if isinstance(taken, _TextLook) else taken.observation.classes
-        for what, numbers in (("activations", activation), ("poses", None if classes is None else classes.pose)):
+        for what, numbers in (
+            ("activations", activation),
+            ("poses", None if classes is None else classes.pose),
+        ):
             if numbers is not None and not numbers.isfinite().all():
-                raise ValueError(f"{taken.network} gives this input {what} that are not finite: nothing can be shown")
+                raise ValueError(
+                    f"{taken.network} gives this input {what} that are not finite: "
+                    "nothing can be shown"
+                )
         there = self._networks[taken.network].there(activation)
         if isinstance(taken, _TextLook):
-            return {**told, "text": taken.text, "there": _labels(there), "activations": taken.words.to_json()}
+            return {
+                **told,
+                "text": taken.text,
+                "there": _labels(there),
+                "activations": taken.words.to_json(),
+            }
         shown = self._exhibit(look, "activations", None, ClassActivations.of)
         least = getattr(self._networks[taken.network].classifier.task, "threshold", 0.5)
-        boxes = self._exhibit(look, "boxes", None, lambda seen: ClassBoxes.of(seen, least))
+        boxes = self._exhibit(
+            look, "boxes", None, lambda seen: ClassBoxes.of(seen, least)
+        )
         strangers = self._networks[taken.network].classifier.strangers
-        none = strangers and self._exhibit(look, "none", None, lambda seen: NoneOfThese.of(seen, strangers))
+        none = strangers and self._exhibit(
+            look, "none", None, lambda seen: NoneOfThese.of(seen, strangers)
+        )
         empty = not bool(taken.observation.selection.pictures.any())
-        return {**told, "there": _labels(there), "activations": shown, "boxes": boxes, "none": none, "empty": empty}
+        return {
+            **told,
+            "there": _labels(there),
+            "activations": shown,
+            "boxes": boxes,
+            "none": none,
+            "empty": empty,
+        }
 
     def pose(self, look: str, target: int) -> dict[str, Any] | None:
         """:class:`~torchcaps_lab.report.pictures.ClassPose`; None without a decoder."""
         return self._exhibit(look, "pose", target, ClassPose.of)
 
     def assignments(self, look: str, target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps_lab.report.pictures.Assignments`; None if no children lie on a grid."""
+        """:class:`~torchcaps_lab.report.pictures.Assignments`; None if no children lie
+        on a grid.
+        """
         return self._exhibit(look, "assignments", target, Assignments.of)
 
     def routing(self, look: str) -> dict[str, Any] | None:
-        """:class:`~torchcaps_lab.report.pictures.RoutingSteps`; None if no votes can be seen."""
+        """:class:`~torchcaps_lab.report.pictures.RoutingSteps`; None if no votes can be
+        seen.
+        """
         return self._exhibit(look, "routing", None, RoutingSteps.of)
 
-    def decode(self, look: str, pose: list[float], target: int | None = None) -> list[str]:
-        """The pictures that a pose gives in the capsule of a class, or of each class, as ``data:`` addresses.
+    def decode(
+        self, look: str, pose: list[float], target: int | None = None
+    ) -> list[str]:
+        """The pictures that a pose gives in the capsule of a class, or of each class,
+        as ``data:`` addresses.
 
         Raises:
-            ValueError: if there is no such look or class, or the pose has another size or is not finite.
+            ValueError: if there is no such look or class, or the pose has another size
+                or is not finite.
             RuntimeError: if the network has no decoder.
         """
         numbers = torch.tensor([pose], dtype=torch.float32)
@@ -344,19 +446,26 @@ class Explorer:
             taken = self._look(look)
             count = len(self._networks[taken.network].classifier.classes)
             targets = torch.arange(count) if target is None else torch.tensor([target])
-            return pngs(taken.observation.draw(numbers.expand(len(targets), -1), targets))
+            return pngs(
+                taken.observation.draw(numbers.expand(len(targets), -1), targets)
+            )
 
-    def compare(self, look: str, target: int, routing: str | None, steps: int | None) -> dict[str, Any]:
-        """The same image and transforms with another routing to the classes: activations, assignments, pose.
+    def compare(
+        self, look: str, target: int, routing: str | None, steps: int | None
+    ) -> dict[str, Any]:
+        """The same image and transforms with another routing to the classes:
+        activations, assignments, pose.
 
         Args:
             look: the number of the look.
             target: the class to ask about.
-            routing: one of those that :meth:`network` lists; None for the network's own.
+            routing: one of those that :meth:`network` lists; None for the network's
+                own.
             steps: how many; None for the default of the routing.
 
         Raises:
-            ValueError: if there is no such look, class or routing, or the routing cannot take this number of steps.
+            ValueError: if there is no such look, class or routing, or the routing
+                cannot take this number of steps.
         """
         if steps is not None and not 1 <= steps <= MOST_STEPS:
             raise ValueError(f"steps must be 1 to {MOST_STEPS}, got {steps}")
@@ -364,22 +473,36 @@ class Explorer:
         def made(taken: Look) -> dict[str, Any]:
             with other_routing(self._networks[taken.network].network, routing, steps):
                 seen = _again(taken.observation, target)
-                shown = {"activations": ClassActivations.of(seen), "assignments": Assignments.of(seen)}
-                drawn = pngs(seen.reconstructions[0]) if taken.observation.decodes else None
-            return {name: one and one.to_json() for name, one in shown.items()} | {"picture": drawn}
+                shown = {
+                    "activations": ClassActivations.of(seen),
+                    "assignments": Assignments.of(seen),
+                }
+                drawn = (
+                    pngs(seen.reconstructions[0]) if taken.observation.decodes else None
+                )
+            return {name: one and one.to_json() for name, one in shown.items()} | {
+                "picture": drawn
+            }
 
         return self._once((look, "compare", target, routing, steps), made)
 
-    def swap(self, one: str, target: int, other: str, other_target: int) -> dict[str, Any] | None:
-        """:class:`~torchcaps_lab.report.pictures.PoseSwap` of two looks; None without a decoder.
+    def swap(
+        self, one: str, target: int, other: str, other_target: int
+    ) -> dict[str, Any] | None:
+        """:class:`~torchcaps_lab.report.pictures.PoseSwap` of two looks; None without a
+        decoder.
 
         Raises:
-            ValueError: if there are no such looks or classes, or they belong to two networks.
+            ValueError: if there are no such looks or classes, or they belong to two
+                networks.
         """
         with self._lock:
             first, second = self._look(one), self._look(other)
             if first.network != second.network:
-                raise ValueError(f"poses are swapped within one network, got {first.network} and {second.network}")
+                raise ValueError(
+                    f"poses are swapped within one network, got {first.network} and "
+                    f"{second.network}"
+                )
             exhibit = PoseSwap.of(_asked(first, target), _asked(second, other_target))
             return None if exhibit is None else exhibit.to_json()
 
@@ -391,12 +514,18 @@ class Explorer:
             "model": type(network).__name__,
             "classes": list(classifier.classes),
             "image_shape": list(classifier.image_shape),
-            "decodes": getattr(network, "decoder", None) is not None and not (verdict and verdict.blind),
-            "verdict": None if verdict is None else {"routing": verdict.of_routing, "decoder": verdict.of_decoder},
+            "decodes": getattr(network, "decoder", None) is not None
+            and not (verdict and verdict.blind),
+            "verdict": None
+            if verdict is None
+            else {"routing": verdict.of_routing, "decoder": verdict.of_decoder},
             "parameters": sum(one.numel() for one in network.parameters()),
             "routing": type(routing).__name__,
             "steps": getattr(routing, "steps", None),
-            "routings": [{"name": one, "steps": getattr(ROUTINGS[one](), "steps", None)} for one in opened.routings],
+            "routings": [
+                {"name": one, "steps": getattr(ROUTINGS[one](), "steps", None)}
+                for one in opened.routings
+            ],
             "draws": not opened.reads and classifier.image_shape[0] in (1, 3),
             "reads": opened.reads,
             "scenes": isinstance(network, SceneCapsNet),
@@ -407,7 +536,9 @@ class Explorer:
 
     def _opened(self, network: str) -> _Opened:
         if network not in self._networks:
-            raise ValueError(f"network must be one of {list(self._networks)}, got {network!r}")
+            raise ValueError(
+                f"network must be one of {list(self._networks)}, got {network!r}"
+            )
         return self._networks[network]
 
     def _any_look(self, look: str) -> Look | _TextLook:
@@ -423,15 +554,24 @@ class Explorer:
             raise ValueError(f"look {look!r} is of a text, which has no pictures")
         return taken
 
-    def _seen(self, network: str, pixels: Tensor, label: int | tuple[int, ...] | None) -> str:
+    def _seen(
+        self, network: str, pixels: Tensor, label: int | tuple[int, ...] | None
+    ) -> str:
         """Takes a look at unprepared pixels (C, H, W)."""
         opened = self._networks[network]
         view = opened.classifier.preprocess.evaluate(pixels[None])
-        observation = Observation(opened.network, Selection(view.images, view.pictures), opened.extents, opened.verdict)
+        observation = Observation(
+            opened.network,
+            Selection(view.images, view.pictures),
+            opened.extents,
+            opened.verdict,
+        )
         return self._kept(Look(network, observation, label))
 
     def _kept(self, look: Look | _TextLook) -> str:
-        """Stores a look and returns its number; of too many looks the oldest is dropped."""
+        """Stores a look and returns its number; of too many looks the oldest is
+        dropped.
+        """
         self._count += 1
         number = str(self._count)
         self._looks[number] = look
@@ -440,18 +580,26 @@ class Explorer:
         return number
 
     def _exhibit(
-        self, look: str, kind: str, target: int | None, make: "Callable[[Observation], Exhibit | None]"
+        self,
+        look: str,
+        kind: str,
+        target: int | None,
+        make: "Callable[[Observation], Exhibit | None]",
     ) -> Any:
         """An exhibit of a look, for JSON, made once."""
 
         def made(taken: Look) -> dict[str, Any] | None:
-            exhibit = make(taken.observation if target is None else _asked(taken, target))
+            exhibit = make(
+                taken.observation if target is None else _asked(taken, target)
+            )
             return None if exhibit is None else exhibit.to_json()
 
         return self._once((look, kind, target), made)
 
     def _once(self, key: tuple[Any, ...], make: Callable[[Look], Any]) -> Any:
-        """What is made of a look, whose number is the first part of the key; made when it is first asked for."""
+        """What is made of a look, whose number is the first part of the key; made when
+        it is first asked for.
+        """
         with self._lock:
             taken = self._look(key[0])
             if key not in self._made:
@@ -464,7 +612,9 @@ def _labels(there: Tensor) -> list[int]:
 
 
 def _asked(look: Look, target: int) -> Observation:
-    """The look, asked about a class; raises a `ValueError` if there is no such class."""
+    """The look, asked about a class; raises a `ValueError` if there is no such
+    class.
+    """
     asked = look.observation.asked(torch.tensor([target]))
     _ = asked.target
     return asked
@@ -484,11 +634,19 @@ def _picture(file: bytes, name: str) -> "PILImage":
     """
     with opened(BytesIO(file), name, UPLOADS, MOST_PIXELS) as picture:
         if isinstance(picture, Bands):
-            raise ValueError(f"{name} has {picture.mode} channels, a picture to look at has 1, 3 or 4 of 8 bit")
+            raise ValueError(
+                f"{name} has {picture.mode} channels, a picture to look at has 1, 3 "
+                "or 4 of 8 bit"
+            )
         picture.load()
         return picture
 
 
 def _is_black(picture: "PILImage") -> bool:
-    """Whether nothing is drawn: fitting a picture may look for ink, and would find none."""
-    return picture.mode in ("L", "RGB", "RGBA") and picture.convert("L").getextrema()[1] == 0
+    """Whether nothing is drawn: fitting a picture may look for ink, and would find
+    none.
+    """
+    return (
+        picture.mode in ("L", "RGB", "RGBA")
+        and picture.convert("L").getextrema()[1] == 0
+    )

@@ -1,4 +1,6 @@
-"""Images to try for networks without a run: data sets that are on this machine, without downloads."""
+"""Images to try for networks without a run: data sets that are on this machine, without
+downloads.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -11,17 +13,41 @@ from torch.nn import functional as F
 
 from torchcaps.models import SceneCapsNet
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import Digits, ImageData, ImageSet, Scenery, Text, TextSet, create_dataset
+from torchcaps_lab.data import (
+    Digits,
+    ImageData,
+    ImageSet,
+    Scenery,
+    Text,
+    TextSet,
+    create_dataset,
+)
 from torchcaps_lab.data.made import arrange
 from torchcaps_lab.tasks import SeveralLabels
 
 QUESTIONS = {
     "ABBR": ("What does NASA stand for ?", "What is the abbreviation of Texas ?"),
     "DESC": ("What is a capsule ?", "Why is the sky blue ?", "How do birds fly ?"),
-    "ENTY": ("What animal has the longest neck ?", "What color is a ruby ?", "What is the best wine with fish ?"),
-    "HUM": ("Who wrote Hamlet ?", "Who was the first man on the moon ?", "What company makes the most cars ?"),
-    "LOC": ("Where is the Eiffel Tower ?", "What is the capital of Peru ?", "What country has the most rivers ?"),
-    "NUM": ("How far is it to the moon ?", "When did the war end ?", "How many people live in Rome ?"),
+    "ENTY": (
+        "What animal has the longest neck ?",
+        "What color is a ruby ?",
+        "What is the best wine with fish ?",
+    ),
+    "HUM": (
+        "Who wrote Hamlet ?",
+        "Who was the first man on the moon ?",
+        "What company makes the most cars ?",
+    ),
+    "LOC": (
+        "Where is the Eiffel Tower ?",
+        "What is the capital of Peru ?",
+        "What country has the most rivers ?",
+    ),
+    "NUM": (
+        "How far is it to the moon ?",
+        "When did the war end ?",
+        "How many people live in Rome ?",
+    ),
 }
 """Made-up questions for networks trained on TREC, if TREC is not on this machine."""
 
@@ -33,15 +59,17 @@ Tell = Callable[[str], object]
 """Takes a line of text for people."""
 
 
-def local_samples(name: str, classifier: Classifier, tell: Tell = warnings.warn) -> ImageSet | None:
+def local_samples(
+    name: str, classifier: Classifier, tell: Tell = warnings.warn
+) -> ImageSet | None:
     """Test images for a network.
 
     Args:
-        name: of the network; for one from the package, ``data/network``: if that data set is on this machine, its test
-            images are read.
-        classifier: the network. If it classifies digits, and nothing better is there, it gets the digits that come with
-            scikit-learn, scaled as in MNIST; for several digits at once, images of several; for questions, a few of
-            these.
+        name: of the network; for one from the package, ``data/network``: if that data
+            set is on this machine, its test images are read.
+        classifier: the network. If it classifies digits, and nothing better is there,
+            it gets the digits that come with scikit-learn, scaled as in MNIST; for
+            several digits at once, images of several; for questions, a few of these.
         tell: is called with the reason if test images are damaged and not used.
 
     Returns:
@@ -52,12 +80,18 @@ def local_samples(name: str, classifier: Classifier, tell: Tell = warnings.warn)
         return _questions(data, classifier, tell)
     if isinstance(classifier.task, SeveralLabels) and classifier.classes == _DIGITS:
         return digit_scenes(classifier, tell)
-    options: dict[str, dict[str, Any]] = {"mnist": {"download": False}, "fashion_mnist": {"download": False}}
+    options: dict[str, dict[str, Any]] = {
+        "mnist": {"download": False},
+        "fashion_mnist": {"download": False},
+    }
     if not _SMALLNORB % classifier.image_shape[1]:
         options["smallnorb"] = {"size": classifier.image_shape[1]}
     if data in options:
         found = _test_images(partial(create_dataset, data, **options[data]), tell)
-        if found is not None and (found.raw_image_shape, found.classes) == (classifier.image_shape, classifier.classes):
+        if found is not None and (found.raw_image_shape, found.classes) == (
+            classifier.image_shape,
+            classifier.classes,
+        ):
             return found
     if classifier.classes == _DIGITS and classifier.image_shape[0] == 1:
         return digit_samples(classifier.image_shape)
@@ -65,7 +99,9 @@ def local_samples(name: str, classifier: Classifier, tell: Tell = warnings.warn)
 
 
 def _test_images(opened: Callable[[], ImageData], tell: Tell) -> ImageSet | None:
-    """The test images of a data set, or None if they are not on this machine, or damaged."""
+    """The test images of a data set, or None if they are not on this machine, or
+    damaged.
+    """
     try:
         return opened().test
     except FileNotFoundError:
@@ -76,26 +112,31 @@ def _test_images(opened: Callable[[], ImageData], tell: Tell) -> ImageSet | None
 
 
 def digit_samples(image_shape: tuple[int, int, int]) -> ImageSet:
-    """The test images of scikit-learn's digits, grey, of this shape (1, H, W), with margins in MNIST's proportion.
+    """The test images of scikit-learn's digits, grey, of this shape (1, H, W), with
+    margins in MNIST's proportion.
 
-    Enlarged from 8 x 8 pixels they are blurred, so twice the contrast gives their edges back.
+    Enlarged from 8 x 8 pixels they are blurred, so twice the contrast gives their edges
+    back.
     """
     _, height, width = image_shape
     side = min(height, width)
     margin, contrast = (round(side / 7), 2) if side > 8 else (0, 1)
     test = Digits(size=side - 2 * margin).test
-    images = ((test.images.float() - 127.5) * contrast + 127.5).clamp(0, 255).round().byte()
+    images = (
+        ((test.images.float() - 127.5) * contrast + 127.5).clamp(0, 255).round().byte()
+    )
     high, wide = height - images.shape[2], width - images.shape[3]
     images = F.pad(images, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
     return ImageSet(images, test.labels, test.classes)
 
 
 def digit_scenes(classifier: Classifier, tell: Tell = warnings.warn) -> ImageSet:
-    """Images of several digits for a network, of MNIST if it is on this machine, else of scikit-learn.
+    """Images of several digits for a network, of MNIST if it is on this machine, else
+    of scikit-learn.
 
     Args:
-        classifier: a :class:`~torchcaps.models.SceneCapsNet` gets digits of several sizes among clutter, any other
-            network digits side by side, as many as fit.
+        classifier: a :class:`~torchcaps.models.SceneCapsNet` gets digits of several
+            sizes among clutter, any other network digits side by side, as many as fit.
         tell: as in :func:`local_samples`.
     """
     _, height, width = classifier.image_shape
@@ -110,11 +151,19 @@ def digit_scenes(classifier: Classifier, tell: Tell = warnings.warn) -> ImageSet
 
 def _questions(data: str, classifier: Classifier, tell: Tell) -> TextSet | None:
     """TREC's test questions, or made-up ones."""
-    if data != "trec" or classifier.words is None or set(classifier.classes) != set(QUESTIONS):
+    if (
+        data != "trec"
+        or classifier.words is None
+        or set(classifier.classes) != set(QUESTIONS)
+    ):
         return None
     test = _test_images(partial(Text, data), tell)
     if isinstance(test, TextSet) and test.classes == classifier.classes:
         return test.in_words(classifier.words)
-    asked = [(text, classifier.classes.index(name)) for name, texts in QUESTIONS.items() for text in texts]
+    asked = [
+        (text, classifier.classes.index(name))
+        for name, texts in QUESTIONS.items()
+        for text in texts
+    ]
     texts, labels = zip(*asked, strict=True)
     return TextSet.of(texts, torch.tensor(labels), classifier.classes, classifier.words)

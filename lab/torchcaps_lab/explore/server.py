@@ -24,7 +24,16 @@ _ALL = ("", "0.0.0.0", "::")  # addresses to listen at that are those of no mach
 
 _PAGE = Path(__file__).parent / "page"
 
-_GET = ("networks", "network", "sample", "pose", "assignments", "routing", "compare", "swap")
+_GET = (
+    "networks",
+    "network",
+    "sample",
+    "pose",
+    "assignments",
+    "routing",
+    "compare",
+    "swap",
+)
 _POST = ("look", "read", "decode")
 
 _HEADERS = {
@@ -35,19 +44,24 @@ _HEADERS = {
 }
 
 
-def application(explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK, token: str | None = None) -> "Starlette":
+def application(
+    explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK, token: str | None = None
+) -> "Starlette":
     """The page as an ASGI application.
 
-    Its answers are JSON. What a request has wrong is told as ``{"error": ...}`` with status 400; a body of more than
-    :data:`MOST_BYTES` is not read to its end, status 413. What the page of another site or port asks, as
-    browsers say (``Sec-Fetch-Site``, ``Origin``), is refused, status 403. Nothing is written, and no code is executed.
+    Its answers are JSON. What a request has wrong is told as ``{"error": ...}`` with
+    status 400; a body of more than :data:`MOST_BYTES` is not read to its end, status
+    413. What the page of another site or port asks, as browsers say
+    (``Sec-Fetch-Site``, ``Origin``), is refused, status 403. Nothing is written, and no
+    code is executed.
 
     Args:
         explorer: the networks.
-        hosts: names that this server may be called by: other sites then cannot reach it through a name of theirs.
-            ``("*",)`` allows any.
-        token: what a browser must know: the page is opened with ``?token=...``, and a cookie keeps it. Without it every
-            answer has status 401. None: nobody is asked.
+        hosts: names that this server may be called by: other sites then cannot reach it
+            through a name of theirs. ``("*",)`` allows any.
+        token: what a browser must know: the page is opened with ``?token=...``, and a
+            cookie keeps it. Without it every answer has status 401. None: nobody is
+            asked.
     """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -62,8 +76,12 @@ def application(explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK, token: st
         for name in names
     ]
     page = Mount("/", StaticFiles(directory=_PAGE, html=True))
-    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
-    return Starlette(routes=[*api, page], middleware=[guard, Middleware(_Guarded, token=token)])
+    guard = Middleware(
+        TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False
+    )
+    return Starlette(
+        routes=[*api, page], middleware=[guard, Middleware(_Guarded, token=token)]
+    )
 
 
 def _named(query: dict[str, str], name: str) -> str:
@@ -79,11 +97,17 @@ def _whole(query: dict[str, str], name: str) -> int:
     return int(text)
 
 
-def _asking(method: str, /, **arguments: "Callable[[dict[str, str], str], Any]") -> "Callable[..., Any]":
-    """The answer of that method of the explorer to these arguments, each read from the query."""
+def _asking(
+    method: str, /, **arguments: "Callable[[dict[str, str], str], Any]"
+) -> "Callable[..., Any]":
+    """The answer of that method of the explorer to these arguments, each read from the
+    query.
+    """
 
     def answer(calls: "_Calls", body: bytes, query: dict[str, str]) -> Any:
-        return getattr(calls.explorer, method)(*(read(query, argument) for argument, read in arguments.items()))
+        return getattr(calls.explorer, method)(
+            *(read(query, argument) for argument, read in arguments.items())
+        )
 
     return answer
 
@@ -99,10 +123,17 @@ class _Calls:
     pose = _asking("pose", look=_named, target=_whole)
     assignments = _asking("assignments", look=_named, target=_whole)
     routing = _asking("routing", look=_named)
-    swap = _asking("swap", look=_named, target=_whole, other=_named, other_target=_whole)
+    swap = _asking(
+        "swap", look=_named, target=_whole, other=_named, other_target=_whole
+    )
 
     def look(self, body: bytes, query: dict[str, str]) -> Any:
-        return self._seen(self.explorer.look(_named(query, "network"), body, query.get("name", "the picture")), query)
+        return self._seen(
+            self.explorer.look(
+                _named(query, "network"), body, query.get("name", "the picture")
+            ),
+            query,
+        )
 
     def read(self, body: bytes, query: dict[str, str]) -> Any:
         try:
@@ -113,7 +144,9 @@ class _Calls:
 
     def sample(self, body: bytes, query: dict[str, str]) -> Any:
         label, number = query.get("class"), _whole(query, "number")
-        return self._seen(self.explorer.sample(_named(query, "network"), label, number), query)
+        return self._seen(
+            self.explorer.sample(_named(query, "network"), label, number), query
+        )
 
     def _seen(self, look: str, query: dict[str, str]) -> Any:
         if "instead" in query:
@@ -121,7 +154,11 @@ class _Calls:
         answer = self.explorer.answer(look)
         if "text" in answer:
             return answer
-        target = answer["activations"]["said"] if "target" not in query else _whole(query, "target")
+        target = (
+            answer["activations"]["said"]
+            if "target" not in query
+            else _whole(query, "target")
+        )
         return {**answer, "pose": self.explorer.pose(look, target)}
 
     def decode(self, body: bytes, query: dict[str, str]) -> Any:
@@ -135,22 +172,34 @@ class _Calls:
     def compare(self, body: bytes, query: dict[str, str]) -> Any:
         steps = _whole(query, "steps") if query.get("steps") else None
         routing = query.get("routing") or None
-        return self.explorer.compare(_named(query, "look"), _whole(query, "target"), routing, steps)
+        return self.explorer.compare(
+            _named(query, "look"), _whole(query, "target"), routing, steps
+        )
 
 
-def _answering(answer: "Callable[[bytes, dict[str, str]], Any]") -> "Callable[[Request], Awaitable[Response]]":
-    """An address that computes in a thread, so that the page itself is always served."""
+def _answering(
+    answer: "Callable[[bytes, dict[str, str]], Any]",
+) -> "Callable[[Request], Awaitable[Response]]":
+    """An address that computes in a thread, so that the page itself is always
+    served.
+    """
     from starlette.concurrency import run_in_threadpool
     from starlette.responses import JSONResponse
 
     async def endpoint(request: "Request") -> "Response":
         if _is_of_another_page(request):
-            return JSONResponse({"error": "pages of other sites and ports are not answered"}, 403)
+            return JSONResponse(
+                {"error": "pages of other sites and ports are not answered"}, 403
+            )
         body = await _body(request)
         if body is None:
-            return JSONResponse({"error": f"more than {MOST_BYTES >> 20} MB are not taken"}, 413)
+            return JSONResponse(
+                {"error": f"more than {MOST_BYTES >> 20} MB are not taken"}, 413
+            )
         try:
-            return JSONResponse(await run_in_threadpool(answer, body, dict(request.query_params)))
+            return JSONResponse(
+                await run_in_threadpool(answer, body, dict(request.query_params))
+            )
         except (ValueError, RuntimeError, OSError) as error:
             return JSONResponse({"error": str(error)}, 400)
 
@@ -158,15 +207,22 @@ def _answering(answer: "Callable[[bytes, dict[str, str]], Any]") -> "Callable[[R
 
 
 def _is_of_another_page(request: "Request") -> bool:
-    """Whether the page of another site or port asks. At addresses without TLS browsers send but the second header."""
-    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # the latter: of another port
+    """Whether the page of another site or port asks. At addresses without TLS browsers
+    send but the second header.
+    """
+    if request.headers.get("sec-fetch-site") in (
+        "cross-site",
+        "same-site",
+    ):  # the latter: of another port
         return True
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != request.headers.get("host")
 
 
 async def _body(request: "Request") -> bytes | None:
-    """What was sent; None if it is too much, whose rest is left unread, or if the sender hung up."""
+    """What was sent; None if it is too much, whose rest is left unread, or if the
+    sender hung up.
+    """
     from starlette.requests import ClientDisconnect
 
     parts, size = [], 0
@@ -181,8 +237,8 @@ async def _body(request: "Request") -> bytes | None:
 
 
 class _Guarded:
-    """Asks for the token, and puts headers on every answer: that the page loads nothing from elsewhere, and is shown in
-    no other page.
+    """Asks for the token, and puts headers on every answer: that the page loads nothing
+    from elsewhere, and is shown in no other page.
     """
 
     def __init__(self, app: Any, token: str | None) -> None:
@@ -197,32 +253,43 @@ class _Guarded:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         request = Request(scope)
-        cookie = f"torchcaps-{scope['server'][1]}"  # browsers send those of all ports of a machine
+        # Browsers send those of all ports of a machine
+        cookie = f"torchcaps-{scope['server'][1]}"
         named = request.query_params.get("token")
         given = request.cookies.get(cookie) if named is None else named
-        known = self.token is None or secrets.compare_digest((given or "").encode(), self.token.encode())
+        known = self.token is None or secrets.compare_digest(
+            (given or "").encode(), self.token.encode()
+        )
 
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
                 if known and named is not None:
-                    headers.append("Set-Cookie", f"{cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict")
+                    headers.append(
+                        "Set-Cookie",
+                        f"{cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict",
+                    )
             await send(message)
 
-        refusal = PlainTextResponse("open the address that torchcaps explore has printed, with its token", 401)
+        refusal = PlainTextResponse(
+            "open the address that torchcaps explore has printed, with its token", 401
+        )
         return await (self.app if known else refusal)(scope, receive, with_headers)
 
 
 def serve(
-    explorer: Explorer, host: str = "127.0.0.1", port: int = 8765, ready: Callable[[str], None] | None = None
+    explorer: Explorer,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serves the page until it is interrupted.
 
     Args:
         explorer: the networks.
-        host: the address to listen at; any but a loopback one lets other machines in, and those who know a token, which
-            is made for this server.
+        host: the address to listen at; any but a loopback one lets other machines in,
+            and those who know a token, which is made for this server.
         port: 0 takes one that is free.
         ready: is told the address of the page, with the token, once it is there.
 
@@ -237,11 +304,26 @@ def serve(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:
         token = None if host in LOOPBACK else secrets.token_urlsafe()
-        name = socket.gethostname() if host in _ALL else f"[{host}]" if ":" in host else host
-        app = application(explorer, LOOPBACK if token is None else ("*",) if host in _ALL else (name,), token)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        name = (
+            socket.gethostname()
+            if host in _ALL
+            else f"[{host}]"
+            if ":" in host
+            else host
+        )
+        app = application(
+            explorer,
+            LOOPBACK if token is None else ("*",) if host in _ALL else (name,),
+            token,
+        )
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+        )
         Thread(target=explorer.warm_up, daemon=True).start()
         if ready is not None:
-            ready(f"http://{name}:{listening.getsockname()[1]}" + (f"/?token={token}" if token else ""))
+            ready(
+                f"http://{name}:{listening.getsockname()[1]}"
+                + (f"/?token={token}" if token else "")
+            )
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])

@@ -1,13 +1,35 @@
-"""What a network learned: observed as tensors, told as exhibits of plain data, drawn as pictures, a file each.
+"""What a network learned: observed as tensors, told as exhibits of plain data, drawn as
+pictures, a file each.
 
 Matplotlib is imported by the functions that draw.
 """
 
-from torchcaps_lab.report.attributes import ATTRIBUTES, Readout, attributes, fit_readout, pose_tells, shape_moments
+from torchcaps_lab.report.attributes import (
+    ATTRIBUTES,
+    Readout,
+    attributes,
+    fit_readout,
+    pose_tells,
+    shape_moments,
+)
 from torchcaps_lab.report.calibration import Calibration, fit_platt, fit_temperature
 from torchcaps_lab.report.canvas import new_figure, shorten
-from torchcaps_lab.report.exhibit import Exhibit, Picture, Table, list_exhibits, register_exhibit
-from torchcaps_lab.report.findings import Answers, ClassFigures, Findings, TwoClassFigures, ask, evaluating, examine
+from torchcaps_lab.report.exhibit import (
+    Exhibit,
+    Picture,
+    Table,
+    list_exhibits,
+    register_exhibit,
+)
+from torchcaps_lab.report.findings import (
+    Answers,
+    ClassFigures,
+    Findings,
+    TwoClassFigures,
+    ask,
+    evaluating,
+    examine,
+)
 from torchcaps_lab.report.flow import class_maps, class_shares
 from torchcaps_lab.report.health import routing_health
 from torchcaps_lab.report.layers import (
@@ -18,11 +40,35 @@ from torchcaps_lab.report.layers import (
     observe_layers,
     peak_activation,
 )
-from torchcaps_lab.report.observe import Observation, Selection, Tested, select_examples, select_samples
-from torchcaps_lab.report.page import exhibits_of, exhibits_of_classifier, write_page, write_report
+from torchcaps_lab.report.observe import (
+    Observation,
+    Selection,
+    Tested,
+    select_examples,
+    select_samples,
+)
+from torchcaps_lab.report.page import (
+    exhibits_of,
+    exhibits_of_classifier,
+    write_page,
+    write_report,
+)
 from torchcaps_lab.report.places import Extent, layer_extents
-from torchcaps_lab.report.poses import carried, default_sweep, draw_poses, perturb, poses_of, transfer
-from torchcaps_lab.report.steps import Step, exchangeable_routings, observe_steps, other_routing, routing_steps
+from torchcaps_lab.report.poses import (
+    carried,
+    default_sweep,
+    draw_poses,
+    perturb,
+    poses_of,
+    transfer,
+)
+from torchcaps_lab.report.steps import (
+    Step,
+    exchangeable_routings,
+    observe_steps,
+    other_routing,
+    routing_steps,
+)
 from torchcaps_lab.report.strangers import (
     Apart,
     Strangers,

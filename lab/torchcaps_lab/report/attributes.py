@@ -1,4 +1,6 @@
-"""What can be measured of a bright figure on a dark ground, which number of a pose moves it, and what reads it."""
+"""What can be measured of a bright figure on a dark ground, which number of a pose
+moves it, and what reads it.
+"""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ MEASURES = ("slant", "width", "height", "weight", "left-right", "up-down")
 
 
 _NOTICED = (8.0, 0.12, 0.10, 0.20, 0.03, 0.03)
-"""The smallest change of each that a person notices: in degrees, in shares of what it was, in shares of the image."""
+"""The smallest change of each that a person notices: in degrees, in shares of what it
+was, in shares of the image.
+"""
 
 
 _SHARES = ("width", "height", "weight")
@@ -24,7 +28,8 @@ _SHARES = ("width", "height", "weight")
 def shape_moments(images: Tensor) -> Tensor:
     r"""Slant, width, height, weight and place of the figure in each image.
 
-    With g the grey values and :math:`\mu_{pq} = \sum (x - \bar x)^p (y - \bar y)^q g / \sum g`,
+    With g the grey values and :math:`\mu_{pq} = \sum (x - \bar x)^p (y - \bar y)^q g /
+    \sum g`,
 
     ============== ==================================================================================
     ``slant``      :math:`\arctan(-\mu_{11} / \mu_{02})` in degrees: how far it leans to the right
@@ -47,7 +52,9 @@ def shape_moments(images: Tensor) -> Tensor:
     Source: the slant is that of MNIST's deslanting, LeCun et al. 1998, section III.A.
     """
     if images.ndim != 4:
-        raise ValueError(f"images must be (B, C, H, W), got shape {tuple(images.shape)}")
+        raise ValueError(
+            f"images must be (B, C, H, W), got shape {tuple(images.shape)}"
+        )
     grey = images.double().mean(1)
     _, H, W = grey.shape
     mass = grey.sum((1, 2))
@@ -56,41 +63,59 @@ def shape_moments(images: Tensor) -> Tensor:
     share = grey / mass[:, None, None]
     x_mean, y_mean = (share * x).sum((1, 2)), (share * y).sum((1, 2))
     right, down = x - x_mean[:, None, None], y - y_mean[:, None, None]
-    xx, yy, xy = ((share * product).sum((1, 2)) for product in (right**2, down**2, right * down))
+    xx, yy, xy = (
+        (share * product).sum((1, 2)) for product in (right**2, down**2, right * down)
+    )
     slant = torch.rad2deg(torch.atan2(-xy, yy))
     width, height = (xx - xy**2 / yy).clamp_min(0).sqrt(), yy.sqrt()
-    columns = torch.stack([slant, width, height, mass / height, x_mean / W, y_mean / H], 1)
+    columns = torch.stack(
+        [slant, width, height, mass / height, x_mean / W, y_mean / H], 1
+    )
     return columns.masked_fill(~columns.isfinite().all(1, keepdim=True), torch.nan)
 
 
 def pose_tells(sweep: Tensor) -> tuple[str, ...]:
-    """What each number of a pose changes most of the shape that is drawn, in words: ``slant +12°``, ``width -20 %``.
+    """What each number of a pose changes most of the shape that is drawn, in words:
+    ``slant +12°``, ``width -20 %``.
 
-    The change is that from the first image of the sweep to the last, in terms of how much of it a person notices. It
-    must be steady: what the middle image shows lies between the two, not close to either.
+    The change is that from the first image of the sweep to the last, in terms of how
+    much of it a person notices. It must be steady: what the middle image shows lies
+    between the two, not close to either.
 
     Args:
         sweep: (D, V, C, H, W), a row of V images for each number, the number rising.
 
     Returns:
-        D texts; an empty one where nothing that :func:`shape_moments` measures changes noticeably and steadily.
+        D texts; an empty one where nothing that :func:`shape_moments` measures changes
+        noticeably and steadily.
     """
     places = (0, sweep.shape[1] // 2, -1)
-    return tuple(map(_most_changed, *(shape_moments(sweep[:, place]).tolist() for place in places)))
+    return tuple(
+        map(
+            _most_changed,
+            *(shape_moments(sweep[:, place]).tolist() for place in places),
+        )
+    )
 
 
 def _most_changed(first: list[float], middle: list[float], last: list[float]) -> str:
-    """In words, what changed most over three rows of measures, and steadily; empty if nothing did."""
+    """In words, what changed most over three rows of measures, and steadily; empty if
+    nothing did.
+    """
     if not all(map(math.isfinite, (*first, *middle, *last))):
         return ""
     text, most = "", 1.0
-    for name, noticed, *values in zip(MEASURES, _NOTICED, first, middle, last, strict=True):
+    for name, noticed, *values in zip(
+        MEASURES, _NOTICED, first, middle, last, strict=True
+    ):
         whole = values[2] - values[0]
         steady = whole and 0.15 <= (values[1] - values[0]) / whole <= 0.85
         share = whole if name not in _SHARES else 2 * whole / (values[0] + values[2])
         if steady and abs(share) / noticed >= most:
             most = abs(share) / noticed
-            text = f"{name} {share:+.0f}°" if name == "slant" else f"{name} {share:+.0%}"
+            text = (
+                f"{name} {share:+.0f}°" if name == "slant" else f"{name} {share:+.0%}"
+            )
     return text
 
 
@@ -106,37 +131,48 @@ _DARK = 0.02
 
 
 def attributes(images: Tensor, threshold: float = 0.5) -> Tensor:
-    r"""Slant, thickness, aspect and size of the bright figure on the dark ground of each image.
+    r"""Slant, thickness, aspect and size of the bright figure on the dark ground of
+    each image.
 
     ============= ==================================================================================================
     ``slant``     in degrees, how far the figure leans to the right, by the moments of its grey values: see
                   :func:`~torchcaps_lab.report.shape_moments`
-    ``thickness`` in pixels: twice the mean distance from the skeleton of the figure to its edge
+    ``thickness`` in pixels: twice the mean distance from the skeleton of the figure to
+    its edge
     ``aspect``    width of the figure's bounding box over its height
     ``size``      in pixels: the root of that box's area
     ============= ==================================================================================================
 
-    The last three are of the pixels above ``threshold`` times the brightest one, in the image enlarged four times
-    (scikit-image's ``rescale`` and ``skeletonize``; the distances are those that its ``medial_axis`` gives, from SciPy
-    in a fortieth of the time).
+    The last three are of the pixels above ``threshold`` times the brightest one, in the
+    image enlarged four times (scikit-image's ``rescale`` and ``skeletonize``; the
+    distances are those that its ``medial_axis`` gives, from SciPy in a fortieth of the
+    time).
 
     Args:
         images: (B, C, H, W) in [0, 1]; channels are averaged.
-        threshold: share of the brightest grey value from which on a pixel belongs to the figure.
+        threshold: share of the brightest grey value from which on a pixel belongs to
+            the figure.
 
     Returns:
         float64 (B, 4); NaN for an image without a figure.
 
     Raises:
         ModuleNotFoundError: if scikit-image is not installed; it names the extra.
-        ValueError: if ``images`` have another number of axes, or ``threshold`` is not between 0 and 1.
+        ValueError: if ``images`` have another number of axes, or ``threshold`` is not
+            between 0 and 1.
     """
     if images.ndim != 4:
-        raise ValueError(f"images must be (B, C, H, W), got shape {tuple(images.shape)}")
+        raise ValueError(
+            f"images must be (B, C, H, W), got shape {tuple(images.shape)}"
+        )
     if not 0 < threshold < 1:
         raise ValueError(f"threshold must lie between 0 and 1, got {threshold}")
     images = images.detach().cpu()
-    rows = zip(shape_moments(images)[:, 0].tolist(), images.double().mean(1).numpy(), strict=True)
+    rows = zip(
+        shape_moments(images)[:, 0].tolist(),
+        images.double().mean(1).numpy(),
+        strict=True,
+    )
     measured = [_measured(slant, image, threshold) for slant, image in rows]
     return torch.tensor(measured, dtype=torch.float64).reshape(-1, len(ATTRIBUTES))
 
@@ -159,19 +195,24 @@ def _measured(slant: float, image: np.ndarray, threshold: float) -> tuple[float,
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    r"""Attributes as linear functions of the pose, :math:`\hat y = v W + b`, fitted by least squares.
+    r"""Attributes as linear functions of the pose, :math:`\hat y = v W + b`, fitted by
+    least squares.
 
     Attributes:
         weight: W, (D, A).
         bias: b, (A,).
         explained: R² of each attribute on poses that the fit did not see, (A,).
-        alone: R² of each dimension alone on those, its squared correlation with each attribute, (D, A).
+        alone: R² of each dimension alone on those, its squared correlation with each
+            attribute, (D, A).
         covariance: of the poses within their classes, (D, D).
 
     Example:
         >>> from torchcaps_lab.report import fit_readout
         >>> poses = torch.randn(200, 4, dtype=torch.float64)
-        >>> slant = poses @ torch.tensor([[0.0], [2.0], [0.0], [0.0]], dtype=torch.float64) + 1
+        >>> slant = (
+        ...     poses @ torch.tensor([[0.0], [2.0], [0.0], [0.0]], dtype=torch.float64)
+        ...     + 1
+        ... )
         >>> readout = fit_readout(poses, slant, labels=torch.zeros(200))
         >>> readout.weight.round(decimals=3).abs().flatten().tolist()
         [0.0, 2.0, 0.0, 0.0]
@@ -195,14 +236,19 @@ class Readout:
 
         .. math:: v' = v + (y - \hat y) (W^T \Sigma W)^{-1} W^T \Sigma
 
-        the smallest change as the poses of a class vary, with their covariance :math:`\Sigma`.
+        the smallest change as the poses of a class vary, with their covariance
+        :math:`\Sigma`.
 
         Args:
             poses: (B, *pose).
             values: y, (B, A).
         """
         reach = self.covariance @ self.weight  # [D, A]
-        change = (values.to(self.weight) - self(poses)) @ torch.linalg.pinv(self.weight.T @ reach) @ reach.T
+        change = (
+            (values.to(self.weight) - self(poses))
+            @ torch.linalg.pinv(self.weight.T @ reach)
+            @ reach.T
+        )
         return poses + change.to(poses).reshape(poses.shape)
 
 
@@ -215,19 +261,26 @@ def fit_readout(poses: Tensor, values: Tensor, labels: Tensor) -> Readout:
         labels: classes of the poses, (B,).
 
     Raises:
-        ValueError: if the shapes do not fit, or there are fewer than two images for each number of a pose.
+        ValueError: if the shapes do not fit, or there are fewer than two images for
+            each number of a pose.
     """
     pose = poses.detach().cpu().flatten(1).double()
     if values.ndim != 2 or not len(pose) == len(values) == len(labels):
         raise ValueError(
-            f"poses, values (B, A) and labels must be as many, got {tuple(poses.shape)}, {tuple(values.shape)} and "
+            "poses, values (B, A) and labels must be as many, got "
+            f"{tuple(poses.shape)}, {tuple(values.shape)} and "
             f"{tuple(labels.shape)}"
         )
     there = values.isfinite().all(1).cpu()
-    pose, values, labels = pose[there], values.cpu().double()[there], labels.cpu()[there]
+    pose, values, labels = (
+        pose[there],
+        values.cpu().double()[there],
+        labels.cpu()[there],
+    )
     if len(pose) < 2 * pose.shape[1]:
         raise ValueError(
-            f"a read-out of {pose.shape[1]} numbers needs at least {2 * pose.shape[1]} images that can be measured, "
+            f"a read-out of {pose.shape[1]} numbers needs at least "
+            f"{2 * pose.shape[1]} images that can be measured, "
             f"got {len(pose)}"
         )
     test = torch.arange(len(pose)) % 4 == 3
@@ -249,7 +302,9 @@ def fit_readout(poses: Tensor, values: Tensor, labels: Tensor) -> Readout:
 
 
 def _correlation(one: Tensor, other: Tensor) -> Tensor:
-    """Of each column of (B, M) with each of (B, N), (M, N); 0 where one never changes."""
+    """Of each column of (B, M) with each of (B, N), (M, N); 0 where one never
+    changes.
+    """
     one, other = one - one.mean(0), other - other.mean(0)
     scale = torch.outer(one.norm(dim=0), other.norm(dim=0))
     return torch.where(scale > 1e-12, one.T @ other / scale.clamp_min(1e-12), 0.0)

@@ -17,7 +17,8 @@ class Boxed(NamedTuple):
 
     Args:
         image: (C, H, W) in [0, 1].
-        boxes: the name of a class and left, top, right, bottom in pixels, one for each thing.
+        boxes: the name of a class and left, top, right, bottom in pixels, one for each
+            thing.
         true: likewise, those that should be there.
         title: over it.
     """
@@ -28,8 +29,11 @@ class Boxed(NamedTuple):
     title: str = ""
 
 
-def boxes_figure(images: Sequence[Boxed], classes: Sequence[str], columns: int = 5, side: float = 1.9) -> "Figure":
-    """Images with boxes and the names of their classes; true boxes are dotted and white.
+def boxes_figure(
+    images: Sequence[Boxed], classes: Sequence[str], columns: int = 5, side: float = 1.9
+) -> "Figure":
+    """Images with boxes and the names of their classes; true boxes are dotted and
+    white.
 
     Args:
         images: in the order of rows.
@@ -49,7 +53,8 @@ def boxes_figure(images: Sequence[Boxed], classes: Sequence[str], columns: int =
 
 
 def boxed_image(one: Boxed, classes: Sequence[str], least: int = 400) -> "Figure":
-    """One image alone, at its size, or small ones enlarged by a whole number so that names can be read.
+    """One image alone, at its size, or small ones enlarged by a whole number so that
+    names can be read.
 
     Args:
         one: the image and its boxes.
@@ -72,12 +77,50 @@ def _draw(axes: "Axes", one: Boxed, classes: Sequence[str]) -> None:
     show(axes, one.image, cmap="gray", vmin=0, vmax=1)
     for _, (left, top, right, bottom) in one.true:
         sides = right - left, bottom - top
-        axes.add_patch(Rectangle((left, top), *sides, fill=False, color="white", linestyle=":", linewidth=0.8))
+        axes.add_patch(
+            Rectangle(
+                (left, top),
+                *sides,
+                fill=False,
+                color="white",
+                linestyle=":",
+                linewidth=0.8,
+            )
+        )
     for name, (left, top, right, bottom) in one.boxes:
         colour = f"C{list(classes).index(name) % 10}"
-        axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, linewidth=1.4))
-        pale = sum(share * part for share, part in zip((0.3, 0.59, 0.11), to_rgb(colour), strict=True)) > 0.42
+        axes.add_patch(
+            Rectangle(
+                (left, top),
+                right - left,
+                bottom - top,
+                fill=False,
+                color=colour,
+                linewidth=1.4,
+            )
+        )
+        pale = (
+            sum(
+                share * part
+                for share, part in zip((0.3, 0.59, 0.11), to_rgb(colour), strict=True)
+            )
+            > 0.42
+        )
         ink = "black" if pale else "white"
-        said: dict[str, Any] = {"fontsize": 8, "color": ink, "clip_on": True, "parse_math": False}
-        place = "bottom" if top > 0.08 * one.image.shape[-2] else "top"  # above the box, or in it at the upper edge
-        axes.text(max(left, 0), max(top, 0), shorten(name), va=place, bbox={"color": colour, "pad": 0.6}, **said)
+        said: dict[str, Any] = {
+            "fontsize": 8,
+            "color": ink,
+            "clip_on": True,
+            "parse_math": False,
+        }
+        place = (
+            "bottom" if top > 0.08 * one.image.shape[-2] else "top"
+        )  # above the box, or in it at the upper edge
+        axes.text(
+            max(left, 0),
+            max(top, 0),
+            shorten(name),
+            va=place,
+            bbox={"color": colour, "pad": 0.6},
+            **said,
+        )

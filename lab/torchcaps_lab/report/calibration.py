@@ -1,4 +1,6 @@
-"""Calibration: from the activations of the classes to probabilities that say how often the network is right."""
+"""Calibration: from the activations of the classes to probabilities that say how often
+the network is right.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,19 +14,23 @@ LEAST_IMAGES = 20
 """With fewer images nothing is fitted."""
 
 _SMALLEST = 1e-6
-"""Smaller activations count as this: the logarithm of one of 0, of a class that is there, would be infinite."""
+"""Smaller activations count as this: the logarithm of one of 0, of a class that is
+there, would be infinite.
+"""
 
 
 @dataclass(frozen=True)
 class Calibration:
     r"""How probabilities are made of activations a_j.
 
-    ``temperature``, for one class an image, with T > 0, which leaves the order of the classes as it is:
+    ``temperature``, for one class an image, with T > 0, which leaves the order of the
+    classes as it is:
 
     .. math::
         p_j = \frac{a_j^{1/T}}{\sum_k a_k^{1/T}}
 
-    ``platt``, for several classes an image, each for itself, with the slope s and the intercept b:
+    ``platt``, for several classes an image, each for itself, with the slope s and the
+    intercept b:
 
     .. math::
         p_j = \sigma\Big(s \log\frac{a_j}{1 - a_j} + b\Big)
@@ -37,8 +43,9 @@ class Calibration:
     Raises:
         ValueError: if there is no such method, or it has other parameters.
 
-    Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural Networks", section 4.2; Platt 1999,
-    "Probabilistic Outputs for Support Vector Machines".
+    Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural
+    Networks", section 4.2; Platt 1999, "Probabilistic Outputs for Support Vector
+    Machines".
 
     Example:
         >>> from torchcaps_lab.report import Calibration
@@ -54,16 +61,26 @@ class Calibration:
     def __post_init__(self) -> None:
         count = {"temperature": 1, "platt": 2}.get(self.method)
         if count is None:
-            raise ValueError(f"method must be temperature or platt, got {self.method!r}")
-        fits = len(self.parameters) == count and torch.tensor(self.parameters).isfinite().all()
+            raise ValueError(
+                f"method must be temperature or platt, got {self.method!r}"
+            )
+        fits = (
+            len(self.parameters) == count
+            and torch.tensor(self.parameters).isfinite().all()
+        )
         if not fits or (self.method == "temperature" and self.parameters[0] <= 0):
-            raise ValueError(f"parameters of {self.method} must be {count} finite numbers, got {self.parameters}")
+            raise ValueError(
+                f"parameters of {self.method} must be {count} finite numbers, got "
+                f"{self.parameters}"
+            )
 
     def __call__(self, activation: Tensor) -> Tensor:
         """The probabilities of activations, both (B, E), in float64."""
         activation = activation.double()
         if self.method == "temperature":
-            return (activation.clamp_min(_SMALLEST).log() / self.parameters[0]).softmax(-1)
+            return (activation.clamp_min(_SMALLEST).log() / self.parameters[0]).softmax(
+                -1
+            )
         slope, intercept = self.parameters
         return (slope * _logit(activation) + intercept).sigmoid()
 
@@ -71,21 +88,33 @@ class Calibration:
         if self.method == "temperature":
             how = f"temperature scaling, T = {self.parameters[0]:.3g}"
         else:
-            how = f"Platt scaling, slope {self.parameters[0]:.3g}, intercept {self.parameters[1]:.3g}"
+            how = (
+                f"Platt scaling, slope {self.parameters[0]:.3g}, intercept "
+                f"{self.parameters[1]:.3g}"
+            )
         return f"{how}, fitted on {self.images} validation examples"
 
     def config(self) -> dict[str, Any]:
         """The same, ready for JSON."""
-        return {"method": self.method, "parameters": list(self.parameters), "images": self.images}
+        return {
+            "method": self.method,
+            "parameters": list(self.parameters),
+            "images": self.images,
+        }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "Calibration | None":
         """What :meth:`config` was made of; None of None."""
-        return None if config is None else cls(config["method"], tuple(config["parameters"]), config["images"])
+        return (
+            None
+            if config is None
+            else cls(config["method"], tuple(config["parameters"]), config["images"])
+        )
 
 
 class CalibrationBins(NamedTuple):
-    """Images by how sure a network was of what it said; bins without images are left out.
+    """Images by how sure a network was of what it said; bins without images are left
+    out.
 
     Args:
         confidence: mean probability of the class that was said, (M,).
@@ -103,18 +132,26 @@ class CalibrationBins(NamedTuple):
         return ((self.accuracy - self.confidence).abs() @ self.share).item()
 
 
-def calibration_bins(probabilities: Tensor, labels: Tensor, bins: int) -> CalibrationBins:
-    r"""Bins of how sure a network was, all equally wide, :math:`\left(\frac{b - 1}{B}, \frac{b}{B}\right]`.
+def calibration_bins(
+    probabilities: Tensor, labels: Tensor, bins: int
+) -> CalibrationBins:
+    r"""Bins of how sure a network was, all equally wide, :math:`\left(\frac{b - 1}{B},
+    \frac{b}{B}\right]`.
 
     Args:
-        probabilities: of the classes, (N, E); the largest is that of the class that is said.
+        probabilities: of the classes, (N, E); the largest is that of the class that is
+            said.
         labels: the true classes, (N,).
         bins: B.
     """
     confidence, said = probabilities.double().max(1)
     confidence = confidence.clamp(0, 1)  # rounding may lead out of [0, 1]
-    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
-    inside = one_hot(torch.bucketize(confidence, edges[1:-1]), bins).to(confidence)  # [N, bins]
+    edges = torch.linspace(
+        0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device
+    )
+    inside = one_hot(torch.bucketize(confidence, edges[1:-1]), bins).to(
+        confidence
+    )  # [N, bins]
     count = inside.sum(0)
     sums = torch.stack([confidence, (said == labels).to(confidence)]) @ inside
     there = count > 0
@@ -123,16 +160,20 @@ def calibration_bins(probabilities: Tensor, labels: Tensor, bins: int) -> Calibr
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
-    r"""The expected calibration error: how far a network is from being right as often as it says, in [0, 1].
+    r"""The expected calibration error: how far a network is from being right as often
+    as it says, in [0, 1].
 
     .. math:: \sum_b \frac{n_b}{N} |\text{accuracy}_b - \text{confidence}_b|
 
     Args:
-        probabilities: of the classes, (N, E); the largest is that of the class that is said.
+        probabilities: of the classes, (N, E); the largest is that of the class that is
+            said.
         labels: the true classes, (N,).
-        bins: how many, of [0, 1], all equally wide; a probability between two of them belongs to the lower one.
+        bins: how many, of [0, 1], all equally wide; a probability between two of them
+            belongs to the lower one.
 
-    Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural Networks", section 2.
+    Source: Guo, Pleiss, Sun & Weinberger 2017, "On Calibration of Modern Neural
+    Networks", section 2.
     """
     return calibration_bins(probabilities, labels, bins).error
 
@@ -144,12 +185,13 @@ def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
         \min_T -\sum_n \sum_j t_{nj} \log p_{nj}(T), \quad
         t_{nj} = \frac{N + 1}{N + 2} \text{ for the true class, the rest shared by the others}
 
-    The targets are Platt's: to be right about all of N images does not make a network certain. T is searched from 2^-10
-    to 2^10 times the spread of the log a_nj within an image, so that all powers of the activations give the same
-    probabilities.
+    The targets are Platt's: to be right about all of N images does not make a network
+    certain. T is searched from 2^-10 to 2^10 times the spread of the log a_nj within an
+    image, so that all powers of the activations give the same probabilities.
 
     Args:
-        activation: of the classes, (N, E), of images that the network was not trained on.
+        activation: of the classes, (N, E), of images that the network was not trained
+            on.
         labels: the true classes, integers (N,).
 
     Returns:
@@ -167,28 +209,38 @@ def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
     log = activation.double().clamp_min(_SMALLEST).log()
     spread = _spread(log - log.mean(1, keepdim=True))
     miss = 1 / (N + 2)
-    targets = torch.full_like(log, miss / (E - 1)).scatter_(1, labels[:, None].long().cpu(), 1 - miss)
+    targets = torch.full_like(log, miss / (E - 1)).scatter_(
+        1, labels[:, None].long().cpu(), 1 - miss
+    )
 
     def cost(octave: float) -> float:
-        return -(targets * (log / (spread * 2.0**octave)).log_softmax(-1)).sum(1).mean().item()
+        return (
+            -(targets * (log / (spread * 2.0**octave)).log_softmax(-1))
+            .sum(1)
+            .mean()
+            .item()
+        )
 
     found = minimize_scalar(cost, bounds=(-10, 10), method="bounded")
     return Calibration("temperature", (spread * float(2.0**found.x),), N)
 
 
 def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
-    r"""Slope and intercept of the largest likelihood over all images and classes together.
+    r"""Slope and intercept of the largest likelihood over all images and classes
+    together.
 
     .. math::
         \min_{s \ge 0, b} -\sum_{nj} \big(t_{nj} \log p_{nj} + (1 - t_{nj}) \log(1 - p_{nj})\big), \quad
         t_{nj} = \frac{N_+ + 1}{N_+ + 2} \text{ where the class is there, else } \frac{1}{N_- + 2}
 
-    The targets, of N_+ classes that are there and N_- that are not, are Platt's: the slope stays finite where
-    activations tell all of them apart. It is not negative: where classes that are there have the smaller activations,
-    as in a network that has learned nothing, all get the share of those that are there.
+    The targets, of N_+ classes that are there and N_- that are not, are Platt's: the
+    slope stays finite where activations tell all of them apart. It is not negative:
+    where classes that are there have the smaller activations, as in a network that has
+    learned nothing, all get the share of those that are there.
 
     Args:
-        activation: of the classes, (N, E), of images that the network was not trained on.
+        activation: of the classes, (N, E), of images that the network was not trained
+            on.
         labels: which classes are there, bool (N, E).
 
     Returns:
@@ -202,7 +254,8 @@ def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
     _check_activation(activation)
     if labels.dtype != torch.bool or labels.shape != activation.shape:
         raise ValueError(
-            f"labels must be masks of the classes that are there, bool {tuple(activation.shape)}, got {labels.dtype} "
+            "labels must be masks of the classes that are there, bool "
+            f"{tuple(activation.shape)}, got {labels.dtype} "
             f"{tuple(labels.shape)}"
         )
     if not _enough(activation) or bool(labels.all()) or not bool(labels.any()):
@@ -212,7 +265,8 @@ def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
     yes = int(there.sum())
     low, high = 1 / (len(there) - yes + 2), (yes + 1) / (yes + 2)
     target = low + (high - low) * there.double()
-    # Each is there with the weight t and not there with 1 - t; a C so large is no penalty.
+    # Each is there with the weight t and not there with 1 - t; a C so large is no
+    # penalty.
     model = LogisticRegression(C=1e9, solver="newton-cholesky", tol=1e-8)
     model.fit(
         ((logit - centre) / spread).repeat(2, 1).numpy(),
@@ -228,17 +282,27 @@ def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
 
 def _check_activation(activation: Tensor) -> None:
     if activation.ndim != 2 or not activation.is_floating_point():
-        raise ValueError(f"activation must be floating-point (N, E), got {activation.dtype} {tuple(activation.shape)}")
+        raise ValueError(
+            f"activation must be floating-point (N, E), got {activation.dtype} "
+            f"{tuple(activation.shape)}"
+        )
 
 
 def _check_labels(activation: Tensor, labels: Tensor) -> None:
     _check_activation(activation)
     N, E = activation.shape
-    integers = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    integers = not (
+        labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
+    )
     if not integers or labels.shape != (N,):
-        raise ValueError(f"labels must be integers ({N},), got {labels.dtype} {tuple(labels.shape)}")
+        raise ValueError(
+            f"labels must be integers ({N},), got {labels.dtype} {tuple(labels.shape)}"
+        )
     if N and not 0 <= int(labels.min()) <= int(labels.max()) < E:
-        raise ValueError(f"labels must lie in 0..{E - 1}, got labels from {int(labels.min())} to {int(labels.max())}")
+        raise ValueError(
+            f"labels must lie in 0..{E - 1}, got labels from {int(labels.min())} to "
+            f"{int(labels.max())}"
+        )
 
 
 def _enough(activation: Tensor) -> bool:
@@ -246,7 +310,9 @@ def _enough(activation: Tensor) -> bool:
 
 
 def _spread(centred: Tensor) -> float:
-    """The standard deviation of numbers with mean 0; 1 if they differ by no more than rounding."""
+    """The standard deviation of numbers with mean 0; 1 if they differ by no more than
+    rounding.
+    """
     spread = centred.square().mean().sqrt().item()
     return spread if spread > _SMALLEST else 1.0
 

@@ -1,4 +1,6 @@
-"""What all figures are made of: a canvas, images, titles, maps laid over images, rows of pictures, legible texts."""
+"""What all figures are made of: a canvas, images, titles, maps laid over images, rows
+of pictures, legible texts.
+"""
 
 import math
 import re
@@ -30,10 +32,23 @@ _FALLBACKS = (
     "Malgun Gothic",
     "Arial Unicode MS",
 )
-"""Fonts for scripts that the default font lacks; those of them that are installed are used."""
+"""Fonts for scripts that the default font lacks; those of them that are installed are
+used.
+"""
 
 
-COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#e377c2", "#8c564b", "#bcbd22", "#7f7f7f")
+COLOURS = (
+    "#1f77b4",
+    "#d62728",
+    "#2ca02c",
+    "#9467bd",
+    "#ff7f0e",
+    "#17becf",
+    "#e377c2",
+    "#8c564b",
+    "#bcbd22",
+    "#7f7f7f",
+)
 
 
 def colour_of(label: int) -> str:
@@ -42,7 +57,9 @@ def colour_of(label: int) -> str:
 
 
 def class_legend(
-    figure: "Figure", place: Literal["outside upper right", "outside lower center"], colours: Mapping[str, str]
+    figure: "Figure",
+    place: Literal["outside upper right", "outside lower center"],
+    colours: Mapping[str, str],
 ) -> None:
     """A legend of classes by their names, if there are any."""
     from matplotlib.patches import Patch
@@ -56,8 +73,14 @@ Fill = Callable[["Axes", int], Any]
 """Draws the picture of one image into one pair of axes."""
 
 
-def new_figure(width: float, height: float, layout: Literal["compressed", "constrained"] = "compressed") -> "Figure":
-    """A figure; "constrained" leaves pictures in even columns but may cut off labels beside them."""
+def new_figure(
+    width: float,
+    height: float,
+    layout: Literal["compressed", "constrained"] = "compressed",
+) -> "Figure":
+    """A figure; "constrained" leaves pictures in even columns but may cut off labels
+    beside them.
+    """
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=110, layout=layout)
@@ -66,7 +89,9 @@ def new_figure(width: float, height: float, layout: Literal["compressed", "const
 def shorten(name: str, limit: int = 24) -> str:
     """The name on one line, cut to a number of characters."""
     name = (
-        unicodedata.normalize("NFC", " ".join(name.split())).encode(errors="replace").decode()
+        unicodedata.normalize("NFC", " ".join(name.split()))
+        .encode(errors="replace")
+        .decode()
     )  # names of files may hold undecoded bytes
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
@@ -82,7 +107,9 @@ def line_count(titles: Sequence[str]) -> int:
 
 
 def show(axes: "Axes", image: Tensor, **options: Any) -> None:
-    """Draws an image (C, H, W) without ticks, its pixel (y, x) covering [y, y + 1] by [x, x + 1]."""
+    """Draws an image (C, H, W) without ticks, its pixel (y, x) covering [y, y + 1] by
+    [x, x + 1].
+    """
     lay(axes, pixels(image).numpy(), image, None, **options)
 
 
@@ -92,7 +119,9 @@ def sized(image: Tensor) -> str:
 
 
 def set_title(axes: "Axes", text: str, fontsize: float = 9) -> None:
-    """A title as it is written, whatever it means to TeX, on top of the axes: nothing else is there to avoid."""
+    """A title as it is written, whatever it means to TeX, on top of the axes: nothing
+    else is there to avoid.
+    """
     axes.set_title(text, y=1.0, fontsize=fontsize, parse_math=False)
 
 
@@ -103,33 +132,57 @@ def title_width(text: str, fontsize: float = 9) -> float:
 
     font = FontProperties(family=_families(), size=fontsize)
     lines = "".join(one if _drawn(one) else "M" for one in text).split("\n")
-    widths = [text_to_path.get_text_width_height_descent(line, font, False)[0] for line in lines]
+    widths = [
+        text_to_path.get_text_width_height_descent(line, font, False)[0]
+        for line in lines
+    ]
     return max(widths) / 72
 
 
 def label_row(axes: "Axes", text: str, height: float) -> None:
-    """A label at the left of a row that is so high, in inches: upright, or lying where that would reach into others."""
+    """A label at the left of a row that is so high, in inches: upright, or lying where
+    that would reach into others.
+    """
     label = axes.set_ylabel(text, fontsize=9)
     if label_room([text], height):
         label.set(rotation=0, ha="right", va="center")
 
 
 def label_room(labels: Iterable[str], height: float) -> float:
-    """The width, in inches, that those of the labels take that lie at the left of rows of this height; 0 for none."""
-    return max((width for width in map(title_width, labels) if width > height), default=0.0)
+    """The width, in inches, that those of the labels take that lie at the left of rows
+    of this height; 0 for none.
+    """
+    return max(
+        (width for width in map(title_width, labels) if width > height), default=0.0
+    )
 
 
-def lay(axes: "Axes", cells: Any, image: Tensor, extent: Extent | None, **options: Any) -> None:
-    """Lays a map over an image or beside it, on a grey ground, each cell where it belongs."""
+def lay(
+    axes: "Axes", cells: Any, image: Tensor, extent: Extent | None, **options: Any
+) -> None:
+    """Lays a map over an image or beside it, on a grey ground, each cell where it
+    belongs.
+    """
     height, width = image.shape[-2:]
     left, right, bottom, top = extent or Extent(0.0, float(width), float(height), 0.0)
-    axes.imshow(cells, extent=(left, right, bottom, top), interpolation="nearest", **options)
+    axes.imshow(
+        cells, extent=(left, right, bottom, top), interpolation="nearest", **options
+    )
     axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[], facecolor="0.93")
     axes.spines[:].set_color("0.8")
 
 
-def row_of(figure: "Figure", grid: Any, row: int, columns: Sequence[int], label: str, high: float) -> list["Axes"]:
-    """The axes of some columns of a row of a grid, that is so high in inches, the first of them labelled."""
+def row_of(
+    figure: "Figure",
+    grid: Any,
+    row: int,
+    columns: Sequence[int],
+    label: str,
+    high: float,
+) -> list["Axes"]:
+    """The axes of some columns of a row of a grid, that is so high in inches, the first
+    of them labelled.
+    """
     drawn = [figure.add_subplot(grid[row, column]) for column in columns]
     label_row(drawn[0], broken(label), high)
     return drawn
@@ -140,8 +193,15 @@ def broken(label: str) -> str:
     return label.replace(".children", "\nchildren")
 
 
-def heat_maps(figure: "Figure", drawn: list["Axes"], maps: Tensor, image: Tensor, extent: Extent | None) -> None:
-    """Activations (N, H', W') on a row of axes, from none to the largest, with the scale of their colours at its right.
+def heat_maps(
+    figure: "Figure",
+    drawn: list["Axes"],
+    maps: Tensor,
+    image: Tensor,
+    extent: Extent | None,
+) -> None:
+    """Activations (N, H', W') on a row of axes, from none to the largest, with the
+    scale of their colours at its right.
 
     Args:
         figure: with these axes.
@@ -153,11 +213,18 @@ def heat_maps(figure: "Figure", drawn: list["Axes"], maps: Tensor, image: Tensor
     scale = {"cmap": "magma", "vmin": 0.0, "vmax": max(maps.max().item(), 1e-6)}
     for axes, cells in zip(drawn, maps, strict=True):
         lay(axes, cells.numpy(), image, extent, **scale)
-    bar: dict[str, Any] = {"fraction": 0.03, "aspect": 10, "pad": 0.01, "label": "activation"}
+    bar: dict[str, Any] = {
+        "fraction": 0.03,
+        "aspect": 10,
+        "pad": 0.01,
+        "label": "activation",
+    }
     figure.colorbar(drawn[0].images[0], ax=drawn, **bar)
 
 
-def stacked(images: Tensor, titles: Sequence[str], rows: Mapping[str, Fill]) -> "Figure":
+def stacked(
+    images: Tensor, titles: Sequence[str], rows: Mapping[str, Fill]
+) -> "Figure":
     """Columns of pictures, wrapped into several rows.
 
     Args:
@@ -170,7 +237,9 @@ def stacked(images: Tensor, titles: Sequence[str], rows: Mapping[str, Fill]) -> 
     """
     count, high = len(images), 1.25 * min(images.shape[-2] / images.shape[-1], 1.0)
     if len(titles) != count:
-        raise ValueError(f"titles must be one for each of {count} images, got {len(titles)}")
+        raise ValueError(
+            f"titles must be one for each of {count} images, got {len(titles)}"
+        )
     if not count:
         raise ValueError("images must hold at least one image")
     columns, blocks = min(count, _COLUMNS), math.ceil(count / _COLUMNS)
@@ -190,17 +259,24 @@ def stacked(images: Tensor, titles: Sequence[str], rows: Mapping[str, Fill]) -> 
 
 
 def strip(images: Tensor, titles: Sequence[str]) -> "Figure":
-    """Images (N, C, H, W) in [0, 1] beside each other, wrapped after ten, with a title each."""
+    """Images (N, C, H, W) in [0, 1] beside each other, wrapped after ten, with a title
+    each.
+    """
     return stacked(images, titles, {"": lambda axes, place: show(axes, images[place])})
 
 
 @cache
 def _families() -> tuple[str, ...]:
-    """The default fonts and behind them, for what they lack, the :data:`_FALLBACKS` that are installed."""
+    """The default fonts and behind them, for what they lack, the :data:`_FALLBACKS`
+    that are installed.
+    """
     from matplotlib import rcParams
     from matplotlib.font_manager import fontManager
 
-    return (*rcParams["font.family"], *(name for name in _FALLBACKS if name in fontManager.get_font_names()))
+    return (
+        *rcParams["font.family"],
+        *(name for name in _FALLBACKS if name in fontManager.get_font_names()),
+    )
 
 
 @cache
@@ -214,16 +290,23 @@ def _characters() -> frozenset[int]:
 
 @cache
 def _drawn(character: str) -> bool:
-    """Whether a font has a character, and it stands for itself, to the right of the one before."""
-    alone = unicodedata.bidirectional(character) not in ("R", "AL") and unicodedata.category(character)[0] != "M"
+    """Whether a font has a character, and it stands for itself, to the right of the one
+    before.
+    """
+    alone = (
+        unicodedata.bidirectional(character) not in ("R", "AL")
+        and unicodedata.category(character)[0] != "M"
+    )
     return character.isspace() or (alone and ord(character) in _characters())
 
 
 def make_legible(figure: "Figure", marks: dict[str, str]) -> dict[str, str]:
-    """Gives the texts of a figure fonts for many scripts; words that none of them draws become marks, "[1]".
+    """Gives the texts of a figure fonts for many scripts; words that none of them draws
+    become marks, "[1]".
 
-    Matplotlib would draw boxes for characters that a font lacks, and it draws from left to right, each character for
-    itself: words in scripts that are written otherwise become marks too.
+    Matplotlib would draw boxes for characters that a font lacks, and it draws from left
+    to right, each character for itself: words in scripts that are written otherwise
+    become marks too.
 
     Args:
         figure: before it is drawn.
@@ -246,8 +329,12 @@ def make_legible(figure: "Figure", marks: dict[str, str]) -> dict[str, str]:
 
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         labels = [label.get_text() for label in axis.get_ticklabels()]
-        if not all(map(_drawn, "".join(labels))):  # an axis writes its labels anew when it is drawn
-            axis.set_ticks(axis.get_ticklocs(), [re.sub(r"\S+", mark, label) for label in labels])
+        if not all(
+            map(_drawn, "".join(labels))
+        ):  # an axis writes its labels anew when it is drawn
+            axis.set_ticks(
+                axis.get_ticklocs(), [re.sub(r"\S+", mark, label) for label in labels]
+            )
     for text in figure.findobj(Text):
         text.set_fontfamily(_families())
         text.set_text(re.sub(r"\S+", mark, text.get_text()))

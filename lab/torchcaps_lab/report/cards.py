@@ -1,4 +1,6 @@
-"""What a notebook shows of an answer and of a classifier, as HTML in which all text is escaped."""
+"""What a notebook shows of an answer and of a classifier, as HTML in which all text is
+escaped.
+"""
 
 from collections.abc import Mapping
 from html import escape
@@ -11,8 +13,15 @@ _SHOWN = 10
 """Most classes that have a bar."""
 
 
-def answer_card(said: str, shares: Mapping[str, float], what: str, picture: Tensor | None, note: str = "") -> str:
-    """An answer: the picture as the network saw it, and a bar for each of the likeliest classes.
+def answer_card(
+    said: str,
+    shares: Mapping[str, float],
+    what: str,
+    picture: Tensor | None,
+    note: str = "",
+) -> str:
+    """An answer: the picture as the network saw it, and a bar for each of the likeliest
+    classes.
 
     Args:
         said: the answer, in words.
@@ -23,19 +32,32 @@ def answer_card(said: str, shares: Mapping[str, float], what: str, picture: Tens
     """
     image = ""
     if picture is not None:
-        image = f'<img src="{pngs(picture)}" alt="the image" style="height:8em;image-rendering:pixelated">'
+        image = (
+            f'<img src="{pngs(picture)}" alt="the image" '
+            'style="height:8em;image-rendering:pixelated">'
+        )
     likeliest = sorted(shares.items(), key=lambda one: -one[1])[:_SHOWN]
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td style='width:12em;text-align:left'>"
-        f"<div style='background:#4a78b5;height:.8em;width:{100 * min(max(share, 0), 1):.1f}%'></div></td>"
+        "<div "
+        f"style='background:#4a78b5;height:.8em;width:{100 * min(max(share, 0), 1):.1f}%'></div></td>"
         f"<td>{share:.1%}</td></tr>"
         for name, share in likeliest
     )
-    told = f"<b>{escape(said)}</b> <small>{escape(what)}{'; ' * bool(note)}{escape(note)}</small>"
-    return f"<div style='display:flex;gap:1em;align-items:center'>{image}<div>{told}<table>{rows}</table></div></div>"
+    told = (
+        f"<b>{escape(said)}</b> "
+        f"<small>{escape(what)}{'; ' * bool(note)}{escape(note)}</small>"
+    )
+    return (
+        "<div "
+        f"style='display:flex;gap:1em;align-items:center'>{image}<div>{told}<table>{rows}</table></div></div>"
+    )
 
 
 def facts_card(title: str, facts: Mapping[str, str]) -> str:
     """A thing in a few facts."""
-    rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items())
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>"
+        for name, value in facts.items()
+    )
     return f"<b>{escape(title)}</b><table>{rows}</table>"

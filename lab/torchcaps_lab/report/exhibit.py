@@ -51,13 +51,15 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exhibit:
-    """Something to show: plain data that a picture, a page, a notebook or a browser draws in its own way.
+    """Something to show: plain data that a picture, a page, a notebook or a browser
+    draws in its own way.
 
-    A subclass has :func:`register_exhibit` above it, which makes it a frozen dataclass, and stands in one file with how
-    it is drawn. Its fields are numbers, text, tensors on the CPU or named tuples of these; one of images has
-    ``metadata=PNG``. A class method ``of`` usually makes it of what it needs to know, or gives None where there is
-    nothing to show. One with a place in reports also defines :meth:`of_images` or :meth:`of_test`, or is
-    :class:`OfImages`.
+    A subclass has :func:`register_exhibit` above it, which makes it a frozen dataclass,
+    and stands in one file with how it is drawn. Its fields are numbers, text, tensors
+    on the CPU or named tuples of these; one of images has ``metadata=PNG``. A class
+    method ``of`` usually makes it of what it needs to know, or gives None where there
+    is nothing to show. One with a place in reports also defines :meth:`of_images` or
+    :meth:`of_test`, or is :class:`OfImages`.
 
     Attributes:
         title: its heading.
@@ -65,15 +67,19 @@ class Exhibit:
         kind: the name that it is registered by.
         place: in the order of a report; None for one that is in none.
         drawings: the names of its pictures, as :meth:`pathlib.Path.glob` takes them.
-        folded: whether a page shows only its title until that is clicked, unless it is the first.
+        folded: whether a page shows only its title until that is clicked, unless it is
+            the first.
 
     Example:
         >>> from torchcaps_lab.report import Exhibit, register_exhibit
         >>> @register_exhibit("all_lengths")
         ... class Lengths(Exhibit):
         ...     lengths: torch.Tensor
-        ...
-        >>> exhibit = Lengths(title="Lengths", text="How long they are.", lengths=torch.tensor([0.5, 0.25]))
+        >>> exhibit = Lengths(
+        ...     title="Lengths",
+        ...     text="How long they are.",
+        ...     lengths=torch.tensor([0.5, 0.25]),
+        ... )
         >>> exhibit.to_json()["lengths"]
         [0.5, 0.25]
     """
@@ -86,12 +92,15 @@ class Exhibit:
     folded: ClassVar[bool] = False
 
     @classmethod
-    def of_images(cls, shown: "Observation", examples: "Observation") -> "Exhibit | None":
+    def of_images(
+        cls, shown: "Observation", examples: "Observation"
+    ) -> "Exhibit | None":
         """What every report of images shows of this kind; None for nothing.
 
         Args:
             shown: of the images to show.
-            examples: of one image of each class, titled with its name where that is known.
+            examples: of one image of each class, titled with its name where that is
+                known.
         """
         return None
 
@@ -101,7 +110,9 @@ class Exhibit:
         return ()
 
     def draw(self) -> "Iterator[Picture]":
-        """Its pictures, each drawn when it is asked for; an exhibit without any has none."""
+        """Its pictures, each drawn when it is asked for; an exhibit without any has
+        none.
+        """
         yield from ()
 
     def table(self) -> Table | None:
@@ -109,23 +120,31 @@ class Exhibit:
         return None
 
     def html(self) -> str | None:
-        """What a page shows besides pictures and the table, as HTML in which all text is escaped; None for nothing."""
+        """What a page shows besides pictures and the table, as HTML in which all text
+        is escaped; None for nothing.
+        """
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as objects, lists, strings and numbers; :func:`json.dumps` takes it with ``allow_nan=False``.
+        """All of it as objects, lists, strings and numbers; :func:`json.dumps` takes it
+        with ``allow_nan=False``.
 
-        ``kind`` and each field, by name: images as PNG in ``data:`` addresses, all other tensors as nested lists of
-        numbers with 6 digits, named tuples as objects. What is not finite is null.
+        ``kind`` and each field, by name: images as PNG in ``data:`` addresses, all
+        other tensors as nested lists of numbers with 6 digits, named tuples as objects.
+        What is not finite is null.
         """
         parts = {}
         for part in fields(self):
-            parts[part.name] = part.metadata.get("plain", plain)(getattr(self, part.name))
+            parts[part.name] = part.metadata.get("plain", plain)(
+                getattr(self, part.name)
+            )
         return {"kind": self.kind, **parts}
 
 
 class OfImages(Exhibit):
-    """An exhibit that every report shows of its images: a subclass defines ``of(observation)``, None for nothing."""
+    """An exhibit that every report shows of its images: a subclass defines
+    ``of(observation)``, None for nothing.
+    """
 
     @classmethod
     def of(cls, observation: "Observation") -> "Exhibit | None":
@@ -133,7 +152,9 @@ class OfImages(Exhibit):
         raise NotImplementedError(f"{cls.__name__} must define of(observation)")
 
     @classmethod
-    def of_images(cls, shown: "Observation", examples: "Observation") -> "Exhibit | None":
+    def of_images(
+        cls, shown: "Observation", examples: "Observation"
+    ) -> "Exhibit | None":
         """Of the images to show."""
         return cls.of(shown)
 
@@ -142,15 +163,24 @@ EXHIBITS = Registry("kind of exhibit", Exhibit)
 """The exhibits that a report may show, by kind."""
 
 
-@dataclass_transform(frozen_default=True, eq_default=False, kw_only_default=True, field_specifiers=(field,))
-def register_exhibit(kind: str, place: float | None = None, drawings: str = "") -> Callable[[type[Kind]], type[Kind]]:
-    """Make an :class:`Exhibit` a frozen dataclass, known by the name of its kind; a name taken is a `ValueError`.
+@dataclass_transform(
+    frozen_default=True,
+    eq_default=False,
+    kw_only_default=True,
+    field_specifiers=(field,),
+)
+def register_exhibit(
+    kind: str, place: float | None = None, drawings: str = ""
+) -> Callable[[type[Kind]], type[Kind]]:
+    """Make an :class:`Exhibit` a frozen dataclass, known by the name of its kind; a
+    name taken is a `ValueError`.
 
     Args:
         kind: its name.
-        place: in the order of reports, which show every exhibit that has one: the first of the package has 10, the
-            next 20, and so on.
-        drawings: the names of its pictures, as :meth:`pathlib.Path.glob` takes them: a new report replaces them.
+        place: in the order of reports, which show every exhibit that has one: the first
+            of the package has 10, the next 20, and so on.
+        drawings: the names of its pictures, as :meth:`pathlib.Path.glob` takes them: a
+            new report replaces them.
     """
 
     def register(exhibit: type[Kind]) -> type[Kind]:
@@ -164,12 +194,21 @@ def register_exhibit(kind: str, place: float | None = None, drawings: str = "") 
 
 
 def list_exhibits() -> dict[str, type[Exhibit]]:
-    """All exhibits that there are, by kind: those with a place first, in the order of a report."""
-    return dict(sorted(EXHIBITS.items(), key=lambda one: math.inf if one[1].place is None else one[1].place))
+    """All exhibits that there are, by kind: those with a place first, in the order of a
+    report.
+    """
+    return dict(
+        sorted(
+            EXHIBITS.items(),
+            key=lambda one: math.inf if one[1].place is None else one[1].place,
+        )
+    )
 
 
 def plain(value: Any) -> Any:
-    """The value in a form that JSON can hold: numbers that are not finite as None, unknown objects as their text."""
+    """The value in a form that JSON can hold: numbers that are not finite as None,
+    unknown objects as their text.
+    """
     if isinstance(value, Tensor):
         return _rounded(value.tolist()) if value.is_floating_point() else value.tolist()
     if isinstance(value, float):
@@ -186,7 +225,9 @@ def plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    return str(value).encode(errors="backslashreplace").decode()  # names of files may hold undecoded bytes
+    return (
+        str(value).encode(errors="backslashreplace").decode()
+    )  # names of files may hold undecoded bytes
 
 
 def _rounded(value: Any) -> Any:
@@ -207,17 +248,23 @@ PNG = {"plain": pngs}
 
 
 def pixels(image: Tensor) -> Tensor:
-    """What is shown of an image (C, H, W), (H, W, 3) in [0, 1]: the first three channels in colours, of fewer one."""
+    """What is shown of an image (C, H, W), (H, W, 3) in [0, 1]: the first three
+    channels in colours, of fewer one.
+    """
     image = image.detach().cpu().float().clamp(0, 1)
     image = image[:3] if len(image) >= 3 else image[:1].expand(3, -1, -1)
     return image.permute(1, 2, 0)
 
 
 def png(image: Tensor) -> bytes:
-    """A PNG file with 8 bits a value, in grey if the image (C, H, W) has one or two channels; the same always."""
+    """A PNG file with 8 bits a value, in grey if the image (C, H, W) has one or two
+    channels; the same always.
+    """
     from PIL import Image
 
     shown = pixels(image).nan_to_num().mul(255).round().to(torch.uint8)
     file = BytesIO()
-    Image.fromarray((shown if len(image) >= 3 else shown[..., 0]).numpy()).save(file, "PNG")
+    Image.fromarray((shown if len(image) >= 3 else shown[..., 0]).numpy()).save(
+        file, "PNG"
+    )
     return file.getvalue()

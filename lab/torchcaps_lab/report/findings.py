@@ -11,13 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, Prediction, in_precision_of
+from torchcaps.models.base import (
+    CapsuleClassifier,
+    ImageClassifier,
+    Prediction,
+    in_precision_of,
+)
 from torchcaps.numerics import compute_dtype
 from torchcaps_lab.data.image_set import Batch, ImageSet
 from torchcaps_lab.report.layers import assignment_entropy
 
 _AT_ONCE = 8192
-"""Images times classes in one batch at most: an image has an assignment for each child and each class."""
+"""Images times classes in one batch at most: an image has an assignment for each child
+and each class.
+"""
 
 
 class ClassFigures(NamedTuple):
@@ -44,11 +51,13 @@ class ClassFigures(NamedTuple):
 
 
 class TwoClassFigures(NamedTuple):
-    """How well the positive one of two classes is told from the other; None where a figure has no images to go by.
+    """How well the positive one of two classes is told from the other; None where a
+    figure has no images to go by.
 
     Args:
-        auc: area under the ROC curve of the share of the positive class in the activations of both: the probability
-            that an image of the positive class has a larger one than an image of the other.
+        auc: area under the ROC curve of the share of the positive class in the
+            activations of both: the probability that an image of the positive class has
+            a larger one than an image of the other.
         sensitivity: the recall of the positive class.
         specificity: the recall of the other.
 
@@ -70,8 +79,10 @@ class Findings:
 
     Attributes:
         labels: the true classes, int64 (N,).
-        activation: of the classes, float32 (N, E); averaged over the crops of an image, if it has several.
-        entropy: :func:`~torchcaps_lab.report.assignment_entropy` averaged over the images; None without capsules.
+        activation: of the classes, float32 (N, E); averaged over the crops of an image,
+            if it has several.
+        entropy: :func:`~torchcaps_lab.report.assignment_entropy` averaged over the
+            images; None without capsules.
 
     Example:
         >>> from torchcaps_lab.report import Findings
@@ -95,9 +106,13 @@ class Findings:
 
     @property
     def confusion(self) -> Tensor:
-        """How often each class was taken for each other, int64 (E, E): rows true, columns predicted."""
+        """How often each class was taken for each other, int64 (E, E): rows true,
+        columns predicted.
+        """
         E = self.activation.shape[1]
-        return torch.bincount(self.labels * E + self.prediction, minlength=E * E).reshape(E, E)
+        return torch.bincount(
+            self.labels * E + self.prediction, minlength=E * E
+        ).reshape(E, E)
 
     @property
     def accuracy(self) -> float:
@@ -111,9 +126,11 @@ class Findings:
 
     @property
     def interval(self) -> float:
-        r"""How far from :attr:`accuracy` that of more such images may lie, with 95 % confidence, to either side.
+        r"""How far from :attr:`accuracy` that of more such images may lie, with 95 %
+        confidence, to either side.
 
-        :math:`1.96 \sqrt{p (1 - p) / N}`, the normal approximation, with at least half an image wrong.
+        :math:`1.96 \sqrt{p (1 - p) / N}`, the normal approximation, with at least half
+        an image wrong.
         """
         N = len(self.labels)
         return 1.96 * math.sqrt(max(self.accuracy * self.error, 0.25 / N) / N)
@@ -125,9 +142,17 @@ class Findings:
 
         classes = list(range(self.activation.shape[1]))
         answers = self.labels.numpy(), self.prediction.numpy()
-        found = precision_recall_fscore_support(*answers, labels=classes, zero_division=np.nan)
-        shares = [[None if np.isnan(share) else float(share) for share in row] for row in found[:3]]
-        return tuple(ClassFigures(int(count), *row) for count, *row in zip(found[3], *shares, strict=True))
+        found = precision_recall_fscore_support(
+            *answers, labels=classes, zero_division=np.nan
+        )
+        shares = [
+            [None if np.isnan(share) else float(share) for share in row]
+            for row in found[:3]
+        ]
+        return tuple(
+            ClassFigures(int(count), *row)
+            for count, *row in zip(found[3], *shares, strict=True)
+        )
 
     def of_positive(self, positive: int = 1) -> TwoClassFigures:
         """How well one of two classes is told from the other.
@@ -141,18 +166,33 @@ class Findings:
         from sklearn.metrics import roc_auc_score
 
         if self.activation.shape[1] != 2 or positive not in (0, 1):
-            raise ValueError(f"positive must be 0 or 1 of 2 classes, got {positive} of {self.activation.shape[1]}")
-        sensitivity, specificity = (self.per_class[place].recall for place in (positive, 1 - positive))
-        share = self.activation.double()[:, positive] / self.activation.double().sum(1).clamp_min(1e-30)
+            raise ValueError(
+                f"positive must be 0 or 1 of 2 classes, got {positive} of "
+                f"{self.activation.shape[1]}"
+            )
+        sensitivity, specificity = (
+            self.per_class[place].recall for place in (positive, 1 - positive)
+        )
+        share = self.activation.double()[:, positive] / self.activation.double().sum(
+            1
+        ).clamp_min(1e-30)
         auc = None
-        if sensitivity is not None and specificity is not None and share.isfinite().all():
+        if (
+            sensitivity is not None
+            and specificity is not None
+            and share.isfinite().all()
+        ):
             auc = float(roc_auc_score((self.labels == positive).numpy(), share.numpy()))
         return TwoClassFigures(auc, sensitivity, specificity)
 
     @property
     def balanced_accuracy(self) -> float:
         """The mean of the recalls of the classes that have images."""
-        recalls = [figures.recall for figures in self.per_class if figures.images and figures.recall is not None]
+        recalls = [
+            figures.recall
+            for figures in self.per_class
+            if figures.images and figures.recall is not None
+        ]
         return sum(recalls) / len(recalls)
 
     @property
@@ -173,7 +213,9 @@ class Findings:
 
     @property
     def margin(self) -> Tensor:
-        """Activation of the true class less that of the most active wrong one, (N,); with one class, the activation."""
+        """Activation of the true class less that of the most active wrong one, (N,);
+        with one class, the activation.
+        """
         true = self.activation.gather(1, self.labels[:, None]).squeeze(1)
         wrong = self.activation.scatter(1, self.labels[:, None], -torch.inf).amax(1)
         return torch.where(wrong.isfinite(), true - wrong, true)
@@ -184,43 +226,59 @@ class Findings:
         return wrong[self.margin[wrong].argsort(stable=True)][:count]
 
     def examples(self, most: int | None = None) -> Tensor:
-        """Indices of the clearest image of each class that has images, in the order of the classes.
+        """Indices of the clearest image of each class that has images, in the order of
+        the classes.
 
         Args:
             most: of this many classes at most, those of :meth:`telling`; None for all.
         """
-        margin, chosen = self.margin, self.labels.unique() if most is None else self.telling(most)
+        margin, chosen = (
+            self.margin,
+            self.labels.unique() if most is None else self.telling(most),
+        )
         members = [(self.labels == label).nonzero().squeeze(1) for label in chosen]
         return torch.stack([group[margin[group].argmax()] for group in members])
 
     def telling(self, count: int) -> Tensor:
-        """The labels of at most ``count`` classes with images, sorted: half the most mistaken, half the surest."""
+        """The labels of at most ``count`` classes with images, sorted: half the most
+        mistaken, half the surest.
+        """
         present = self.labels.unique()
         if len(present) <= count:
             return present
         members = [self.labels == label for label in present]
-        mistakes = torch.stack([((self.prediction != self.labels) & member).sum() for member in members])
+        mistakes = torch.stack(
+            [((self.prediction != self.labels) & member).sum() for member in members]
+        )
         margins = torch.stack([self.margin[member].mean() for member in members])
-        order = sorted(range(len(present)), key=lambda place: (-int(mistakes[place]), float(margins[place])))
+        order = sorted(
+            range(len(present)),
+            key=lambda place: (-int(mistakes[place]), float(margins[place])),
+        )
         worst = order[: (count + 1) // 2]
         best = order[len(order) - count // 2 :]
         return present[torch.tensor(worst + best)].sort().values
 
     def ranked(self) -> Tensor:
-        """Indices of all images: the first of each class, then the second of each, ..."""
+        """Indices of all images: the first of each class, then the second of each,
+        ...
+        """
         rank = torch.zeros_like(self.labels)
         for label in self.labels.unique():
             rank[self.labels == label] = torch.arange(int((self.labels == label).sum()))
         return (rank * self.activation.shape[1] + self.labels).argsort(stable=True)
 
     def samples(self, count: int) -> Tensor:
-        """Indices of at most ``count`` images, the first of :meth:`ranked`, sorted by class."""
+        """Indices of at most ``count`` images, the first of :meth:`ranked`, sorted by
+        class.
+        """
         chosen = self.ranked()[:count]
         return chosen[self.labels[chosen].argsort(stable=True)]
 
 
 def confused_pairs(confusion: Tensor, count: int) -> list[tuple[int, int, int]]:
-    """The pairs of classes that are confused most: the true class, what it was taken for, and how often.
+    """The pairs of classes that are confused most: the true class, what it was taken
+    for, and how often.
 
     Args:
         confusion: (E, E), rows true, columns predicted.
@@ -228,41 +286,58 @@ def confused_pairs(confusion: Tensor, count: int) -> list[tuple[int, int, int]]:
     """
     wrong = (confusion - confusion.diag().diag()).flatten()
     most = wrong.argsort(descending=True, stable=True)[:count].tolist()
-    return [(*divmod(place, len(confusion)), int(wrong[place])) for place in most if wrong[place]]
+    return [
+        (*divmod(place, len(confusion)), int(wrong[place]))
+        for place in most
+        if wrong[place]
+    ]
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """The model in evaluation mode and without gradients inside the ``with`` block; gives its device."""
+    """The model in evaluation mode and without gradients inside the ``with`` block;
+    gives its device.
+    """
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
-            yield next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+            yield next(
+                (parameter.device for parameter in model.parameters()),
+                torch.device("cpu"),
+            )
     finally:
         for module, mode in modes.items():
             module.training = mode
 
 
 def in_parts(model: nn.Module, images: Tensor, at_once: int = 16) -> Iterator[Tensor]:
-    """Prepared images (B, C, H, W) as a network takes them, a few at a time; it is evaluating until the last.
+    """Prepared images (B, C, H, W) as a network takes them, a few at a time; it is
+    evaluating until the last.
 
-    The assignments of a convolutional layer are many times larger than its capsules: more would fill the memory.
+    The assignments of a convolutional layer are many times larger than its capsules:
+    more would fill the memory.
     """
     with evaluating(model) as device:
         for part in images.split(at_once):
             yield in_precision_of(model, part.to(device))
 
 
-def predicted(model: ImageClassifier, image_set: ImageSet, batch_size: int = 128) -> Iterator[tuple[Batch, Prediction]]:
-    """Batches of images, and what a network makes of each; in evaluation mode and without gradients until the end."""
+def predicted(
+    model: ImageClassifier, image_set: ImageSet, batch_size: int = 128
+) -> Iterator[tuple[Batch, Prediction]]:
+    """Batches of images, and what a network makes of each; in evaluation mode and
+    without gradients until the end.
+    """
     with evaluating(model) as device:
         for batch in image_set.batches(batch_size):
             yield batch, model(in_precision_of(model, batch.images.to(device)))
 
 
 def kept(values: Tensor) -> Tensor:
-    """On the CPU, in float32 at least: NumPy has no bfloat16, and sums in float16 overflow."""
+    """On the CPU, in float32 at least: NumPy has no bfloat16, and sums in float16
+    overflow.
+    """
     return values.to("cpu", compute_dtype(values))
 
 
@@ -270,8 +345,10 @@ class Answers(NamedTuple):
     """What a network said about N images, whatever is true of them.
 
     Args:
-        activation: of the classes, float32 (N, E); averaged over the crops of an image, if it has several.
-        entropy: :func:`~torchcaps_lab.report.assignment_entropy` averaged over the images; None without capsules.
+        activation: of the classes, float32 (N, E); averaged over the crops of an image,
+            if it has several.
+        entropy: :func:`~torchcaps_lab.report.assignment_entropy` averaged over the
+            images; None without capsules.
 
     Example:
         >>> from torchcaps_lab import report
@@ -286,9 +363,11 @@ class Answers(NamedTuple):
 
 
 def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> Answers:
-    """Runs a network over images, in evaluation mode; the network is left in the mode it came in.
+    """Runs a network over images, in evaluation mode; the network is left in the mode
+    it came in.
 
-    What the images show is not needed here: labels, masks of labels or anything else may be compared with the answers.
+    What the images show is not needed here: labels, masks of labels or anything else
+    may be compared with the answers.
 
     Args:
         model: any network, on any device, in any precision.
@@ -296,8 +375,10 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
         batch_size: how many images, or crops of images, at a time.
 
     Raises:
-        TypeError: if the model is no :class:`~torchcaps.models.ImageClassifier`, compiled or not.
-        ValueError: if there are no images, or the network has another number of classes.
+        TypeError: if the model is no :class:`~torchcaps.models.ImageClassifier`,
+            compiled or not.
+        ValueError: if there are no images, or the network has another number of
+            classes.
     """
     check_asked(model, image_set, batch_size)
     activations, entropies = [], []
@@ -305,7 +386,9 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
         most = max(1, _AT_ONCE // model.classes)
         step = max(1, min(batch_size, most) // image_set.preprocess.crops)
         for start in range(0, len(image_set), step):
-            crops = image_set.crops(list(range(start, min(start + step, len(image_set)))))
+            crops = image_set.crops(
+                list(range(start, min(start + step, len(image_set))))
+            )
             images = in_precision_of(model, crops.flatten(0, 1).to(device))
             if isinstance(model, CapsuleClassifier):
                 routed = model.route(images)
@@ -313,32 +396,43 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
                 entropies.append(assignment_entropy(routed.assignment).cpu())
             else:
                 activation = model(images).activation
-            activations.append(activation.float().unflatten(0, crops.shape[:2]).mean(1).cpu())
+            activations.append(
+                activation.float().unflatten(0, crops.shape[:2]).mean(1).cpu()
+            )
     entropy = torch.cat(entropies).mean().item() if entropies else None
     return Answers(torch.cat(activations), entropy)
 
 
 def check_asked(model: ImageClassifier, image_set: ImageSet, batch_size: int) -> None:
     """Raises the errors of :func:`ask`."""
-    if not hasattr(model, "classes"):  # a compiled one has another type, but the same attributes
+    if not hasattr(
+        model, "classes"
+    ):  # a compiled one has another type, but the same attributes
         raise TypeError(f"model must be an ImageClassifier, got {type(model).__name__}")
     if not len(image_set):
         raise ValueError("image_set holds no images")
     if len(image_set.classes) != model.classes:
-        raise ValueError(f"image_set has {len(image_set.classes)} classes, but the model has {model.classes}")
+        raise ValueError(
+            f"image_set has {len(image_set.classes)} classes, but the model has "
+            f"{model.classes}"
+        )
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
 
-def examine(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> Findings:
+def examine(
+    model: ImageClassifier, image_set: ImageSet, batch_size: int = 256
+) -> Findings:
     """What a network says about images of one class each, and what is true.
 
-    Arguments and errors are those of :func:`ask`, and a `ValueError` if images have several classes.
+    Arguments and errors are those of :func:`ask`, and a `ValueError` if images have
+    several classes.
     """
     check_asked(model, image_set, batch_size)
     if image_set[0].labels.ndim != 1:
         raise ValueError(
-            "image_set must have images of one class each, these have masks of several: their figures and their report "
+            "image_set must have images of one class each, these have masks of "
+            "several: their figures and their report "
             "are those of the task 'several_labels', torchcaps_lab.tasks.SeveralLabels"
         )
     activation, entropy = ask(model, image_set, batch_size)

@@ -7,29 +7,46 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps_lab.report.findings import in_parts
-from torchcaps_lab.report.layers import Layer, dead_capsules, layer_entropy, observe_layers, peak_activation
+from torchcaps_lab.report.layers import (
+    Layer,
+    dead_capsules,
+    layer_entropy,
+    observe_layers,
+    peak_activation,
+)
 
 
-def routing_health(model: nn.Module, images: Tensor, threshold: float = 0.01) -> dict[str, float]:
+def routing_health(
+    model: nn.Module, images: Tensor, threshold: float = 0.01
+) -> dict[str, float]:
     """Entropy of the assignment and share of dead capsules of each layer.
 
-    Runs in evaluation mode and without gradients; the network and all random number generators are left as they were.
+    Runs in evaluation mode and without gradients; the network and all random number
+    generators are left as they were.
 
     Args:
         model: any network of torchcaps layers.
         images: (B, C, H, W), at least one, on the device of the network.
-        threshold: a type of capsule whose activation is nowhere above it, in none of the images, counts as dead.
+        threshold: a type of capsule whose activation is nowhere above it, in none of
+            the images, counts as dead.
 
     Returns:
-        ``assignment_entropy_<layer>``, see :func:`~torchcaps_lab.report.layer_entropy`, averaged over the images, for
-        each layer that routes, and ``dead_capsules_<layer>``, see :func:`~torchcaps_lab.report.dead_capsules`, for each
-        layer of capsules; both in [0, 1]. Empty for a network without capsules.
+        ``assignment_entropy_<layer>``, see :func:`~torchcaps_lab.report.layer_entropy`,
+        averaged over the images, for each layer that routes, and
+        ``dead_capsules_<layer>``, see :func:`~torchcaps_lab.report.dead_capsules`, for
+        each layer of capsules; both in [0, 1]. Empty for a network without capsules.
     """
     devices = [images.device] if images.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         peaks, (entropies,) = observed_health(model, images, layer_entropy)
-    health = {f"assignment_entropy_{name}": torch.cat(parts).mean().item() for name, parts in entropies.items()}
-    dead = {f"dead_capsules_{name}": dead_capsules(torch.cat(parts), threshold) for name, parts in peaks.items()}
+    health = {
+        f"assignment_entropy_{name}": torch.cat(parts).mean().item()
+        for name, parts in entropies.items()
+    }
+    dead = {
+        f"dead_capsules_{name}": dead_capsules(torch.cat(parts), threshold)
+        for name, parts in peaks.items()
+    }
     return {**health, **dead}
 
 
@@ -39,9 +56,13 @@ _Parts = Mapping[str, list[Tensor]]
 def observed_health(
     network: nn.Module, images: Tensor, *measures: Callable[[Layer], Tensor]
 ) -> tuple[_Parts, tuple[_Parts, ...]]:
-    """The highest activation of each type of every layer, and measures (B,) of those that route, a few images each."""
+    """The highest activation of each type of every layer, and measures (B,) of those
+    that route, a few images each.
+    """
     peaks: dict[str, list[Tensor]] = defaultdict(list)
-    found: tuple[dict[str, list[Tensor]], ...] = tuple(defaultdict(list) for _ in measures)
+    found: tuple[dict[str, list[Tensor]], ...] = tuple(
+        defaultdict(list) for _ in measures
+    )
     for part in in_parts(network, images):
         for name, layer in observe_layers(network, part).items():
             peaks[name].append(peak_activation(layer.capsules).float())

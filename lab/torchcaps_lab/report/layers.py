@@ -1,4 +1,6 @@
-"""A network seen layer by layer: its capsules, their routing, and whether both are healthy."""
+"""A network seen layer by layer: its capsules, their routing, and whether both are
+healthy.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -26,12 +28,16 @@ class Layer:
         name: of the module in the network.
         module: the layer itself.
         capsules: what it returned.
-        children: what it took; None for a layer that makes capsules of something else, such as primary capsules.
-        routed: its routing, one for each group of a convolution; empty where nothing was routed.
+        children: what it took; None for a layer that makes capsules of something else,
+            such as primary capsules.
+        routed: its routing, one for each group of a convolution; empty where nothing
+            was routed.
 
     Example:
         >>> from torchcaps_lab.report import observe_layers
-        >>> layers = observe_layers(tc.create_model("capsnet_digits"), torch.rand(2, 1, 8, 8))
+        >>> layers = observe_layers(
+        ...     tc.create_model("capsnet_digits"), torch.rand(2, 1, 8, 8)
+        ... )
         >>> list(layers)
         ['primary_caps', 'class_caps']
     """
@@ -44,27 +50,33 @@ class Layer:
 
     @cached_property
     def windows(self) -> Windows | None:
-        """The windows of a convolutional layer; None where every child votes for every parent."""
+        """The windows of a convolutional layer; None where every child votes for every
+        parent.
+        """
         if not isinstance(self.module, CapsConvNd) or self.children is None:
             return None
         return self.module.windows(self.children)
 
     @property
     def competition(self) -> str:
-        """Which parents compete for a child: of :class:`~torchcaps.CapsConv2d`, else those of its one window."""
+        """Which parents compete for a child: of :class:`~torchcaps.CapsConv2d`, else
+        those of its one window.
+        """
         return getattr(self.module, "competition", "window")
 
     def assignment(self, group: int = 0) -> Tensor:
-        r"""The last assignment probabilities R, by windows, with what each child gives away adding up to 1 at most.
+        r"""The last assignment probabilities R, by windows, with what each child gives
+        away adding up to 1 at most.
 
         Args:
             group: of a convolution.
 
         Returns:
-            (B, windows, I, J): I children in a window (places x types), J parents at its position; one window with all
-            children where the layer has none. Where every window routes for itself (``competition="window"``), R is
-            divided by the number of windows that see the child, and where every type does (``"position"``) by J: each
-            of them speaks for an equal part of it.
+            (B, windows, I, J): I children in a window (places x types), J parents at
+            its position; one window with all children where the layer has none. Where
+            every window routes for itself (``competition="window"``), R is divided by
+            the number of windows that see the child, and where every type does
+            (``"position"``) by J: each of them speaks for an equal part of it.
         """
         R = self.routed[group].assignment
         if self.windows is None:
@@ -75,38 +87,52 @@ class Layer:
         return R / R.shape[-1] if self.competition == "position" else R
 
     def scatter(self, field: Tensor) -> Tensor:
-        """Adds up what the windows say of each child, (B, windows, I, ...) to (B, children, ...), in float32 at least.
+        """Adds up what the windows say of each child, (B, windows, I, ...) to (B,
+        children, ...), in float32 at least.
 
-        The children of a convolution lie on the padded grid, row by row, with their types (of one group) last.
+        The children of a convolution lie on the padded grid, row by row, with their
+        types (of one group) last.
         """
         field = field.to(torch.promote_types(field.dtype, torch.float32))
         if self.windows is None:
             return field.squeeze(1)
         sites, places, types = self._sites(field)
-        flat = field.unflatten(2, (places, types)).flatten(1, 2)  # [B, windows * places, types, ...]
+        flat = field.unflatten(2, (places, types)).flatten(
+            1, 2
+        )  # [B, windows * places, types, ...]
         total = flat.new_zeros(len(flat), self.windows.padded, *flat.shape[2:])
         return total.index_add(1, sites, flat).flatten(1, 2)
 
     def gather(self, field: Tensor) -> Tensor:
-        """What each window sees of a value of each child: (B, children, ...) to (B, windows, I, ...)."""
+        """What each window sees of a value of each child: (B, children, ...) to (B,
+        windows, I, ...).
+        """
         if self.windows is None:
             return field.unsqueeze(1)
         grid = field.unflatten(1, (self.windows.padded, -1))  # [B, padded, types, ...]
-        seen = grid[:, self.windows.sites(field.device)]  # [B, windows, places, types, ...]
+        seen = grid[
+            :, self.windows.sites(field.device)
+        ]  # [B, windows, places, types, ...]
         return seen.flatten(2, 3)
 
     def inside(self, field: Tensor) -> Tensor:
-        """Without the padding, and on the children's sites: (B, children, ...) to (B, *sites, ...)."""
+        """Without the padding, and on the children's sites: (B, children, ...) to (B,
+        *sites, ...).
+        """
         assert self.children is not None
         if self.windows is None:
             return field.unflatten(1, self.children.activation.shape[1:])
         grid = field.unflatten(1, (*self.windows.extent, -1))
-        for axis, (size, padding) in enumerate(zip(self.windows.size, self.windows.padding, strict=True), 1):
+        for axis, (size, padding) in enumerate(
+            zip(self.windows.size, self.windows.padding, strict=True), 1
+        ):
             grid = grid.narrow(axis, padding, size)
         return grid
 
     def _sites(self, field: Tensor) -> tuple[Tensor, int, int]:
-        """The flat index of each place of each window, the number of places, and of types at each."""
+        """The flat index of each place of each window, the number of places, and of
+        types at each.
+        """
         assert self.windows is not None
         sites = self.windows.sites(field.device)
         return sites.flatten(), sites.shape[1], field.shape[2] // sites.shape[1]
@@ -115,25 +141,31 @@ class Layer:
 def observe_layers(model: nn.Module, images: Tensor) -> dict[str, Layer]:
     """Runs a network once and keeps what every layer of capsules did.
 
-    A layer is any module that returns :class:`~torchcaps.Capsules`; a module around it that passes the same capsules on
-    is not counted again. Its routing is what the :class:`~torchcaps.routing.Routing` modules inside it returned. Of
-    concurrent routing the last round is seen. The class capsules are those that a
-    :class:`~torchcaps.models.CapsuleClassifier` gives, whatever it makes of its layer's activations. The network runs
-    as it stands: in its mode, with gradients if they are on.
+    A layer is any module that returns :class:`~torchcaps.Capsules`; a module around it
+    that passes the same capsules on is not counted again. Its routing is what the
+    :class:`~torchcaps.routing.Routing` modules inside it returned. Of concurrent
+    routing the last round is seen. The class capsules are those that a
+    :class:`~torchcaps.models.CapsuleClassifier` gives, whatever it makes of its layer's
+    activations. The network runs as it stands: in its mode, with gradients if they are
+    on.
 
     Args:
-        model: any network of torchcaps layers; of a :class:`~torchcaps.models.CapsuleClassifier` the decoder is left
-            out.
+        model: any network of torchcaps layers; of a
+            :class:`~torchcaps.models.CapsuleClassifier` the decoder is left out.
         images: (B, C, H, W), or whatever the network takes.
 
     Returns:
-        The layers by name, in the order in which they ran; a layer that ran again is ``name_2``. Empty for a network
-        without capsules.
+        The layers by name, in the order in which they ran; a layer that ran again is
+        ``name_2``. Empty for a network without capsules.
     """
     with _recording(model) as layers:
         if isinstance(model, CapsuleClassifier):
             classes = model.encode(images)
-            runs = [name for name, layer in layers.items() if layer.module is model.class_caps]
+            runs = [
+                name
+                for name, layer in layers.items()
+                if layer.module is model.class_caps
+            ]
             if runs:
                 layers[runs[-1]] = replace(layers[runs[-1]], capsules=classes)
         else:
@@ -143,7 +175,9 @@ def observe_layers(model: nn.Module, images: Tensor) -> dict[str, Layer]:
 
 @contextmanager
 def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
-    """Inside the ``with`` block every layer of capsules that runs is added to what this gives."""
+    """Inside the ``with`` block every layer of capsules that runs is added to what this
+    gives.
+    """
     layers: dict[str, Layer] = {}
     pending: list[tuple[nn.Module, Routed]] = []
 
@@ -153,16 +187,25 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
     def taken(module: nn.Module) -> tuple[Routed, ...]:
         inside = set(module.modules())
         own = tuple(output for routing, output in pending if routing in inside)
-        pending[:] = [(routing, output) for routing, output in pending if routing not in inside]
+        pending[:] = [
+            (routing, output) for routing, output in pending if routing not in inside
+        ]
         return own
 
     def begins(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         taken(module)  # drops routings of earlier rounds
 
     def ran(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        def hook(
+            module: nn.Module,
+            inputs: tuple[Any, ...],
+            named: dict[str, Any],
+            output: Any,
+        ) -> None:
             output = from_pair(output)
-            if not isinstance(output, Capsules) or any(_same(output, layer.capsules) for layer in layers.values()):
+            if not isinstance(output, Capsules) or any(
+                _same(output, layer.capsules) for layer in layers.values()
+            ):
                 return
             times = sum(layer.module is module for layer in layers.values())
             key = f"{name}_{times + 1}" if times else name
@@ -179,7 +222,9 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
                 hooks.enter_context(module.register_forward_hook(routed))
             else:
                 hooks.enter_context(module.register_forward_pre_hook(begins))
-                hooks.enter_context(module.register_forward_hook(ran(name or "model"), with_kwargs=True))
+                hooks.enter_context(
+                    module.register_forward_hook(ran(name or "model"), with_kwargs=True)
+                )
         yield layers
 
 
@@ -201,23 +246,31 @@ def below(layers: dict[str, Layer], layer: Layer) -> Layer | None:
     if layer.children is None:
         return None
     pose, activation = layer.children
-    made = [one for one in layers.values() if one.capsules.pose is pose or one.capsules.activation is activation]
+    made = [
+        one
+        for one in layers.values()
+        if one.capsules.pose is pose or one.capsules.activation is activation
+    ]
     return made[0] if made else None
 
 
 def layer_entropy(layer: Layer) -> Tensor:
-    r"""How undecided a layer's routing was, from 0 (each child went to one parent) to 1 (all its parents got the same).
+    r"""How undecided a layer's routing was, from 0 (each child went to one parent) to 1
+    (all its parents got the same).
 
-    :func:`assignment_entropy` over the parents that compete for a child, averaged over the children:
+    :func:`assignment_entropy` over the parents that compete for a child, averaged over
+    the children:
 
     .. math::
         \frac{1}{I} \sum_i \frac{-1}{\log K_i} \sum_{p} r_{ip} \log r_{ip}, \quad
         r_{ip} = \frac{R_{ip}}{\sum_{p'} R_{ip'}}
 
-    In a convolution whose parents compete over the whole image, p runs over the parents of all windows that see the
-    child, K_i in number: fewer at the border. Where types do not compete, p runs only over those of one type, and the
-    average is also over the types. Where each window routes for itself, p runs over the J parents of one window, and
-    the average is also over the windows. Padding and children that no window sees are left out; groups are averaged.
+    In a convolution whose parents compete over the whole image, p runs over the parents
+    of all windows that see the child, K_i in number: fewer at the border. Where types
+    do not compete, p runs only over those of one type, and the average is also over the
+    types. Where each window routes for itself, p runs over the J parents of one window,
+    and the average is also over the windows. Padding and children that no window sees
+    are left out; groups are averaged.
 
     Args:
         layer: one that routes, of :func:`observe_layers`.
@@ -239,12 +292,18 @@ def mean_of_groups(layer: Layer, measure: Callable[[Layer, int], Tensor]) -> Ten
     """
     if not layer.routed:
         raise ValueError(f"layer {layer.name} routes nothing: it has no assignment")
-    return torch.stack([measure(layer, group) for group in range(len(layer.routed))]).mean(0)
+    return torch.stack(
+        [measure(layer, group) for group in range(len(layer.routed))]
+    ).mean(0)
 
 
 def mean_of_children(layer: Layer, field: Tensor, windows: Tensor) -> Tensor:
-    """A number of each child, (B, children), averaged over those that are seen by some windows, (B,)."""
-    field, seen = (layer.inside(one).flatten(1) for one in (field, (windows > 0).to(field.dtype)))
+    """A number of each child, (B, children), averaged over those that are seen by some
+    windows, (B,).
+    """
+    field, seen = (
+        layer.inside(one).flatten(1) for one in (field, (windows > 0).to(field.dtype))
+    )
     return (field * seen).sum(1) / seen.sum(1)
 
 
@@ -255,7 +314,9 @@ def _group_entropy(layer: Layer, group: int) -> Tensor:
     R = R.to(torch.promote_types(R.dtype, torch.float32))
     if layer.competition == "window":
         windows = layer.scatter(torch.ones_like(R[..., 0]))  # [B, children]
-        entropy = assignment_entropy(R.flatten(0, 1)[:, :, None].flatten(0, 1)).view(R.shape[:3])  # of each row
+        entropy = assignment_entropy(R.flatten(0, 1)[:, :, None].flatten(0, 1)).view(
+            R.shape[:3]
+        )  # of each row
         mean = layer.scatter(entropy) / windows.clamp(min=1)
     else:
         windows, mean = _wide_entropy(layer, R)
@@ -263,7 +324,9 @@ def _group_entropy(layer: Layer, group: int) -> Tensor:
 
 
 def _wide_entropy(layer: Layer, R: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each child the number of parents in all windows that compete for it, and their entropy, (B, children)."""
+    """Of each child the number of parents in all windows that compete for it, and their
+    entropy, (B, children).
+    """
 
     def together(field: Tensor) -> Tensor:
         return field if layer.competition == "position" else field.sum(-1, keepdim=True)
@@ -271,14 +334,20 @@ def _wide_entropy(layer: Layer, R: Tensor) -> tuple[Tensor, Tensor]:
     total = layer.gather(together(layer.scatter(R)))
     competing = together(layer.scatter(torch.ones_like(R)))  # [B, children, J or 1]
     share = ratio(R, total, 1 / layer.gather(competing))
-    entropy = -together(layer.scatter(torch.xlogy(share, share))) / competing.clamp(min=2).log()
-    return competing.amax(-1), entropy.mean(-1).clamp(0, 1)  # rounding may lead out of [0, 1]
+    entropy = (
+        -together(layer.scatter(torch.xlogy(share, share)))
+        / competing.clamp(min=2).log()
+    )
+    return competing.amax(-1), entropy.mean(-1).clamp(
+        0, 1
+    )  # rounding may lead out of [0, 1]
 
 
 def peak_activation(capsules: Capsules) -> Tensor:
     """The largest activation of each type of capsule at any position, (B, types).
 
-    The types are the last axis of sites; capsules (B, H, W) without such an axis are of one type.
+    The types are the last axis of sites; capsules (B, H, W) without such an axis are of
+    one type.
     """
     activation = capsules.activation
     if activation.ndim == 3:
@@ -292,13 +361,14 @@ def with_types(activation: Tensor) -> Tensor:
 
 
 def assignment_entropy(assignment: Tensor) -> Tensor:
-    r"""How undecided routing was, from 0 (each child went to one parent) to 1 (all parents got the same).
+    r"""How undecided routing was, from 0 (each child went to one parent) to 1 (all
+    parents got the same).
 
     .. math::
         \frac{-1}{I \log J} \sum_{ij} R_{ij} \log R_{ij}
 
-    For routings that let children go to no parent, R is first divided by its sum over the parents. With one parent
-    there is nothing to decide: 0.
+    For routings that let children go to no parent, R is first divided by its sum over
+    the parents. With one parent there is nothing to decide: 0.
 
     Args:
         assignment: R, (B, I, J).
@@ -309,26 +379,33 @@ def assignment_entropy(assignment: Tensor) -> Tensor:
     Raises:
         ValueError: if ``assignment`` has another number of axes.
 
-    Assignments that turn hard as the steps grow: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing
-    Algorithm".
+    Assignments that turn hard as the steps grow: Paik, Kwak & Kim 2019, "Capsule
+    Networks Need an Improved Routing Algorithm".
     """
     if assignment.ndim != 3:
-        raise ValueError(f"assignment must be (B, I, J), got shape {tuple(assignment.shape)}")
+        raise ValueError(
+            f"assignment must be (B, I, J), got shape {tuple(assignment.shape)}"
+        )
     J = assignment.shape[-1]
     if J == 1:
         return assignment.new_zeros(len(assignment))
     share = ratio(assignment, assignment.sum(-1, keepdim=True), 1 / J)
-    return (-torch.xlogy(share, share).sum(-1).mean(-1) / math.log(J)).clamp(0, 1)  # rounding may lead out of [0, 1]
+    return (-torch.xlogy(share, share).sum(-1).mean(-1) / math.log(J)).clamp(
+        0, 1
+    )  # rounding may lead out of [0, 1]
 
 
 def ratio(part: Tensor, whole: Tensor, otherwise: Tensor | float) -> Tensor:
-    """``part / whole``, or ``otherwise`` where the whole is 0; its gradients are finite there."""
+    """``part / whole``, or ``otherwise`` where the whole is 0; its gradients are finite
+    there.
+    """
     there = whole > 0
     return torch.where(there, part / torch.where(there, whole, 1.0), otherwise)
 
 
 def dead_capsules(activation: Tensor, threshold: float = 0.01) -> float:
-    """The share of capsules whose activation stays at or below the threshold for every image.
+    """The share of capsules whose activation stays at or below the threshold for every
+    image.
 
     Args:
         activation: (N, J), of J capsules for N images.
@@ -338,5 +415,8 @@ def dead_capsules(activation: Tensor, threshold: float = 0.01) -> float:
         ValueError: if ``activation`` has another number of axes, or no images.
     """
     if activation.ndim != 2 or not len(activation):
-        raise ValueError(f"activation must be (N, J) of at least one image, got shape {tuple(activation.shape)}")
+        raise ValueError(
+            "activation must be (N, J) of at least one image, got shape "
+            f"{tuple(activation.shape)}"
+        )
     return (activation.amax(0) <= threshold).double().mean().item()

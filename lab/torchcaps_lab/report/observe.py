@@ -1,4 +1,6 @@
-"""Images to look at closely, and one look at what a network does with them; all that is shown of them comes from it."""
+"""Images to look at closely, and one look at what a network does with them; all that is
+shown of them comes from it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +16,13 @@ from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.report.findings import Findings, evaluating, in_parts, kept
 from torchcaps_lab.report.flow import class_maps, class_shares
 from torchcaps_lab.report.layers import Layer, observe_layers
-from torchcaps_lab.report.places import Extent, layer_extents, on_a_grid, origin, placed_capsules
+from torchcaps_lab.report.places import (
+    Extent,
+    layer_extents,
+    on_a_grid,
+    origin,
+    placed_capsules,
+)
 from torchcaps_lab.report.poses import check_labels, check_target, draw_poses, perturb
 from torchcaps_lab.report.verdict import Verdict, judge
 
@@ -29,15 +37,17 @@ _SAMPLES = 20
 class Selection:
     """B images, and what to ask a network about each.
 
-    It needs no labels. An image of several classes may be in it several times, with another target each time.
+    It needs no labels. An image of several classes may be in it several times, with
+    another target each time.
 
     Attributes:
         images: as the network takes them, (B, C, H, W).
         pictures: to draw, in [0, 1], with the same height and width, (B, C, H, W).
-        target: the class that each image is asked about, (B,); None for the most active one.
+        target: the class that each image is asked about, (B,); None for the most active
+            one.
         titles: one an image, with a line break where one is allowed; () for empty ones.
-        order: positions of all images, int64 (B,): the first are shown where there is no room for all. None for the
-            order of the images.
+        order: positions of all images, int64 (B,): the first are shown where there is
+            no room for all. None for the order of the images.
         example: the position of the image to show where there is room for one.
         about: what the target is, to be read behind "the capsule of".
         note: a sentence or two about these images and their titles.
@@ -49,7 +59,9 @@ class Selection:
     Example:
         >>> from torchcaps_lab.report import Selection
         >>> images = torch.rand(2, 1, 8, 8)
-        >>> selection = Selection(images, images, target=torch.tensor([3, 1]), titles=("a 3", "a 1"))
+        >>> selection = Selection(
+        ...     images, images, target=torch.tensor([3, 1]), titles=("a 3", "a 1")
+        ... )
         >>> len(selection), selection.title(0)
         (2, 'a 3')
     """
@@ -67,8 +79,14 @@ class Selection:
     def __post_init__(self) -> None:
         count = len(self.images)
         if self.images.ndim != 4 or not count:
-            raise ValueError(f"images must be (B, C, H, W) of at least one image, got {tuple(self.images.shape)}")
-        if len(self.pictures) != count or self.pictures.shape[2:] != self.images.shape[2:]:
+            raise ValueError(
+                "images must be (B, C, H, W) of at least one image, got "
+                f"{tuple(self.images.shape)}"
+            )
+        if (
+            len(self.pictures) != count
+            or self.pictures.shape[2:] != self.images.shape[2:]
+        ):
             raise ValueError(
                 f"pictures must be one for each of {count} images and of their size, "
                 f"got {tuple(self.pictures.shape)} for {tuple(self.images.shape)}"
@@ -76,11 +94,19 @@ class Selection:
         if self.target is not None:
             check_labels(self.target, count)
         if self.titles and len(self.titles) != count:
-            raise ValueError(f"titles must be one for each of {count} images, got {len(self.titles)}")
+            raise ValueError(
+                f"titles must be one for each of {count} images, got {len(self.titles)}"
+            )
         if self.order is not None and sorted(self.order.tolist()) != list(range(count)):
-            raise ValueError(f"order must hold each position of {count} images once, got {self.order.tolist()}")
+            raise ValueError(
+                f"order must hold each position of {count} images once, got "
+                f"{self.order.tolist()}"
+            )
         if not 0 <= self.example < count:
-            raise ValueError(f"example must be the position of one of {count} images, got {self.example}")
+            raise ValueError(
+                f"example must be the position of one of {count} images, got "
+                f"{self.example}"
+            )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -95,22 +121,30 @@ class Selection:
 
     def titles_at(self, chosen: Tensor | None = None) -> tuple[str, ...]:
         """The titles of the images at these positions; of all by default."""
-        return tuple(self.title(place) for place in (range(len(self)) if chosen is None else chosen.tolist()))
+        return tuple(
+            self.title(place)
+            for place in (range(len(self)) if chosen is None else chosen.tolist())
+        )
 
     def first(self, count: int) -> Tensor:
-        """Positions of at most ``count`` images, the first ones by the order, ascending."""
+        """Positions of at most ``count`` images, the first ones by the order,
+        ascending.
+        """
         order = torch.arange(len(self)) if self.order is None else self.order
         return order[:count].sort().values
 
 
 def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
-    """The first images of each class, up to 20 together, asked about the class that was said; sorted by class.
+    """The first images of each class, up to 20 together, asked about the class that was
+    said; sorted by class.
 
     The example is the clearest of the first ten.
     """
     chosen = findings.samples(_SAMPLES)
     rank = {index: place for place, index in enumerate(findings.ranked().tolist())}
-    order = torch.tensor(sorted(range(len(chosen)), key=lambda place: rank[int(chosen[place])]))
+    order = torch.tensor(
+        sorted(range(len(chosen)), key=lambda place: rank[int(chosen[place])])
+    )
     first = order[:COLUMNS].sort().values
     batch = image_set.__getitems__(chosen.tolist())
     return Selection(
@@ -121,19 +155,26 @@ def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
         order=order,
         example=int(first[findings.margin[chosen[first]].argmax()]),
         about="the class that was said",
-        note="These are the first images of each class; an arrow marks one that was taken for another class, and is "
-        "drawn as one of that.",
+        note=(
+            "These are the first images of each class; an arrow marks one that "
+            "was taken for another class, and is "
+            "drawn as one of that."
+        ),
         classes=tuple(image_set.classes),
     )
 
 
-def select_examples(findings: Findings, image_set: ImageSet, most: int = 20) -> Selection:
-    """The clearest image of each class that has images, asked about that class and titled with its name.
+def select_examples(
+    findings: Findings, image_set: ImageSet, most: int = 20
+) -> Selection:
+    """The clearest image of each class that has images, asked about that class and
+    titled with its name.
 
     Args:
         findings: about these images.
         image_set: the images.
-        most: of more classes than this, half of those shown are the most mistaken ones and half the surest.
+        most: of more classes than this, half of those shown are the most mistaken ones
+            and half the surest.
     """
     chosen = findings.examples(most)
     some = len(findings.labels.unique()) > most
@@ -146,8 +187,11 @@ def select_examples(findings: Findings, image_set: ImageSet, most: int = 20) -> 
         target,
         titles,
         about="its class",
-        note=f"These are the clearest images of {most} classes, half of them those with the most mistakes and half the "
-        "surest."
+        note=(
+            f"These are the clearest images of {most} classes, half of them those "
+            "with the most mistakes and half the "
+            "surest."
+        )
         if some
         else "These are the clearest images of each class.",
         classes=tuple(image_set.classes),
@@ -155,7 +199,9 @@ def select_examples(findings: Findings, image_set: ImageSet, most: int = 20) -> 
 
 
 def _title(findings: Findings, image_set: ImageSet, index: int) -> str:
-    """The title of an image: its class, and what it was taken for where that is another."""
+    """The title of an image: its class, and what it was taken for where that is
+    another.
+    """
     true, said = int(findings.labels[index]), int(findings.prediction[index])
     name = one_line(image_set.classes[true])
     return name if true == said else f"{name}\n→ {one_line(image_set.classes[said])}"
@@ -183,21 +229,26 @@ class _Seen(NamedTuple):
 class Observation:
     """What a network does with the images of a selection.
 
-    The network runs when something is first asked for, once over the images, in evaluation mode and on its own device,
-    and is left in the mode it came in. Capsules and the shares of the classes are kept, on the CPU; votes and
-    assignments are dropped after each few images, because those of a convolution are large.
+    The network runs when something is first asked for, once over the images, in
+    evaluation mode and on its own device, and is left in the mode it came in. Capsules
+    and the shares of the classes are kept, on the CPU; votes and assignments are
+    dropped after each few images, because those of a convolution are large.
 
     Args:
-        model: any network of torchcaps layers, in any precision; without capsules there is only an
-            :attr:`activation`.
+        model: any network of torchcaps layers, in any precision; without capsules there
+            is only an :attr:`activation`.
         selection: the images.
-        extents: those of another look at images of the same size; None: they are found when they are asked for.
-        verdict: of :func:`~torchcaps_lab.report.judge`: what decides and draws nothing is not shown; None: all is.
+        extents: those of another look at images of the same size; None: they are found
+            when they are asked for.
+        verdict: of :func:`~torchcaps_lab.report.judge`: what decides and draws nothing
+            is not shown; None: all is.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
         >>> images = torch.rand(2, 1, 8, 8)
-        >>> observation = Observation(tc.create_model("capsnet_digits"), Selection(images, images))
+        >>> observation = Observation(
+        ...     tc.create_model("capsnet_digits"), Selection(images, images)
+        ... )
         >>> list(observation.capsules), observation.reconstructions.shape
         (['primary_caps', 'class_caps'], torch.Size([2, 1, 8, 8]))
     """
@@ -215,27 +266,44 @@ class Observation:
         self._extents = extents
 
     def asked(self, target: Tensor) -> "Observation":
-        """The same look, with each image asked about another class: labels (B,). Nothing runs again."""
-        other = Observation(self.model, replace(self.selection, target=target), self.extents, self.verdict)
+        """The same look, with each image asked about another class: labels (B,).
+        Nothing runs again.
+        """
+        other = Observation(
+            self.model,
+            replace(self.selection, target=target),
+            self.extents,
+            self.verdict,
+        )
         vars(other).update(_seen=self._seen, activation=self.activation)
         return other
 
     @property
     def capsules(self) -> dict[str, Capsules]:
-        """The capsules of each layer, lowest first, the classes last; empty for a network without capsules.
+        """The capsules of each layer, lowest first, the classes last; empty for a
+        network without capsules.
 
-        Children that no layer made are in it as ``name.children``, of the layer that took them.
+        Children that no layer made are in it as ``name.children``, of the layer that
+        took them.
         """
         return self._seen.capsules
 
     @property
     def grids(self) -> dict[str, Capsules]:
-        """Those of :attr:`capsules` that lie at positions of the image, more than one."""
-        return {name: capsules for name, capsules in self.capsules.items() if on_a_grid(capsules.activation)}
+        """Those of :attr:`capsules` that lie at positions of the image, more than
+        one.
+        """
+        return {
+            name: capsules
+            for name, capsules in self.capsules.items()
+            if on_a_grid(capsules.activation)
+        }
 
     @property
     def classes(self) -> Capsules | None:
-        """The class capsules, poses (B, E, *pose); None for a network without capsules."""
+        """The class capsules, poses (B, E, *pose); None for a network without
+        capsules.
+        """
         return next(reversed(self.capsules.values()), None)
 
     @cached_property
@@ -243,7 +311,9 @@ class Observation:
         """Of the classes, (B, E)."""
         if self.classes is not None:
             return self.classes.activation
-        return torch.cat([kept(self.model(images).activation) for images in self._prepared()])
+        return torch.cat(
+            [kept(self.model(images).activation) for images in self._prepared()]
+        )
 
     @cached_property
     def target(self) -> Tensor:
@@ -260,25 +330,33 @@ class Observation:
 
     @property
     def maps(self) -> dict[str, Tensor]:
-        """Where in the image each class took its children, (B, H', W', E), by the name of the children.
+        """Where in the image each class took its children, (B, H', W', E), by the name
+        of the children.
 
-        Of :func:`~torchcaps_lab.report.class_maps`, from the children of the classes down; for children on a grid.
+        Of :func:`~torchcaps_lab.report.class_maps`, from the children of the classes
+        down; for children on a grid.
         """
         return self._seen.maps
 
     @property
     def orphan(self) -> bool:
-        """Whether children may go to no class, of :class:`~torchcaps.ops.Normaliser`."""
+        """Whether children may go to no class, of
+        :class:`~torchcaps.ops.Normaliser`.
+        """
         return self._seen.orphan
 
     @property
     def even(self) -> float:
-        """The share of a class if all got the same: 1 / E, or 1 / (E + 1) with an :attr:`orphan`."""
+        """The share of a class if all got the same: 1 / E, or 1 / (E + 1) with an
+        :attr:`orphan`.
+        """
         return 1 / (self.activation.shape[1] + self.orphan)
 
     @cached_property
     def extents(self) -> Mapping[str, Extent]:
-        """The part of the image that each grid covers: :func:`~torchcaps_lab.report.layer_extents`. Runs it again."""
+        """The part of the image that each grid covers:
+        :func:`~torchcaps_lab.report.layer_extents`. Runs it again.
+        """
         if self._extents is not None:
             return self._extents
         with evaluating(self.model) as device:
@@ -286,9 +364,15 @@ class Observation:
 
     @property
     def decodes(self) -> bool:
-        """Whether the network has a decoder that, as far as is known, learned something."""
+        """Whether the network has a decoder that, as far as is known, learned
+        something.
+        """
         learned = self.verdict is None or not self.verdict.blind
-        return learned and isinstance(self.model, CapsuleClassifier) and self.model.decoder is not None
+        return (
+            learned
+            and isinstance(self.model, CapsuleClassifier)
+            and self.model.decoder is not None
+        )
 
     @cached_property
     def reconstructions(self) -> Tensor:
@@ -299,10 +383,13 @@ class Observation:
         """
         model, classes = self._decoder()
         with evaluating(model) as device:
-            return kept(model.decode(_given(model, classes, device), self.target.to(device)))
+            return kept(
+                model.decode(_given(model, classes, device), self.target.to(device))
+            )
 
     def sweeps(self, values: Tensor) -> Iterator[Tensor]:
-        """For each image what :func:`~torchcaps_lab.report.perturb` makes of its :attr:`target`, (D, V, C, H, W).
+        """For each image what :func:`~torchcaps_lab.report.perturb` makes of its
+        :attr:`target`, (D, V, C, H, W).
 
         One image at a time, because it decodes D x V images.
 
@@ -313,11 +400,18 @@ class Observation:
         for place in range(len(self.selection)):
             one = slice(place, place + 1)
             with evaluating(model) as device:
-                capsules = _given(model, Capsules(classes.pose[one], classes.activation[one]), device)
-                yield kept(perturb(model, capsules, self.target[one].to(device), values.to(device))[0])
+                capsules = _given(
+                    model, Capsules(classes.pose[one], classes.activation[one]), device
+                )
+                yield kept(
+                    perturb(
+                        model, capsules, self.target[one].to(device), values.to(device)
+                    )[0]
+                )
 
     def draw(self, poses: Tensor, target: Tensor) -> Tensor:
-        """What the decoder draws from poses (N, D) in the capsules of classes (N,): images (N, C, H, W).
+        """What the decoder draws from poses (N, D) in the capsules of classes (N,):
+        images (N, C, H, W).
 
         Raises what :func:`~torchcaps_lab.report.draw_poses` raises.
         """
@@ -326,7 +420,11 @@ class Observation:
             return kept(draw_poses(model, poses.to(device), target.to(device)))
 
     def _decoder(self) -> tuple[CapsuleClassifier, Capsules]:
-        if not isinstance(self.model, CapsuleClassifier) or self.model.decoder is None or self.classes is None:
+        if (
+            not isinstance(self.model, CapsuleClassifier)
+            or self.model.decoder is None
+            or self.classes is None
+        ):
             raise RuntimeError(f"this {type(self.model).__name__} has no decoder")
         return self.model, self.classes
 
@@ -341,15 +439,23 @@ class Observation:
             if not parts[0].capsules:
                 break  # and none will come
         return _Seen(
-            {name: _joined(*(part.capsules[name] for part in parts)) for name in parts[0].capsules},
-            {name: torch.cat([part.maps[name] for part in parts]) for name in parts[0].maps},
+            {
+                name: _joined(*(part.capsules[name] for part in parts))
+                for name in parts[0].capsules
+            },
+            {
+                name: torch.cat([part.maps[name] for part in parts])
+                for name in parts[0].maps
+            },
             parts[0].orphan,
         )
 
 
 def _keep(layers: dict[str, Layer]) -> _Seen:
     """What is kept of one run over some images."""
-    capsules = {name: Capsules(*map(kept, one)) for name, one in placed_capsules(layers).items()}
+    capsules = {
+        name: Capsules(*map(kept, one)) for name, one in placed_capsules(layers).items()
+    }
     maps, orphan = {}, False
     if layers and (routed := next(reversed(layers.values())).routed):
         orphan = routed[0].votes.normaliser.orphan
@@ -360,7 +466,9 @@ def _keep(layers: dict[str, Layer]) -> _Seen:
     return _Seen(capsules, maps, orphan)
 
 
-def _given(model: CapsuleClassifier, capsules: Capsules, device: torch.device) -> Capsules:
+def _given(
+    model: CapsuleClassifier, capsules: Capsules, device: torch.device
+) -> Capsules:
     """Capsules that were kept, as the decoder takes them."""
     return Capsules(*(in_precision_of(model, part.to(device)) for part in capsules))
 
@@ -388,7 +496,9 @@ class Tested:
         >>> from torchcaps_lab.data import Digits
         >>> from torchcaps_lab.report import Tested, examine
         >>> network, digits = tc.create_model("capsnet_digits"), Digits().test
-        >>> tested = Tested(network, digits, examine(network, digits), summary={}, metrics=[])
+        >>> tested = Tested(
+        ...     network, digits, examine(network, digits), summary={}, metrics=[]
+        ... )
         >>> len(tested.examples.selection)  # one of each class
         10
     """
@@ -402,16 +512,24 @@ class Tested:
     @cached_property
     def shown(self) -> Observation:
         """Of :func:`select_samples`."""
-        return Observation(self.model, select_samples(self.findings, self.images), verdict=self.verdict)
+        return Observation(
+            self.model, select_samples(self.findings, self.images), verdict=self.verdict
+        )
 
     @cached_property
     def examples(self) -> Observation:
         """Of :func:`select_examples`."""
-        return Observation(self.model, select_examples(self.findings, self.images), verdict=self.verdict)
+        return Observation(
+            self.model,
+            select_examples(self.findings, self.images),
+            verdict=self.verdict,
+        )
 
     @cached_property
     def verdict(self) -> Verdict | None:
-        """Whether routing and decoder do anything, as the run found or else measured now; None for texts."""
+        """Whether routing and decoder do anything, as the run found or else measured
+        now; None for texts.
+        """
         if self.images.what != "images":
             return None
         found = self.summary.get("verdict")

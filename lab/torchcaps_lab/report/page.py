@@ -1,4 +1,6 @@
-"""A web page about a trained network: what it gets right and wrong, and what its capsules learned."""
+"""A web page about a trained network: what it gets right and wrong, and what its
+capsules learned.
+"""
 
 import json
 import re
@@ -30,7 +32,9 @@ td code { white-space: nowrap; font: inherit; } td.long { overflow-wrap: anywher
 """
 _DATA = "exhibits.json"
 _LONGEST = 24
-"""Letters of a word that a cell of a table does not break: a narrow column would break the short ones, too."""
+"""Letters of a word that a cell of a table does not break: a narrow column would break
+the short ones, too.
+"""
 
 
 def write_report(
@@ -41,16 +45,20 @@ def write_report(
     metrics: Sequence[dict[str, float]],
     batch_size: int = 256,
 ) -> Path:
-    """Writes ``report/index.html``, its pictures and its data. The same arguments give the same bytes.
+    """Writes ``report/index.html``, its pictures and its data. The same arguments give
+    the same bytes.
 
-    What the network cannot show is left out: poses without a decoder, assignments without capsules.
+    What the network cannot show is left out: poses without a decoder, assignments
+    without capsules.
 
     Args:
-        folder: where ``report`` is made; pictures of an earlier report in there are replaced.
+        folder: where ``report`` is made; pictures of an earlier report in there are
+            replaced.
         model: any network, on any device; it is left in the mode it came in.
         image_set: what to test it on.
         summary: shown as a table, in this order, folded, at the end.
-        metrics: rows for :class:`~torchcaps_lab.report.pictures.LearningCurves`; may be empty.
+        metrics: rows for :class:`~torchcaps_lab.report.pictures.LearningCurves`; may be
+            empty.
         batch_size: how many images at a time.
 
     Returns:
@@ -60,18 +68,25 @@ def write_report(
         ValueError: if there are no images, or they do not fit the network.
     """
     findings = examine(model, image_set, batch_size)
-    return write_page(folder, exhibits_of_classifier(model, image_set, findings, summary, metrics))
+    return write_page(
+        folder, exhibits_of_classifier(model, image_set, findings, summary, metrics)
+    )
 
 
-def exhibits_of(observation: Observation, examples: Observation | None = None) -> Iterator[Exhibit]:
-    """What a network has to show of the images of an observation, each made when it is asked for.
+def exhibits_of(
+    observation: Observation, examples: Observation | None = None
+) -> Iterator[Exhibit]:
+    """What a network has to show of the images of an observation, each made when it is
+    asked for.
 
-    No labels are needed, so this serves every task; what else a task has to show, it adds before or after. These are
-    the registered exhibits with a place that define :meth:`~torchcaps_lab.report.Exhibit.of_images`.
+    No labels are needed, so this serves every task; what else a task has to show, it
+    adds before or after. These are the registered exhibits with a place that define
+    :meth:`~torchcaps_lab.report.Exhibit.of_images`.
 
     Args:
         observation: of the images to show.
-        examples: of the images whose poses are moved, one of each class; default: the images to show.
+        examples: of the images whose poses are moved, one of each class; default: the
+            images to show.
     """
     for kind in _placed():
         exhibit = kind.of_images(observation, examples or observation)
@@ -80,9 +95,14 @@ def exhibits_of(observation: Observation, examples: Observation | None = None) -
 
 
 def exhibits_of_classifier(
-    model: ImageClassifier, image_set: ImageSet, findings: Findings, summary: Mapping[str, Any], metrics: Metrics
+    model: ImageClassifier,
+    image_set: ImageSet,
+    findings: Findings,
+    summary: Mapping[str, Any],
+    metrics: Metrics,
 ) -> Iterator[Exhibit]:
-    """What there is to show of a network for images of one class each, in the order of a report.
+    """What there is to show of a network for images of one class each, in the order of
+    a report.
 
     These are the registered exhibits with a place.
 
@@ -91,7 +111,8 @@ def exhibits_of_classifier(
         image_set: the images.
         findings: of :func:`~torchcaps_lab.report.examine`, about these images.
         summary: what the run says of itself; may be empty.
-        metrics: rows for :class:`~torchcaps_lab.report.pictures.LearningCurves`; may be empty.
+        metrics: rows for :class:`~torchcaps_lab.report.pictures.LearningCurves`; may be
+            empty.
     """
     tested = Tested(model, image_set, findings, summary, metrics)
     for kind in _placed():
@@ -106,21 +127,25 @@ def _placed() -> Iterator[type[Exhibit]]:
 
 
 def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
-    """Writes ``report/index.html`` with a section for each exhibit, its pictures, and ``report/exhibits.json``.
+    """Writes ``report/index.html`` with a section for each exhibit, its pictures, and
+    ``report/exhibits.json``.
 
     ``exhibits.json`` holds ``{"format": 1, "exhibits": [...]}``, with what
-    :meth:`~torchcaps_lab.report.Exhibit.to_json` gives of each: all that a page of another kind needs to show the same.
+    :meth:`~torchcaps_lab.report.Exhibit.to_json` gives of each: all that a page of
+    another kind needs to show the same.
 
     Args:
-        folder: where ``report`` is made; pictures of an earlier report in there are replaced.
-        exhibits: in the order of the page; the title of the first is that of the page, also in the browser.
+        folder: where ``report`` is made; pictures of an earlier report in there are
+            replaced.
+        exhibits: in the order of the page; the title of the first is that of the page,
+            also in the browser.
 
     Returns:
         The path of ``index.html``.
 
     Raises:
-        ValueError: if two pictures have the same name, or ``report``, or a file in it, is a link that leads out of the
-            folder: nothing is written then.
+        ValueError: if two pictures have the same name, or ``report``, or a file in it,
+            is a link that leads out of the folder: nothing is written then.
     """
     named = Path(folder) / "report"
     report = owned(Path(folder), "report")
@@ -138,7 +163,10 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
         body.append(_section(exhibit, pictures, "h2" if body else "h1"))
         titles.append(exhibit.title)
         data.append(exhibit.to_json())
-    (report / _DATA).write_text(json.dumps({"format": 1, "exhibits": data}, allow_nan=False) + "\n", encoding="ascii")
+    (report / _DATA).write_text(
+        json.dumps({"format": 1, "exhibits": data}, allow_nan=False) + "\n",
+        encoding="ascii",
+    )
     body.append(f'<p>What this page shows, as data: <a href="{_DATA}">{_DATA}</a></p>')
     index = report / "index.html"
     page = _page(" · ".join([*titles[:1], "torchcaps"]), "\n".join(body))
@@ -147,15 +175,21 @@ def write_page(folder: str | Path, exhibits: Iterable[Exhibit]) -> Path:
 
 
 class _Drawn(NamedTuple):
-    """A picture on the page: its file, its description, and the words by the marks that stand for them in it."""
+    """A picture on the page: its file, its description, and the words by the marks that
+    stand for them in it.
+    """
 
     file: str
     description: str
     marks: dict[str, str]
 
 
-def _draw(exhibit: Exhibit, report: Path, drawn: set[str], marks: dict[str, str]) -> Iterator[_Drawn]:
-    """Saves the pictures of an exhibit, beside those drawn before; ``marks`` are those of the page so far, by word."""
+def _draw(
+    exhibit: Exhibit, report: Path, drawn: set[str], marks: dict[str, str]
+) -> Iterator[_Drawn]:
+    """Saves the pictures of an exhibit, beside those drawn before; ``marks`` are those
+    of the page so far, by word.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     for file, description, figure in exhibit.draw():
@@ -163,7 +197,9 @@ def _draw(exhibit: Exhibit, report: Path, drawn: set[str], marks: dict[str, str]
             raise ValueError(f"pictures must have names of their own, got {file} twice")
         drawn.add(file)
         used = make_legible(figure, marks)
-        FigureCanvasAgg(figure).print_png(report / file)  # savefig would go through it twice, to the same bytes
+        FigureCanvasAgg(figure).print_png(
+            report / file
+        )  # savefig would go through it twice, to the same bytes
         yield _Drawn(file, description, used)
 
 
@@ -175,7 +211,9 @@ def _section(exhibit: Exhibit, pictures: Sequence[_Drawn], heading: str) -> str:
         f"<details><summary>{title}</summary>" if folded else title,
         f"<p>{escape(exhibit.text)}</p>",
         _gallery(pictures),
-        _explained({mark: word for picture in pictures for mark, word in picture.marks.items()}),
+        _explained(
+            {mark: word for picture in pictures for mark, word in picture.marks.items()}
+        ),
         exhibit.html() or "",
         "" if table is None else _table(table),
         "</details>" if folded else "",
@@ -184,20 +222,35 @@ def _section(exhibit: Exhibit, pictures: Sequence[_Drawn], heading: str) -> str:
 
 
 def _explained(marks: dict[str, str]) -> str:
-    """What the marks in pictures stand for: words in scripts that no font of this machine could draw."""
-    words = ", ".join(f"{mark} <bdi>{escape(word)}</bdi>" for mark, word in marks.items())
+    """What the marks in pictures stand for: words in scripts that no font of this
+    machine could draw.
+    """
+    words = ", ".join(
+        f"{mark} <bdi>{escape(word)}</bdi>" for mark, word in marks.items()
+    )
     return f"<p>In the pictures: {words}</p>" if words else ""
 
 
 def _gallery(pictures: Sequence[_Drawn]) -> str:
     named = [(escape(one.file), escape(one.description)) for one in pictures]
-    shown = [f'<a href="{file}"><img src="{file}" alt="{text}"></a>' for file, text in named]
-    return "\n".join(['<div class="gallery">', *shown, "</div>"] if len(shown) > 1 else shown)
+    shown = [
+        f'<a href="{file}"><img src="{file}" alt="{text}"></a>' for file, text in named
+    ]
+    return "\n".join(
+        ['<div class="gallery">', *shown, "</div>"] if len(shown) > 1 else shown
+    )
 
 
 def _table(table: Table) -> str:
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}{_breaks(cell)}>{_whole(escape(cell))}</{tag}>" for cell in cells) + "</tr>"
+        return (
+            "<tr>"
+            + "".join(
+                f"<{tag}{_breaks(cell)}>{_whole(escape(cell))}</{tag}>"
+                for cell in cells
+            )
+            + "</tr>"
+        )
 
     head = [] if table.header is None else [line(table.header, "th")]
     rows = [line(row, "td") for row in table.rows]

@@ -20,20 +20,25 @@ def default_sweep() -> Tensor:
     return torch.arange(-5, 6) / 20
 
 
-def perturb(model: CapsuleClassifier, capsules: Capsules, target: Tensor, values: Tensor) -> Tensor:
-    r"""Decodes the capsule of one class with each number of its pose moved by each value.
+def perturb(
+    model: CapsuleClassifier, capsules: Capsules, target: Tensor, values: Tensor
+) -> Tensor:
+    r"""Decodes the capsule of one class with each number of its pose moved by each
+    value.
 
     .. math::
         x_{bdv} = \operatorname{decode}(v_{bj} + \text{values}_v \, e_d), \quad j = \text{target}_b
 
-    All other capsules are masked as in :meth:`~torchcaps.models.CapsuleClassifier.decode`. Matrix poses are flattened,
-    row by row, to D numbers.
+    All other capsules are masked as in
+    :meth:`~torchcaps.models.CapsuleClassifier.decode`. Matrix poses are flattened, row
+    by row, to D numbers.
 
     Args:
         model: a network with a decoder.
         capsules: its class capsules, poses (B, J, *pose).
         target: the class of each image, labels (B,).
-        values: what is added, (V,), in the units of the pose: squashed vector poses are at most 1 long.
+        values: what is added, (V,), in the units of the pose: squashed vector poses are
+            at most 1 long.
 
     Returns:
         Images (B, D, V, C, H, W).
@@ -55,25 +60,40 @@ def perturb(model: CapsuleClassifier, capsules: Capsules, target: Tensor, values
     moved[torch.arange(B, device=pose.device), :, :, target] += steps
     poses = moved.flatten(0, 2).unflatten(-1, capsules.pose_shape)
     repeated = Capsules(poses, capsules.activation.repeat_interleave(D * V, 0))
-    return model.decode(repeated, target.repeat_interleave(D * V)).unflatten(0, (B, D, V))
+    return model.decode(repeated, target.repeat_interleave(D * V)).unflatten(
+        0, (B, D, V)
+    )
 
 
 def check_target(target: Tensor, activation: Tensor) -> None:
-    """Raises a `ValueError` unless ``target`` is a label of each row of ``activation`` (B, J)."""
+    """Raises a `ValueError` unless ``target`` is a label of each row of ``activation``
+    (B, J).
+    """
     B, J = activation.shape
     check_labels(target, B)
     if B and not 0 <= int(target.min()) <= int(target.max()) < J:
-        raise ValueError(f"target must lie in 0..{J - 1}, got labels from {int(target.min())} to {int(target.max())}")
+        raise ValueError(
+            f"target must lie in 0..{J - 1}, got labels from {int(target.min())} to "
+            f"{int(target.max())}"
+        )
 
 
 def check_labels(target: Tensor, count: int) -> None:
     """Raises a `ValueError` unless ``target`` is ``count`` integers."""
-    if target.shape != (count,) or target.is_floating_point() or target.dtype == torch.bool:
-        raise ValueError(f"target must be integer labels ({count},), got {target.dtype} of shape {tuple(target.shape)}")
+    if (
+        target.shape != (count,)
+        or target.is_floating_point()
+        or target.dtype == torch.bool
+    ):
+        raise ValueError(
+            f"target must be integer labels ({count},), got {target.dtype} of shape "
+            f"{tuple(target.shape)}"
+        )
 
 
 def pose_changes(grids: Tensor) -> Tensor:
-    """How far the last image of each sweep is from the first: the mean absolute difference of their pixels.
+    """How far the last image of each sweep is from the first: the mean absolute
+    difference of their pixels.
 
     Args:
         grids: (..., D, V, C, H, W), of :func:`perturb`.
@@ -81,7 +101,13 @@ def pose_changes(grids: Tensor) -> Tensor:
     Returns:
         (..., D).
     """
-    return (grids[..., -1, :, :, :] - grids[..., 0, :, :, :]).detach().abs().flatten(-3).mean(-1)
+    return (
+        (grids[..., -1, :, :, :] - grids[..., 0, :, :, :])
+        .detach()
+        .abs()
+        .flatten(-3)
+        .mean(-1)
+    )
 
 
 def poses_of(capsules: Capsules, target: Tensor) -> Tensor:
@@ -99,7 +125,8 @@ def poses_of(capsules: Capsules, target: Tensor) -> Tensor:
 
 
 def encoded(model: CapsuleClassifier, images: Tensor, at_once: int = 64) -> Capsules:
-    """The class capsules of any number of images (B, C, H, W), prepared for the network, on the CPU.
+    """The class capsules of any number of images (B, C, H, W), prepared for the
+    network, on the CPU.
 
     Args:
         model: a network, left in the mode that it came in.
@@ -111,23 +138,30 @@ def encoded(model: CapsuleClassifier, images: Tensor, at_once: int = 64) -> Caps
 
 
 def pose_input(model: CapsuleClassifier) -> PoseInput | None:
-    """The part of a network's decoder that picks out what it is told; None if there is none, or it is told all."""
+    """The part of a network's decoder that picks out what it is told; None if there is
+    none, or it is told all.
+    """
     parts = () if model.decoder is None else model.decoder.modules()
     return next((part for part in parts if isinstance(part, PoseInput)), None)
 
 
-def carried(model: CapsuleClassifier, poses: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """Poses (B, *pose) of classes ``source`` (B,) as poses of the classes ``target`` (B,) that mean the same.
+def carried(
+    model: CapsuleClassifier, poses: Tensor, source: Tensor, target: Tensor
+) -> Tensor:
+    """Poses (B, *pose) of classes ``source`` (B,) as poses of the classes ``target``
+    (B,) that mean the same.
 
-    That takes a decoder that is told poses apart from their class, see :meth:`~torchcaps.layers.PoseInput.carried`;
-    for any other the numbers stay what they are.
+    That takes a decoder that is told poses apart from their class, see
+    :meth:`~torchcaps.layers.PoseInput.carried`; for any other the numbers stay what
+    they are.
     """
     part = pose_input(model)
     return poses if part is None else part.carried(poses, source, target)
 
 
 def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tensor:
-    """What the decoder draws of poses of any making, each as that of the capsule of one class; all others are masked.
+    """What the decoder draws of poses of any making, each as that of the capsule of one
+    class; all others are masked.
 
     Args:
         model: a network with a decoder, left in the mode that it came in.
@@ -143,7 +177,10 @@ def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tenso
     """
     shape, B = model.class_caps.out_pose, len(poses)
     if poses.shape[1:] not in (shape, (math.prod(shape),)):
-        raise ValueError(f"poses must be (B, {', '.join(map(str, shape))}), got shape {tuple(poses.shape)}")
+        raise ValueError(
+            f"poses must be (B, {', '.join(map(str, shape))}), got shape "
+            f"{tuple(poses.shape)}"
+        )
     activation = poses.new_zeros(B, model.classes)
     check_target(target, activation)
     poses = in_precision_of(model, poses)
@@ -154,18 +191,27 @@ def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tenso
 
 
 def transfer(
-    model: CapsuleClassifier, content: Capsules, style: Capsules, target: Tensor, style_target: Tensor, steps: int = 1
+    model: CapsuleClassifier,
+    content: Capsules,
+    style: Capsules,
+    target: Tensor,
+    style_target: Tensor,
+    steps: int = 1,
 ) -> Tensor:
-    r"""Draws the class of one image with the pose of another, in even steps from its own pose.
+    r"""Draws the class of one image with the pose of another, in even steps from its
+    own pose.
 
     .. math:: x_t = \operatorname{decode}_c((1 - t) v_c + t\, v_{s \to c}), \quad t = 1/T, \dots, 1
 
-    with :math:`v_{s \to c}` the style's pose, carried over to the content's class: :func:`carried`.
+    with :math:`v_{s \to c}` the style's pose, carried over to the content's class:
+    :func:`carried`.
 
-    That the dimensions of a pose mean the same in all classes takes a decoder that is told them apart from the class:
-    ``decoder_input="pose_and_class"``, see :class:`~torchcaps.layers.PoseInput`. One that is told the ``pose`` alone
-    draws the style image again, for the pose says its class as well; a ``masked`` one has dimensions of its own for
-    each class, and draws the content in some other way, but not in that of the style.
+    That the dimensions of a pose mean the same in all classes takes a decoder that is
+    told them apart from the class: ``decoder_input="pose_and_class"``, see
+    :class:`~torchcaps.layers.PoseInput`. One that is told the ``pose`` alone draws the
+    style image again, for the pose says its class as well; a ``masked`` one has
+    dimensions of its own for each class, and draws the content in some other way, but
+    not in that of the style.
 
     Args:
         model: a network with a decoder.
@@ -182,16 +228,22 @@ def transfer(
         ValueError: if shapes or labels do not fit, or ``steps`` is less than 1.
         RuntimeError: if the network has no decoder.
 
-    Source: a decoder that classes share: Rajasegaran et al. 2019, "DeepCaps", section 4; drawn analogies: Kingma et
-    al. 2014, "Semi-supervised learning with deep generative models", figure 1.
+    Source: a decoder that classes share: Rajasegaran et al. 2019, "DeepCaps", section
+    4; drawn analogies: Kingma et al. 2014, "Semi-supervised learning with deep
+    generative models", figure 1.
     """
     check_size(steps=steps)
     own, other = poses_of(content, target), poses_of(style, style_target)
     if own.shape != other.shape:
         raise ValueError(
-            f"content and style must be as many, with poses of one shape, got {tuple(own.shape)}, {tuple(other.shape)}"
+            "content and style must be as many, with poses of one shape, got "
+            f"{tuple(own.shape)}, {tuple(other.shape)}"
         )
     end = carried(model, other, style_target, target)
-    share = torch.linspace(0, 1, steps + 1, dtype=own.dtype, device=own.device)[1:].view(-1, *[1] * (own.ndim - 1))
+    share = torch.linspace(0, 1, steps + 1, dtype=own.dtype, device=own.device)[
+        1:
+    ].view(-1, *[1] * (own.ndim - 1))
     way = own[:, None] + share * (end - own)[:, None]
-    return draw_poses(model, way.flatten(0, 1), target.repeat_interleave(steps)).unflatten(0, (-1, steps))
+    return draw_poses(
+        model, way.flatten(0, 1), target.repeat_interleave(steps)
+    ).unflatten(0, (-1, steps))

@@ -1,4 +1,6 @@
-"""The routing to the classes, step by step; and what another routing would have made of the same children."""
+"""The routing to the classes, step by step; and what another routing would have made of
+the same children.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,8 +25,8 @@ class Step(NamedTuple):
 
     Args:
         assignment: R that the step made, (B, I, J).
-        agreement: the cosine between each vote and the parent that the step made of them, (B, I, J); 0 where either
-            has no length.
+        agreement: the cosine between each vote and the parent that the step made of
+            them, (B, I, J); 0 where either has no length.
         parents: poses (B, J, H) and activations (B, J).
 
     Example:
@@ -41,10 +43,12 @@ class Step(NamedTuple):
 
 
 def observe_steps(model: CapsuleClassifier, children: Capsules) -> list[Step]:
-    """Routes children to the classes and shows each step; a routing without steps has one.
+    """Routes children to the classes and shows each step; a routing without steps has
+    one.
 
-    Step n of S shows what the routing has found by then, not what a routing of n steps finds: EM routing keeps the
-    temperatures of its first n steps. The children are routed once for each step.
+    Step n of S shows what the routing has found by then, not what a routing of n steps
+    finds: EM routing keeps the temperatures of its first n steps. The children are
+    routed once for each step.
 
     Args:
         model: as it stands: in its mode, with gradients if they are on.
@@ -55,7 +59,10 @@ def observe_steps(model: CapsuleClassifier, children: Capsules) -> list[Step]:
     """
     layer = model.class_caps
     if not routes_votes(model):
-        raise ValueError(f"{type(model).__name__} must route votes to its classes, got {type(layer).__name__}")
+        raise ValueError(
+            f"{type(model).__name__} must route votes to its classes, got "
+            f"{type(layer).__name__}"
+        )
     steps = getattr(layer.routing, "steps", 1)
     found = []
     for count in range(1, steps + 1):
@@ -66,10 +73,16 @@ def observe_steps(model: CapsuleClassifier, children: Capsules) -> list[Step]:
 
 
 def routes_votes(model: nn.Module) -> bool:
-    """Whether the classes of a network are found by routing votes, which can be seen."""
+    """Whether the classes of a network are found by routing votes, which can be
+    seen.
+    """
     layer = getattr(model, "class_caps", None)
     routing = getattr(layer, "routing", None)
-    return hasattr(layer, "route") and isinstance(routing, Routing) and not routing.own_transforms
+    return (
+        hasattr(layer, "route")
+        and isinstance(routing, Routing)
+        and not routing.own_transforms
+    )
 
 
 def _step(routed: Routed) -> Step:
@@ -78,9 +91,13 @@ def _step(routed: Routed) -> Step:
 
 
 def _stop_after(routing: Any, count: int) -> None:
-    """Makes a routing end after its first ``count`` steps, each as among all its steps."""
+    """Makes a routing end after its first ``count`` steps, each as among all its
+    steps.
+    """
     if isinstance(routing, EMRouting):
-        whole = inverse_temperatures(routing.schedule, routing.steps, 1.0)  # its own scale is multiplied with it
+        whole = inverse_temperatures(
+            routing.schedule, routing.steps, 1.0
+        )  # its own scale is multiplied with it
         routing.schedule = lambda step, _: whole[step]
         if isinstance(routing.sharpness, list):
             routing.sharpness = routing.sharpness[: count - 1]
@@ -90,9 +107,14 @@ def _stop_after(routing: Any, count: int) -> None:
 
 @contextmanager
 def _put_back(routings: Sequence[Any]) -> Iterator[None]:
-    """After the ``with`` block all that says how many steps routings make, and how, is as it was before."""
+    """After the ``with`` block all that says how many steps routings make, and how, is
+    as it was before.
+    """
     names = ("steps", "schedule", "sharpness")
-    before = [{name: value for name, value in vars(one).items() if name in names} for one in routings]
+    before = [
+        {name: value for name, value in vars(one).items() if name in names}
+        for one in routings
+    ]
     try:
         yield
     finally:
@@ -101,9 +123,11 @@ def _put_back(routings: Sequence[Any]) -> Iterator[None]:
 
 
 def exchangeable_routings(model: CapsuleClassifier) -> list[str]:
-    """The names of the routings that the class layer of a trained network can do with in place of its own.
+    """The names of the routings that the class layer of a trained network can do with
+    in place of its own.
 
-    These need no arguments and learn nothing: a routing with parameters would be untrained.
+    These need no arguments and learn nothing: a routing with parameters would be
+    untrained.
     """
     if not routes_votes(model):
         return []
@@ -118,8 +142,11 @@ def exchangeable_routings(model: CapsuleClassifier) -> list[str]:
 
 
 @contextmanager
-def other_routing(model: CapsuleClassifier, name: str | None = None, steps: int | None = None) -> Iterator[None]:
-    """Inside the ``with`` block the class layer of a network routes in another way, or in another number of steps.
+def other_routing(
+    model: CapsuleClassifier, name: str | None = None, steps: int | None = None
+) -> Iterator[None]:
+    """Inside the ``with`` block the class layer of a network routes in another way, or
+    in another number of steps.
 
     Args:
         model: with trained transforms, which stay.
@@ -135,8 +162,13 @@ def other_routing(model: CapsuleClassifier, name: str | None = None, steps: int 
             yield
         return
     if name not in exchangeable_routings(model):
-        raise ValueError(f"routing must be one of {exchangeable_routings(model)}, got {name!r}")
-    own, layer.routing = layer.routing, _with_steps(ROUTINGS[name], steps).bind(_layer_shape(model)).eval()
+        raise ValueError(
+            f"routing must be one of {exchangeable_routings(model)}, got {name!r}"
+        )
+    own, layer.routing = (
+        layer.routing,
+        _with_steps(ROUTINGS[name], steps).bind(_layer_shape(model)).eval(),
+    )
     try:
         yield
     finally:
@@ -161,57 +193,74 @@ def _layer_shape(model: CapsuleClassifier) -> LayerShape:
 def stretched(temperatures: Sequence[float], steps: int) -> list[float]:
     r"""The inverse temperatures of a training, interpolated to another number of steps.
 
-    With :math:`\lambda_0 \dots \lambda_{S-1}` those of the training, joined by straight lines, and n steps:
+    With :math:`\lambda_0 \dots \lambda_{S-1}` those of the training, joined by straight
+    lines, and n steps:
 
     .. math::
         \lambda'_k = \lambda\Big(\frac{k (S - 1)}{n - 1}\Big), \quad k = 0 \dots n - 1
 
-    They begin and end as in the training; a single step has the last. The activations of the parents are then made at
-    the temperature that the network knows, and only the assignment differs.
+    They begin and end as in the training; a single step has the last. The activations
+    of the parents are then made at the temperature that the network knows, and only the
+    assignment differs.
 
     Args:
         temperatures: of each step of the training.
         steps: n.
     """
     last = len(temperatures) - 1
-    places = [step * last / (steps - 1) for step in range(steps)] if steps > 1 else [last]
+    places = (
+        [step * last / (steps - 1) for step in range(steps)] if steps > 1 else [last]
+    )
     return np.interp(places, range(len(temperatures)), temperatures).tolist()
 
 
 @contextmanager
 def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
-    """Inside the ``with`` block all routings of a network make this number of steps; 1 is uniform without evidence.
+    """Inside the ``with`` block all routings of a network make this number of steps; 1
+    is uniform without evidence.
 
-    EM routing keeps the first and the last inverse temperature of its training, and so its sharpness where that changes
-    from step to step: see :func:`stretched`.
+    EM routing keeps the first and the last inverse temperature of its training, and so
+    its sharpness where that changes from step to step: see :func:`stretched`.
 
     Args:
         network: any network of torchcaps layers.
         steps: at least 1.
 
     Raises:
-        ValueError: if ``steps`` is no whole number, or less than 1, if nothing in the network routes, or a routing has
-            no number of steps.
+        ValueError: if ``steps`` is no whole number, or less than 1, if nothing in the
+            network routes, or a routing has no number of steps.
     """
     check_size(steps=steps)
-    routings: list[Any] = [module for module in network.modules() if isinstance(module, Routing)]
+    routings: list[Any] = [
+        module for module in network.modules() if isinstance(module, Routing)
+    ]
     if not routings:
-        raise ValueError(f"network must route, but {type(network).__name__} has no routing")
-    without = [type(routing).__name__ for routing in routings if "steps" not in vars(routing)]
+        raise ValueError(
+            f"network must route, but {type(network).__name__} has no routing"
+        )
+    without = [
+        type(routing).__name__ for routing in routings if "steps" not in vars(routing)
+    ]
     if without:
-        raise ValueError(f"network must route in steps, but {', '.join(without)} does not")
+        raise ValueError(
+            f"network must route in steps, but {', '.join(without)} does not"
+        )
     with _put_back(routings):
         for routing in routings:
             if isinstance(routing, EMRouting) and steps != routing.steps:
                 routing.schedule = _stretched_schedule(routing, steps)
                 if isinstance(routing.sharpness, list) and routing.sharpness:
-                    routing.sharpness = stretched(routing.sharpness, steps - 1)[: steps - 1]  # one each E-step
+                    routing.sharpness = stretched(routing.sharpness, steps - 1)[
+                        : steps - 1
+                    ]  # one each E-step
             routing.steps = steps
         yield
 
 
 def _stretched_schedule(routing: EMRouting, steps: int) -> Callable[[int, int], float]:
     """A schedule of EM routing over another number of steps."""
-    trained = inverse_temperatures(routing.schedule, routing.steps, 1.0)  # the routing multiplies its own scale on
+    trained = inverse_temperatures(
+        routing.schedule, routing.steps, 1.0
+    )  # the routing multiplies its own scale on
     temperatures = stretched(trained, steps)
     return lambda step, steps: temperatures[step]

@@ -1,4 +1,6 @@
-"""None of these: images of no class that a network knows, told by what the decoder makes of the winning class."""
+"""None of these: images of no class that a network knows, told by what the decoder
+makes of the winning class.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,10 +17,14 @@ from torchcaps_lab.report.findings import kept, predicted
 from torchcaps_lab.report.verdict import judge
 
 FALSE_ALARMS = 0.05
-"""The share of known images that may be taken for strangers, unless another is asked for."""
+"""The share of known images that may be taken for strangers, unless another is asked
+for.
+"""
 
 _LEVELS = 200
-"""Quantiles of the errors that are kept, less one: they tell how strange an image is to half a percent."""
+"""Quantiles of the errors that are kept, less one: they tell how strange an image is to
+half a percent.
+"""
 _LEAST_ENERGY = 1e-6
 """Of an image: a black one that is drawn as anything else is as strange as can be."""
 
@@ -30,12 +36,15 @@ def reconstruction_error(pictures: Tensor, reconstructions: Tensor) -> Tensor:
 
     Args:
         pictures: x, (B, C, H, W) in [0, 1].
-        reconstructions: y, what the capsules of the most active classes alone describe, (B, C, H, W).
+        reconstructions: y, what the capsules of the most active classes alone describe,
+            (B, C, H, W).
 
-    Source: Frosst, Sabour & Hinton 2018, "DARCCC: Detecting Adversaries by Reconstruction from Class Conditional
-    Capsules", and Qin, Frosst, Sabour, Raffel, Cottrell & Hinton 2020, "Detecting and Diagnosing Adversarial Images
-    with Class-Conditional Capsule Reconstructions", which take the distance as it is. Divided by the energy it does not
-    grow with the ink in an image, see ``python -m recipes strangers``.
+    Source: Frosst, Sabour & Hinton 2018, "DARCCC: Detecting Adversaries by
+    Reconstruction from Class Conditional Capsules", and Qin, Frosst, Sabour, Raffel,
+    Cottrell & Hinton 2020, "Detecting and Diagnosing Adversarial Images with
+    Class-Conditional Capsule Reconstructions", which take the distance as it is.
+    Divided by the energy it does not grow with the ink in an image, see ``python -m
+    recipes strangers``.
     """
     energy = pictures.flatten(1).square().sum(1).clamp_min(_LEAST_ENERGY)
     return (pictures - reconstructions).flatten(1).square().sum(1) / energy
@@ -48,17 +57,24 @@ class Strangers:
     Args:
         threshold: of the error; an image with a larger one is a stranger.
         false_alarms: the share of the validation images that lie above it.
-        quantiles: of the errors of the validation images, from the smallest to the largest, evenly spaced.
+        quantiles: of the errors of the validation images, from the smallest to the
+            largest, evenly spaced.
         images: how many validation images there were.
 
     Raises:
-        ValueError: if ``false_alarms`` is not between 0 and 1, or numbers are not finite or not in order.
+        ValueError: if ``false_alarms`` is not between 0 and 1, or numbers are not
+            finite or not in order.
 
     Example:
         >>> from torchcaps_lab.report import Strangers
-        >>> strangers = Strangers(threshold=0.3, false_alarms=0.25, quantiles=(0.1, 0.2, 0.4), images=500)
+        >>> strangers = Strangers(
+        ...     threshold=0.3, false_alarms=0.25, quantiles=(0.1, 0.2, 0.4), images=500
+        ... )
         >>> error = torch.tensor([0.15, 0.9])
-        >>> strangers.known(error).tolist(), strangers.strangeness(error).round(decimals=2).tolist()
+        >>> (
+        ...     strangers.known(error).tolist(),
+        ...     strangers.strangeness(error).round(decimals=2).tolist(),
+        ... )
         ([True, False], [0.25, 1.0])
     """
 
@@ -70,9 +86,14 @@ class Strangers:
     def __post_init__(self) -> None:
         check_false_alarms(self.false_alarms)
         numbers = torch.tensor([self.threshold, *self.quantiles])
-        if len(self.quantiles) < 2 or not numbers.isfinite().all() or (numbers[1:].diff() < 0).any():
+        if (
+            len(self.quantiles) < 2
+            or not numbers.isfinite().all()
+            or (numbers[1:].diff() < 0).any()
+        ):
             raise ValueError(
-                f"threshold and quantiles must be finite, and quantiles two or more in order, got {self.threshold} and "
+                "threshold and quantiles must be finite, and quantiles two or more "
+                f"in order, got {self.threshold} and "
                 f"{self.quantiles}"
             )
 
@@ -81,15 +102,21 @@ class Strangers:
         return error <= self.threshold
 
     def strangeness(self, error: Tensor) -> Tensor:
-        """The share of the validation images that are less strange, (B,): from 0 to 1."""
-        # With the threshold among them, what is known is exactly what is at most 1 - false_alarms strange.
+        """The share of the validation images that are less strange, (B,): from 0 to
+        1.
+        """
+        # With the threshold among them, what is known is exactly what is at most 1 -
+        # false_alarms strange.
         errors = np.sort([*self.quantiles, self.threshold])
-        levels = np.sort([*np.linspace(0, 1, len(self.quantiles)), 1 - self.false_alarms])
+        levels = np.sort(
+            [*np.linspace(0, 1, len(self.quantiles)), 1 - self.false_alarms]
+        )
         return torch.from_numpy(np.interp(error.double().numpy(), errors, levels))
 
     def __str__(self) -> str:
         return (
-            f"an image is none of these if the reconstruction is off by more than {self.threshold:.3g} of its energy, "
+            "an image is none of these if the reconstruction is off by more than "
+            f"{self.threshold:.3g} of its energy, "
             f"as for {self.false_alarms:.3g} of {self.images:,} validation images"
         )
 
@@ -100,17 +127,26 @@ class Strangers:
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "Strangers | None":
         """What :meth:`config` was made of; None of None."""
-        return None if config is None else cls(**{**config, "quantiles": tuple(config["quantiles"])})
+        return (
+            None
+            if config is None
+            else cls(**{**config, "quantiles": tuple(config["quantiles"])})
+        )
 
 
 def check_false_alarms(false_alarms: float) -> None:
     """Raises a `ValueError` unless it is a share above 0 and below 1."""
     if not isinstance(false_alarms, int | float) or not 0 < false_alarms < 1:
-        raise ValueError(f"false_alarms must be a share between 0 and 1, got {false_alarms!r}")
+        raise ValueError(
+            f"false_alarms must be a share between 0 and 1, got {false_alarms!r}"
+        )
 
 
-def reconstruction_errors(model: ImageClassifier, image_set: ImageSet, batch_size: int = 128) -> Tensor | None:
-    """The :func:`reconstruction_error` of each image by its most active class, (N,); None if nothing is reconstructed.
+def reconstruction_errors(
+    model: ImageClassifier, image_set: ImageSet, batch_size: int = 128
+) -> Tensor | None:
+    """The :func:`reconstruction_error` of each image by its most active class, (N,);
+    None if nothing is reconstructed.
 
     Args:
         model: any network; it is left in the mode it came in.
@@ -132,14 +168,16 @@ class Apart(NamedTuple):
     """How well strangers are told from images of the classes.
 
     Args:
-        auc: the area under the receiver operating characteristic: how often a stranger is the stranger of two images,
-            one of each kind.
+        auc: the area under the receiver operating characteristic: how often a stranger
+            is the stranger of two images, one of each kind.
         undetected: the share of the strangers that are taken for known.
         false_alarms: the share of the known images that are taken for strangers.
 
     Example:
         >>> from torchcaps_lab.report import told_apart
-        >>> told_apart(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]), threshold=0.5)
+        >>> told_apart(
+        ...     torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.9]), threshold=0.5
+        ... )
         Apart(auc=0.75, undetected=0.5, false_alarms=0.0)
     """
 
@@ -149,7 +187,8 @@ class Apart(NamedTuple):
 
 
 def told_apart(known: Tensor, strange: Tensor, threshold: float) -> Apart:
-    """Of scores (N,) of images of the classes, and (M,) of strangers; what lies above the threshold is told as strange.
+    """Of scores (N,) of images of the classes, and (M,) of strangers; what lies above
+    the threshold is told as strange.
 
     Raises:
         ValueError: if there are none of either.
@@ -157,16 +196,25 @@ def told_apart(known: Tensor, strange: Tensor, threshold: float) -> Apart:
     from sklearn.metrics import roc_auc_score
 
     if not len(known) or not len(strange):
-        raise ValueError(f"there must be known and strange images, got {len(known)} and {len(strange)}")
-    auc = roc_auc_score([0] * len(known) + [1] * len(strange), torch.cat([known, strange]).numpy())
+        raise ValueError(
+            f"there must be known and strange images, got {len(known)} and "
+            f"{len(strange)}"
+        )
+    auc = roc_auc_score(
+        [0] * len(known) + [1] * len(strange), torch.cat([known, strange]).numpy()
+    )
     above = [(one > threshold).double().mean().item() for one in (known, strange)]
     return Apart(float(auc), 1 - above[1], above[0])
 
 
 def fit_strangers(
-    model: ImageClassifier, image_set: ImageSet, false_alarms: float = FALSE_ALARMS, batch_size: int = 128
+    model: ImageClassifier,
+    image_set: ImageSet,
+    false_alarms: float = FALSE_ALARMS,
+    batch_size: int = 128,
 ) -> Strangers | None:
-    """The threshold above which lies the share ``false_alarms`` of the errors of images that a network knows.
+    """The threshold above which lies the share ``false_alarms`` of the errors of images
+    that a network knows.
 
     Args:
         model: any network.
@@ -175,8 +223,9 @@ def fit_strangers(
         batch_size: how many at a time.
 
     Returns:
-        None without a decoder or with one that learned nothing, see :func:`~torchcaps_lab.report.judge`; for fewer than
-        20 images; and for errors that are not finite.
+        None without a decoder or with one that learned nothing, see
+        :func:`~torchcaps_lab.report.judge`; for fewer than 20 images; and for errors
+        that are not finite.
 
     Raises:
         ValueError: if ``false_alarms`` is out of range.
@@ -188,6 +237,10 @@ def fit_strangers(
     if errors is None or not errors.isfinite().all() or judge(model, image_set).blind:
         return None
     errors = errors.double()
-    quantiles = errors.quantile(torch.linspace(0, 1, _LEVELS + 1, dtype=errors.dtype)).tolist()
+    quantiles = errors.quantile(
+        torch.linspace(0, 1, _LEVELS + 1, dtype=errors.dtype)
+    ).tolist()
     rounded = tuple(float(f"{one:.4g}") for one in quantiles)
-    return Strangers(errors.quantile(1 - false_alarms).item(), false_alarms, rounded, len(errors))
+    return Strangers(
+        errors.quantile(1 - false_alarms).item(), false_alarms, rounded, len(errors)
+    )

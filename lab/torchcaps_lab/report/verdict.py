@@ -1,4 +1,6 @@
-"""Whether the routing of a network decides anything, and whether its decoder learned anything."""
+"""Whether the routing of a network decides anything, and whether its decoder learned
+anything.
+"""
 
 from dataclasses import dataclass
 
@@ -15,13 +17,19 @@ from torchcaps_lab.report.poses import encoded
 from torchcaps_lab.report.steps import routing_steps
 
 _UNSEEN, _EVEN = 0.9999, 0.995
-"""Entropies, relative to that of even assignments: with ten parents, shares scatter by 2 % and by 15 % of an even one.
-The first cannot be seen in a map; the second is nothing if the answers do not depend on it."""
+"""Entropies, relative to that of even assignments: with ten parents, shares scatter by
+2 % and by 15 % of an even one. The first cannot be seen in a map; the second is nothing
+if the answers do not depend on it.
+"""
 _CHANGED = 0.01
-"""Share of the answers: fewer are changed by noise alone where two classes are equally active."""
+"""Share of the answers: fewer are changed by noise alone where two classes are equally
+active.
+"""
 _EXPLAINED = 0.1
-"""Share of the variance. A decoder that draws the mean image whatever it is told explains none of it; one that explains
-a tenth draws differences a third as strong as in truth: digits at 7 % still are one grey bar to the eye, all alike."""
+"""Share of the variance. A decoder that draws the mean image whatever it is told
+explains none of it; one that explains a tenth draws differences a third as strong as in
+truth: digits at 7 % still are one grey bar to the eye, all alike.
+"""
 _AT_ONCE = 16
 _OBSERVED = 64
 
@@ -32,11 +40,12 @@ class Verdict:
 
     Attributes:
         images: how many it was measured on.
-        entropy: :func:`~torchcaps_lab.report.layer_entropy` of the layer whose routing is most decided, in [0, 1];
-            1 is even, None without routing.
-        changed: the share of the answers that change where all routings assign evenly; None where that cannot be tried.
-        explained: of the variance about the mean image, the share that reconstructions explain; None without a decoder
-            or with fewer than two images.
+        entropy: :func:`~torchcaps_lab.report.layer_entropy` of the layer whose routing
+            is most decided, in [0, 1]; 1 is even, None without routing.
+        changed: the share of the answers that change where all routings assign evenly;
+            None where that cannot be tried.
+        explained: of the variance about the mean image, the share that reconstructions
+            explain; None without a decoder or with fewer than two images.
 
     Example:
         >>> from torchcaps_lab.report import Verdict
@@ -51,60 +60,91 @@ class Verdict:
 
     @property
     def even(self) -> bool:
-        """Whether routing decided nothing: assignments are even but for noise, or even ones give the same answers."""
+        """Whether routing decided nothing: assignments are even but for noise, or even
+        ones give the same answers.
+        """
         if self.entropy is None:
             return False
-        return self.entropy > _UNSEEN or (self.entropy > _EVEN and (self.changed or 0.0) < _CHANGED)
+        return self.entropy > _UNSEEN or (
+            self.entropy > _EVEN and (self.changed or 0.0) < _CHANGED
+        )
 
     @property
     def blind(self) -> bool:
-        """Whether the decoder learned nothing: all that it draws is about the same image."""
+        """Whether the decoder learned nothing: all that it draws is about the same
+        image.
+        """
         return self.explained is not None and self.explained < _EXPLAINED
 
     @property
     def of_routing(self) -> str:
-        """A sentence or two that say whether routing decided anything; empty for a network that does not route."""
+        """A sentence or two that say whether routing decided anything; empty for a
+        network that does not route.
+        """
         if self.entropy is None:
             return ""
-        entropy = f"The entropy of the assignments is {self.entropy:.4f} of that of even ones"
+        entropy = (
+            f"The entropy of the assignments is {self.entropy:.4f} of that of even ones"
+        )
         if self.changed is None:
-            tried = "What even assignments would answer cannot be tried with this routing."
+            tried = (
+                "What even assignments would answer cannot be tried with this routing."
+            )
         else:
-            tried = f"With even assignments in their place {self.changed:.1%} of {self.images} answers change."
+            tried = (
+                f"With even assignments in their place {self.changed:.1%} of "
+                f"{self.images} answers change."
+            )
             if self.even and self.changed >= _CHANGED:
                 tried += " Those were close calls."
         said = (
-            "Routing decided nothing: the assignments are even but for noise, and a map of them would show nothing."
+            "Routing decided nothing: the assignments are even but for noise, and a "
+            "map of them would show nothing."
             if self.even
-            else "Routing decided little: the assignments are nearly even, and yet some answers depend on them."
+            else (
+                "Routing decided little: the assignments are nearly even, and yet "
+                "some answers depend on them."
+            )
             if self.entropy > _EVEN
             else "Routing decided something."
             if self.changed is None or self.changed >= _CHANGED
-            else "Routing decided little: the assignments are not even, but the answers hardly depend on them."
+            else (
+                "Routing decided little: the assignments are not even, but the "
+                "answers hardly depend on them."
+            )
         )
         return f"{said} {entropy}. {tried}"
 
     @property
     def of_decoder(self) -> str:
-        """A sentence that says how much reconstructions explain; empty where that is not known."""
+        """A sentence that says how much reconstructions explain; empty where that is
+        not known.
+        """
         if self.explained is None:
             return ""
-        told = f"Reconstructions explain {max(self.explained, 0.0):.0%} of the variance of {self.images} images"
+        told = (
+            f"Reconstructions explain {max(self.explained, 0.0):.0%} of the "
+            f"variance of {self.images} images"
+        )
         if not self.blind:
             return f"{told}."
         return (
-            f"The decoder learned nothing: {told[0].lower()}{told[1:]} about their mean, less than {_EXPLAINED:.0%}, "
-            "so that it draws about the same image of all. There are no reconstructions to show, and no numbers of a "
+            f"The decoder learned nothing: {told[0].lower()}{told[1:]} about their "
+            f"mean, less than {_EXPLAINED:.0%}, "
+            "so that it draws about the same image of all. There are no "
+            "reconstructions to show, and no numbers of a "
             "pose whose meaning could be seen."
         )
 
 
 def judge(model: ImageClassifier, image_set: ImageSet, most: int = 200) -> Verdict:
-    """Measures on images from all over a set whether routing and decoder of a network do anything.
+    """Measures on images from all over a set whether routing and decoder of a network
+    do anything.
 
-    Even assignments are those of a single step of routing, as in :func:`~torchcaps_lab.report.routing_steps`. The
-    explained variance is, with x the images, y what is drawn of the pose of the most active class of each, and m the
-    mean image,
+    Even assignments are those of a single step of routing, as in
+    :func:`~torchcaps_lab.report.routing_steps`. The explained variance is, with x the
+    images, y what is drawn of the pose of the most active class of each, and m the mean
+    image,
 
     .. math:: 1 - \\frac{\\sum |x - y|^2}{\\sum |x - m|^2}
 
@@ -117,7 +157,9 @@ def judge(model: ImageClassifier, image_set: ImageSet, most: int = 200) -> Verdi
         return Verdict(min(most, len(image_set)), None, None, None)
     places = torch.linspace(0, len(image_set) - 1, min(most, len(image_set))).long()
     batch = image_set.__getitems__(places.tolist())
-    _, (entropies,) = observed_health(model, batch.images[:: max(1, len(places) // _OBSERVED)], layer_entropy)
+    _, (entropies,) = observed_health(
+        model, batch.images[:: max(1, len(places) // _OBSERVED)], layer_entropy
+    )
     own = encoded(model, batch.images, _AT_ONCE).activation.argmax(1)
     changed = None
     routings = [module for module in model.modules() if isinstance(module, Routing)]
@@ -125,17 +167,27 @@ def judge(model: ImageClassifier, image_set: ImageSet, most: int = 200) -> Verdi
         with routing_steps(model, 1):
             now = encoded(model, batch.images, _AT_ONCE).activation.argmax(1)
         changed = (now != own).double().mean().item()
-    entropy = min((torch.cat(parts).mean().item() for parts in entropies.values()), default=None)
-    return Verdict(len(places), entropy, changed, _explained(model, batch.images, batch.pictures))
+    entropy = min(
+        (torch.cat(parts).mean().item() for parts in entropies.values()), default=None
+    )
+    return Verdict(
+        len(places), entropy, changed, _explained(model, batch.images, batch.pictures)
+    )
 
 
-def _explained(model: CapsuleClassifier, images: Tensor, pictures: Tensor) -> float | None:
-    """The share of the variance of pictures about their mean that reconstructions explain."""
+def _explained(
+    model: CapsuleClassifier, images: Tensor, pictures: Tensor
+) -> float | None:
+    """The share of the variance of pictures about their mean that reconstructions
+    explain.
+    """
     spread = (pictures - pictures.mean(0)).double().square().sum().item()
     if model.decoder is None or not spread:
         return None
     left = 0.0
-    for part, shown in zip(in_parts(model, images, _AT_ONCE), pictures.split(_AT_ONCE), strict=True):
+    for part, shown in zip(
+        in_parts(model, images, _AT_ONCE), pictures.split(_AT_ONCE), strict=True
+    ):
         capsules = model.encode(part)
         drawn = kept(model.decode(capsules, capsules.activation.argmax(1)))
         left += (drawn - shown).double().square().sum().item()

@@ -16,7 +16,9 @@ ROUTED = (TextCapsNet, TextEncoder, TextPooled)
 
 
 class _Branch(nn.Module):
-    """One of the networks side by side in a :class:`~torchcaps.models.TextCapsNet`, as a network of its own."""
+    """One of the networks side by side in a :class:`~torchcaps.models.TextCapsNet`, as
+    a network of its own.
+    """
 
     def __init__(self, model: TextCapsNet, place: int) -> None:
         super().__init__()
@@ -27,14 +29,17 @@ class _Branch(nn.Module):
 
 
 def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
-    r"""How much each word spoke for each class, (B, L, E), at most the activation of the class.
+    r"""How much each word spoke for each class, (B, L, E), at most the activation of
+    the class.
 
     With :math:`s_{ij}` the share of primary capsule i that routing handed on to class j
-    (:func:`~torchcaps_lab.report.class_shares`) and :math:`a_i` its activation, a word has the sum of
-    :math:`a_i s_{ij}` over the capsules that see it, each divided by how many words it sees; a capsule of features from
-    several places counts at each of them with the share of its squared length that comes from there. A word with
-    twice an even share of what the class got from the text, or more, gets the activation of that class, and others
-    as much less as they spoke less for it: where all spoke alike, each gets half of the activation.
+    (:func:`~torchcaps_lab.report.class_shares`) and :math:`a_i` its activation, a word
+    has the sum of :math:`a_i s_{ij}` over the capsules that see it, each divided by how
+    many words it sees; a capsule of features from several places counts at each of them
+    with the share of its squared length that comes from there. A word with twice an
+    even share of what the class got from the text, or more, gets the activation of that
+    class, and others as much less as they spoke less for it: where all spoke alike,
+    each gets half of the activation.
 
     Args:
         model: a network that takes words, left in the mode that it came in.
@@ -47,21 +52,32 @@ def word_shares(model: nn.Module, words: Tensor) -> Tensor | None:
     return None if found is None else found[0]
 
 
-def shares_and_activation(model: nn.Module, words: Tensor) -> tuple[Tensor, Tensor] | None:
+def shares_and_activation(
+    model: nn.Module, words: Tensor
+) -> tuple[Tensor, Tensor] | None:
     """What :func:`word_shares` gives, and the activations of the classes, (B, E)."""
     if not isinstance(model, ROUTED):
         return None
     with evaluating(model) as device:
         words = words.to(device)
-        total = torch.stack([_of_words(mass, words != 0, *reach) for mass, reach in _given(model, words)]).sum(0)
+        total = torch.stack(
+            [
+                _of_words(mass, words != 0, *reach)
+                for mass, reach in _given(model, words)
+            ]
+        ).sum(0)
         activation = model(words).activation
     even = total.sum(1, keepdim=True) / (words != 0).sum(1)[:, None, None]
     shares = (total / even.clamp_min(1e-30) / 2).clamp_max(1) * activation[:, None]
     return kept(shares), kept(activation)
 
 
-def _given(model: TextCapsNet | TextEncoder | TextPooled, words: Tensor) -> Iterator[tuple[Tensor, tuple[int, int]]]:
-    """What the lowest capsules of each place gave to each class, (B, places, E), and what they see, side by side."""
+def _given(
+    model: TextCapsNet | TextEncoder | TextPooled, words: Tensor
+) -> Iterator[tuple[Tensor, tuple[int, int]]]:
+    """What the lowest capsules of each place gave to each class, (B, places, E), and
+    what they see, side by side.
+    """
     if isinstance(model, TextCapsNet):
         for place, reach in enumerate(model.reaches):
             yield _lowest(_Branch(model, place), words).sum(-2), reach
@@ -69,7 +85,9 @@ def _given(model: TextCapsNet | TextEncoder | TextPooled, words: Tensor) -> Iter
         yield _lowest(model, words).sum(-2), model.reach
     else:  # of each capsule, as much as of its features come from there
         given = _lowest(model, words).split(model.types, 1)
-        for width, capsules, places in zip(model.widths, given, model.places_of(words), strict=True):
+        for width, capsules, places in zip(
+            model.widths, given, model.places_of(words), strict=True
+        ):
             yield places.to(capsules).mT @ capsules, (width, 1)
 
 
@@ -83,7 +101,9 @@ def _lowest(model: nn.Module, words: Tensor) -> Tensor:
 
 
 def _of_words(mass: Tensor, there: Tensor, width: int, stride: int) -> Tensor:
-    """What places (B, places, E) gave, shared out over the words that each of them sees, (B, L, E)."""
+    """What places (B, places, E) gave, shared out over the words that each of them
+    sees, (B, L, E).
+    """
     L = there.shape[1]
     places = torch.arange(mass.shape[1], device=mass.device)[:, None] * stride
     word = torch.arange(L, device=mass.device)
@@ -94,7 +114,9 @@ def _of_words(mass: Tensor, there: Tensor, width: int, stride: int) -> Tensor:
 
 
 def pieces_of(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """The text cut where its words start; where not all of them are here, dots at the end."""
+    """The text cut where its words start; where not all of them are here, dots at the
+    end.
+    """
     starts = [start for start, _ in spans]
     ends = [*starts[1:], spans[-1][1]]
     pieces = [text[start:end] for start, end in zip(starts, ends, strict=True)]

@@ -14,10 +14,22 @@ from torchcaps_lab.tasks.base import (
     register_task,
 )
 from torchcaps_lab.tasks.classification import Classification
-from torchcaps_lab.tasks.detection import Detection, average_precision, box_loss, owners, vote_loss
+from torchcaps_lab.tasks.detection import (
+    Detection,
+    average_precision,
+    box_loss,
+    owners,
+    vote_loss,
+)
 from torchcaps_lab.tasks.segmentation import Segmentation, dice_loss
 from torchcaps_lab.tasks.several_labels import SeveralLabels
-from torchcaps_lab.tasks.things import Looked, count_figures, look_for_things, mean_average_precision, true_things
+from torchcaps_lab.tasks.things import (
+    Looked,
+    count_figures,
+    look_for_things,
+    mean_average_precision,
+    true_things,
+)
 
 __all__ = [
     "Answer",

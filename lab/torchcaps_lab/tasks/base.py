@@ -21,10 +21,13 @@ from torchcaps_lab.report.page import write_page
 from torchcaps_lab.report.strangers import FALSE_ALARMS, Strangers
 
 Forward = Callable[[Tensor, Tensor], Prediction]
-"""A network in a training step: takes images and the classes to reconstruct, labels (B,) or a mask (B, E)."""
+"""A network in a training step: takes images and the classes to reconstruct, labels
+(B,) or a mask (B, E).
+"""
 
 Losses = tuple[Prediction, dict[str, Tensor]]
-"""The prediction for a batch, and the parts of its loss by name, scalars, to be summed."""
+"""The prediction for a batch, and the parts of its loss by name, scalars, to be summed.
+"""
 
 
 class Criteria(NamedTuple):
@@ -68,13 +71,21 @@ class Measure:
     percent: bool = True
 
     def check_aim(self, aim: float) -> None:
-        """Raises a `ValueError` unless a training can stop at this value of the measure."""
+        """Raises a `ValueError` unless a training can stop at this value of the
+        measure.
+        """
         low, high = self.bounds
         fits = low < aim <= high if self.higher_is_better else low <= aim < high
         if not fits:
-            allowed = f"({low:g}, {high:g}]" if self.higher_is_better else f"[{low:g}, {high:g})"
+            allowed = (
+                f"({low:g}, {high:g}]"
+                if self.higher_is_better
+                else f"[{low:g}, {high:g})"
+            )
             article = "an" if self.name[0] in "aeiou" else "a"
-            raise ValueError(f"stop_at must be {article} {self.name} in {allowed}, got {aim}")
+            raise ValueError(
+                f"stop_at must be {article} {self.name} in {allowed}, got {aim}"
+            )
 
     def reached(self, value: float, aim: float) -> bool:
         """Whether the value is as good as the aim."""
@@ -90,7 +101,8 @@ class Examination:
     """The results of testing a network on a set of images.
 
     Attributes:
-        figures: numbers by name, those of the task's measures among them; kept in the summary of a run.
+        figures: numbers by name, those of the task's measures among them; kept in the
+            summary of a run.
         details: other results, ready for JSON, by name.
         lines: the same for people, the most important one first.
         warnings: why the figures may not mean what they seem to.
@@ -98,7 +110,9 @@ class Examination:
     Example:
         >>> from torchcaps_lab.tasks import Classification
         >>> from torchcaps_lab.data import Digits
-        >>> examination = Classification().examine(tc.create_model("capsnet_digits"), Digits().test)
+        >>> examination = Classification().examine(
+        ...     tc.create_model("capsnet_digits"), Digits().test
+        ... )
         >>> sorted(examination.figures)[:1]
         ['accuracy']
     """
@@ -114,28 +128,41 @@ class Answer:
     """The answer of a network for one image.
 
     Attributes:
-        classes: the predicted ones, the most active first; exactly one in a classification.
-        probabilities: of all classes, by name, computed from the lengths and not calibrated: see :meth:`Task.answers`.
-        lengths: the activation of each class: for capsules, the length or the activation from the routing.
+        classes: the predicted ones, the most active first; exactly one in a
+            classification.
+        probabilities: of all classes, by name, computed from the lengths and not
+            calibrated: see :meth:`Task.answers`.
+        lengths: the activation of each class: for capsules, the length or the
+            activation from the routing.
         poses: of each class capsule, (*pose); None for a network without capsules.
-        calibrated: probabilities of all classes, by name, fitted on validation images to say how often the
-            network is right, see :class:`~torchcaps_lab.report.Calibration`; None if nothing was fitted.
-        seen: how the picture was prepared, if that depends on the picture, as for handwriting; else empty.
-        things: what is where of each of ``classes``, by name, as :class:`~torchcaps.models.Thing`: several of a class
-            from networks with a capsule for each; boxes are left, top, right, bottom in pixels of the image as the
-            network saw it. None if the network predicts no boxes.
-        picture: the image as the network takes it, (C, H, W) in [0, 1]; None for a text.
-        known: whether the image is of one of the classes at all, see :class:`~torchcaps_lab.report.Strangers`; None if
-            nothing was fitted.
-        strangeness: the share of the validation images that are less strange, from 0 to 1; None as before.
-        error: of the reconstruction, :func:`~torchcaps_lab.report.reconstruction_error`; None as before.
+        calibrated: probabilities of all classes, by name, fitted on validation images
+            to say how often the network is right, see
+            :class:`~torchcaps_lab.report.Calibration`; None if nothing was fitted.
+        seen: how the picture was prepared, if that depends on the picture, as for
+            handwriting; else empty.
+        things: what is where of each of ``classes``, by name, as
+            :class:`~torchcaps.models.Thing`: several of a class from networks with a
+            capsule for each; boxes are left, top, right, bottom in pixels of the image
+            as the network saw it. None if the network predicts no boxes.
+        picture: the image as the network takes it, (C, H, W) in [0, 1]; None for a
+            text.
+        known: whether the image is of one of the classes at all, see
+            :class:`~torchcaps_lab.report.Strangers`; None if nothing was fitted.
+        strangeness: the share of the validation images that are less strange, from 0 to
+            1; None as before.
+        error: of the reconstruction,
+            :func:`~torchcaps_lab.report.reconstruction_error`; None as before.
         mask: the class of each pixel, int64 (H, W); None from networks that do not say.
 
     A notebook shows the picture, and a bar for each of the likeliest classes.
 
     Example:
         >>> from torchcaps_lab.tasks import Answer
-        >>> answer = Answer(("cat",), probabilities={"cat": 0.9, "dog": 0.1}, lengths={"cat": 0.8, "dog": 0.1})
+        >>> answer = Answer(
+        ...     ("cat",),
+        ...     probabilities={"cat": 0.9, "dog": 0.1},
+        ...     lengths={"cat": 0.8, "dog": 0.1},
+        ... )
         >>> print(answer)
         cat (0.800)
         >>> answer.top(2)
@@ -160,36 +187,54 @@ class Answer:
         return tuple(sorted(self.lengths, key=lambda name: -self.lengths[name])[:count])
 
     def json(self) -> dict[str, Any]:
-        """The answer, ready for JSON; with ``class`` and ``length`` if exactly one class is predicted.
+        """The answer, ready for JSON; with ``class`` and ``length`` if exactly one
+        class is predicted.
 
         Numbers that are not finite are None.
         """
-        only = {"class": self.classes[0], "length": self.lengths[self.classes[0]]} if len(self.classes) == 1 else {}
+        only = (
+            {"class": self.classes[0], "length": self.lengths[self.classes[0]]}
+            if len(self.classes) == 1
+            else {}
+        )
         row = {**only, "classes": list(self.classes), "lengths": dict(self.lengths)}
         row["probabilities"] = dict(self.probabilities)
         if self.calibrated is not None:
             row["calibrated"] = dict(self.calibrated)
         if self.known is not None:
-            row |= {"known": self.known, "strangeness": self.strangeness, "error": self.error}
+            row |= {
+                "known": self.known,
+                "strangeness": self.strangeness,
+                "error": self.error,
+            }
         if self.seen:
             row["seen"] = self.seen
         if self.poses is not None:
             row["poses"] = {name: pose.tolist() for name, pose in self.poses.items()}
         if self.things is not None:
-            row["things"] = {name: [_thing_row(one) for one in things] for name, things in self.things.items()}
+            row["things"] = {
+                name: [_thing_row(one) for one in things]
+                for name, things in self.things.items()
+            }
         return jsonable(row)
 
     def counted(self, name: str) -> str:
-        """The name of a class, and how many things of it there are, if it is more than one: ``2 x cat``."""
+        """The name of a class, and how many things of it there are, if it is more than
+        one: ``2 x cat``.
+        """
         count = 1 if self.things is None else len(self.things.get(name, ()))
         return f"{count} x {name}" if count > 1 else name
 
     def __str__(self) -> str:
-        said = [f"{self.counted(name)} ({self.lengths[name]:.3f})" for name in self.classes]
+        said = [
+            f"{self.counted(name)} ({self.lengths[name]:.3f})" for name in self.classes
+        ]
         return self.doubted(", ".join(said) or "nothing")
 
     def doubted(self, said: str) -> str:
-        """What is said of an image; of one that is not known, that it is none of these."""
+        """What is said of an image; of one that is not known, that it is none of
+        these.
+        """
         return f"none of these, at best {said}" if self.known is False else said
 
     def __repr__(self) -> str:
@@ -217,19 +262,20 @@ class Task(ABC):
 
     - :meth:`check`: which targets it takes,
     - :meth:`loss`: the prediction for a batch, and the parts of the loss,
-    - :attr:`measures` and :meth:`measure`: what is measured for each image and logged beside the loss; the first
-      measure, on validation images, judges a training, and ``--stop_at`` refers to it,
+    - :attr:`measures` and :meth:`measure`: what is measured for each image and logged
+      beside the loss; the first measure, on validation images, judges a training, and
+      ``--stop_at`` refers to it,
     - :meth:`examine`: the evaluation of a trained network,
     - :meth:`answers`: predictions for people,
     - :meth:`report`, if there is one.
 
-    Keep constructor arguments as attributes of the same names: :meth:`config` saves them with a network.
+    Keep constructor arguments as attributes of the same names: :meth:`config` saves
+    them with a network.
 
     Example:
         >>> from torchcaps_lab.tasks import Classification, Measure, Task
         >>> class Cautious(Classification):
         ...     measures = (Measure("accuracy"),)
-        ...
         >>> isinstance(Cautious(), Task), Cautious().main.name
         (True, 'accuracy')
     """
@@ -252,7 +298,13 @@ class Task(ABC):
         """Raises a `ValueError` if the targets of these images do not suit the task."""
 
     @abstractmethod
-    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
+    def loss(
+        self,
+        network: ImageClassifier,
+        forward: Forward,
+        batch: Batch,
+        criteria: Criteria,
+    ) -> Losses:
         """The prediction for a batch, and its loss.
 
         Args:
@@ -267,34 +319,51 @@ class Task(ABC):
 
     @abstractmethod
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
-        """The :attr:`measures` of each image by name, each (B,); what is logged is the mean over an epoch."""
+        """The :attr:`measures` of each image by name, each (B,); what is logged is the
+        mean over an epoch.
+        """
 
     @abstractmethod
-    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
-        """Tests a network on images, ``batch_size`` at a time; its training mode is restored.
+    def examine(
+        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+    ) -> Examination:
+        """Tests a network on images, ``batch_size`` at a time; its training mode is
+        restored.
 
         Raises:
-            ValueError: if there are no images, or they do not fit the network or the task.
+            ValueError: if there are no images, or they do not fit the network or the
+                task.
         """
 
     @abstractmethod
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
-        """The answer for each image of a prediction; the docstring says what a probability is here."""
+        """The answer for each image of a prediction; the docstring says what a
+        probability is here.
+        """
 
-    def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
-        """How to turn a network's activations into probabilities, fitted on images that it was not trained on.
+    def calibrate(
+        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+    ) -> Calibration | None:
+        """How to turn a network's activations into probabilities, fitted on images that
+        it was not trained on.
 
-        It is saved with the network; predictions and the report use it. None, as here, if the task has no calibration,
-        or there are too few images.
+        It is saved with the network; predictions and the report use it. None, as here,
+        if the task has no calibration, or there are too few images.
         """
         return None
 
     def fit_strangers(
-        self, network: ImageClassifier, images: ImageSet, false_alarms: float = FALSE_ALARMS, batch_size: int = 128
+        self,
+        network: ImageClassifier,
+        images: ImageSet,
+        false_alarms: float = FALSE_ALARMS,
+        batch_size: int = 128,
     ) -> Strangers | None:
-        """What tells images of none of the classes, fitted on images that the network was not trained on.
+        """What tells images of none of the classes, fitted on images that the network
+        was not trained on.
 
-        It is saved with the network, as the calibration is. None, as here, if the task has nothing of the kind.
+        It is saved with the network, as the calibration is. None, as here, if the task
+        has nothing of the kind.
         """
         return None
 
@@ -306,22 +375,34 @@ class Task(ABC):
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
     ) -> Path | None:
-        """Writes a report into ``folder / "report"`` and returns the path of its page; None if the task has none."""
+        """Writes a report into ``folder / "report"`` and returns the path of its page;
+        None if the task has none.
+        """
         exhibits = self._exhibits(network, images, summary, metrics)
         return None if exhibits is None else write_page(folder, filter(None, exhibits))
 
     def _exhibits(
-        self, network: ImageClassifier, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+        self,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: Mapping[str, Any],
+        metrics: Metrics,
     ) -> Iterable[Exhibit | None] | None:
-        """What the report shows, in its order, None for nothing; None, as here, for no report."""
+        """What the report shows, in its order, None for nothing; None, as here, for no
+        report.
+        """
         return None
 
     def config(self) -> dict[str, Any]:
-        """The name and the constructor's arguments, ready for JSON; :func:`as_task` takes them back."""
+        """The name and the constructor's arguments, ready for JSON; :func:`as_task`
+        takes them back.
+        """
         return {**plain(self), "name": self.name}
 
     def saved(self) -> dict[str, Any]:
-        """The :meth:`config` and, for a task from outside this package, the module that defines it, as ``import``."""
+        """The :meth:`config` and, for a task from outside this package, the module that
+        defines it, as ``import``.
+        """
         module = type(self).__module__
         known = package_of(module) in (package_of(__name__), "__main__")
         return self.config() if known else {**self.config(), "import": module}
@@ -332,7 +413,9 @@ TASKS = Registry("task", Task)
 
 
 def register_task(name: str) -> Callable[[TaskType], TaskType]:
-    """Class decorator: makes a task known to :func:`create_task`; a `ValueError` if the name is taken."""
+    """Class decorator: makes a task known to :func:`create_task`; a `ValueError` if the
+    name is taken.
+    """
 
     def register(cls: TaskType) -> TaskType:
         cls.name = name
@@ -369,7 +452,8 @@ def as_task(task: "Task | str | Mapping[str, Any]") -> Task:
     name, module = arguments.pop("name"), arguments.pop("import", None)
     if name not in TASKS and module is not None:
         raise ValueError(
-            f"task {name!r} is not known: import the module that defines it ({module}) first, on the command line with "
+            f"task {name!r} is not known: import the module that defines it "
+            f"({module}) first, on the command line with "
             f"--import {module}; known are {', '.join(list_tasks())}"
         )
     return create_task(name, **arguments)

@@ -16,7 +16,15 @@ from torchcaps_lab.report.findings import Findings, ask, confused_pairs, examine
 from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.page import exhibits_of_classifier
 from torchcaps_lab.report.strangers import FALSE_ALARMS, Strangers, fit_strangers
-from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Losses, Task, register_task
+from torchcaps_lab.tasks.base import (
+    Answer,
+    Criteria,
+    Examination,
+    Forward,
+    Losses,
+    Task,
+    register_task,
+)
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
 
 _LISTED = 20
@@ -43,140 +51,237 @@ class Classification(Task):
         """Raises a `ValueError` unless each image has one label."""
         if len(images) and images[0].labels.ndim != 1:
             raise ValueError(
-                "task 'classification' takes images of one class each, these have masks of several: "
+                "task 'classification' takes images of one class each, these have "
+                "masks of several: "
                 "use task 'several_labels'"
             )
 
-    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
-        """Loss of the class activations and, with a decoder, of the reconstruction by the capsule of the true class."""
+    def loss(
+        self,
+        network: ImageClassifier,
+        forward: Forward,
+        batch: Batch,
+        criteria: Criteria,
+    ) -> Losses:
+        """Loss of the class activations and, with a decoder, of the reconstruction by
+        the capsule of the true class.
+        """
         prediction = forward(batch.images, batch.labels)
         parts = {"class_loss": criteria.loss(prediction.activation, batch.labels)}
         if prediction.reconstruction is not None:
-            parts["reconstruction_loss"] = criteria.reconstruction(prediction.reconstruction, batch.pictures)
+            parts["reconstruction_loss"] = criteria.reconstruction(
+                prediction.reconstruction, batch.pictures
+            )
         return prediction, parts
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
         """``accuracy``: whether the most active class is the true one."""
         return {"accuracy": prediction.activation.argmax(1) == batch.labels}
 
-    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
-        """Accuracy, balanced accuracy, error, confusion matrix, and precision and recall of each class.
+    def examine(
+        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+    ) -> Examination:
+        """Accuracy, balanced accuracy, error, confusion matrix, and precision and
+        recall of each class.
 
-        Of two classes also AUC, sensitivity and specificity, where the second class is the positive one.
+        Of two classes also AUC, sensitivity and specificity, where the second class is
+        the positive one.
 
-        In the confusion matrix, rows are true and columns predicted. There are warnings if always predicting the most
-        frequent class would be as accurate, if classes have no images, and if activations are not finite.
+        In the confusion matrix, rows are true and columns predicted. There are warnings
+        if always predicting the most frequent class would be as accurate, if classes
+        have no images, and if activations are not finite.
         """
         self.check(images)
         findings = examine(network, images, batch_size=batch_size)
         confusion = findings.confusion.tolist()
         accuracy, balanced = findings.accuracy, findings.balanced_accuracy
-        per_class = {name: row._asdict() for name, row in zip(images.classes, findings.per_class, strict=True)}
+        per_class = {
+            name: row._asdict()
+            for name, row in zip(images.classes, findings.per_class, strict=True)
+        }
         return Examination(
-            {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy), "balanced_accuracy": balanced},
-            {"confusion": confusion, "per_class": per_class, **_two_classes(findings, images.classes)},
+            {
+                "accuracy": accuracy,
+                "error_percent": 100 * (1 - accuracy),
+                "balanced_accuracy": balanced,
+            },
+            {
+                "confusion": confusion,
+                "per_class": per_class,
+                **_two_classes(findings, images.classes),
+            },
             (
-                f"{accuracy:.2%} of {len(images)} {images.what} right, balanced accuracy {balanced:.2%}",
-                *(_matrix if len(images.classes) <= _LISTED else _pairs)(findings, images.classes),
+                f"{accuracy:.2%} of {len(images)} {images.what} right, balanced "
+                f"accuracy {balanced:.2%}",
+                *(_matrix if len(images.classes) <= _LISTED else _pairs)(
+                    findings, images.classes
+                ),
             ),
             _warnings(findings, images),
         )
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
-        """The most active class; probabilities are the shares of the classes in all activations, a_j / sum_k a_k.
+        """The most active class; probabilities are the shares of the classes in all
+        activations, a_j / sum_k a_k.
 
-        :func:`~torchcaps.negative_log_likelihood` reads them in the same way; for a network that ends in a softmax,
-        these are its probabilities.
+        :func:`~torchcaps.negative_log_likelihood` reads them in the same way; for a
+        network that ends in a softmax, these are its probabilities.
         """
         activation = prediction.activation.to(compute_dtype(prediction.activation))
         said = F.one_hot(activation.argmax(1), activation.shape[1]).bool()
         shares = activation / activation.sum(1, keepdim=True).clamp_min(1e-30)
         return answers_of(prediction, said, shares, classes)
 
-    def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
+    def calibrate(
+        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+    ) -> Calibration | None:
         """Temperature scaling: :func:`~torchcaps_lab.report.fit_temperature`."""
-        return fit_temperature(ask(network, images, batch_size).activation, images.labels) if len(images) else None
+        return (
+            fit_temperature(ask(network, images, batch_size).activation, images.labels)
+            if len(images)
+            else None
+        )
 
     def fit_strangers(
-        self, network: ImageClassifier, images: ImageSet, false_alarms: float = FALSE_ALARMS, batch_size: int = 128
+        self,
+        network: ImageClassifier,
+        images: ImageSet,
+        false_alarms: float = FALSE_ALARMS,
+        batch_size: int = 128,
     ) -> Strangers | None:
-        """By the reconstruction of the most active class: :func:`~torchcaps_lab.report.fit_strangers`."""
+        """By the reconstruction of the most active class:
+        :func:`~torchcaps_lab.report.fit_strangers`.
+        """
         return fit_strangers(network, images, false_alarms, batch_size)
 
     def _exhibits(
-        self, network: ImageClassifier, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+        self,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: Mapping[str, Any],
+        metrics: Metrics,
     ) -> Iterator[Exhibit]:
         """Those of :func:`torchcaps_lab.report.write_report`."""
-        told = {name: value for name, value in summary.items() if name != "test_per_class"}  # it has its own table
-        return exhibits_of_classifier(network, images, examine(network, images), told, metrics)
+        told = {
+            name: value for name, value in summary.items() if name != "test_per_class"
+        }  # it has its own table
+        return exhibits_of_classifier(
+            network, images, examine(network, images), told, metrics
+        )
 
 
 def _two_classes(findings: Findings, classes: Sequence[str]) -> dict[str, Any]:
-    """The figures of two classes, with the name of the positive one; nothing for another number of classes."""
+    """The figures of two classes, with the name of the positive one; nothing for
+    another number of classes.
+    """
     if len(classes) != 2:
         return {}
     return {"positive": classes[1], **findings.of_positive(1)._asdict()}
 
 
-def with_positive(details: Mapping[str, Any], positive: str, classes: Sequence[str]) -> dict[str, Any]:
-    """The details of :meth:`Classification.examine` with another positive class: sensitivity and specificity swap.
+def with_positive(
+    details: Mapping[str, Any], positive: str, classes: Sequence[str]
+) -> dict[str, Any]:
+    """The details of :meth:`Classification.examine` with another positive class:
+    sensitivity and specificity swap.
 
     Raises:
         ValueError: if there are no such figures, or the class is none of the two.
     """
     if "auc" not in details:
-        raise ValueError(f"positive must be None unless the task is classification of two classes, got {positive!r}")
+        raise ValueError(
+            "positive must be None unless the task is classification of two classes, "
+            f"got {positive!r}"
+        )
     if positive not in classes:
-        raise ValueError(f"positive must be one of {', '.join(map(repr, classes))}, got {positive!r}")
+        raise ValueError(
+            f"positive must be one of {', '.join(map(repr, classes))}, got {positive!r}"
+        )
     if positive == details["positive"]:
         return dict(details)
-    swapped = {"sensitivity": details["specificity"], "specificity": details["sensitivity"]}
+    swapped = {
+        "sensitivity": details["specificity"],
+        "specificity": details["sensitivity"],
+    }
     return {**details, "positive": positive, **swapped}
 
 
 def two_class_text(details: Mapping[str, Any]) -> list[str]:
-    """The figures of two classes in a line; a dash for one that has no images to go by; nothing without any."""
+    """The figures of two classes in a line; a dash for one that has no images to go by;
+    nothing without any.
+    """
     if "auc" not in details:
         return []
     auc = "-" if details["auc"] is None else f"{details['auc']:.4f}"
     shares = (details[name] for name in ("sensitivity", "specificity"))
-    sensitivity, specificity = ("-" if share is None else f"{share:.2%}" for share in shares)
+    sensitivity, specificity = (
+        "-" if share is None else f"{share:.2%}" for share in shares
+    )
     positive = readable(details["positive"])
-    return [f"AUC {auc}, sensitivity {sensitivity}, specificity {specificity} (positive class: {positive})"]
+    return [
+        f"AUC {auc}, sensitivity {sensitivity}, specificity {specificity} (positive "
+        f"class: {positive})"
+    ]
 
 
 def _matrix(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
-    """The lines of the confusion matrix: a head, and one for each class, with its number in the head."""
+    """The lines of the confusion matrix: a head, and one for each class, with its
+    number in the head.
+    """
     names = [f"{readable(name)} [{place}]" for place, name in enumerate(classes, 1)]
     widest = max(map(len, names))
     heads = [f"[{place}]" for place in range(1, len(classes) + 1)]
     yield f"  {'true':{widest}}  {' '.join(f'{head:>5}' for head in heads)}  predicted"
-    for name, row, figures in zip(names, findings.confusion.tolist(), findings.per_class, strict=True):
-        yield f"  {name:{widest}}: {' '.join(f'{count:5}' for count in row)}  ({class_text(figures._asdict())})"
+    for name, row, figures in zip(
+        names, findings.confusion.tolist(), findings.per_class, strict=True
+    ):
+        yield (
+            f"  {name:{widest}}: {' '.join(f'{count:5}' for count in row)}  "
+            f"({class_text(figures._asdict())})"
+        )
 
 
 def _pairs(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
-    """For many classes, instead of a large matrix, the pairs that are confused most often."""
+    """For many classes, instead of a large matrix, the pairs that are confused most
+    often.
+    """
     pairs = confused_pairs(findings.confusion, _LISTED)
     if pairs:
-        yield f"most often confused of {len(classes)} classes ('evaluate --json' has the whole matrix):"
+        yield (
+            f"most often confused of {len(classes)} classes ('evaluate --json' "
+            "has the whole matrix):"
+        )
     for true, said, count in pairs:
         figures = findings.per_class[true]
         told = class_text(figures._asdict())
-        yield f"  {readable(classes[true])} taken for {readable(classes[said])}: {count} of {figures.images}  ({told})"
+        yield (
+            f"  {readable(classes[true])} taken for {readable(classes[said])}: "
+            f"{count} of {figures.images}  ({told})"
+        )
 
 
 def _warnings(findings: Findings, images: ImageSet) -> tuple[str, ...]:
-    """Warnings: numbers that are not finite, classes without images, and an accuracy that guessing has, too."""
+    """Warnings: numbers that are not finite, classes without images, and an accuracy
+    that guessing has, too.
+    """
     told, classes = [*finite_warning(findings.activation)], images.classes
-    if absent := [name for name, row in zip(classes, findings.per_class, strict=True) if not row.images]:
-        names = ", ".join(map(repr, absent[:5])) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-        told.append(f"there are no {images.what} of {names}: the figures say nothing about such")
+    if absent := [
+        name
+        for name, row in zip(classes, findings.per_class, strict=True)
+        if not row.images
+    ]:
+        names = ", ".join(map(repr, absent[:5])) + (
+            f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+        )
+        told.append(
+            f"there are no {images.what} of {names}: the figures say nothing about such"
+        )
     label, share = findings.majority
     if findings.accuracy > share:
         return tuple(told)
     return (
         *told,
-        f"the accuracy, {findings.accuracy:.2%}, is not above {share:.2%}, the share of the most frequent class, "
+        f"the accuracy, {findings.accuracy:.2%}, is not above {share:.2%}, the share "
+        "of the most frequent class, "
         f"{classes[label]!r}: a network that always says it does as well",
     )

@@ -8,7 +8,9 @@ from torchcaps.models import Prediction, Thing
 from torchcaps_lab.tasks.base import Answer
 
 
-def answers_of(prediction: Prediction, said: Tensor, probabilities: Tensor, classes: Sequence[str]) -> list[Answer]:
+def answers_of(
+    prediction: Prediction, said: Tensor, probabilities: Tensor, classes: Sequence[str]
+) -> list[Answer]:
     """An answer for each image.
 
     Args:
@@ -20,17 +22,29 @@ def answers_of(prediction: Prediction, said: Tensor, probabilities: Tensor, clas
     poses = None if prediction.capsules is None else prediction.capsules.pose
     answers = []
     for image, activation in enumerate(prediction.activation):
-        order = [index for index in activation.argsort(descending=True).tolist() if said[image, index]]
+        order = [
+            index
+            for index in activation.argsort(descending=True).tolist()
+            if said[image, index]
+        ]
         answers.append(
             Answer(
                 tuple(classes[index] for index in order),
                 dict(zip(classes, probabilities[image].tolist(), strict=True)),
                 dict(zip(classes, activation.tolist(), strict=True)),
-                None if poses is None else dict(zip(classes, poses[image], strict=True)),
+                None
+                if poses is None
+                else dict(zip(classes, poses[image], strict=True)),
                 things=None
                 if prediction.boxes is None
                 else {
-                    classes[index]: [Thing(index, activation[index].item(), prediction.boxes[image, index].float())]
+                    classes[index]: [
+                        Thing(
+                            index,
+                            activation[index].item(),
+                            prediction.boxes[image, index].float(),
+                        )
+                    ]
                     for index in order
                 },
             )
@@ -41,11 +55,17 @@ def answers_of(prediction: Prediction, said: Tensor, probabilities: Tensor, clas
 def class_text(figures: Mapping[str, float | int | None]) -> str:
     """Precision and recall of a class as text; a dash if one is undefined."""
     shares = ((name, figures[name]) for name in ("precision", "recall"))
-    return ", ".join(f"{name} {'-' if share is None else f'{share:.2%}'}" for name, share in shares)
+    return ", ".join(
+        f"{name} {'-' if share is None else f'{share:.2%}'}" for name, share in shares
+    )
 
 
-def finite_warning(activation: Tensor, so: str = "the figures say nothing about these") -> tuple[str, ...]:
-    """A warning if activations (N, E) are not finite, and what that means; none otherwise."""
+def finite_warning(
+    activation: Tensor, so: str = "the figures say nothing about these"
+) -> tuple[str, ...]:
+    """A warning if activations (N, E) are not finite, and what that means; none
+    otherwise.
+    """
     bad = int((~activation.isfinite()).any(1).sum())
     if not bad:
         return ()

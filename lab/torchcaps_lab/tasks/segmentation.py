@@ -17,7 +17,16 @@ from torchcaps_lab.report.observe import Metrics
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.segments import Segments, ShownSegments
 from torchcaps_lab.report.pictures.summary import Summary
-from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Losses, Measure, Task, register_task
+from torchcaps_lab.tasks.base import (
+    Answer,
+    Criteria,
+    Examination,
+    Forward,
+    Losses,
+    Measure,
+    Task,
+    register_task,
+)
 
 _WORST = 6
 """Images of a report."""
@@ -27,20 +36,28 @@ _PIXELS = 2**18
 
 
 def dice_loss(probabilities: Tensor, labels: Tensor) -> Tensor:
-    r"""One minus the mean over the classes of the Dice coefficient of probabilities p and labels.
+    r"""One minus the mean over the classes of the Dice coefficient of probabilities p
+    and labels.
 
     .. math:: 1 - \frac{1}{E} \sum_j \frac{2 \sum p_j t_j}{\sum p_j + \sum t_j}
 
-    with sums over the pixels of all images that have a class; a class that is nowhere true is left out of the mean.
+    with sums over the pixels of all images that have a class; a class that is nowhere
+    true is left out of the mean.
 
     Args:
-        probabilities: (B, E, *grid), as :meth:`torchcaps.losses.ActivationLoss.probabilities` has them.
+        probabilities: (B, E, *grid), as
+            :meth:`torchcaps.losses.ActivationLoss.probabilities` has them.
         labels: the class of each pixel, int64 (B, *grid); 255 for none.
 
     Source: Milletari, Navab & Ahmadi 2016, "V-Net", with p in place of its square.
     """
     there = labels != NO_CLASS
-    true = torch.nn.functional.one_hot(labels.where(there, 0), probabilities.shape[1]).movedim(-1, 1) * there[:, None]
+    true = (
+        torch.nn.functional.one_hot(
+            labels.where(there, 0), probabilities.shape[1]
+        ).movedim(-1, 1)
+        * there[:, None]
+    )
     shares = probabilities * there[:, None]
     axes = (0, *range(2, shares.ndim))
     count = true.sum(axes)
@@ -49,7 +66,8 @@ def dice_loss(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 def overlaps(confusion: Tensor) -> tuple[Tensor, Tensor]:
-    """Intersection over union and Dice coefficient of each class, (..., E); NaN for one that is nowhere.
+    """Intersection over union and Dice coefficient of each class, (..., E); NaN for one
+    that is nowhere.
 
     Args:
         confusion: counts of pixels, (..., E, E), true classes in rows.
@@ -61,14 +79,17 @@ def overlaps(confusion: Tensor) -> tuple[Tensor, Tensor]:
 
 def _confusion(said: Tensor, labels: Tensor, classes: int) -> Tensor:
     there = labels != NO_CLASS
-    return torch.bincount(labels[there] * classes + said[there], minlength=classes**2).view(classes, classes)
+    return torch.bincount(
+        labels[there] * classes + said[there], minlength=classes**2
+    ).view(classes, classes)
 
 
 @register_task("segmentation")
 class Segmentation(Task):
     """Predicts the class of each pixel, the most active one; learns from masks.
 
-    Pixels of no class (255) count for nothing. Losses on activations take every pixel for an image.
+    Pixels of no class (255) count for nothing. Losses on activations take every pixel
+    for an image.
 
     Args:
         dice: weight of :func:`dice_loss` beside that loss.
@@ -94,21 +115,36 @@ class Segmentation(Task):
         """Raises a `ValueError` unless every pixel has a label."""
         if len(images) and images[0].labels.ndim < 3:
             raise ValueError(
-                "task 'segmentation' takes images with a class for each pixel, as Masks and ScenePixels have; these "
+                "task 'segmentation' takes images with a class for each pixel, as "
+                "Masks and ScenePixels have; these "
                 "have labels for whole images"
             )
 
-    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
-        """Loss of the activations at each pixel, of their overlap, and of a masked reconstruction if there is one."""
+    def loss(
+        self,
+        network: ImageClassifier,
+        forward: Forward,
+        batch: Batch,
+        criteria: Criteria,
+    ) -> Losses:
+        """Loss of the activations at each pixel, of their overlap, and of a masked
+        reconstruction if there is one.
+        """
         labels = batch.labels
         prediction = forward(batch.images, labels)
         activation = _pixelwise(prediction, labels)
         there = labels.flatten() != NO_CLASS
         rows = activation.movedim(1, -1).flatten(0, -2)
         # A batch may have no pixel with a class, whose mean would be NaN.
-        parts = {"class_loss": criteria.loss(rows[there], labels.flatten()[there]) if there.any() else rows.sum() * 0}
+        parts = {
+            "class_loss": criteria.loss(rows[there], labels.flatten()[there])
+            if there.any()
+            else rows.sum() * 0
+        }
         if self.dice:
-            parts["dice_loss"] = self.dice * dice_loss(criteria.loss.probabilities(activation), labels)
+            parts["dice_loss"] = self.dice * dice_loss(
+                criteria.loss.probabilities(activation), labels
+            )
         if prediction.reconstruction is not None:
             foreground = ((labels > 0) & (labels != NO_CLASS))[:, None]
             parts["reconstruction_loss"] = criteria.reconstruction(
@@ -117,17 +153,28 @@ class Segmentation(Task):
         return prediction, parts
 
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
-        """``iou`` and ``dice`` of each image: means over the classes that are in it or were said to be."""
+        """``iou`` and ``dice`` of each image: means over the classes that are in it or
+        were said to be.
+        """
         said = prediction.activation.argmax(1)
         classes = prediction.activation.shape[1]
         pairs = zip(said, batch.labels, strict=True)
-        iou, dice = overlaps(torch.stack([_confusion(one, true, classes) for one, true in pairs]))
-        return {"iou": iou.nanmean(1).nan_to_num(1), "dice": dice.nanmean(1).nan_to_num(1)}
+        iou, dice = overlaps(
+            torch.stack([_confusion(one, true, classes) for one, true in pairs])
+        )
+        return {
+            "iou": iou.nanmean(1).nan_to_num(1),
+            "dice": dice.nanmean(1).nan_to_num(1),
+        }
 
-    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
-        """IoU and Dice coefficient of each class over the pixels of all images together, and their means.
+    def examine(
+        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+    ) -> Examination:
+        """IoU and Dice coefficient of each class over the pixels of all images
+        together, and their means.
 
-        As many images are taken at a time as have together the pixels of one of 512 x 512.
+        As many images are taken at a time as have together the pixels of one of 512 x
+        512.
         """
         self.check(images)
         confusion = torch.stack([matrix for matrix, _ in self._looked(network, images)])
@@ -136,16 +183,34 @@ class Segmentation(Task):
         rows = {
             name: {"pixels": int(count), "iou": one, "dice": other}
             for name, count, one, other in zip(
-                images.classes, confusion.sum((0, 2)), iou.tolist(), dice.tolist(), strict=True
+                images.classes,
+                confusion.sum((0, 2)),
+                iou.tolist(),
+                dice.tolist(),
+                strict=True,
             )
         }
-        figures = {"iou": iou.nanmean().item(), "dice": dice.nanmean().item(), "pixel_accuracy": accuracy.item()}
-        each = [f"  {name}: IoU {row['iou']:.2%}, Dice {row['dice']:.2%}" for name, row in rows.items()]
-        line = f"mean IoU {figures['iou']:.2%}, mean Dice {figures['dice']:.2%}, {accuracy:.2%} of the pixels right"
+        figures = {
+            "iou": iou.nanmean().item(),
+            "dice": dice.nanmean().item(),
+            "pixel_accuracy": accuracy.item(),
+        }
+        each = [
+            f"  {name}: IoU {row['iou']:.2%}, Dice {row['dice']:.2%}"
+            for name, row in rows.items()
+        ]
+        line = (
+            f"mean IoU {figures['iou']:.2%}, mean Dice {figures['dice']:.2%}, "
+            f"{accuracy:.2%} of the pixels right"
+        )
         per_image = overlaps(confusion)[0].nanmean(1).tolist()
-        return Examination(figures, {"per_class": rows, "iou_of_images": per_image}, (line, *each))
+        return Examination(
+            figures, {"per_class": rows, "iou_of_images": per_image}, (line, *each)
+        )
 
-    def _looked(self, network: ImageClassifier, images: ImageSet) -> Iterator[tuple[Tensor, Tensor]]:
+    def _looked(
+        self, network: ImageClassifier, images: ImageSet
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """The confusion matrix and the answer for each image."""
         check_asked(network, images, 1)
         at_once = max(1, _PIXELS // math.prod(images.image_shape))
@@ -155,13 +220,21 @@ class Segmentation(Task):
                 yield _confusion(one, labels, len(images.classes)), one
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
-        """The class of each pixel; the classes of an image have pixels, and probabilities are shares of these."""
+        """The class of each pixel; the classes of an image have pixels, and
+        probabilities are shares of these.
+        """
         answers = []
         for activation in prediction.activation:
             mask = activation.argmax(0)
-            shares = torch.bincount(mask.flatten(), minlength=len(classes)) / mask.numel()
+            shares = (
+                torch.bincount(mask.flatten(), minlength=len(classes)) / mask.numel()
+            )
             highest = activation.flatten(1).amax(1)
-            order = [index for index in shares.argsort(descending=True).tolist() if shares[index] > 0]
+            order = [
+                index
+                for index in shares.argsort(descending=True).tolist()
+                if shares[index] > 0
+            ]
             answers.append(
                 Answer(
                     tuple(classes[index] for index in order),
@@ -173,21 +246,35 @@ class Segmentation(Task):
         return answers
 
     def _exhibits(
-        self, network: ImageClassifier, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+        self,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: Mapping[str, Any],
+        metrics: Metrics,
     ) -> Iterator[Exhibit | None]:
         """The figures of each class, learning curves, and the worst images."""
         found = self.examine(network, images)
         each = torch.tensor(found.details["iou_of_images"]).nan_to_num(1)
         worst = images.subset(each.argsort()[:_WORST])
         names = [Path(file).name for file in worst.files or map(str, range(len(worst)))]
-        values, said = each.sort().values.tolist(), [one for _, one in self._looked(network, worst)]
+        values, said = (
+            each.sort().values.tolist(),
+            [one for _, one in self._looked(network, worst)],
+        )
         yield Segments(
             title=f"What this {type(network).__name__} learned",
             text=f"{found.lines[0].capitalize()}. Below are the worst images.",
             figures=found.details["per_class"],
             shown=tuple(
-                ShownSegments(f"{name}: IoU {value:.1%}", batch.pictures[0].cpu(), batch.labels[0].cpu(), one)
-                for name, value, batch, one in zip(names, values, worst.batches(1), said, strict=False)
+                ShownSegments(
+                    f"{name}: IoU {value:.1%}",
+                    batch.pictures[0].cpu(),
+                    batch.labels[0].cpu(),
+                    one,
+                )
+                for name, value, batch, one in zip(
+                    names, values, worst.batches(1), said, strict=False
+                )
             ),
             classes=tuple(images.classes),
         )
@@ -204,7 +291,8 @@ def _pixelwise(prediction: Prediction, labels: Tensor) -> Tensor:
     activation = prediction.activation
     if activation.shape[2:] != labels.shape[1:]:
         raise ValueError(
-            f"task 'segmentation' takes networks with activations (B, E, {', '.join(map(str, labels.shape[1:]))}), "
+            "task 'segmentation' takes networks with activations (B, E, "
+            f"{', '.join(map(str, labels.shape[1:]))}), "
             f"got {tuple(activation.shape)}"
         )
     return activation.float()

@@ -20,7 +20,15 @@ from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.present_classes import PresentClasses
 from torchcaps_lab.report.pictures.summary import Summary
 from torchcaps_lab.report.verdict import judge
-from torchcaps_lab.tasks.base import Answer, Criteria, Examination, Forward, Losses, Task, register_task
+from torchcaps_lab.tasks.base import (
+    Answer,
+    Criteria,
+    Examination,
+    Forward,
+    Losses,
+    Task,
+    register_task,
+)
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
 from torchcaps_lab.tasks.things import count_figures, look_for_things
 
@@ -29,27 +37,33 @@ from torchcaps_lab.tasks.things import count_figures, look_for_things
 class SeveralLabels(Task):
     """Predicts all classes of each image; targets are masks, bool (B, E).
 
-    If every image is known to have ``count`` classes, the answer is the ``count`` most active ones; else all that are
-    more active than a threshold. An image counts as correct only if exactly its classes are predicted.
+    If every image is known to have ``count`` classes, the answer is the ``count`` most
+    active ones; else all that are more active than a threshold. An image counts as
+    correct only if exactly its classes are predicted.
 
-    For a network whose activations add up to 1, such as one that ends in a softmax, each of k classes has at most 1/k:
-    give ``count``, or a threshold below 1/k. Losses that compare shares (``ActivationLoss.shares``) get the mask
-    divided by its number of classes.
+    For a network whose activations add up to 1, such as one that ends in a softmax,
+    each of k classes has at most 1/k: give ``count``, or a threshold below 1/k. Losses
+    that compare shares (``ActivationLoss.shares``) get the mask divided by its number
+    of classes.
 
     Args:
         count: how many classes each image has; None if it varies.
-        threshold: classes with a larger activation count as predicted, if ``count`` is None.
+        threshold: classes with a larger activation count as predicted, if ``count`` is
+            None.
 
     Raises:
         ValueError: if ``count`` is less than 1 or the threshold is not in (0, 1).
 
-    Source: Sabour, Frosst & Hinton 2017, section 6 (two digits at once, no credit for one of them).
+    Source: Sabour, Frosst & Hinton 2017, section 6 (two digits at once, no credit for
+    one of them).
 
     Example:
         >>> from torchcaps_lab.tasks import SeveralLabels
         >>> network = tc.create_model("capsnet_digits")
         >>> prediction = network(torch.rand(1, 1, 8, 8))
-        >>> (answer,) = SeveralLabels(count=2).answers(prediction, [str(digit) for digit in range(10)])
+        >>> (answer,) = SeveralLabels(count=2).answers(
+        ...     prediction, [str(digit) for digit in range(10)]
+        ... )
         >>> len(answer.classes)  # two digits in each image
         2
     """
@@ -64,17 +78,23 @@ class SeveralLabels(Task):
         self.threshold = threshold
 
     def check(self, images: ImageSet) -> None:
-        """Raises a `ValueError` unless the labels are masks, with ``count`` classes each if that is not None."""
+        """Raises a `ValueError` unless the labels are masks, with ``count`` classes
+        each if that is not None.
+        """
         if not len(images):
             return
         labels = images[0].labels
         if labels.ndim != 2:
             raise ValueError(
-                "task 'several_labels' takes images with masks, bool (N, E), as labels, these have one class each: "
+                "task 'several_labels' takes images with masks, bool (N, E), as "
+                "labels, these have one class each: "
                 "use task 'classification'"
             )
         if self.count is not None and int(labels.sum()) != self.count:
-            raise ValueError(f"count is {self.count}, but the first image has {int(labels.sum())} classes")
+            raise ValueError(
+                f"count is {self.count}, but the first image has {int(labels.sum())} "
+                "classes"
+            )
 
     def said(self, activation: Tensor) -> Tensor:
         """The predicted classes, from activations (B, E): bool (B, E)."""
@@ -83,23 +103,38 @@ class SeveralLabels(Task):
         chosen = activation.topk(self.count, dim=1).indices
         return torch.zeros_like(activation, dtype=torch.bool).scatter_(1, chosen, True)
 
-    def loss(self, network: ImageClassifier, forward: Forward, batch: Batch, criteria: Criteria) -> Losses:
+    def loss(
+        self,
+        network: ImageClassifier,
+        forward: Forward,
+        batch: Batch,
+        criteria: Criteria,
+    ) -> Losses:
         """Loss of the class activations and, with a decoder, of reconstructions.
 
-        If the batch has the parts of its images, the capsule of each part reconstructs that part alone, and the errors
-        are summed; else the capsules of all true classes together reconstruct the image.
+        If the batch has the parts of its images, the capsule of each part reconstructs
+        that part alone, and the errors are summed; else the capsules of all true
+        classes together reconstruct the image.
         """
         shown = batch.labels if batch.parts is None else batch.parts.labels[:, 0]
         prediction = forward(batch.images, shown)
         mask = batch.labels.to(prediction.activation.dtype)
-        target = mask / mask.sum(1, keepdim=True).clamp_min(1) if criteria.loss.shares else mask
+        target = (
+            mask / mask.sum(1, keepdim=True).clamp_min(1)
+            if criteria.loss.shares
+            else mask
+        )
         parts = {"class_loss": criteria.loss(prediction.activation, target)}
         if prediction.reconstruction is not None:
-            parts["reconstruction_loss"] = self._reconstruction(network, prediction, batch, criteria)
+            parts["reconstruction_loss"] = self._reconstruction(
+                network, prediction, batch, criteria
+            )
         return prediction, parts
 
     @staticmethod
-    def _reconstruction(network: Any, prediction: Prediction, batch: Batch, criteria: Criteria) -> Tensor:
+    def _reconstruction(
+        network: Any, prediction: Prediction, batch: Batch, criteria: Criteria
+    ) -> Tensor:
         if batch.parts is None:
             return criteria.reconstruction(prediction.reconstruction, batch.pictures)
         labels, pictures = batch.parts
@@ -113,71 +148,124 @@ class SeveralLabels(Task):
         """``accuracy``: whether exactly the classes of the image are predicted."""
         return {"accuracy": (self.said(prediction.activation) == batch.labels).all(1)}
 
-    def examine(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Examination:
-        """Exact accuracy, and for each class the number of images that have it, precision, recall and F1."""
+    def examine(
+        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+    ) -> Examination:
+        """Exact accuracy, and for each class the number of images that have it,
+        precision, recall and F1.
+        """
         self.check(images)
-        found = self._examination(ask(network, images, batch_size).activation, _labels(images, batch_size), images)
-        if not getattr(images, "several", False) or not isinstance(network, SceneCapsNet):
+        found = self._examination(
+            ask(network, images, batch_size).activation,
+            _labels(images, batch_size),
+            images,
+        )
+        if not getattr(images, "several", False) or not isinstance(
+            network, SceneCapsNet
+        ):
             return found
-        figures, line = count_figures(look_for_things(network, images, self.threshold, batch_size))
+        figures, line = count_figures(
+            look_for_things(network, images, self.threshold, batch_size)
+        )
         first, *others = found.lines
-        return replace(found, figures={**found.figures, **figures}, lines=(first, line, *others))
+        return replace(
+            found, figures={**found.figures, **figures}, lines=(first, line, *others)
+        )
 
-    def _examination(self, activation: Tensor, labels: Tensor, images: ImageSet) -> Examination:
+    def _examination(
+        self, activation: Tensor, labels: Tensor, images: ImageSet
+    ) -> Examination:
         said = self.said(activation)
         accuracy = (said == labels).all(1).double().mean().item()
-        classes = {name: _class_figures(said[:, index], labels[:, index]) for index, name in enumerate(images.classes)}
+        classes = {
+            name: _class_figures(said[:, index], labels[:, index])
+            for index, name in enumerate(images.classes)
+        }
         return Examination(
             {"accuracy": accuracy, "error_percent": 100 * (1 - accuracy)},
             {"per_class": classes},
             (
-                f"{accuracy:.2%} of {len(images)} {images.what} right in all their classes",
-                *(f"  {readable(name)}: in {row['images']} images, {class_text(row)}" for name, row in classes.items()),
+                f"{accuracy:.2%} of {len(images)} {images.what} right in all their "
+                "classes",
+                *(
+                    f"  {readable(name)}: in {row['images']} images, {class_text(row)}"
+                    for name, row in classes.items()
+                ),
             ),
             finite_warning(activation),
         )
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
-        """The predicted classes; the probability of a class is its activation, independent of the others.
+        """The predicted classes; the probability of a class is its activation,
+        independent of the others.
 
-        The length of a class capsule is trained to be the probability that its class is present. They need not sum to
-        1.
+        The length of a class capsule is trained to be the probability that its class is
+        present. They need not sum to 1.
         """
-        return answers_of(prediction, self.said(prediction.activation), prediction.activation, classes)
+        return answers_of(
+            prediction, self.said(prediction.activation), prediction.activation, classes
+        )
 
-    def calibrate(self, network: ImageClassifier, images: ImageSet, batch_size: int = 128) -> Calibration | None:
-        """Platt scaling, one slope and one intercept for all classes: :func:`~torchcaps_lab.report.fit_platt`."""
+    def calibrate(
+        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+    ) -> Calibration | None:
+        """Platt scaling, one slope and one intercept for all classes:
+        :func:`~torchcaps_lab.report.fit_platt`.
+        """
         if not len(images):
             return None
-        return fit_platt(ask(network, images, batch_size).activation, _labels(images, batch_size))
+        return fit_platt(
+            ask(network, images, batch_size).activation, _labels(images, batch_size)
+        )
 
     def _exhibits(
-        self, network: ImageClassifier, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+        self,
+        network: ImageClassifier,
+        images: ImageSet,
+        summary: Mapping[str, Any],
+        metrics: Metrics,
     ) -> Iterator[Exhibit | None]:
-        """The figures of each class, learning curves, and the class capsules of a few images."""
+        """The figures of each class, learning curves, and the class capsules of a few
+        images.
+        """
         found = self.examine(network, images)
         verdict = judge(network, images) if images.what == "images" else None
-        lines = [line for line in found.lines if not line.startswith(" ")]  # those of classes are a table here
-        title, rows = f"What this {type(network).__name__} learned", found.details["per_class"]
+        lines = [
+            line for line in found.lines if not line.startswith(" ")
+        ]  # those of classes are a table here
+        title, rows = (
+            f"What this {type(network).__name__} learned",
+            found.details["per_class"],
+        )
         yield PresentClasses.of(title, lines, rows, verdict)
         yield LearningCurves.of(metrics)
         selection = None if images.what == "texts" else _each_class(images)
         if selection is not None and selection.target is not None:
-            first = [int((selection.target == label).nonzero()[0]) for label in selection.target.unique()]
+            first = [
+                int((selection.target == label).nonzero()[0])
+                for label in selection.target.unique()
+            ]
             examples = _chosen(selection, first)
-            shown, clearest = (Observation(network, one, verdict=verdict) for one in (selection, examples))
+            shown, clearest = (
+                Observation(network, one, verdict=verdict)
+                for one in (selection, examples)
+            )
             yield from exhibits_of(shown, clearest)
         yield Summary.of("Settings", summary, [])
 
 
 def _each_class(images: ImageSet, most: int = 20) -> Selection | None:
-    """The first images, each once for every class in it, at most ``most`` in all; None if they have no classes."""
+    """The first images, each once for every class in it, at most ``most`` in all; None
+    if they have no classes.
+    """
     batch = images.__getitems__(list(range(min(most, len(images)))))
     rows, classes = batch.labels.cpu().nonzero()[:most].unbind(1)
     if not len(rows):
         return None
     present = [
-        " and ".join(name for name, there in zip(images.classes, row, strict=True) if there)
+        " and ".join(
+            name for name, there in zip(images.classes, row, strict=True) if there
+        )
         for row in batch.labels.tolist()
     ]
     titles = tuple(
@@ -185,7 +273,13 @@ def _each_class(images: ImageSet, most: int = 20) -> Selection | None:
         for row, index in zip(rows.tolist(), classes.tolist(), strict=True)
     )
     names = tuple(images.classes)
-    return Selection(batch.images.cpu()[rows], batch.pictures.cpu()[rows], classes, titles, classes=names)
+    return Selection(
+        batch.images.cpu()[rows],
+        batch.pictures.cpu()[rows],
+        classes,
+        titles,
+        classes=names,
+    )
 
 
 def _chosen(selection: Selection, places: list[int]) -> Selection:

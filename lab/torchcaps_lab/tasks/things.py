@@ -1,4 +1,6 @@
-"""Things in images: what is really there, what a network finds, how many, and how precisely."""
+"""Things in images: what is really there, what a network finds, how many, and how
+precisely.
+"""
 
 import contextlib
 import io
@@ -17,11 +19,14 @@ from torchcaps_lab.report.findings import check_asked, predicted
 Things = Sequence[Sequence[Thing]]
 """Those of each image."""
 
-_FAINT = 0.05  # things of classes with a larger activation count in the average precision
+_FAINT = (
+    0.05  # things of classes with a larger activation count in the average precision
+)
 
 
 def true_things(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Labels (B, K) and boxes (B, K, 4) of the things in images; empty where an image has fewer than K.
+    """Labels (B, K) and boxes (B, K, 4) of the things in images; empty where an image
+    has fewer than K.
 
     Boxes are computed from the parts before brightness, contrast and erasing.
 
@@ -29,9 +34,18 @@ def true_things(batch: Batch) -> tuple[Tensor, Tensor]:
         ValueError: if the images were not put together from parts.
     """
     if batch.parts is None:
-        raise ValueError("task 'detection' takes images that were put together from parts, these have none")
-    parts = batch.parts if batch.placed is None else batch.parts._replace(pictures=batch.placed)
-    return parts.labels, ink_boxes(parts.pictures) * batch.labels.gather(1, parts.labels)[..., None]
+        raise ValueError(
+            "task 'detection' takes images that were put together from parts, these "
+            "have none"
+        )
+    parts = (
+        batch.parts
+        if batch.placed is None
+        else batch.parts._replace(pictures=batch.placed)
+    )
+    return parts.labels, ink_boxes(parts.pictures) * batch.labels.gather(
+        1, parts.labels
+    )[..., None]
 
 
 class Looked(NamedTuple):
@@ -47,8 +61,12 @@ class Looked(NamedTuple):
     Example:
         >>> from torchcaps.models import Thing
         >>> from torchcaps_lab.tasks import Looked, count_figures
-        >>> found, true = ([[Thing(1, 0.9, torch.zeros(4))] * count] for count in (1, 2))
-        >>> count_figures(Looked(torch.ones(1, 3), torch.ones(1, 3), found, found, true))[0]
+        >>> found, true = (
+        ...     [[Thing(1, 0.9, torch.zeros(4))] * count] for count in (1, 2)
+        ... )
+        >>> count_figures(
+        ...     Looked(torch.ones(1, 3), torch.ones(1, 3), found, found, true)
+        ... )[0]
         {'count_accuracy': 0.0}
     """
 
@@ -60,46 +78,73 @@ class Looked(NamedTuple):
 
 
 @torch.no_grad()
-def look_for_things(network: SceneCapsNet, images: ImageSet, threshold: float = 0.5, batch_size: int = 128) -> Looked:
-    """What a network finds in images that know their things; classes above the threshold are there, and their things.
+def look_for_things(
+    network: SceneCapsNet,
+    images: ImageSet,
+    threshold: float = 0.5,
+    batch_size: int = 128,
+) -> Looked:
+    """What a network finds in images that know their things; classes above the
+    threshold are there, and their things.
 
     Raises:
         ValueError: if the images do not know their things.
     """
     check_asked(network, images, batch_size)
-    labels, activation, looked = list[Tensor](), list[Tensor](), Looked(images.labels, images.labels, [], [], [])
+    labels, activation, looked = (
+        list[Tensor](),
+        list[Tensor](),
+        Looked(images.labels, images.labels, [], [], []),
+    )
     for batch, prediction in predicted(network, images, batch_size):
         labels.append(batch.labels.cpu())
         activation.append(prediction.activation.float().cpu())
         looked.found.extend(network.things_in(prediction, min(_FAINT, threshold)))
         names, boxes = true_things(batch)
         looked.true.extend(
-            [Thing(name, 1.0, box) for name, box in zip(*one, strict=True) if box_area(box) > 0]
+            [
+                Thing(name, 1.0, box)
+                for name, box in zip(*one, strict=True)
+                if box_area(box) > 0
+            ]
             for one in zip(names.tolist(), boxes.cpu(), strict=True)
         )
     looked = looked._replace(labels=torch.cat(labels), activation=torch.cat(activation))
     for said, things in zip(looked.activation > threshold, looked.found, strict=True):
         best = {thing.label: thing for thing in reversed(things)}
-        there = [one for one in things if said[one.label] and (one.activation > threshold or one is best[one.label])]
+        there = [
+            one
+            for one in things
+            if said[one.label]
+            and (one.activation > threshold or one is best[one.label])
+        ]
         looked.counted.append(there)
     return looked
 
 
 def count_figures(looked: Looked) -> tuple[dict[str, float], str]:
-    """In how many images things of all classes are as many as there are, and the same of those with several of one."""
+    """In how many images things of all classes are as many as there are, and the same
+    of those with several of one.
+    """
     pairs = zip(looked.true, looked.counted, strict=True)
-    counts = [[Counter(thing.label for thing in things) for things in pair] for pair in pairs]
+    counts = [
+        [Counter(thing.label for thing in things) for things in pair] for pair in pairs
+    ]
     right = torch.tensor([true == said for true, said in counts]).double()
     several = torch.tensor([true.total() > len(true) for true, _ in counts])
     figures = {"count_accuracy": right.mean().item()}
     line = f"{figures['count_accuracy']:.2%} right in how many there are of each class"
     if several.any():
-        line += f", {right[several].mean():.2%} of the {int(several.sum()):,} images with several of one"
+        line += (
+            f", {right[several].mean():.2%} of the {int(several.sum()):,} images "
+            "with several of one"
+        )
     return figures, line
 
 
 def mean_average_precision(found: Things, true: Things) -> dict[str, float]:
-    """Mean average precision as in COCO, by pycocotools: ``map``, over IoU 0.5 to 0.95, ``map_50`` and ``map_75``.
+    """Mean average precision as in COCO, by pycocotools: ``map``, over IoU 0.5 to 0.95,
+    ``map_50`` and ``map_75``.
 
     Args:
         found: in each image; the activation of a thing is its score.
@@ -114,27 +159,55 @@ def mean_average_precision(found: Things, true: Things) -> dict[str, float]:
 
     def rows(things: Things) -> list[dict[str, Any]]:
         every = [(image, thing) for image, ones in enumerate(things) for thing in ones]
-        boxes = torch.stack([thing.box for _, thing in every]) if every else torch.zeros(0, 4)
-        sizes = torch.cat([boxes[:, :2], (boxes[:, 2:] - boxes[:, :2]).clamp_min(0)], 1).tolist()
+        boxes = (
+            torch.stack([thing.box for _, thing in every])
+            if every
+            else torch.zeros(0, 4)
+        )
+        sizes = torch.cat(
+            [boxes[:, :2], (boxes[:, 2:] - boxes[:, :2]).clamp_min(0)], 1
+        ).tolist()
         return [
-            {"id": number, "image_id": image, "category_id": thing.label, "bbox": box, "score": thing.activation,
-             "area": box[2] * box[3], "iscrowd": 0}
-            for number, ((image, thing), box) in enumerate(zip(every, sizes, strict=True), 1)
-        ]  # fmt: skip
+            {
+                "id": number,
+                "image_id": image,
+                "category_id": thing.label,
+                "bbox": box,
+                "score": thing.activation,
+                "area": box[2] * box[3],
+                "iscrowd": 0,
+            }
+            for number, ((image, thing), box) in enumerate(
+                zip(every, sizes, strict=True), 1
+            )
+        ]
 
     if not any(true):
         return dict.fromkeys(("map", "map_50", "map_75"), 0.0)
     known, said = COCO(), COCO()
     labels = {thing.label for things in (*true, *found) for thing in things}
-    both = {"images": [{"id": image} for image in range(len(true))], "categories": [{"id": one} for one in labels]}
-    known.dataset, said.dataset = {**both, "annotations": rows(true)}, {**both, "annotations": rows(found)}
+    both = {
+        "images": [{"id": image} for image in range(len(true))],
+        "categories": [{"id": one} for one in labels],
+    }
+    known.dataset, said.dataset = (
+        {**both, "annotations": rows(true)},
+        {**both, "annotations": rows(found)},
+    )
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints progress
         known.createIndex()
         said.createIndex()
         judge = COCOeval(known, said, "bbox")
-        judge.params.areaRng, judge.params.areaRngLbl = judge.params.areaRng[:1], judge.params.areaRngLbl[:1]
+        judge.params.areaRng, judge.params.areaRngLbl = (
+            judge.params.areaRng[:1],
+            judge.params.areaRngLbl[:1],
+        )
         judge.evaluate()
         judge.accumulate()
-    precision = torch.from_numpy(judge.eval["precision"])[..., 0, -1]  # [overlaps, recalls, classes], all sizes
+    precision = torch.from_numpy(judge.eval["precision"])[
+        ..., 0, -1
+    ]  # [overlaps, recalls, classes], all sizes
     each = {"map": precision, "map_50": precision[:1], "map_75": precision[5:6]}
-    return {name: one[one >= 0].mean().item() for name, one in each.items()}  # -1: a class that never occurs
+    return {
+        name: one[one >= 0].mean().item() for name, one in each.items()
+    }  # -1: a class that never occurs

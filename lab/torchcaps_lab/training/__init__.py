@@ -1,4 +1,6 @@
-"""Training: the Lightning module, its logs, and runs in folders, which can be killed and resumed."""
+"""Training: the Lightning module, its logs, and runs in folders, which can be killed
+and resumed.
+"""
 
 import sys
 from importlib import import_module
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 
 
 class _Torchvision(MetaPathFinder):
-    """Declares torchvision's operators when it is imported, as Lightning's torchmetrics does wherever it is there."""
+    """Declares torchvision's operators when it is imported, as Lightning's torchmetrics
+    does wherever it is there.
+    """
 
     def find_spec(self, name: str, *more: Any) -> None:
         if name == "torchvision":
@@ -77,15 +81,31 @@ __all__ = [
 ]
 
 _MODULES = (
-    "folder", "reading", "speed", "options", "command_line", "record", "diverged", "loaders", "learner", "callbacks",
-    "fitting", "run",
-)  # fmt: skip
-"""In the order in which they are searched: from the third on they import torch, from the eighth on Lightning."""
+    "folder",
+    "reading",
+    "speed",
+    "options",
+    "command_line",
+    "record",
+    "diverged",
+    "loaders",
+    "learner",
+    "callbacks",
+    "fitting",
+    "run",
+)
+"""In the order in which they are searched: from the third on they import torch, from
+the eighth on Lightning.
+"""
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for, when it is: reading a run, or options, need not wait for torch and Lightning."""
+    """Imports what is asked for, when it is: reading a run, or options, need not wait
+    for torch and Lightning.
+    """
     if name in __all__:
         modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
-        return next(getattr(module, name) for module in modules if hasattr(module, name))
+        return next(
+            getattr(module, name) for module in modules if hasattr(module, name)
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

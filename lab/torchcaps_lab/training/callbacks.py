@@ -1,4 +1,6 @@
-"""Callbacks of a training: its history, the health of its routing, early stopping, and the best epoch."""
+"""Callbacks of a training: its history, the health of its routing, early stopping, and
+the best epoch.
+"""
 
 import csv
 import time
@@ -17,9 +19,11 @@ from torchcaps_lab.tasks import Measure
 
 
 class History(Callback):
-    """One row of metrics for each epoch, in a CSV file and in the checkpoint: a resumed training continues the file.
+    """One row of metrics for each epoch, in a CSV file and in the checkpoint: a resumed
+    training continues the file.
 
-    The learning rate in it, which the loggers get too, is that of the last step of the epoch.
+    The learning rate in it, which the loggers get too, is that of the last step of the
+    epoch.
 
     Args:
         path: of the CSV file, written anew after each epoch.
@@ -29,49 +33,89 @@ class History(Callback):
     Example:
         >>> from pathlib import Path
         >>> from torchcaps_lab.training import History
-        >>> history = History(Path("metrics.csv"), show=print)  # a callback of the trainer
+        >>> history = History(
+        ...     Path("metrics.csv"), show=print
+        ... )  # a callback of the trainer
         >>> history.rows
         []
     """
 
-    def __init__(self, path: Path, show: Callable[[str], None] | None = None, measure: str = Measure().name) -> None:
+    def __init__(
+        self,
+        path: Path,
+        show: Callable[[str], None] | None = None,
+        measure: str = Measure().name,
+    ) -> None:
         self.path = path
         self.show = show
-        self.shown = {f"{stage}_{name}" for stage in ("train", "val") for name in (measure, "loss")}
+        self.shown = {
+            f"{stage}_{name}"
+            for stage in ("train", "val")
+            for name in (measure, "loss")
+        }
         self.rows: list[dict[str, float]] = []
-        self.before = self._started = self._rate = 0.0  # seconds of a stage before the first epoch count to that
+        self.before = self._started = self._rate = (
+            0.0  # seconds of a stage before the first epoch count to that
+        )
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> None:
         """Starts the clock."""
         self._started = time.perf_counter()
 
     def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
-        """Keeps the learning rate of the step: at the end of the epoch the scheduler has set the next one already."""
+        """Keeps the learning rate of the step: at the end of the epoch the scheduler
+        has set the next one already.
+        """
         self._rate = optimizer.param_groups[0]["lr"]
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> None:
         """Adds the row of this epoch; runs before the checkpoint is written."""
         epoch = trainer.current_epoch + 1  # epochs are shown from one
         for logger in trainer.loggers:
-            logger.log_metrics({"learning_rate": self._rate}, step=trainer.global_step - 1)  # that of the others
+            logger.log_metrics(
+                {"learning_rate": self._rate}, step=trainer.global_step - 1
+            )  # that of the others
         every = trainer.check_val_every_n_epoch
-        stale = every is not None and epoch % every  # Lightning keeps the values of the last validation
+        stale = (
+            every is not None and epoch % every
+        )  # Lightning keeps the values of the last validation
         metrics = {
             name: float(value)
             for name, value in sorted(trainer.callback_metrics.items())
             if not (stale and name.startswith("val_"))
         }
         took = time.perf_counter() - self._started
-        self.rows.append({"epoch": epoch, "seconds": took + self.before, "learning_rate": self._rate, **metrics})
+        self.rows.append(
+            {
+                "epoch": epoch,
+                "seconds": took + self.before,
+                "learning_rate": self._rate,
+                **metrics,
+            }
+        )
         self.before = 0.0
         if trainer.is_global_zero:
             self._write()
             if self.show is not None:
-                shown = ", ".join(f"{name} {metrics[name]:.4f}" for name in metrics if name in self.shown)
+                shown = ", ".join(
+                    f"{name} {metrics[name]:.4f}"
+                    for name in metrics
+                    if name in self.shown
+                )
                 left = took * ((trainer.max_epochs or epoch) - epoch)
-                self.show(f"epoch {epoch}/{trainer.max_epochs}: {shown}; {duration(left)} left")
+                self.show(
+                    f"epoch {epoch}/{trainer.max_epochs}: {shown}; {duration(left)} "
+                    "left"
+                )
 
     def _write(self) -> None:
         columns = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -105,13 +149,16 @@ def duration(seconds: float) -> str:
 
 
 class StopAt(Callback):
-    """Ends the training after the first epoch in which the task's measure of the validation images reaches a value.
+    """Ends the training after the first epoch in which the task's measure of the
+    validation images reaches a value.
 
-    For networks that are compared at equal accuracy. Must come after :class:`History` in the list of callbacks.
+    For networks that are compared at equal accuracy. Must come after :class:`History`
+    in the list of callbacks.
 
     Args:
         aim: the value, in the measure's range.
-        history: of the metrics; a training that had reached the value before it was resumed ends at once.
+        history: of the metrics; a training that had reached the value before it was
+            resumed ends at once.
         measure: which one, and which direction is better; default: the accuracy.
 
     Raises:
@@ -120,10 +167,14 @@ class StopAt(Callback):
     Example:
         >>> from pathlib import Path
         >>> from torchcaps_lab.training import History, StopAt
-        >>> stop = StopAt(0.99, History(Path("metrics.csv")))  # a callback of the trainer
+        >>> stop = StopAt(
+        ...     0.99, History(Path("metrics.csv"))
+        ... )  # a callback of the trainer
     """
 
-    def __init__(self, aim: float, history: History, measure: Measure | None = None) -> None:
+    def __init__(
+        self, aim: float, history: History, measure: Measure | None = None
+    ) -> None:
         self.measure = measure or Measure()
         self.measure.check_aim(aim)
         self.aim = aim
@@ -133,8 +184,12 @@ class StopAt(Callback):
         """Checks whether the epoch before an interruption was the last."""
         self.on_train_epoch_end(trainer, pl_module)
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Ends the training if an epoch has reached the value, though ``min_epochs`` may want more of them."""
+    def on_train_epoch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> None:
+        """Ends the training if an epoch has reached the value, though ``min_epochs``
+        may want more of them.
+        """
         name = f"val_{self.measure.name}"
         values = [row[name] for row in self.history.rows if name in row]
         if any(self.measure.reached(value, self.aim) for value in values):
@@ -151,7 +206,9 @@ class StopEarly(EarlyStopping):
 
     def __init__(self, patience: int, measure: Measure) -> None:
         mode = "max" if measure.higher_is_better else "min"
-        super().__init__(f"val_{measure.name}", patience=patience, mode=mode, verbose=False)
+        super().__init__(
+            f"val_{measure.name}", patience=patience, mode=mode, verbose=False
+        )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Checks whether an epoch before an interruption has ended the training."""
@@ -159,17 +216,27 @@ class StopEarly(EarlyStopping):
             trainer.should_stop = True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from there; another patience, which a resumed training may have, counts from now on."""
-        stopped = state_dict["stopped_epoch"] if state_dict["patience"] == self.patience else 0
-        super().load_state_dict({**state_dict, "patience": self.patience, "stopped_epoch": stopped})
+        """Continues from there; another patience, which a resumed training may have,
+        counts from now on.
+        """
+        stopped = (
+            state_dict["stopped_epoch"]
+            if state_dict["patience"] == self.patience
+            else 0
+        )
+        super().load_state_dict(
+            {**state_dict, "patience": self.patience, "stopped_epoch": stopped}
+        )
 
 
 class Limits(Callback):
-    """Hides the limits of a training from Lightning until it has begun. Must come first in the list of callbacks.
+    """Hides the limits of a training from Lightning until it has begun. Must come first
+    in the list of callbacks.
 
-    Lightning looks at them while it reads a checkpoint, too: it takes ``max_steps`` for a sign that the epoch of the
-    checkpoint has not ended, and ends it again; and a training that had all its epochs before it was interrupted would
-    not come to ``on_train_end``, where averaged weights take the place of the last ones.
+    Lightning looks at them while it reads a checkpoint, too: it takes ``max_steps`` for
+    a sign that the epoch of the checkpoint has not ended, and ends it again; and a
+    training that had all its epochs before it was interrupted would not come to
+    ``on_train_end``, where averaged weights take the place of the last ones.
     """
 
     def __init__(self) -> None:
@@ -184,7 +251,10 @@ class Limits(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Gives them back."""
-        trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = self._epochs, self._steps
+        trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = (
+            self._epochs,
+            self._steps,
+        )
 
 
 ONE_AN_EPOCH: dict[str, Any] = {
@@ -194,14 +264,17 @@ ONE_AN_EPOCH: dict[str, Any] = {
     "save_on_train_epoch_end": True,
     "enable_version_counter": False,
 }
-"""Arguments of a checkpoint that is written at the end of each epoch and replaces the one before."""
+"""Arguments of a checkpoint that is written at the end of each epoch and replaces the
+one before.
+"""
 
 
 class KeepBest(ModelCheckpoint):
     """Keeps the epoch that was best in the task's measure on the validation images.
 
-    It keeps whole checkpoints, because averaged weights are saved in whole checkpoints only. The file of an earlier
-    best epoch stays until the last checkpoint, which a training is resumed from, names the new one.
+    It keeps whole checkpoints, because averaged weights are saved in whole checkpoints
+    only. The file of an earlier best epoch stays until the last checkpoint, which a
+    training is resumed from, names the new one.
 
     Args:
         folder: for the file.
@@ -210,11 +283,16 @@ class KeepBest(ModelCheckpoint):
 
     def __init__(self, folder: Path, measure: Measure) -> None:
         super().__init__(
-            folder, monitor=f"val_{measure.name}", mode="max" if measure.higher_is_better else "min", **ONE_AN_EPOCH
+            folder,
+            monitor=f"val_{measure.name}",
+            mode="max" if measure.higher_is_better else "min",
+            **ONE_AN_EPOCH,
         )
         self._outdated: list[str] = []
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> None:
         """Keeps the epoch if it is the best, once there was a validation."""
         if self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
@@ -223,8 +301,12 @@ class KeepBest(ModelCheckpoint):
         """Leaves it there for now."""
         self._outdated.append(filepath)
 
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Deletes the file of an earlier best epoch: the checkpoint of the epoch before is written."""
+    def on_train_epoch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> None:
+        """Deletes the file of an earlier best epoch: the checkpoint of the epoch before
+        is written.
+        """
         while self._outdated:
             super()._remove_checkpoint(trainer, self._outdated.pop())
 
@@ -234,9 +316,17 @@ class KeepBest(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from there; the folder may have moved."""
-        here = {name: self._here(state_dict[name]) for name in ("best_model_path", "kth_best_model_path")}
-        models = {self._here(path): score for path, score in state_dict["best_k_models"].items()}
-        super().load_state_dict({**state_dict, **here, "best_k_models": models, "dirpath": self.dirpath})
+        here = {
+            name: self._here(state_dict[name])
+            for name in ("best_model_path", "kth_best_model_path")
+        }
+        models = {
+            self._here(path): score
+            for path, score in state_dict["best_k_models"].items()
+        }
+        super().load_state_dict(
+            {**state_dict, **here, "best_k_models": models, "dirpath": self.dirpath}
+        )
 
     def _here(self, path: str) -> str:
         return str(Path(str(self.dirpath)) / Path(path).name) if path else path
@@ -250,8 +340,9 @@ class KeepBest(ModelCheckpoint):
 class RoutingHealth(Callback):
     """Logs :func:`routing_health` of the same few images at the end of each epoch.
 
-    Must come before :class:`~torchcaps_lab.training.History` in the list of callbacks: that writes what was logged.
-    All processes observe the same images; the mean over the processes is logged.
+    Must come before :class:`~torchcaps_lab.training.History` in the list of callbacks:
+    that writes what was logged. All processes observe the same images; the mean over
+    the processes is logged.
 
     Args:
         images: the validation images, or the training images if there are none.
@@ -264,16 +355,25 @@ class RoutingHealth(Callback):
     Example:
         >>> from torchcaps_lab.data import Digits
         >>> from torchcaps_lab.training import RoutingHealth
-        >>> health = RoutingHealth(Digits().validation, count=16)  # a callback of the trainer
+        >>> health = RoutingHealth(
+        ...     Digits().validation, count=16
+        ... )  # a callback of the trainer
     """
 
-    def __init__(self, images: ImageSet, count: int = 64, threshold: float = 0.01) -> None:
+    def __init__(
+        self, images: ImageSet, count: int = 64, threshold: float = 0.01
+    ) -> None:
         if count < 1 or not len(images):
-            raise ValueError(f"there must be images to observe, got count={count} of {len(images)} images")
+            raise ValueError(
+                f"there must be images to observe, got count={count} of {len(images)} "
+                "images"
+            )
         self.images = images.__getitems__(list(range(min(count, len(images))))).images
         self.threshold = threshold
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> None:
         """Observes and logs."""
         model = getattr(pl_module, "model", pl_module)
         precision = trainer.precision_plugin
@@ -281,4 +381,6 @@ class RoutingHealth(Callback):
         with precision.forward_context():
             health = routing_health(model, images, self.threshold)
         for name, value in health.items():
-            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+            pl_module.log(
+                name, value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True
+            )

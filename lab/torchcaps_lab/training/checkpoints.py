@@ -1,4 +1,6 @@
-"""Checkpoints that a training is resumed from: written whole, sealed, and checked before use."""
+"""Checkpoints that a training is resumed from: written whole, sealed, and checked
+before use.
+"""
 
 import hashlib
 import shutil
@@ -22,12 +24,13 @@ _NO_COMMENT = struct.pack("<H", 0)
 class SealedCheckpoints(TorchCheckpointIO):
     """Writes Lightning's checkpoints with a seal, each whole or not at all.
 
-    The seal is the SHA-256 of the file, as the comment of the zip archive that a checkpoint is: ``torch.load`` reads
-    the file as usual.
+    The seal is the SHA-256 of the file, as the comment of the zip archive that a
+    checkpoint is: ``torch.load`` reads the file as usual.
 
     Args:
-        folder: of the checkpoints, below which alone they are written and deleted: Lightning takes paths to delete from
-            the checkpoint that it resumed from. Default: any.
+        folder: of the checkpoints, below which alone they are written and deleted:
+            Lightning takes paths to delete from the checkpoint that it resumed from.
+            Default: any.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -39,8 +42,15 @@ class SealedCheckpoints(TorchCheckpointIO):
         if self.folder is None:
             return owned(path.parent, path.name)
         root = self.folder.resolve()
-        if not path.is_absolute() or ".." in path.parts or not path.is_relative_to(root):
-            raise ValueError(f"checkpoint {path} is not in {root}: nothing is written or deleted there")
+        if (
+            not path.is_absolute()
+            or ".." in path.parts
+            or not path.is_relative_to(root)
+        ):
+            raise ValueError(
+                f"checkpoint {path} is not in {root}: nothing is written or deleted "
+                "there"
+            )
         return owned(root, *path.relative_to(root).parts)
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -51,7 +61,9 @@ class SealedCheckpoints(TorchCheckpointIO):
         """
         self._owned(path).unlink(missing_ok=True)
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         """Writes the file whole, or not at all.
 
         Raises:
@@ -65,7 +77,10 @@ class SealedCheckpoints(TorchCheckpointIO):
                 torch.save(checkpoint, part)
             except RuntimeError as error:  # torch raises this on a full disk
                 free = shutil.disk_usage(path.parent).free >> 20
-                said = f"checkpoint {path} cannot be written, with {free} MiB free on its disk"
+                said = (
+                    f"checkpoint {path} cannot be written, with {free} MiB free "
+                    "on its disk"
+                )
                 raise OSError(f"{said}: {str(error).splitlines()[0]}") from error
             seal(part)
 
@@ -84,7 +99,9 @@ def seal(path: Path) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the seal of a checkpoint is right; without a seal, whether the checksums of its zip archive are."""
+    """Whether the seal of a checkpoint is right; without a seal, whether the checksums
+    of its zip archive are.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             if not archive.comment:  # written by an earlier version
@@ -110,44 +127,71 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def checkpoint_to_resume(folder: Path) -> Path | None:
-    """The newest undamaged checkpoint in a folder; deletes all others and left-overs of interruptions.
+    """The newest undamaged checkpoint in a folder; deletes all others and left-overs of
+    interruptions.
 
     Returns:
-        Its path; None if there is no checkpoint at all. A warning names newer ones that are damaged.
+        Its path; None if there is no checkpoint at all. A warning names newer ones that
+        are damaged.
 
     Raises:
-        ValueError: if all checkpoints are damaged, or one is a link that leads out of the folder.
+        ValueError: if all checkpoints are damaged, or one is a link that leads out of
+            the folder.
     """
     folder = owned(folder)
     sweep(folder)
     there, found = sorted(folder.glob("*.ckpt")), newest_checkpoint(folder)
     if found is None and there:
-        raise ValueError(f"checkpoint {there[-1]} is damaged, and there is no other: start anew in another folder")
+        raise ValueError(
+            f"checkpoint {there[-1]} is damaged, and there is no other: start anew in "
+            "another folder"
+        )
     for path in there:
         if found is not None and path > found:
-            warnings.warn(f"checkpoint {path} is damaged: the one before it is used, {found.name}", stacklevel=2)
+            warnings.warn(
+                f"checkpoint {path} is damaged: the one before it is used, "
+                f"{found.name}",
+                stacklevel=2,
+            )
         if path != found:
             path.unlink()
     return found
 
 
 def read_checkpoint(path: Path, learner: nn.Module) -> Mapping[str, Any]:
-    """Reads a checkpoint and checks, before Lightning does, whether it can be resumed from, for clearer errors.
+    """Reads a checkpoint and checks, before Lightning does, whether it can be resumed
+    from, for clearer errors.
 
     Raises:
         ValueError: if it is damaged or belongs to another model.
     """
     try:
-        checkpoint: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint: Mapping[str, Any] = torch.load(
+            path, map_location="cpu", weights_only=True
+        )
         state = checkpoint["state_dict"]
         found = {name: tensor.shape for name, tensor in state.items()}
     except Exception as error:  # torch.load raises almost anything on a damaged file
         raise ValueError(f"checkpoint {path} is damaged: {error}") from error
     expected = {name: tensor.shape for name, tensor in learner.state_dict().items()}
     if expected != found:
-        different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        raise ValueError(f"checkpoint {path} is from another model: {', '.join(different[:5])} do not fit")
-    bad = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+        different = sorted(
+            name
+            for name in expected.keys() | found.keys()
+            if expected.get(name) != found.get(name)
+        )
+        raise ValueError(
+            f"checkpoint {path} is from another model: {', '.join(different[:5])} do "
+            "not fit"
+        )
+    bad = [
+        name
+        for name, tensor in state.items()
+        if tensor.is_floating_point() and not tensor.isfinite().all()
+    ]
     if bad:
-        raise ValueError(f"checkpoint {path} is damaged: {', '.join(bad[:5])} holds numbers that are not finite")
+        raise ValueError(
+            f"checkpoint {path} is damaged: {', '.join(bad[:5])} holds numbers that "
+            "are not finite"
+        )
     return checkpoint

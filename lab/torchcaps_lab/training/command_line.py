@@ -1,15 +1,25 @@
-"""The options of a training as plain values, as they stand in YAML. Reading them does not need Lightning."""
+"""The options of a training as plain values, as they stand in YAML. Reading them does
+not need Lightning.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from torchcaps.spec import Argument, Declared, Spec, complete, declared, meant
-from torchcaps_lab.training.options import OURS, Optimisation, Running, Schedule, Subject
+from torchcaps_lab.training.options import (
+    OURS,
+    Optimisation,
+    Running,
+    Schedule,
+    Subject,
+)
 from torchcaps_lab.training.reading import merged
 
 GROUPS = (Subject, Optimisation, Schedule, Running)
-"""The groups of options of a training, which are on one level on the command line and in YAML."""
+"""The groups of options of a training, which are on one level on the command line and
+in YAML.
+"""
 
 DEFAULTS: dict[str, Any] = {"optimizer": {"name": "Adam", "lr": 1e-3}}
 """The options that have a default here, and none in Python."""
@@ -26,7 +36,9 @@ class TrainingOptions:
 
     Example:
         >>> from torchcaps_lab.training import training_options
-        >>> options = training_options({"data": "Digits", "routing": {"name": "em", "steps": 2}})
+        >>> options = training_options(
+        ...     {"data": "Digits", "routing": {"name": "em", "steps": 2}}
+        ... )
         >>> options.plain()["routing"]["steps"], options.plain()["epochs"]
         (2, 20)
     """
@@ -45,30 +57,54 @@ class TrainingOptions:
 
     def with_rate(self, lr: float) -> "TrainingOptions":
         """The same with that learning rate."""
-        groups = [replace(one, arguments={**one.arguments, **({"lr": lr} if one.cls is Optimisation else {})})
-                  for one in self.groups]  # fmt: skip
+        groups = [
+            replace(
+                one,
+                arguments={
+                    **one.arguments,
+                    **({"lr": lr} if one.cls is Optimisation else {}),
+                },
+            )
+            for one in self.groups
+        ]
         return replace(self, groups=tuple(groups))
 
     def plain(self) -> dict[str, Any]:
         """All options by name, ready for JSON and YAML."""
-        values = {name: value for group in self.groups for name, value in group.plain().items()}
-        return {**({} if self.run is None else {"run": self.run}), "import": list(self.imported), **values}
+        values = {
+            name: value
+            for group in self.groups
+            for name, value in group.plain().items()
+        }
+        return {
+            **({} if self.run is None else {"run": self.run}),
+            "import": list(self.imported),
+            **values,
+        }
 
 
 def option_arguments() -> dict[str, Argument]:
     """The options of a training by name."""
-    return {name: argument for group in GROUPS for name, argument in declared(group).arguments.items()}
+    return {
+        name: argument
+        for group in GROUPS
+        for name, argument in declared(group).arguments.items()
+    }
 
 
-def training_options(values: Mapping[str, Any], imported: tuple[str, ...] = ()) -> TrainingOptions:
+def training_options(
+    values: Mapping[str, Any], imported: tuple[str, ...] = ()
+) -> TrainingOptions:
     """Checks options by name, as in a file, and fills in the others.
 
-    A thing is its name, or a dict of ``name`` and arguments: names are those of data sets, tasks, routings and losses,
-    of optimizers and schedulers of torch, and of classes in modules that were imported before. Nothing is imported and
+    A thing is its name, or a dict of ``name`` and arguments: names are those of data
+    sets, tasks, routings and losses, of optimizers and schedulers of torch, and of
+    classes in modules that were imported before. Nothing is imported and
     nothing is called for it: :meth:`TrainingOptions.make` does that.
 
     Raises:
-        ValueError: if there is no option of a name, one is missing, or does not fit; says which.
+        ValueError: if there is no option of a name, one is missing, or does not fit;
+            says which.
     """
     known = option_arguments()
     values = {name: value for name, value in values.items() if name != "import"}
@@ -76,24 +112,41 @@ def training_options(values: Mapping[str, Any], imported: tuple[str, ...] = ()) 
     if unknown := [name for name in values if name not in known]:
         raise ValueError(f"there is no option {unknown[0]}{meant(unknown[0], known)}")
     check_trainer(values.get("trainer"))
-    values = {**values, **{name: merged(default, values.get(name, {})) for name, default in DEFAULTS.items()}}
+    values = {
+        **values,
+        **{
+            name: merged(default, values.get(name, {}))
+            for name, default in DEFAULTS.items()
+        },
+    }
     groups = []
     for group in GROUPS:
-        own = {name: value for name, value in values.items() if name in declared(group).arguments}
+        own = {
+            name: value
+            for name, value in values.items()
+            if name in declared(group).arguments
+        }
         groups.append(Spec(group, complete(group, own, ""), "the options"))
-    return TrainingOptions(tuple(groups), None if run is None else str(getattr(run, "text", run)), imported)
+    return TrainingOptions(
+        tuple(groups), None if run is None else str(getattr(run, "text", run)), imported
+    )
 
 
 def check_trainer(options: Any) -> None:
-    """Raises a ValueError that says where an argument of Lightning's Trainer goes that is no option of its own."""
+    """Raises a ValueError that says where an argument of Lightning's Trainer goes that
+    is no option of its own.
+    """
     known: Declared = declared(cast(Any, option_arguments()["trainer"].hint))
     for name in options if isinstance(options, Mapping) else ():
         if name in OURS:
             source = OURS[name] and f", from {OURS[name]}"
-            raise ValueError(f"there is no option trainer.{name}; torchcaps sets it itself{source}")
+            raise ValueError(
+                f"there is no option trainer.{name}; torchcaps sets it itself{source}"
+            )
         near = meant(name, known.arguments)
         if name not in known.arguments and not near:
             raise ValueError(
-                f"there is no option trainer.{name}; other arguments of Lightning's Trainer go into trainer.extra: "
+                f"there is no option trainer.{name}; other arguments of Lightning's "
+                "Trainer go into trainer.extra: "
                 f"trainer.extra.{name}"
             )

@@ -12,7 +12,8 @@ from torchcaps_lab.tasks import Criteria, Task
 
 
 class TrainingDiverged(FloatingPointError):
-    """The loss or a weight is no longer finite; the last checkpoint is from before that.
+    """The loss or a weight is no longer finite; the last checkpoint is from before
+    that.
 
     Example:
         >>> from torchcaps_lab.training import TrainingDiverged
@@ -31,22 +32,33 @@ def not_finite(model: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def first_not_finite(model: ImageClassifier, task: Task, batch: Batch, criteria: Criteria) -> str:
-    """Runs a batch through a network and says where the first number that is not finite appears.
+def first_not_finite(
+    model: ImageClassifier, task: Task, batch: Batch, criteria: Criteria
+) -> str:
+    """Runs a batch through a network and says where the first number that is not finite
+    appears.
 
-    Checked in this order: the images, the weights, the first layer whose output is not finite (of nested layers, the
-    innermost), the activations of the classes, the parts of the loss.
+    Checked in this order: the images, the weights, the first layer whose output is not
+    finite (of nested layers, the innermost), the activations of the classes, the parts
+    of the loss.
     """
     if not bool(batch.images.isfinite().all()):
         return "images of the batch are not finite"
     if bad := not_finite(model):
-        return f"weights are not finite since a step before: {', '.join(bad[:3])}" + (", ..." if len(bad) > 3 else "")
+        return f"weights are not finite since a step before: {', '.join(bad[:3])}" + (
+            ", ..." if len(bad) > 3 else ""
+        )
     found: list[str] = []
 
     def watch(name: str, module: nn.Module) -> Any:
         def look(_module: nn.Module, _arguments: Any, output: Any) -> None:
-            if not found and not all(bool(tensor.isfinite().all()) for tensor in _tensors(output)):
-                found.append(f"layer {name} ({type(module).__name__}) is the first whose output is not finite")
+            if not found and not all(
+                bool(tensor.isfinite().all()) for tensor in _tensors(output)
+            ):
+                found.append(
+                    f"layer {name} ({type(module).__name__}) is the first whose "
+                    "output is not finite"
+                )
 
         return module.register_forward_hook(look)
 
@@ -58,7 +70,11 @@ def first_not_finite(model: ImageClassifier, task: Task, batch: Batch, criteria:
             hook.remove()
     if not found and not bool(prediction.activation.isfinite().all()):
         found.append("activations of the classes are not finite")
-    found += [f"{name} is {part.item()}" for name, part in parts.items() if not bool(part.isfinite().all())]
+    found += [
+        f"{name} is {part.item()}"
+        for name, part in parts.items()
+        if not bool(part.isfinite().all())
+    ]
     return "; ".join(found[:2]) or "repeating the batch does not show where"
 
 

@@ -1,4 +1,6 @@
-"""The options and data of a training, kept in its checkpoints, so that it is not resumed with others by mistake."""
+"""The options and data of a training, kept in its checkpoints, so that it is not
+resumed with others by mistake.
+"""
 
 import warnings
 from collections.abc import Mapping
@@ -13,9 +15,17 @@ from torchcaps_lab.training.reading import restored
 
 _ENDS = ("epochs", "stop_at", "stop", "patience")
 _PLACES = ("run", "import", "report", "speed.resident", "data.root", "data.data_dir")
-_WHERE = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "shard_optimizer")
+_WHERE = (
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.strategy",
+    "shard_optimizer",
+)
 FREE = (*_ENDS, *_PLACES, *_WHERE)
-"""Options that may change when a training is resumed: when it ends, where files are, and where it runs."""
+"""Options that may change when a training is resumed: when it ends, where files are,
+and where it runs.
+"""
 
 _OPEN = ("model_args", "extra")
 """Options that hold arbitrary names; a missing name is a difference, too."""
@@ -30,7 +40,9 @@ class Fingerprint(Callback):
         validation: the validation images.
     """
 
-    def __init__(self, options: Mapping[str, Any], train: ImageSet, validation: ImageSet) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], train: ImageSet, validation: ImageSet
+    ) -> None:
         self.started = {
             "options": _canonical(options),
             "classes": list(train.classes),
@@ -51,14 +63,16 @@ class Fingerprint(Callback):
         was = checkpoint.get("callbacks", {}).get(self.state_key)
         if not was:
             warnings.warn(
-                "the checkpoint is from a version that did not note options and images: nothing is compared",
+                "the checkpoint is from a version that did not note options and "
+                "images: nothing is compared",
                 stacklevel=2,
             )
             return
         found = "; ".join(differences(was, self.started))
         if found and not allow_changes:
             raise ValueError(
-                f"the run was trained with something else: {found}. Restore it, or add --allow_changes to go on with "
+                f"the run was trained with something else: {found}. Restore it, or "
+                "add --allow_changes to go on with "
                 "the new ones"
             )
         if found:
@@ -66,7 +80,9 @@ class Fingerprint(Callback):
 
 
 def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with today's names and defaults; those that are no whole set of options as they are."""
+    """Options with today's names and defaults; those that are no whole set of options
+    as they are.
+    """
     try:
         return training_options(restored(options)).plain()
     except ValueError:
@@ -74,12 +90,18 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The differences between two trainings, except in :data:`FREE` options: "seed was 0, is 1"."""
+    """The differences between two trainings, except in :data:`FREE` options: "seed was
+    0, is 1".
+    """
     found = _compared(_canonical(was["options"]), now["options"], "")
     for name in ("classes", "images"):
         if was[name] != now[name]:
             found.append(f"{name} were {_said(was[name])}, are {_said(now[name])}")
-    if was["data"] != now["data"] and was["classes"] == now["classes"] and was["images"] == now["images"]:
+    if (
+        was["data"] != now["data"]
+        and was["classes"] == now["classes"]
+        and was["images"] == now["images"]
+    ):
         found.append("the images or their labels are others")
     return found
 
@@ -91,15 +113,27 @@ def _compared(was: Any, now: Any, place: str) -> list[str]:
         if was.get("name") != now.get("name"):
             return [f"{place} was {was.get('name')}, is {now.get('name')}"]
         free = place.rpartition(".")[2] in _OPEN
-        names = [*was, *(name for name in now if name not in was)] if free else [name for name in was if name in now]
+        names = (
+            [*was, *(name for name in now if name not in was)]
+            if free
+            else [name for name in was if name in now]
+        )
         inner = f"{place}." if place else ""
-        return [row for name in names for row in _compared(was.get(name), now.get(name), inner + name)]
+        return [
+            row
+            for name in names
+            for row in _compared(was.get(name), now.get(name), inner + name)
+        ]
     return [f"{place} was {_said(was)}, is {_said(now)}"]
 
 
 def _said(value: Any) -> str:
     if isinstance(value, Mapping):
-        return str(value.get("name") or ", ".join(f"{one} {name}" for name, one in value.items()) or "nothing")
+        return str(
+            value.get("name")
+            or ", ".join(f"{one} {name}" for name, one in value.items())
+            or "nothing"
+        )
     if isinstance(value, list):
         return ", ".join(map(str, value[:8])) + (", ..." if len(value) > 8 else "")
     return str(value)

@@ -59,7 +59,8 @@ def fit(
 ) -> tuple[L.Trainer, list[dict[str, float]]]:
     """Trains, or continues from the newest checkpoint in the folder.
 
-    Writes ``metrics.csv``, ``checkpoints/`` (the end of the last epoch) and ``tensorboard/`` into the folder.
+    Writes ``metrics.csv``, ``checkpoints/`` (the end of the last epoch) and
+    ``tensorboard/`` into the folder.
 
     Args:
         learner: the network, its task and how it is optimised.
@@ -75,16 +76,18 @@ def fit(
 
     Raises:
         TrainingDiverged: if the loss is not finite.
-        ValueError: if a checkpoint is damaged, from another model or other images or options, if the network does not
-            take the images, the batch does not suit the processes, the machine does not have what the options ask
-            for, or validation images are missing; or if ``checkpoints``, ``tensorboard``, ``metrics.csv`` or something
-            in them is a link that leads out of the folder.
+        ValueError: if a checkpoint is damaged, from another model or other images or
+            options, if the network does not take the images, the batch does not suit
+            the processes, the machine does not have what the options ask for, or
+            validation images are missing; or if ``checkpoints``, ``tensorboard``,
+            ``metrics.csv`` or something in them is a link that leads out of the folder.
     """
     return Fitting(learner, train, validation, folder, schedule, options, caller).run()
 
 
 class Fitting:
-    """A training, checked as far as possible without writing anything; for the arguments see :func:`fit`.
+    """A training, checked as far as possible without writing anything; for the
+    arguments see :func:`fit`.
 
     Raises:
         ValueError: as :func:`fit`, except for checkpoints.
@@ -100,40 +103,92 @@ class Fitting:
         options: TrainerOptions | None = None,
         caller: Caller | None = None,
     ) -> None:
-        self.learner, self.caller, self.options = learner, caller or Caller(), options or TrainerOptions()
-        self.checkpoints, _, metrics = (owned(folder, name) for name in ("checkpoints", _LOGS, "metrics.csv"))
+        self.learner, self.caller, self.options = (
+            learner,
+            caller or Caller(),
+            options or TrainerOptions(),
+        )
+        self.checkpoints, _, metrics = (
+            owned(folder, name) for name in ("checkpoints", _LOGS, "metrics.csv")
+        )
         learner.optimisation.weigh(train)
         if schedule.frozen_epochs:
             check_backbone(learner.model)
         main = learner.task.main
-        asked = {"stop_at": schedule.stop_at, "stop": schedule.stop, "keep": schedule.keep == "best" or None}
-        if not len(validation) and (needing := [name for name, value in asked.items() if value is not None]):
-            raise ValueError(f"{needing[0]} needs validation {train.what}, and there are none")
+        asked = {
+            "stop_at": schedule.stop_at,
+            "stop": schedule.stop,
+            "keep": schedule.keep == "best" or None,
+        }
+        if not len(validation) and (
+            needing := [name for name, value in asked.items() if value is not None]
+        ):
+            raise ValueError(
+                f"{needing[0]} needs validation {train.what}, and there are none"
+            )
         preprocess = learner.preprocess.config()
-        known = {"seed": schedule.seed, "batch_size": schedule.batch_size, "preprocess": preprocess}
-        self.fingerprint = Fingerprint({**known, **self.caller.options}, train, validation)
+        known = {
+            "seed": schedule.seed,
+            "batch_size": schedule.batch_size,
+            "preprocess": preprocess,
+        }
+        self.fingerprint = Fingerprint(
+            {**known, **self.caller.options}, train, validation
+        )
         self.history = History(metrics, self.caller.show, main.name)
-        self.progress = Progress(self.caller.show if self.caller.header else None, self.caller.progress_bar)
-        ends: list[Callback] = [] if schedule.stop_at is None else [StopAt(schedule.stop_at, self.history, main)]
+        self.progress = Progress(
+            self.caller.show if self.caller.header else None, self.caller.progress_bar
+        )
+        ends: list[Callback] = (
+            []
+            if schedule.stop_at is None
+            else [StopAt(schedule.stop_at, self.history, main)]
+        )
         ends += [] if schedule.stop is None else [StopEarly(schedule.patience, main)]
-        self.best = KeepBest(self.checkpoints / "best", main) if schedule.keep == "best" else None
-        health = RoutingHealth(validation if len(validation) else train.prepared(learner.preprocess))
+        self.best = (
+            KeepBest(self.checkpoints / "best", main)
+            if schedule.keep == "best"
+            else None
+        )
+        health = RoutingHealth(
+            validation if len(validation) else train.prepared(learner.preprocess)
+        )
         last = ModelCheckpoint(self.checkpoints, **ONE_AN_EPOCH)
         kept = [last] if self.best is None else [self.best, last]
         # The last one saves the state of all others.
-        watching = [*self.caller.callbacks, self.progress, health, self.history, self.fingerprint, *ends, *kept]
-        self.trainer = self._trainer(self.options, schedule, watching, folder, bool(len(validation)))
+        watching = [
+            *self.caller.callbacks,
+            self.progress,
+            health,
+            self.history,
+            self.fingerprint,
+            *ends,
+            *kept,
+        ]
+        self.trainer = self._trainer(
+            self.options, schedule, watching, folder, bool(len(validation))
+        )
         self.loaders = Loaders(train, validation, schedule, learner.speed)
-        batches = len(train_loader(train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size))
+        batches = len(
+            train_loader(
+                train, schedule.batch_size, schedule.seed, 0, self.trainer.world_size
+            )
+        )
         self.epoch_steps, self.steps = self._steps(self._whole_groups(batches))
         if not self.steps:
             raise ValueError(
-                f"a training must have a step, got none of {batches} batch{'es' * (batches != 1)} an epoch: "
+                f"a training must have a step, got none of {batches} "
+                f"batch{'es' * (batches != 1)} an epoch: "
                 f"{_extra(self.options)} ends it before the first"
             )
 
     def _trainer(
-        self, options: TrainerOptions, schedule: Schedule, watching: list[Callback], folder: Path, validate: bool
+        self,
+        options: TrainerOptions,
+        schedule: Schedule,
+        watching: list[Callback],
+        folder: Path,
+        validate: bool,
     ) -> L.Trainer:
         try:
             return L.Trainer(
@@ -145,86 +200,141 @@ class Fitting:
                 enable_progress_bar=False,
                 enable_model_summary=False,
                 num_sanity_val_steps=0,
-                inference_mode=False,  # its tensors do not count writes to them: kernels could cache nothing
+                # Its tensors do not count writes to them: kernels could cache nothing
+                inference_mode=False,
                 limit_val_batches=1.0 if validate else 0,
                 use_distributed_sampler=False,
             )
-        except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as error:
-            asked = ", ".join(f"{name} {getattr(options, name)}" for name in ("accelerator", "devices", "precision"))
+        except (
+            MisconfigurationException,
+            ValueError,
+            TypeError,
+            RuntimeError,
+            ImportError,
+        ) as error:
+            asked = ", ".join(
+                f"{name} {getattr(options, name)}"
+                for name in ("accelerator", "devices", "precision")
+            )
             more = f", {_extra(options)}" if options.extra else ""
             there = options.accelerator in ("auto", "cpu")
             advice = "" if there else "; --trainer.accelerator auto takes what is there"
-            raise ValueError(f"this machine cannot train as asked ({asked}{more}): {error}{advice}") from error
+            raise ValueError(
+                f"this machine cannot train as asked ({asked}{more}): {error}{advice}"
+            ) from error
 
     def _whole_groups(self, batches: int) -> int:
-        """The batches of an epoch that are trained on: whole groups of those whose gradients are added up."""
+        """The batches of an epoch that are trained on: whole groups of those whose
+        gradients are added up.
+        """
         trainer, limit = self.trainer, self.trainer.limit_train_batches
-        group = trainer.accumulate_grad_batches = min(trainer.accumulate_grad_batches, batches)
+        group = trainer.accumulate_grad_batches = min(
+            trainer.accumulate_grad_batches, batches
+        )
         batches -= batches % group
-        limited = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        limited = (
+            min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        )
         if 0 < limited < batches:  # Lightning refuses less than one batch
             group = trainer.accumulate_grad_batches = min(group, limited)
             trainer.limit_train_batches = limited - limited % group
         return limited - limited % group
 
     def _steps(self, batches: int) -> tuple[int, int]:
-        """Steps of a whole epoch, and of the training if nothing ends it early; Lightning computes the same later."""
+        """Steps of a whole epoch, and of the training if nothing ends it early;
+        Lightning computes the same later.
+        """
         each = batches // self.trainer.accumulate_grad_batches
         steps = each * (self.trainer.max_epochs or 1)
-        return each, steps if self.trainer.max_steps == -1 else min(steps, self.trainer.max_steps)
+        return each, steps if self.trainer.max_steps == -1 else min(
+            steps, self.trainer.max_steps
+        )
 
     def notes(self) -> list[str]:
         """What people should know before they wait for the training."""
         steps, each = self.steps, self.epoch_steps
         if not each or steps % each == 0:
             return []
-        return [f"max_steps {steps} ends the training in the middle of epoch {steps // each + 1}, of {each} steps"]
+        return [
+            f"max_steps {steps} ends the training in the middle of epoch "
+            f"{steps // each + 1}, of {each} steps"
+        ]
 
-    def run(self, begin: Callable[[], None] | None = None) -> tuple[L.Trainer, list[dict[str, float]]]:
-        """Trains from the start, or from the newest checkpoint that is whole; see :func:`fit`.
+    def run(
+        self, begin: Callable[[], None] | None = None
+    ) -> tuple[L.Trainer, list[dict[str, float]]]:
+        """Trains from the start, or from the newest checkpoint that is whole; see
+        :func:`fit`.
 
         Args:
             begin: called once that checkpoint is known to fit.
         """
-        newest = checkpoint_to_resume(self.checkpoints) if is_first_process() else newest_checkpoint(self.checkpoints)
+        newest = (
+            checkpoint_to_resume(self.checkpoints)
+            if is_first_process()
+            else newest_checkpoint(self.checkpoints)
+        )
         if newest is not None:
             checkpoint = read_checkpoint(newest, self.learner)
             self.fingerprint.check(checkpoint, self.caller.allow_changes)
             done, wanted = checkpoint["epoch"] + 1, self.trainer.max_epochs or 0
             if done > wanted:
-                raise ValueError(f"epochs must be {done} or more, as many as are done already, got {wanted}")
+                raise ValueError(
+                    f"epochs must be {done} or more, as many as are done already, got "
+                    f"{wanted}"
+                )
         if begin is not None:
             begin()
         if newest is None and self.loaders.schedule.frozen_epochs:
             self._train_head()
         with _expected_warnings(self.learner), _ctrl_c():
-            self.trainer.fit(self.learner, datamodule=self.loaders, ckpt_path=newest, weights_only=True)
+            self.trainer.fit(
+                self.learner,
+                datamodule=self.loaders,
+                ckpt_path=newest,
+                weights_only=True,
+            )
         if not self.trainer.global_step:
-            raise ValueError(f"the training ended before its first step, nothing was trained: {_extra(self.options)}")
+            raise ValueError(
+                "the training ended before its first step, nothing was trained: "
+                f"{_extra(self.options)}"
+            )
         if is_first_process():
-            checkpoint_to_resume(self.checkpoints)  # Lightning does not delete the one it resumed from
+            checkpoint_to_resume(
+                self.checkpoints
+            )  # Lightning does not delete the one it resumed from
         return self.trainer, self.history.rows
 
     def _train_head(self) -> None:
         """The first stage, if there is one; its seconds count to the first epoch."""
         begun, main = time.perf_counter(), self.learner.task.main
         told = {"told": self.progress.on_feature_step} if is_first_process() else {}
-        train_head(self.learner, self.loaders, self.trainer.strategy.root_device, **told)
+        train_head(
+            self.learner, self.loaders, self.trainer.strategy.root_device, **told
+        )
         self.history.before = time.perf_counter() - begun
         if self.caller.show is not None and is_first_process():
             images, found = self.loaders.sets[1], ""
             if len(images):
                 figures = self.learner.task.examine(self.learner.model, images).figures
-                found = f", {main.name} of the validation {images.what} {main.text(figures[main.name])}"
+                found = (
+                    f", {main.name} of the validation {images.what} "
+                    f"{main.text(figures[main.name])}"
+                )
             epochs = self.loaders.schedule.frozen_epochs
             self.caller.show(
-                f"{epochs} epochs on the features of the backbone, as it is{found}; {duration(self.history.before)}"
+                f"{epochs} epochs on the features of the backbone, as it is{found}; "
+                f"{duration(self.history.before)}"
             )
 
     def take_best(self) -> dict[str, Any]:
-        """Takes the weights and settings of the epoch that the schedule wants kept, and says which epoch that is."""
+        """Takes the weights and settings of the epoch that the schedule wants kept, and
+        says which epoch that is.
+        """
         kept = self._weights_kept()
-        self.learner.ramps.set(Advance(max(kept["epoch"], 1) - 1, self.trainer.max_epochs or 1))
+        self.learner.ramps.set(
+            Advance(max(kept["epoch"], 1) - 1, self.trainer.max_epochs or 1)
+        )
         return kept
 
     def _weights_kept(self) -> dict[str, Any]:
@@ -232,16 +342,23 @@ class Fitting:
         if self.best is None:
             return {"epoch": len(rows), "by": "the last"}
         if not self.best.best_model_path:
-            return {"epoch": len(rows), "by": "the last: no epoch ended with a validation"}
+            return {
+                "epoch": len(rows),
+                "by": "the last: no epoch ended with a validation",
+            }
         best = read_checkpoint(Path(self.best.best_model_path), self.learner)
         self.learner.load_state_dict(best["state_dict"])
         value = rows[self.best.epoch][f"val_{main.name}"]
         what = self.loaders.sets[1].what
-        return {"epoch": self.best.epoch + 1, "by": f"the best {main.name} on validation {what}, {main.text(value)}"}
+        return {
+            "epoch": self.best.epoch + 1,
+            "by": f"the best {main.name} on validation {what}, {main.text(value)}",
+        }
 
 
 def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> None:
-    """Makes one step with two images on a copy, to see whether network, task, loss, optimizer and scheduler fit.
+    """Makes one step with two images on a copy, to see whether network, task, loss,
+    optimizer and scheduler fit.
 
     Args:
         learner: the network, its task and how it is optimised.
@@ -252,45 +369,76 @@ def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> Non
     Raises:
         ValueError: if they do not fit.
     """
-    batch = images.prepared(learner.preprocess).__getitems__(list(range(min(2, len(images)))))
+    batch = images.prepared(learner.preprocess).__getitems__(
+        list(range(min(2, len(images))))
+    )
     how = learner.optimisation
     try:
-        network = copy.deepcopy(learner.model).eval()  # batch normalisation of two images may fail
+        network = copy.deepcopy(
+            learner.model
+        ).eval()  # batch normalisation of two images may fail
         criteria = copy.deepcopy(Criteria(learner.loss, learner.reconstruction))
-    except RuntimeError:  # weights that are computed from others cannot be copied: no rehearsal
+    except (
+        RuntimeError
+    ):  # weights that are computed from others cannot be copied: no rehearsal
         return
     loss = partial(with_gradients, learner.task, network, criteria, batch)
     try:
         with torch.random.fork_rng(devices=[]):
             optimizer = how.optimizer(network.parameters())
-            scheduler = None if how.scheduler is None else how.scheduled(optimizer, steps, epochs)["scheduler"]
+            scheduler = (
+                None
+                if how.scheduler is None
+                else how.scheduled(optimizer, steps, epochs)["scheduler"]
+            )
             if any(group.get("capturable") for group in optimizer.param_groups):
                 loss()  # no step, which such an optimizer can only make on a GPU
             else:
                 optimizer.step(loss)
                 if scheduler is not None:
                     _rehearse_scheduler(scheduler)
-    except (RuntimeError, TypeError, IndexError, AttributeError, ZeroDivisionError) as error:
-        raise ValueError(f"network, task, losses and optimizer do not fit the images or each other: {error}") from error
+    except (
+        RuntimeError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        ZeroDivisionError,
+    ) as error:
+        raise ValueError(
+            "network, task, losses and optimizer do not fit the images or each "
+            f"other: {error}"
+        ) from error
 
 
 def _rehearse_scheduler(scheduler: Any) -> None:
-    """Makes its first step, in which some divide by their arguments; a `ValueError` names it."""
-    watched = [1.0] if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) else []
+    """Makes its first step, in which some divide by their arguments; a `ValueError`
+    names it.
+    """
+    watched = (
+        [1.0]
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        else []
+    )
     try:
         scheduler.step(*watched)
     except Exception as error:  # schedulers of the user may raise anything
-        raise ValueError(f"scheduler {type(scheduler).__name__} cannot make a step: {error}") from error
+        raise ValueError(
+            f"scheduler {type(scheduler).__name__} cannot make a step: {error}"
+        ) from error
 
 
 def _extra(options: TrainerOptions) -> str:
     """For messages: the arguments that go to the Trainer as they are."""
-    return "trainer.extra " + ", ".join(f"{name} {value}" for name, value in options.extra.items())
+    return "trainer.extra " + ", ".join(
+        f"{name} {value}" for name, value in options.extra.items()
+    )
 
 
 @contextmanager
 def _ctrl_c() -> Iterator[None]:
-    """Ctrl-C raises ``KeyboardInterrupt``, as everywhere else: Lightning exits with 1 and leaves Ctrl-C disabled."""
+    """Ctrl-C raises ``KeyboardInterrupt``, as everywhere else: Lightning exits with 1
+    and leaves Ctrl-C disabled.
+    """
     listening = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -305,15 +453,24 @@ def _ctrl_c() -> Iterator[None]:
 @contextmanager
 def _expected_warnings(learner: Learner) -> Iterator[None]:
     with warnings.catch_warnings():
-        if learner.model.training:  # parts in evaluation mode are frozen on purpose, the whole network hardly is
-            warnings.filterwarnings("ignore", ".*in eval mode at the start of training.*")
+        # Parts in evaluation mode are frozen on purpose, the whole network hardly is
+        if learner.model.training:
+            warnings.filterwarnings(
+                "ignore", ".*in eval mode at the start of training.*"
+            )
         # In-memory images need no workers; epochs of a few steps are fine.
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
-        warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")  # between Lightning and torch
+        warnings.filterwarnings(
+            "ignore", ".*isinstance.treespec, LeafSpec.*"
+        )  # between Lightning and torch
         warnings.filterwarnings("ignore", ".*number of training batches.*")
-        warnings.filterwarnings("ignore", ".*scheduler is using 'interval': 'epoch'.*")  # one cycle, in whole epochs
+        warnings.filterwarnings(
+            "ignore", ".*scheduler is using 'interval': 'epoch'.*"
+        )  # one cycle, in whole epochs
         warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists.*")
-        warnings.filterwarnings("ignore", "The dirpath has changed.*")  # kept checkpoints are found in the new place
+        warnings.filterwarnings(
+            "ignore", "The dirpath has changed.*"
+        )  # kept checkpoints are found in the new place
         yield
 
 

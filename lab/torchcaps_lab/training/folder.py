@@ -10,12 +10,27 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from torchcaps.whole import LARGEST_NOTE, UNFINISHED, owned, read_json, sweep, write_whole
+from torchcaps.whole import (
+    LARGEST_NOTE,
+    UNFINISHED,
+    owned,
+    read_json,
+    sweep,
+    write_whole,
+)
 
 _LOCK = ".lock"
 _WRITTEN = (
-    _LOCK, "config.yaml", "data.json", "metrics.csv", "summary.json", "checkpoints", "model", "report", "tensorboard",
-)  # fmt: skip
+    _LOCK,
+    "config.yaml",
+    "data.json",
+    "metrics.csv",
+    "summary.json",
+    "checkpoints",
+    "model",
+    "report",
+    "tensorboard",
+)
 """All that a training writes into the folder of a run, or deletes there."""
 
 
@@ -54,7 +69,9 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """The trained network, as :func:`~torchcaps.models.load_pretrained` reads it."""
+        """The trained network, as :func:`~torchcaps.models.load_pretrained` reads
+        it.
+        """
         return self.path / "model"
 
     @property
@@ -63,19 +80,25 @@ class RunFolder:
         return self.path / "data.json"
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary in one step, what is not finite as null: a folder that has one holds a finished run."""
+        """Writes the summary in one step, what is not finite as null: a folder that has
+        one holds a finished run.
+        """
         from torchcaps.numerics import jsonable
 
         write_whole(self.summary, json.dumps(jsonable(summary), indent=2) + "\n")
 
     @contextmanager
-    def opened(self, config: str, resumed: bool, begin: Callable[[], None] | None = None) -> Iterator[None]:
-        """Locks the folder for this process while it trains; the lock of a process that died is released.
+    def opened(
+        self, config: str, resumed: bool, begin: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        """Locks the folder for this process while it trains; the lock of a process that
+        died is released.
 
         Args:
             config: YAML of all options, written into a new folder.
             resumed: whether this continues an earlier run.
-            begin: called in a new folder before the options are written, so that a folder with options is complete.
+            begin: called in a new folder before the options are written, so that a
+                folder with options is complete.
 
         Raises:
             BlockingIOError: if another process trains in it.
@@ -90,11 +113,15 @@ class RunFolder:
             lock.acquire(blocking=False)
         except Timeout as error:
             raise BlockingIOError(
-                f"another process trains in {self.path}: wait for it, or choose another {self.option}"
+                f"another process trains in {self.path}: wait for it, or choose "
+                f"another {self.option}"
             ) from error
         try:
             if self.config.exists() != resumed:
-                raise FileExistsError(f"another process has begun a run in {self.path}: choose another {self.option}")
+                raise FileExistsError(
+                    f"another process has begun a run in {self.path}: choose another "
+                    f"{self.option}"
+                )
             sweep(self.path)
             if not resumed:
                 if begin is not None:
@@ -110,10 +137,22 @@ class RunFolder:
         Raises:
             FileExistsError: if it is not empty.
         """
-        if self.path.exists() and (not self.path.is_dir() or any(map(_counts, self.path.iterdir()))):
-            going_on = f", or continue it with --resume {self.path}" if self.config.is_file() else ""
-            state = "exists already and is not empty" if self.path.is_dir() else "is not a folder"
-            raise FileExistsError(f"{self.path} {state}: choose another {self.option}{going_on}")
+        if self.path.exists() and (
+            not self.path.is_dir() or any(map(_counts, self.path.iterdir()))
+        ):
+            going_on = (
+                f", or continue it with --resume {self.path}"
+                if self.config.is_file()
+                else ""
+            )
+            state = (
+                "exists already and is not empty"
+                if self.path.is_dir()
+                else "is not a folder"
+            )
+            raise FileExistsError(
+                f"{self.path} {state}: choose another {self.option}{going_on}"
+            )
         return self
 
     def existing(self) -> "RunFolder":
@@ -123,13 +162,21 @@ class RunFolder:
             FileNotFoundError: if it is not that of a run.
         """
         if not self.config.is_file():
-            raise FileNotFoundError(f"{self.path} is not the folder of a run: it holds no {self.config.name}")
+            raise FileNotFoundError(
+                f"{self.path} is not the folder of a run: it holds no "
+                f"{self.config.name}"
+            )
         return self
 
 
 def _counts(path: Path) -> bool:
-    """Whether a file shows that a run was begun, unlike a lock, a manifest or an unfinished file."""
-    return path.name not in (_LOCK, RunFolder(path.parent).record.name) and not path.name.endswith(UNFINISHED)
+    """Whether a file shows that a run was begun, unlike a lock, a manifest or an
+    unfinished file.
+    """
+    return path.name not in (
+        _LOCK,
+        RunFolder(path.parent).record.name,
+    ) and not path.name.endswith(UNFINISHED)
 
 
 def read_summary(folder: RunFolder) -> dict[str, Any]:
@@ -143,5 +190,10 @@ def read_summary(folder: RunFolder) -> dict[str, Any]:
 
 
 def is_first_process() -> bool:
-    """Whether this is not one of the processes that Lightning, torchrun or Slurm started beside the first."""
-    return all(int(os.environ.get(name, 0)) == 0 for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    """Whether this is not one of the processes that Lightning, torchrun or Slurm
+    started beside the first.
+    """
+    return all(
+        int(os.environ.get(name, 0)) == 0
+        for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+    )

@@ -1,4 +1,6 @@
-"""The first stage of fine-tuning: what stands on a backbone learns alone, on features that are computed once."""
+"""The first stage of fine-tuning: what stands on a backbone learns alone, on features
+that are computed once.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +17,14 @@ from torchcaps_lab.training.learner import Learner, with_gradients
 from torchcaps_lab.training.loaders import BalancedSampler, Loaders, train_loader
 
 VIEWS = 4
-"""Views of each image, changed at random as in any training, that the epochs of a head see in turn."""
+"""Views of each image, changed at random as in any training, that the epochs of a head
+see in turn.
+"""
 
 
 class Kept(Backbone):
-    """In the place of a backbone: remembers its features by the keys of images, and computes those of new keys alone.
+    """In the place of a backbone: remembers its features by the keys of images, and
+    computes those of new keys alone.
 
     Args:
         backbone: whose features these are.
@@ -36,7 +41,13 @@ class Kept(Backbone):
         """The features of images (B, C, H, W), whose B ``keys`` were set before."""
         new = [place for place, key in enumerate(self.keys) if key not in self.memory]
         if new:
-            self.memory.update(zip([self.keys[place] for place in new], self.backbone(images[new]), strict=True))
+            self.memory.update(
+                zip(
+                    [self.keys[place] for place in new],
+                    self.backbone(images[new]),
+                    strict=True,
+                )
+            )
         return torch.stack([self.memory[key] for key in self.keys])
 
 
@@ -44,13 +55,16 @@ def check_backbone(network: nn.Module) -> None:
     """Raises a `ValueError` unless a network stands on a backbone, its ``features``."""
     if not isinstance(getattr(network, "features", None), Backbone):
         raise ValueError(
-            "frozen_epochs needs a network on a backbone, such as capsnet_on_backbone, got a " + type(network).__name__
+            "frozen_epochs needs a network on a backbone, such as "
+            "capsnet_on_backbone, got a " + type(network).__name__
         )
 
 
 @contextmanager
 def _kept_features(network: nn.Module) -> Iterator[Kept]:
-    """Inside the ``with`` block a network remembers the features of its backbone, which is in evaluation mode."""
+    """Inside the ``with`` block a network remembers the features of its backbone, which
+    is in evaluation mode.
+    """
     modes = [(module, module.training) for module in network.modules()]
     backbone = cast(Backbone, network.features)
     network.features = kept = Kept(backbone)
@@ -64,22 +78,31 @@ def _kept_features(network: nn.Module) -> Iterator[Kept]:
 
 
 def train_head(
-    learner: Learner, loaders: Loaders, device: torch.device, told: Callable[[int, int], None] = lambda *_: None
+    learner: Learner,
+    loaders: Loaders,
+    device: torch.device,
+    told: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
-    """Trains all of a network but its backbone for ``frozen_epochs``, with the loss and the optimizer of its training.
+    """Trains all of a network but its backbone for ``frozen_epochs``, with the loss and
+    the optimizer of its training.
 
-    The learning rate falls from the optimizer's own to 0, along half a cosine. The features of :data:`VIEWS` views of
-    each image stay in memory, so that all later epochs cost what the head costs. Every process does the same.
+    The learning rate falls from the optimizer's own to 0, along half a cosine. The
+    features of :data:`VIEWS` views of each image stay in memory, so that all later
+    epochs cost what the head costs. Every process does the same.
 
     Args:
         learner: whose network stands on a backbone.
         loaders: of the training.
         device: where to train.
-        told: called after each step with the number of steps so far, and of those that take all the time: they
-            compute the features.
+        told: called after each step with the number of steps so far, and of those that
+            take all the time: they compute the features.
     """
     network, how = learner.model.to(device), loaders.schedule
-    head = [weight for name, weight in network.named_parameters() if not name.startswith("features.")]
+    head = [
+        weight
+        for name, weight in network.named_parameters()
+        if not name.startswith("features.")
+    ]
     images = learner.speed.near(loaders.sets[0], device)
     loader = train_loader(images, how.batch_size, how.seed, sampler=how.sampler)
     optimizer = learner.optimisation.optimizer(head)
@@ -92,8 +115,20 @@ def train_head(
             cast(BalancedSampler, loader.sampler).set_epoch(epoch)
             for batch in loader:
                 batch = learner.transfer_batch_to_device(batch, device, 0)
-                batch = batch if loaders.composition is None else loaders.composition(batch, view, how.seed)
+                batch = (
+                    batch
+                    if loaders.composition is None
+                    else loaders.composition(batch, view, how.seed)
+                )
                 kept.keys = [(view, place) for place in batch.indices.tolist()]
-                optimizer.step(partial(with_gradients, learner.task, network, criteria, learner.seen(batch, view)))
+                optimizer.step(
+                    partial(
+                        with_gradients,
+                        learner.task,
+                        network,
+                        criteria,
+                        learner.seen(batch, view),
+                    )
+                )
                 falling.step()
                 told(done := done + 1, min(VIEWS, how.frozen_epochs) * len(loader))

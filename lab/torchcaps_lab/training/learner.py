@@ -16,29 +16,44 @@ from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import Advance
 from torchcaps_lab.data import Batch, Preprocess, mixed_seed
 from torchcaps_lab.tasks import Classification, Criteria, Task
-from torchcaps_lab.training.diverged import TrainingDiverged, first_not_finite, not_finite
+from torchcaps_lab.training.diverged import (
+    TrainingDiverged,
+    first_not_finite,
+    not_finite,
+)
 from torchcaps_lab.training.options import Optimisation
 from torchcaps_lab.training.ramp import Ramps
 from torchcaps_lab.training.speed import Speed
 
 LOOK_EVERY = 50
-"""Steps between two checks of the loss, if each check waits for the device or for other processes."""
+"""Steps between two checks of the loss, if each check waits for the device or for other
+processes.
+"""
 
 NEVER = sys.maxsize
-"""Epochs after which Lightning makes the step of a scheduler that watches the loss: it would come after the checkpoint
-of the epoch, and be lost with an interruption. The learner makes it before."""
+"""Epochs after which Lightning makes the step of a scheduler that watches the loss: it
+would come after the checkpoint of the epoch, and be lost with an interruption. The
+learner makes it before.
+"""
 
 REMEDY = (
-    "The last checkpoint is from before. Lower the learning rate, or clip the gradients (--trainer.gradient_clip_val 1)"
+    "The last checkpoint is from before. Lower the learning rate, or clip the "
+    "gradients (--trainer.gradient_clip_val 1)"
 )
 
 
-def with_gradients(task: Task, network: ImageClassifier, criteria: Criteria, batch: Batch) -> Any:
-    """The loss of a batch, for a step without a trainer; the network has its gradients, and no others.
+def with_gradients(
+    task: Task, network: ImageClassifier, criteria: Criteria, batch: Batch
+) -> Any:
+    """The loss of a batch, for a step without a trainer; the network has its gradients,
+    and no others.
 
-    Its type is what it is: torch's types want a number of a closure, its optimizers take a tensor.
+    Its type is what it is: torch's types want a number of a closure, its optimizers
+    take a tensor.
     """
-    loss = torch.stack(list(task.loss(network, network, batch, criteria)[1].values())).sum()
+    loss = torch.stack(
+        list(task.loss(network, network, batch, criteria)[1].values())
+    ).sum()
     network.zero_grad()
     loss.backward()
     return loss
@@ -57,8 +72,12 @@ class Mean(Metric):
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, values: Tensor, count: int) -> None:
-        """Adds the numbers (B,) of some images, or their mean, a scalar, over ``count`` images."""
-        self.total = torch.add(self.total, values.detach().sum(), alpha=1 if values.ndim else count)
+        """Adds the numbers (B,) of some images, or their mean, a scalar, over ``count``
+        images.
+        """
+        self.total = torch.add(
+            self.total, values.detach().sum(), alpha=1 if values.ndim else count
+        )
         self.count += len(values) if values.ndim else count
 
     def compute(self) -> Tensor:
@@ -67,23 +86,30 @@ class Mean(Metric):
 
 
 class Learner(L.LightningModule):
-    """Trains a network, capsules or not, for a task, and logs the loss and the measures of each epoch.
+    """Trains a network, capsules or not, for a task, and logs the loss and the measures
+    of each epoch.
 
-    How an image is augmented depends only on ``seed``, the epoch and the index of the image, so that a resumed training
-    and one on several processes see the same images as an uninterrupted one on one process. Random numbers that the
-    network draws, as for dropout, depend only on ``seed``, the epoch, the batch within it and the process.
+    How an image is augmented depends only on ``seed``, the epoch and the index of the
+    image, so that a resumed training and one on several processes see the same images
+    as an uninterrupted one on one process. Random numbers that the network draws, as
+    for dropout, depend only on ``seed``, the epoch, the batch within it and the
+    process.
 
     Args:
         model: the network.
         optimisation: the losses, the optimizer and the scheduler.
         task: what the network is for; default: classification.
-        preprocess: how the training images are prepared; validation images are prepared by their ImageSet.
+        preprocess: how the training images are prepared; validation images are prepared
+            by their ImageSet.
         seed: of these random numbers.
         speed: how the steps are made faster.
 
     Example:
         >>> from torchcaps_lab.training import Learner, Optimisation
-        >>> learner = Learner(tc.create_model("capsnet_digits"), Optimisation(optimizer=torch.optim.Adam))
+        >>> learner = Learner(
+        ...     tc.create_model("capsnet_digits"),
+        ...     Optimisation(optimizer=torch.optim.Adam),
+        ... )
         >>> type(learner.configure_optimizers()).__name__
         'Adam'
     """
@@ -103,7 +129,10 @@ class Learner(L.LightningModule):
         self.speed.lay_out(self.model)
         self.ramps = Ramps(self.model, optimisation.ramp)
         if optimisation.ramp and self.speed.compile is not None:
-            raise ValueError("ramp cannot be combined with speed.compile: each new value would be compiled anew")
+            raise ValueError(
+                "ramp cannot be combined with speed.compile: each new value would be "
+                "compiled anew"
+            )
         self.run = self.speed.step()
         self.task = task or Classification()
         self.optimisation = optimisation
@@ -123,20 +152,34 @@ class Learner(L.LightningModule):
         if how.scheduler is None:
             return optimizer
         trainer = self.trainer
-        scheduler = how.scheduled(optimizer, trainer.estimated_stepping_batches, trainer.max_epochs or 1)
-        if isinstance(scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau):
+        scheduler = how.scheduled(
+            optimizer, trainer.estimated_stepping_batches, trainer.max_epochs or 1
+        )
+        if isinstance(
+            scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau
+        ):
             stage = "val" if trainer.limit_val_batches else "train"
-            scheduler |= {"interval": "epoch", "frequency": NEVER, "monitor": f"{stage}_loss"}
+            scheduler |= {
+                "interval": "epoch",
+                "frequency": NEVER,
+                "monitor": f"{stage}_loss",
+            }
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Drops the length of a one-cycle schedule from a checkpoint: the training may have become longer."""
+        """Drops the length of a one-cycle schedule from a checkpoint: the training may
+        have become longer.
+        """
         for state in checkpoint.get("lr_schedulers", []):
-            if "_schedule_phases" in state:  # those of OneCycleLR, which computes them from its options
+            if (
+                "_schedule_phases" in state
+            ):  # those of OneCycleLR, which computes them from its options
                 del state["total_steps"], state["_schedule_phases"]
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer; with ``shard_optimizer``, its state is divided among the processes."""
+        """The optimizer; with ``shard_optimizer``, its state is divided among the
+        processes.
+        """
 
         def make(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             optimizer = self.optimisation.optimizer(weights)
@@ -146,18 +189,28 @@ class Learner(L.LightningModule):
         if self.optimisation.shard_optimizer and self.trainer.world_size > 1:
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
-            return ZeroRedundancyOptimizer(self.model.parameters(), optimizer_class=cast(Any, make))
+            return ZeroRedundancyOptimizer(
+                self.model.parameters(), optimizer_class=cast(Any, make)
+            )
         return make(self.model.parameters())
 
     def on_train_start(self) -> None:
         """Sets the memory layout of the optimizer's state from a checkpoint."""
         for optimizer in self.trainer.optimizers:
-            self.speed.settle(getattr(optimizer, "optim", optimizer))  # or its shard here
+            self.speed.settle(
+                getattr(optimizer, "optim", optimizer)
+            )  # or its shard here
 
     def on_train_epoch_start(self) -> None:
-        """Sets the seed of the epoch and the settings that change, and starts to watch its losses."""
-        self.ramps.set(Advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step))
-        self._seed_of_epoch = mixed_seed(self.seed, self.current_epoch, self.global_rank)
+        """Sets the seed of the epoch and the settings that change, and starts to watch
+        its losses.
+        """
+        self.ramps.set(
+            Advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step)
+        )
+        self._seed_of_epoch = mixed_seed(
+            self.seed, self.current_epoch, self.global_rank
+        )
         self._first_bad = torch.tensor(-1, device=self.device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -167,11 +220,15 @@ class Learner(L.LightningModule):
             TrainingDiverged: if the loss is not finite.
         """
         self._draw_anew(batch_idx)
-        self.loss.advance(self.current_epoch, self.trainer.max_epochs or 1, self.global_step)
+        self.loss.advance(
+            self.current_epoch, self.trainer.max_epochs or 1, self.global_step
+        )
         seen = self.seen(batch, self.current_epoch)
         loss = self._step(partial(self.run, self.model), seen, "train", batch_idx)
         self._first_bad = torch.where(
-            (self._first_bad < 0) & ~loss.detach().isfinite(), batch_idx, self._first_bad.to(loss.device)
+            (self._first_bad < 0) & ~loss.detach().isfinite(),
+            batch_idx,
+            self._first_bad.to(loss.device),
         )
         if batch_idx % self._look_every == 0:
             self._check_loss(seen)
@@ -179,12 +236,17 @@ class Learner(L.LightningModule):
 
     def seen(self, batch: Batch, epoch: int) -> Batch:
         """A batch with its images as the network sees them in an epoch of training."""
-        return batch.prepared(lambda images: self.preprocess.train(images, batch.indices, epoch, self.seed))
+        return batch.prepared(
+            lambda images: self.preprocess.train(
+                images, batch.indices, epoch, self.seed
+            )
+        )
 
     def _draw_anew(self, batch_idx: int) -> None:
         """Seeds the random numbers that the network draws for this batch.
 
-        Not with `torch.manual_seed`, which takes 0.1 ms and more for devices that are not in use.
+        Not with `torch.manual_seed`, which takes 0.1 ms and more for devices that are
+        not in use.
         """
         seed = self._seed_of_epoch + batch_idx
         torch.default_generator.manual_seed(seed)
@@ -193,11 +255,19 @@ class Learner(L.LightningModule):
 
     @property
     def _look_every(self) -> int:
-        """Steps between two checks of the loss: each one waits for the device, and for all processes."""
-        return 1 if self.device.type == "cpu" and self.trainer.world_size == 1 else LOOK_EVERY
+        """Steps between two checks of the loss: each one waits for the device, and for
+        all processes.
+        """
+        return (
+            1
+            if self.device.type == "cpu" and self.trainer.world_size == 1
+            else LOOK_EVERY
+        )
 
     def _check_loss(self, batch: Batch | None) -> None:
-        """Raises a :class:`TrainingDiverged`, in all processes, if the loss was not finite in a step of this epoch."""
+        """Raises a :class:`TrainingDiverged`, in all processes, if the loss was not
+        finite in a step of this epoch.
+        """
         step = int(self._first_bad)
         if not self.trainer.strategy.reduce_boolean_decision(step >= 0, all=False):
             return
@@ -206,12 +276,17 @@ class Learner(L.LightningModule):
             criteria = Criteria(self.loss, self.reconstruction)
             where = f": {first_not_finite(self.model, self.task, batch, criteria)}"
         when = f"step {step + 1}" if step >= 0 else "another process"
-        raise TrainingDiverged(f"the loss is not finite since epoch {self.current_epoch + 1}, {when}{where}. {REMEDY}")
+        raise TrainingDiverged(
+            f"the loss is not finite since epoch {self.current_epoch + 1}, "
+            f"{when}{where}. {REMEDY}"
+        )
 
     def on_train_epoch_end(self) -> None:
-        """Checks losses and weights before they are saved, and lets schedulers that watch the loss make their step.
+        """Checks losses and weights before they are saved, and lets schedulers that
+        watch the loss make their step.
 
-        All that an epoch changes has to be changed now: the checkpoints are written next.
+        All that an epoch changes has to be changed now: the checkpoints are written
+        next.
 
         Raises:
             TrainingDiverged: if they are not finite.
@@ -219,18 +294,29 @@ class Learner(L.LightningModule):
         self._check_loss(None)
         epoch = self.current_epoch + 1
         if bad := not_finite(self.model):
-            raise TrainingDiverged(f"weights are not finite after epoch {epoch}: {', '.join(bad[:3])}. {REMEDY}")
-        # Finite weights may be too large already: the next step would fail, and every one after resuming here.
+            raise TrainingDiverged(
+                f"weights are not finite after epoch {epoch}: {', '.join(bad[:3])}. "
+                f"{REMEDY}"
+            )
+        # Finite weights may be too large already: the next step would fail, and every
+        # one after resuming here.
         loss = float(self.trainer.callback_metrics.get("val_loss", 0.0))
         if not math.isfinite(loss):
-            raise TrainingDiverged(f"the loss on the validation images is {loss} after epoch {epoch}. {REMEDY}")
+            raise TrainingDiverged(
+                f"the loss on the validation images is {loss} after epoch {epoch}. "
+                f"{REMEDY}"
+            )
         self._step_watching()
 
     def _step_watching(self) -> None:
-        """Lets the scheduler that watches the loss make its step, unless that loss is of an epoch before."""
+        """Lets the scheduler that watches the loss make its step, unless that loss is
+        of an epoch before.
+        """
         for config in self.trainer.lr_scheduler_configs:
             watched = config.monitor or ""
-            if config.reduce_on_plateau and (self._validated or watched.startswith("train_")):
+            if config.reduce_on_plateau and (
+                self._validated or watched.startswith("train_")
+            ):
                 cast(Any, config.scheduler).step(self.trainer.callback_metrics[watched])
         self._validated = False
 
@@ -243,7 +329,11 @@ class Learner(L.LightningModule):
         self._step(self.model, batch, "val", batch_idx)
 
     def _step(
-        self, forward: Callable[[Tensor, Tensor], Prediction], batch: Batch, stage: str, batch_idx: int
+        self,
+        forward: Callable[[Tensor, Tensor], Prediction],
+        batch: Batch,
+        stage: str,
+        batch_idx: int,
     ) -> Tensor:
         batch = batch._replace(images=self.speed.arrange(batch.images))
         criteria = Criteria(self.loss, self.reconstruction)
@@ -254,10 +344,19 @@ class Learner(L.LightningModule):
         for name, values in {**figures, **self.task.measure(prediction, batch)}.items():
             mean = self._mean(f"{stage}_{name}")
             mean.update(values, len(batch.indices))
-            if batch_idx == 0:  # enough for Lightning to read it at the end of the epoch; each log takes 0.5 ms
+            if (
+                batch_idx == 0
+            ):  # enough for Lightning to read it at the end of the epoch; each log takes 0.5 ms
                 place = f"means.{stage}_{name}"
                 bar = name not in figures
-                self.log(f"{stage}_{name}", mean, on_step=False, on_epoch=True, prog_bar=bar, metric_attribute=place)
+                self.log(
+                    f"{stage}_{name}",
+                    mean,
+                    on_step=False,
+                    on_epoch=True,
+                    prog_bar=bar,
+                    metric_attribute=place,
+                )
         return loss
 
     def _mean(self, name: str) -> Mean:

@@ -20,29 +20,38 @@ def _same(batch: Any) -> Any:
 
 
 def balanced_order(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """As many indices as labels (N,), in which all classes occur equally often, up to one.
+    """As many indices as labels (N,), in which all classes occur equally often, up to
+    one.
 
     All images of a class occur before any of them is repeated.
     """
     members = [(labels == label).nonzero().squeeze(1) for label in labels.unique()]
     counts = torch.full((len(members),), len(labels) // len(members))
-    counts[torch.randperm(len(members), generator=generator)[: len(labels) % len(members)]] += 1
+    counts[
+        torch.randperm(len(members), generator=generator)[: len(labels) % len(members)]
+    ] += 1
     drawn = []
     for count, group in zip(counts.tolist(), members, strict=True):
-        rounds = [group[torch.randperm(len(group), generator=generator)] for _ in range(-(-count // len(group)))]
+        rounds = [
+            group[torch.randperm(len(group), generator=generator)]
+            for _ in range(-(-count // len(group)))
+        ]
         drawn.append(torch.cat([*rounds, group[:0]])[:count])
     order = torch.cat(drawn)
     return order[torch.randperm(len(order), generator=generator)]
 
 
 class BalancedSampler(DistributedSampler[int]):
-    """One process's shard of :func:`balanced_order`, which depends only on the seed and the epoch.
+    """One process's shard of :func:`balanced_order`, which depends only on the seed and
+    the epoch.
 
     Raises:
         ValueError: if there are masks of several classes instead of labels.
     """
 
-    def __init__(self, images: ImageSet, processes: int = 1, rank: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, images: ImageSet, processes: int = 1, rank: int = 0, seed: int = 0
+    ) -> None:
         super().__init__(images, processes, rank, seed=seed, drop_last=True)
         self.labels = one_class_each(images, "sampler").cpu()
 
@@ -61,9 +70,11 @@ def train_loader(
     sampler: SamplerName = "shuffled",
     group: int = 1,
 ) -> DataLoader:
-    """Shuffled batches for one process: its shard of batches that are the same for any number of processes.
+    """Shuffled batches for one process: its shard of batches that are the same for any
+    number of processes.
 
-    Batches and groups of batches are always full; the few images left over in an epoch occur in other epochs.
+    Batches and groups of batches are always full; the few images left over in an epoch
+    occur in other epochs.
 
     Args:
         images: the training images.
@@ -71,17 +82,25 @@ def train_loader(
         seed: of the order, together with the epoch.
         rank: of this process.
         processes: how many there are.
-        sampler: ``shuffled``, each image once, or ``balanced``, each class equally often.
-        group: batches whose gradients are accumulated before each step; all batches if there are fewer.
+        sampler: ``shuffled``, each image once, or ``balanced``, each class equally
+            often.
+        group: batches whose gradients are accumulated before each step; all batches if
+            there are fewer.
 
     Raises:
-        ValueError: if the batch cannot be shared out evenly, there is not one image for each process, or classes that
-            cannot be balanced.
+        ValueError: if the batch cannot be shared out evenly, there is not one image for
+            each process, or classes that cannot be balanced.
     """
     if batch_size < 1 or batch_size % processes:
-        raise ValueError(f"batch_size must be a multiple of the {processes} processes, got {batch_size}")
+        raise ValueError(
+            f"batch_size must be a multiple of the {processes} processes, got "
+            f"{batch_size}"
+        )
     if len(images) < processes:
-        raise ValueError(f"{len(images)} training images cannot be shared out to {processes} processes")
+        raise ValueError(
+            f"{len(images)} training images cannot be shared out to {processes} "
+            "processes"
+        )
     share = min(batch_size, len(images) // processes * processes) // processes
     if sampler == "balanced":
         order: DistributedSampler[int] = BalancedSampler(images, processes, rank, seed)
@@ -94,12 +113,15 @@ def train_loader(
 
 
 def evaluation_loader(images: ImageSet, batch_size: int) -> DataLoader:
-    """All images in order, in every process, so that figures are exact and no image counts twice."""
+    """All images in order, in every process, so that figures are exact and no image
+    counts twice.
+    """
     return DataLoader(images, batch_size, collate_fn=_same)
 
 
 class Loaders(L.LightningDataModule):
-    """Makes the loaders once the processes are known, and applies compositions to training images in each epoch.
+    """Makes the loaders once the processes are known, and applies compositions to
+    training images in each epoch.
 
     Example:
         >>> from torchcaps_lab.data import Digits
@@ -110,7 +132,13 @@ class Loaders(L.LightningDataModule):
         64
     """
 
-    def __init__(self, train: ImageSet, validation: ImageSet, schedule: Schedule, speed: Speed | None = None) -> None:
+    def __init__(
+        self,
+        train: ImageSet,
+        validation: ImageSet,
+        schedule: Schedule,
+        speed: Speed | None = None,
+    ) -> None:
         super().__init__()
         self.composition = train.composition
         self.sets = replace(train, composition=None), validation
@@ -124,7 +152,9 @@ class Loaders(L.LightningDataModule):
         images = self._near(self.sets[0])
         how = self.schedule
         group = self.trainer.accumulate_grad_batches
-        return train_loader(images, how.batch_size, how.seed, rank, processes, how.sampler, group)
+        return train_loader(
+            images, how.batch_size, how.seed, rank, processes, how.sampler, group
+        )
 
     def val_dataloader(self) -> DataLoader:
         """All validation images."""

@@ -32,8 +32,8 @@ class Need(NamedTuple):
         weights: the parameters and buffers of the network.
         gradients: of the parameters that are trained.
         state: of the optimizer.
-        activations: what the backward pass of one batch needs, without that of capsule layers, which depends on the
-            device.
+        activations: what the backward pass of one batch needs, without that of capsule
+            layers, which depends on the device.
         largest: the largest tensor of the network, in words.
     """
 
@@ -50,33 +50,49 @@ class Need(NamedTuple):
 
     @property
     def rehearsal(self) -> int:
-        """What the step with two images takes that a copy makes on the CPU, before the training."""
+        """What the step with two images takes that a copy makes on the CPU, before the
+        training.
+        """
         return 2 * self.weights + self.gradients + self.state
 
 
-def check_memory(subject: Subject, optimizer: OptimizerFactory, schedule: Schedule, running: Running) -> Need | None:
+def check_memory(
+    subject: Subject, optimizer: OptimizerFactory, schedule: Schedule, running: Running
+) -> Need | None:
     """Counts the memory of a training before its network is made.
 
     Returns:
-        What it needs; None for a network whose constructor looks at numbers, which cannot be counted.
+        What it needs; None for a network whose constructor looks at numbers, which
+        cannot be counted.
 
     Raises:
-        ValueError: if the machine has less: names the sizes, the largest tensor and, if there is one, what fits.
+        ValueError: if the machine has less: names the sizes, the largest tensor and, if
+            there is one, what fits.
     """
-    need = needed(subject.outline(), optimizer, schedule.batch_size, running.trainer.precision)
+    need = needed(
+        subject.outline(), optimizer, schedule.batch_size, running.trainer.precision
+    )
     have = available_memory()
     if need is None or have is None:
         return need
     if _on_the_machine(need, running) > have:
         advice = "; ".join(_what_fits(subject, optimizer, schedule, running, have))
-        raise ValueError(_too_large(subject.architecture, need, schedule, have, "this machine has", advice))
+        raise ValueError(
+            _too_large(
+                subject.architecture, need, schedule, have, "this machine has", advice
+            )
+        )
     return need
 
 
-def check_device(need: Need | None, trainer: Trainer, subject: Subject, schedule: Schedule) -> None:
-    """Compares what a training needs with the free memory of the accelerator that it will run on.
+def check_device(
+    need: Need | None, trainer: Trainer, subject: Subject, schedule: Schedule
+) -> None:
+    """Compares what a training needs with the free memory of the accelerator that it
+    will run on.
 
-    Several processes may share weights and batches in many ways, so what each of them takes is not known.
+    Several processes may share weights and batches in many ways, so what each of them
+    takes is not known.
 
     Raises:
         ValueError: if that is less.
@@ -86,86 +102,152 @@ def check_device(need: Need | None, trainer: Trainer, subject: Subject, schedule
         return
     have, _ = torch.cuda.mem_get_info(device)
     if need.step > have:
-        raise ValueError(_too_large(subject.architecture, need, schedule, have, f"{device} has", ""))
+        raise ValueError(
+            _too_large(subject.architecture, need, schedule, have, f"{device} has", "")
+        )
 
 
 def needed(
-    network: ImageClassifier | None, optimizer: OptimizerFactory, batch_size: int, precision: int | str | None
+    network: ImageClassifier | None,
+    optimizer: OptimizerFactory,
+    batch_size: int,
+    precision: int | str | None,
 ) -> Need | None:
     """The memory of a training with a network on the device ``meta``; None without one.
 
-    With a precision of 16 bits activations take half of what they do in the precision of the weights.
+    With a precision of 16 bits activations take half of what they do in the precision
+    of the weights.
     """
     if network is None:
         return None
     tensors = dict([*network.named_parameters(), *network.named_buffers()])
-    gradients = sum(weight.nbytes for weight in network.parameters() if weight.requires_grad)
+    gradients = sum(
+        weight.nbytes for weight in network.parameters() if weight.requires_grad
+    )
     name = max(tensors, key=lambda name: tensors[name].numel(), default="")
-    largest = f"{name} {tuple(tensors[name].shape)} alone has {_size(tensors[name].nbytes)}" if name else ""
+    largest = (
+        f"{name} {tuple(tensors[name].shape)} alone has {_size(tensors[name].nbytes)}"
+        if name
+        else ""
+    )
     weights = sum(tensor.nbytes for tensor in tensors.values())
-    activations = _activations(network) * batch_size // _SAMPLES // (2 if "16" in str(precision) else 1)
-    return Need(weights, gradients, int(gradients * _state_share(optimizer)), activations, largest)
+    activations = (
+        _activations(network)
+        * batch_size
+        // _SAMPLES
+        // (2 if "16" in str(precision) else 1)
+    )
+    return Need(
+        weights,
+        gradients,
+        int(gradients * _state_share(optimizer)),
+        activations,
+        largest,
+    )
 
 
 def available_memory() -> int | None:
-    """The bytes that this process can still take, with those in swap; None where the system does not say.
+    """The bytes that this process can still take, with those in swap; None where the
+    system does not say.
 
-    The least of what the machine has, what the control group of the process may still take, and its own limit.
+    The least of what the machine has, what the control group of the process may still
+    take, and its own limit.
     """
     bounds = (_of_machine(), _of_group(), _of_process())
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _on_the_machine(need: Need, running: Running) -> int:
-    """What the machine must have; the steps of a training on an accelerator take memory there."""
-    elsewhere = running.trainer.accelerator != "cpu" and torch.accelerator.is_available()
+    """What the machine must have; the steps of a training on an accelerator take memory
+    there.
+    """
+    elsewhere = (
+        running.trainer.accelerator != "cpu" and torch.accelerator.is_available()
+    )
     return need.rehearsal if elsewhere else max(need.rehearsal, need.step)
 
 
-def _too_large(model: str, need: Need, schedule: Schedule, have: int, whose: str, advice: str) -> str:
+def _too_large(
+    model: str, need: Need, schedule: Schedule, have: int, whose: str, advice: str
+) -> str:
     """The message."""
     parts = (
-        f"weights {_size(need.weights)}, gradients {_size(need.gradients)}, optimizer {_size(need.state)}, activations "
+        f"weights {_size(need.weights)}, gradients {_size(need.gradients)}, optimizer "
+        f"{_size(need.state)}, activations "
         f"of a batch of {schedule.batch_size} {_size(need.activations)}"
     )
     most = _size(max(need.step, need.rehearsal))
     return (
-        f"{model} takes at least {most} to train ({parts}), and {whose} {_size(have)} free; {need.largest}"
-        + (f". These fit: {advice}" if advice else ". Choose a smaller network, smaller images or a smaller batch_size")
-    )  # fmt: skip
+        f"{model} takes at least {most} to train ({parts}), and {whose} {_size(have)} "
+        f"free; {need.largest}"
+        + (
+            f". These fit: {advice}"
+            if advice
+            else ". Choose a smaller network, smaller images or a smaller batch_size"
+        )
+    )
 
 
 def _what_fits(
-    subject: Subject, optimizer: OptimizerFactory, schedule: Schedule, running: Running, have: int
+    subject: Subject,
+    optimizer: OptimizerFactory,
+    schedule: Schedule,
+    running: Running,
+    have: int,
 ) -> Iterator[str]:
-    """Options with which the training fits: a smaller batch, smaller images, another network."""
+    """Options with which the training fits: a smaller batch, smaller images, another
+    network.
+    """
 
     def fits(other: Subject, batch_size: int, **arguments: Any) -> bool:
         with suppress(ValueError, TypeError):
-            need = needed(other.outline(**arguments), optimizer, batch_size, running.trainer.precision)
+            need = needed(
+                other.outline(**arguments),
+                optimizer,
+                batch_size,
+                running.trainer.precision,
+            )
             return need is not None and _on_the_machine(need, running) <= have
         return False
 
-    batches = (schedule.batch_size >> half for half in range(1, schedule.batch_size.bit_length()))
-    yield from (f"--batch_size {batch}" for batch in _first(batches, lambda batch: fits(subject, batch)))
+    batches = (
+        schedule.batch_size >> half
+        for half in range(1, schedule.batch_size.bit_length())
+    )
+    yield from (
+        f"--batch_size {batch}"
+        for batch in _first(batches, lambda batch: fits(subject, batch))
+    )
     shape = subject.data.arguments(subject.preprocess).get("image_shape")
     if shape is not None:
         sides = [side for side in SMALLER_SIDES if side < max(shape[1:])]
-        smaller = _first(sides, lambda side: fits(subject, schedule.batch_size, image_shape=(shape[0], side, side)))
+        smaller = _first(
+            sides,
+            lambda side: fits(
+                subject, schedule.batch_size, image_shape=(shape[0], side, side)
+            ),
+        )
         yield from (f"--data.size {side}" for side in smaller)
     models = [replace(subject, model=name, model_args=None) for name in SMALLER_MODELS]
-    yield from (f"--model {one.model}" for one in _first(models, lambda one: fits(one, schedule.batch_size)))
+    yield from (
+        f"--model {one.model}"
+        for one in _first(models, lambda one: fits(one, schedule.batch_size))
+    )
 
 
 def _first(choices: Any, fits: Callable[[Any], bool]) -> list[Any]:
     """The first of some choices that fits, or none."""
-    return [choice for choice in [next(filter(fits, choices), None)] if choice is not None]
+    return [
+        choice for choice in [next(filter(fits, choices), None)] if choice is not None
+    ]
 
 
 def _activations(network: ImageClassifier) -> int:
-    """Bytes that are kept for the backward pass of two examples, outside of capsule layers.
+    """Bytes that are kept for the backward pass of two examples, outside of capsule
+    layers.
 
-    What these keep depends on the backend, which depends on the device. 0 for a network that does not run on ``meta``.
+    What these keep depends on the backend, which depends on the device. 0 for a network
+    that does not run on ``meta``.
     """
     ours = {weight.untyped_storage()._cdata for weight in network.parameters()}
     saved: dict[int, torch.UntypedStorage] = {}
@@ -178,10 +260,17 @@ def _activations(network: ImageClassifier) -> int:
         return tensor
 
     shape: tuple[int, ...] | None = getattr(network, "image_shape", None)
-    images = network.examples(_SAMPLES) if shape is None else torch.zeros(_SAMPLES, *shape, device="meta")
+    images = (
+        network.examples(_SAMPLES)
+        if shape is None
+        else torch.zeros(_SAMPLES, *shape, device="meta")
+    )
     target = torch.zeros(_SAMPLES, dtype=torch.int64, device="meta")
     try:
-        with _watched(network, inside), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with (
+            _watched(network, inside),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
             network.train()(images.to("meta"), target)
     except Exception:  # networks of the user may do anything
         return 0
@@ -192,10 +281,18 @@ def _activations(network: ImageClassifier) -> int:
 def _watched(network: nn.Module, inside: list[nn.Module]) -> Iterator[None]:
     """Keeps the layers with a routing that are running in a list."""
     routed = [
-        one for one in network.modules() if isinstance(getattr(one, "routing", None), Routing) and one is not network
+        one
+        for one in network.modules()
+        if isinstance(getattr(one, "routing", None), Routing) and one is not network
     ]
-    handles = [layer.register_forward_pre_hook(lambda layer, _: inside.append(layer)) for layer in routed]
-    handles += [layer.register_forward_hook(lambda *_: inside.pop() and None, always_call=True) for layer in routed]
+    handles = [
+        layer.register_forward_pre_hook(lambda layer, _: inside.append(layer))
+        for layer in routed
+    ]
+    handles += [
+        layer.register_forward_hook(lambda *_: inside.pop() and None, always_call=True)
+        for layer in routed
+    ]
     try:
         yield
     finally:
@@ -204,7 +301,9 @@ def _watched(network: nn.Module, inside: list[nn.Module]) -> Iterator[None]:
 
 
 def _state_share(optimizer: OptimizerFactory) -> float:
-    """The numbers that an optimizer keeps for each parameter after a step: 2 for Adam."""
+    """The numbers that an optimizer keeps for each parameter after a step: 2 for
+    Adam.
+    """
     weight = nn.Parameter(torch.zeros(16, 16))
     weight.grad = torch.zeros_like(weight)
     try:
@@ -212,7 +311,12 @@ def _state_share(optimizer: OptimizerFactory) -> float:
         stepping.step()
     except Exception:  # some want a closure, or a device: nothing is known of these
         return 0.0
-    kept = (value for state in stepping.state.values() for value in state.values() if isinstance(value, Tensor))
+    kept = (
+        value
+        for state in stepping.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    )
     return sum(value.numel() for value in kept if value.ndim) / weight.numel()
 
 
@@ -220,7 +324,10 @@ def _of_machine() -> int | None:
     """What the machine has, with its swap."""
     with suppress(OSError, ValueError, KeyError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        kilobytes = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
+        kilobytes = {
+            name: int(value.split()[0])
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         return 1024 * (kilobytes["MemAvailable"] + kilobytes["SwapFree"])
     with suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -229,29 +336,47 @@ def _of_machine() -> int | None:
 
 _GROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    (
+        "/sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
 )
-"""Where Linux states the memory of a control group: its folder, the limit, the use, and in it that of cached files."""
+"""Where Linux states the memory of a control group: its folder, the limit, the use, and
+in it that of cached files.
+"""
 
 
 def _of_group() -> int | None:
-    """What the control group that a container runs in may still take; its cached files do not count."""
+    """What the control group that a container runs in may still take; its cached files
+    do not count.
+    """
     for folder, limit, used, cached in _GROUPS:
         with suppress(OSError, ValueError, KeyError):
             most = int((Path(folder) / limit).read_text())
-            stated = dict(line.split() for line in (Path(folder) / "memory.stat").read_text().splitlines())
+            stated = dict(
+                line.split()
+                for line in (Path(folder) / "memory.stat").read_text().splitlines()
+            )
             return most - int((Path(folder) / used).read_text()) + int(stated[cached])
     return None
 
 
 def _of_process() -> int | None:
-    """What the limit of the process on its addresses leaves, as ``ulimit -v`` sets it."""
+    """What the limit of the process on its addresses leaves, as ``ulimit -v`` sets
+    it.
+    """
     with suppress(ImportError, OSError, ValueError, IndexError):
         import resource
 
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        return None if limit == resource.RLIM_INFINITY else limit - pages * resource.getpagesize()
+        return (
+            None
+            if limit == resource.RLIM_INFINITY
+            else limit - pages * resource.getpagesize()
+        )
     return None
 
 

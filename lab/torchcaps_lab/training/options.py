@@ -1,4 +1,6 @@
-"""The options of ``torchcaps train``: what is trained, how it is optimised, for how long, and where."""
+"""The options of ``torchcaps train``: what is trained, how it is optimised, for how
+long, and where.
+"""
 
 import copy
 import inspect
@@ -30,40 +32,64 @@ if TYPE_CHECKING:
 OURS = {
     "max_epochs": "epochs",
     "limit_val_batches": "data.validation",
-    **dict.fromkeys(("callbacks", "logger", "plugins", "enable_progress_bar", "enable_model_summary", "inference_mode",
-                     "num_sanity_val_steps", "use_distributed_sampler", "enable_checkpointing"), ""),
-}  # fmt: skip
-"""Arguments of Lightning's Trainer that :func:`torchcaps_lab.training.fit` sets, and the options they come from."""
+    **dict.fromkeys(
+        (
+            "callbacks",
+            "logger",
+            "plugins",
+            "enable_progress_bar",
+            "enable_model_summary",
+            "inference_mode",
+            "num_sanity_val_steps",
+            "use_distributed_sampler",
+            "enable_checkpointing",
+        ),
+        "",
+    ),
+}
+"""Arguments of Lightning's Trainer that :func:`torchcaps_lab.training.fit` sets, and
+the options they come from.
+"""
 
 OPTIMIZERS = Registry("optimizer", torch.optim.Optimizer, factory=True)
 SCHEDULERS = Registry("scheduler", LRScheduler, factory=True)
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 SamplerName = Literal["shuffled", "balanced"]
-SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+SchedulerFactory = Callable[
+    [torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler
+]
 
 
 def one_class_each(images: ImageSet, option: str) -> Tensor:
-    """The labels of images, int64 (N,); a `ValueError` that names the option if they are masks."""
+    """The labels of images, int64 (N,); a `ValueError` that names the option if they
+    are masks.
+    """
     if images.labels.ndim != 1:
-        raise ValueError(f"{option} cannot be balanced where images have several classes: leave it at its default")
+        raise ValueError(
+            f"{option} cannot be balanced where images have several classes: leave it "
+            "at its default"
+        )
     return images.labels
 
 
-def weights_of(given: Mapping[str, float] | Sequence[float], classes: Sequence[str]) -> Tensor:
+def weights_of(
+    given: Mapping[str, float] | Sequence[float], classes: Sequence[str]
+) -> Tensor:
     """Return the weight of each class.
 
     Args:
-        given: numbers in the order of the classes; or by the names of classes, or by their numbers from 0 where these
-            are no names; classes that are not named have the weight 1.
+        given: numbers in the order of the classes; or by the names of classes, or by
+            their numbers from 0 where these are no names; classes that are not named
+            have the weight 1.
         classes: their names.
 
     Returns:
         float32 (E,).
 
     Raises:
-        ValueError: a class is unknown or named twice, there is not one number for each, or a weight is negative, not
-            finite, or all of them are 0.
+        ValueError: a class is unknown or named twice, there is not one number for each,
+            or a weight is negative, not finite, or all of them are 0.
 
     Example:
         >>> from torchcaps_lab.training.options import weights_of
@@ -72,17 +98,26 @@ def weights_of(given: Mapping[str, float] | Sequence[float], classes: Sequence[s
     """
     if not isinstance(given, Mapping):
         if len(given) != len(classes):
-            raise ValueError(f"class_weights must be {len(classes)} numbers, one a class, got {len(given)}")
+            raise ValueError(
+                f"class_weights must be {len(classes)} numbers, one a class, got "
+                f"{len(given)}"
+            )
         given = dict(zip(classes, given, strict=True))
     numbers = {str(number): name for number, name in enumerate(classes)}
-    named = [key if key in classes else numbers.get(key, key) for key in map(str, given)]
+    named = [
+        key if key in classes else numbers.get(key, key) for key in map(str, given)
+    ]
     places = places_of(named, classes, "class_weights")
     if len({*places}) < len(places):
-        raise ValueError(f"class_weights must have one number a class, got {dict(given)}")
+        raise ValueError(
+            f"class_weights must have one number a class, got {dict(given)}"
+        )
     weights = torch.ones(len(classes))
     weights[places] = torch.tensor([*given.values()], dtype=torch.float32)
     if not weights.isfinite().all() or (weights < 0).any() or not weights.any():
-        raise ValueError(f"class_weights must be 0 or more, finite, and not all 0, got {dict(given)}")
+        raise ValueError(
+            f"class_weights must be 0 or more, finite, and not all 0, got {dict(given)}"
+        )
     return weights
 
 
@@ -91,13 +126,16 @@ class Subject:
     """The network, its data and its task.
 
     Attributes:
-        data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other ImageData.
-        task: what the network is for: Classification, SeveralLabels, any other Task, or its name; default: that of
-            the data set.
-        model: the name of a network; 'torchcaps models' lists them; default: that of the data set, for images capsnet.
+        data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other
+            ImageData.
+        task: what the network is for: Classification, SeveralLabels, any other Task, or
+            its name; default: that of the data set.
+        model: the name of a network; 'torchcaps models' lists them; default: that of
+            the data set, for images capsnet.
         model_args: arguments of the network, in place of its defaults.
         routing: of the class capsules; default: the network's own.
-        preprocess: how the images are prepared, at random in training; it is saved with the network.
+        preprocess: how the images are prepared, at random in training; it is saved with
+            the network.
 
     Example:
         >>> from torchcaps_lab.data import Digits
@@ -134,7 +172,8 @@ class Subject:
 
         Args:
             seed: of the weights.
-            trained: whether all weights come from a checkpoint: files of first ones need not be there any more.
+            trained: whether all weights come from a checkpoint: files of first ones
+                need not be there any more.
 
         Raises:
             ValueError: if arguments do not fit each other or the images.
@@ -147,13 +186,15 @@ class Subject:
         return network
 
     def outline(self, **arguments: Any) -> ImageClassifier | None:
-        """The network on the device ``meta``, where it takes no memory: the shapes of its weights.
+        """The network on the device ``meta``, where it takes no memory: the shapes of
+        its weights.
 
         Args:
             arguments: of the network, in place of the chosen ones.
 
         Returns:
-            The network; None for one whose constructor looks at numbers, which are nowhere there.
+            The network; None for one whose constructor looks at numbers, which are
+            nowhere there.
 
         Raises:
             ValueError: if arguments do not fit each other or the images.
@@ -166,18 +207,32 @@ class Subject:
             return None
 
     def _arguments(self, trained: bool) -> dict[str, Any]:
-        """The arguments of the network; a `ValueError` if it or its routing does not fit."""
+        """The arguments of the network; a `ValueError` if it or its routing does not
+        fit.
+        """
         if self.routing is not None and not self.routing.trainable:
-            raise ValueError(f"routing must have gradients to train with, got {type(self.routing).__name__}")
+            raise ValueError(
+                "routing must have gradients to train with, got "
+                f"{type(self.routing).__name__}"
+            )
         fitting, gives = list_models(takes=self.data.gives), self.data.gives
         if self.architecture in list_models() and self.architecture not in fitting:
-            raise ValueError(f"{self.architecture} takes no {gives}; model must be one of {', '.join(fitting)}")
+            raise ValueError(
+                f"{self.architecture} takes no {gives}; model must be one of "
+                f"{', '.join(fitting)}"
+            )
         of_data = self.data.arguments(self.preprocess)
-        arguments = {**of_data, "classes": len(self.data.classes), **(self.model_args or {})}
+        arguments = {
+            **of_data,
+            "classes": len(self.data.classes),
+            **(self.model_args or {}),
+        }
         if self.routing is not None:
             arguments["routing"] = self.routing
         if trained and self.architecture in MODELS:
-            arguments |= dict.fromkeys(arguments.keys() & set(MODELS[self.architecture].network.outside))
+            arguments |= dict.fromkeys(
+                arguments.keys() & set(MODELS[self.architecture].network.outside)
+            )
         return arguments
 
 
@@ -189,23 +244,29 @@ class Optimisation:
         loss: on the activations of the class capsules.
         reconstruction: weight of the sum of squared errors of the reconstruction.
         optimizer: its class, such as Adam, and its arguments.
-        lr: the learning rate, of the optimizer and where a scheduler begins or peaks; "find" takes a tenth of the one
-            with which the loss falls lowest in 100 steps of a network that is then thrown away, and keeps it as an
-            option of the run; default: that of the optimizer.
-        scheduler: of the learning rate; one that takes ``total_steps`` and was not given any, such as OneCycleLR with
-            only ``max_lr``, spans all steps of the training.
-        scheduler_interval: whether the scheduler steps each epoch or each step; ReduceLROnPlateau monitors the loss on
-            the validation images after each epoch, or on the training images if there are none.
-        class_weights: 'balanced' weights each image in the loss by how rare its class is, N / (E N_c), for N training
-            images of E classes, N_c of its own; numbers weight the classes in their order, or by their names or
-            numbers, {"cat": 2}, where those that are not named have 1; None weights all alike.
-        ramp: settings of the routing that change evenly over the epochs, each with its first and its last value:
-            {"sharpness": (0.5, 4.0)}; the network is saved with the value of the epoch that is kept.
-        shard_optimizer: each of several processes keeps only a share of the optimizer's state; the steps are the same
-            (ZeRO, stage 1: Rajbhandari et al. 2020).
+        lr: the learning rate, of the optimizer and where a scheduler begins or peaks;
+            "find" takes a tenth of the one with which the loss falls lowest in 100
+            steps of a network that is then thrown away, and keeps it as an option of
+            the run; default: that of the optimizer.
+        scheduler: of the learning rate; one that takes ``total_steps`` and was not
+            given any, such as OneCycleLR with only ``max_lr``, spans all steps of the
+            training.
+        scheduler_interval: whether the scheduler steps each epoch or each step;
+            ReduceLROnPlateau monitors the loss on the validation images after each
+            epoch, or on the training images if there are none.
+        class_weights: 'balanced' weights each image in the loss by how rare its class
+            is, N / (E N_c), for N training images of E classes, N_c of its own; numbers
+            weight the classes in their order, or by their names or numbers, {"cat": 2},
+            where those that are not named have 1; None weights all alike.
+        ramp: settings of the routing that change evenly over the epochs, each with its
+            first and its last value: {"sharpness": (0.5, 4.0)}; the network is saved
+            with the value of the epoch that is kept.
+        shard_optimizer: each of several processes keeps only a share of the optimizer's
+            state; the steps are the same (ZeRO, stage 1: Rajbhandari et al. 2020).
 
     Raises:
-        ValueError: if ``reconstruction`` is negative or not finite, or ``lr`` is not above 0.
+        ValueError: if ``reconstruction`` is negative or not finite, or ``lr`` is not
+            above 0.
 
     Example:
         >>> from torchcaps_lab.training import Optimisation
@@ -219,7 +280,9 @@ class Optimisation:
     lr: float | Literal["find"] | None = None
     scheduler: SchedulerFactory | None = None
     scheduler_interval: Literal["epoch", "step"] = "epoch"
-    class_weights: Literal["balanced"] | Mapping[str, float] | tuple[float, ...] | None = None
+    class_weights: (
+        Literal["balanced"] | Mapping[str, float] | tuple[float, ...] | None
+    ) = None
     ramp: Mapping[str, tuple[float, float]] | None = None
     shard_optimizer: bool = False
 
@@ -233,14 +296,18 @@ class Optimisation:
             self.scheduler = partial(cast(Any, self.scheduler), max_lr=self.lr)
 
     def weigh(self, images: ImageSet) -> None:
-        """Gives the loss the weights of the classes in the training images, if ``class_weights`` is set.
+        """Gives the loss the weights of the classes in the training images, if
+        ``class_weights`` is set.
 
         Raises:
-            ValueError: if the loss takes no weights, or the images have masks of several classes.
+            ValueError: if the loss takes no weights, or the images have masks of
+                several classes.
         """
         if self.class_weights is None:
             return
-        counts = torch.bincount(one_class_each(images, "class_weights").cpu(), minlength=len(images.classes))
+        counts = torch.bincount(
+            one_class_each(images, "class_weights").cpu(), minlength=len(images.classes)
+        )
         if self.class_weights == "balanced":
             weights = len(images) / (int((counts > 0).sum()) * counts.clamp_min(1))
         else:
@@ -251,10 +318,17 @@ class Optimisation:
     def spans_all_steps(self) -> bool:
         """Whether the scheduler needs the number of steps."""
         arguments = getattr(self.scheduler, "keywords", {})
-        return "total_steps" in arguments and arguments["total_steps"] is None and arguments.get("epochs") is None
+        return (
+            "total_steps" in arguments
+            and arguments["total_steps"] is None
+            and arguments.get("epochs") is None
+        )
 
-    def scheduled(self, optimizer: torch.optim.Optimizer, steps: float, epochs: int) -> dict[str, Any]:
-        """The scheduler of a training, and whether it steps each epoch or each step, as Lightning takes them.
+    def scheduled(
+        self, optimizer: torch.optim.Optimizer, steps: float, epochs: int
+    ) -> dict[str, Any]:
+        """The scheduler of a training, and whether it steps each epoch or each step, as
+        Lightning takes them.
 
         Args:
             optimizer: whose learning rate it sets.
@@ -265,30 +339,59 @@ class Optimisation:
             ValueError: if it ends before the training does.
         """
         if self.spans_all_steps:
-            return {"scheduler": cast(Any, self.scheduler)(optimizer, total_steps=int(steps)), "interval": "step"}
+            return {
+                "scheduler": cast(Any, self.scheduler)(
+                    optimizer, total_steps=int(steps)
+                ),
+                "interval": "step",
+            }
         scheduler = cast(SchedulerFactory, self.scheduler)(optimizer)
-        each, wanted = ("", steps) if self.scheduler_interval == "step" else (", one an epoch", epochs)
+        each, wanted = (
+            ("", steps)
+            if self.scheduler_interval == "step"
+            else (", one an epoch", epochs)
+        )
         total = _last_step(scheduler)
         if total is not None and total < wanted:
-            more = f"its total_steps must be {wanted} or more; left out, it spans all steps of the training"
+            more = (
+                f"its total_steps must be {wanted} or more; left out, it spans "
+                "all steps of the training"
+            )
             raise ValueError(
-                f"scheduler {type(scheduler).__name__} ends after {total} steps{each}, and the training has {wanted}: "
+                f"scheduler {type(scheduler).__name__} ends after {total} "
+                f"steps{each}, and the training has {wanted}: "
                 f"{more if hasattr(scheduler, 'total_steps') else 'its parts must take more'}"
             )
         return {"scheduler": scheduler, "interval": self.scheduler_interval}
 
 
 def _last_step(scheduler: Any) -> int | None:
-    """The step after which a scheduler, or one that it is made of, raises an error; None if there is none."""
-    if isinstance(scheduler, SequentialLR):  # each part takes the steps from one milestone to the next
+    """The step after which a scheduler, or one that it is made of, raises an error;
+    None if there is none.
+    """
+    if isinstance(
+        scheduler, SequentialLR
+    ):  # each part takes the steps from one milestone to the next
         milestones = scheduler._milestones
-        parts = zip(scheduler._schedulers, [0, *milestones], [*milestones, math.inf], strict=True)
+        parts = zip(
+            scheduler._schedulers,
+            [0, *milestones],
+            [*milestones, math.inf],
+            strict=True,
+        )
     elif isinstance(scheduler, ChainedScheduler):
         parts = zip(scheduler._schedulers, repeat(0), repeat(math.inf))
     else:
         return getattr(scheduler, "total_steps", None)
     ends = ((_last_step(one), begin, end) for one, begin, end in parts)
-    return min((begin + last for last, begin, end in ends if last is not None and begin + last + 1 < end), default=None)
+    return min(
+        (
+            begin + last
+            for last, begin, end in ends
+            if last is not None and begin + last + 1 < end
+        ),
+        default=None,
+    )
 
 
 @dataclass(kw_only=True)
@@ -297,24 +400,28 @@ class Schedule:
 
     Attributes:
         epochs: how many passes over the training images.
-        frozen_epochs: before those, passes in which only what stands on a pretrained backbone is trained, on features
-            that are computed once, of a few views of each image: they take seconds. The learning rate falls from the
-            optimizer's own to 0. 0 trains all layers from the start.
+        frozen_epochs: before those, passes in which only what stands on a pretrained
+            backbone is trained, on features that are computed once, of a few views of
+            each image: they take seconds. The learning rate falls from the optimizer's
+            own to 0. 0 trains all layers from the start.
         batch_size: images in a step, over all processes together.
         seed: of the initial weights, the order of the images and their random changes.
-        sampler: 'shuffled' takes each training image once in an epoch, 'balanced' images of each class equally often,
-            those of rare classes several times, with the same random changes in one epoch.
-        stop_at: end after the first epoch in which the task's measure on the validation images reaches this value; for
-            a classification that is the accuracy, from 0 to 1. None trains all epochs.
-        stop: "early" ends when the task's measure on the validation images has not improved for ``patience`` epochs;
-            None does not.
+        sampler: 'shuffled' takes each training image once in an epoch, 'balanced'
+            images of each class equally often, those of rare classes several times,
+            with the same random changes in one epoch.
+        stop_at: end after the first epoch in which the task's measure on the validation
+            images reaches this value; for a classification that is the accuracy, from 0
+            to 1. None trains all epochs.
+        stop: "early" ends when the task's measure on the validation images has not
+            improved for ``patience`` epochs; None does not.
         patience: epochs without improvement, for ``stop``.
-        keep: which epoch is tested and saved: the "last", or the one with the "best" value of the task's measure on the
-            validation images, the first of equal ones.
+        keep: which epoch is tested and saved: the "last", or the one with the "best"
+            value of the task's measure on the validation images, the first of equal
+            ones.
 
     Raises:
-        ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1, ``frozen_epochs`` negative, or
-            ``seed`` not in -2^63..2^64 - 1.
+        ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1,
+            ``frozen_epochs`` negative, or ``seed`` not in -2^63..2^64 - 1.
 
     Example:
         >>> from torchcaps_lab.training import Schedule
@@ -333,7 +440,9 @@ class Schedule:
     keep: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
-        check_size(epochs=self.epochs, batch_size=self.batch_size, patience=self.patience)
+        check_size(
+            epochs=self.epochs, batch_size=self.batch_size, patience=self.patience
+        )
         check_size(0, frozen_epochs=self.frozen_epochs)
         check_size(-(2**63), seed=self.seed)
         if self.seed >= 2**64:
@@ -341,7 +450,9 @@ class Schedule:
 
 
 def _trainer_arguments() -> Collection[str]:
-    """What Lightning's Trainer takes. Lightning takes seconds to import, which help and wrong options need not wait."""
+    """What Lightning's Trainer takes. Lightning takes seconds to import, which help and
+    wrong options need not wait.
+    """
     from lightning import Trainer
 
     return inspect.signature(Trainer).parameters
@@ -360,18 +471,22 @@ class TrainerOptions:
         deterministic: use deterministic algorithms only.
         gradient_clip_val: clip the gradients to this norm; None does not clip.
         sync_batchnorm: batch normalisation over all processes.
-        average: keep an exponential moving average of the weights and of running statistics, with this decay in each
-            step, such as 0.999, and less in the first ones, :func:`moving_average`; the average is validated, tested
-            and saved. None keeps none.
+        average: keep an exponential moving average of the weights and of running
+            statistics, with this decay in each step, such as 0.999, and less in the
+            first ones, :func:`moving_average`; the average is validated, tested and
+            saved. None keeps none.
         extra: other arguments of the Trainer.
 
     Raises:
-        ValueError: if ``average`` is not between 0 and 1, ``gradient_clip_val`` is negative or not finite, or ``extra``
-            has an argument that the Trainer does not take, or that torchcaps sets itself, or accumulates no batch.
+        ValueError: if ``average`` is not between 0 and 1, ``gradient_clip_val`` is
+            negative or not finite, or ``extra`` has an argument that the Trainer does
+            not take, or that torchcaps sets itself, or accumulates no batch.
 
     Example:
         >>> from torchcaps_lab.training import TrainerOptions
-        >>> TrainerOptions(accelerator="cpu", precision="bf16-mixed").arguments()["precision"]
+        >>> TrainerOptions(accelerator="cpu", precision="bf16-mixed").arguments()[
+        ...     "precision"
+        ... ]
         'bf16-mixed'
     """
 
@@ -388,18 +503,25 @@ class TrainerOptions:
 
     def __post_init__(self) -> None:
         if self.average is not None and not 0 < self.average < 1:
-            raise ValueError(f"average must be a share between 0 and 1, got {self.average}")
+            raise ValueError(
+                f"average must be a share between 0 and 1, got {self.average}"
+            )
         check_finite(0, **given(gradient_clip_val=self.gradient_clip_val))
-        check_size(**given(accumulate_grad_batches=self.extra.get("accumulate_grad_batches")))
+        check_size(
+            **given(accumulate_grad_batches=self.extra.get("accumulate_grad_batches"))
+        )
         options = {**OURS, **{name: f"trainer.{name}" for name in vars(self)}}
         for name in self.extra:
             if name in options:
                 source = options[name] and f", from {options[name]}"
                 raise ValueError(
-                    f"extra takes other arguments of Lightning's Trainer: {name} is set by torchcaps itself{source}"
+                    f"extra takes other arguments of Lightning's Trainer: {name} is "
+                    f"set by torchcaps itself{source}"
                 )
             if name not in _trainer_arguments():
-                raise ValueError(f"extra takes arguments of Lightning's Trainer, which has no {name}")
+                raise ValueError(
+                    f"extra takes arguments of Lightning's Trainer, which has no {name}"
+                )
 
     def callbacks(self) -> "list[Callback]":
         """Callbacks that the options need: the averaging of the weights."""
@@ -411,7 +533,11 @@ class TrainerOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for the Trainer. On a CPU, the default is one device."""
-        named = {name: value for name, value in vars(self).items() if name not in ("average", "extra")}
+        named = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("average", "extra")
+        }
         if self.devices == "auto" and self.accelerator == "cpu":
             named["devices"] = 1
         return {**named, **self.extra}
@@ -422,18 +548,22 @@ def moving_average(decay: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
     .. math:: m_n = d_n m_{n-1} + (1 - d_n) x_n, \qquad d_n = \min\big(d, \tfrac{1 + n}{10 + n}\big)
 
-    With d alone, running variances would keep a share :math:`d^n` of their first value, 1, which may be larger than
-    all that comes after it.
+    With d alone, running variances would keep a share :math:`d^n` of their first value,
+    1, which may be larger than all that comes after it.
 
     Args:
         decay: d, between 0 and 1.
 
     Returns:
-        A function of the average so far, the new value and n, as :class:`torch.optim.swa_utils.AveragedModel` takes.
+        A function of the average so far, the new value and n, as
+        :class:`torch.optim.swa_utils.AveragedModel` takes.
 
-    Source: ``tf.train.ExponentialMovingAverage`` of TensorFlow, with its ``num_updates``.
+    Source: ``tf.train.ExponentialMovingAverage`` of TensorFlow, with its
+    ``num_updates``.
     """
-    return lambda average, new, n: average + (new - average) * (9 / (10 + n)).clamp_min(1 - decay)
+    return lambda average, new, n: (
+        average + (new - average) * (9 / (10 + n)).clamp_min(1 - decay)
+    )
 
 
 @dataclass(kw_only=True)
@@ -461,12 +591,16 @@ class Caller:
     """How the training was started, and what it shows.
 
     Attributes:
-        options: of the training by name, as plain values: kept in a new folder, and in checkpoints.
+        options: of the training by name, as plain values: kept in a new folder, and in
+            checkpoints.
         command: how this was started, for the summary.
-        progress_bar: whether a line, rewritten in place, says how far it is: for terminals and notebooks.
+        progress_bar: whether a line, rewritten in place, says how far it is: for
+            terminals and notebooks.
         show: takes lines of text; None for silence.
-        header: whether it is told what is trained, before the first epoch, and how long that will take.
-        allow_changes: whether a run may be resumed with other options or images than it was started with.
+        header: whether it is told what is trained, before the first epoch, and how long
+            that will take.
+        allow_changes: whether a run may be resumed with other options or images than it
+            was started with.
         callbacks: of Lightning, besides those of the training.
 
     Example:

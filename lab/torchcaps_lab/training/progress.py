@@ -1,4 +1,6 @@
-"""How far a training is: a line after its first steps, and one that is rewritten in place."""
+"""How far a training is: a line after its first steps, and one that is rewritten in
+place.
+"""
 
 import sys
 import time
@@ -20,12 +22,15 @@ OFTEN = 0.5
 
 
 def can_rewrite() -> bool:
-    """Whether the output shows a line that is rewritten as one: a terminal's, or a notebook's."""
+    """Whether the output shows a line that is rewritten as one: a terminal's, or a
+    notebook's.
+    """
     return sys.stdout.isatty() or "ipykernel" in sys.modules
 
 
 class Progress(Callback):
-    """Says after a few steps how long a training will take, and where it routes. Must come before all that print.
+    """Says after a few steps how long a training will take, and where it routes. Must
+    come before all that print.
 
     Args:
         show: takes that line; None for silence.
@@ -40,14 +45,18 @@ class Progress(Callback):
         self._began = self._told = 0.0
 
     def on_feature_step(self, done: int, steps: int) -> None:
-        """Tells, in the first stage, how long its features take, and how far they are."""
+        """Tells, in the first stage, how long its features take, and how far they
+        are.
+        """
         now = time.perf_counter()
         if done == 1:
             self._began = now
         elif done <= steps:
             left = duration((now - self._began) / (done - 1) * (steps - done))
             if done == 2 and self.show is not None:
-                self.show(f"features of the backbone are computed first, once: about {left}")
+                self.show(
+                    f"features of the backbone are computed first, once: about {left}"
+                )
             if self.in_place and now - self._told > OFTEN:
                 self._told = now
                 self._write(f"features, batch {done} of {steps}, {left} left")
@@ -58,7 +67,9 @@ class Progress(Callback):
         """Counts the steps to come, and watches the first."""
         epochs = (trainer.max_epochs or 1) - trainer.current_epoch
         self._steps, self._done = int(trainer.num_training_batches * epochs), 0
-        if getattr(getattr(pl_module, "speed", None), "compile", None) is None:  # a compiler would trace what watches
+        if (
+            getattr(getattr(pl_module, "speed", None), "compile", None) is None
+        ):  # a compiler would trace what watches
             parts = [part for part in pl_module.modules() if isinstance(part, Routing)]
             self._hooks = [part.register_forward_hook(self._watch) for part in parts]
 
@@ -67,7 +78,9 @@ class Progress(Callback):
             self._backends.add(found.votes.choose(found.similarity).backend)
 
     def on_train_batch_end(self, trainer: L.Trainer, *more: Any) -> None:
-        """Tells how long it takes; the first step, which may build kernels, does not count."""
+        """Tells how long it takes; the first step, which may build kernels, does not
+        count.
+        """
         self._done, now = self._done + 1, time.perf_counter()
         if self._done == 1:
             self._began = now
@@ -75,17 +88,28 @@ class Progress(Callback):
             return
         each = (now - self._began) / (self._done - 1)
         left = duration(each * (self._steps - self._done))
-        if self._done == min(SPOKEN, trainer.num_training_batches) and self.show is not None and trainer.is_global_zero:
-            where = f"; votes: {', '.join(sorted(self._backends))}" if self._backends else ""
+        if (
+            self._done == min(SPOKEN, trainer.num_training_batches)
+            and self.show is not None
+            and trainer.is_global_zero
+        ):
+            where = (
+                f"; votes: {', '.join(sorted(self._backends))}"
+                if self._backends
+                else ""
+            )
             self._write("")
             self.show(f"{each:.2g} s a step, about {left} for all of them{where}")
         if self.in_place and trainer.is_global_zero and now - self._told > OFTEN:
             self._told, step = now, more[-1] + 1
             self._write(
-                f"epoch {trainer.current_epoch + 1}, step {step} of {trainer.num_training_batches}, {left} left"
+                f"epoch {trainer.current_epoch + 1}, step {step} of "
+                f"{trainer.num_training_batches}, {left} left"
             )
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> None:
         """Makes room for the line of the epoch."""
         self._write("")
 
@@ -93,7 +117,9 @@ class Progress(Callback):
         """Watches no longer, also if there was no step."""
         self._forget()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """Makes room for what is said of it."""
         self._write("")
         self._forget()

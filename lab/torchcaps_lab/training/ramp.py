@@ -10,41 +10,59 @@ from torchcaps.spec import check, declared
 
 
 class Ramps:
-    r"""Settings of the routings of a network that change evenly over the epochs of a training.
+    r"""Settings of the routings of a network that change evenly over the epochs of a
+    training.
 
-    Each routing that has a setting of that name gets its value at the beginning of every epoch, and a network is saved
-    with the value of the epoch that is kept. The value depends on nothing but the epoch and the number of epochs.
+    Each routing that has a setting of that name gets its value at the beginning of
+    every epoch, and a network is saved with the value of the epoch that is kept. The
+    value depends on nothing but the epoch and the number of epochs.
 
     Args:
         network: whose routings are set, at once to the first values.
         ramps: the first and the last value of each setting, by name; None for no ramps.
 
     Raises:
-        ValueError: if no routing of the network has a setting of that name, it is no number, or a value is out of its
-            range.
+        ValueError: if no routing of the network has a setting of that name, it is no
+            number, or a value is out of its range.
 
     Example:
         >>> from torchcaps.numerics import Advance
         >>> from torchcaps_lab.training.ramp import Ramps
-        >>> network = tc.create_model("capsnet_digits", routing=tc.create_routing("kmeans"))
+        >>> network = tc.create_model(
+        ...     "capsnet_digits", routing=tc.create_routing("kmeans")
+        ... )
         >>> ramps = Ramps(network, {"sharpness": (0.5, 2.0)})
         >>> ramps.set(Advance(epoch=1, epochs=4))
         >>> network.routing.sharpness
         1.0
     """
 
-    def __init__(self, network: nn.Module, ramps: Mapping[str, Sequence[float]] | None = None) -> None:
-        self.ramps = {name: Ramp(*map(float, ends)) for name, ends in (ramps or {}).items()}
-        routings = [module for module in network.modules() if isinstance(module, Routing)]
-        self.routings = {name: [one for one in routings if _has(one, name)] for name in self.ramps}
+    def __init__(
+        self, network: nn.Module, ramps: Mapping[str, Sequence[float]] | None = None
+    ) -> None:
+        self.ramps = {
+            name: Ramp(*map(float, ends)) for name, ends in (ramps or {}).items()
+        }
+        routings = [
+            module for module in network.modules() if isinstance(module, Routing)
+        ]
+        self.routings = {
+            name: [one for one in routings if _has(one, name)] for name in self.ramps
+        }
         for name, ramp in self.ramps.items():
             self._check(name, ramp, routings)
         self.set(Advance(0, 1))
 
     def _check(self, name: str, ramp: Ramp, routings: Sequence[Routing]) -> None:
         if not self.routings[name]:
-            kinds = ", ".join(sorted({type(one).__name__ for one in routings})) or "no routing"
-            raise ValueError(f"ramp must name a number that the routing of the network takes, got {name!r} for {kinds}")
+            kinds = (
+                ", ".join(sorted({type(one).__name__ for one in routings}))
+                or "no routing"
+            )
+            raise ValueError(
+                "ramp must name a number that the routing of the network takes, got "
+                f"{name!r} for {kinds}"
+            )
         for routing in self.routings[name]:
             hint = declared(type(routing)).arguments[name].hint
             for value in ramp:
@@ -59,5 +77,12 @@ class Ramps:
 
 def _has(routing: Routing, name: str) -> bool:
     """Whether a routing has a number as that setting, no count and no switch."""
-    argument, value = declared(type(routing)).arguments.get(name), getattr(routing, name, None)
-    return argument is not None and isinstance(argument.default, float) and isinstance(value, float | int)
+    argument, value = (
+        declared(type(routing)).arguments.get(name),
+        getattr(routing, name, None),
+    )
+    return (
+        argument is not None
+        and isinstance(argument.default, float)
+        and isinstance(value, float | int)
+    )

@@ -22,11 +22,14 @@ HOPELESS = 4
 """Times the least loss, beyond which larger rates are not tried."""
 
 
-def find_rate(subject: Subject, optimisation: Optimisation, schedule: Schedule, running: Running) -> float:
-    """A tenth of the rate at which the loss is least, in 100 steps whose rate grows from 1e-6 to 1 (Smith 2017).
+def find_rate(
+    subject: Subject, optimisation: Optimisation, schedule: Schedule, running: Running
+) -> float:
+    """A tenth of the rate at which the loss is least, in 100 steps whose rate grows
+    from 1e-6 to 1 (Smith 2017).
 
-    The network that makes these steps, on the CPU, is thrown away: the training begins with its own weights. The same
-    options find the same rate.
+    The network that makes these steps, on the CPU, is thrown away: the training begins
+    with its own weights. The same options find the same rate.
 
     Raises:
         ValueError: if the loss is not finite at the least rates already.
@@ -35,19 +38,42 @@ def find_rate(subject: Subject, optimisation: Optimisation, schedule: Schedule, 
     optimisation.weigh(subject.data.train)
     check_memory(subject, optimisation.optimizer, schedule, running)
     network = subject.network(schedule.seed).train()
-    learner = Learner(network, optimisation, subject.purpose(), subject.preprocess, schedule.seed, running.speed)
+    learner = Learner(
+        network,
+        optimisation,
+        subject.purpose(),
+        subject.preprocess,
+        schedule.seed,
+        running.speed,
+    )
     criteria = Criteria(learner.loss, learner.reconstruction)
     optimizer = optimisation.optimizer(network.parameters())
-    loader = train_loader(subject.data.train, schedule.batch_size, schedule.seed, sampler=schedule.sampler)
-    rates, losses = torch.logspace(math.log10(LEAST), math.log10(LARGEST), STEPS).tolist(), list[float]()
+    loader = train_loader(
+        subject.data.train, schedule.batch_size, schedule.seed, sampler=schedule.sampler
+    )
+    rates, losses = (
+        torch.logspace(math.log10(LEAST), math.log10(LARGEST), STEPS).tolist(),
+        list[float](),
+    )
     for rate, batch in zip(rates, chain.from_iterable(repeat(loader)), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = rate
-        loss: Any = optimizer.step(partial(with_gradients, learner.task, network, criteria, learner.seen(batch, 0)))
+        loss: Any = optimizer.step(
+            partial(
+                with_gradients, learner.task, network, criteria, learner.seen(batch, 0)
+            )
+        )
         losses.append(float(loss.detach()))
         if not losses[-1] <= HOPELESS * min(losses):
             break
     if not all(map(math.isfinite, losses[:SMOOTH])):
-        raise ValueError(f"lr find: the loss is {losses[-1]} at a rate of {rates[len(losses) - 1]:.1g} already")
-    smoothed = torch.tensor([loss for loss in losses if math.isfinite(loss)]).unfold(0, SMOOTH, 1).mean(1)
+        raise ValueError(
+            f"lr find: the loss is {losses[-1]} at a rate of "
+            f"{rates[len(losses) - 1]:.1g} already"
+        )
+    smoothed = (
+        torch.tensor([loss for loss in losses if math.isfinite(loss)])
+        .unfold(0, SMOOTH, 1)
+        .mean(1)
+    )
     return float(f"{rates[int(smoothed.argmin()) + SMOOTH // 2] / 10:.2g}")

@@ -1,4 +1,6 @@
-"""Files of options, and values typed on a command line: YAML, read once, into plain values and nothing else."""
+"""Files of options, and values typed on a command line: YAML, read once, into plain
+values and nothing else.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,15 +18,22 @@ DEEPEST = 40
 LONGEST_NUMBER = 400
 """Signs of a number: the longest that computers compute with, 1.8e308, has 309."""
 
-_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map"))
+_TAGS = tuple(
+    f"tag:yaml.org,2002:{kind}"
+    for kind in ("null", "bool", "int", "float", "str", "seq", "map")
+)
 
 
 class _Reader(yaml.SafeLoader):
-    """YAML of plain values alone: numbers may read 1e-3, dates and times are text, and no name stands twice in one
-    mapping. What is too large is refused as soon as it is met, since reading the rest takes half a minute for a MiB."""
+    """YAML of plain values alone: numbers may read 1e-3, dates and times are text, and
+    no name stands twice in one mapping. What is too large is refused as soon as it is
+    met, since reading the rest takes half a minute for a MiB.
+    """
 
     yaml_constructors = {  # noqa: RUF012
-        tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag in _TAGS
+        tag: make
+        for tag, make in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag in _TAGS
     }
 
     def __init__(self, text: str) -> None:
@@ -33,39 +42,61 @@ class _Reader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.nodes, self.depth = self.nodes + 1, self.depth + 1
-        if self.nodes > 2 * MOST_VALUES or self.depth > DEEPEST + 2:  # each value may have a name
+        if (
+            self.nodes > 2 * MOST_VALUES or self.depth > DEEPEST + 2
+        ):  # each value may have a name
             raise _TooMuch
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merges double what they merge, again and again; options have no use for them."""
+        """Merges double what they merge, again and again; options have no use for
+        them.
+        """
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(None, None, "merges (<<) are not read", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, "merges (<<) are not read", key.start_mark
+                )
         super().flatten_mapping(node)
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         """A number that is not in base 60, as YAML 1.1 reads 1:30."""
         if ":" in node.value or len(node.value) > LONGEST_NUMBER:
             why = f"no number of at most {LONGEST_NUMBER} digits"
-            raise yaml.constructor.ConstructorError(None, None, f"{node.value[:40]!r} is {why}", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{node.value[:40]!r} is {why}", node.start_mark
+            )
         whole = node.tag.endswith(":int")
-        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+        return (
+            self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+        )
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Any, Any]:
         names: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if isinstance(key, yaml.ScalarNode) and key.value in names:  # the first value would be lost without a word
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
+            if (
+                isinstance(key, yaml.ScalarNode) and key.value in names
+            ):  # the first value would be lost without a word
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} stands twice", key.start_mark
+                )
             names.add(str(key.value))
         read = super().construct_mapping(node, deep)
-        return {str(key) if type(key) is int else key: value for key, value in read.items()}  # numbers of classes
+        return {
+            str(key) if type(key) is int else key: value for key, value in read.items()
+        }  # numbers of classes
 
 
 _Reader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if not tag.endswith((":timestamp", ":float", ":int"))]
+    first: [
+        (tag, pattern)
+        for tag, pattern in known
+        if not tag.endswith((":timestamp", ":float", ":int"))
+    ]
     for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Reader.add_implicit_resolver(
@@ -75,9 +106,11 @@ _Reader.add_implicit_resolver(
 )
 _Reader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*([eE][-+]?\d+)?|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"),
+    re.compile(
+        r"[-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*([eE][-+]?\d+)?|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
+    ),
     list("-+0123456789."),
-)  # fmt: skip
+)
 
 
 for _kind in ("int", "float"):
@@ -85,12 +118,18 @@ for _kind in ("int", "float"):
 
 
 class _Writer(yaml.SafeDumper):
-    """Puts text between quotes that other readers of YAML, or ours, would take for something else, as 1e3."""
+    """Puts text between quotes that other readers of YAML, or ours, would take for
+    something else, as 1e3.
+    """
 
 
 _Writer.yaml_implicit_resolvers = {
-    first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()), *_Reader.yaml_implicit_resolvers.get(first, ())]
-    for first in yaml.SafeDumper.yaml_implicit_resolvers.keys() | _Reader.yaml_implicit_resolvers.keys()
+    first: [
+        *yaml.SafeDumper.yaml_implicit_resolvers.get(first, ()),
+        *_Reader.yaml_implicit_resolvers.get(first, ()),
+    ]
+    for first in yaml.SafeDumper.yaml_implicit_resolvers.keys()
+    | _Reader.yaml_implicit_resolvers.keys()
 }
 
 
@@ -99,27 +138,38 @@ class _TooMuch(Exception):
 
 
 def parsed(text: str, source: str) -> Any:
-    """Plain values from YAML: text, numbers, true and false, null, and lists and mappings of these.
+    """Plain values from YAML: text, numbers, true and false, null, and lists and
+    mappings of these.
 
     Raises:
-        ValueError: if it is not YAML, or holds other values, or more than options do; names the source.
+        ValueError: if it is not YAML, or holds other values, or more than options do;
+            names the source.
     """
-    too_much = f"{source} holds more than options do: {MOST_VALUES:,} values, {DEEPEST} inside one another"
+    too_much = (
+        f"{source} holds more than options do: {MOST_VALUES:,} values, {DEEPEST} "
+        "inside one another"
+    )
     if len(text) > LARGEST_FILE:
-        raise ValueError(f"{source} has {len(text):,} letters, options take at most {LARGEST_FILE:,}")
+        raise ValueError(
+            f"{source} has {len(text):,} letters, options take at most {LARGEST_FILE:,}"
+        )
     try:
         value = yaml.load(text, Loader=_Reader)
     except _TooMuch:
         raise ValueError(too_much) from None
     except Exception as error:  # tags that do not suit their values end in many types
-        raise ValueError(f"{source} is not YAML: {str(error) or type(error).__name__}") from error
+        raise ValueError(
+            f"{source} is not YAML: {str(error) or type(error).__name__}"
+        ) from error
     if _count(value, source, 0, 0) > MOST_VALUES:
         raise ValueError(too_much)
     return value
 
 
 def _count(value: Any, source: str, values: int, depth: int) -> int:
-    """How many values there are, with those before; aliases let a small text hold a great many, or itself."""
+    """How many values there are, with those before; aliases let a small text hold a
+    great many, or itself.
+    """
     values += 1
     if values > MOST_VALUES or depth > DEEPEST:
         return MOST_VALUES + 1
@@ -141,21 +191,27 @@ def typed(text: str) -> Typed:
 
 
 def read_options(path: Path, imported: Sequence[str] = ()) -> dict[str, Any]:
-    """The options in a file, by name, as plain values; :func:`~torchcaps_lab.training.training_options` checks them.
+    """The options in a file, by name, as plain values;
+    :func:`~torchcaps_lab.training.training_options` checks them.
 
     Args:
         path: of the file.
         imported: the modules that the user named for import, not the file.
 
     Raises:
-        ValueError: if this is no file of options, or it wants modules imported that are not in ``imported``, which
-            would execute them, or another file of options.
+        ValueError: if this is no file of options, or it wants modules imported that are
+            not in ``imported``, which would execute them, or another file of options.
     """
     if path.stat().st_size > LARGEST_FILE:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes: options take less than {LARGEST_FILE:,}")
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes: options take less than "
+            f"{LARGEST_FILE:,}"
+        )
     options = parsed(read_text(path, LARGEST_FILE), str(path))
     if not isinstance(options, dict):
-        raise ValueError(f"{path} must hold options by name, got {type(options).__name__}")
+        raise ValueError(
+            f"{path} must hold options by name, got {type(options).__name__}"
+        )
     if options.pop("config", None) is not None:
         raise ValueError(f"{path}: options cannot name another file of them")
     _check_imports(path, options.pop("import", None) or [], imported)
@@ -169,10 +225,12 @@ _ONLY_OF_HUB = {"path", "image", "label", "revision"}
 
 
 def restored(value: Any) -> Any:
-    """Options, at any depth, with the class of data sets of ``datasets``, which earlier versions lost.
+    """Options, at any depth, with the class of data sets of ``datasets``, which earlier
+    versions lost.
 
-    The data set ``Hub`` had an argument ``name``, now ``configuration``, which was written over the name of the class.
-    Its other arguments, all of which were written, are those of no other data set.
+    The data set ``Hub`` had an argument ``name``, now ``configuration``, which was
+    written over the name of the class. Its other arguments, all of which were written,
+    are those of no other data set.
     """
     if isinstance(value, list):
         return [restored(one) for one in value]
@@ -181,20 +239,35 @@ def restored(value: Any) -> Any:
     value = {key: restored(one) for key, one in value.items()}
     inner = value.get("init_args")
     if isinstance(inner, Mapping) and str(value.get("class_path")).endswith(".Hub"):
-        return {**value, "init_args": {"configuration" if key == "name" else key: one for key, one in inner.items()}}
-    if _ONLY_OF_HUB <= value.keys() and "configuration" not in value and value.get("name", "Hub") not in ("Hub", "hub"):
+        return {
+            **value,
+            "init_args": {
+                "configuration" if key == "name" else key: one
+                for key, one in inner.items()
+            },
+        }
+    if (
+        _ONLY_OF_HUB <= value.keys()
+        and "configuration" not in value
+        and value.get("name", "Hub") not in ("Hub", "hub")
+    ):
         return {**value, "name": "hub", "configuration": value["name"]}
     return value
 
 
 def _check_imports(path: Path, wanted: Any, imported: Sequence[str]) -> None:
-    """Raises a ValueError if a file wants modules imported that the user did not name."""
-    if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
+    """Raises a ValueError if a file wants modules imported that the user did not
+    name.
+    """
+    if not isinstance(wanted, list) or not all(
+        isinstance(name, str) for name in wanted
+    ):
         raise ValueError(f"{path}: import must be a list of modules, got {wanted!r}")
     have = {module_of(name) for name in imported}
     if missing := [name for name in wanted if module_of(name) not in have]:
         raise ValueError(
-            f"{path} wants modules imported, which executes them: {', '.join(missing)}. It cannot do that by itself; "
+            f"{path} wants modules imported, which executes them: "
+            f"{', '.join(missing)}. It cannot do that by itself; "
             f"if you trust them, add {' '.join(f'--import {name}' for name in missing)}"
         )
 
@@ -205,7 +278,9 @@ def module_of(name: str) -> str:
 
 
 def put(tree: dict[str, Any], place: Sequence[str], value: Any) -> None:
-    """Enters a value at its place, ``["data", "root"]``, below the name that stands there already."""
+    """Enters a value at its place, ``["data", "root"]``, below the name that stands
+    there already.
+    """
     first, *rest = place
     if rest:
         tree[first] = dict(_by_name(tree.get(first)))
@@ -215,16 +290,29 @@ def put(tree: dict[str, Any], place: Sequence[str], value: Any) -> None:
 
 
 def merged(base: Any, over: Any) -> Any:
-    """Options with others over them; a thing of another name takes nothing over from the one before."""
+    """Options with others over them; a thing of another name takes nothing over from
+    the one before.
+    """
     within = _by_name(base)
-    if isinstance(over, str | Typed) and _holds_names(base) and "name" in within and not _holds_names(over):
+    if (
+        isinstance(over, str | Typed)
+        and _holds_names(base)
+        and "name" in within
+        and not _holds_names(over)
+    ):
         over = {"name": over}
     if not _holds_names(over):
         return over
     over = _by_name(over)
     if _said(over) not in (None, _said(within)):
         return over
-    return {**within, **{name: merged(within[name], one) if name in within else one for name, one in over.items()}}
+    return {
+        **within,
+        **{
+            name: merged(within[name], one) if name in within else one
+            for name, one in over.items()
+        },
+    }
 
 
 def _holds_names(value: Any) -> bool:
@@ -248,6 +336,8 @@ def as_yaml(options: Mapping[str, Any]) -> str:
     if not options:
         return ""
     text = yaml.dump(dict(options), Dumper=_Writer, sort_keys=False, allow_unicode=True)
-    if parsed(text, "the options") != options:  # some line breaks of Unicode are written as they are, and folded
+    if (
+        parsed(text, "the options") != options
+    ):  # some line breaks of Unicode are written as they are, and folded
         text = yaml.dump(dict(options), Dumper=_Writer, sort_keys=False)
     return text

@@ -1,4 +1,6 @@
-"""The record of the images that a run was trained, validated and tested on, so that the folder may change."""
+"""The record of the images that a run was trained, validated and tested on, so that the
+folder may change.
+"""
 
 import torch
 
@@ -8,7 +10,8 @@ from torchcaps_lab.training.folder import RunFolder
 
 
 def follow_record(folder: RunFolder, data: ImageData) -> tuple[str, ...]:
-    """Applies the splits that a run has recorded, if any; returns notes on what changed since.
+    """Applies the splits that a run has recorded, if any; returns notes on what changed
+    since.
 
     Raises:
         ValueError: the record is damaged, or belongs to other data.
@@ -26,13 +29,17 @@ def write_record(folder: RunFolder, data: ImageData) -> None:
         manifest.write(folder.record)
 
 
-def images_apart(folder: RunFolder, data: ImageData, split: str) -> tuple[ImageSet, tuple[str, ...]]:
-    """Images of other data than those of the run; test images without those that the run was trained on.
+def images_apart(
+    folder: RunFolder, data: ImageData, split: str
+) -> tuple[ImageSet, tuple[str, ...]]:
+    """Images of other data than those of the run; test images without those that the
+    run was trained on.
 
     Args:
         folder: of the run.
         data: the other data.
-        split: ``train``, ``validation``, ``test``, or ``all``: all files of the data, as test images.
+        split: ``train``, ``validation``, ``test``, or ``all``: all files of the data,
+            as test images.
 
     Returns:
         The images, and notes on what was left out.
@@ -49,10 +56,17 @@ def images_apart(folder: RunFolder, data: ImageData, split: str) -> tuple[ImageS
     if split != "test" or manifest is None or not path.is_file():
         return images, notes
     known = {entry.digest for entry in Manifest.read(path).parts["train"]}
-    rows = [row for row, entry in enumerate(manifest.parts[split]) if entry.digest not in known]
+    rows = [
+        row
+        for row, entry in enumerate(manifest.parts[split])
+        if entry.digest not in known
+    ]
     if len(rows) == len(images):
         return images, notes
-    line = f"{len(images) - len(rows):,} of {len(images):,} test {images.what} left out: the run was trained on them"
+    line = (
+        f"{len(images) - len(rows):,} of {len(images):,} test {images.what} left "
+        "out: the run was trained on them"
+    )
     return images.subset(torch.tensor(rows, dtype=torch.int64)), (*notes, line)
 
 
@@ -61,7 +75,13 @@ def _of_how_many(data: ImageData, split: str, what: str) -> tuple[str, ...]:
     manifest = data.manifest()
     if manifest is None:
         return ()
-    part, every = len(manifest.parts[split]), sum(len(manifest.parts[part]) for part in PARTS)
+    part, every = (
+        len(manifest.parts[split]),
+        sum(len(manifest.parts[part]) for part in PARTS),
+    )
     if part == every:
         return ()
-    return (f"{part:,} of {every:,} {what} are in the {split} split of this data; --split all takes every one",)
+    return (
+        f"{part:,} of {every:,} {what} are in the {split} split of this data; --split "
+        "all takes every one",
+    )

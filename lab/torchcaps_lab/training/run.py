@@ -23,7 +23,13 @@ from torchcaps_lab.training.fitting import Fitting, rehearse
 from torchcaps_lab.training.folder import RunFolder, is_first_process
 from torchcaps_lab.training.learner import Learner
 from torchcaps_lab.training.memory import check_device, check_memory
-from torchcaps_lab.training.options import Caller, Optimisation, Running, Schedule, Subject
+from torchcaps_lab.training.options import (
+    Caller,
+    Optimisation,
+    Running,
+    Schedule,
+    Subject,
+)
 from torchcaps_lab.training.rate import find_rate
 from torchcaps_lab.training.reading import as_yaml
 from torchcaps_lab.training.record import follow_record, write_record
@@ -40,10 +46,12 @@ def train(
     running: Running | None = None,
     caller: Caller | None = None,
 ) -> dict[str, Any] | None:
-    """Trains a network, tests the last epoch, or the best if that is kept, and writes the report.
+    """Trains a network, tests the last epoch, or the best if that is kept, and writes
+    the report.
 
-    The test images are read once, after the training. Continues from the newest checkpoint if the folder has one.
-    Everything that can be checked is checked before anything is written, so that a refused start can be repeated.
+    The test images are read once, after the training. Continues from the newest
+    checkpoint if the folder has one. Everything that can be checked is checked before
+    anything is written, so that a refused start can be repeated.
 
     Args:
         folder: of the run.
@@ -57,25 +65,40 @@ def train(
         The summary, on the first process; None on the others.
 
     Raises:
-        ValueError: if arguments do not fit each other, the images or the machine, or a checkpoint does not fit them.
+        ValueError: if arguments do not fit each other, the images or the machine, or a
+            checkpoint does not fit them.
         BlockingIOError: if another process trains in the folder.
         TrainingDiverged: if the loss is not finite.
     """
-    schedule, running, caller = schedule or Schedule(), running or Running(), caller or Caller()
+    schedule, running, caller = (
+        schedule or Schedule(),
+        running or Running(),
+        caller or Caller(),
+    )
     changes = follow_record(folder, subject.data)
     task, data = subject.purpose(), subject.data
-    untested = [] if len(data.test) else ["there are no test images: nothing is tested, and there is no report"]
+    untested = (
+        []
+        if len(data.test)
+        else ["there are no test images: nothing is tested, and there is no report"]
+    )
     resumed = folder.config.exists()
     trained = resumed and newest_checkpoint(folder.path / "checkpoints") is not None
     need = check_memory(subject, optimisation.optimizer, schedule, running)
     network = subject.network(schedule.seed, trained)
-    learner = Learner(network, optimisation, task, subject.preprocess, schedule.seed, running.speed)
+    learner = Learner(
+        network, optimisation, task, subject.preprocess, schedule.seed, running.speed
+    )
     validation = data.validation.prepared(subject.preprocess)
-    fitting = Fitting(learner, data.train, validation, folder.path, schedule, running.trainer, caller)
+    fitting = Fitting(
+        learner, data.train, validation, folder.path, schedule, running.trainer, caller
+    )
     check_device(need, fitting.trainer, subject, schedule)
     rehearse(learner, data.train, fitting.steps, schedule.epochs)
     notes = list(dict.fromkeys([*changes, *data.notes(), *untested, *fitting.notes()]))
-    alone = folder.opened(as_yaml(caller.options), resumed, partial(write_record, folder, data))
+    alone = folder.opened(
+        as_yaml(caller.options), resumed, partial(write_record, folder, data)
+    )
     with alone if is_first_process() else nullcontext():
         if is_first_process() and caller.show is not None:
             head = _header(subject, network, fitting) if caller.header else []
@@ -83,20 +106,32 @@ def train(
                 caller.show(line)
         goes_on = resumed and is_first_process()
         # At the start, so that the next resume after a kill goes on with these options.
-        runner, metrics = fitting.run(partial(write_whole, folder.config, as_yaml(caller.options)) if goes_on else None)
+        runner, metrics = fitting.run(
+            partial(write_whole, folder.config, as_yaml(caller.options))
+            if goes_on
+            else None
+        )
         if not runner.is_global_zero:
             return None
         used = fitting.take_best()
         network.float()  # whatever the precision of the training
         save(network, folder, subject, task)
-        network = load_pretrained(folder.model)  # so that the summary describes what was saved
-        test = data.test.in_classes(data.classes, "the test images").prepared(subject.preprocess)
+        network = load_pretrained(
+            folder.model
+        )  # so that the summary describes what was saved
+        test = data.test.in_classes(data.classes, "the test images").prepared(
+            subject.preprocess
+        )
         summary = {
             **_described(subject, task, network),
             "epochs": len(metrics),
             "used_epoch": used,
             "seed": schedule.seed,
-            **(_findings(task.examine(network, test, schedule.batch_size)) if len(test) else {}),
+            **(
+                _findings(task.examine(network, test, schedule.batch_size))
+                if len(test)
+                else {}
+            ),
             **(_verdict(network, test) if len(test) and test.what == "images" else {}),
             **({"notes": notes} if notes else {}),
             "last_epoch": metrics[-1] if metrics else {},
@@ -112,17 +147,27 @@ def train(
 def _header(subject: Subject, network: ImageClassifier, fitting: Fitting) -> list[str]:
     """For people, before the training: images, classes, network, device and steps."""
     data, device = subject.data, fitting.trainer.strategy.root_device
-    sizes = ", ".join(f"{len(getattr(data, part)):,} {part}" for part in ("train", "validation", "test"))
-    shape = f" of {' x '.join(map(str, data.image_shape))} (C x H x W)" if data.gives == "images" else ""
+    sizes = ", ".join(
+        f"{len(getattr(data, part)):,} {part}"
+        for part in ("train", "validation", "test")
+    )
+    shape = (
+        f" of {' x '.join(map(str, data.image_shape))} (C x H x W)"
+        if data.gives == "images"
+        else ""
+    )
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return [
-        f"{type(data).__name__}: {sizes} {data.train.what}{shape}, {len(data.classes)} classes{_by_class(data.train)}",
+        f"{type(data).__name__}: {sizes} {data.train.what}{shape}, "
+        f"{len(data.classes)} classes{_by_class(data.train)}",
         f"{subject.architecture}: {parameters:,} parameters, on {device}; "
         f"{fitting.steps:,} steps in at most {fitting.trainer.max_epochs} epochs",
     ]
 
 
-def _described(subject: Subject, task: Task, network: ImageClassifier) -> dict[str, Any]:
+def _described(
+    subject: Subject, task: Task, network: ImageClassifier
+) -> dict[str, Any]:
     """Network, data and task, for the summary."""
     data = subject.data
     return {
@@ -130,14 +175,20 @@ def _described(subject: Subject, task: Task, network: ImageClassifier) -> dict[s
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "data": type(data).__name__,
         "task": task.name,
-        "images": {"train": len(data.train), "validation": len(data.validation), "test": len(data.test)},
+        "images": {
+            "train": len(data.train),
+            "validation": len(data.validation),
+            "test": len(data.test),
+        },
         **_per_class(data.train),
         "preprocess": subject.preprocess.config(),
     }
 
 
 def _per_class(images: ImageSet) -> dict[str, dict[str, int]]:
-    """How many training images there are of each class; nothing for images of several classes."""
+    """How many training images there are of each class; nothing for images of several
+    classes.
+    """
     if images[0].labels.ndim != 1:
         return {}
     counts = torch.bincount(images.labels, minlength=len(images.classes)).tolist()
@@ -150,36 +201,54 @@ def _by_class(images: ImageSet) -> str:
     if not counts:
         return ""
     if len(counts) <= MOST_NAMED:
-        return f" ({', '.join(f'{readable(name)} {count:,}' for name, count in counts.items())})"
+        return (
+            " "
+            f"({', '.join(f'{readable(name)} {count:,}' for name, count in counts.items())})"
+        )
     return f" of {min(counts.values()):,} to {max(counts.values()):,} each"
 
 
 def _findings(found: Examination) -> dict[str, Any]:
     """The results of the test, for the summary."""
-    figures = {name: round(one, 4) if name.endswith("_percent") else one for name, one in found.figures.items()}
+    figures = {
+        name: round(one, 4) if name.endswith("_percent") else one
+        for name, one in found.figures.items()
+    }
     return {
         **{f"test_{name}": value for name, value in figures.items()},
-        **({"test_per_class": found.details["per_class"]} if "per_class" in found.details else {}),
+        **(
+            {"test_per_class": found.details["per_class"]}
+            if "per_class" in found.details
+            else {}
+        ),
         **({"warnings": list(found.warnings)} if found.warnings else {}),
     }
 
 
 def _verdict(network: ImageClassifier, test: ImageSet) -> dict[str, Any]:
-    """Whether routing and decoder of a network with capsules do anything, for the summary."""
+    """Whether routing and decoder of a network with capsules do anything, for the
+    summary.
+    """
     found = judge(network, test)
     if found.entropy is None:
         return {}
     return {"routing": found.of_routing, "verdict": asdict(found)}
 
 
-def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task) -> None:
-    """Saves a network with everything needed to use it: the names of the classes, the preprocessing, the task.
+def save(
+    network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task
+) -> None:
+    """Saves a network with everything needed to use it: the names of the classes, the
+    preprocessing, the task.
 
-    It also gets a calibration of its probabilities on the validation images, and a threshold for images of no class, if
-    there are enough of these.
+    It also gets a calibration of its probabilities on the validation images, and a
+    threshold for images of no class, if there are enough of these.
     """
     validation = subject.data.validation.prepared(subject.preprocess)
-    calibration, strangers = task.calibrate(network, validation), task.fit_strangers(network, validation)
+    calibration, strangers = (
+        task.calibrate(network, validation),
+        task.fit_strangers(network, validation),
+    )
     network.save_pretrained(
         folder.model,
         classes=list(subject.data.classes),
@@ -191,13 +260,17 @@ def save(network: ImageClassifier, folder: RunFolder, subject: Subject, task: Ta
     )
 
 
-def train_with(folder: RunFolder, options: TrainingOptions, **how: Any) -> dict[str, Any] | None:
-    """Trains with options that :func:`~torchcaps_lab.training.training_options` has checked.
+def train_with(
+    folder: RunFolder, options: TrainingOptions, **how: Any
+) -> dict[str, Any] | None:
+    """Trains with options that :func:`~torchcaps_lab.training.training_options` has
+    checked.
 
     Args:
         folder: of the run.
         options: of the training.
-        how: what else :class:`Caller` takes: ``command``, ``progress_bar``, ``show``, ``callbacks``, ...
+        how: what else :class:`Caller` takes: ``command``, ``progress_bar``, ``show``,
+            ``callbacks``, ...
 
     Returns:
         As :func:`train`; raises what that raises.
@@ -207,17 +280,24 @@ def train_with(folder: RunFolder, options: TrainingOptions, **how: Any) -> dict[
     except FileNotFoundError as error:
         if not folder.config.is_file():
             raise
-        raise FileNotFoundError(f"{error}; if the images have moved, --data.root says where they are now") from error
+        raise FileNotFoundError(
+            f"{error}; if the images have moved, --data.root says where they are now"
+        ) from error
     caller = Caller(options=options.plain(), **how)
     if groups[1].lr == "find":
         options = options.with_rate(find_rate(*groups))
-        groups, caller = (groups[0], options.groups[1].make(), *groups[2:]), replace(caller, options=options.plain())
+        groups, caller = (
+            (groups[0], options.groups[1].make(), *groups[2:]),
+            replace(caller, options=options.plain()),
+        )
         if caller.show is not None and is_first_process():
             caller.show(f"lr {options.plain()['lr']} was found")
     return train(folder, *groups, caller)
 
 
-def circumstances(trainer: Trainer, metrics: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def circumstances(
+    trainer: Trainer, metrics: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
     """Time, hardware and versions of a training, for its summary."""
     return {
         "training_seconds": round(sum(row["seconds"] for row in metrics), 1),
@@ -230,6 +310,12 @@ def machine(device: torch.device, processes: int = 1) -> dict[str, Any]:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        name = f"{device.type} ({platform.machine()}), {torch.get_num_threads()} threads"
-    versions = {"torchcaps": torchcaps.__version__, "torch": torch.__version__, "python": platform.python_version()}
+        name = (
+            f"{device.type} ({platform.machine()}), {torch.get_num_threads()} threads"
+        )
+    versions = {
+        "torchcaps": torchcaps.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     return {"hardware": f"{processes} x {name}", "versions": versions}

@@ -27,44 +27,66 @@ def train(
     show: Callable[[str], None] | None = print,
     **options: Any,
 ) -> Classifier:
-    """Trains a network as ``torchcaps train`` does, with the same defaults, and opens it.
+    """Trains a network as ``torchcaps train`` does, with the same defaults, and opens
+    it.
 
         classifier = tc.train("photos", size=64, model="capsnet_small", epochs=30)
-        classifier("new.jpg").classes, classifier.summary["test_accuracy"], classifier.run
-        classifier = tc.train(images, labels, model="capsnet_small", epochs=30)
+        classifier("new.jpg").classes, classifier.summary["test_accuracy"],
+        classifier.run classifier = tc.train(images, labels, model="capsnet_small",
+        epochs=30)
 
     Args:
-        data: what the command takes first, which guesses the other options from it: a folder with one sub-folder of
-            images for each class, a table of texts, or the name of a data set, such as "Digits"; or pairs of an image
-            and a label, from which nothing is guessed: a list, a data set of torchvision, any ``Dataset``, which is
-            read as :class:`~torchcaps_lab.data.MapStyle` reads it; or two arrays or tensors, ``(images, labels)``,
-            images (N, H, W), (N, H, W, C) or (N, C, H, W) in bytes or floating point in [0, 1]. No file of options can
-            hold these: everything else is saved with the run, and to go on with it they are given again.
-        labels: the labels, where ``data`` are the images in one array or tensor: N whole numbers or names.
-        run: folder to write, new or empty; default: ``runs`` and the name of the data, with a number if it is taken.
-        resume: go on with the run in that folder, with its options and those given here.
-        show: takes a line of text for each epoch; ``print`` is told first what was guessed, what is trained and how
-            long it will take, and in a terminal or a notebook another line says how far it is. None for silence.
-        options: of ``torchcaps train``, by name, nested ones as a dict: ``preprocess={"flip": True}``; a class by its
-            name, or with arguments as ``{"name": "Adam", "lr": 0.01}``; a routing, a task or a loss also as an object.
-            All others are arguments of the data set: ``size``, ``channels``, ``resize``, ...
+        data: what the command takes first, which guesses the other options from it: a
+            folder with one sub-folder of images for each class, a table of texts, or
+            the name of a data set, such as "Digits"; or pairs of an image and a label,
+            from which nothing is guessed: a list, a data set of torchvision, any
+            ``Dataset``, which is read as :class:`~torchcaps_lab.data.MapStyle` reads
+            it; or two arrays or tensors, ``(images, labels)``, images (N, H, W), (N, H,
+            W, C) or (N, C, H, W) in bytes or floating point in [0, 1]. No file of
+            options can hold these: everything else is saved with the run, and to go on
+            with it they are given again.
+        labels: the labels, where ``data`` are the images in one array or tensor: N
+            whole numbers or names.
+        run: folder to write, new or empty; default: ``runs`` and the name of the data,
+            with a number if it is taken.
+        resume: go on with the run in that folder, with its options and those given
+            here.
+        show: takes a line of text for each epoch; ``print`` is told first what was
+            guessed, what is trained and how long it will take, and in a terminal or a
+            notebook another line says how far it is. None for silence.
+        options: of ``torchcaps train``, by name, nested ones as a dict:
+            ``preprocess={"flip": True}``; a class by its name, or with arguments as
+            ``{"name": "Adam", "lr": 0.01}``; a routing, a task or a loss also as an
+            object. All others are arguments of the data set: ``size``, ``channels``,
+            ``resize``, ...
 
     Returns:
-        The trained network with its ``run`` and ``summary``. The report is ``classifier.run / "report/index.html"``.
+        The trained network with its ``run`` and ``summary``. The report is
+        ``classifier.run / "report/index.html"``.
 
     Raises:
         FileExistsError: if there is something in the folder of the run.
-        FileNotFoundError: if there is no run to resume, no such folder and no such data set.
-        ValueError: if the data has no length or no items; if the order of the axes of arrays is not clear; if options
-            are unknown, do not fit, or are objects that a file of options cannot hold; the run saves its options in
-            such a file, to be resumed from it.
+        FileNotFoundError: if there is no run to resume, no such folder and no such data
+            set.
+        ValueError: if the data has no length or no items; if the order of the axes of
+            arrays is not clear; if options are unknown, do not fit, or are objects that
+            a file of options cannot hold; the run saves its options in such a file, to
+            be resumed from it.
     """
     if labels is not None:
         data = _with_labels(data, labels)
     named = str(data) if isinstance(data, str | Path) else _kind_of(data)
     known = option_arguments().keys() - {"data"}
-    given = {name: plain(_by_text(value), name) for name, value in options.items() if name in known}
-    rest = {name: _given(name, value) for name, value in options.items() if name not in known}
+    given = {
+        name: plain(_by_text(value), name)
+        for name, value in options.items()
+        if name in known
+    }
+    rest = {
+        name: _given(name, value)
+        for name, value in options.items()
+        if name not in known
+    }
     if run is not None or resume:
         given["run"] = str(run or Path("runs") / Path(named).name.lower())
     chosen, guessed = _over_guesses(data, {**given, "data": rest}, resume)
@@ -88,8 +110,12 @@ def train(
     return Classifier.open(folder.path)
 
 
-def _over_guesses(data: Any, given: dict[str, Any], resume: bool) -> tuple[dict[str, Any], list[str]]:
-    """The options over those that the data suggest, and what was guessed; a run that goes on has its own."""
+def _over_guesses(
+    data: Any, given: dict[str, Any], resume: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """The options over those that the data suggest, and what was guessed; a run that
+    goes on has its own.
+    """
     if not isinstance(data, str | Path):
         own = {
             "run": str(Path("runs") / _kind_of(data).lower()),
@@ -99,32 +125,51 @@ def _over_guesses(data: Any, given: dict[str, Any], resume: bool) -> tuple[dict[
     found = guess(data, given)
     if not resume:
         return found.over(given)
-    source = {name: value for name, value in found.options["data"].items() if name in ("name", "root")}
+    source = {
+        name: value
+        for name, value in found.options["data"].items()
+        if name in ("name", "root")
+    }
     return merged({"data": source}, given), []
 
 
 def _with_labels(images: Any, labels: Any) -> tuple[Any, Any]:
-    """Images and their labels as data; a `ValueError` for data that have labels of their own."""
+    """Images and their labels as data; a `ValueError` for data that have labels of
+    their own.
+    """
     if isinstance(images, str | Path):
-        raise ValueError(f"labels are for images in an array or a tensor, {images} has its own")
+        raise ValueError(
+            f"labels are for images in an array or a tensor, {images} has its own"
+        )
     return images, labels
 
 
 def _kind_of(data: Any) -> str:
     """The name of a kind of data in Python."""
-    return "arrays" if isinstance(data, tuple) and is_two_arrays(data[:2]) else type(data).__name__
+    return (
+        "arrays"
+        if isinstance(data, tuple) and is_two_arrays(data[:2])
+        else type(data).__name__
+    )
 
 
 def _by_text(value: Any) -> Any:
-    """A mapping by whole numbers, such as weights of classes, by their text, as files of options have it."""
+    """A mapping by whole numbers, such as weights of classes, by their text, as files
+    of options have it.
+    """
     if not isinstance(value, Mapping):
         return value
-    return {str(key) if isinstance(key, Integral) else key: one for key, one in value.items()}
+    return {
+        str(key) if isinstance(key, Integral) else key: one
+        for key, one in value.items()
+    }
 
 
 def _given(name: str, value: Any) -> Any:
     """An argument of the data set for the options."""
-    return Given(value) if name in ("test_data", "validation_data") else plain(value, name)
+    return (
+        Given(value) if name in ("test_data", "validation_data") else plain(value, name)
+    )
 
 
 def _call(data: str, run: str | Path | None, options: dict[str, Any]) -> str:

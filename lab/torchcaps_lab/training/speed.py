@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps_lab.data import ImageSet
 
-CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+CompileMode = Literal[
+    "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+]
 
 
 Step = Callable[[ImageClassifier, Tensor, Tensor], Prediction]
@@ -34,14 +36,16 @@ class Speed:
     On by default are ``resident`` and ``fused``.
 
     Attributes:
-        channels_last: store images and the weights of convolutions with the channels innermost. The results are the
-            same up to rounding.
-        compile: compile the training step's network with ``torch.compile`` in this mode; ``reduce-overhead`` replays
-            CUDA graphs. The same up to rounding. None does not compile.
-        resident: data sets of up to this many GiB are copied to the GPU once instead of batch by batch. Nothing else
-            changes.
-        fused: run the optimizer's step in one kernel if torch has one (Adam, AdamW, SGD), unless the arguments of the
-            optimizer exclude it. The same up to rounding.
+        channels_last: store images and the weights of convolutions with the channels
+            innermost. The results are the same up to rounding.
+        compile: compile the training step's network with ``torch.compile`` in this
+            mode; ``reduce-overhead`` replays CUDA graphs. The same up to rounding. None
+            does not compile.
+        resident: data sets of up to this many GiB are copied to the GPU once instead of
+            batch by batch. Nothing else changes.
+        fused: run the optimizer's step in one kernel if torch has one (Adam, AdamW,
+            SGD), unless the arguments of the optimizer exclude it. The same up to
+            rounding.
 
     Raises:
         ValueError: if ``resident`` is negative.
@@ -62,45 +66,68 @@ class Speed:
             raise ValueError(f"resident must be 0 GiB or more, got {self.resident}")
 
     def lay_out(self, model: nn.Module) -> None:
-        """Stores the weights of the model's convolutions in the order of ``channels_last``, in place."""
+        """Stores the weights of the model's convolutions in the order of
+        ``channels_last``, in place.
+        """
         for module in model.modules():
             if self.channels_last and isinstance(module, nn.Conv2d):
                 module.weight.data = self.arrange(module.weight.data)
 
     def arrange(self, images: Tensor) -> Tensor:
-        """Images (B, C, H, W), or weights of a convolution, in the order of ``channels_last``; words as they are."""
+        """Images (B, C, H, W), or weights of a convolution, in the order of
+        ``channels_last``; words as they are.
+        """
         if not self.channels_last or images.ndim != 4:
             return images
         images = images.contiguous(memory_format=torch.channels_last)
         _, channels, height, width = images.shape
-        if channels == 1:  # both orders apply; unless the strides say so, torch assumes the other one
+        if (
+            channels == 1
+        ):  # both orders apply; unless the strides say so, torch assumes the other one
             images = images.as_strided(images.shape, (height * width, 1, width, 1))
         return images
 
     def fuse(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes the optimizer run its steps in one kernel, if ``fused`` is set and torch can; in place."""
+        """Makes the optimizer run its steps in one kernel, if ``fused`` is set and
+        torch can; in place.
+        """
         if not self.fused or not isinstance(optimizer, _FUSED):
             return
         for group in optimizer.param_groups:
-            told = group.get("fused") is not None or any(group.get(name) for name in ("foreach", *_UNFUSED))
-            if not told and all(one.device.type in _FUSED_ON and one.is_floating_point() for one in group["params"]):
+            told = group.get("fused") is not None or any(
+                group.get(name) for name in ("foreach", *_UNFUSED)
+            )
+            if not told and all(
+                one.device.type in _FUSED_ON and one.is_floating_point()
+                for one in group["params"]
+            ):
                 group["fused"] = True
 
     def settle(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gives the state of the optimizer the memory layout of its weights, as fused kernels assume; in place.
+        """Gives the state of the optimizer the memory layout of its weights, as fused
+        kernels assume; in place.
 
         The state from a checkpoint may have another layout.
         """
         for weight, kept in optimizer.state.items():
             for name, value in kept.items():
-                if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
-                    kept[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+                if (
+                    isinstance(value, Tensor)
+                    and value.shape == weight.shape
+                    and value.stride() != weight.stride()
+                ):
+                    kept[name] = torch.empty_like(weight, dtype=value.dtype).copy_(
+                        value
+                    )
 
     def step(self) -> Step:
-        """The function that runs a model in a training step, compiled if ``compile`` is set."""
+        """The function that runs a model in a training step, compiled if ``compile`` is
+        set.
+        """
         if self.compile is None:
             return _predict
-        # torch.compile counts compilations by code object: with the same one, the ninth network would not be compiled.
+        # torch.compile counts compilations by code object: with the same one, the ninth
+        # network would not be compiled.
         own = FunctionType(_predict.__code__.replace(), globals())
         return torch.compile(own, mode=self.compile)
 

@@ -1,4 +1,6 @@
-"""Networks that others trained with their own code, made into networks of this package."""
+"""Networks that others trained with their own code, made into networks of this
+package.
+"""
 
 from torchcaps.models.conversion.convert import convert
 

@@ -31,9 +31,12 @@ class Converted(NamedTuple):
 
     Args:
         make: gives the network, freshly initialised.
-        weights: what the file states about the network's tensors, by the names of this package.
-        read: gives the numbers, by the names of the file; they may be read once all shapes were compared.
-        extra: what is saved with it: the names of the classes, how images are prepared, where the weights come from.
+        weights: what the file states about the network's tensors, by the names of this
+            package.
+        read: gives the numbers, by the names of the file; they may be read once all
+            shapes were compared.
+        extra: what is saved with it: the names of the classes, how images are prepared,
+            where the weights come from.
     """
 
     make: Callable[[], Network]
@@ -55,7 +58,9 @@ SMALLNORB: dict[str, Any] = {
 
 
 def outline(file: Path, make: Callable[[], Network]) -> dict[str, Tensor]:
-    """The state of a network without memory for its numbers; a ``ValueError`` if there is none of such sizes."""
+    """The state of a network without memory for its numbers; a ``ValueError`` if there
+    is none of such sizes.
+    """
     try:
         with torch.device("meta"):
             return make().state_dict()
@@ -64,8 +69,17 @@ def outline(file: Path, make: Callable[[], Network]) -> dict[str, Tensor]:
 
 
 def check_names(file: Path, found: set[str], expected: set[str]) -> None:
-    """Raises a ``ValueError`` that names some of what is missing, or is there and should not be."""
-    for names, what in ((expected - found, "lacks"), (found - expected, "holds, besides,")):
+    """Raises a ``ValueError`` that names some of what is missing, or is there and
+    should not be.
+    """
+    for names, what in (
+        (expected - found, "lacks"),
+        (found - expected, "holds, besides,"),
+    ):
         if names:
-            shown = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            raise ValueError(f"{file} is not the network that it seems to be: it {what} {shown}")
+            shown = ", ".join(sorted(names)[:4]) + (
+                f" and {len(names) - 4} more" if len(names) > 4 else ""
+            )
+            raise ValueError(
+                f"{file} is not the network that it seems to be: it {what} {shown}"
+            )

@@ -19,12 +19,14 @@ def convert(file: str | Path, folder: str | Path) -> Network:
     ``HeinsenCapsNet``             torch state dict, ``.pt``, for smallNORB    glassroom/heinsen_routing, 2019
     ============================== =========================================== ========================================
 
-    The kind of a file is recognised by its content. Nothing in it is executed: of a pickle only tensors are read.
+    The kind of a file is recognised by its content. Nothing in it is executed: of a
+    pickle only tensors are read.
 
     Args:
         file: the weights.
-        folder: where the network is saved, as :meth:`~torchcaps.models.Network.save_pretrained` does; it must not
-            exist, or be empty. It is there whole or not at all.
+        folder: where the network is saved, as
+            :meth:`~torchcaps.models.Network.save_pretrained` does; it must not exist,
+            or be empty. It is there whole or not at all.
 
     Returns:
         The network, in evaluation mode.
@@ -33,7 +35,8 @@ def convert(file: str | Path, folder: str | Path) -> Network:
         FileNotFoundError: if there is no such file.
         FileExistsError: if there is something in the folder.
         ModuleNotFoundError: if h5py is needed and not installed; it names the extra.
-        ValueError: if the file is damaged, or holds another network, or other things than weights; it says which.
+        ValueError: if the file is damaged, or holds another network, or other things
+            than weights; it says which.
     """
     file, folder = Path(file), Path(folder)
     if not file.is_file():
@@ -43,7 +46,9 @@ def convert(file: str | Path, folder: str | Path) -> Network:
     found = _read(file)
     network = _filled(file, found)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as beside:
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent, prefix=f".{folder.name}-"
+    ) as beside:
         network.save_pretrained(Path(beside) / "model", **found.extra, source=file.name)
         (Path(beside) / "model").replace(folder)
     network.extra = {**found.extra, "source": file.name}
@@ -55,29 +60,46 @@ def _read(file: Path) -> Converted:
         start = opened.read(8)
     if start == b"\x89HDF\r\n\x1a\n":
         return efficient_capsnet.read(file)
-    if start[:2] in (b"PK", b"\x80\x02"):  # a zip archive, or a pickle of protocol 2: how torch saves
+    if start[:2] in (
+        b"PK",
+        b"\x80\x02",
+    ):  # a zip archive, or a pickle of protocol 2: how torch saves
         return heinsen.read(file)
     raise ValueError(
-        f"{file} is neither Keras weights (HDF5) nor a torch state dict: it starts with {start.hex(' ') or 'nothing'}"
+        f"{file} is neither Keras weights (HDF5) nor a torch state dict: it starts "
+        f"with {start.hex(' ') or 'nothing'}"
     )
 
 
 def _filled(file: Path, found: Converted) -> Network:
-    """The network with the weights in place; memory is taken once every shape that the file states was compared."""
-    expected = {name: own for name, own in outline(file, found.make).items() if not name.endswith(COUNTER)}
-    weights = {name: stored for name, stored in found.weights.items() if not name.endswith(COUNTER)}
+    """The network with the weights in place; memory is taken once every shape that the
+    file states was compared.
+    """
+    expected = {
+        name: own
+        for name, own in outline(file, found.make).items()
+        if not name.endswith(COUNTER)
+    }
+    weights = {
+        name: stored
+        for name, stored in found.weights.items()
+        if not name.endswith(COUNTER)
+    }
     check_names(file, set(weights), set(expected))
     for name, stored in weights.items():
         shape = tuple(stored.layout(expected[name]).shape)
         if stored.shape != shape or not stored.dtype.startswith(("float", "bfloat")):
             raise ValueError(
-                f"{file}: {stored.name} must be floating-point numbers {shape} for {name}, "
+                f"{file}: {stored.name} must be floating-point numbers {shape} for "
+                f"{name}, "
                 f"got {stored.dtype} {stored.shape}"
             )
     network, numbers = found.make(), found.read()
     state = network.state_dict()
     for name, stored in weights.items():
         if numbers[stored.name].is_meta or not numbers[stored.name].isfinite().all():
-            raise ValueError(f"{file}: {stored.name} holds NaN or infinite values, or none")
+            raise ValueError(
+                f"{file}: {stored.name} holds NaN or infinite values, or none"
+            )
         stored.layout(state[name]).copy_(numbers[stored.name])
     return network

@@ -20,26 +20,51 @@ _PARTS = {
     "routings.0": "part_caps",
     "routings.1": "class_caps",
 }
-_ROUTING = {"W": "weight", "B": "routing.bias", "beta_use": "routing.benefit", "beta_ign": "routing.cost"}
+_ROUTING = {
+    "W": "weight",
+    "B": "routing.bias",
+    "beta_use": "routing.benefit",
+    "beta_ign": "routing.cost",
+}
 
 
 def read(file: Path) -> Converted:
-    """The network of a file; a ``ValueError`` if it holds another one, or anything else than tensors."""
+    """The network of a file; a ``ValueError`` if it holds another one, or anything else
+    than tensors.
+    """
     state = _declared(file)
-    shapes = {name: tuple(state[name].shape) for name in ("routings.1.W", "compute_a.1.weight") if name in state}
+    shapes = {
+        name: tuple(state[name].shape)
+        for name in ("routings.1.W", "compute_a.1.weight")
+        if name in state
+    }
     if [len(shape) for shape in shapes.values()] != [4, 4]:
         raise ValueError(
-            f"{file} is not Heinsen's network for smallNORB: expected tensors routings.1.W and compute_a.1.weight of "
+            f"{file} is not Heinsen's network for smallNORB: expected tensors "
+            "routings.1.W and compute_a.1.weight of "
             f"four axes, got {', '.join(list(state)[:4]) or 'none'}, ..."
         )
     parts, classes, _, size = shapes["routings.1.W"]
-    make = partial(HeinsenCapsNet, (2, 96, 96), classes, shapes["compute_a.1.weight"][1], parts=parts, pose=(4, size))
+    make = partial(
+        HeinsenCapsNet,
+        (2, 96, 96),
+        classes,
+        shapes["compute_a.1.weight"][1],
+        parts=parts,
+        pose=(4, size),
+    )
     weights = {}
     for name, tensor in state.items():
         if not name.endswith("CONST_one"):  # a buffer that holds a 1
             own = _renamed(name)
-            stored = Stored(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-            weights[own] = stored._replace(layout=_rows) if own.endswith("routing.bias") else stored
+            stored = Stored(
+                name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            )
+            weights[own] = (
+                stored._replace(layout=_rows)
+                if own.endswith("routing.bias")
+                else stored
+            )
     extra = {**SMALLNORB, "preprocess": {}}
     return Converted(make, weights, partial(_tensors, file), extra)
 
@@ -50,11 +75,16 @@ def _rows(own: Tensor) -> Tensor:
 
 
 def _declared(file: Path) -> dict[str, Tensor]:
-    """A state dict without memory for its numbers; a ``ValueError`` if the file is too short to hold them."""
+    """A state dict without memory for its numbers; a ``ValueError`` if the file is too
+    short to hold them.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second to import
 
     size = stated = file.stat().st_size
-    with suppress(BadZipFile), ZipFile(file) as archive:  # of what is no archive, torch says what it is
+    with (
+        suppress(BadZipFile),
+        ZipFile(file) as archive,
+    ):  # of what is no archive, torch says what it is
         stated = sum(part.file_size for part in archive.infolist())
     if stated > size:
         raise ValueError(f"{file} states {stated:,} bytes, and has {size:,}")
@@ -63,7 +93,10 @@ def _declared(file: Path) -> dict[str, Tensor]:
     for name, tensor in state.items():
         room = tensor.untyped_storage().nbytes()
         if room > size or tensor.numel() * tensor.element_size() > room:
-            raise ValueError(f"{file}: {name} states {tuple(tensor.shape)}, and the file does not hold so many numbers")
+            raise ValueError(
+                f"{file}: {name} states {tuple(tensor.shape)}, and the file does not "
+                "hold so many numbers"
+            )
     return state
 
 
@@ -74,16 +107,29 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         what = named.group(1) if named else "other things than tensors, or is damaged"
-        raise ValueError(f"{file} holds {what}; expected tensors by name, and nothing was executed") from None
+        raise ValueError(
+            f"{file} holds {what}; expected tensors by name, and nothing was executed"
+        ) from None
     except Exception as error:  # torch raises many types
-        raise ValueError(f"{file} is damaged, or holds tensors that are not dense") from error
+        raise ValueError(
+            f"{file} is damaged, or holds tensors that are not dense"
+        ) from error
     if not isinstance(state, dict):
-        raise ValueError(f"{file} must hold a state dict, tensors by name, got {type(state).__name__}")
+        raise ValueError(
+            f"{file} must hold a state dict, tensors by name, got "
+            f"{type(state).__name__}"
+        )
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise ValueError(f"{file} must hold a state dict, tensors by name, got {type(tensor).__name__} {name!r}")
+            raise ValueError(
+                f"{file} must hold a state dict, tensors by name, got "
+                f"{type(tensor).__name__} {name!r}"
+            )
         if tensor.layout != torch.strided or tensor.is_quantized:
-            raise ValueError(f"{file} must hold dense tensors, got {tensor.layout} {tensor.dtype} {name!r}")
+            raise ValueError(
+                f"{file} must hold dense tensors, got {tensor.layout} {tensor.dtype} "
+                f"{name!r}"
+            )
     return state
 
 

@@ -1,4 +1,6 @@
-"""Any similarity under any rule, tile by tile: autograd inside a tile, nothing kept between forward and backward."""
+"""Any similarity under any rule, tile by tile: autograd inside a tile, nothing kept
+between forward and backward.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +28,9 @@ class Tile(Fields):
     transforms: Tensor = axes("IJPD")
     coordinates: Tensor | None = axes("IH")
     weights: Tensor | None = axes("BI", default=None)
-    mean: Tensor | None = axes("BJH", default=None)  # of the votes, or near it, for the scatter
+    mean: Tensor | None = axes(
+        "BJH", default=None
+    )  # of the votes, or near it, for the scatter
 
     def logits(self, votes: Tensor | None = None) -> Tensor:
         """``l_ij``, (B, I, J)."""
@@ -40,7 +44,9 @@ class Tile(Fields):
 
     def shares(self, votes: Tensor) -> Tensor:
         """``r_ij``, (B, I, J)."""
-        shares = naive.pair_shares(naive.logits_assignment(self.logits(votes), self.rule), self.rule)
+        shares = naive.pair_shares(
+            naive.logits_assignment(self.logits(votes), self.rule), self.rule
+        )
         return shares if self.weights is None else shares * self.weights[..., None]
 
 
@@ -76,14 +82,17 @@ def _normalised(tile: Tile) -> tuple[Tensor, ...]:
 def moments(tile: Tile, scatter: bool, budget: int) -> Moments:
     """One E-step and the sums of the M-step that follows.
 
-    The scatter is a second walk over the tiles, about the mean of the first, held fixed; what that mean was rounded by
-    is made good as in :func:`naive.weighted_moments`.
+    The scatter is a second walk over the tiles, about the mean of the first, held
+    fixed; what that mean was rounded by is made good as in
+    :func:`naive.weighted_moments`.
     """
     mass, total = _by_tile(_summed, tile, ("BJ", "BJH"), budget)
     if not scatter:
         return Moments(mass, total, None)
     mean = (total / positive(mass)[..., None]).detach()
-    second, rest = _by_tile(_scattered, Tile(**{**vars(tile), "mean": mean}), ("BJH", "BJH"), budget)
+    second, rest = _by_tile(
+        _scattered, Tile(**{**vars(tile), "mean": mean}), ("BJH", "BJH"), budget
+    )
     return Moments(mass, total, second - rest.square() / positive(mass)[..., None])
 
 
@@ -111,13 +120,19 @@ class _Call(NamedTuple):
     budget: int
 
 
-def _by_tile(work: Work, whole: Tile, layouts: tuple[str, ...], budget: int) -> tuple[Tensor, ...]:
-    """What the work gives for each tile, at its place in tensors with these axes, added up where tiles share one."""
+def _by_tile(
+    work: Work, whole: Tile, layouts: tuple[str, ...], budget: int
+) -> tuple[Tensor, ...]:
+    """What the work gives for each tile, at its place in tensors with these axes, added
+    up where tiles share one.
+    """
     return _ByTile.apply(_Call(work, whole, layouts, budget), *whole.tensors)
 
 
 class _ByTile(torch.autograd.Function):
-    """Forward walks over the tiles; backward walks again, and differentiates each tile on its own."""
+    """Forward walks over the tiles; backward walks again, and differentiates each tile
+    on its own.
+    """
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -128,9 +143,14 @@ class _ByTile(torch.autograd.Function):
         B, I, M, _ = whole.children.shape
         _, J, _, D = whole.transforms.shape
         sizes = {"B": B, "I": I, "J": J, "H": M * D}
-        outputs = tuple(whole.children.new_zeros([sizes[letter] for letter in layout]) for layout in layouts)
+        outputs = tuple(
+            whole.children.new_zeros([sizes[letter] for letter in layout])
+            for layout in layouts
+        )
         for rows, columns in tile_grid(whole.children, whole.transforms, budget):
-            for output, layout, part in zip(outputs, layouts, work(_part(whole, rows, columns)), strict=True):
+            for output, layout, part in zip(
+                outputs, layouts, work(_part(whole, rows, columns)), strict=True
+            ):
                 cut(output, layout, rows, columns).add_(part)
         return outputs
 
@@ -148,18 +168,28 @@ class _ByTile(torch.autograd.Function):
         return None, *gradients(work, function, ctx.saved_tensors, upstream)
 
 
-def _backward(call: _Call, tensors: Any, upstream: Any, wanted: Sequence[bool]) -> Tensors:
+def _backward(
+    call: _Call, tensors: Any, upstream: Any, wanted: Sequence[bool]
+) -> Tensors:
     """The gradients of the tensors that are wanted, tile by tile."""
     whole = call.whole.with_tensors(tensors)
-    grads = [torch.zeros_like(tensor) if needs else None for tensor, needs in zip(whole.tensors, wanted, strict=True)]
+    grads = [
+        torch.zeros_like(tensor) if needs else None
+        for tensor, needs in zip(whole.tensors, wanted, strict=True)
+    ]
     for rows, columns in tile_grid(whole.children, whole.transforms, call.budget):
         part = _part(whole, rows, columns)
         with torch.enable_grad():
-            leaves = [tensor.detach().requires_grad_(needs) for tensor, needs in zip(part.tensors, wanted, strict=True)]
+            leaves = [
+                tensor.detach().requires_grad_(needs)
+                for tensor, needs in zip(part.tensors, wanted, strict=True)
+            ]
             outputs = call.work(part.with_tensors(leaves))
         flowing = [
             (output, cut(gradient, layout, rows, columns))
-            for output, layout, gradient in zip(outputs, call.layouts, upstream, strict=True)
+            for output, layout, gradient in zip(
+                outputs, call.layouts, upstream, strict=True
+            )
             if output.requires_grad
         ]
         _add_gradients(flowing, leaves, _placed(whole, grads, rows, columns))
@@ -167,21 +197,33 @@ def _backward(call: _Call, tensors: Any, upstream: Any, wanted: Sequence[bool]) 
 
 
 def _add_gradients(
-    flowing: Sequence[tuple[Tensor, Tensor]], leaves: Sequence[Tensor], grads: Sequence[Tensor | None]
+    flowing: Sequence[tuple[Tensor, Tensor]],
+    leaves: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
 ) -> None:
-    """Differentiates the outputs of one tile, each with its upstream gradient, and adds the result to ``grads``."""
-    places = [(leaf, grad) for leaf, grad in zip(leaves, grads, strict=True) if grad is not None]
+    """Differentiates the outputs of one tile, each with its upstream gradient, and adds
+    the result to ``grads``.
+    """
+    places = [
+        (leaf, grad)
+        for leaf, grad in zip(leaves, grads, strict=True)
+        if grad is not None
+    ]
     if not flowing or not places:
         return
     outputs, upstream = zip(*flowing, strict=True)
-    found = torch.autograd.grad(outputs, [leaf for leaf, _ in places], upstream, allow_unused=True)
+    found = torch.autograd.grad(
+        outputs, [leaf for leaf, _ in places], upstream, allow_unused=True
+    )
     for (_, grad), piece in zip(places, found, strict=True):
         if piece is not None:
             grad.add_(piece)
 
 
 def _view(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:
-    """The view of a tensor that belongs to a tile; transforms that all children share stay whole."""
+    """The view of a tensor that belongs to a tile; transforms that all children share
+    stay whole.
+    """
     if layout == "IJPD" and tensor.shape[0] == 1:
         return tensor
     return cut(tensor, layout, rows, columns)
@@ -191,7 +233,9 @@ def _part(whole: Tile, rows: slice, columns: slice) -> Tile:
     return whole.map(lambda tensor, layout: _view(tensor, layout, rows, columns))
 
 
-def _placed(whole: Tile, grads: Sequence[Tensor | None], rows: slice, columns: slice) -> list[Tensor | None]:
+def _placed(
+    whole: Tile, grads: Sequence[Tensor | None], rows: slice, columns: slice
+) -> list[Tensor | None]:
     """The views of the gradients that belong to a tile."""
     return [
         None if grad is None else _view(grad, layout, rows, columns)

@@ -1,7 +1,9 @@
-"""Routing on tiles of votes, for inner products and Gaussians: formed, used and dropped, and formed again in backward.
+"""Routing on tiles of votes, for inner products and Gaussians: formed, used and
+dropped, and formed again in backward.
 
-A tile holds ``i`` children of ``B`` rows of the batch. Inside, the batch is the last axis, where it is long and
-contiguous, next to the pose rows: votes (i, J, D, M, B), logits (i, J, B).
+A tile holds ``i`` children of ``B`` rows of the batch. Inside, the batch is the last
+axis, where it is long and contiguous, next to the pose rows: votes (i, J, D, M, B),
+logits (i, J, B).
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +30,9 @@ class Options(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The tensors of one call, or views of them (gradients too); a field that the call does not have is None."""
+    """The tensors of one call, or views of them (gradients too); a field that the call
+    does not have is None.
+    """
 
     children: Tensor  # [B, I, M, P]
     transforms: Tensor  # [I or 1, J, P, D]
@@ -59,7 +63,9 @@ class Inputs(NamedTuple):
         return tile_grid(self.children, self.transforms, budget)
 
     def split(self, parents: Tensor) -> Tensor:
-        """A field of the parents (B, J, M * D) in the layout of the votes, (J, D, M, B)."""
+        """A field of the parents (B, J, M * D) in the layout of the votes, (J, D, M,
+        B).
+        """
         M = self.children.shape[2]
         return columns_of(parents, M).unflatten(-1, (M, -1)).contiguous()
 
@@ -82,7 +88,9 @@ class Tile:
             self.similarity = InnerProduct(inputs.split(inputs.similarity[0]))
         elif options.similarity is Gaussian:
             mean, precision, log_weight = inputs.similarity
-            self.similarity = Gaussian(inputs.split(mean), inputs.split(precision), log_weight.T)
+            self.similarity = Gaussian(
+                inputs.split(mean), inputs.split(precision), log_weight.T
+            )
 
     def logits(self) -> Tensor:
         """``l_ij``, (i, J, B)."""
@@ -100,47 +108,71 @@ class Tile:
     def partition(self, logits: Tensor) -> Tensor:
         """The normaliser over the parents (and the orphan), (i, B)."""
         partition = logits.logsumexp(1)
-        return torch.logaddexp(partition, partition.new_zeros(())) if self.options.orphan else partition
+        return (
+            torch.logaddexp(partition, partition.new_zeros(()))
+            if self.options.orphan
+            else partition
+        )
 
     def assignment(self) -> Tensor:
         """``R_ij``, (i, J, B)."""
         logits = self.logits()
         if self.options.hard:
-            return torch.zeros_like(logits).scatter_(1, logits.argmax(1, keepdim=True), 1.0)
+            return torch.zeros_like(logits).scatter_(
+                1, logits.argmax(1, keepdim=True), 1.0
+            )
         if self.inputs.log_partition is not None:
             return (logits - self.inputs.log_partition.T[:, None]).exp()
-        return (logits - self.partition(logits)[:, None]).exp() if self.options.orphan else logits.softmax(1)
+        return (
+            (logits - self.partition(logits)[:, None]).exp()
+            if self.options.orphan
+            else logits.softmax(1)
+        )
 
     def weighted(self, assignment: Tensor) -> Tensor:
         """``a_i R_ij``, (i, J, B)."""
         weights = self.inputs.weights
         return assignment if weights is None else assignment * weights.T[:, None]
 
-    def logits_backward(self, grad_logits: Tensor, grad_votes: Tensor, grads: Inputs) -> None:
-        """Adds what the logits pass on to the gradients of the similarity, and to that of the votes."""
+    def logits_backward(
+        self, grad_logits: Tensor, grad_votes: Tensor, grads: Inputs
+    ) -> None:
+        """Adds what the logits pass on to the gradients of the similarity, and to that
+        of the votes.
+        """
         grad = grad_logits[:, :, None, None]  # [i, J, 1, 1, B]
         match self.similarity:
             case InnerProduct(alpha):
-                grads.similarity[0].add_(uncolumns((grad * self.votes).sum(0).flatten(2), alpha.shape[2]))
+                grads.similarity[0].add_(
+                    uncolumns((grad * self.votes).sum(0).flatten(2), alpha.shape[2])
+                )
                 grad_votes.addcmul_(grad, alpha)
             case Gaussian(mean, precision, _):
                 M = mean.shape[2]
                 deviation = self.votes - mean
                 slope = grad * deviation
-                grads.similarity[1].sub_(uncolumns((slope * deviation).sum(0).flatten(2), M) / 2)
+                grads.similarity[1].sub_(
+                    uncolumns((slope * deviation).sum(0).flatten(2), M) / 2
+                )
                 slope *= precision
                 grads.similarity[0].add_(uncolumns(slope.sum(0).flatten(2), M))
                 grads.similarity[2].add_(grad_logits.sum(0).T)
                 grad_votes -= slope
 
     def votes_backward(self, grad_votes: Tensor, grads: Inputs) -> None:
-        """Adds what the votes pass on to the gradients of children, transforms and coordinates."""
+        """Adds what the votes pass on to the gradients of children, transforms and
+        coordinates.
+        """
         B, i, M, P = self.inputs.children.shape
         _, J, _, D = self.inputs.transforms.shape
         flat = grad_votes.reshape(i, J * D, M * B)
-        grads.children.add_(torch.matmul(self.transforms.mT, flat).view(i, P, M, B).permute(3, 0, 2, 1))
+        grads.children.add_(
+            torch.matmul(self.transforms.mT, flat).view(i, P, M, B).permute(3, 0, 2, 1)
+        )
         grad_transforms = torch.bmm(flat, self.children.mT).view(i, J, D, P).mT
-        grads.transforms.add_(grad_transforms.sum(0) if self.transforms.shape[0] == 1 else grad_transforms)
+        grads.transforms.add_(
+            grad_transforms.sum(0) if self.transforms.shape[0] == 1 else grad_transforms
+        )
         if grads.coordinates is not None:
             grads.coordinates.add_(grad_votes.sum((1, 4)).mT.reshape(i, M * D))
 
@@ -148,10 +180,11 @@ class Tile:
 class ChunkedMoments(torch.autograd.Function):
     """Mass, sum and, if wanted, scatter.
 
-    Tiles are merged about their own means (Chan, Golub & LeVeque 1983), so the scatter never cancels. Because the
-    weighted deviations from the mean add up to zero, the scatter does not depend on the mean to first order: backward
-    differentiates ``sum_i r_ij (gN_j + <gS_j, V_ij> + <gQ_j, (V_ij - mean_j)^2>)`` with the final mean held fixed, to
-    more digits than it is stored with.
+    Tiles are merged about their own means (Chan, Golub & LeVeque 1983), so the scatter
+    never cancels. Because the weighted deviations from the mean add up to zero, the
+    scatter does not depend on the mean to first order: backward differentiates ``sum_i
+    r_ij (gN_j + <gS_j, V_ij> + <gQ_j, (V_ij - mean_j)^2>)`` with the final mean held
+    fixed, to more digits than it is stored with.
     """
 
     @staticmethod
@@ -164,7 +197,11 @@ class ChunkedMoments(torch.autograd.Function):
         _, J, _, D = inputs.transforms.shape
         mass = inputs.children.new_empty(B, J)
         total = inputs.children.new_empty(B, J, M * D)
-        second, rest = (torch.empty_like(total), torch.empty_like(total)) if scatter else (None, None)
+        second, rest = (
+            (torch.empty_like(total), torch.empty_like(total))
+            if scatter
+            else (None, None)
+        )
         for rows, tiles in _by_rows(inputs, options):
             found = _scattered(tiles) if scatter else _summed(tiles)
             mass[rows] = found[0].T
@@ -186,20 +223,28 @@ class ChunkedMoments(torch.autograd.Function):
             grad_mass, grad_sum, grad_scatter = upstream
             if grad_scatter is not None:
                 grad_mass, grad_sum = about_mean(mean, rest, *upstream)
-            return _moments_backward(tensors, (mean, grad_mass, grad_sum, grad_scatter), options)
+            return _moments_backward(
+                tensors, (mean, grad_mass, grad_sum, grad_scatter), options
+            )
 
         def function(*tensors: Tensor | None) -> Tensors:
             votes, similarity, weights, rule = _stored(tensors, options)
             return votes.moments(similarity, weights, rule, grad_scatter is not None)
 
-        return None, None, *gradients(work, function, tensors, (grad_mass, grad_sum, grad_scatter))
+        return (
+            None,
+            None,
+            *gradients(work, function, tensors, (grad_mass, grad_sum, grad_scatter)),
+        )
 
 
 class ChunkedScores(torch.autograd.Function):
     """The logits (B, I, J), or their normaliser over the parents (B, I)."""
 
     @staticmethod
-    def forward(ctx: Any, options: Options, reduced: bool, *tensors: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, options: Options, reduced: bool, *tensors: Tensor | None
+    ) -> Tensor:
         """The scores."""
         ctx.options, ctx.reduced = options, reduced
         ctx.save_for_backward(*tensors)
@@ -209,7 +254,9 @@ class ChunkedScores(torch.autograd.Function):
         for rows, columns in inputs.grid(options.budget):
             tile = Tile(inputs.part(rows, columns), options)
             logits = tile.logits()
-            scores[rows, columns] = tile.partition(logits).T if reduced else logits.permute(2, 0, 1)
+            scores[rows, columns] = (
+                tile.partition(logits).T if reduced else logits.permute(2, 0, 1)
+            )
         return scores
 
     @staticmethod
@@ -222,21 +269,36 @@ class ChunkedScores(torch.autograd.Function):
 
         def function(*tensors: Tensor | None) -> Tensors:
             votes, similarity, _, rule = _stored(tensors, options)
-            return (votes.log_partition(similarity, rule.orphan) if reduced else votes.logits(similarity),)
+            return (
+                votes.log_partition(similarity, rule.orphan)
+                if reduced
+                else votes.logits(similarity),
+            )
 
         return None, None, *gradients(work, function, ctx.saved_tensors, (grad,))
 
 
-def _stored(tensors: Tensors, options: Options) -> tuple[naive.NaiveVotes, Similarity | None, Tensor | None, Rule]:
+def _stored(
+    tensors: Tensors, options: Options
+) -> tuple[naive.NaiveVotes, Similarity | None, Tensor | None, Rule]:
     """The votes of a call, stored, and what they are asked with."""
     inputs = Inputs.of(tensors)
-    similarity = None if options.similarity is None else options.similarity(*inputs.similarity)
+    similarity = (
+        None if options.similarity is None else options.similarity(*inputs.similarity)
+    )
     rule = Rule(options.orphan, options.hard, inputs.log_partition)
-    return naive.NaiveVotes(inputs.children, inputs.transforms, inputs.coordinates), similarity, inputs.weights, rule
+    return (
+        naive.NaiveVotes(inputs.children, inputs.transforms, inputs.coordinates),
+        similarity,
+        inputs.weights,
+        rule,
+    )
 
 
 def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tensors:
-    """The gradients of the tensors, from the mean and the gradients of mass, sum and scatter."""
+    """The gradients of the tensors, from the mean and the gradients of mass, sum and
+    scatter.
+    """
     mean, grad_mass, grad_sum, grad_scatter = upstream
     inputs, grads, flat = _empty_gradients(tensors)
     for rows, columns in inputs.grid(options.budget):
@@ -264,7 +326,9 @@ def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tens
     return flat
 
 
-def _scores_backward(tensors: Tensors, grad: Any, options: Options, reduced: bool) -> Tensors:
+def _scores_backward(
+    tensors: Tensors, grad: Any, options: Options, reduced: bool
+) -> Tensors:
     """The gradients of the tensors, from that of the logits, or of their normaliser."""
     inputs, grads, flat = _empty_gradients(tensors)
     for rows, columns in inputs.grid(options.budget):
@@ -272,7 +336,9 @@ def _scores_backward(tensors: Tensors, grad: Any, options: Options, reduced: boo
         tile = Tile(inputs.part(rows, columns), options)
         if reduced:
             logits = tile.logits()
-            flow = (logits - tile.partition(logits)[:, None]).exp() * grad[rows, columns].T[:, None]
+            flow = (logits - tile.partition(logits)[:, None]).exp() * grad[
+                rows, columns
+            ].T[:, None]
         else:
             flow = grad[rows, columns].permute(1, 2, 0)
         grad_votes = torch.zeros_like(tile.votes)
@@ -281,12 +347,21 @@ def _scores_backward(tensors: Tensors, grad: Any, options: Options, reduced: boo
     return flat
 
 
-def _by_rows(inputs: Inputs, options: Options) -> Iterator[tuple[slice, Iterator[Tile]]]:
+def _by_rows(
+    inputs: Inputs, options: Options
+) -> Iterator[tuple[slice, Iterator[Tile]]]:
     """For each slice of the batch, its tiles."""
     grid = list(inputs.grid(options.budget))
     for start, stop in dict.fromkeys((rows.start, rows.stop) for rows, _ in grid):
         rows = slice(start, stop)
-        yield rows, (Tile(inputs.part(rows, columns), options) for r, columns in grid if r == rows)
+        yield (
+            rows,
+            (
+                Tile(inputs.part(rows, columns), options)
+                for r, columns in grid
+                if r == rows
+            ),
+        )
 
 
 def _summed(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor]:
@@ -303,9 +378,11 @@ def _summed(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor]:
 
 
 def _scattered(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mass (J, B), sum and scatter (J, D, M, B) over the tiles, and what the mean is more than sum / mass, rounded.
+    """Mass (J, B), sum and scatter (J, D, M, B) over the tiles, and what the mean is
+    more than sum / mass, rounded.
 
-    All is about the first tile's mean: float32 has the digits for a small deviation, not for a large mean.
+    All is about the first tile's mean: float32 has the digits for a small deviation,
+    not for a large mean.
     """
     shift = mass = mean = scatter = torch.empty(0)
     for number, tile in enumerate(tiles):
@@ -325,10 +402,17 @@ def _scattered(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         mean = mean + step
         mass = together
     total = mass * (shift + mean)
-    return mass.squeeze(2).squeeze(1), total, scatter, mean - (total / positive(mass) - shift)
+    return (
+        mass.squeeze(2).squeeze(1),
+        total,
+        scatter,
+        mean - (total / positive(mass) - shift),
+    )
 
 
-def _empty_gradients(tensors: Sequence[Tensor | None]) -> tuple[Inputs, Inputs, list[Tensor | None]]:
+def _empty_gradients(
+    tensors: Sequence[Tensor | None],
+) -> tuple[Inputs, Inputs, list[Tensor | None]]:
     """The inputs, and zeros for their gradients, as fields and in a flat list."""
     flat = [None if tensor is None else torch.zeros_like(tensor) for tensor in tensors]
     return Inputs.of(tensors), Inputs.of(flat), flat

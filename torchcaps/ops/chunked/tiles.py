@@ -8,7 +8,9 @@ from torch import Tensor
 
 CPU_TILE = 2**19
 DEVICE_TILE = 2**24
-"""Numbers in one tile: on a CPU it should stay in the caches, elsewhere it has to outweigh the cost of a launch."""
+"""Numbers in one tile: on a CPU it should stay in the caches, elsewhere it has to
+outweigh the cost of a launch.
+"""
 
 
 def tile_numbers(device: torch.device) -> int:
@@ -17,7 +19,8 @@ def tile_numbers(device: torch.device) -> int:
 
 
 def tile_shape(batch: int, children: int, numbers: int, budget: int) -> tuple[int, int]:
-    """How many (batch rows, children) to take at once, at ``numbers`` numbers a pair, to stay within ``budget``.
+    """How many (batch rows, children) to take at once, at ``numbers`` numbers a pair,
+    to stay within ``budget``.
 
     The whole batch where that leaves 16 children or more.
     """
@@ -31,8 +34,12 @@ def slices(length: int, step: int) -> Iterator[slice]:
     return (slice(start, min(length, start + step)) for start in range(0, length, step))
 
 
-def tile_grid(children: Tensor, transforms: Tensor, budget: int) -> Iterator[tuple[slice, slice]]:
-    """All tiles of votes, as slices of (batch rows, children), the children on the inner loop."""
+def tile_grid(
+    children: Tensor, transforms: Tensor, budget: int
+) -> Iterator[tuple[slice, slice]]:
+    """All tiles of votes, as slices of (batch rows, children), the children on the
+    inner loop.
+    """
     B, I, M, _ = children.shape
     _, J, _, D = transforms.shape
     rows, columns = tile_shape(B, I, J * M * D, budget)

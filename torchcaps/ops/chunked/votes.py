@@ -1,12 +1,16 @@
-"""Bounded memory in plain PyTorch: votes are formed a tile at a time, used and dropped, forward and backward.
+"""Bounded memory in plain PyTorch: votes are formed a tile at a time, used and dropped,
+forward and backward.
 
 Five cases, from the cheapest:
 
-* Before the first step all logits are 0, so the sums are a matrix product of children and transforms.
-* Given logits say how much of a child goes where before it is transformed: a matrix product for each parent.
-* Inner products with shared transforms are attention over the children: ``<alpha_j, u_i W_j> = <u_i, W_j alpha_j>``
-  and ``sum_i r_ij u_i W_j = (sum_i r_ij u_i) W_j``.
-* Other inner products, and Gaussians, work on tiles of votes; backward forms each tile again.
+* Before the first step all logits are 0, so the sums are a matrix product of children
+  and transforms.
+* Given logits say how much of a child goes where before it is transformed: a matrix
+  product for each parent.
+* Inner products with shared transforms are attention over the children: ``<alpha_j, u_i
+  W_j> = <u_i, W_j alpha_j>`` and ``sum_i r_ij u_i W_j = (sum_i r_ij u_i) W_j``.
+* Other inner products, and Gaussians, work on tiles of votes; backward forms each tile
+  again.
 * Any other similarity, or rule, does so too, with autograd inside each tile.
 """
 
@@ -27,7 +31,9 @@ class ChunkedVotes(VoteSource):
     """Votes that are never stored: at most one tile of them exists at any time.
 
     Example:
-        >>> votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="chunked")
+        >>> votes = tc.Votes(
+        ...     torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5), backend="chunked"
+        ... )
         >>> isinstance(votes.source, tc.ops.chunked.ChunkedVotes)
         True
     """
@@ -47,24 +53,53 @@ class ChunkedVotes(VoteSource):
         """Everything."""
         return ""
 
-    def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
+    def moments(
+        self,
+        similarity: Similarity | None,
+        weights: Tensor | None,
+        rule: Rule,
+        scatter: bool,
+    ) -> Moments:
         """One E-step and the sums of the M-step that follows."""
         if self.empty:
             return naive.stored_moments(self, similarity, weights, rule, scatter)
         if isinstance(similarity, Given) and not scatter:
             shares = self._given_shares(similarity, weights, rule)
-            return given_moments(self.children, self.transforms, self.coordinates, shares)
+            return given_moments(
+                self.children, self.transforms, self.coordinates, shares
+            )
         if rule.special or not _is_known(similarity):
-            return any_similarity.moments(self._tile(similarity, weights, rule), scatter, self.budget)
+            return any_similarity.moments(
+                self._tile(similarity, weights, rule), scatter, self.budget
+            )
         without_votes = not (scatter or rule.hard or self.coordinates is not None)
         if without_votes and similarity is None:
             return uniform_moments(self.children, self.transforms, weights, rule)
-        # A given normaliser was made of the logits of tiles of votes: others differ by rounding.
+        # A given normaliser was made of the logits of tiles of votes: others differ by
+        # rounding.
         shared = self.transforms.shape[0] == 1
-        if without_votes and shared and isinstance(similarity, InnerProduct) and rule.log_partition is None:
-            return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
-        options = Options(None if similarity is None else type(similarity), rule.orphan, rule.hard, self.budget)
-        fields = (self.children, self.transforms, self.coordinates, weights, rule.log_partition)
+        if (
+            without_votes
+            and shared
+            and isinstance(similarity, InnerProduct)
+            and rule.log_partition is None
+        ):
+            return attention_moments(
+                self.children, self.transforms, similarity.alpha, weights, rule
+            )
+        options = Options(
+            None if similarity is None else type(similarity),
+            rule.orphan,
+            rule.hard,
+            self.budget,
+        )
+        fields = (
+            self.children,
+            self.transforms,
+            self.coordinates,
+            weights,
+            rule.log_partition,
+        )
         parents = () if similarity is None else similarity.tensors
         mass, total, second = ChunkedMoments.apply(options, scatter, *fields, *parents)
         return Moments(mass, total, second)
@@ -77,11 +112,15 @@ class ChunkedVotes(VoteSource):
         """The normaliser, (B, I)."""
         if similarity is None:
             parents = self.transforms.shape[1] + orphan
-            return self.children.new_full(self.children.shape[:2], math.log(parents) if parents else -math.inf)
+            return self.children.new_full(
+                self.children.shape[:2], math.log(parents) if parents else -math.inf
+            )
         if self.empty or isinstance(similarity, Given):
             return naive.logits_partition(self.logits(similarity), orphan)
         if not _is_known(similarity):
-            return any_similarity.log_partition(self._tile(similarity, None, Rule(orphan)), self.budget)
+            return any_similarity.log_partition(
+                self._tile(similarity, None, Rule(orphan)), self.budget
+            )
         return self._scores(similarity, reduced=True, orphan=orphan)
 
     def logits(self, similarity: Similarity | None) -> Tensor:
@@ -93,20 +132,32 @@ class ChunkedVotes(VoteSource):
         if self.empty:
             return naive.stored(self).logits(similarity)
         if not _is_known(similarity):
-            return any_similarity.logits(self._tile(similarity, None, Rule()), self.budget)
+            return any_similarity.logits(
+                self._tile(similarity, None, Rule()), self.budget
+            )
         return self._scores(similarity, reduced=False)
 
-    def _scores(self, similarity: Similarity, reduced: bool, orphan: bool = False) -> Tensor:
+    def _scores(
+        self, similarity: Similarity, reduced: bool, orphan: bool = False
+    ) -> Tensor:
         options = Options(type(similarity), orphan, hard=False, budget=self.budget)
         fields = (self.children, self.transforms, self.coordinates, None, None)
         return ChunkedScores.apply(options, reduced, *fields, *similarity.tensors)
 
-    def _given_shares(self, similarity: Given, weights: Tensor | None, rule: Rule) -> Tensor:
-        shares = naive.pair_shares(naive.logits_assignment(self.logits(similarity), rule), rule)
+    def _given_shares(
+        self, similarity: Given, weights: Tensor | None, rule: Rule
+    ) -> Tensor:
+        shares = naive.pair_shares(
+            naive.logits_assignment(self.logits(similarity), rule), rule
+        )
         return shares if weights is None else shares * weights[..., None]
 
-    def _tile(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule) -> any_similarity.Tile:
-        return any_similarity.Tile(similarity, rule, self.children, self.transforms, self.coordinates, weights)
+    def _tile(
+        self, similarity: Similarity | None, weights: Tensor | None, rule: Rule
+    ) -> any_similarity.Tile:
+        return any_similarity.Tile(
+            similarity, rule, self.children, self.transforms, self.coordinates, weights
+        )
 
 
 def _is_known(similarity: Similarity | None) -> bool:

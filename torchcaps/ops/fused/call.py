@@ -1,4 +1,6 @@
-"""One call of the fused kernels: its tensors, the votes that make it, and the same computation in plain PyTorch."""
+"""One call of the fused kernels: its tensors, the votes that make it, and the same
+computation in plain PyTorch.
+"""
 
 import math
 from abc import abstractmethod
@@ -17,13 +19,23 @@ from torchcaps.ops.windows import in_windows
 
 
 class Call(NamedTuple):
-    """The tensors of one call, or their gradients; a field that the call does not have is None.
+    """The tensors of one call, or their gradients; a field that the call does not have
+    is None.
 
-    Windows of a convolution share children: there are N images of G children each, and W windows of I of them. A
-    layer without windows has W = 1 and I = G. Rows of the batch are ``B = N * W``, row ``n * W + w``.
+    Windows of a convolution share children: there are N images of G children each, and
+    W windows of I of them. A layer without windows has W = 1 and I = G. Rows of the
+    batch are ``B = N * W``, row ``n * W + w``.
 
     Example:
-        >>> call = tc.ops.fused.Call(torch.randn(2, 6, 1, 4), torch.randn(6, 3, 4, 5), None, None, None, None, ())
+        >>> call = tc.ops.fused.Call(
+        ...     torch.randn(2, 6, 1, 4),
+        ...     torch.randn(6, 3, 4, 5),
+        ...     None,
+        ...     None,
+        ...     None,
+        ...     None,
+        ...     (),
+        ... )
         >>> tc.ops.fused.call.sizes_of(call)
         (2, 6, 3, 1, 4, 5)
     """
@@ -34,7 +46,9 @@ class Call(NamedTuple):
     weights: Tensor | None  # [N, G]
     log_partition: Tensor | None  # [N, G]
     sites: Tensor | None  # int32 [W, I]: which of the G children each window has
-    similarity: tuple[Tensor, ...]  # (), (alpha,) or (mean, precision, log_weight): [B, J, M * D] each, and [B, J]
+    similarity: tuple[
+        Tensor, ...
+    ]  # (), (alpha,) or (mean, precision, log_weight): [B, J, M * D] each, and [B, J]
 
     @classmethod
     def of(cls, tensors: Sequence[Any], sites: Tensor | None) -> "Call":
@@ -43,26 +57,51 @@ class Call(NamedTuple):
 
     def gradients(self, made: Callable[[Tensor], Tensor] = torch.zeros_like) -> "Call":
         """Tensors for the gradients: zeros, or what ``made`` gives for each tensor."""
-        return Call.of([None if field is None else made(field) for field in listed(self)], None)
+        return Call.of(
+            [None if field is None else made(field) for field in listed(self)], None
+        )
 
     def readable(self) -> "Call":
         """The same tensors, contiguous, as the kernels read them.
 
         Raises:
-            ValueError: if one does not fit the children: the kernels would read beyond its memory.
+            ValueError: if one does not fit the children: the kernels would read beyond
+                its memory.
         """
         B, I, J, M, P, D = sizes_of(self)
-        children, by_child, by_vote = self.children, self.children.shape[:2], (B, J, M * D)
+        children, by_child, by_vote = (
+            self.children,
+            self.children.shape[:2],
+            (B, J, M * D),
+        )
         if children.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"children must be float32 or float64, got {children.dtype}")
+            raise ValueError(
+                f"children must be float32 or float64, got {children.dtype}"
+            )
         if len(self.similarity) not in (0, 1, 3):
-            raise ValueError(f"similarity must have none, one or three tensors, got {len(self.similarity)}")
+            raise ValueError(
+                "similarity must have none, one or three tensors, got "
+                f"{len(self.similarity)}"
+            )
         own = 1 if self.transforms.shape[0] == 1 else I
-        shapes = (children.shape, (own, J, P, D), (I, M * D), by_child, by_child, by_vote, by_vote, (B, J))
+        shapes = (
+            children.shape,
+            (own, J, P, D),
+            (I, M * D),
+            by_child,
+            by_child,
+            by_vote,
+            by_vote,
+            (B, J),
+        )
         dtype, device, found = children.dtype, children.device, listed(self)
         for place, (tensor, shape) in enumerate(zip(found, shapes, strict=False)):
             if tensor is not None:
-                if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device:
+                if (
+                    tensor.shape != shape
+                    or tensor.dtype != dtype
+                    or tensor.device != device
+                ):
                     raise misfit(_NAMES[place], tensor, shape, children)
                 found[place] = tensor.contiguous()
         sites = self.sites
@@ -78,7 +117,8 @@ class Call(NamedTuple):
 
 
 def listed(call: Call) -> list[Tensor | None]:
-    """All tensors but the sites, those of the similarity last; None for those that the call does not have.
+    """All tensors but the sites, those of the similarity last; None for those that the
+    call does not have.
 
     A function, since PyTorch 2.10 cannot compile properties of named tuples.
     """
@@ -97,11 +137,18 @@ _NAMES = (*Call._fields[:5], "similarity[0]", "similarity[1]", "similarity[2]")
 
 
 def misfit(
-    name: str, tensor: Tensor, shape: Sequence[int], children: Tensor, dtype: torch.dtype | None = None
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int],
+    children: Tensor,
+    dtype: torch.dtype | None = None,
 ) -> ValueError:
-    """The error to raise where a tensor has not this shape, or not the dtype and device of the children."""
+    """The error to raise where a tensor has not this shape, or not the dtype and device
+    of the children.
+    """
     return ValueError(
-        f"{name} must be {dtype or children.dtype} {tuple(shape)} on {children.device}, got {tensor.dtype} "
+        f"{name} must be {dtype or children.dtype} {tuple(shape)} on "
+        f"{children.device}, got {tensor.dtype} "
         f"{tuple(tensor.shape)} on {tensor.device}"
     )
 
@@ -110,22 +157,33 @@ def readable(name: str, tensor: Tensor, shape: Sequence[int], like: Tensor) -> T
     """The tensor, contiguous.
 
     Raises:
-        ValueError: if it has not this shape, or not the dtype and device of the other one; names the tensor.
+        ValueError: if it has not this shape, or not the dtype and device of the other
+            one; names the tensor.
     """
-    if tensor.shape != shape or tensor.dtype != like.dtype or tensor.device != like.device:
+    if (
+        tensor.shape != shape
+        or tensor.dtype != like.dtype
+        or tensor.device != like.device
+    ):
         raise misfit(name, tensor, shape, like)
     return tensor.contiguous()
 
 
 def stored_moments(call: Call, orphan: bool, hard: bool, scatter: bool) -> Tensors:
-    """Mass, sum and scatter (or None) of a call, from stored votes: differentiable to any order."""
+    """Mass, sum and scatter (or None) of a call, from stored votes: differentiable to
+    any order.
+    """
     votes, similarity = _stored(call)
-    weights, partition = (None if field is None else in_windows(field, call.sites) for field in call[3:5])
+    weights, partition = (
+        None if field is None else in_windows(field, call.sites) for field in call[3:5]
+    )
     return votes.moments(similarity, weights, Rule(orphan, hard, partition), scatter)
 
 
 def stored_scores(call: Call, orphan: bool, reduced: bool) -> Tensors:
-    """The logits of a call, or their normaliser, from stored votes: differentiable to any order."""
+    """The logits of a call, or their normaliser, from stored votes: differentiable to
+    any order.
+    """
     votes, similarity = _stored(call)
     logits = votes.logits(similarity)
     return (naive.logits_partition(logits, orphan) if reduced else logits,)
@@ -133,39 +191,66 @@ def stored_scores(call: Call, orphan: bool, reduced: bool) -> Tensors:
 
 def _stored(call: Call) -> tuple[naive.NaiveVotes, Similarity | None]:
     """The votes of a call, stored, and its similarity."""
-    kinds: dict[int, Callable[..., Similarity | None]] = {0: lambda: None, 1: InnerProduct, 3: Gaussian}
-    votes = naive.NaiveVotes(in_windows(call.children, call.sites), call.transforms, call.coordinates)
+    kinds: dict[int, Callable[..., Similarity | None]] = {
+        0: lambda: None,
+        1: InnerProduct,
+        3: Gaussian,
+    }
+    votes = naive.NaiveVotes(
+        in_windows(call.children, call.sites), call.transforms, call.coordinates
+    )
     return votes, kinds[len(call.similarity)](*call.similarity)
 
 
 class FusedVotes(VoteSource):
-    """Votes that exist in registers only; children that windows share are read where they lie."""
+    """Votes that exist in registers only; children that windows share are read where
+    they lie.
+    """
 
     indexed = True
 
     @property
     def adds_vectors(self) -> bool:
-        """Whether the kernels add up votes of vectors evenly in less time than a matrix product takes."""
+        """Whether the kernels add up votes of vectors evenly in less time than a matrix
+        product takes.
+        """
         return False
 
     @classmethod
     def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-        """Inner products and Gaussians under a softmax, with or without an orphan, or an argmax."""
+        """Inner products and Gaussians under a softmax, with or without an orphan, or
+        an argmax.
+        """
         if similarity is not None and type(similarity) not in (InnerProduct, Gaussian):
-            return f"the kernels have inner products and Gaussians, not {type(similarity).__name__}"
+            return (
+                "the kernels have inner products and Gaussians, not "
+                f"{type(similarity).__name__}"
+            )
         special = "" if rule is SOFTMAX else rule.special
         return special and f"the kernels do not have {special}"
 
-    def moments(self, similarity: Similarity | None, weights: Tensor | None, rule: Rule, scatter: bool) -> Moments:
+    def moments(
+        self,
+        similarity: Similarity | None,
+        weights: Tensor | None,
+        rule: Rule,
+        scatter: bool,
+    ) -> Moments:
         """One E-step and the sums of the M-step that follows."""
         call = self._call(similarity, weights, rule.log_partition)
         if 0 in sizes_of(call)[1:]:  # the batch may be open
             return naive.stored_moments(self, similarity, weights, rule, scatter)
-        if self.sites is None and self.coordinates is None and not (scatter or rule.hard):
+        if (
+            self.sites is None
+            and self.coordinates is None
+            and not (scatter or rule.hard)
+        ):
             if similarity is None and not self.adds_vectors:
                 return uniform_moments(self.children, self.transforms, weights, rule)
             if isinstance(similarity, InnerProduct) and self.transforms.shape[0] == 1:
-                return attention_moments(self.children, self.transforms, similarity.alpha, weights, rule)
+                return attention_moments(
+                    self.children, self.transforms, similarity.alpha, weights, rule
+                )
         return self._moments(call, rule.orphan, rule.hard, scatter)
 
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
@@ -186,16 +271,29 @@ class FusedVotes(VoteSource):
         """The normaliser, (B, I)."""
         if similarity is None:
             B, I, J, *_ = sizes_of(self._call(None))
-            return self.children.new_full((B, I), math.log(J + orphan) if J + orphan else -math.inf)
+            return self.children.new_full(
+                (B, I), math.log(J + orphan) if J + orphan else -math.inf
+            )
         if self.empty:
             return naive.logits_partition(self.logits(similarity), orphan)
         return self._scores(self._call(similarity), orphan, True)
 
     def _call(
-        self, similarity: Similarity | None, weights: Tensor | None = None, log_partition: Tensor | None = None
+        self,
+        similarity: Similarity | None,
+        weights: Tensor | None = None,
+        log_partition: Tensor | None = None,
     ) -> Call:
         tensors = () if similarity is None else similarity.tensors
-        return Call(self.children, self.transforms, self.coordinates, weights, log_partition, self.sites, tensors)
+        return Call(
+            self.children,
+            self.transforms,
+            self.coordinates,
+            weights,
+            log_partition,
+            self.sites,
+            tensors,
+        )
 
     @abstractmethod
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
@@ -203,4 +301,6 @@ class FusedVotes(VoteSource):
 
     @abstractmethod
     def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
-        """The logits of a call, (B, I, J), or reduced, their normaliser, (B, I), by the kernels."""
+        """The logits of a call, (B, I, J), or reduced, their normaliser, (B, I), by the
+        kernels.
+        """

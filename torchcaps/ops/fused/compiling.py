@@ -1,6 +1,8 @@
-"""How the C++ kernels are compiled: for this machine when they are first used, or for others into the wheel.
+"""How the C++ kernels are compiled: for this machine when they are first used, or for
+others into the wheel.
 
-Needs nothing but Python, since ``setup.py`` reads this file where neither torch nor this package is installed.
+Needs nothing but Python, since ``setup.py`` reads this file where neither torch nor
+this package is installed.
 """
 
 import os
@@ -19,7 +21,9 @@ BUILT = Path(__file__).with_name("built")
 """Where a wheel has its libraries."""
 
 GCC_ONLY = "-fno-tree-loop-distribute-patterns"
-"""Keeps loops over vectors from becoming calls of memset and memcpy, which take longer. Clang refuses to know it."""
+"""Keeps loops over vectors from becoming calls of memset and memcpy, which take longer.
+Clang refuses to know it.
+"""
 
 FLAGS = (
     *("-O3", "-fno-math-errno", "-std=c++20", "-Wno-psabi", "-fopenmp", "-fPIC"),
@@ -28,11 +32,13 @@ FLAGS = (
 )
 
 LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
-"""For which processors a wheel has a library, the best first, by what torch calls them."""
+"""For which processors a wheel has a library, the best first, by what torch calls them.
+"""
 
 
 def find_compiler() -> list[str] | None:
-    """The C++ compiler with its options: ``CXX``, or the first of c++, g++ and clang++ that is there.
+    """The C++ compiler with its options: ``CXX``, or the first of c++, g++ and clang++
+    that is there.
 
     Raises:
         RuntimeError: if ``CXX`` is no command.
@@ -44,7 +50,9 @@ def find_compiler() -> list[str] | None:
     try:
         return shlex.split(named)
     except ValueError as error:
-        raise RuntimeError(f"the environment variable CXX must be a command, got {named!r}: {error}") from error
+        raise RuntimeError(
+            f"the environment variable CXX must be a command, got {named!r}: {error}"
+        ) from error
 
 
 def compile_library(compiler: Sequence[str], target: Path) -> None:
@@ -53,13 +61,16 @@ def compile_library(compiler: Sequence[str], target: Path) -> None:
     Raises:
         RuntimeError: if it cannot be compiled, with what the compiler said.
     """
-    _run([*compiler, *FLAGS, "-march=native", "-shared", str(SOURCE), "-o", str(target)])
+    _run(
+        [*compiler, *FLAGS, "-march=native", "-shared", str(SOURCE), "-o", str(target)]
+    )
 
 
 def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
     """Compiles the libraries of a wheel into a folder, which is made, and returns them.
 
-    They are not linked with a library for threads: torch brings one, under a name of its own, which is loaded by then.
+    They are not linked with a library for threads: torch brings one, under a name of
+    its own, which is loaded by then.
     """
     machine = platform.machine()
     kinds = list(LEVELS.values()) if machine == "x86_64" else [machine]
@@ -68,8 +79,27 @@ def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
     for kind in kinds:
         target = folder / f"native-{kind}.so"
         march = [f"-march={kind}"] if machine == "x86_64" else []
-        _run([*compiler, *FLAGS, *march, "-c", str(SOURCE), "-o", str(target.with_suffix(".o"))])
-        _run([*compiler, "-shared", "-s", str(target.with_suffix(".o")), "-o", str(target)])
+        _run(
+            [
+                *compiler,
+                *FLAGS,
+                *march,
+                "-c",
+                str(SOURCE),
+                "-o",
+                str(target.with_suffix(".o")),
+            ]
+        )
+        _run(
+            [
+                *compiler,
+                "-shared",
+                "-s",
+                str(target.with_suffix(".o")),
+                "-o",
+                str(target),
+            ]
+        )
         target.with_suffix(".o").unlink()
         made.append(target)
     return made
@@ -77,10 +107,13 @@ def compile_for_others(compiler: Sequence[str], folder: Path) -> list[Path]:
 
 def _run(command: Sequence[str]) -> None:
     try:
-        subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
+        subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=True
+        )
     except subprocess.CalledProcessError as error:
         if GCC_ONLY in command and GCC_ONLY in error.stderr:
             return _run([part for part in command if part != GCC_ONLY])
         raise RuntimeError(
-            f"torchcaps' C++ kernels could not be compiled: {' '.join(command)}\n{error.stderr[-2000:]}"
+            "torchcaps' C++ kernels could not be compiled: "
+            f"{' '.join(command)}\n{error.stderr[-2000:]}"
         ) from error

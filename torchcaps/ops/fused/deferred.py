@@ -4,18 +4,21 @@ The gradients of the votes are a sum over the steps, and linear in the votes,
 
 .. math:: dV_{ij} = \sum_t \rho^t_{ij} (A^t_j + B^t_j (V_{ij} - C^t_j)),
 
-with coefficients of each pair and fields of each parent: shares times the gradients of a sum, gradients of logits
-times what the votes were compared with. So the backward pass of a step finds only its coefficients and fields, and
-writes them into a ledger; the gradients of children and transforms are found from them once, after the last step.
+with coefficients of each pair and fields of each parent: shares times the gradients of
+a sum, gradients of logits times what the votes were compared with. So the backward pass
+of a step finds only its coefficients and fields, and writes them into a ledger; the
+gradients of children and transforms are found from them once, after the last step.
 Autograd knows when that is: every step depends on a token that the votes gave out.
 
-A step whose normaliser was found first needs the same logits twice. They are stored when the normaliser is found,
-unless they are many and no gradients will flow, and read in the step and in both backward passes. What the gradients of
-the logits mean for the parents is found once as well, together with those of the normaliser, which come last: the step
-depends on a token of theirs.
+A step whose normaliser was found first needs the same logits twice. They are stored
+when the normaliser is found, unless they are many and no gradients will flow, and read
+in the step and in both backward passes. What the gradients of the logits mean for the
+parents is found once as well, together with those of the normaliser, which come last:
+the step depends on a token of theirs.
 
-That is for plain eager mode; where a program is traced or captured, operators do the same step by step. Either way,
-gradients that may be differentiated again are those of the operators.
+That is for plain eager mode; where a program is traced or captured, operators do the
+same step by step. Either way, gradients that may be differentiated again are those of
+the operators.
 """
 
 import math
@@ -34,23 +37,35 @@ from torchcaps.ops.backend import Agreement, Gaussians, Moments, Rule
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import passes
 from torchcaps.ops.fused.call import Call, listed, misfit, sizes_of
-from torchcaps.ops.fused.operators import OperatorVotes, moments_gradients, scores_gradients
+from torchcaps.ops.fused.operators import (
+    OperatorVotes,
+    moments_gradients,
+    scores_gradients,
+)
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.windows import in_windows
 from torchcaps.squashing import kind_of
 
 _LOGITS = 2**24
-"""The most logits that are stored where there is nothing to differentiate, and memory should stay small."""
+"""The most logits that are stored where there is nothing to differentiate, and memory
+should stay small.
+"""
 
 _KINDS = (Tensor, torch.nn.Parameter)
 
 
 def _eager(tensors: Sequence[Tensor | None]) -> bool | None:
-    """Whether autograd wants to know what becomes of these tensors; None where they must go through an operator.
+    """Whether autograd wants to know what becomes of these tensors; None where they
+    must go through an operator.
 
-    So they must if they are no ordinary tensors on a CPU, or a compiler, tracer or mode has to see it.
+    So they must if they are no ordinary tensors on a CPU, or a compiler, tracer or mode
+    has to see it.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+    if (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack()
+    ):
         return None
     differentiated, recorded = False, torch.is_grad_enabled()
     for tensor in tensors:  # a comprehension takes twice as long
@@ -66,7 +81,9 @@ class NativeVotes(OperatorVotes):
 
     Example:
         >>> from torchcaps.ops import InnerProduct, Rule
-        >>> tc.ops.fused.NativeVotes.supports(InnerProduct(torch.randn(2, 3, 5)), Rule())  # no reason against it
+        >>> tc.ops.fused.NativeVotes.supports(
+        ...     InnerProduct(torch.randn(2, 3, 5)), Rule()
+        ... )  # no reason against it
         ''
     """
 
@@ -78,7 +95,9 @@ class NativeVotes(OperatorVotes):
 
     @property
     def adds_vectors(self) -> bool:
-        """Unless all children share the transforms: then the children are added up first."""
+        """Unless all children share the transforms: then the children are added up
+        first.
+        """
         return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
 
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
@@ -86,7 +105,9 @@ class NativeVotes(OperatorVotes):
         differentiated = _eager(tensors)
         if differentiated is None:
             return super()._moments(call, orphan, hard, scatter)
-        return self._ledger.moments(call, tensors, (orphan, hard, scatter), differentiated)
+        return self._ledger.moments(
+            call, tensors, (orphan, hard, scatter), differentiated
+        )
 
     def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
         tensors = listed(call)
@@ -103,15 +124,32 @@ class NativeVotes(OperatorVotes):
         """
         mass, total, scatter = moments
         known = total.dtype in (torch.float32, torch.float64)
-        if scatter is None or not total.numel() or not known or transformed() or _eager(moments) is None:
+        if (
+            scatter is None
+            or not total.numel()
+            or not known
+            or transformed()
+            or _eager(moments) is None
+        ):
             return super().gaussians(moments, floor)
-        for name, one, shape in (("mass", mass, total.shape[:2]), ("scatter", scatter, total.shape)):
+        for name, one, shape in (
+            ("mass", mass, total.shape[:2]),
+            ("scatter", scatter, total.shape),
+        ):
             if one.shape != shape or one.dtype != total.dtype:
                 raise misfit(name, one, shape, total)
-        return Gaussians(*_Fitted.apply(mass.contiguous(), total.contiguous(), scatter.contiguous(), floor))
+        return Gaussians(
+            *_Fitted.apply(
+                mass.contiguous(), total.contiguous(), scatter.contiguous(), floor
+            )
+        )
 
-    def agree(self, agreement: Agreement, bias: Tensor | None) -> tuple[Tensor, Tensor | None] | None:
-        """All steps of routing by agreement, of vectors whose transforms are not shared."""
+    def agree(
+        self, agreement: Agreement, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """All steps of routing by agreement, of vectors whose transforms are not
+        shared.
+        """
         tensors = (self.children, self.transforms, self.coordinates, bias)
         squashes = kind_of(agreement.squash).constant is not None
         if self.empty or not (self.adds_vectors and squashes) or transformed():
@@ -120,9 +158,13 @@ class NativeVotes(OperatorVotes):
         if differentiated is None:
             return None
         if differentiated:
-            found: tuple[Tensor, Tensor | None] = _Agree.apply(agreement, self.sites, *tensors)
+            found: tuple[Tensor, Tensor | None] = _Agree.apply(
+                agreement, self.sites, *tensors
+            )
             return found
-        pose, alpha, *_ = passes.agreement_forward(*_agreeing(self.sites, tensors), agreement)
+        pose, alpha, *_ = passes.agreement_forward(
+            *_agreeing(self.sites, tensors), agreement
+        )
         return pose, alpha
 
 
@@ -134,8 +176,8 @@ class _Entry:
         call: of one of them; all have the same votes.
         parts: among how many tasks the rows are divided.
         terms: of the gradients of the votes.
-        left: coefficients of logits that the scores of the same logits have still to pass on to the parents, by the
-            name of these scores.
+        left: coefficients of logits that the scores of the same logits have still to
+            pass on to the parents, by the name of these scores.
     """
 
     call: Call
@@ -152,7 +194,8 @@ class _Scored(NamedTuple):
         similarity: what the votes were compared with.
         versions: of these tensors at that time.
         logits: the numbers, if they were stored.
-        token: whatever depends on it is differentiated before the scores are; None if these will not be differentiated.
+        token: whatever depends on it is differentiated before the scores are; None if
+            these will not be differentiated.
     """
 
     name: object
@@ -162,8 +205,12 @@ class _Scored(NamedTuple):
     token: Tensor | None
 
     def have(self, call: Call) -> bool:
-        """Whether this call compares with the same tensors, which were not changed in place since."""
-        same = len(call.similarity) == len(self.similarity) and all(map(is_, call.similarity, self.similarity))
+        """Whether this call compares with the same tensors, which were not changed in
+        place since.
+        """
+        same = len(call.similarity) == len(self.similarity) and all(
+            map(is_, call.similarity, self.similarity)
+        )
         return same and self.versions == _versions(call)
 
 
@@ -194,39 +241,70 @@ class Ledger:
         self.votes = call[:3]
         self.entries: dict[int, _Entry] = {}
         self._tokens: dict[tuple[bool, ...], Tensor] = {}
-        self._parts = passes.row_parts(call)  # one layout for all steps, however many threads there are later
+        self._parts = passes.row_parts(
+            call
+        )  # one layout for all steps, however many threads there are later
         self._scored: _Scored | None = None
-        self._kept = passes.Kept(*call[:2]) if call.children.shape[2] == 1 else None  # vectors alone
+        self._kept = (
+            passes.Kept(*call[:2]) if call.children.shape[2] == 1 else None
+        )  # vectors alone
 
     def moments(
-        self, call: Call, tensors: Sequence[Tensor | None], options: tuple[bool, bool, bool], differentiated: bool
+        self,
+        call: Call,
+        tensors: Sequence[Tensor | None],
+        options: tuple[bool, bool, bool],
+        differentiated: bool,
     ) -> Moments:
         """Those of a call with these tensors; the options are orphan, hard, scatter."""
         scored, self._scored = self._scored, None  # for the next step only
         name = token = logits = None
         if scored is not None and scored.have(call):
             name, token, hard = scored.name, scored.token, options[1]
-            # Stored logits are read parent by parent: that takes a known normaliser, and finds no argmax.
-            logits = scored.logits if call.log_partition is not None and not hard else None
+            # Stored logits are read parent by parent: that takes a known normaliser,
+            # and finds no argmax.
+            logits = (
+                scored.logits if call.log_partition is not None and not hard else None
+            )
         step = _Step(self.entries, self._parts, options, name)
         if differentiated:
-            return Moments(*_Moments.apply(step, self._kept, self._token(), token, logits, call.sites, *tensors))
-        found = passes.moments(call.readable(), *options, step.parts, logits, self._kept)
+            return Moments(
+                *_Moments.apply(
+                    step, self._kept, self._token(), token, logits, call.sites, *tensors
+                )
+            )
+        found = passes.moments(
+            call.readable(), *options, step.parts, logits, self._kept
+        )
         return Moments(*found[:3])
 
     def scores(
-        self, call: Call, tensors: Sequence[Tensor | None], options: tuple[bool, bool], differentiated: bool
+        self,
+        call: Call,
+        tensors: Sequence[Tensor | None],
+        options: tuple[bool, bool],
+        differentiated: bool,
     ) -> Tensor:
-        """The logits of a call with these tensors, or their normaliser; the options are orphan, reduced."""
+        """The logits of a call with these tensors, or their normaliser; the options are
+        orphan, reduced.
+        """
         name, reduced = object(), options[1]
-        if any(tensor.is_inference() for tensor in call.similarity):  # changes in place are not counted
+        if any(
+            tensor.is_inference() for tensor in call.similarity
+        ):  # changes in place are not counted
             return passes.scores(call.readable(), *options)
         step = _Step(self.entries, self._parts, options, name)
         token = logits = None
-        if reduced and len(call.similarity) == 3 and (differentiated or math.prod(sizes_of(call)[:3]) <= _LOGITS):
+        if (
+            reduced
+            and len(call.similarity) == 3
+            and (differentiated or math.prod(sizes_of(call)[:3]) <= _LOGITS)
+        ):
             logits = passes.empty_logits(call, step.parts)
         if differentiated:
-            scores, token = _Scores.apply(step, self._token(), logits, call.sites, *tensors)
+            scores, token = _Scores.apply(
+                step, self._token(), logits, call.sites, *tensors
+            )
         else:
             scores = passes.scores(call.readable(), *options, step.parts, logits)
         self._scored = _Scored(name, call.similarity, _versions(call), logits, token)
@@ -260,19 +338,27 @@ class _Token(torch.autograd.Function):
         entry = ctx.entries.pop(torch._C._current_graph_task_id(), None)
         if entry is None:
             return None, None, None, None
-        return None, *passes.pass_on(entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:])
+        return None, *passes.pass_on(
+            entry.call, entry.terms, entry.parts, ctx.needs_input_grad[1:]
+        )
 
 
 def _entry(ctx: Any, call: Call) -> _Entry | None:
-    """Where a step writes its terms; None if this backward pass does not need the gradients of the votes."""
+    """Where a step writes its terms; None if this backward pass does not need the
+    gradients of the votes.
+    """
     if not _comes_later(ctx, 0):
         return None
     entries: dict[int, _Entry] = ctx.step.entries
-    return entries.setdefault(torch._C._current_graph_task_id(), _Entry(call, ctx.step.parts))
+    return entries.setdefault(
+        torch._C._current_graph_task_id(), _Entry(call, ctx.step.parts)
+    )
 
 
 def _comes_later(ctx: Any, place: int) -> bool:
-    """Whether what gave out the token at this place among a function's tensors is differentiated in this pass."""
+    """Whether what gave out the token at this place among a function's tensors is
+    differentiated in this pass.
+    """
     node, _ = ctx.next_functions[place]
     return node is not None and torch._C._will_engine_execute_node(node)
 
@@ -287,23 +373,48 @@ class _Moments(torch.autograd.Function):
         _, _, logits, sites, *tensors = arguments
         orphan, hard, scatter = step.options
         call = Call.of(tensors, sites).readable()
-        mass, total, second, rest = passes.moments(call, orphan, hard, scatter, step.parts, logits, kept)
+        mass, total, second, rest = passes.moments(
+            call, orphan, hard, scatter, step.parts, logits, kept
+        )
         ctx.step = step
-        ctx.save_for_backward(mass, total, rest, logits, None if kept is None else kept.votes, sites, *tensors)
+        ctx.save_for_backward(
+            mass,
+            total,
+            rest,
+            logits,
+            None if kept is None else kept.votes,
+            sites,
+            *tensors,
+        )
         return mass, total, second
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        step, saved = ctx.step, ctx.saved_tensors  # read once: a checkpoint gives them out only once
+        step, saved = (
+            ctx.step,
+            ctx.saved_tensors,
+        )  # read once: a checkpoint gives them out only once
         orphan, hard, scatter = step.options
         upstream = upstream if scatter else (*upstream[:2], None)
-        if torch.is_grad_enabled() or several(upstream):  # it may be differentiated again, or no kernel can read it
-            return *_BESIDE, *moments_gradients(saved[6:], saved[5], saved[:3], upstream, "native", *step.options)
+        if torch.is_grad_enabled() or several(
+            upstream
+        ):  # it may be differentiated again, or no kernel can read it
+            return *_BESIDE, *moments_gradients(
+                saved[6:], saved[5], saved[:3], upstream, "native", *step.options
+            )
         mass, total, rest, logits, votes, sites, *tensors = passes.read_back(saved)
-        call, mean = Call.of(tensors, sites), total / positive(mass)[..., None] if scatter else None
+        call, mean = (
+            Call.of(tensors, sites),
+            total / positive(mass)[..., None] if scatter else None,
+        )
         entry, wanted = _entry(ctx, call), ctx.needs_input_grad
         compared = True in wanted[11:]
-        defers = entry is not None and step.scores is not None and not hard and _comes_later(ctx, 1)
+        defers = (
+            entry is not None
+            and step.scores is not None
+            and not hard
+            and _comes_later(ctx, 1)
+        )
         found = passes.moments_flow(
             call,
             mean,
@@ -332,9 +443,13 @@ class _Scores(torch.autograd.Function):
     """The logits of the votes, or their normaliser, and a token of theirs."""
 
     @staticmethod
-    def forward(ctx: Any, step: _Step, token: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, step: _Step, token: Tensor, *arguments: Any
+    ) -> tuple[Tensor, Tensor]:
         (logits, sites, *tensors), (orphan, reduced) = arguments, step.options
-        scores = passes.scores(Call.of(tensors, sites).readable(), orphan, reduced, step.parts, logits)
+        scores = passes.scores(
+            Call.of(tensors, sites).readable(), orphan, reduced, step.parts, logits
+        )
         ctx.step = step
         ctx.save_for_backward(scores, logits, sites, *tensors)
         return scores, scores.new_empty(())
@@ -343,7 +458,9 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
         step, saved = ctx.step, ctx.saved_tensors
         if torch.is_grad_enabled() or several((grad,)):
-            found = scores_gradients(saved[3:], saved[2], saved[:1], (grad,), "native", *step.options)
+            found = scores_gradients(
+                saved[3:], saved[2], saved[:1], (grad,), "native", *step.options
+            )
             return *_BESIDE[:4], *found
         scores, logits, sites, *tensors = passes.read_back(saved)
         call = Call.of(tensors, sites)
@@ -369,7 +486,9 @@ class _Fitted(torch.autograd.Function):
     """Mean, variance, precision and the logarithm of the determinant of Gaussians."""
 
     @staticmethod
-    def forward(ctx: Any, mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
+    def forward(
+        ctx: Any, mass: Tensor, total: Tensor, scatter: Tensor, floor: float
+    ) -> Gaussians:
         found = Gaussians(*map(torch.empty_like, (total, total, total, mass)))
         passes.fit(False, (mass, total, scatter), floor=floor, **found._asdict())
         ctx.floor = floor
@@ -393,21 +512,29 @@ class _Fitted(torch.autograd.Function):
         return *gradients(work, formula, moments, upstream), None
 
 
-def _agreeing(sites: Tensor | None, tensors: Sequence[Any]) -> tuple[Call, Tensor | None]:
-    """The call of all steps of routing by agreement, and its bias, as the kernels read them."""
+def _agreeing(
+    sites: Tensor | None, tensors: Sequence[Any]
+) -> tuple[Call, Tensor | None]:
+    """The call of all steps of routing by agreement, and its bias, as the kernels read
+    them.
+    """
     children, transforms, coordinates, bias = tensors
     call = Call(children, transforms, coordinates, None, None, sites, ()).readable()
     return call, None if bias is None else bias.contiguous()
 
 
 class _Agree(torch.autograd.Function):
-    """The poses after all steps of routing by agreement, and what the last step compared the votes with.
+    """The poses after all steps of routing by agreement, and what the last step
+    compared the votes with.
 
-    In a small batch, a call for each step would spend more time in Python than in the kernels.
+    In a small batch, a call for each step would spend more time in Python than in the
+    kernels.
     """
 
     @staticmethod
-    def forward(ctx: Any, settings: Agreement, sites: Tensor | None, *tensors: Tensor | None) -> Any:
+    def forward(
+        ctx: Any, settings: Agreement, sites: Tensor | None, *tensors: Tensor | None
+    ) -> Any:
         call, bias = _agreeing(sites, tensors)
         kept = passes.Kept(call.children, call.transforms)
         pose, alpha, sums, alphas = passes.agreement_forward(call, bias, settings, kept)
@@ -423,11 +550,17 @@ class _Agree(torch.autograd.Function):
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
             steps = passes.read_back((sums, alphas, alpha, votes))
-            return passes.agreement_backward(*_agreeing(sites, tensors), settings, steps, upstream, wanted)
+            return passes.agreement_backward(
+                *_agreeing(sites, tensors), settings, steps, upstream, wanted
+            )
 
         def function(children: Any, *others: Any) -> Tensors:
             *fields, bias = others
             votes = NaiveVotes(in_windows(children, sites), *fields)
-            return step_by_step(lambda one: votes.moments(one, None, Rule(settings.orphan), False).sum, settings, bias)
+            return step_by_step(
+                lambda one: votes.moments(one, None, Rule(settings.orphan), False).sum,
+                settings,
+                bias,
+            )
 
         return None, None, *gradients(work, function, tensors, upstream)

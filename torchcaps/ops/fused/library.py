@@ -1,9 +1,11 @@
 """The compiled C++ kernels: from the wheel, or compiled when they are first used.
 
-A wheel holds the library for several kinds of processors; it is called through a plain C interface and depends on no
-version of torch. Where none of them fits, as in a checkout, it takes a C++20 compiler with vector extensions and OpenMP
-(GCC 12, Clang 15, or later), named by ``CXX`` (with options, as in ``g++ -m64``) or found as ``c++``. What that makes
-is kept in the user's cache, and made again when the source or the processor changes.
+A wheel holds the library for several kinds of processors; it is called through a plain
+C interface and depends on no version of torch. Where none of them fits, as in a
+checkout, it takes a C++20 compiler with vector extensions and OpenMP (GCC 12, Clang 15,
+or later), named by ``CXX`` (with options, as in ``g++ -m64``) or found as ``c++``. What
+that makes is kept in the user's cache, and made again when the source or the processor
+changes.
 """
 
 import ctypes
@@ -21,7 +23,14 @@ from typing import Any
 
 import torch
 
-from torchcaps.ops.fused.compiling import BUILT, FLAGS, LEVELS, SOURCES, compile_library, find_compiler
+from torchcaps.ops.fused.compiling import (
+    BUILT,
+    FLAGS,
+    LEVELS,
+    SOURCES,
+    compile_library,
+    find_compiler,
+)
 
 _UNLOADABLE = (OSError, AttributeError)
 """What ctypes raises for what is no library, and for one without the kernels."""
@@ -29,20 +38,25 @@ _UNLOADABLE = (OSError, AttributeError)
 
 @cache
 def library() -> Any:
-    """The compiled library, a ``ctypes.CDLL``; its ``vector_bytes`` are those of a vector of the processor.
+    """The compiled library, a ``ctypes.CDLL``; its ``vector_bytes`` are those of a
+    vector of the processor.
 
     Raises:
-        RuntimeError: if none can be loaded or compiled here, with what the compiler or the loader said.
+        RuntimeError: if none can be loaded or compiled here, with what the compiler or
+            the loader said.
     """
     for path in built():
-        with suppress(*_UNLOADABLE):  # a C library that is older than that of the machine that built it, for one
+        with suppress(
+            *_UNLOADABLE
+        ):  # a C library that is older than that of the machine that built it, for one
             return _loaded(path)
     path = build()
     try:
         return _loaded(path)
     except _UNLOADABLE as error:
         raise RuntimeError(
-            f"torchcaps' C++ kernels could not be loaded: {error}; if programs may not run from {path.parent}, let "
+            f"torchcaps' C++ kernels could not be loaded: {error}; if programs may "
+            f"not run from {path.parent}, let "
             "XDG_CACHE_HOME name a folder where they may"
         ) from error
 
@@ -50,9 +64,22 @@ def library() -> Any:
 def _loaded(path: Path) -> Any:
     loaded: Any = ctypes.CDLL(str(path))
     loaded.torchcaps_run.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
-    loaded.torchcaps_agree.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
-    loaded.torchcaps_gaussians.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
-    for function in (loaded.torchcaps_run, loaded.torchcaps_agree, loaded.torchcaps_vector_bytes):
+    loaded.torchcaps_agree.argtypes = (
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_int64,
+        ctypes.c_int64,
+    )
+    loaded.torchcaps_gaussians.argtypes = (
+        ctypes.c_char_p,
+        ctypes.c_int64,
+        ctypes.c_int64,
+    )
+    for function in (
+        loaded.torchcaps_run,
+        loaded.torchcaps_agree,
+        loaded.torchcaps_vector_bytes,
+    ):
         function.restype = ctypes.c_int64
     loaded.torchcaps_gaussians.restype = None
     loaded.torchcaps_vector_bytes.argtypes = ()
@@ -61,29 +88,44 @@ def _loaded(path: Path) -> Any:
 
 
 def built() -> list[Path]:
-    """The libraries that came with the package and suit this processor, the best first."""
+    """The libraries that came with the package and suit this processor, the best
+    first.
+    """
     machine = platform.machine()
     kinds = [machine]
     if machine == "x86_64":
         order, best = list(LEVELS), torch.backends.cpu.get_cpu_capability()
-        kinds = [LEVELS[one] for one in order[order.index(best) :]] if best in order else []
+        kinds = (
+            [LEVELS[one] for one in order[order.index(best) :]] if best in order else []
+        )
     return [path for kind in kinds if (path := BUILT / f"native-{kind}.so").is_file()]
 
 
 def build() -> Path:
-    """Compiles the library if the user's cache does not have it whole, and returns its path.
+    """Compiles the library if the user's cache does not have it whole, and returns its
+    path.
 
-    Its name ends in the digest of what is in it: a file that was cut or damaged, which could end the program when it is
-    loaded, does not fit its name, and is compiled again. One process at a time compiles; others wait for it.
+    Its name ends in the digest of what is in it: a file that was cut or damaged, which
+    could end the program when it is loaded, does not fit its name, and is compiled
+    again. One process at a time compiles; others wait for it.
 
     Raises:
         RuntimeError: if it cannot be compiled here, with what the compiler said.
     """
     compiler = find_compiler()
     if compiler is None:
-        raise RuntimeError("torchcaps' C++ kernels need a compiler, and there is no c++, g++ or clang++")
-    known = "\0".join([*(path.read_text() for path in SOURCES), *compiler, *FLAGS, _machine()])
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "torchcaps" / "native"
+        raise RuntimeError(
+            "torchcaps' C++ kernels need a compiler, and there is no c++, g++ or "
+            "clang++"
+        )
+    known = "\0".join(
+        [*(path.read_text() for path in SOURCES), *compiler, *FLAGS, _machine()]
+    )
+    folder = (
+        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        / "torchcaps"
+        / "native"
+    )
     name = hashlib.sha256(known.encode()).hexdigest()[:16]
     try:
         found = _whole(folder, name)
@@ -94,14 +136,22 @@ def build() -> Path:
                 found = _whole(folder, name) or _made(compiler, folder, name)
     except OSError as error:
         raise RuntimeError(
-            f"torchcaps' C++ kernels could not be compiled with {' '.join(compiler)}: {error}"
+            f"torchcaps' C++ kernels could not be compiled with {' '.join(compiler)}: "
+            f"{error}"
         ) from error
     return found
 
 
 def _whole(folder: Path, name: str) -> Path | None:
     """The library of that name, if it is there and as it was written."""
-    return next((path for path in folder.glob(f"{name}-*.so") if path.stem == f"{name}-{_digest(path)}"), None)
+    return next(
+        (
+            path
+            for path in folder.glob(f"{name}-*.so")
+            if path.stem == f"{name}-{_digest(path)}"
+        ),
+        None,
+    )
 
 
 def _digest(path: Path) -> str:
@@ -114,20 +164,30 @@ def _made(compiler: list[str], folder: Path, name: str) -> Path:
         shutil.rmtree(left, ignore_errors=True)
     damaged = list(folder.glob(f"{name}-*.so"))
     cause = f" again, because {damaged[0]} is damaged" if damaged else ", once"
-    logging.getLogger("torchcaps").warning("compiling torchcaps' C++ kernels%s: this takes half a minute", cause)
+    logging.getLogger("torchcaps").warning(
+        "compiling torchcaps' C++ kernels%s: this takes half a minute", cause
+    )
     for path in damaged:
         path.unlink()
     with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as scratch:
         made = Path(scratch) / "made.so"
         compile_library(compiler, made)
         with made.open("rb") as written:
-            os.fsync(written.fileno())  # a name in the cache must not come before what it names
+            os.fsync(
+                written.fileno()
+            )  # a name in the cache must not come before what it names
         return made.replace(folder / f"{name}-{_digest(made)}.so")
 
 
 def _machine() -> str:
-    """What ``-march=native`` and the C library are here: machines and containers may share a home."""
+    """What ``-march=native`` and the C library are here: machines and containers may
+    share a home.
+    """
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
-    flags = [line for line in lines if line.startswith(("flags", "Features"))][:1]  # x86, ARM
-    return " ".join([platform.machine(), platform.processor(), *platform.libc_ver(), *flags])
+    flags = [line for line in lines if line.startswith(("flags", "Features"))][
+        :1
+    ]  # x86, ARM
+    return " ".join(
+        [platform.machine(), platform.processor(), *platform.libc_ver(), *flags]
+    )

@@ -1,7 +1,8 @@
 """Routing in fused kernels: the same custom operators for all sets of kernels.
 
-``torch.compile``, ``torch.export`` and autocast see one node for an E-step with its moments, and one for its gradients.
-A set of kernels is a module or object with the four functions of :class:`Kernels`.
+``torch.compile``, ``torch.export`` and autocast see one node for an E-step with its
+moments, and one for its gradients. A set of kernels is a module or object with the four
+functions of :class:`Kernels`.
 """
 
 import sys
@@ -17,34 +18,44 @@ from torch import Tensor
 from torchcaps.numerics import positive
 from torchcaps.ops.backend import Moments
 from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradients
-from torchcaps.ops.fused.call import Call, FusedVotes, readable, sizes_of, stored_moments, stored_scores
+from torchcaps.ops.fused.call import (
+    Call,
+    FusedVotes,
+    readable,
+    sizes_of,
+    stored_moments,
+    stored_scores,
+)
 
 
 class Kernels(Protocol):
-    """What a fused backend does. Tensors come contiguous, float32 or wider, of one dtype, on one device.
+    """What a fused backend does. Tensors come contiguous, float32 or wider, of one
+    dtype, on one device.
 
     Example:
         >>> class Nothing(tc.ops.fused.Kernels):
         ...     def prepare(self):
         ...         raise RuntimeError("no kernels here")
-        ...
         >>> try:
         ...     Nothing().prepare()
         ... except RuntimeError as reason:
         ...     print(reason)
-        ...
         no kernels here
     """
 
     def prepare(self) -> None:
-        """Makes the kernels ready; a RuntimeError or ImportError says why they cannot run here."""
+        """Makes the kernels ready; a RuntimeError or ImportError says why they cannot
+        run here.
+        """
 
     def moments(
         self, call: Call, *, orphan: bool, hard: bool, scatter: bool
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Mass (B, J), sum (B, J, H) and, if wanted, scatter (B, J, H) about the mean: one E-step and its sums.
+        """Mass (B, J), sum (B, J, H) and, if wanted, scatter (B, J, H) about the mean:
+        one E-step and its sums.
 
-        With the scatter comes the rest (B, J, H): what the mean of the votes is more than sum / mass, rounded.
+        With the scatter comes the rest (B, J, H): what the mean of the votes is more
+        than sum / mass, rounded.
         """
 
     def moments_backward(
@@ -59,34 +70,56 @@ class Kernels(Protocol):
         orphan: bool,
         hard: bool,
     ) -> Call:
-        """The gradients of every tensor of the call; ``mean`` is sum / mass, (B, J, H), and ``rest`` from there."""
+        """The gradients of every tensor of the call; ``mean`` is sum / mass, (B, J, H),
+        and ``rest`` from there.
+        """
 
     def scores(self, call: Call, *, orphan: bool, reduced: bool) -> Tensor:
-        """The logits (B, I, J), or reduced, their normaliser over the parents (and the orphan) (B, I)."""
+        """The logits (B, I, J), or reduced, their normaliser over the parents (and the
+        orphan) (B, I).
+        """
 
-    def scores_backward(self, call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool) -> Call:
-        """The gradients of every tensor of the call; ``scores`` is what :meth:`scores` gave."""
+    def scores_backward(
+        self, call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool
+    ) -> Call:
+        """The gradients of every tensor of the call; ``scores`` is what :meth:`scores`
+        gave.
+        """
 
 
-KERNELS = {"native": "torchcaps.ops.fused.passes", "triton": "torchcaps.ops.fused.triton_launch"}
+KERNELS = {
+    "native": "torchcaps.ops.fused.passes",
+    "triton": "torchcaps.ops.fused.triton_launch",
+}
 """The modules that hold the kernels, by backend; imported when first used."""
 
 _CALL = (
-    "Tensor children, Tensor transforms, Tensor? coordinates, Tensor? weights, Tensor? log_partition, Tensor? sites, "
+    "Tensor children, Tensor transforms, Tensor? coordinates, Tensor? weights, "
+    "Tensor? log_partition, Tensor? sites, "
     "Tensor[] similarity, str backend"
 )
-_MOMENTS = f"({_CALL}, bool orphan, bool hard, bool scatter) -> (Tensor, Tensor, Tensor, Tensor)"
+_MOMENTS = (
+    f"({_CALL}, bool orphan, bool hard, bool scatter) -> (Tensor, Tensor, Tensor, "
+    "Tensor)"
+)
 _MOMENTS_BACKWARD = (
-    f"({_CALL}, bool orphan, bool hard, Tensor mean, Tensor grad_mass, Tensor grad_sum, Tensor? grad_scatter, "
+    f"({_CALL}, bool orphan, bool hard, Tensor mean, Tensor grad_mass, Tensor "
+    "grad_sum, Tensor? grad_scatter, "
     "Tensor? rest=None) -> Tensor[]"
 )
 _SCORES = f"({_CALL}, bool orphan, bool reduced) -> Tensor"
-_SCORES_BACKWARD = f"({_CALL}, bool orphan, bool reduced, Tensor scores, Tensor grad) -> Tensor[]"
+_SCORES_BACKWARD = (
+    f"({_CALL}, bool orphan, bool reduced, Tensor scores, Tensor grad) -> Tensor[]"
+)
 
 
 def _opened(arguments: Sequence[Any]) -> tuple[Call, str, Sequence[Any]]:
     """The arguments of an operator: the call, the name of the backend, and the rest."""
-    return Call._make([*arguments[:6], tuple(arguments[6])]), arguments[7], arguments[8:]
+    return (
+        Call._make([*arguments[:6], tuple(arguments[6])]),
+        arguments[7],
+        arguments[8:],
+    )
 
 
 def _kernels(backend: str) -> Kernels:
@@ -95,27 +128,43 @@ def _kernels(backend: str) -> Kernels:
 
 @cache
 def why_not(backend: str) -> str:
-    """Why the kernels of a backend cannot run here, with a warning the first time; empty if they can."""
+    """Why the kernels of a backend cannot run here, with a warning the first time;
+    empty if they can.
+    """
     try:
         _kernels(backend).prepare()
     except (ImportError, RuntimeError) as error:
-        warnings.warn(f"slower routing, in plain PyTorch, because: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"slower routing, in plain PyTorch, because: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return str(error)
     return ""
 
 
 def _moments(*arguments: Any) -> tuple[Tensor, ...]:
-    """Mass, sum, scatter and rest; a scatter that was not asked for is empty, and so is the rest."""
+    """Mass, sum, scatter and rest; a scatter that was not asked for is empty, and so is
+    the rest.
+    """
     call, backend, (orphan, hard, scatter) = _opened(arguments)
-    found = _kernels(backend).moments(call.readable(), orphan=orphan, hard=hard, scatter=scatter)
-    return tuple(call.children.new_empty(0) if tensor is None else tensor for tensor in found)
+    found = _kernels(backend).moments(
+        call.readable(), orphan=orphan, hard=hard, scatter=scatter
+    )
+    return tuple(
+        call.children.new_empty(0) if tensor is None else tensor for tensor in found
+    )
 
 
 def _moments_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     call, _, (_, _, scatter) = _opened(arguments)
     B, _, J, M, _, D = sizes_of(call)
     total = call.children.new_empty(B, J, M * D)
-    return total.new_empty(B, J), total, *(torch.empty_like(total) if scatter else total.new_empty(0) for _ in range(2))
+    return (
+        total.new_empty(B, J),
+        total,
+        *(torch.empty_like(total) if scatter else total.new_empty(0) for _ in range(2)),
+    )
 
 
 def _moments_backward(*arguments: Any) -> list[Tensor]:
@@ -123,10 +172,22 @@ def _moments_backward(*arguments: Any) -> list[Tensor]:
     call, backend, (orphan, hard, *upstream) = _opened(arguments)
     B, _, J, M, _, D = sizes_of(call)
     pieces: list[Any] = [
-        None if grad is None else readable(name, grad, (B, J) if name == "grad_mass" else (B, J, M * D), call.children)
-        for name, grad in zip(("mean", "grad_mass", "grad_sum", "grad_scatter", "rest"), upstream, strict=False)
+        None
+        if grad is None
+        else readable(
+            name, grad, (B, J) if name == "grad_mass" else (B, J, M * D), call.children
+        )
+        for name, grad in zip(
+            ("mean", "grad_mass", "grad_sum", "grad_scatter", "rest"),
+            upstream,
+            strict=False,
+        )
     ]
-    return _kernels(backend).moments_backward(call.readable(), *pieces, orphan=orphan, hard=hard).flat()
+    return (
+        _kernels(backend)
+        .moments_backward(call.readable(), *pieces, orphan=orphan, hard=hard)
+        .flat()
+    )
 
 
 def _scores(*arguments: Any) -> Tensor:
@@ -145,8 +206,15 @@ def _scores_backward(*arguments: Any) -> list[Tensor]:
     """The gradients of the tensors of the call that are there."""
     call, backend, (orphan, reduced, scores, grad) = _opened(arguments)
     shape = sizes_of(call)[: 2 if reduced else 3]
-    pieces = (readable(name, field, shape, call.children) for name, field in (("scores", scores), ("grad", grad)))
-    return _kernels(backend).scores_backward(call.readable(), *pieces, orphan=orphan, reduced=reduced).flat()
+    pieces = (
+        readable(name, field, shape, call.children)
+        for name, field in (("scores", scores), ("grad", grad))
+    )
+    return (
+        _kernels(backend)
+        .scores_backward(call.readable(), *pieces, orphan=orphan, reduced=reduced)
+        .flat()
+    )
 
 
 def _gradients_shapes(*arguments: Any) -> list[Tensor]:
@@ -161,11 +229,13 @@ def _gradients(
     upstream: Tensors,
     options: tuple[bool, ...],
 ) -> Tensors:
-    """The gradients of the tensors of a call, in a form that can be differentiated again.
+    """The gradients of the tensors of a call, in a form that can be differentiated
+    again.
 
     Args:
         run: finds those that are there, from a call and the upstream gradients.
-        function: what they are the gradients of, in plain PyTorch, of a call and its options.
+        function: what they are the gradients of, in plain PyTorch, of a call and its
+            options.
         tensors: of the call, as :func:`~torchcaps.ops.fused.call.listed`.
         sites: of the call.
         upstream: the gradients of the results.
@@ -176,36 +246,61 @@ def _gradients(
         found = iter(run(Call.of(tensors, sites), *upstream))
         return [None if tensor is None else next(found) for tensor in tensors]
 
-    return gradients(work, lambda *tensors: function(Call.of(tensors, sites), *options), tensors, upstream)
+    return gradients(
+        work,
+        lambda *tensors: function(Call.of(tensors, sites), *options),
+        tensors,
+        upstream,
+    )
 
 
 def moments_gradients(
-    tensors: Tensors, sites: Tensor | None, results: Sequence[Any], upstream: Tensors, backend: str, *options: bool
+    tensors: Tensors,
+    sites: Tensor | None,
+    results: Sequence[Any],
+    upstream: Tensors,
+    backend: str,
+    *options: bool,
 ) -> Tensors:
-    """The gradients of the tensors of a call, from those of its mass, sum and scatter; ``results``: these, and rest."""
+    """The gradients of the tensors of a call, from those of its mass, sum and scatter;
+    ``results``: these, and rest.
+    """
     mass, total, rest = results
 
     def run(call: Call, *upstream: Tensor | None) -> list[Tensor]:
         mean = total / positive(mass)[..., None]
-        found: list[Tensor] = _run_moments_backward(*call, backend, *options[:2], mean, *upstream, rest)
+        found: list[Tensor] = _run_moments_backward(
+            *call, backend, *options[:2], mean, *upstream, rest
+        )
         return found
 
     return _gradients(run, stored_moments, tensors, sites, upstream, options)
 
 
 def scores_gradients(
-    tensors: Tensors, sites: Tensor | None, results: Sequence[Any], upstream: Tensors, backend: str, *options: bool
+    tensors: Tensors,
+    sites: Tensor | None,
+    results: Sequence[Any],
+    upstream: Tensors,
+    backend: str,
+    *options: bool,
 ) -> Tensors:
-    """The gradients of the tensors of a call, from that of its scores; ``results``: these."""
+    """The gradients of the tensors of a call, from that of its scores; ``results``:
+    these.
+    """
 
     def run(call: Call, grad: Tensor | None) -> list[Tensor]:
-        found: list[Tensor] = _run_scores_backward(*call, backend, *options, *results, grad)
+        found: list[Tensor] = _run_scores_backward(
+            *call, backend, *options, *results, grad
+        )
         return found
 
     return _gradients(run, stored_scores, tensors, sites, upstream, options)
 
 
-def _moments_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
+def _moments_context(
+    ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]
+) -> None:
     mass, total, _, rest = output
     _save(ctx, inputs, mass, total, rest if inputs[-1] else None)
 
@@ -215,7 +310,9 @@ def _scores_context(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
 
 
 def _save(ctx: Any, arguments: Sequence[Any], *results: Tensor | None) -> None:
-    """Keeps the arguments of an operator and what its backward pass needs of its results."""
+    """Keeps the arguments of an operator and what its backward pass needs of its
+    results.
+    """
     ctx.options, ctx.results = arguments[7:], len(results)
     ctx.save_for_backward(*results, *arguments[:6], *arguments[6])
 
@@ -232,9 +329,13 @@ def _at_arguments(ctx: Any, found: Callable[..., Tensors], upstream: Tensors) ->
     return *grads[:5], None, list(grads[5:]), *(None for _ in ctx.options)
 
 
-def _moments_gradient(ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor, _: Any) -> Any:
+def _moments_gradient(
+    ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor, _: Any
+) -> Any:
     scatter = ctx.options[-1]
-    return _at_arguments(ctx, moments_gradients, (grad_mass, grad_sum, grad_scatter if scatter else None))
+    return _at_arguments(
+        ctx, moments_gradients, (grad_mass, grad_sum, grad_scatter if scatter else None)
+    )
 
 
 def _scores_gradient(ctx: Any, grad: Tensor) -> Any:
@@ -243,12 +344,16 @@ def _scores_gradient(ctx: Any, grad: Tensor) -> Any:
 
 def _no_gradient(ctx: Any, *upstream: Any) -> Any:
     raise RuntimeError(
-        "the gradients of torchcaps::moments_backward and torchcaps::scores_backward are not written: "
-        f"differentiate torchcaps::moments and torchcaps::scores twice, or store the votes: {STORED}"
+        "the gradients of torchcaps::moments_backward and torchcaps::scores_backward "
+        "are not written: "
+        "differentiate torchcaps::moments and torchcaps::scores twice, or store the "
+        f"votes: {STORED}"
     )
 
 
-_LIBRARY = torch.library.Library("torchcaps", "FRAGMENT")  # the operators live as long as this
+_LIBRARY = torch.library.Library(
+    "torchcaps", "FRAGMENT"
+)  # the operators live as long as this
 
 
 def _operator(
@@ -261,8 +366,9 @@ def _operator(
 ) -> Callable[..., Any]:
     """An operator that ``torch.compile``, ``torch.export`` and autograd know.
 
-    It is what ``torch.library.custom_op`` makes, but for the compiler, which that imports with the first call (a
-    second): the kernel is kept from being traced only where there is a compiler to trace it.
+    It is what ``torch.library.custom_op`` makes, but for the compiler, which that
+    imports with the first call (a second): the kernel is kept from being traced only
+    where there is a compiler to trace it.
     """
     untraced, full_name = torch._disable_dynamo(kernel), f"{_LIBRARY.ns}::{name}"
 
@@ -273,14 +379,24 @@ def _operator(
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(full_name, shapes, lib=_LIBRARY)
-    torch.library.register_autograd(full_name, gradient, setup_context=context, lib=_LIBRARY)
+    torch.library.register_autograd(
+        full_name, gradient, setup_context=context, lib=_LIBRARY
+    )
     return getattr(torch.ops.torchcaps, name).default
 
 
-_run_moments_backward = _operator("moments_backward", _MOMENTS_BACKWARD, _moments_backward, _gradients_shapes)
-_run_scores_backward = _operator("scores_backward", _SCORES_BACKWARD, _scores_backward, _gradients_shapes)
-_run_moments = _operator("moments", _MOMENTS, _moments, _moments_shapes, _moments_gradient, _moments_context)
-_run_scores = _operator("scores", _SCORES, _scores, _scores_shapes, _scores_gradient, _scores_context)
+_run_moments_backward = _operator(
+    "moments_backward", _MOMENTS_BACKWARD, _moments_backward, _gradients_shapes
+)
+_run_scores_backward = _operator(
+    "scores_backward", _SCORES_BACKWARD, _scores_backward, _gradients_shapes
+)
+_run_moments = _operator(
+    "moments", _MOMENTS, _moments, _moments_shapes, _moments_gradient, _moments_context
+)
+_run_scores = _operator(
+    "scores", _SCORES, _scores, _scores_shapes, _scores_gradient, _scores_context
+)
 
 
 class OperatorVotes(FusedVotes):
@@ -289,7 +405,9 @@ class OperatorVotes(FusedVotes):
     backend: str
 
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
-        mass, total, second, _ = _run_moments(*call, self.backend, orphan, hard, scatter)
+        mass, total, second, _ = _run_moments(
+            *call, self.backend, orphan, hard, scatter
+        )
         return Moments(mass, total, second if scatter else None)
 
     def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
@@ -302,7 +420,9 @@ class TritonVotes(OperatorVotes):
 
     Example:
         >>> from torchcaps.ops import InnerProduct, Rule
-        >>> tc.ops.fused.TritonVotes.supports(InnerProduct(torch.randn(2, 3, 5)), Rule())  # no reason against it
+        >>> tc.ops.fused.TritonVotes.supports(
+        ...     InnerProduct(torch.randn(2, 3, 5)), Rule()
+        ... )  # no reason against it
         ''
     """
 

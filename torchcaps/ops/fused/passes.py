@@ -1,7 +1,9 @@
-"""The passes of the C++ kernels: tensors in, tensors out; :mod:`~torchcaps.ops.fused.deferred` has the autograd.
+"""The passes of the C++ kernels: tensors in, tensors out;
+:mod:`~torchcaps.ops.fused.deferred` has the autograd.
 
-Logits that one pass writes down and others read, and coefficients of gradients, are laid out as the kernels have them,
-[blocks, I / 8, J, 8, lanes]: a row of the batch in each lane, 8 children.
+Logits that one pass writes down and others read, and coefficients of gradients, are
+laid out as the kernels have them, [blocks, I / 8, J, 8, lanes]: a row of the batch in
+each lane, 8 children.
 """
 
 import ctypes
@@ -25,11 +27,21 @@ _OUTSIDE, _, _KEPT, _NO_MEMORY = range(4)
 _TOGETHER = 8
 """Children that are at work together, ``kTogether`` of the C++ source."""
 
-INPUTS = ("children", "transforms", "coordinates", "weights", "log_partition", "parents", "precision", "log_weight")
+INPUTS = (
+    "children",
+    "transforms",
+    "coordinates",
+    "weights",
+    "log_partition",
+    "parents",
+    "precision",
+    "log_weight",
+)
 
 
 class Record:
-    """A record of the C++ source, field by field: whole numbers, addresses and real numbers of 8 bytes each.
+    """A record of the C++ source, field by field: whole numbers, addresses and real
+    numbers of 8 bytes each.
 
     It is packed as bytes: to fill a ``ctypes.Structure`` by names takes longer.
 
@@ -40,16 +52,22 @@ class Record:
 
     def __init__(self, *names: str, reals: tuple[str, ...] = ()) -> None:
         self._places = {name: place for place, name in enumerate(names)}
-        self._struct = struct.Struct("=" + "".join("d" if name in reals else "q" for name in names))
+        self._struct = struct.Struct(
+            "=" + "".join("d" if name in reals else "q" for name in names)
+        )
 
     def pack(self, first: Iterable[float], *named: Iterable[tuple[str, Any]]) -> bytes:
-        """The bytes, from the first fields and others by name: a tensor as its address, and 0 for what is not there."""
+        """The bytes, from the first fields and others by name: a tensor as its address,
+        and 0 for what is not there.
+        """
         values, places = [*first], self._places
         values += [0] * (len(places) - len(values))
         for fields in named:
             for name, field in fields:
                 if field is not None:
-                    values[places[name]] = field if type(field) in _NUMBERS else field.data_ptr()
+                    values[places[name]] = (
+                        field if type(field) in _NUMBERS else field.data_ptr()
+                    )
         return self._struct.pack(*values)
 
 
@@ -69,8 +87,28 @@ AGREEMENT = Record(
     reals=("constant",),
 )
 GAUSSIANS = Record(
-    *("rows", "H", "threads", "floor", "mass", "sum", "scatter", "mean", "variance", "precision", "log_determinant"),
-    *("grad_mean", "grad_variance", "grad_precision", "grad_log_determinant", "grad_mass", "grad_sum", "grad_scatter"),
+    *(
+        "rows",
+        "H",
+        "threads",
+        "floor",
+        "mass",
+        "sum",
+        "scatter",
+        "mean",
+        "variance",
+        "precision",
+        "log_determinant",
+    ),
+    *(
+        "grad_mean",
+        "grad_variance",
+        "grad_precision",
+        "grad_log_determinant",
+        "grad_mass",
+        "grad_sum",
+        "grad_scatter",
+    ),
     reals=("floor",),
 )
 
@@ -80,8 +118,9 @@ _GRADIENTS = tuple(f"grad_{name}" for name in INPUTS)
 class Term(NamedTuple):
     """What a step adds to the gradients of the votes.
 
-    ``dV_ij += coefficient_ij (constant_j + slope_j (V_ij - centre_j - rest_j))``, where the difference is formed first:
-    beside a steep slope, float32 has too few digits for votes far from 0.
+    ``dV_ij += coefficient_ij (constant_j + slope_j (V_ij - centre_j - rest_j))``, where
+    the difference is formed first: beside a steep slope, float32 has too few digits for
+    votes far from 0.
 
     Args:
         coefficient: [blocks, I / 8, J or 1, 8, lanes].
@@ -101,7 +140,8 @@ class Term(NamedTuple):
 class Kept:
     """The votes of a batch of few rows: formed in the first pass, read in later ones.
 
-    They are kept where they are fewer numbers than the transforms, and so take less time to read.
+    They are kept where they are fewer numbers than the transforms, and so take less
+    time to read.
 
     Args:
         children: of the votes.
@@ -110,26 +150,42 @@ class Kept:
 
     def __init__(self, children: Tensor, transforms: Tensor) -> None:
         rows, _, M, P = children.shape
-        few = M == 1 and rows < P and rows <= library().vector_bytes // children.element_size() // _FEW
-        self._wanted = few and not children.is_inference() and not transforms.is_inference()
-        self._sources: tuple[Tensor, ...] = (children, transforms) if self._wanted else ()
+        few = (
+            M == 1
+            and rows < P
+            and rows <= library().vector_bytes // children.element_size() // _FEW
+        )
+        self._wanted = (
+            few and not children.is_inference() and not transforms.is_inference()
+        )
+        self._sources: tuple[Tensor, ...] = (
+            (children, transforms) if self._wanted else ()
+        )
         self._votes: Tensor | None = None
         self._formed: list[int] | None = None
 
     def fields(self, call: Call) -> dict[str, Any]:
-        """The fields of a pass on this call that say where the votes are, or may be written; none if they are not."""
+        """The fields of a pass on this call that say where the votes are, or may be
+        written; none if they are not.
+        """
         if not self._wanted or call.sites is not None:
             return {}
         if self._votes is None:
             children, transforms = self._sources
             rows, I, *_ = children.shape
-            self._votes = children.new_empty(I, rows, transforms.shape[1], transforms.shape[-1])
+            self._votes = children.new_empty(
+                I, rows, transforms.shape[1], transforms.shape[-1]
+            )
         return {"votes": self._votes, "formed": self._formed == self._versions()}
 
     @property
     def votes(self) -> Tensor | None:
         """The votes, [I, B, J, D], if they are there."""
-        return self._votes if self._formed is not None and self._formed == self._versions() else None
+        return (
+            self._votes
+            if self._formed is not None and self._formed == self._versions()
+            else None
+        )
 
     def note(self, outcome: int) -> None:
         """Notes the outcome of a pass with these :meth:`fields`."""
@@ -146,14 +202,18 @@ class Kept:
 
 
 Gradients = list[Any]
-"""Those of children, transforms, coordinates, weights, log_partition and the similarity's tensors, or the first few."""
+"""Those of children, transforms, coordinates, weights, log_partition and the
+similarity's tensors, or the first few.
+"""
 
 
 class Flow(NamedTuple):
-    """The backward pass of a step, but for children, transforms and coordinates, whose share is left as terms.
+    """The backward pass of a step, but for children, transforms and coordinates, whose
+    share is left as terms.
 
     Args:
-        gradients: of the tensors of the call; None for those three, and for what is not wanted.
+        gradients: of the tensors of the call; None for those three, and for what is not
+            wanted.
         terms: what the parents took of each child, and what flows through the logits.
         flow: the gradients of the logits, if anything flows through them.
     """
@@ -164,10 +224,13 @@ class Flow(NamedTuple):
 
 
 _VOTES = (False, False, False)
-"""The gradients of children, transforms and coordinates are wanted later, of :func:`pass_on`."""
+"""The gradients of children, transforms and coordinates are wanted later, of
+:func:`pass_on`.
+"""
 _pool = MemoryPool()
 _FEW = 4
-"""Rows are few that fill at most a fourth of a vector, as ``kFew`` of the C++ source."""
+"""Rows are few that fill at most a fourth of a vector, as ``kFew`` of the C++ source.
+"""
 _SMALL = 2**16
 """Numbers for which the allocator has memory at hand, and the pool gains nothing."""
 
@@ -182,7 +245,9 @@ def prepare() -> None:
 
 
 def read_back(saved: Sequence[Tensor | None]) -> list[Any]:
-    """What a forward pass saved, as the kernels read it: hooks may give back the same numbers with other strides."""
+    """What a forward pass saved, as the kernels read it: hooks may give back the same
+    numbers with other strides.
+    """
     found = list(saved)
     for place, tensor in enumerate(found):
         if tensor is not None and not tensor.is_contiguous():
@@ -218,10 +283,23 @@ def moments(
     B, _, J, M, _, D = sizes_of(call)
     total = call.children.new_empty(B, J, M * D)
     mass = total.new_empty(B, J)
-    second, rest = (torch.empty_like(total), torch.empty_like(total)) if scatter else (None, None)
+    second, rest = (
+        (torch.empty_like(total), torch.empty_like(total)) if scatter else (None, None)
+    )
     parts = row_parts(call) if parts is None else parts
-    options: dict[str, Any] = {"orphan": orphan, "hard": hard, "logits": logits, "parts": parts}
-    fields: dict[str, Any] = {"mass": mass, "sum": total, "scatter": second, "rest": rest, **options}
+    options: dict[str, Any] = {
+        "orphan": orphan,
+        "hard": hard,
+        "logits": logits,
+        "parts": parts,
+    }
+    fields: dict[str, Any] = {
+        "mass": mass,
+        "sum": total,
+        "scatter": second,
+        "rest": rest,
+        **options,
+    }
     if kept is None:
         _run(_MOMENTS, call, **fields)
     else:
@@ -229,14 +307,30 @@ def moments(
     return mass, total, second, rest
 
 
-def scores(call: Call, orphan: bool, reduced: bool, parts: int | None = None, logits: Tensor | None = None) -> Tensor:
-    """The logits (B, I, J), or their normaliser (B, I); ``logits``, if given, is filled with the logits."""
+def scores(
+    call: Call,
+    orphan: bool,
+    reduced: bool,
+    parts: int | None = None,
+    logits: Tensor | None = None,
+) -> Tensor:
+    """The logits (B, I, J), or their normaliser (B, I); ``logits``, if given, is filled
+    with the logits.
+    """
     B, I, J, *_ = sizes_of(call)
     out = call.children.new_empty((B, I) if reduced else (B, I, J))
     if J == 0:
         return out.fill_(0.0 if orphan else -torch.inf)
     parts = row_parts(call) if parts is None else parts
-    _run(_SCORES, call, scores=out, orphan=orphan, reduced=reduced, logits=logits, parts=parts)
+    _run(
+        _SCORES,
+        call,
+        scores=out,
+        orphan=orphan,
+        reduced=reduced,
+        logits=logits,
+        parts=parts,
+    )
     return out
 
 
@@ -262,7 +356,8 @@ def moments_flow(
         rest: what rounding took from it, from :func:`moments`.
         upstream: the gradients of mass, sum and scatter.
         parts: :func:`row_parts`.
-        wanted: the gradients of weights, of log_partition, and of the similarity, or not.
+        wanted: the gradients of weights, of log_partition, and of the similarity, or
+            not.
         logits: what :func:`scores` wrote down.
         votes: those that :func:`moments` kept, if it did.
         passing: whether terms are wanted.
@@ -277,7 +372,9 @@ def moments_flow(
         J = sizes_of(call)[2]
         shares = _coefficients(call, parts, J if call.similarity or hard else 1)
         flow = _coefficients(call, parts, J) if call.similarity and not hard else None
-    gradients = _empty_gradients((*_VOTES, *wanted, wanted[2], wanted[2]), listed(call), call)
+    gradients = _empty_gradients(
+        (*_VOTES, *wanted, wanted[2], wanted[2]), listed(call), call
+    )
     if votes is not None:
         votes = _aligned(votes)
     _run(
@@ -299,7 +396,11 @@ def moments_flow(
     )
     terms = []
     if shares is not None and grad_sum is not None:
-        terms.append(Term(shares, grad_sum) if slope is None else Term(shares, grad_sum, slope, mean, rest))
+        terms.append(
+            Term(shares, grad_sum)
+            if slope is None
+            else Term(shares, grad_sum, slope, mean, rest)
+        )
         if flow is not None:
             terms.append(_term_of_logits(call, flow))
     return Flow(gradients, terms, flow)
@@ -327,14 +428,21 @@ def scores_flow(
         parts: :func:`row_parts`.
         compared: whether the gradients of the similarity are wanted.
         logits: what :func:`scores` wrote down.
-        into: the coefficients of the same logits in a step that left the gradients of its similarity to this call: they
-            are added to, and the gradients are those of both. None for new coefficients.
+        into: the coefficients of the same logits in a step that left the gradients of
+            its similarity to this call: they are added to, and the gradients are those
+            of both. None for new coefficients.
         passing: whether a term is wanted.
         orphan: as in :func:`scores`.
         reduced: as in :func:`scores`.
     """
-    gradients = _empty_gradients((*_VOTES, True, True, *(compared,) * 3), listed(call), call)
-    flow = into if into is not None or not passing else _coefficients(call, parts, sizes_of(call)[2])
+    gradients = _empty_gradients(
+        (*_VOTES, True, True, *(compared,) * 3), listed(call), call
+    )
+    flow = (
+        into
+        if into is not None or not passing
+        else _coefficients(call, parts, sizes_of(call)[2])
+    )
     _run(
         _FLOW,
         call,
@@ -352,15 +460,32 @@ def scores_flow(
     return Flow(gradients, [_term_of_logits(call, flow)] if there else [], flow)
 
 
-def pass_on(call: Call, terms: Sequence[Term], parts: int, wanted: Sequence[bool] = (True, True, True)) -> Gradients:
-    """The gradients of children, transforms and coordinates, those that are wanted, from the terms of all steps."""
+def pass_on(
+    call: Call,
+    terms: Sequence[Term],
+    parts: int,
+    wanted: Sequence[bool] = (True, True, True),
+) -> Gradients:
+    """The gradients of children, transforms and coordinates, those that are wanted,
+    from the terms of all steps.
+    """
     gradients = _empty_gradients(wanted, call[:3], call)
     packed = []
     for term in terms:
-        packed.append(TERM.pack((), zip(Term._fields, term, strict=True), (("parents", term.coefficient.shape[2]),)))
+        packed.append(
+            TERM.pack(
+                (),
+                zip(Term._fields, term, strict=True),
+                (("parents", term.coefficient.shape[2]),),
+            )
+        )
     there = ctypes.c_char_p(b"".join(packed))
     call = Call(*call[:3], None, None, call.sites, ())
-    numbers: dict[str, Any] = {"parts": parts, "terms": ctypes.cast(there, ctypes.c_void_p).value, "count": len(terms)}
+    numbers: dict[str, Any] = {
+        "parts": parts,
+        "terms": ctypes.cast(there, ctypes.c_void_p).value,
+        "count": len(terms),
+    }
     _run(_PASS_ON, call, **numbers, **dict(zip(_GRADIENTS, gradients, strict=False)))
     return gradients
 
@@ -374,11 +499,12 @@ def agreement_forward(
         call: of the votes, without a similarity.
         bias: (J, H), or None.
         settings: of the algorithm.
-        kept: the votes, if they are few, where a backward pass may follow; None where none does.
+        kept: the votes, if they are few, where a backward pass may follow; None where
+            none does.
 
     Returns:
-        The poses, and what the last step compared with, None in the first one; and for a backward pass the sums of all
-        steps, and what the steps between compared with.
+        The poses, and what the last step compared with, None in the first one; and for
+        a backward pass the sums of all steps, and what the steps between compared with.
     """
     B, _, J, M, _, D = sizes_of(call)
     pose = call.children.new_empty(B, J, M * D)
@@ -389,8 +515,17 @@ def agreement_forward(
         sums = pose.new_empty(settings.steps, *pose.shape)
         alphas = pose.new_empty(max(settings.steps - 2, 0), *pose.shape)
         fields = kept.fields(call)
-    steps = {"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha, "pose": pose, **_settings(settings)}
-    outcome = _run(False, call, steps, parts=row_parts(call), orphan=settings.orphan, **fields)
+    steps = {
+        "bias": bias,
+        "sums": sums,
+        "alphas": alphas,
+        "alpha": alpha,
+        "pose": pose,
+        **_settings(settings),
+    }
+    outcome = _run(
+        False, call, steps, parts=row_parts(call), orphan=settings.orphan, **fields
+    )
     if kept is not None:
         kept.note(outcome)
     return pose, alpha, sums, alphas
@@ -404,44 +539,73 @@ def agreement_backward(
     upstream: Tensors,
     wanted: Sequence[bool],
 ) -> Gradients:
-    """The gradients of children, transforms, coordinates and the bias, those that are wanted.
+    """The gradients of children, transforms, coordinates and the bias, those that are
+    wanted.
 
     Args:
         call: as in :func:`agreement_forward`.
         bias: likewise.
         settings: likewise.
-        steps: sums and what the steps between and the last one compared with, from there; and the votes, if they were
-            kept.
-        upstream: the gradients of the poses, and of what the last step compared with; None where none flows.
+        steps: sums and what the steps between and the last one compared with, from
+            there; and the votes, if they were kept.
+        upstream: the gradients of the poses, and of what the last step compared with;
+            None where none flows.
         wanted: which gradients are.
     """
     (sums, alphas, alpha, votes), (pose, last), parts = steps, upstream, row_parts(call)
     if votes is not None:
         votes = _aligned(votes)
     gradients, J = _empty_gradients(wanted, (*call[:3], bias), call), sizes_of(call)[2]
-    coefficients, several = None, 2 * (settings.steps - 1) * J + 1  # two a step of each parent, and of the first one
+    coefficients, several = (
+        None,
+        2 * (settings.steps - 1) * J + 1,
+    )  # two a step of each parent, and of the first one
     if True in wanted[:3]:
         coefficients = _coefficients(call, parts, several)
     record = {
-        **{"bias": bias, "sums": sums, "alphas": alphas, "alpha": alpha, **_settings(settings)},
+        **{
+            "bias": bias,
+            "sums": sums,
+            "alphas": alphas,
+            "alpha": alpha,
+            **_settings(settings),
+        },
         "grad_alpha": None if last is None else last.contiguous(),
         "grad_pose": None if pose is None else pose.contiguous(),
-        **{"grad_sums": torch.empty_like(sums), "grad_bias": gradients[3], "coefficients": coefficients},
+        **{
+            "grad_sums": torch.empty_like(sums),
+            "grad_bias": gradients[3],
+            "coefficients": coefficients,
+        },
         "room": 0 if coefficients is None else coefficients.numel() // several * J,
     }
-    fields = {"parts": parts, "votes": votes, "formed": votes is not None, "orphan": settings.orphan}
-    _run(True, call, record, **fields, **dict(zip(_GRADIENTS, gradients[:3], strict=False)))
+    fields = {
+        "parts": parts,
+        "votes": votes,
+        "formed": votes is not None,
+        "orphan": settings.orphan,
+    }
+    _run(
+        True,
+        call,
+        record,
+        **fields,
+        **dict(zip(_GRADIENTS, gradients[:3], strict=False)),
+    )
     return gradients
 
 
-def gaussians_backward(moments: Sequence[Tensor], mean: Tensor, precision: Tensor, upstream: Tensors) -> Gradients:
+def gaussians_backward(
+    moments: Sequence[Tensor], mean: Tensor, precision: Tensor, upstream: Tensors
+) -> Gradients:
     """The gradients of mass, sum and scatter.
 
     Args:
         moments: mass, sum and scatter.
         mean: of the Gaussians.
         precision: likewise.
-        upstream: the gradients of mean, variance, precision and the logarithm of the determinant; None for 0.
+        upstream: the gradients of mean, variance, precision and the logarithm of the
+            determinant; None for 0.
     """
     fields: dict[str, Any] = {"mean": mean, "precision": precision}
     for name, gradient in zip(Gaussians._fields, read_back(upstream), strict=True):
@@ -455,7 +619,8 @@ def gaussians_backward(moments: Sequence[Tensor], mean: Tensor, precision: Tenso
 
 
 def fit(back: bool, moments: Sequence[Tensor], **fields: Tensor | float | None) -> None:
-    """Fills in the Gaussians of moments, tensors in one piece, or the gradients: one pass over what all parents have.
+    """Fills in the Gaussians of moments, tensors in one piece, or the gradients: one
+    pass over what all parents have.
 
     Args:
         back: whether these are gradients.
@@ -464,7 +629,9 @@ def fit(back: bool, moments: Sequence[Tensor], **fields: Tensor | float | None) 
     """
     mass, total, scatter = moments
     sizes = mass.numel(), total.shape[-1], torch.get_num_threads()
-    record = GAUSSIANS.pack(sizes, (("mass", mass), ("sum", total), ("scatter", scatter)), fields.items())
+    record = GAUSSIANS.pack(
+        sizes, (("mass", mass), ("sum", total), ("scatter", scatter)), fields.items()
+    )
     library().torchcaps_gaussians(record, back, mass.dtype == torch.float64)
 
 
@@ -483,15 +650,25 @@ def moments_backward(
     if 0 in sizes_of(call):
         return call.gradients()
     parts, upstream = row_parts(call), (grad_mass, grad_sum, grad_scatter)
-    return _all_gradients(call, moments_flow(call, mean, rest, upstream, parts, orphan=orphan, hard=hard), parts)
+    return _all_gradients(
+        call,
+        moments_flow(call, mean, rest, upstream, parts, orphan=orphan, hard=hard),
+        parts,
+    )
 
 
-def scores_backward(call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool) -> Call:
+def scores_backward(
+    call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool
+) -> Call:
     """The gradients of every tensor of the call."""
     if 0 in sizes_of(call):
         return call.gradients()
     parts = row_parts(call)
-    return _all_gradients(call, scores_flow(call, scores, grad, parts, orphan=orphan, reduced=reduced), parts)
+    return _all_gradients(
+        call,
+        scores_flow(call, scores, grad, parts, orphan=orphan, reduced=reduced),
+        parts,
+    )
 
 
 def _all_gradients(call: Call, flow: Flow, parts: int) -> Call:
@@ -499,7 +676,9 @@ def _all_gradients(call: Call, flow: Flow, parts: int) -> Call:
 
 
 def row_parts(call: Call) -> int:
-    """Among how many tasks the rows of windows are shared out, the same in all steps; 0 without windows."""
+    """Among how many tasks the rows of windows are shared out, the same in all steps; 0
+    without windows.
+    """
     return 0 if call.sites is None else min(len(call.children), torch.get_num_threads())
 
 
@@ -514,11 +693,19 @@ def _coefficients(call: Call, parts: int, parents: int) -> Tensor:
     lanes = library().vector_bytes // dtype.itemsize
     width = B if B <= lanes // _FEW else lanes
     shape = -(-B // lanes) + parts, -(-I // _TOGETHER), parents, _TOGETHER, width
-    return torch.empty(shape, dtype=dtype) if math.prod(shape) <= _SMALL else _pool.take(shape, dtype)
+    return (
+        torch.empty(shape, dtype=dtype)
+        if math.prod(shape) <= _SMALL
+        else _pool.take(shape, dtype)
+    )
 
 
-def _empty_gradients(wanted: Sequence[bool], fields: Sequence[Tensor | None], call: Call) -> Gradients:
-    """Memory for the gradients of the fields that are there, if wanted; zeros where there are no votes to fill it."""
+def _empty_gradients(
+    wanted: Sequence[bool], fields: Sequence[Tensor | None], call: Call
+) -> Gradients:
+    """Memory for the gradients of the fields that are there, if wanted; zeros where
+    there are no votes to fill it.
+    """
     made = torch.zeros_like if 0 in sizes_of(call) else torch.empty_like
     found: Gradients = []
     for want, field in zip(wanted, fields, strict=False):
@@ -534,38 +721,74 @@ def _term_of_logits(call: Call, flow: Any) -> Term:
     return Term(flow, None, -precision, mean)
 
 
-def _run(which: int, call: Call, agreement: dict[str, Any] | None = None, **fields: Any) -> int:
-    """Runs one pass on a call with further fields, and returns its outcome; the fields live as long as it runs.
+def _run(
+    which: int, call: Call, agreement: dict[str, Any] | None = None, **fields: Any
+) -> int:
+    """Runs one pass on a call with further fields, and returns its outcome; the fields
+    live as long as it runs.
 
     Args:
         which: of the passes; with an agreement, whether backward.
         call: with tensors as the kernels read them.
-        agreement: the fields of the record of a routing by agreement, for all its steps; None for one pass.
+        agreement: the fields of the record of a routing by agreement, for all its
+            steps; None for one pass.
         fields: of the record of the call.
     """
     children, transforms, coordinates, weights, log_partition, sites, similarity = call
     if not children.is_cpu:
-        raise ValueError(f"the native kernels are for tensors on a CPU, got children on {children.device}")
+        raise ValueError(
+            "the native kernels are for tensors on a CPU, got children on "
+            f"{children.device}"
+        )
     images, grid, M, P = children.shape
     shared, J, _, D = transforms.shape
     windows, I = (1, grid) if sites is None else sites.shape
-    sizes = images, grid, windows, I, J, M, P, D, shared == 1 and I > 1, min(len(similarity), 2)
-    inputs = zip(INPUTS, (children, transforms, coordinates, weights, log_partition, *similarity), strict=False)
-    record = CALL.pack(sizes, inputs, (("sites", sites), ("threads", torch.get_num_threads())), fields.items())
+    sizes = (
+        images,
+        grid,
+        windows,
+        I,
+        J,
+        M,
+        P,
+        D,
+        shared == 1 and I > 1,
+        min(len(similarity), 2),
+    )
+    inputs = zip(
+        INPUTS,
+        (children, transforms, coordinates, weights, log_partition, *similarity),
+        strict=False,
+    )
+    record = CALL.pack(
+        sizes,
+        inputs,
+        (("sites", sites), ("threads", torch.get_num_threads())),
+        fields.items(),
+    )
     wide = children.dtype == torch.float64
     if agreement is None:
         outcome = library().torchcaps_run(record, which, wide)
     else:
-        outcome = library().torchcaps_agree(record, AGREEMENT.pack((), agreement.items()), which, wide)
+        outcome = library().torchcaps_agree(
+            record, AGREEMENT.pack((), agreement.items()), which, wide
+        )
     if outcome == _OUTSIDE:
         raise IndexError(f"sites must be from 0 to {grid - 1}, got {sites}")
     if outcome == _NO_MEMORY:
         B, *_ = sizes_of(call)
-        raise MemoryError(f"no memory for the native kernels to work on votes (B, I, J, H) = {(B, I, J, M * D)}")
+        raise MemoryError(
+            "no memory for the native kernels to work on votes (B, I, J, H) = "
+            f"{(B, I, J, M * D)}"
+        )
     return int(outcome)
 
 
 def _settings(agreement: Agreement) -> dict[str, Any]:
     """Those of a routing by agreement, as fields of its record."""
     constant = kind_of(agreement.squash).constant
-    return {"steps": agreement.steps, "accumulate": agreement.accumulate, "constant": constant}
+    return {
+        "steps": agreement.steps,
+        "accumulate": agreement.accumulate,
+        "constant": constant,
+    }

@@ -1,24 +1,30 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-r"""Routing in Triton: the device code. :mod:`torchcaps.ops.fused.triton_launch` launches it.
+r"""Routing in Triton: the device code. :mod:`torchcaps.ops.fused.triton_launch`
+launches it.
 
-A program holds a tile of ``b`` rows of the batch and ``j`` parents, keeps the parents' fields and its sums in
-registers, and walks over the children, one at a time: it forms their votes ``[d, m, b, j]``, compares them, takes
-the softmax over the parents, and adds up.
+A program holds a tile of ``b`` rows of the batch and ``j`` parents, keeps the parents'
+fields and its sums in registers, and walks over the children, one at a time: it forms
+their votes ``[d, m, b, j]``, compares them, takes the softmax over the parents, and
+adds up.
 
-Layout. Triton gives lanes and warps to the last axes of a tile first. With one pair of row and parent to a lane,
-the axes of a vote are all in registers: similarities need no exchange between lanes, the softmax a shuffle over the
-parents, and only the gradient of the transforms, summed over the rows, passes through shared memory. Two habits
-keep the compiler to that layout:
+Layout. Triton gives lanes and warps to the last axes of a tile first. With one pair of
+row and parent to a lane, the axes of a vote are all in registers: similarities need no
+exchange between lanes, the softmax a shuffle over the parents, and only the gradient of
+the transforms, summed over the rows, passes through shared memory. Two habits keep the
+compiler to that layout:
 
-- Parents come last in memory: fields ``[B, H, J]``, transforms ``[I, P, D, J]``. Fields are loaded as a matrix
-  ``[d m, b j]`` and reshaped; of a load with four axes the compiler would choose another layout, and keep it.
-- The number of parents is not specialised: knowing it to be a multiple of 4, the compiler would give each lane 4
-  neighbouring parents for a wider load, outside the loop, and split the votes over lanes to make up for it.
+- Parents come last in memory: fields ``[B, H, J]``, transforms ``[I, P, D, J]``. Fields
+  are loaded as a matrix ``[d m, b j]`` and reshaped; of a load with four axes the
+  compiler would choose another layout, and keep it.
+- The number of parents is not specialised: knowing it to be a multiple of 4, the
+  compiler would give each lane 4 neighbouring parents for a wider load, outside the
+  loop, and split the votes over lanes to make up for it.
 
-Votes are sums of P products in plain multiply-adds, not ``tl.dot``: with P of 4 to 16 a tensor core would idle on
-padding, and TF32 has 3 digits: the logits, and deviations from the means, need all that float32 has. The gradient of
-the transforms does go through ``tl.dot``, in float32 (``ieee``): it is summed over the rows of a tile, which lie on
-different warps, and so takes half the instructions.
+Votes are sums of P products in plain multiply-adds, not ``tl.dot``: with P of 4 to 16 a
+tensor core would idle on padding, and TF32 has 3 digits: the logits, and deviations
+from the means, need all that float32 has. The gradient of the transforms does go
+through ``tl.dot``, in float32 (``ieee``): it is summed over the rows of a tile, which
+lie on different warps, and so takes half the instructions.
 """
 
 from dataclasses import dataclass
@@ -27,12 +33,19 @@ from typing import Any
 import triton
 import triton.language as tl
 
-SIZES = ["B", "W", "I", "G", "J"]  # as the compiler should see them: numbers without known factors
+SIZES = [
+    "B",
+    "W",
+    "I",
+    "G",
+    "J",
+]  # as the compiler should see them: numbers without known factors
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a kernel is compiled for: the sizes of a vote, those of the tile, and the branches taken.
+    """What a kernel is compiled for: the sizes of a vote, those of the tile, and the
+    branches taken.
 
     Args:
         M: pose rows.
@@ -47,10 +60,13 @@ class Tile:
         orphan: one more candidate, with logit 0.
         hard: the most similar parent takes all.
         shared: one transform for all children.
-        by_row: the normaliser given is one for each row and child, (B, I), not for each grid child, (N, G).
+        by_row: the normaliser given is one for each row and child, (B, I), not for each
+            grid child, (N, G).
         overlap: more than one program adds to the gradient of a grid child.
-        slots: how many partial gradients a shared transform has, to keep programs from queueing for one.
-        dot: the rows of a tile are enough for ``tl.dot`` to sum the transforms' gradient over them.
+        slots: how many partial gradients a shared transform has, to keep programs from
+            queueing for one.
+        dot: the rows of a tile are enough for ``tl.dot`` to sum the transforms'
+            gradient over them.
     """
 
     M: int
@@ -123,7 +139,9 @@ def _load_field(field, B, J, T: tl.constexpr):
 
 @triton.jit
 def _store_field(field, value, B, J, T: tl.constexpr):
-    """Writes the part [d, m, b, j] of a field of this program's children, [splits, B, H, J]."""
+    """Writes the part [d, m, b, j] of a field of this program's children, [splits, B,
+    H, J].
+    """
     at, inside = _field_at(B, J, T)
     field += tl.program_id(1).to(tl.int64) * B * J * (T.M * T.D)
     tl.store(field + at, tl.reshape(value, [T.d * T.m, T.b * T.j]), mask=inside)
@@ -151,8 +169,12 @@ def _pose_at(child, inside, start, T: tl.constexpr):
     """Offsets of the poses of one child a row, and what is inside them, [p, m, b]."""
     p = start + tl.arange(0, T.p)
     m = tl.arange(0, T.m)
-    at = (child * (T.M * T.P))[None, None, :] + (m[None, :] * T.P + p[:, None])[:, :, None]
-    return at, ((p < T.P)[:, None] & (m < T.M)[None, :])[:, :, None] & inside[None, None, :]
+    at = (child * (T.M * T.P))[None, None, :] + (m[None, :] * T.P + p[:, None])[
+        :, :, None
+    ]
+    return at, ((p < T.P)[:, None] & (m < T.M)[None, :])[:, :, None] & inside[
+        None, None, :
+    ]
 
 
 @triton.jit
@@ -162,7 +184,9 @@ def _transform_at(i, start, J, T: tl.constexpr):
     d = tl.arange(0, T.d)
     j = _parents(T)
     at = ((i * T.P + p)[:, None] * T.D + d[None, :])[:, :, None] * J + j[None, None, :]
-    return at, ((p < T.P)[:, None] & (d < T.D)[None, :])[:, :, None] & (j < J)[None, None, :]
+    return at, ((p < T.P)[:, None] & (d < T.D)[None, :])[:, :, None] & (j < J)[
+        None, None, :
+    ]
 
 
 @triton.jit
@@ -175,7 +199,9 @@ def _coordinate_at(i, T: tl.constexpr):
 
 @triton.jit
 def _votes(children, transforms, coordinates, child, i, B, J, T: tl.constexpr):
-    """The votes V = u W (+ c) of one child a row, [d, m, b, j]; 0 outside, the rows' coordinates apart."""
+    """The votes V = u W (+ c) of one child a row, [d, m, b, j]; 0 outside, the rows'
+    coordinates apart.
+    """
     inside = _rows(T) < B
     votes = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
     for start in range(0, T.P, T.p):
@@ -183,7 +209,9 @@ def _votes(children, transforms, coordinates, child, i, B, J, T: tl.constexpr):
         pose = tl.load(children + at, mask=mask, other=0.0).to(T.dtype)
         at, mask = _transform_at(0 if T.shared else i, start, J, T)
         transform = tl.load(transforms + at, mask=mask, other=0.0).to(T.dtype)
-        votes += tl.sum(pose[:, None, :, :, None] * transform[:, :, None, None, :], 0)  # over p, in registers
+        votes += tl.sum(
+            pose[:, None, :, :, None] * transform[:, :, None, None, :], 0
+        )  # over p, in registers
     if coordinates is not None:
         at, mask = _coordinate_at(i, T)
         votes += tl.load(coordinates + at, mask=mask, other=0.0)[:, :, None, None]
@@ -211,12 +239,16 @@ def _logits(votes, centre, precision, log_weight, J, T: tl.constexpr):
 
 @triton.jit
 def _normaliser(logits, T: tl.constexpr):
-    """The largest logit of each row, and the sum of exponentials relative to it, [b]."""
+    """The largest logit of each row, and the sum of exponentials relative to it,
+    [b].
+    """
     top = tl.max(logits, 1)
     if T.orphan:  # of all blocks of parents, the first has the orphan
         first = tl.program_id(2) == 0
         top = tl.where(first, tl.maximum(top, 0.0), top)
-        return top, tl.sum(tl.exp(logits - top[:, None]), 1) + tl.where(first, tl.exp(-top), 0.0)
+        return top, tl.sum(tl.exp(logits - top[:, None]), 1) + tl.where(
+            first, tl.exp(-top), 0.0
+        )
     else:
         return top, tl.sum(tl.exp(logits - top[:, None]), 1)
 
@@ -225,7 +257,8 @@ def _normaliser(logits, T: tl.constexpr):
 def _assignment(logits, best, log_partition, at, child, B, J, T: tl.constexpr):
     """The assignment probabilities R of one child a row, [b, j].
 
-    ``at`` is where a table (B, I) has this child, ``child`` where a table (N, G) has it.
+    ``at`` is where a table (B, I) has this child, ``child`` where a table (N, G) has
+    it.
     """
     parents = _parents(T)
     inside = _rows(T) < B
@@ -234,9 +267,13 @@ def _assignment(logits, best, log_partition, at, child, B, J, T: tl.constexpr):
             choice = tl.argmax(logits, 1)
         else:
             choice = tl.load(best + at, mask=inside, other=0)
-        return ((parents[None, :] == choice[:, None]) & (parents < J)[None, :]).to(T.dtype)
+        return ((parents[None, :] == choice[:, None]) & (parents < J)[None, :]).to(
+            T.dtype
+        )
     elif log_partition is not None:
-        partition = tl.load(log_partition + (at if T.by_row else child), mask=inside, other=0.0)
+        partition = tl.load(
+            log_partition + (at if T.by_row else child), mask=inside, other=0.0
+        )
         return tl.exp(logits - partition[:, None])
     else:
         top, total = _normaliser(logits, T)
@@ -254,24 +291,42 @@ def _add(field, at, value, mask, atomic: tl.constexpr):
 
 @triton.jit
 def _votes_backward(
-    slope, children, transforms, child, i, grad_children, grad_transforms, grad_coordinates, B, J, T: tl.constexpr
+    slope,
+    children,
+    transforms,
+    child,
+    i,
+    grad_children,
+    grad_transforms,
+    grad_coordinates,
+    B,
+    J,
+    T: tl.constexpr,
 ):
-    """Passes the gradient of the votes, [d, m, b, j], on to children, transforms and coordinates."""
+    """Passes the gradient of the votes, [d, m, b, j], on to children, transforms and
+    coordinates.
+    """
     inside = _rows(T) < B
     slot = tl.program_id(0) % T.slots if T.shared else i
     for start in range(0, T.P, T.p):
         pose_at, pose_mask = _pose_at(child, inside, start, T)
         at, mask = _transform_at(0 if T.shared else i, start, J, T)
         transform = tl.load(transforms + at, mask=mask, other=0.0).to(T.dtype)
-        grad_pose = tl.sum(tl.sum(slope[None] * transform[:, :, None, None, :], 1), 3)  # [p, m, b]
+        grad_pose = tl.sum(
+            tl.sum(slope[None] * transform[:, :, None, None, :], 1), 3
+        )  # [p, m, b]
         _add(grad_children, pose_at, grad_pose, pose_mask, T.overlap)
         pose = tl.load(children + pose_at, mask=pose_mask, other=0.0).to(T.dtype)
         if T.dot:
             flat = tl.reshape(tl.permute(slope, (1, 2, 0, 3)), [T.m * T.b, T.d * T.j])
-            grad_transform = tl.dot(tl.reshape(pose, [T.p, T.m * T.b]), flat, input_precision="ieee")
+            grad_transform = tl.dot(
+                tl.reshape(pose, [T.p, T.m * T.b]), flat, input_precision="ieee"
+            )
             grad_transform = tl.reshape(grad_transform, [T.p, T.d, T.j])
         else:
-            grad_transform = tl.sum(tl.sum(slope[None] * pose[:, None, :, :, None], 2), 2)  # [p, d, j]
+            grad_transform = tl.sum(
+                tl.sum(slope[None] * pose[:, None, :, :, None], 2), 2
+            )  # [p, d, j]
         at, mask = _transform_at(slot, start, J, T)
         _add(grad_transforms, at, grad_transform, mask, True)
     if grad_coordinates is not None:
@@ -286,14 +341,18 @@ def moments_kernel(
     coordinates,  # [I, H] or None, as are all below
     weights,  # [N, G]
     log_partition,  # [N, G] or [B, I]
-    best,  # [B, I], the choice of a hard assignment, where a program does not see all parents
+    # [B, I], the choice of a hard assignment, where a program does not see all parents
+    best,
     sites,  # [W, I]
     centre,  # alpha or the Gaussian's mean, [B, H, J]
     precision,  # [B, H, J]
     log_weight,  # [B, J]
-    origin,  # what the mean is relative to, if the scatter is wanted and there is no Gaussian's mean, [B, H, J]
+    # What the mean is relative to, if the scatter is wanted and there is no Gaussian's
+    # mean, [B, H, J]
+    origin,
     mass,  # out: [splits, B, J]
-    first_moment,  # out: the sum, or the relative mean if the scatter is wanted, [splits, B, H, J]
+    # Out: the sum, or the relative mean if the scatter is wanted, [splits, B, H, J]
+    first_moment,
     scatter,  # out: [splits, B, H, J] or None
     B,
     W,
@@ -304,8 +363,9 @@ def moments_kernel(
 ):
     """One E-step and its sums, of the programs' own share of the children.
 
-    The scatter is that of weighted Welford: the mean moves by the child's share of the mass so far, and what is
-    added is the product of the deviations from the old and the new mean. The mean is kept relative to an origin near
+    The scatter is that of weighted Welford: the mean moves by the child's share of the
+    mass so far, and what is added is the product of the deviations from the old and the
+    new mean. The mean is kept relative to an origin near
     the votes: float32 has the digits for a small deviation, not for a large mean.
     """
     rows = _rows(T)
@@ -380,12 +440,18 @@ def scores_kernel(
             tl.store(partition_out + block + at, top + tl.log(total), mask=inside)
         if best_out is not None:
             tl.store(top_out + block + at, tl.max(logits, 1), mask=inside)
-            tl.store(best_out + block + at, tl.argmax(logits, 1) + tl.program_id(2) * T.j, mask=inside)
+            tl.store(
+                best_out + block + at,
+                tl.argmax(logits, 1) + tl.program_id(2) * T.j,
+                mask=inside,
+            )
 
 
 @triton.jit
 def _similarity_backward(flow, votes, alpha, beta, first, second, T: tl.constexpr):
-    """What the gradient of the logits, [b, j], passes on to the votes, and adds to the sums over the children."""
+    """What the gradient of the logits, [b, j], passes on to the votes, and adds to the
+    sums over the children.
+    """
     flow = flow[None, None]
     if beta is not None:
         deviation = votes - alpha
@@ -398,8 +464,21 @@ def _similarity_backward(flow, votes, alpha, beta, first, second, T: tl.constexp
 
 
 @triton.jit
-def _store_similarity(beta, zeroth, first, second, grad_centre, grad_precision, grad_log_weight, B, J, T: tl.constexpr):
-    """The gradients of the similarity's fields from the sums of :func:`_similarity_backward`."""
+def _store_similarity(
+    beta,
+    zeroth,
+    first,
+    second,
+    grad_centre,
+    grad_precision,
+    grad_log_weight,
+    B,
+    J,
+    T: tl.constexpr,
+):
+    """The gradients of the similarity's fields from the sums of
+    :func:`_similarity_backward`.
+    """
     if grad_precision is not None:
         _store_field(grad_centre, first * beta, B, J, T)
         _store_field(grad_precision, -0.5 * second, B, J, T)
@@ -410,13 +489,17 @@ def _store_similarity(beta, zeroth, first, second, grad_centre, grad_precision, 
 
 @triton.jit
 def _start(begin, end):
-    """Where a program starts among its children: neighbours do at different ones, not to queue for their gradients."""
+    """Where a program starts among its children: neighbours do at different ones, not
+    to queue for their gradients.
+    """
     return begin + tl.program_id(0) * 7 % tl.maximum(end - begin, 1)
 
 
 @triton.jit
 def _worth(votes, worth_of_one, slope_sum, slope_scatter, final):
-    """What a share of a child is worth to each parent, [b, j], and the slope of that by its vote, [d, m, b, j]."""
+    """What a share of a child is worth to each parent, [b, j], and the slope of that by
+    its vote, [d, m, b, j].
+    """
     worth = worth_of_one + _inner(votes, slope_sum)
     slope = slope_sum
     if slope_scatter is not None:
@@ -429,7 +512,9 @@ def _worth(votes, worth_of_one, slope_sum, slope_scatter, final):
 
 @triton.jit
 def _weighted(assignment, worth, weights, grad_weights, child, B, T: tl.constexpr):
-    """The share of a child that each parent takes, [b, j]; adds the gradient of the child's weight."""
+    """The share of a child that each parent takes, [b, j]; adds the gradient of the
+    child's weight.
+    """
     if weights is None:
         return assignment
     else:
@@ -439,8 +524,20 @@ def _weighted(assignment, worth, weights, grad_weights, child, B, T: tl.constexp
 
 
 @triton.jit
-def _normalised(flow, assignment, log_partition, grad_log_partition, child, at, B, I, T: tl.constexpr):
-    """The gradient of the logits, [b, j], where the parents of the tile compete; else that of the given normaliser."""
+def _normalised(
+    flow,
+    assignment,
+    log_partition,
+    grad_log_partition,
+    child,
+    at,
+    B,
+    I,
+    T: tl.constexpr,
+):
+    """The gradient of the logits, [b, j], where the parents of the tile compete; else
+    that of the given normaliser.
+    """
     total = tl.sum(flow, 1)
     inside = _rows(T) < B
     if log_partition is None:
@@ -477,12 +574,18 @@ def moments_backward_kernel(
     grad_centre,  # [splits, B, H, J]
     grad_precision,  # [splits, B, H, J]
     grad_log_weight,  # [splits, B, J]
-    B, W, I, G, J,
+    B,
+    W,
+    I,
+    G,
+    J,
     T: tl.constexpr,
-):  # fmt: skip
-    r"""The gradients of ``sum_ij r_ij (gN_j + <gS_j, V_ij> + <gQ_j, (V_ij - mean_j)^2>)``, the mean held fixed.
+):
+    r"""The gradients of ``sum_ij r_ij (gN_j + <gS_j, V_ij> + <gQ_j, (V_ij -
+    mean_j)^2>)``, the mean held fixed.
 
-    The scatter does not depend on the mean to first order, as the weighted deviations from it add up to zero.
+    The scatter does not depend on the mean to first order, as the weighted deviations
+    from it add up to zero.
     """
     rows = _rows(T)
     alpha = _load_field(centre, B, J, T) if centre is not None else None
@@ -490,7 +593,9 @@ def moments_backward_kernel(
     gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
     worth_of_one = _load_pair(grad_mass, B, J, T)
     slope_sum = _load_field(grad_sum, B, J, T)
-    slope_scatter = _load_field(grad_scatter, B, J, T) if grad_scatter is not None else None
+    slope_scatter = (
+        _load_field(grad_scatter, B, J, T) if grad_scatter is not None else None
+    )
     final = _load_field(mean, B, J, T) if grad_scatter is not None else None
     zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
     first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
@@ -508,14 +613,47 @@ def moments_backward_kernel(
         share = _weighted(assignment, worth, weights, grad_weights, child, B, T)
         slope = share[None, None] * slope
         if not T.hard:
-            flow = _normalised(share * worth, assignment, log_partition, grad_log_partition, child, at, B, I, T)
-            passed, first, second = _similarity_backward(flow, votes, alpha, beta, first, second, T)
+            flow = _normalised(
+                share * worth,
+                assignment,
+                log_partition,
+                grad_log_partition,
+                child,
+                at,
+                B,
+                I,
+                T,
+            )
+            passed, first, second = _similarity_backward(
+                flow, votes, alpha, beta, first, second, T
+            )
             zeroth += flow
             slope += passed
         _votes_backward(
-            slope, children, transforms, child, i, grad_children, grad_transforms, grad_coordinates, B, J, T
+            slope,
+            children,
+            transforms,
+            child,
+            i,
+            grad_children,
+            grad_transforms,
+            grad_coordinates,
+            B,
+            J,
+            T,
         )
-    _store_similarity(beta, zeroth, first, second, grad_centre, grad_precision, grad_log_weight, B, J, T)
+    _store_similarity(
+        beta,
+        zeroth,
+        first,
+        second,
+        grad_centre,
+        grad_precision,
+        grad_log_weight,
+        B,
+        J,
+        T,
+    )
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -561,13 +699,41 @@ def scores_backward_kernel(
         if partition is not None:
             logits = _logits(votes, alpha, beta, gamma, J, T)
             normaliser = tl.load(partition + at, mask=inside, other=0.0)
-            flow = tl.exp(logits - normaliser[:, None]) * tl.load(grad + at, mask=inside, other=0.0)[:, None]
+            flow = (
+                tl.exp(logits - normaliser[:, None])
+                * tl.load(grad + at, mask=inside, other=0.0)[:, None]
+            )
         else:
             mask = inside[:, None] & (parents < J)[None, :]
-            flow = tl.load(grad + at[:, None] * J + parents[None, :], mask=mask, other=0.0)
-        slope, first, second = _similarity_backward(flow, votes, alpha, beta, first, second, T)
+            flow = tl.load(
+                grad + at[:, None] * J + parents[None, :], mask=mask, other=0.0
+            )
+        slope, first, second = _similarity_backward(
+            flow, votes, alpha, beta, first, second, T
+        )
         zeroth += flow
         _votes_backward(
-            slope, children, transforms, child, i, grad_children, grad_transforms, grad_coordinates, B, J, T
+            slope,
+            children,
+            transforms,
+            child,
+            i,
+            grad_children,
+            grad_transforms,
+            grad_coordinates,
+            B,
+            J,
+            T,
         )
-    _store_similarity(beta, zeroth, first, second, grad_centre, grad_precision, grad_log_weight, B, J, T)
+    _store_similarity(
+        beta,
+        zeroth,
+        first,
+        second,
+        grad_centre,
+        grad_precision,
+        grad_log_weight,
+        B,
+        J,
+        T,
+    )

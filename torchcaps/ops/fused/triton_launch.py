@@ -1,7 +1,9 @@
-"""Routing in Triton, on a GPU, or on a CPU under Triton's interpreter: how the kernels are launched.
+"""Routing in Triton, on a GPU, or on a CPU under Triton's interpreter: how the kernels
+are launched.
 
-The device code, and why tiles are laid out as they are, is in :mod:`torchcaps.ops.fused.triton_kernels`. Gradients that
-several programs add to (of transforms and coordinates, and of children that windows share) are summed by atomic
+The device code, and why tiles are laid out as they are, is in
+:mod:`torchcaps.ops.fused.triton_kernels`. Gradients that several programs add to (of
+transforms and coordinates, and of children that windows share) are summed by atomic
 additions, so their last digits differ from run to run.
 """
 
@@ -41,11 +43,17 @@ class Tiling:
 
 WARPS, WARPS_BACKWARD = 4, 8
 PROGRAMS_PER_PROCESSOR = 8  # two or three run at a time; more even out the end
-FEWEST_CHILDREN = 16  # of one program, so that loading the parents and merging the sums stay small beside them
+# Of one program, so that loading the parents and merging the sums stay small beside
+# them
+FEWEST_CHILDREN = 16
 PRODUCT = 64  # transform numbers that a lane takes at a time
 BLOCK = 16  # parents, where they are too many for one tile
-SLOTS = 64  # partial gradients of a shared transform, to which all programs add for all children
-_INTERPRET = "to try them on a CPU, very slowly, set TRITON_INTERPRET=1 before triton is imported"
+# Partial gradients of a shared transform, to which all programs add for all children
+SLOTS = 64
+_INTERPRET = (
+    "to try them on a CPU, very slowly, set TRITON_INTERPRET=1 before triton is "
+    "imported"
+)
 STAGES = 1  # copying ahead through shared memory costs the registers that the sums need
 
 
@@ -57,13 +65,18 @@ def prepare() -> None:
     """
     if not torch.cuda.is_available() and not interpreted():
         raise RuntimeError(
-            f"torchcaps' Triton kernels need a GPU, and torch.cuda.is_available() is False; {_INTERPRET}"
+            "torchcaps' Triton kernels need a GPU, and torch.cuda.is_available() is "
+            f"False; {_INTERPRET}"
         )
 
 
 def interpreted() -> bool:
-    """Whether the kernels, and what they call of Triton's own, run in Triton's interpreter."""
-    return not isinstance(device.moments_kernel, triton.JITFunction) and not isinstance(tl.sum, triton.JITFunction)
+    """Whether the kernels, and what they call of Triton's own, run in Triton's
+    interpreter.
+    """
+    return not isinstance(device.moments_kernel, triton.JITFunction) and not isinstance(
+        tl.sum, triton.JITFunction
+    )
 
 
 def moments(
@@ -81,7 +94,14 @@ def moments(
         origin = launch.similarity[0] if gaussian else launch.first_votes()
     launch(
         device.moments_kernel,
-        *(*launch.votes, call.weights, log_partition, best, call.sites, *launch.similarity),
+        *(
+            *launch.votes,
+            call.weights,
+            log_partition,
+            best,
+            call.sites,
+            *launch.similarity,
+        ),
         *(None if gaussian else origin, mass, first, second),
         tile=tile,
     )
@@ -102,7 +122,9 @@ def moments_backward(
     hard: bool,
     tiling: Tiling | None = None,
 ) -> Call:
-    """The gradients of every tensor of the call; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
+    """The gradients of every tensor of the call; see
+    :class:`~torchcaps.ops.fused.operators.Kernels`.
+    """
     if rest is not None and grad_scatter is not None:
         grad_mass, grad_sum = about_mean(mean, rest, grad_mass, grad_sum, grad_scatter)
     launch = Launch(call, tiling, WARPS_BACKWARD, orphan=orphan, hard=hard)
@@ -119,7 +141,15 @@ def moments_backward(
     )
     launch(
         device.moments_backward_kernel,
-        *(*launch.votes, call.weights, log_partition, best, call.sites, *launch.similarity, *upstream),
+        *(
+            *launch.votes,
+            call.weights,
+            log_partition,
+            best,
+            call.sites,
+            *launch.similarity,
+            *upstream,
+        ),
         *(*grads.votes, grads.weights, grad_partition, *grads.similarity),
         tile=tile,
     )
@@ -128,45 +158,71 @@ def moments_backward(
         assert grad_partition is not None
         direct = grads.renewed_fields()
         _scores_backward(launch, log_partition, grad_partition.sum(0), grads)
-        grads.fields = [one + other for one, other in zip(direct, grads.fields, strict=True)]
+        grads.fields = [
+            one + other for one, other in zip(direct, grads.fields, strict=True)
+        ]
     return grads.call()
 
 
-def scores(call: Call, *, orphan: bool, reduced: bool, tiling: Tiling | None = None) -> Tensor:
-    """The logits, or their normaliser; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
+def scores(
+    call: Call, *, orphan: bool, reduced: bool, tiling: Tiling | None = None
+) -> Tensor:
+    """The logits, or their normaliser; see
+    :class:`~torchcaps.ops.fused.operators.Kernels`.
+    """
     launch = Launch(call, tiling, WARPS, orphan=orphan)
     return launch.partition() if reduced else launch.logits()
 
 
 def scores_backward(
-    call: Call, scores: Tensor, grad: Tensor, *, orphan: bool, reduced: bool, tiling: Tiling | None = None
+    call: Call,
+    scores: Tensor,
+    grad: Tensor,
+    *,
+    orphan: bool,
+    reduced: bool,
+    tiling: Tiling | None = None,
 ) -> Call:
-    """The gradients of every tensor of the call; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
+    """The gradients of every tensor of the call; see
+    :class:`~torchcaps.ops.fused.operators.Kernels`.
+    """
     launch = Launch(call, tiling, WARPS_BACKWARD, orphan=orphan)
     grads = Gradients(launch)
-    _scores_backward(launch, scores.contiguous() if reduced else None, grad.contiguous(), grads)
+    _scores_backward(
+        launch, scores.contiguous() if reduced else None, grad.contiguous(), grads
+    )
     return grads.call()
 
 
 class Launch:
     """A call in the layout of the kernels, and how it is cut into programs.
 
-    A tile has as many pairs of a row and a parent as give each lane ``numbers`` numbers of the votes of one child: one
-    pair to a lane where votes are 16 long. That is what leaves room, of 255 registers, for the parents' fields and the
-    sums: four times the vote in the scatter's forward pass, seven times in its backward pass. Parents fill a tile
-    first, then rows.
+    A tile has as many pairs of a row and a parent as give each lane ``numbers`` numbers
+    of the votes of one child: one pair to a lane where votes are 16 long. That is what
+    leaves room, of 255 registers, for the parents' fields and the sums: four times the
+    vote in the scatter's forward pass, seven times in its backward pass. Parents fill a
+    tile first, then rows.
 
-    A program has 4 warps forward, where three such programs share a processor and hide each other's waiting, and 8
-    backward, where more rows to a tile mean fewer atomic additions to the gradient of the transforms.
+    A program has 4 warps forward, where three such programs share a processor and hide
+    each other's waiting, and 8 backward, where more rows to a tile mean fewer atomic
+    additions to the gradient of the transforms.
 
-    More parents than fit one tile are cut into blocks, small ones that leave room for rows. What they compete for is
-    then found first, in a pass of its own: the normaliser of each child of each row, (B, I), from one for each block.
+    More parents than fit one tile are cut into blocks, small ones that leave room for
+    rows. What they compete for is then found first, in a pass of its own: the
+    normaliser of each child of each row, (B, I), from one for each block.
 
-    Where there are too few rows to fill the processors of a GPU, the children are split too, and the sums merged.
+    Where there are too few rows to fill the processors of a GPU, the children are split
+    too, and the sums merged.
     """
 
     def __init__(
-        self, call: Call, tiling: Tiling | None, warps: int, *, orphan: bool = False, hard: bool = False
+        self,
+        call: Call,
+        tiling: Tiling | None,
+        warps: int,
+        *,
+        orphan: bool = False,
+        hard: bool = False,
     ) -> None:
         _check_device(call.children)
         tiling = tiling or Tiling()
@@ -201,23 +257,40 @@ class Launch:
         self.programs = triton.cdiv(self.B, self.tile.b)
         self.splits = tiling.splits or self._splits()
 
-        self.votes = (call.children, call.transforms.permute(0, 2, 3, 1).contiguous(), call.coordinates)
-        fields = [_by_parent(field) if field.ndim == 3 else field for field in call.similarity]
+        self.votes = (
+            call.children,
+            call.transforms.permute(0, 2, 3, 1).contiguous(),
+            call.coordinates,
+        )
+        fields = [
+            _by_parent(field) if field.ndim == 3 else field for field in call.similarity
+        ]
         self.similarity = (*fields, None, None, None)[:3]
 
-    def __call__(self, kernel: Any, *arguments: Tensor | None, tile: device.Tile | None = None) -> None:
+    def __call__(
+        self, kernel: Any, *arguments: Tensor | None, tile: device.Tile | None = None
+    ) -> None:
         """Runs a kernel over all rows, children and parents."""
         if self.B == 0:
             return
         sizes = (self.B, self.W, self.I, self.G, self.J)
         with _on(self.source.children):
             kernel[(self.programs, self.splits, self.blocks)](
-                *arguments, *sizes, tile or self.tile, num_warps=self.warps, num_stages=STAGES
+                *arguments,
+                *sizes,
+                tile or self.tile,
+                num_warps=self.warps,
+                num_stages=STAGES,
             )
 
     def _splits(self) -> int:
         wanted = PROGRAMS_PER_PROCESSOR * _processors(self.source.children.device)
-        return max(1, min(wanted // max(1, self.programs * self.blocks), self.I // FEWEST_CHILDREN))
+        return max(
+            1,
+            min(
+                wanted // max(1, self.programs * self.blocks), self.I // FEWEST_CHILDREN
+            ),
+        )
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Memory for a result."""
@@ -226,9 +299,17 @@ class Launch:
     def first_votes(self) -> Tensor:
         """The first child's votes in each row, (B, H, J)."""
         children, transforms, coordinates = self.source[:3]
-        first = children[:, :1] if self.source.sites is None else children[:, self.source.sites[:, 0]].flatten(0, 1)
+        first = (
+            children[:, :1]
+            if self.source.sites is None
+            else children[:, self.source.sites[:, 0]].flatten(0, 1)
+        )
         first = first.reshape(self.B, 1, *children.shape[2:]).to(self.dtype)
-        votes = dense_votes(first, transforms[:1].to(self.dtype), None if coordinates is None else coordinates[:1])
+        votes = dense_votes(
+            first,
+            transforms[:1].to(self.dtype),
+            None if coordinates is None else coordinates[:1],
+        )
         return _by_parent(votes[:, 0])
 
     def logits(self) -> Tensor:
@@ -251,10 +332,18 @@ class Launch:
         return best.gather(0, top.argmax(0, keepdim=True))[0]
 
     def _scores(self, *outputs: Tensor | None) -> None:
-        self(device.scores_kernel, *self.votes, self.source.sites, *self.similarity, *outputs)
+        self(
+            device.scores_kernel,
+            *self.votes,
+            self.source.sites,
+            *self.similarity,
+            *outputs,
+        )
 
     def competition(self) -> tuple[Tensor | None, Tensor | None, device.Tile]:
-        """The normaliser and the choice that a program must be given, and the tile that reads them."""
+        """The normaliser and the choice that a program must be given, and the tile that
+        reads them.
+        """
         given = self.source.log_partition
         if self.tile.hard:
             return None, self.best() if self.blocks > 1 else None, self.tile
@@ -264,7 +353,9 @@ class Launch:
 
 
 class Gradients:
-    """The gradients of a call in the layout of the kernels: zeros where programs add, else not yet written."""
+    """The gradients of a call in the layout of the kernels: zeros where programs add,
+    else not yet written.
+    """
 
     def __init__(self, launch: Launch) -> None:
         call, tile, dtype = launch.source, launch.tile, launch.dtype
@@ -273,14 +364,27 @@ class Gradients:
         self.source = call
         self.children = each(call.children, dtype=dtype)
         self.transforms = torch.zeros(
-            tile.slots if tile.shared else launch.I, P, D, J, dtype=dtype, device=call.children.device
+            tile.slots if tile.shared else launch.I,
+            P,
+            D,
+            J,
+            dtype=dtype,
+            device=call.children.device,
         )
-        self.coordinates = None if call.coordinates is None else torch.zeros_like(call.coordinates)
+        self.coordinates = (
+            None if call.coordinates is None else torch.zeros_like(call.coordinates)
+        )
         self.weights = None if call.weights is None else each(call.weights)
         self.log_partition = None
         if call.log_partition is not None:  # a hard assignment has no use for it
-            self.log_partition = (torch.zeros_like if tile.hard else each)(call.log_partition)
-        empty = [launch.empty(launch.splits, *field.shape) for field in launch.similarity if field is not None]
+            self.log_partition = (torch.zeros_like if tile.hard else each)(
+                call.log_partition
+            )
+        empty = [
+            launch.empty(launch.splits, *field.shape)
+            for field in launch.similarity
+            if field is not None
+        ]
         self.fields = [field.zero_() for field in empty] if tile.hard else empty
 
     @property
@@ -294,7 +398,9 @@ class Gradients:
         return (*self.fields, None, None, None)[:3]
 
     def renewed_fields(self) -> list[Tensor]:
-        """The gradients of the similarity's fields so far; new ones take their place."""
+        """The gradients of the similarity's fields so far; new ones take their
+        place.
+        """
         fields = self.fields
         self.fields = [torch.empty_like(field) for field in fields]
         return fields
@@ -306,16 +412,22 @@ class Gradients:
         fields = [field.sum(0) for field in self.fields]
         return Call(
             self.children.to(self.source.children.dtype),
-            transforms.permute(0, 3, 1, 2).to(self.source.transforms.dtype).contiguous(),
+            transforms.permute(0, 3, 1, 2)
+            .to(self.source.transforms.dtype)
+            .contiguous(),
             self.coordinates,
             self.weights,
             self.log_partition,
             None,
-            tuple(field.mT.contiguous() if field.ndim == 3 else field for field in fields),
+            tuple(
+                field.mT.contiguous() if field.ndim == 3 else field for field in fields
+            ),
         )
 
 
-def _scores_backward(launch: Launch, partition: Tensor | None, grad: Tensor, into: Gradients) -> None:
+def _scores_backward(
+    launch: Launch, partition: Tensor | None, grad: Tensor, into: Gradients
+) -> None:
     """The gradients of the logits, (B, I, J), or of their normaliser, (B, I)."""
     launch(
         device.scores_backward_kernel,
@@ -324,8 +436,11 @@ def _scores_backward(launch: Launch, partition: Tensor | None, grad: Tensor, int
     )
 
 
-def _merged(mass: Tensor, mean: Tensor, scatter: Tensor, origin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mass, sum, scatter and rest, from mass, mean and scatter of each split (Chan, Golub & LeVeque 1983).
+def _merged(
+    mass: Tensor, mean: Tensor, scatter: Tensor, origin: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mass, sum, scatter and rest, from mass, mean and scatter of each split (Chan,
+    Golub & LeVeque 1983).
 
     Means are relative to the origin, (B, H, J).
     """
@@ -341,7 +456,9 @@ def _merged(mass: Tensor, mean: Tensor, scatter: Tensor, origin: Tensor) -> tupl
 
 
 def _mend_interpreter() -> None:
-    """Lets ``range`` in a kernel end at a number again: triton 3.6 with numpy 2.4 (triton-lang/triton issue 9171)."""
+    """Lets ``range`` in a kernel end at a number again: triton 3.6 with numpy 2.4
+    (triton-lang/triton issue 9171).
+    """
     from triton.runtime import interpreter
 
     patch_tensor = interpreter._patch_lang_tensor
@@ -365,7 +482,8 @@ def _by_parent(field: Tensor) -> Tensor:
 def _check_device(tensor: Tensor) -> None:
     if not tensor.is_cuda and not interpreted():
         raise RuntimeError(
-            f"torchcaps' Triton kernels run on a GPU, but the children are on {tensor.device}; {_INTERPRET}"
+            "torchcaps' Triton kernels run on a GPU, but the children are on "
+            f"{tensor.device}; {_INTERPRET}"
         )
 
 
@@ -376,4 +494,8 @@ def _on(tensor: Tensor) -> AbstractContextManager[Any]:
 @cache
 def _processors(place: torch.device) -> int:
     """The multiprocessors of a GPU."""
-    return torch.cuda.get_device_properties(place).multi_processor_count if place.type == "cuda" else 1
+    return (
+        torch.cuda.get_device_properties(place).multi_processor_count
+        if place.type == "cuda"
+        else 1
+    )

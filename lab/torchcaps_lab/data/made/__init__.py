@@ -1,4 +1,5 @@
-"""Data sets and images made from others: on larger canvases, transformed, overlaid, side by side, turned.
+"""Data sets and images made from others: on larger canvases, transformed, overlaid,
+side by side, turned.
 
 Runs record the data sets by their names here.
 """
@@ -16,6 +17,18 @@ from torchcaps_lab.data.made.affine import (
 )
 from torchcaps_lab.data.made.arranged import LAYOUTS, Scenes, arrange
 from torchcaps_lab.data.made.few import Few
-from torchcaps_lab.data.made.overlay import Overlaid, Overlay, Pairs, bounding_box_overlap, fixed_pairs
+from torchcaps_lab.data.made.overlay import (
+    Overlaid,
+    Overlay,
+    Pairs,
+    bounding_box_overlap,
+    fixed_pairs,
+)
 from torchcaps_lab.data.made.padded import Padded
-from torchcaps_lab.data.made.turned import TestViewpoints, TurnedDigits, Viewpoints, lower, turn
+from torchcaps_lab.data.made.turned import (
+    TestViewpoints,
+    TurnedDigits,
+    Viewpoints,
+    lower,
+    turn,
+)

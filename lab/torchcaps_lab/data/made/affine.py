@@ -12,19 +12,26 @@ from torchcaps_lab.data.base import TEST_SEED
 
 
 class Affine(NamedTuple):
-    r"""An affine transform for each of N images, around the centre of the canvas, x to the right and y downwards.
+    r"""An affine transform for each of N images, around the centre of the canvas, x to
+    the right and y downwards.
 
     .. math:: p \mapsto R_{rotation} S_{shear} \operatorname{diag}(scale) p + shift
 
     Args:
         rotation: in degrees, counter-clockwise, (N,).
-        shear: pixels that a point leans to the right for each pixel that it is above the middle, (N,).
+        shear: pixels that a point leans to the right for each pixel that it is above
+            the middle, (N,).
         scale: in x and in y, (N, 2).
         shift: in x and in y, in pixels, (N, 2).
 
     Example:
         >>> from torchcaps_lab.data import Affine, apply_affine
-        >>> affine = Affine(torch.tensor([30.0]), torch.zeros(1), torch.ones(1, 2), torch.zeros(1, 2))
+        >>> affine = Affine(
+        ...     torch.tensor([30.0]),
+        ...     torch.zeros(1),
+        ...     torch.ones(1, 2),
+        ...     torch.zeros(1, 2),
+        ... )
         >>> apply_affine(torch.full((1, 1, 9, 9), 255, dtype=torch.uint8), affine).shape
         torch.Size([1, 1, 9, 9])
     """
@@ -62,8 +69,12 @@ def apply_affine(images: Tensor, affine: Affine) -> Tensor:
     back = torch.linalg.inv(affine.matrix)
     # Coordinates of grid_sample go from -1 to 1, over the whole canvas.
     offset = -(back @ affine.shift[:, :, None]) * 2 / size
-    grid = F.affine_grid(torch.cat([back, offset], -1), list(images.shape), align_corners=False)
-    moved = F.grid_sample(images.float(), grid, "bilinear", "zeros", align_corners=False)
+    grid = F.affine_grid(
+        torch.cat([back, offset], -1), list(images.shape), align_corners=False
+    )
+    moved = F.grid_sample(
+        images.float(), grid, "bilinear", "zeros", align_corners=False
+    )
     return moved.round().clamp(0, 255).to(torch.uint8)
 
 
@@ -76,8 +87,8 @@ def shift_limits(images: Tensor, matrix: Tensor, most: float) -> tuple[Tensor, T
         most: largest limit, in pixels.
 
     Returns:
-        The least and the largest shift in x and in y, each (N, 2). They are equal, and leave equal margins on both
-        sides, where a digit is too large for its canvas.
+        The least and the largest shift in x and in y, each (N, 2). They are equal, and
+        leave equal margins on both sides, where a digit is too large for its canvas.
 
     Raises:
         ValueError: the images are not square.
@@ -85,16 +96,21 @@ def shift_limits(images: Tensor, matrix: Tensor, most: float) -> tuple[Tensor, T
     size = _side(images)
     ink = images.amax(1).flatten(1) > 0  # [N, pixels]
     place = torch.arange(size) - (size - 1) / 2
-    pixels = torch.stack(torch.meshgrid(place, place, indexing="xy")).flatten(1)  # x and y, [2, pixels]
-    # Interpolation spreads a pixel over less than one pixel in x and in y, before the transform; the first pixel
-    # outside the canvas must get nothing of it.
+    pixels = torch.stack(torch.meshgrid(place, place, indexing="xy")).flatten(
+        1
+    )  # x and y, [2, pixels]
+    # Interpolation spreads a pixel over less than one pixel in x and in y, before the
+    # transform; the first pixel outside the canvas must get nothing of it.
     room = (size + 1) / 2 - matrix.abs().sum(2)
     low, high = [], []
     for axis in (0, 1):
         moved = matrix[:, axis] @ pixels
         low.append(-room[:, axis] - moved.where(ink, torch.inf).amin(1))
         high.append(room[:, axis] - moved.where(ink, -torch.inf).amax(1))
-    least, largest = torch.stack(low, 1).clamp_min(-most), torch.stack(high, 1).clamp_max(most)
+    least, largest = (
+        torch.stack(low, 1).clamp_min(-most),
+        torch.stack(high, 1).clamp_max(most),
+    )
     middle = (least + largest) / 2
     fits = least <= largest
     return least.where(fits, middle), largest.where(fits, middle)
@@ -108,7 +124,8 @@ class AffineRanges:
         rotation: up to this many degrees to either side.
         shear: up to this to either side.
         scale: between these, in x and in y independently.
-        shift: up to this many pixels in x and in y, as far as the digit stays on its canvas.
+        shift: up to this many pixels in x and in y, as far as the digit stays on its
+            canvas.
 
     Example:
         >>> from torchcaps_lab.data import AffineRanges, apply_affine
@@ -125,11 +142,16 @@ class AffineRanges:
 
     def draw(self, images: Tensor, seed: int = TEST_SEED) -> Affine:
         """A random transform for each of the images, uint8 (N, C, H, W)."""
-        rotation, shear, *rest = torch.rand(6, len(images), generator=torch.Generator().manual_seed(seed))
+        rotation, shear, *rest = torch.rand(
+            6, len(images), generator=torch.Generator().manual_seed(seed)
+        )
         share = torch.stack(rest, 1)
         low, high = self.scale
         affine = Affine(
-            (2 * rotation - 1) * self.rotation, (2 * shear - 1) * self.shear, low + share[:, :2] * (high - low), share
+            (2 * rotation - 1) * self.rotation,
+            (2 * shear - 1) * self.shear,
+            low + share[:, :2] * (high - low),
+            share,
         )
         least, largest = shift_limits(images, affine.matrix, self.shift)
         return affine._replace(shift=least + share[:, 2:] * (largest - least))
@@ -148,7 +170,8 @@ def one_factor(name: str, value: float, count: int, seed: int = TEST_SEED) -> Af
 
     Args:
         name: of the factor.
-        value: of it. A scale is the same in x and in y; a shift is as large in x and in y, each to a random side.
+        value: of it. A scale is the same in x and in y; a shift is as large in x and in
+            y, each to a random side.
         count: how many transforms.
         seed: of those sides.
 
@@ -164,11 +187,16 @@ def one_factor(name: str, value: float, count: int, seed: int = TEST_SEED) -> Af
         return still._replace(shear=zero + value)
     if name == "scale":
         return still._replace(scale=still.scale * value)
-    sides = torch.randint(2, (count, 2), generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    sides = (
+        torch.randint(2, (count, 2), generator=torch.Generator().manual_seed(seed)) * 2
+        - 1
+    )
     return still._replace(shift=sides * value)
 
 
 def _side(images: Tensor) -> int:
     if images.ndim != 4 or images.shape[2] != images.shape[3]:
-        raise ValueError(f"images must be (N, C, H, W) and square, got shape {tuple(images.shape)}")
+        raise ValueError(
+            f"images must be (N, C, H, W) and square, got shape {tuple(images.shape)}"
+        )
     return images.shape[2]

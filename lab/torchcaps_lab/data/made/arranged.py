@@ -36,7 +36,9 @@ class Scenes(NamedTuple):
     present: Tensor
 
 
-def arrange(digits: ImageSet, layout: tuple[int, int], count: int, seed: int = 0) -> Scenes:
+def arrange(
+    digits: ImageSet, layout: tuple[int, int], count: int, seed: int = 0
+) -> Scenes:
     """Places digits side by side; those of one image have different classes.
 
     Args:
@@ -51,11 +53,17 @@ def arrange(digits: ImageSet, layout: tuple[int, int], count: int, seed: int = 0
     (rows, columns), classes = layout, len(digits.classes)
     places = rows * columns
     if places > classes:
-        raise ValueError(f"layout {layout} needs {places} different classes, there are {classes}")
+        raise ValueError(
+            f"layout {layout} needs {places} different classes, there are {classes}"
+        )
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.rand(count, classes, generator=generator).argsort(1)[:, :places]  # [N, places] labels
+    chosen = torch.rand(count, classes, generator=generator).argsort(1)[
+        :, :places
+    ]  # [N, places] labels
     rank = torch.rand(count, places, generator=generator)
-    members = [(digits.labels == label).nonzero().squeeze(1) for label in range(classes)]
+    members = [
+        (digits.labels == label).nonzero().squeeze(1) for label in range(classes)
+    ]
     sizes = torch.tensor([len(one) for one in members])
     picked = (rank * sizes[chosen]).long()
     index = torch.nn.utils.rnn.pad_sequence(members, batch_first=True)[chosen, picked]

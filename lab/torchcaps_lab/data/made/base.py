@@ -14,7 +14,8 @@ Part = Literal["train", "validation", "test"]
 
 
 class MadeOf(ImageData):
-    """A data set of images made from another one, with the same files and splits; subclasses define :meth:`made`.
+    """A data set of images made from another one, with the same files and splits;
+    subclasses define :meth:`made`.
 
     Args:
         data: the other one; which images are put aside for validation is its affair.
@@ -28,7 +29,9 @@ class MadeOf(ImageData):
         if not isinstance(data, ImageData):
             raise TypeError(f"data must be a data set, such as Digits(), got {data!r}")
         if data.gives != "images":
-            raise ValueError(f"data must give images, {type(data).__name__} gives {data.gives}")
+            raise ValueError(
+                f"data must give images, {type(data).__name__} gives {data.gives}"
+            )
         super().__init__(validation=data.validation_share, seed=data.seed)
         self.data = data
 
@@ -66,12 +69,21 @@ class MadeOf(ImageData):
 
 
 def check_single(digits: ImageSet) -> None:
-    """Raises a `ValueError` if images show several things each, or are composed already."""
+    """Raises a `ValueError` if images show several things each, or are composed
+    already.
+    """
     if digits.labels.ndim != 1 or digits.composition is not None:
-        raise ValueError("digits must be images of one class each, not scenes, pairs or others with masks as labels")
+        raise ValueError(
+            "digits must be images of one class each, not scenes, pairs or others "
+            "with masks as labels"
+        )
 
 
 def by_class(digits: ImageSet) -> tuple[Tensor, Tensor]:
-    """The digits' indices, class by class, int64 (N,), and how many there are of each class, (E,); on the CPU."""
+    """The digits' indices, class by class, int64 (N,), and how many there are of each
+    class, (E,); on the CPU.
+    """
     labels = digits.labels.cpu()
-    return labels.argsort(stable=True), torch.bincount(labels, minlength=len(digits.classes))
+    return labels.argsort(stable=True), torch.bincount(
+        labels, minlength=len(digits.classes)
+    )

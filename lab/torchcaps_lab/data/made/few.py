@@ -7,10 +7,11 @@ from torchcaps_lab.data.made.base import MadeOf, Part
 
 
 class Few(MadeOf):
-    """A data set of which few images are trained on, and few validated on; the test images are all of them.
+    """A data set of which few images are trained on, and few validated on; the test
+    images are all of them.
 
-    They are drawn at random, the same share of each class; which ones says ``draw``, not the seed of a training. The
-    task is that of the data set.
+    They are drawn at random, the same share of each class; which ones says ``draw``,
+    not the seed of a training. The task is that of the data set.
 
     Args:
         data: the data set; which images are put aside for validation is its affair.
@@ -28,7 +29,13 @@ class Few(MadeOf):
         (100, 359)
     """
 
-    def __init__(self, data: ImageData, train: int = 1000, validation: int = 1000, draw: int = TEST_SEED) -> None:
+    def __init__(
+        self,
+        data: ImageData,
+        train: int = 1000,
+        validation: int = 1000,
+        draw: int = TEST_SEED,
+    ) -> None:
         super().__init__(data)
         check_size(train=train)
         check_size(0, validation=validation)
@@ -41,8 +48,16 @@ class Few(MadeOf):
         return self.data.resize
 
     def made(self, images: ImageSet, part: Part) -> ImageSet:
-        """About as many images as asked for, at random, the same share of each class, in their order."""
-        count = {"train": self.few_train, "validation": self.few_validation, "test": len(images)}[part]
+        """About as many images as asked for, at random, the same share of each class,
+        in their order.
+        """
+        count = {
+            "train": self.few_train,
+            "validation": self.few_validation,
+            "test": len(images),
+        }[part]
         if count >= len(images):
             return images
-        return images.subset(stratified_split(images.labels, count / len(images), self.draw)[1])
+        return images.subset(
+            stratified_split(images.labels, count / len(images), self.draw)[1]
+        )

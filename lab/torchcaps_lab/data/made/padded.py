@@ -13,11 +13,12 @@ from torchcaps_lab.data.made.base import MadeOf, Part
 
 
 class Padded(MadeOf):
-    """A data set on larger, black canvases: in the middle to train on, placed at random to validate and test on.
+    """A data set on larger, black canvases: in the middle to train on, placed at random
+    to validate and test on.
 
-    To move training images too, set ``shift`` in the option ``preprocess`` of ``torchcaps train`` to ``pad``.
-    Validation and test images have fixed random places, the same for every seed; all (2 pad + 1)^2 places are equally
-    likely.
+    To move training images too, set ``shift`` in the option ``preprocess`` of
+    ``torchcaps train`` to ``pad``. Validation and test images have fixed random places,
+    the same for every seed; all (2 pad + 1)^2 places are equally likely.
 
     Args:
         data: the data set; which images are put aside for validation is its affair.
@@ -40,7 +41,11 @@ class Padded(MadeOf):
     def made(self, images: ImageSet, part: Part) -> ImageSet:
         """The images on their canvases."""
         canvas = on_canvas(images, self.pad)
-        return canvas if part == "train" else placed(canvas, self.pad, draw=int(part == "validation"))
+        return (
+            canvas
+            if part == "train"
+            else placed(canvas, self.pad, draw=int(part == "validation"))
+        )
 
     def centred_test(self) -> ImageSet:
         """Read the test images, each in the middle of its canvas."""
@@ -53,6 +58,8 @@ def on_canvas(images: ImageSet, pad: int) -> ImageSet:
 
 
 def placed(images: ImageSet, most: int, draw: int) -> ImageSet:
-    """The same images, each moved by up to ``most`` pixels in x and in y; each ``draw`` gives other moves."""
+    """The same images, each moved by up to ``most`` pixels in x and in y; each ``draw``
+    gives other moves.
+    """
     move = RandomShift(most, TEST_SEED)
     return replace(images, images=move(images.images, torch.arange(len(images)), draw))

@@ -1,6 +1,8 @@
-"""The pictures of a report, a file each: what it says, as plain data, and how it is drawn.
+"""The pictures of a report, a file each: what it says, as plain data, and how it is
+drawn.
 
-Every file in this folder is imported, and so what it registers is there; the classes are handed on from here.
+Every file in this folder is imported, and so what it registers is there; the classes
+are handed on from here.
 """
 
 from importlib import import_module
@@ -11,7 +13,11 @@ from torchcaps_lab.report.exhibit import list_exhibits
 
 for _file in iter_modules(__path__):
     import_module(f"{__name__}.{_file.name}")
-_PICTURES = {kind.__name__: kind for kind in list_exhibits().values() if kind.__module__.startswith(f"{__name__}.")}
+_PICTURES = {
+    kind.__name__: kind
+    for kind in list_exhibits().values()
+    if kind.__module__.startswith(f"{__name__}.")
+}
 __all__ = sorted(_PICTURES)
 
 

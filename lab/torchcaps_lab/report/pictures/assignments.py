@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from torchcaps_lab.report.canvas import Fill, lay, shorten_lines, show, sized, stacked
-from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, pixels, register_exhibit
+from torchcaps_lab.report.exhibit import (
+    PNG,
+    OfImages,
+    Picture,
+    pixels,
+    register_exhibit,
+)
 from torchcaps_lab.report.observe import COLUMNS, Observation
 from torchcaps_lab.report.places import Extent
 
@@ -38,23 +44,30 @@ class ShareMaps(NamedTuple):
 
 @register_exhibit("assignments", place=120, drawings="assignments.png")
 class Assignments(OfImages):
-    """Images and, layer by layer, the share of the children that went to the class that each image is asked about.
+    """Images and, layer by layer, the share of the children that went to the class that
+    each image is asked about.
 
     Attributes:
         pictures: (B, C, H, W).
         titles: one an image.
         targets: the classes, (B,).
         layers: from the children of the classes down.
-        even: the share of a class if all got the same: :attr:`~torchcaps_lab.report.Observation.even`.
+        even: the share of a class if all got the same:
+            :attr:`~torchcaps_lab.report.Observation.even`.
 
-    Maps have one scale, whatever they hold: an even share is white, none of it full blue, twice as much or more full
-    red. Where routing decided nothing there are no layers, and the text says so.
+    Maps have one scale, whatever they hold: an even share is white, none of it full
+    blue, twice as much or more full red. Where routing decided nothing there are no
+    layers, and the text says so.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.report.pictures.assignments import Assignments
         >>> images = torch.rand(2, 1, 8, 8)
-        >>> exhibit = Assignments.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit = Assignments.of(
+        ...     Observation(
+        ...         tc.create_model("capsnet_digits"), Selection(images, images)
+        ...     )
+        ... )
         >>> exhibit.layers[0].share.shape
         torch.Size([2, 4, 4])
     """
@@ -67,7 +80,9 @@ class Assignments(OfImages):
 
     @classmethod
     def of(cls, observation: Observation) -> "Assignments | None":
-        """Of as many images as there are classes, but at least ten; None if no children lie on a grid."""
+        """Of as many images as there are classes, but at least ten; None if no children
+        lie on a grid.
+        """
         if not observation.maps:
             return None
         classes = observation.activation.shape[1]
@@ -82,7 +97,9 @@ class Assignments(OfImages):
             titles=observation.selection.titles_at(chosen),
             targets=targets,
             layers=tuple(
-                ShareMaps(name, maps[chosen, :, :, targets], observation.extents.get(name))
+                ShareMaps(
+                    name, maps[chosen, :, :, targets], observation.extents.get(name)
+                )
                 for name, maps in observation.maps.items()
                 if not nothing
             ),
@@ -90,44 +107,76 @@ class Assignments(OfImages):
         )
 
     def draw(self) -> Iterator[Picture]:
-        """The images, and below each its maps laid over it, on the one scale; none where routing decided nothing."""
+        """The images, and below each its maps laid over it, on the one scale; none
+        where routing decided nothing.
+        """
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 
         if not self.layers:
             return
         scale = ScalarMappable(Normalize(0, 2 * self.even), "RdBu_r")
-        rows: dict[str, Fill] = {sized(self.pictures): lambda axes, place: show(axes, self.pictures[place])}
+        rows: dict[str, Fill] = {
+            sized(self.pictures): lambda axes, place: show(axes, self.pictures[place])
+        }
         for one in self.layers:
-            rows[one.layer if len(self.layers) > 1 else "share"] = partial(self._overlay, one, scale)
+            rows[one.layer if len(self.layers) > 1 else "share"] = partial(
+                self._overlay, one, scale
+            )
         figure = stacked(self.pictures, list(map(shorten_lines, self.titles)), rows)
-        options: dict[str, Any] = {"fraction": 0.03, "aspect": 30, "pad": 0.01, "extend": "max"}
-        bar = figure.colorbar(scale, ax=figure.axes, label=f"share of the children; even: {self.even:.2g}", **options)
+        options: dict[str, Any] = {
+            "fraction": 0.03,
+            "aspect": 30,
+            "pad": 0.01,
+            "extend": "max",
+        }
+        bar = figure.colorbar(
+            scale,
+            ax=figure.axes,
+            label=f"share of the children; even: {self.even:.2g}",
+            **options,
+        )
         bar.set_ticks(
-            [part * self.even for part in (0, 0.5, 1, 1.5, 2)], labels=["none", "half", "even", "1½", "twice"]
+            [part * self.even for part in (0, 0.5, 1, 1.5, 2)],
+            labels=["none", "half", "even", "1½", "twice"],
         )
         yield Picture("assignments.png", "Images and maps of the shares", figure)
 
-    def _overlay(self, maps: ShareMaps, scale: "ScalarMappable", axes: "Axes", place: int) -> None:
-        """The map of an image over it, which is grey and paler, so that colours stand out."""
+    def _overlay(
+        self, maps: ShareMaps, scale: "ScalarMappable", axes: "Axes", place: int
+    ) -> None:
+        """The map of an image over it, which is grey and paler, so that colours stand
+        out.
+        """
         image = self.pictures[place]
         show(axes, 0.25 + pixels(image).mean(2)[None] / 2)
-        lay(axes, scale.to_rgba(maps.share[place].numpy(), alpha=0.8), image, maps.extent)
+        lay(
+            axes,
+            scale.to_rgba(maps.share[place].numpy(), alpha=0.8),
+            image,
+            maps.extent,
+        )
 
 
 def _meaning(observation: Observation) -> str:
     even = observation.even
     text = (
-        "At each position, the share of the active child capsules that routing assigned to "
-        f"{observation.selection.about}. An even split would give every class {even:.2g}"
-        f"{', and no class as much' if observation.orphan else ''}; it is white. Redder places gave this class more, "
-        f"full red {2 * even:.2g} or more; bluer places gave it less, full blue nothing. Each cell lies at the centre "
+        "At each position, the share of the active child capsules that routing "
+        "assigned to "
+        f"{observation.selection.about}. An even split would give every class "
+        f"{even:.2g}"
+        f"{', and no class as much' if observation.orphan else ''}; it is white. "
+        "Redder places gave this class more, "
+        f"full red {2 * even:.2g} or more; bluer places gave it less, full blue "
+        "nothing. Each cell lies at the centre "
         "of what its children see, and they see more than the cell."
     )
     if len(observation.maps) == 1:
         return text
     return (
-        f"{text} The first row of maps is of the children of the classes themselves. Each row below it hands these "
-        "shares on, from parents to their children, to the finer grid of the layer below: a child went where its "
+        f"{text} The first row of maps is of the children of the classes themselves. "
+        "Each row below it hands these "
+        "shares on, from parents to their children, to the finer grid of the layer "
+        "below: a child went where its "
         "parents went. Positions that no window sees have no colour."
     )

@@ -21,7 +21,9 @@ class ClassActivations(Exhibit):
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.report.pictures.class_activations import ClassActivations
         >>> image = torch.rand(1, 1, 8, 8)
-        >>> look = Observation(tc.create_model("capsnet_digits"), Selection(image, image))
+        >>> look = Observation(
+        ...     tc.create_model("capsnet_digits"), Selection(image, image)
+        ... )
         >>> ClassActivations.of(look).activation.shape
         torch.Size([10])
     """
@@ -37,8 +39,11 @@ class ClassActivations(Exhibit):
         activation = observation.activation[place]
         return cls(
             title="What the network sees",
-            text="Each bar is the activation of a class's capsule: whether the class is there, from 0 to 1, each for "
-            "itself, so that they need not add up to 1.",
+            text=(
+                "Each bar is the activation of a class's capsule: whether the "
+                "class is there, from 0 to 1, each for "
+                "itself, so that they need not add up to 1."
+            ),
             picture=observation.selection.pictures[place],
             activation=activation,
             said=int(activation.argmax()),

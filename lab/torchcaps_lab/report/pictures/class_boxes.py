@@ -19,15 +19,20 @@ class ClassBoxes(OfImages):
 
     Attributes:
         pictures: (B, C, H, W).
-        things: of each image, those of the classes that are there, the most active first; boxes are in pixels.
+        things: of each image, those of the classes that are there, the most active
+            first; boxes are in pixels.
         names: of the classes, (E,).
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.report.pictures.class_boxes import ClassBoxes
         >>> image = torch.rand(1, 1, 32, 32)
-        >>> network = tc.create_model("scene_capsnet", image_shape=(1, 32, 32), classes=3, channels=(3, 4))
-        >>> ClassBoxes.of(Observation(network, Selection(image, image)), least=0.9).things
+        >>> network = tc.create_model(
+        ...     "scene_capsnet", image_shape=(1, 32, 32), classes=3, channels=(3, 4)
+        ... )
+        >>> ClassBoxes.of(
+        ...     Observation(network, Selection(image, image)), least=0.9
+        ... ).things
         ((),)
     """
 
@@ -47,14 +52,24 @@ class ClassBoxes(OfImages):
         if not isinstance(model, SceneCapsNet):
             return None
         images = selection.images  # those of several classes follow each other
-        places = [place for place in range(len(images)) if not place or not images[place].equal(images[place - 1])]
+        places = [
+            place
+            for place in range(len(images))
+            if not place or not images[place].equal(images[place - 1])
+        ]
         with evaluating(model) as device:
-            things = model.things_of(in_precision_of(model, images[places].to(device)), least)
+            things = model.things_of(
+                in_precision_of(model, images[places].to(device)), least
+            )
         return cls(
             title="What is where",
-            text="A thing is what votes for one box or, without votes, a connected part of a class's map. It has a "
-            "capsule of its own, routed from its children alone. The pose says what it looks like and, with its last "
-            "four numbers, where it is: a box around it.",
+            text=(
+                "A thing is what votes for one box or, without votes, a connected "
+                "part of a class's map. It has a "
+                "capsule of its own, routed from its children alone. The pose "
+                "says what it looks like and, with its last "
+                "four numbers, where it is: a box around it."
+            ),
             pictures=selection.pictures[places],
             things=tuple(map(tuple, things)),
             names=tuple(map(selection.name, range(model.classes))),
@@ -63,7 +78,14 @@ class ClassBoxes(OfImages):
     def draw(self) -> Iterator[Picture]:
         """The images with a box around each thing."""
         boxed = [
-            Boxed(picture, [(self.names[thing.label], thing.box.tolist()) for thing in things])
+            Boxed(
+                picture,
+                [(self.names[thing.label], thing.box.tolist()) for thing in things],
+            )
             for picture, things in zip(self.pictures, self.things, strict=True)
         ]
-        yield Picture("boxes.png", "Images with a box around each thing", boxes_figure(boxed, self.names))
+        yield Picture(
+            "boxes.png",
+            "Images with a box around each thing",
+            boxes_figure(boxed, self.names),
+        )

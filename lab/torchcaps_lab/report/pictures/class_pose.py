@@ -13,22 +13,28 @@ from torchcaps_lab.report.poses import pose_changes
 
 @register_exhibit("class_pose")
 class ClassPose(Exhibit):
-    """The pose of the capsule of one class for one image, what it draws, and what each of its numbers does to that.
+    """The pose of the capsule of one class for one image, what it draws, and what each
+    of its numbers does to that.
 
     Attributes:
         target: the class.
         pose: (D,), matrices row by row.
-        reach: how far to move a number each way; about the paper's 0.25 for a pose of length 1.
+        reach: how far to move a number each way; about the paper's 0.25 for a pose of
+            length 1.
         reconstruction: what the pose draws, (C, H, W).
-        changes: (D,), the mean absolute difference of what is drawn with a number moved so far down and up.
-        tells: of each number, what it changes of the shape: :func:`~torchcaps_lab.report.pose_tells`.
+        changes: (D,), the mean absolute difference of what is drawn with a number moved
+            so far down and up.
+        tells: of each number, what it changes of the shape:
+            :func:`~torchcaps_lab.report.pose_tells`.
         in_classes: what the same pose draws as the capsule of each class, (E, C, H, W).
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.report.pictures.class_pose import ClassPose
         >>> image = torch.rand(1, 1, 8, 8)
-        >>> look = Observation(tc.create_model("capsnet_digits"), Selection(image, image))
+        >>> look = Observation(
+        ...     tc.create_model("capsnet_digits"), Selection(image, image)
+        ... )
         >>> shown = ClassPose.of(look)
         >>> shown.pose.shape, shown.reconstruction.shape, shown.in_classes.shape
         (torch.Size([16]), torch.Size([1, 8, 8]), torch.Size([10, 1, 8, 8]))
@@ -44,7 +50,9 @@ class ClassPose(Exhibit):
 
     @classmethod
     def of(cls, observation: Observation) -> "ClassPose | None":
-        """Of the example and the class that it is asked about; None without a decoder."""
+        """Of the example and the class that it is asked about; None without a
+        decoder.
+        """
         classes = observation.classes
         if classes is None or not observation.decodes:
             return None
@@ -53,14 +61,21 @@ class ClassPose(Exhibit):
         pose = classes.pose[place, target].flatten()
         reach = 0.6 * float(pose.abs().max()) or 1.0
         D, E = len(pose), classes.activation.shape[1]
-        moves = torch.eye(D)[:, None] * torch.tensor([-reach, 0.0, reach])[:, None]  # [D, 3, D]
+        moves = (
+            torch.eye(D)[:, None] * torch.tensor([-reach, 0.0, reach])[:, None]
+        )  # [D, 3, D]
         poses = torch.cat([(pose + moves).flatten(0, 1), pose.expand(E, D)])
-        drawn = observation.draw(poses, torch.tensor([target] * (3 * D) + list(range(E))))
+        drawn = observation.draw(
+            poses, torch.tensor([target] * (3 * D) + list(range(E)))
+        )
         sweep, in_classes = drawn[: 3 * D].unflatten(0, (D, 3)), drawn[3 * D :]
         return cls(
             title="The pose of a class",
-            text="A capsule says with the numbers of its pose what its class looks like in this image, and the decoder "
-            "draws what they say.",
+            text=(
+                "A capsule says with the numbers of its pose what its class looks "
+                "like in this image, and the decoder "
+                "draws what they say."
+            ),
             target=target,
             pose=pose,
             reach=reach,

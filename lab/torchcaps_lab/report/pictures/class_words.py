@@ -12,10 +12,12 @@ from torchcaps_lab.report.words import pieces_of, shares_and_activation
 
 @register_exhibit("class_words")
 class ClassWords(Exhibit):
-    """One text, how active each class is, and how much each word spoke for each class: for a page in the browser.
+    """One text, how active each class is, and how much each word spoke for each class:
+    for a page in the browser.
 
     Attributes:
-        pieces: the text in pieces: one for each word that was read, with the blanks behind it.
+        pieces: the text in pieces: one for each word that was read, with the blanks
+            behind it.
         known: of each word, whether it is in the vocabulary.
         shares: of each word in each class, (words, E): :func:`word_shares`.
         activation: of the classes, (E,).
@@ -25,8 +27,12 @@ class ClassWords(Exhibit):
     Example:
         >>> from torchcaps_lab.data import Words
         >>> from torchcaps_lab.report.pictures.class_words import ClassWords
-        >>> network = tc.create_model("text_encoder", vocabulary=3, classes=2, word_dim=8, types=2)
-        >>> shown = ClassWords.of(network, Words(("who", "wrote", "it")), "Who wrote that")
+        >>> network = tc.create_model(
+        ...     "text_encoder", vocabulary=3, classes=2, word_dim=8, types=2
+        ... )
+        >>> shown = ClassWords.of(
+        ...     network, Words(("who", "wrote", "it")), "Who wrote that"
+        ... )
         >>> shown.pieces, shown.known, shown.shares.shape
         (('Who ', 'wrote ', 'that'), (True, True, False), torch.Size([3, 2]))
     """
@@ -40,7 +46,8 @@ class ClassWords(Exhibit):
 
     @classmethod
     def of(cls, model: TextClassifier, words: Words, text: str) -> "ClassWords | None":
-        """None for a network of which it is not known what its words spoke for, see :func:`word_shares`.
+        """None for a network of which it is not known what its words spoke for, see
+        :func:`word_shares`.
 
         Args:
             model: the network.
@@ -52,7 +59,9 @@ class ClassWords(Exhibit):
         """
         (reading,) = words.read([text])
         if not reading.length:
-            raise ValueError(f"there are no words in {text!r}: nothing can be said of it")
+            raise ValueError(
+                f"there are no words in {text!r}: nothing can be said of it"
+            )
         found = shares_and_activation(model, reading.numbers[None])
         if found is None:
             return None

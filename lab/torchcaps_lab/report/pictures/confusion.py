@@ -51,18 +51,28 @@ class Confusion(Exhibit):
         """Of images of one class each."""
         exhibit = cls(
             title="Which classes are taken for which",
-            text="Each row holds the images of one class, each column what the network said. Numbers on the diagonal "
-            "are right; a dark cell beside it is a pair of classes that the network cannot tell apart well. Colours "
-            "are stretched so that a few mistakes already show.",
+            text=(
+                "Each row holds the images of one class, each column what the "
+                "network said. Numbers on the diagonal "
+                "are right; a dark cell beside it is a pair of classes that the "
+                "network cannot tell apart well. Colours "
+                "are stretched so that a few mistakes already show."
+            ),
             counts=findings.confusion.cpu(),
             classes=tuple(classes),
             figures=findings.per_class,
         )
         if len(classes) <= CONFUSED:
             return exhibit
-        named = [f"{classes[true]} for {classes[said]} ({count})" for true, said, count in exhibit.pairs(_PAIRS)]
+        named = [
+            f"{classes[true]} for {classes[said]} ({count})"
+            for true, said, count in exhibit.pairs(_PAIRS)
+        ]
         most = f" Most often taken: {', '.join(named)}." if named else ""
-        note = f" Of {len(classes)} classes the picture has the {CONFUSED} that are most often confused.{most}"
+        note = (
+            f" Of {len(classes)} classes the picture has the {CONFUSED} that are "
+            f"most often confused.{most}"
+        )
         return replace(exhibit, text=exhibit.text + note)
 
     @classmethod
@@ -71,27 +81,44 @@ class Confusion(Exhibit):
         yield cls.of(tested.findings, tested.images.classes)
 
     def shown(self) -> Tensor:
-        """The classes to draw, sorted: all, or of very many those that are most often confused with others."""
+        """The classes to draw, sorted: all, or of very many those that are most often
+        confused with others.
+        """
         if len(self.classes) <= CONFUSED:
             return torch.arange(len(self.classes))
         wrong = self.counts - self.counts.diag().diag()
-        return (wrong.sum(0) + wrong.sum(1)).argsort(descending=True, stable=True)[:CONFUSED].sort().values
+        return (
+            (wrong.sum(0) + wrong.sum(1))
+            .argsort(descending=True, stable=True)[:CONFUSED]
+            .sort()
+            .values
+        )
 
     def pairs(self, count: int) -> list[tuple[int, int, int]]:
-        """True class, what it was taken for, and how often, of at most ``count`` pairs, the most frequent first."""
+        """True class, what it was taken for, and how often, of at most ``count`` pairs,
+        the most frequent first.
+        """
         return confused_pairs(self.counts, count)
 
     def table(self) -> Table | None:
         """How well each class is recognised."""
-        named = {name: figures._asdict() for name, figures in zip(self.classes, self.figures, strict=False)}
+        named = {
+            name: figures._asdict()
+            for name, figures in zip(self.classes, self.figures, strict=False)
+        }
         return class_table(named) if named else None
 
     def draw(self) -> Iterator[Picture]:
-        """The matrix; colours are shares of a row, on a scale that shows small shares too."""
+        """The matrix; colours are shares of a row, on a scale that shows small shares
+        too.
+        """
         from matplotlib.colors import PowerNorm
 
         shown = self.shown()
-        counts, classes = self.counts[shown][:, shown], [self.classes[label] for label in shown.tolist()]
+        counts, classes = (
+            self.counts[shown][:, shown],
+            [self.classes[label] for label in shown.tolist()],
+        )
         share = counts.double() / self.counts.sum(1)[shown, None].clamp(min=1)
         side = min(max(0.5 * len(classes), 2), 12)
         label = 0.1 * min(max((len(name) for name in classes), default=0), 24)
@@ -102,8 +129,13 @@ class Confusion(Exhibit):
         _rule(axes, len(classes))
         if len(classes) <= _NUMBERED:
             _number(axes, counts, share)
-        bar = figure.colorbar(picture, ax=axes, label="share of the true class", shrink=0.9, fraction=0.05)
-        bar.set_ticks([0, 0.01, 0.1, 0.25, 0.5, 1], labels=["0", "1 %", "10 %", "25 %", "50 %", "100 %"])
+        bar = figure.colorbar(
+            picture, ax=axes, label="share of the true class", shrink=0.9, fraction=0.05
+        )
+        bar.set_ticks(
+            [0, 0.01, 0.1, 0.25, 0.5, 1],
+            labels=["0", "1 %", "10 %", "25 %", "50 %", "100 %"],
+        )
         yield Picture("confusion_matrix.png", "Confusion matrix", figure)
 
 
@@ -114,7 +146,9 @@ def _name_classes(axes: "Axes", classes: Sequence[str]) -> None:
     names = [shorten(classes[place]) for place in places]
     size = 9 if len(classes) <= 30 else 7
     wide = max(map(len, names), default=0) > 3
-    axes.set_xticks(places, names, rotation=90 if wide else 0, fontsize=size, parse_math=False)
+    axes.set_xticks(
+        places, names, rotation=90 if wide else 0, fontsize=size, parse_math=False
+    )
     axes.set_yticks(places, names, fontsize=size, parse_math=False)
     axes.set_xlabel("said", fontsize=11)
     axes.set_ylabel("true", fontsize=11)
@@ -131,6 +165,20 @@ def _number(axes: "Axes", counts: Tensor, share: Tensor) -> None:
     """The count in each cell, legible on its colour."""
     for row in range(len(counts)):
         for column in range(len(counts)):
-            colour = "white" if share[row, column] > 0.4 else "black" if counts[row, column] else "0.75"
+            colour = (
+                "white"
+                if share[row, column] > 0.4
+                else "black"
+                if counts[row, column]
+                else "0.75"
+            )
             text = str(int(counts[row, column]))
-            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9 if len(text) < 5 else 7)
+            axes.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=9 if len(text) < 5 else 7,
+            )

@@ -1,4 +1,6 @@
-"""The first words of a report: how good the network is, beside guessing, and where it is worst."""
+"""The first words of a report: how good the network is, beside guessing, and where it
+is worst.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -34,14 +36,18 @@ class Headline(Exhibit):
 
     Attributes:
         accuracy: share of the images that are right.
-        interval: to either side of it, with 95 % confidence: :attr:`~torchcaps_lab.report.Findings.interval`.
+        interval: to either side of it, with 95 % confidence:
+            :attr:`~torchcaps_lab.report.Findings.interval`.
         guessing: the share that always saying the most frequent class has.
-        worst: of several classes of the same recall the one with the most images; None where all is right.
+        worst: of several classes of the same recall the one with the most images; None
+            where all is right.
 
     Example:
         >>> from torchcaps_lab.report import Findings
         >>> from torchcaps_lab.report.pictures.headline import Headline
-        >>> findings = Findings(torch.tensor([0, 0, 1]), torch.eye(2)[[0, 0, 0]], entropy=None)
+        >>> findings = Findings(
+        ...     torch.tensor([0, 0, 1]), torch.eye(2)[[0, 0, 0]], entropy=None
+        ... )
         >>> Headline.of("Birds", findings, ("crow", "owl"), "images").worst
         Worst(name='owl', right=0, images=1)
     """
@@ -53,7 +59,12 @@ class Headline(Exhibit):
 
     @classmethod
     def of(
-        cls, title: str, findings: Findings, classes: tuple[str, ...], what: str, verdict: Verdict | None = None
+        cls,
+        title: str,
+        findings: Findings,
+        classes: tuple[str, ...],
+        what: str,
+        verdict: Verdict | None = None,
     ) -> "Headline":
         """Of images of one class each.
 
@@ -66,11 +77,17 @@ class Headline(Exhibit):
         """
         common, guessing = findings.majority
         worst = _worst(findings, classes)
-        accuracy, interval, count = 100 * findings.accuracy, 100 * findings.interval, len(findings.labels)
+        accuracy, interval, count = (
+            100 * findings.accuracy,
+            100 * findings.interval,
+            len(findings.labels),
+        )
         parts = (
             f"{accuracy:.1f} % ± {interval:.1f} points of {count:,} {what} are right.",
             f"Guessing, always {classes[common]!r}, has {100 * guessing:.1f} %.",
-            "" if worst is None else f"The worst class is {worst.name!r}: {worst.right} of {worst.images}.",
+            ""
+            if worst is None
+            else f"The worst class is {worst.name!r}: {worst.right} of {worst.images}.",
             "" if verdict is None else verdict.of_routing,
             "" if verdict is None else verdict.of_decoder,
         )
@@ -88,11 +105,20 @@ class Headline(Exhibit):
     def of_test(cls, tested: Tested) -> "Iterator[Headline]":
         """Of what a classifier was tested on."""
         title = f"What this {type(tested.model).__name__} learned"
-        yield cls.of(title, tested.findings, tuple(tested.images.classes), tested.images.what, tested.verdict)
+        yield cls.of(
+            title,
+            tested.findings,
+            tuple(tested.images.classes),
+            tested.images.what,
+            tested.verdict,
+        )
 
 
 def _worst(findings: Findings, classes: tuple[str, ...]) -> Worst | None:
-    totals, right = findings.confusion.sum(1).tolist(), findings.confusion.diag().tolist()
+    totals, right = (
+        findings.confusion.sum(1).tolist(),
+        findings.confusion.diag().tolist(),
+    )
     found = [Worst(*one) for one in zip(classes, right, totals, strict=True) if one[2]]
     worst = min(found, key=lambda one: (one.right / one.images, -one.images))
     return worst if worst.right < worst.images else None

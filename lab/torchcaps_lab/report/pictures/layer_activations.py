@@ -30,7 +30,9 @@ class ActivationMaps(NamedTuple):
 
     Example:
         >>> from torchcaps_lab.report.pictures.layer_activations import ActivationMaps
-        >>> ActivationMaps("primary", None, torch.rand(2, 6, 6), extent=None).activation.shape
+        >>> ActivationMaps(
+        ...     "primary", None, torch.rand(2, 6, 6), extent=None
+        ... ).activation.shape
         torch.Size([2, 6, 6])
     """
 
@@ -51,7 +53,8 @@ class LayerActivations(OfImages):
     Attributes:
         pictures: (B, C, H, W), at most ten.
         titles: one an image.
-        layers: from the lowest up, of the type that differs most between these images and places.
+        layers: from the lowest up, of the type that differs most between these images
+            and places.
         classes: activations of the classes, (B, E).
         names: of the classes, (E,).
 
@@ -59,7 +62,11 @@ class LayerActivations(OfImages):
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.report.pictures.layer_activations import LayerActivations
         >>> images = torch.rand(2, 1, 8, 8)
-        >>> exhibit = LayerActivations.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit = LayerActivations.of(
+        ...     Observation(
+        ...         tc.create_model("capsnet_digits"), Selection(images, images)
+        ...     )
+        ... )
         >>> exhibit.classes.shape, len(exhibit.layers) > 0
         (torch.Size([2, 10]), True)
     """
@@ -81,29 +88,49 @@ class LayerActivations(OfImages):
             maps = with_types(capsules.activation[chosen])
             kind = int(maps.flatten(0, -2).std(0).argmax())
             shown = kind if maps.shape[-1] > 1 else None
-            layers.append(ActivationMaps(name, shown, maps[..., kind], observation.extents.get(name)))
+            layers.append(
+                ActivationMaps(
+                    name, shown, maps[..., kind], observation.extents.get(name)
+                )
+            )
         return cls(
             title="Layer by layer",
-            text="Images and, from the lowest layer up, the activation of one type of capsule at each position: of the "
-            "type that differs most between these images and places. The bars are the activations of the classes, the "
-            "strongest in red.",
+            text=(
+                "Images and, from the lowest layer up, the activation of one type "
+                "of capsule at each position: of the "
+                "type that differs most between these images and places. The bars "
+                "are the activations of the classes, the "
+                "strongest in red."
+            ),
             pictures=observation.selection.pictures[chosen],
             titles=observation.selection.titles_at(chosen),
             layers=tuple(layers),
             classes=observation.activation[chosen],
-            names=tuple(map(observation.selection.name, range(observation.activation.shape[1]))),
+            names=tuple(
+                map(observation.selection.name, range(observation.activation.shape[1]))
+            ),
         )
 
     def draw(self) -> Iterator[Picture]:
-        """The images, and below each the activations layer by layer, every layer on a colour scale of its own."""
-        N, height = len(self.pictures), max(self.pictures.shape[-2] / self.pictures.shape[-1], 0.6)
-        titles, labels = list(map(canvas.shorten_lines, self.titles)), [one.label() for one in self.layers]
+        """The images, and below each the activations layer by layer, every layer on a
+        colour scale of its own.
+        """
+        N, height = (
+            len(self.pictures),
+            max(self.pictures.shape[-2] / self.pictures.shape[-1], 0.6),
+        )
+        titles, labels = (
+            list(map(canvas.shorten_lines, self.titles)),
+            [one.label() for one in self.layers],
+        )
         rows, high = 2 + len(labels), 1.15 * height
         wide = 1.1 * N + 1.6 + canvas.label_room(map(canvas.broken, labels), high)
         above = 0.17 * canvas.line_count(titles)
         figure = canvas.new_figure(wide, high * rows + above + 0.3, "constrained")
         grid = figure.add_gridspec(rows, N)
-        for place, axes in enumerate(canvas.row_of(figure, grid, 0, range(N), canvas.sized(self.pictures), high)):
+        for place, axes in enumerate(
+            canvas.row_of(figure, grid, 0, range(N), canvas.sized(self.pictures), high)
+        ):
             canvas.show(axes, self.pictures[place])
             canvas.set_title(axes, titles[place])
         for row, (label, one) in enumerate(zip(labels, self.layers, strict=True), 1):
@@ -111,11 +138,19 @@ class LayerActivations(OfImages):
             canvas.heat_maps(figure, drawn, one.activation, self.pictures, one.extent)
         drawn = canvas.row_of(figure, grid, rows - 1, range(N), "classes", high)
         _draw_bars(drawn, self.classes, self.names, 0.7 * height)
-        yield Picture("layer_activations.png", "Images and the activations of their capsules, layer by layer", figure)
+        yield Picture(
+            "layer_activations.png",
+            "Images and the activations of their capsules, layer by layer",
+            figure,
+        )
 
 
-def _draw_bars(drawn: Sequence["Axes"], classes: Tensor, names: Sequence[str], aspect: float) -> None:
-    """Of each image the activations of the classes, the strongest in red; all named, or of many the strongest."""
+def _draw_bars(
+    drawn: Sequence["Axes"], classes: Tensor, names: Sequence[str], aspect: float
+) -> None:
+    """Of each image the activations of the classes, the strongest in red; all named, or
+    of many the strongest.
+    """
     top, every = max(classes.max().item(), 1e-6), list(range(len(names)))
     wide = max(map(len, names), default=0) > 2
     for axes, bars in zip(drawn, classes, strict=True):
@@ -124,12 +159,17 @@ def _draw_bars(drawn: Sequence["Axes"], classes: Tensor, names: Sequence[str], a
         if len(bars) <= _BARS:
             axes.bar(range(len(bars)), bars.tolist(), color=colours)
         else:  # in one stroke: each bar is a thing of its own for matplotlib
-            axes.vlines(range(len(bars)), 0, bars.tolist(), colors=colours, linewidth=0.8)
+            axes.vlines(
+                range(len(bars)), 0, bars.tolist(), colors=colours, linewidth=0.8
+            )
         named = every if len(names) <= _NAMED else [best]
         axes.set(ylim=(0, 1.05 * top), box_aspect=aspect)
         upright = 90 if wide and len(named) > 1 else 0
         axes.set_xticks(
-            named, [canvas.shorten(names[label], 12) for label in named], rotation=upright, parse_math=False
+            named,
+            [canvas.shorten(names[label], 12) for label in named],
+            rotation=upright,
+            parse_math=False,
         )
         axes.tick_params(labelsize=7, length=2)
         if axes is not drawn[0]:

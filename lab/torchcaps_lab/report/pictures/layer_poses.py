@@ -44,17 +44,24 @@ class PoseMaps(NamedTuple):
         return f"{name}\n{self.pose.shape[0]} x {self.pose.shape[1]} positions"
 
     def block(self) -> Tensor:
-        """The maps of the numbers in rows and columns, (rows, columns, H', W'); those of vectors in rows of four."""
+        """The maps of the numbers in rows and columns, (rows, columns, H', W'); those
+        of vectors in rows of four.
+        """
         if self.pose.ndim == 4:
             return self.pose.permute(2, 3, 0, 1)
         columns = min(4, self.pose.shape[-1])
         missing = -self.pose.shape[-1] % columns
-        return F.pad(self.pose, (0, missing), value=torch.nan).permute(2, 0, 1).unflatten(0, (-1, columns))
+        return (
+            F.pad(self.pose, (0, missing), value=torch.nan)
+            .permute(2, 0, 1)
+            .unflatten(0, (-1, columns))
+        )
 
 
 @register_exhibit("layer_poses", place=110, drawings="layer_poses.png")
 class LayerPoses(OfImages):
-    """One image and, layer by layer, the numbers of the pose of one type of capsule at every position.
+    """One image and, layer by layer, the numbers of the pose of one type of capsule at
+    every position.
 
     Attributes:
         picture: (C, H, W).
@@ -65,7 +72,11 @@ class LayerPoses(OfImages):
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.report.pictures.layer_poses import LayerPoses
         >>> images = torch.rand(2, 1, 8, 8)
-        >>> exhibit = LayerPoses.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit = LayerPoses.of(
+        ...     Observation(
+        ...         tc.create_model("capsnet_digits"), Selection(images, images)
+        ...     )
+        ... )
         >>> exhibit.picture.shape
         torch.Size([1, 8, 8])
     """
@@ -76,17 +87,28 @@ class LayerPoses(OfImages):
 
     @classmethod
     def of(cls, observation: Observation) -> "LayerPoses | None":
-        """None if no capsules lie on a grid, or their poses are too large to be read."""
+        """None if no capsules lie on a grid, or their poses are too large to be
+        read.
+        """
         place = observation.selection.example
-        found = [_pose_maps(name, capsules, place) for name, capsules in observation.grids.items()]
-        layers = tuple(maps for maps in found if maps.pose[0, 0].numel() <= _POSE_NUMBERS)
+        found = [
+            _pose_maps(name, capsules, place)
+            for name, capsules in observation.grids.items()
+        ]
+        layers = tuple(
+            maps for maps in found if maps.pose[0, 0].numel() <= _POSE_NUMBERS
+        )
         if not layers:
             return None
         return cls(
             title="Poses",
-            text="For one image, the numbers of the pose of the most active type of each layer at each position, in "
-            "the rows and columns of its matrix (of a vector: in rows of four). Numbers of a pose that change steadily "
-            "along a stroke describe it.",
+            text=(
+                "For one image, the numbers of the pose of the most active type "
+                "of each layer at each position, in "
+                "the rows and columns of its matrix (of a vector: in rows of "
+                "four). Numbers of a pose that change steadily "
+                "along a stroke describe it."
+            ),
             picture=observation.selection.pictures[place],
             image_title=observation.selection.title(place),
             layers=layers,
@@ -97,14 +119,20 @@ class LayerPoses(OfImages):
         blocks = [one.block() for one in self.layers]
         rows = max(block.shape[0] for block in blocks)
         widths = [1.6, *(0.62 * block.shape[1] + 0.9 for block in blocks)]
-        height = max(0.7 * rows * self.picture.shape[-2] / self.picture.shape[-1], 1.6) + 0.5
+        height = (
+            max(0.7 * rows * self.picture.shape[-2] / self.picture.shape[-1], 1.6) + 0.5
+        )
         figure = new_figure(sum(widths), height, "constrained")
-        first, *parts = figure.subfigures(1, len(widths), width_ratios=widths, squeeze=False)[0]
+        first, *parts = figure.subfigures(
+            1, len(widths), width_ratios=widths, squeeze=False
+        )[0]
         show(first.add_subplot(), self.picture)
         for part, one, block in zip(parts, self.layers, blocks, strict=True):
             part.suptitle(one.label(), fontsize=9, parse_math=False)
             _draw_block(part, block, self.picture)
-        description = "The poses of the most active type of capsule of one image, layer by layer"
+        description = (
+            "The poses of the most active type of capsule of one image, layer by layer"
+        )
         yield Picture("layer_poses.png", description, figure)
 
 
@@ -127,6 +155,8 @@ def _draw_block(part: "SubFigure", block: Tensor, image: Tensor) -> None:
             axes.set_axis_off()
             continue
         lay(axes, cells.numpy(), image, None, **scale)
-    bar = part.colorbar(part.axes[0].images[0], ax=part.axes, fraction=0.05, aspect=25, pad=0.02)
+    bar = part.colorbar(
+        part.axes[0].images[0], ax=part.axes, fraction=0.05, aspect=25, pad=0.02
+    )
     bar.set_label("pose", fontsize=8)
     bar.ax.tick_params(labelsize=7)

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 _SPLITS = {"train": "training", "val": "validation", "test": "test"}
 _COLOURS = {"training": "C0", "validation": "C1", "test": "C2"}
-_HEALTH = {  # what the names of metrics begin with, the title of their panel, and its unit
+# What the names of metrics begin with, the title of their panel, and its unit
+_HEALTH = {
     "assignment_entropy_": ("entropy of the assignment", "0 hard, 1 even"),
     "dead_capsules_": ("dead capsules", "share of the types"),
 }
@@ -33,7 +34,8 @@ class Curve(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Curves of one quantity, by name: of the images they were measured on, or of the layer.
+    """Curves of one quantity, by name: of the images they were measured on, or of the
+    layer.
 
     Example:
         >>> from torchcaps_lab.report.pictures.learning_curves import Curve, Panel
@@ -56,7 +58,10 @@ class LearningCurves(Exhibit):
 
     Example:
         >>> from torchcaps_lab.report.pictures.learning_curves import LearningCurves
-        >>> metrics = [{"epoch": 1.0, "train_loss": 0.5}, {"epoch": 2.0, "train_loss": 0.3}]
+        >>> metrics = [
+        ...     {"epoch": 1.0, "train_loss": 0.5},
+        ...     {"epoch": 2.0, "train_loss": 0.3},
+        ... ]
         >>> [panel.quantity for panel in LearningCurves.of(metrics).panels]
         ['loss']
     """
@@ -69,22 +74,28 @@ class LearningCurves(Exhibit):
         """Of a row an epoch; None if no row holds anything to draw.
 
         Args:
-            metrics: with ``epoch`` and some of ``train_loss``, ``val_loss``, ``train_accuracy``, ``val_accuracy``,
-                ``val_error``, ..., ``assignment_entropy_<layer>``, ``dead_capsules_<layer>``. What a row does not hold
-                is left out.
+            metrics: with ``epoch`` and some of ``train_loss``, ``val_loss``,
+                ``train_accuracy``, ``val_accuracy``, ``val_error``, ...,
+                ``assignment_entropy_<layer>``, ``dead_capsules_<layer>``. What a row
+                does not hold is left out.
         """
         panels, health = _performance(metrics), _health(metrics)
         if not panels and not health:
             return None
         text = (
-            "How the network got better with each pass over the training images. Where the validation curve turns back "
-            "while training goes on improving, the network learns its training images by heart."
+            "How the network got better with each pass over the training images. "
+            "Where the validation curve turns back "
+            "while training goes on improving, the network learns its training images "
+            "by heart."
         )
         if any(panel.quantity == "entropy of the assignment" for panel in health):
             text += (
-                " Below, the health of the routing on a few images, layer by layer. The entropy of the assignments is "
-                "1 while all parents get the same of each child, and falls to 0 as each child finds its one parent. A "
-                "dead type of capsule is active nowhere in any of these images, and so of no use."
+                " Below, the health of the routing on a few images, layer by layer. "
+                "The entropy of the assignments is "
+                "1 while all parents get the same of each child, and falls to 0 as "
+                "each child finds its one parent. A "
+                "dead type of capsule is active nowhere in any of these images, and "
+                "so of no use."
             )
         return cls(title="Learning curves", text=text, panels=panels, health=health)
 
@@ -97,27 +108,41 @@ class LearningCurves(Exhibit):
         """Panels in two rows: how good the network is, and how healthy its routing."""
         columns = max(len(self.panels), len(self.health))
         rows = bool(self.panels) + bool(self.health)
-        figure = new_figure(5 * columns, 3.4 * rows, "constrained" if rows > 1 else "compressed")
+        figure = new_figure(
+            5 * columns, 3.4 * rows, "constrained" if rows > 1 else "compressed"
+        )
         for place, panel in enumerate(self.panels):
             axes = figure.add_subplot(rows, columns, place + 1)
             _draw_curves(axes, panel, _COLOURS, [1.5] * len(panel.curves))
             if panel.quantity != "accuracy" and _spreads(panel):
                 axes.set_yscale("log")
-        layers = list(dict.fromkeys(layer for panel in self.health for layer in panel.curves))
+        layers = list(
+            dict.fromkeys(layer for panel in self.health for layer in panel.curves)
+        )
         colours = {layer: f"C{(2 + rank) % 10}" for rank, layer in enumerate(layers)}
         for place, panel in enumerate(self.health):
             axes = figure.add_subplot(rows, columns, (rows - 1) * columns + place + 1)
-            widths = [1.5 * rank for rank in range(len(panel.curves), 0, -1)]  # curves on each other can all be seen
+            widths = [
+                1.5 * rank for rank in range(len(panel.curves), 0, -1)
+            ]  # curves on each other can all be seen
             _draw_curves(axes, panel, colours, widths)
             axes.set_ylim(-0.04, 1.04)
-        yield Picture("learning_curves.png", "Loss and accuracy over the epochs", figure)
+        yield Picture(
+            "learning_curves.png", "Loss and accuracy over the epochs", figure
+        )
 
 
-def _panel(metrics: Metrics, quantity: str, unit: str, columns: Mapping[str, str]) -> Panel | None:
+def _panel(
+    metrics: Metrics, quantity: str, unit: str, columns: Mapping[str, str]
+) -> Panel | None:
     """The curves, by name, of these columns of the metrics; None if there are none."""
     curves = {}
     for name, column in columns.items():
-        points = [(row.get("epoch", at), row[column]) for at, row in enumerate(metrics) if row.get(column) is not None]
+        points = [
+            (row.get("epoch", at), row[column])
+            for at, row in enumerate(metrics)
+            if row.get(column) is not None
+        ]
         if points:
             curves[name] = Curve(*map(list, zip(*points, strict=True)))
     return Panel(quantity, unit, curves) if curves else None
@@ -126,7 +151,12 @@ def _panel(metrics: Metrics, quantity: str, unit: str, columns: Mapping[str, str
 def _performance(metrics: Metrics) -> tuple[Panel, ...]:
     """The loss, and accuracy or else error."""
     loss, accuracy, error = (
-        _panel(metrics, quantity, quantity, {name: f"{split}_{quantity}" for split, name in _SPLITS.items()})
+        _panel(
+            metrics,
+            quantity,
+            quantity,
+            {name: f"{split}_{quantity}" for split, name in _SPLITS.items()},
+        )
         for quantity in ("loss", "accuracy", "error")
     )
     return tuple(panel for panel in (loss, accuracy or error) if panel)
@@ -136,16 +166,30 @@ def _health(metrics: Metrics) -> tuple[Panel, ...]:
     """What :class:`~torchcaps_lab.training.RoutingHealth` logged, layer by layer."""
     names = dict.fromkeys(name for row in metrics for name in row)
     panels = (
-        _panel(metrics, *told, {name.removeprefix(start): name for name in names if name.startswith(start)})
+        _panel(
+            metrics,
+            *told,
+            {
+                name.removeprefix(start): name
+                for name in names
+                if name.startswith(start)
+            },
+        )
         for start, told in _HEALTH.items()
     )
     return tuple(panel for panel in panels if panel)
 
 
-def _draw_curves(axes: "Axes", panel: Panel, colours: Mapping[str, str], widths: Sequence[float]) -> None:
+def _draw_curves(
+    axes: "Axes", panel: Panel, colours: Mapping[str, str], widths: Sequence[float]
+) -> None:
     for (name, curve), width in zip(panel.curves.items(), widths, strict=True):
         marker = "o" if len(curve.values) <= 40 else ""
-        line: dict[str, Any] = {"color": colours[name], "label": name, "linewidth": width}
+        line: dict[str, Any] = {
+            "color": colours[name],
+            "label": name,
+            "linewidth": width,
+        }
         axes.plot(curve.epochs, curve.values, marker=marker, markersize=3, **line)
     axes.set(ylabel=panel.unit, title=panel.quantity)
     axes.legend(frameon=False, loc="best")
@@ -156,11 +200,18 @@ def _number_epochs(axes: "Axes") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))  # of one epoch there is one tick
+    axes.xaxis.set_major_locator(
+        MaxNLocator(integer=True, min_n_ticks=1)
+    )  # of one epoch there is one tick
     axes.grid(alpha=0.3)
 
 
 def _spreads(panel: Panel) -> bool:
     """Whether the values are positive and more than a factor of 20 apart."""
-    values = [value for curve in panel.curves.values() for value in curve.values if math.isfinite(value)]
+    values = [
+        value
+        for curve in panel.curves.values()
+        for value in curve.values
+        if math.isfinite(value)
+    ]
     return bool(values) and min(values) > 0 and max(values) > 20 * min(values)

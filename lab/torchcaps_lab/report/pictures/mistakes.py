@@ -8,7 +8,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from torchcaps_lab.data.image_set import ImageSet
-from torchcaps_lab.report.canvas import line_count, new_figure, set_title, shorten, show, title_width
+from torchcaps_lab.report.canvas import (
+    line_count,
+    new_figure,
+    set_title,
+    shorten,
+    show,
+    title_width,
+)
 from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
@@ -28,7 +35,13 @@ class Mistake(NamedTuple):
 
     Example:
         >>> from torchcaps_lab.report.pictures.mistakes import Mistake
-        >>> Mistake("cats/7.png", true="cat", said="dog", said_activation=0.8, true_activation=0.3).said
+        >>> Mistake(
+        ...     "cats/7.png",
+        ...     true="cat",
+        ...     said="dog",
+        ...     said_activation=0.8,
+        ...     true_activation=0.3,
+        ... ).said
         'dog'
     """
 
@@ -39,11 +52,15 @@ class Mistake(NamedTuple):
     true_activation: float
 
     def heading(self) -> str:
-        """Such as "true 4 → said 9 (0.81 / 0.12)", broken into lines that fit above a small picture."""
+        """Such as "true 4 → said 9 (0.81 / 0.12)", broken into lines that fit above a
+        small picture.
+        """
         activations = f"({self.said_activation:.2f} / {self.true_activation:.2f})"
         if len(self.true) + len(self.said) <= 8:
             return f"true {self.true} → said {self.said}\n{activations}"
-        return f"true {shorten(self.true)}\n→ said {shorten(self.said, 22)}\n{activations}"
+        return (
+            f"true {shorten(self.true)}\n→ said {shorten(self.said, 22)}\n{activations}"
+        )
 
 
 @register_exhibit("mistakes", place=50, drawings="worst_mistakes.png")
@@ -61,7 +78,9 @@ class Mistakes(Exhibit):
         >>> from torchcaps_lab import report
         >>> from torchcaps_lab.data import Digits
         >>> network, digits = tc.create_model("capsnet_digits"), Digits().test
-        >>> exhibit = report.pictures.Mistakes.of(report.examine(network, digits), digits)
+        >>> exhibit = report.pictures.Mistakes.of(
+        ...     report.examine(network, digits), digits
+        ... )
         >>> exhibit.images, exhibit.pictures.shape[1:]
         (359, torch.Size([1, 8, 8]))
     """
@@ -79,13 +98,20 @@ class Mistakes(Exhibit):
         wrong = int((findings.prediction != findings.labels).sum())
         high, wide = image_set.image_shape[1:]
         text = (
-            f"The network is wrong about {wrong} of {len(image_set)} images; these are the clearest cases, the worst "
-            f"first, in the {wide} x {high} pixels that it sees. In brackets: how sure it was of what it said, and how "
-            "sure of the true class. Look for images that you would get wrong too, and for wrong labels."
+            f"The network is wrong about {wrong} of {len(image_set)} images; these "
+            "are the clearest cases, the worst "
+            f"first, in the {wide} x {high} pixels that it sees. In brackets: how "
+            "sure it was of what it said, and how "
+            "sure of the true class. Look for images that you would get wrong too, "
+            "and for wrong labels."
         )
         return cls(
             title="The worst mistakes",
-            text=text if wrong else f"There are none: all {len(image_set)} images are classified correctly.",
+            text=text
+            if wrong
+            else (
+                f"There are none: all {len(image_set)} images are classified correctly."
+            ),
             mistakes=tuple(_mistake(findings, image_set, index) for index in chosen),
             pictures=image_set.__getitems__(chosen).pictures.cpu(),
             wrong=wrong,
@@ -104,11 +130,20 @@ class Mistakes(Exhibit):
         if not self.mistakes:
             return None
         rows = [
-            [str(place), one.name, one.true, one.said, f"{one.said_activation:.3f}", f"{one.true_activation:.3f}"]
+            [
+                str(place),
+                one.name,
+                one.true,
+                one.said,
+                f"{one.said_activation:.3f}",
+                f"{one.true_activation:.3f}",
+            ]
             for place, one in enumerate(self.mistakes, 1)
         ]
         name = "file" if self.files else "image"
-        return Table(rows, ["", name, "true class", "said", "activation", "of the true class"])
+        return Table(
+            rows, ["", name, "true class", "said", "activation", "of the true class"]
+        )
 
     def draw(self) -> Iterator[Picture]:
         """The images, each with what was said about it."""
@@ -119,7 +154,11 @@ class Mistakes(Exhibit):
         columns = min(len(titles), max(1, int(10.5 / cell)))
         rows = math.ceil(len(titles) / columns)
         high = min(1.5, cell * self.pictures.shape[-2] / self.pictures.shape[-1])
-        figure = new_figure(cell * columns + 0.2, rows * (high + 0.16 * line_count(titles)), "constrained")
+        figure = new_figure(
+            cell * columns + 0.2,
+            rows * (high + 0.16 * line_count(titles)),
+            "constrained",
+        )
         grid = figure.add_gridspec(rows, columns)
         for place, title in enumerate(titles):
             axes = figure.add_subplot(grid[divmod(place, columns)])
@@ -133,5 +172,9 @@ def _mistake(findings: Findings, image_set: ImageSet, index: int) -> Mistake:
     name = image_set.files[index] if image_set.files else str(index)
     activation = findings.activation[index]
     return Mistake(
-        name, image_set.classes[true], image_set.classes[said], float(activation[said]), float(activation[true])
+        name,
+        image_set.classes[true],
+        image_set.classes[said],
+        float(activation[said]),
+        float(activation[true]),
     )

@@ -10,7 +10,11 @@ from torchcaps.models.base import ImageClassifier
 from torchcaps_lab.report.canvas import Fill, shorten, show, stacked
 from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
 from torchcaps_lab.report.observe import Observation, Selection, Tested
-from torchcaps_lab.report.strangers import Strangers, reconstruction_error, reconstruction_errors
+from torchcaps_lab.report.strangers import (
+    Strangers,
+    reconstruction_error,
+    reconstruction_errors,
+)
 
 _SHOWN = 10
 _TRIED = 1000
@@ -19,7 +23,8 @@ _TRIED = 1000
 
 @register_exhibit("none_of_these", place=75, drawings="none_of_these.png")
 class NoneOfThese(Exhibit):
-    """Images of which the most active class draws something else: the images, what it draws, and the difference.
+    """Images of which the most active class draws something else: the images, what it
+    draws, and the difference.
 
     Attributes:
         pictures: (B, C, H, W).
@@ -32,9 +37,13 @@ class NoneOfThese(Exhibit):
     Example:
         >>> from torchcaps_lab.report import Observation, Selection, Strangers
         >>> from torchcaps_lab.report.pictures.none_of_these import NoneOfThese
-        >>> strangers = Strangers(threshold=0.3, false_alarms=0.05, quantiles=(0.1, 0.4), images=500)
+        >>> strangers = Strangers(
+        ...     threshold=0.3, false_alarms=0.05, quantiles=(0.1, 0.4), images=500
+        ... )
         >>> images = torch.rand(2, 1, 8, 8)
-        >>> observation = Observation(tc.create_model("capsnet_digits"), Selection(images, images))
+        >>> observation = Observation(
+        ...     tc.create_model("capsnet_digits"), Selection(images, images)
+        ... )
         >>> NoneOfThese.of(observation, strangers).reconstructions.shape
         torch.Size([2, 1, 8, 8])
     """
@@ -47,23 +56,38 @@ class NoneOfThese(Exhibit):
     known: Tensor
 
     @classmethod
-    def of(cls, observation: Observation, strangers: Strangers, more: str = "") -> "NoneOfThese | None":
-        """Of images that are asked about their most active classes; None without a decoder.
+    def of(
+        cls, observation: Observation, strangers: Strangers, more: str = ""
+    ) -> "NoneOfThese | None":
+        """Of images that are asked about their most active classes; None without a
+        decoder.
 
         Args:
             observation: of the images.
             strangers: says which of them are known.
             more: is said of them, after all else.
         """
-        if not observation.decodes or observation.reconstructions.shape != observation.selection.pictures.shape:
+        if (
+            not observation.decodes
+            or observation.reconstructions.shape != observation.selection.pictures.shape
+        ):
             return None
-        pictures, drawn = observation.selection.pictures.cpu().float(), observation.reconstructions
-        error, names = reconstruction_error(pictures, drawn), observation.selection.classes
+        pictures, drawn = (
+            observation.selection.pictures.cpu().float(),
+            observation.reconstructions,
+        )
+        error, names = (
+            reconstruction_error(pictures, drawn),
+            observation.selection.classes,
+        )
         known = strangers.known(error)
         text = (
-            "Each image was given to the decoder of its most active class, which draws only what it knows: where the "
-            f"difference is large, this is none of these classes. Known is what is at most as strange as "
-            f"{1 - strangers.false_alarms:.3g} of {strangers.images:,} validation images. {more}"
+            "Each image was given to the decoder of its most active class, which "
+            "draws only what it knows: where the "
+            "difference is large, this is none of these classes. Known is what is at "
+            "most as strange as "
+            f"{1 - strangers.false_alarms:.3g} of {strangers.images:,} validation "
+            f"images. {more}"
         )
         return cls(
             title="None of these classes, and why",
@@ -71,14 +95,19 @@ class NoneOfThese(Exhibit):
             pictures=pictures,
             reconstructions=drawn,
             differences=(pictures - drawn).abs(),
-            said=tuple(names[label] if names else str(label) for label in observation.target.tolist()),
+            said=tuple(
+                names[label] if names else str(label)
+                for label in observation.target.tolist()
+            ),
             strangeness=strangers.strangeness(error),
             known=known,
         )
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[NoneOfThese | None]":
-        """The strangest of the test images, at most 10 of 1,000, if the network has a threshold."""
+        """The strangest of the test images, at most 10 of 1,000, if the network has a
+        threshold.
+        """
         strangers = Strangers.from_config(tested.model.extra.get("strangers"))
         if strangers is not None and tested.images.what == "images":
             yield _strangest(tested.model, tested, strangers)
@@ -92,24 +121,36 @@ class NoneOfThese(Exhibit):
         }
         told = zip(self.said, self.strangeness.tolist(), strict=True)
         titles = [f"no {shorten(name, 10)}\n{share:.1%}" for name, share in told]
-        yield Picture("none_of_these.png", "Images of no class, and why", stacked(self.pictures, titles, rows))
+        yield Picture(
+            "none_of_these.png",
+            "Images of no class, and why",
+            stacked(self.pictures, titles, rows),
+        )
 
 
-def _strangest(model: ImageClassifier, tested: Tested, strangers: Strangers) -> NoneOfThese | None:
+def _strangest(
+    model: ImageClassifier, tested: Tested, strangers: Strangers
+) -> NoneOfThese | None:
     images = tested.images
     places = torch.linspace(0, len(images) - 1, min(_TRIED, len(images))).long()
     errors = reconstruction_errors(model, images.subset(places))
     if errors is None:
         return None
     unknown = ~strangers.known(errors)
-    chosen = errors.where(unknown, -1.0).argsort(descending=True)[: min(_SHOWN, int(unknown.sum()))]
+    chosen = errors.where(unknown, -1.0).argsort(descending=True)[
+        : min(_SHOWN, int(unknown.sum()))
+    ]
     if not len(chosen):
         return None
     batch = images.__getitems__(places[chosen].tolist())
     selection = Selection(batch.images, batch.pictures, classes=tuple(images.classes))
     more = (
-        f"These are the strangest of the {int(unknown.sum())} of {len(places):,} test images that were taken for none "
-        "of the classes; above each, the class that comes nearest, and the share of the validation images that are "
+        f"These are the strangest of the {int(unknown.sum())} of {len(places):,} test "
+        "images that were taken for none "
+        "of the classes; above each, the class that comes nearest, and the share of "
+        "the validation images that are "
         "less strange."
     )
-    return NoneOfThese.of(Observation(model, selection, verdict=tested.verdict), strangers, more)
+    return NoneOfThese.of(
+        Observation(model, selection, verdict=tested.verdict), strangers, more
+    )

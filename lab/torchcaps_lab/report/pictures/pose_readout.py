@@ -18,7 +18,8 @@ _DARK = 0.1
 
 @register_exhibit("pose_readout", place=130)
 class PoseReadout(Exhibit):
-    """How much of each attribute can be read, linearly, from each number of a pose and from all together.
+    """How much of each attribute can be read, linearly, from each number of a pose and
+    from all together.
 
     Attributes:
         attributes: their names, A of them.
@@ -28,10 +29,15 @@ class PoseReadout(Exhibit):
 
     Example:
         >>> from torchcaps_lab.report.pictures.pose_readout import PoseReadout
-        >>> told = {"explained": torch.tensor([0.9]), "alone": torch.tensor([[0.8], [0.1]])}
-        >>> readout = PoseReadout(title="", text="", attributes=("slant",), images=200, **told)
-        >>> print(readout.table())
-        Table(rows=[['all', '0.90'], ['0', '0.80'], ['1', '0.10']], header=['dimension', 'slant'])
+        >>> told = {
+        ...     "explained": torch.tensor([0.9]),
+        ...     "alone": torch.tensor([[0.8], [0.1]]),
+        ... }
+        >>> readout = PoseReadout(
+        ...     title="", text="", attributes=("slant",), images=200, **told
+        ... )
+        >>> readout.table().rows
+        [['all', '0.90'], ['0', '0.80'], ['1', '0.10']]
     """
 
     attributes: tuple[str, ...]
@@ -41,24 +47,32 @@ class PoseReadout(Exhibit):
 
     def table(self) -> Table:
         """A row a dimension, and one for all together."""
-        rows = [[str(place), *(f"{one:.2f}" for one in row)] for place, row in enumerate(self.alone.tolist())]
+        rows = [
+            [str(place), *(f"{one:.2f}" for one in row)]
+            for place, row in enumerate(self.alone.tolist())
+        ]
         return Table(
-            [["all", *(f"{one:.2f}" for one in self.explained.tolist())], *rows], ["dimension", *self.attributes]
+            [["all", *(f"{one:.2f}" for one in self.explained.tolist())], *rows],
+            ["dimension", *self.attributes],
         )
 
     @classmethod
     def of(cls, model: ImageClassifier, image_set: ImageSet) -> "PoseReadout | None":
-        """None unless classes share their pose dimensions, images are bright figures on black, and can be measured.
+        """None unless classes share their pose dimensions, images are bright figures on
+        black, and can be measured.
 
         It takes scikit-image, and two measured images for each number of a pose.
 
         Args:
             model: any network.
-            image_set: images, prepared for it; up to 400 of them are measured, chosen at random.
+            image_set: images, prepared for it; up to 400 of them are measured, chosen
+                at random.
         """
         if not isinstance(model, CapsuleClassifier) or model.told in (None, "masked"):
             return None
-        order = torch.randperm(len(image_set), generator=torch.Generator().manual_seed(0))
+        order = torch.randperm(
+            len(image_set), generator=torch.Generator().manual_seed(0)
+        )
         batch = image_set.__getitems__(order[:_IMAGES].tolist())
         corners = batch.pictures[:, :, [0, 0, -1, -1], [0, -1, 0, -1]]
         if batch.pictures.shape[1] != 1 or not corners.mean() <= _DARK:
@@ -73,9 +87,14 @@ class PoseReadout(Exhibit):
         readout = fit_readout(poses, values, said)
         return cls(
             title="What the dimensions of a pose tell",
-            text="How much of slant, thickness, aspect and size is read, linearly, from all numbers of a pose and "
-            "from each alone: R², 1 is all and 0 nothing, on a quarter of the images that the read-out was not fitted "
-            "to. Poses are those of the classes that were said, and what classes differ in is left out on both sides.",
+            text=(
+                "How much of slant, thickness, aspect and size is read, linearly, "
+                "from all numbers of a pose and "
+                "from each alone: R², 1 is all and 0 nothing, on a quarter of the "
+                "images that the read-out was not fitted "
+                "to. Poses are those of the classes that were said, and what "
+                "classes differ in is left out on both sides."
+            ),
             attributes=ATTRIBUTES,
             explained=readout.explained,
             alone=readout.alone,
@@ -89,8 +108,11 @@ class PoseReadout(Exhibit):
             yield cls.of(tested.model, tested.images)
 
 
-def _within_classes(model: CapsuleClassifier, images: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Poses (N, D) and attributes (N, A) less the means of their classes (N,), of what was measured.
+def _within_classes(
+    model: CapsuleClassifier, images: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Poses (N, D) and attributes (N, A) less the means of their classes (N,), of what
+    was measured.
 
     Args:
         model: the network.

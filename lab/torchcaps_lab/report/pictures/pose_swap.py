@@ -23,7 +23,10 @@ class PoseSwap(Exhibit):
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.report.pictures.pose_swap import PoseSwap
         >>> network = tc.create_model("capsnet_digits")
-        >>> one, other = (Observation(network, Selection(image, image)) for image in torch.rand(2, 1, 1, 8, 8))
+        >>> one, other = (
+        ...     Observation(network, Selection(image, image))
+        ...     for image in torch.rand(2, 1, 1, 8, 8)
+        ... )
         >>> PoseSwap.of(one, other).swapped.shape
         torch.Size([2, 1, 8, 8])
     """
@@ -35,20 +38,34 @@ class PoseSwap(Exhibit):
 
     @classmethod
     def of(cls, one: Observation, other: Observation) -> "PoseSwap | None":
-        """Of the examples of two looks with the same network; None without a decoder."""
+        """Of the examples of two looks with the same network; None without a
+        decoder.
+        """
         if one.classes is None or other.classes is None or not one.decodes:
             return None
         looks = [
-            (look, classes, look.selection.example) for look, classes in ((one, one.classes), (other, other.classes))
+            (look, classes, look.selection.example)
+            for look, classes in ((one, one.classes), (other, other.classes))
         ]
         targets = torch.stack([look.target[place] for look, _, place in looks])
-        poses = torch.stack([classes.pose[place, look.target[place]].flatten() for look, classes, place in looks])
+        poses = torch.stack(
+            [
+                classes.pose[place, look.target[place]].flatten()
+                for look, classes, place in looks
+            ]
+        )
         drawn = one.draw(poses.repeat(2, 1), torch.cat([targets, targets.flip(0)]))
         return cls(
             title="Swap poses",
-            text="The pose of one image, drawn by the capsule of the other's class: what stays is what the numbers of "
-            "a pose mean in both, which is little where each class has learned numbers of its own.",
-            pictures=torch.stack([look.selection.pictures[place] for look, _, place in looks]),
+            text=(
+                "The pose of one image, drawn by the capsule of the other's "
+                "class: what stays is what the numbers of "
+                "a pose mean in both, which is little where each class has "
+                "learned numbers of its own."
+            ),
+            pictures=torch.stack(
+                [look.selection.pictures[place] for look, _, place in looks]
+            ),
             targets=targets,
             reconstructions=drawn[:2],
             swapped=drawn[2:],

@@ -6,14 +6,20 @@ from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.verdict import Verdict
 
 Figures = Mapping[str, float | int | None]
-"""``images``, ``precision``, ``recall`` and ``f1`` of a class; None where there are no images to go by."""
+"""``images``, ``precision``, ``recall`` and ``f1`` of a class; None where there are no
+images to go by.
+"""
 
 
 def class_table(figures: Mapping[str, Figures]) -> Table:
     """How well each class is recognised, by its name."""
     shares = ("precision", "recall", "f1")
     rows = [
-        [name, f"{row['images']:,}", *("-" if row[of] is None else f"{row[of]:.1%}" for of in shares)]
+        [
+            name,
+            f"{row['images']:,}",
+            *("-" if row[of] is None else f"{row[of]:.1%}" for of in shares),
+        ]
         for name, row in figures.items()
     ]
     return Table(rows, ["class", "images", "precision", "recall", "F1"])
@@ -29,7 +35,9 @@ class PresentClasses(Exhibit):
     Example:
         >>> from torchcaps_lab.report.pictures.present_classes import PresentClasses
         >>> cat = {"images": 12, "precision": None, "recall": 0.0, "f1": 0.0}
-        >>> PresentClasses.of("Pets", ["0.00% of 12 images right in all their classes"], {"cat": cat}).table().rows
+        >>> PresentClasses.of(
+        ...     "Pets", ["0.00% of 12 images right in all their classes"], {"cat": cat}
+        ... ).table().rows
         [['cat', '12', '-', '0.0%', '0.0%']]
     """
 
@@ -37,7 +45,11 @@ class PresentClasses(Exhibit):
 
     @classmethod
     def of(
-        cls, title: str, lines: Sequence[str], figures: Mapping[str, Figures], verdict: Verdict | None = None
+        cls,
+        title: str,
+        lines: Sequence[str],
+        figures: Mapping[str, Figures],
+        verdict: Verdict | None = None,
     ) -> "PresentClasses":
         """Of what was measured.
 
@@ -47,12 +59,17 @@ class PresentClasses(Exhibit):
             figures: of each class, by name.
             verdict: what routing and decoder do; None where that is not known.
         """
-        recalls = {name: row["recall"] for name, row in figures.items() if row["recall"] is not None}
+        recalls = {
+            name: row["recall"]
+            for name, row in figures.items()
+            if row["recall"] is not None
+        }
         worst = min(recalls, key=lambda name: recalls[name] or 0.0, default=None)
         said = [f"{line[0].upper()}{line[1:]}." for line in lines]
         if worst is not None:
             said.append(
-                f"The worst class is {worst!r}: found in {recalls[worst]:.1%} of its {figures[worst]['images']}."
+                f"The worst class is {worst!r}: found in {recalls[worst]:.1%} of its "
+                f"{figures[worst]['images']}."
             )
         said += [] if verdict is None else [verdict.of_routing, verdict.of_decoder]
         return cls(title=title, text=" ".join(filter(None, said)), figures=figures)

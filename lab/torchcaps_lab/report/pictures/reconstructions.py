@@ -23,7 +23,11 @@ class Reconstructions(OfImages):
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.report.pictures.reconstructions import Reconstructions
         >>> images = torch.rand(2, 1, 8, 8)
-        >>> exhibit = Reconstructions.of(Observation(tc.create_model("capsnet_digits"), Selection(images, images)))
+        >>> exhibit = Reconstructions.of(
+        ...     Observation(
+        ...         tc.create_model("capsnet_digits"), Selection(images, images)
+        ...     )
+        ... )
         >>> exhibit.reconstructions.shape
         torch.Size([2, 1, 8, 8])
     """
@@ -38,12 +42,19 @@ class Reconstructions(OfImages):
         classes = observation.classes
         if classes is None or not observation.decodes:
             return None
-        selection, numbers = observation.selection, " x ".join(map(str, classes.pose_shape))
+        selection, numbers = (
+            observation.selection,
+            " x ".join(map(str, classes.pose_shape)),
+        )
         return cls(
             title="Reconstructions",
-            text=f"Images, and below each what the decoder draws from the {numbers} numbers of the capsule of "
-            f"{selection.about} alone. What is missing below is what the capsule did not keep. "
-            f"{selection.note}".strip(),
+            text=(
+                "Images, and below each what the decoder draws from the "
+                f"{numbers} numbers of the capsule of "
+                f"{selection.about} alone. What is missing below is what the "
+                "capsule did not keep. "
+                f"{selection.note}"
+            ).strip(),
             pictures=selection.pictures,
             reconstructions=observation.reconstructions,
             titles=selection.titles_at(),
@@ -53,7 +64,9 @@ class Reconstructions(OfImages):
         """The images, and below each what its capsule made of it."""
         rows: dict[str, Fill] = {
             "image": lambda axes, place: show(axes, self.pictures[place]),
-            "reconstruction": lambda axes, place: show(axes, self.reconstructions[place]),
+            "reconstruction": lambda axes, place: show(
+                axes, self.reconstructions[place]
+            ),
         }
         figure = stacked(self.pictures, list(map(shorten_lines, self.titles)), rows)
         yield Picture("reconstructions.png", "Images and their reconstructions", figure)

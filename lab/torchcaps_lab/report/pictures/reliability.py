@@ -15,17 +15,21 @@ _BINS = 10
 
 
 class ReliabilityCurve(NamedTuple):
-    """How sure a network was of what it said, and how often it was right, in bins of how sure it was.
+    """How sure a network was of what it said, and how often it was right, in bins of
+    how sure it was.
 
     Args:
         name: of the probabilities.
-        confidence: mean probability of the class that was said, for each bin that has images.
+        confidence: mean probability of the class that was said, for each bin that has
+            images.
         accuracy: share of the images of the bin for which that class was right.
         error: the expected calibration error, in [0, 1].
 
     Example:
         >>> from torchcaps_lab.report.pictures.reliability import ReliabilityCurve
-        >>> ReliabilityCurve("lengths", confidence=[0.5, 0.9], accuracy=[0.4, 0.95], error=0.07).error
+        >>> ReliabilityCurve(
+        ...     "lengths", confidence=[0.5, 0.9], accuracy=[0.4, 0.95], error=0.07
+        ... ).error
         0.07
     """
 
@@ -37,7 +41,8 @@ class ReliabilityCurve(NamedTuple):
 
 @register_exhibit("reliability", place=60, drawings="reliability.png")
 class Reliability(Exhibit):
-    """Reliability curves: of the shares of the activations and, if there is a calibration, of its probabilities.
+    """Reliability curves: of the shares of the activations and, if there is a
+    calibration, of its probabilities.
 
     Attributes:
         curves: the calibrated one last.
@@ -55,26 +60,45 @@ class Reliability(Exhibit):
     calibration: str
 
     @classmethod
-    def of(cls, findings: Findings, calibration: Calibration | None) -> "Reliability | None":
+    def of(
+        cls, findings: Findings, calibration: Calibration | None
+    ) -> "Reliability | None":
         """Of images of one class each; None for activations that are not finite."""
         activation = findings.activation.double()
         if not activation.isfinite().all():
             return None
-        probabilities = {"shares of the activations": activation / activation.sum(1, keepdim=True).clamp_min(1e-30)}
+        probabilities = {
+            "shares of the activations": activation
+            / activation.sum(1, keepdim=True).clamp_min(1e-30)
+        }
         if calibration is not None and calibration.method == "temperature":
             probabilities["calibrated"] = calibration(activation)
-        curves = tuple(_curve(name, shares, findings.labels) for name, shares in probabilities.items())
+        curves = tuple(
+            _curve(name, shares, findings.labels)
+            for name, shares in probabilities.items()
+        )
         text = (
-            "Of all images of which the network was 80 % sure it should be right about 80 %: its points are on the "
-            "diagonal. Above it the network is better than it says, below it is too sure of itself. The expected "
-            "calibration error is the mean distance from the diagonal, each image counted: "
+            "Of all images of which the network was 80 % sure it should be right "
+            "about 80 %: its points are on the "
+            "diagonal. Above it the network is better than it says, below it is too "
+            "sure of itself. The expected "
+            "calibration error is the mean distance from the diagonal, each image "
+            "counted: "
             + ", ".join(f"{curve.error:.1%} for {curve.name}" for curve in curves)
             + "."
         )
         if len(curves) > 1:
-            text += f" Calibrated probabilities are what 'torchcaps predict' prints: {calibration}."
+            text += (
+                " Calibrated probabilities are what 'torchcaps predict' prints: "
+                f"{calibration}."
+            )
         how = "" if calibration is None else str(calibration)
-        return cls(title="How sure, and how often right", text=text, curves=curves, calibration=how)
+        return cls(
+            title="How sure, and how often right",
+            text=text,
+            curves=curves,
+            calibration=how,
+        )
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Reliability | None]":
@@ -84,20 +108,43 @@ class Reliability(Exhibit):
             yield cls.of(tested.findings, calibration)
 
     def draw(self) -> Iterator[Picture]:
-        """How often the network is right against how sure it is, and the diagonal on which both are the same."""
+        """How often the network is right against how sure it is, and the diagonal on
+        which both are the same.
+        """
         figure = new_figure(4.6, 4.2)
         axes = figure.add_subplot()
         axes.plot([0, 1], [0, 1], color="0.7", linestyle=":", label="as sure as right")
         for place, curve in enumerate(self.curves):
-            axes.plot(curve.confidence, curve.accuracy, f"C{place}o-", markersize=4, label=curve.name)
-        labels = {"xlabel": "probability of the class that was said", "ylabel": "share that is right"}
+            axes.plot(
+                curve.confidence,
+                curve.accuracy,
+                f"C{place}o-",
+                markersize=4,
+                label=curve.name,
+            )
+        labels = {
+            "xlabel": "probability of the class that was said",
+            "ylabel": "share that is right",
+        }
         axes.set(xlim=(0, 1), ylim=(0, 1.02), **labels)
         axes.grid(alpha=0.3)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-        yield Picture("reliability.png", "How often the network is right, by how sure it is", figure)
+        figure.legend(
+            *axes.get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=2,
+            fontsize=8,
+            frameon=False,
+        )
+        yield Picture(
+            "reliability.png",
+            "How often the network is right, by how sure it is",
+            figure,
+        )
 
 
 def _curve(name: str, probabilities: Tensor, labels: Tensor) -> ReliabilityCurve:
     """The points of the bins that have images, and the error over them."""
     bins = calibration_bins(probabilities, labels, _BINS)
-    return ReliabilityCurve(name, bins.confidence.tolist(), bins.accuracy.tolist(), bins.error)
+    return ReliabilityCurve(
+        name, bins.confidence.tolist(), bins.accuracy.tolist(), bins.error
+    )

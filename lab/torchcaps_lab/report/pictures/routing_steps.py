@@ -25,11 +25,14 @@ class RoutingStep(NamedTuple):
         assignment: of the children shown, (I', E).
         agreement: of the same, cosines in [-1, 1], (I', E).
         activation: of the classes, (E,).
-        maps: share of the active children at each position that went to each class, (H', W', E); None off a grid.
+        maps: share of the active children at each position that went to each class,
+            (H', W', E); None off a grid.
 
     Example:
         >>> from torchcaps_lab.report.pictures.routing_steps import RoutingStep
-        >>> step = RoutingStep(torch.full((6, 3), 1 / 3), torch.zeros(6, 3), torch.rand(3), maps=None)
+        >>> step = RoutingStep(
+        ...     torch.full((6, 3), 1 / 3), torch.zeros(6, 3), torch.rand(3), maps=None
+        ... )
         >>> step.assignment.shape
         torch.Size([6, 3])
     """
@@ -48,17 +51,21 @@ class RoutingSteps(Exhibit):
         picture: (C, H, W).
         routing: its name.
         steps: one a step.
-        sites: where each child that is shown lies: its indices on the axes of the children's sites.
+        sites: where each child that is shown lies: its indices on the axes of the
+            children's sites.
         weight: how active each child that is shown is, (I',).
         children: how many there are in all.
-        even: the share of a class if all got the same: :attr:`~torchcaps_lab.report.Observation.even`.
+        even: the share of a class if all got the same:
+            :attr:`~torchcaps_lab.report.Observation.even`.
         extent: the part of the image that a map covers; None for all of it.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
         >>> from torchcaps_lab.report.pictures.routing_steps import RoutingSteps
         >>> image = torch.rand(1, 1, 8, 8)
-        >>> look = Observation(tc.create_model("capsnet_digits"), Selection(image, image))
+        >>> look = Observation(
+        ...     tc.create_model("capsnet_digits"), Selection(image, image)
+        ... )
         >>> shown = RoutingSteps.of(look)
         >>> len(shown.steps), shown.steps[-1].activation.shape
         (3, torch.Size([10]))
@@ -75,15 +82,19 @@ class RoutingSteps(Exhibit):
 
     @classmethod
     def of(cls, observation: Observation) -> "RoutingSteps | None":
-        """Of the example; None if the classes are not found by routing votes. Routes it anew, step by step.
+        """Of the example; None if the classes are not found by routing votes. Routes it
+        anew, step by step.
 
-        The children shown are the most active ones, by the class that most of them goes to in the end.
+        The children shown are the most active ones, by the class that most of them goes
+        to in the end.
         """
         model, place = observation.model, observation.selection.example
         if not isinstance(model, CapsuleClassifier) or not routes_votes(model):
             return None
         with evaluating(model) as device:
-            image = in_precision_of(model, observation.selection.images[place : place + 1].to(device))
+            image = in_precision_of(
+                model, observation.selection.images[place : place + 1].to(device)
+            )
             children = model.children_of(image)
             steps = observe_steps(model, children)
         activation = kept(children.activation[0])
@@ -93,8 +104,12 @@ class RoutingSteps(Exhibit):
         layer = next(iter(observation.maps), "")
         return cls(
             title="Routing, step by step",
-            text="Each row is a child capsule, each column a class: a step assigns each child to the classes that its "
-            "vote agrees with, and makes the classes anew from the votes of their children.",
+            text=(
+                "Each row is a child capsule, each column a class: a step assigns "
+                "each child to the classes that its "
+                "vote agrees with, and makes the classes anew from the votes of "
+                "their children."
+            ),
             picture=observation.selection.pictures[place],
             routing=type(model.routing).__name__,
             steps=tuple(_routing_step(step, activation, order) for step in steps),
@@ -108,6 +123,12 @@ class RoutingSteps(Exhibit):
 
 def _routing_step(step: Step, activation: Tensor, order: Tensor) -> RoutingStep:
     assignment, sites = kept(step.assignment), activation[None]
-    maps = class_maps(assignment.unflatten(1, sites.shape[1:]), sites)[0] if on_a_grid(sites) else None
+    maps = (
+        class_maps(assignment.unflatten(1, sites.shape[1:]), sites)[0]
+        if on_a_grid(sites)
+        else None
+    )
     agreement = kept(step.agreement)[0, order]
-    return RoutingStep(assignment[0, order], agreement, kept(step.parents.activation)[0], maps)
+    return RoutingStep(
+        assignment[0, order], agreement, kept(step.parents.activation)[0], maps
+    )

@@ -1,4 +1,6 @@
-"""Images with the class of each pixel laid over them: what is true, what was said, where that is wrong."""
+"""Images with the class of each pixel laid over them: what is true, what was said,
+where that is wrong.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -6,8 +8,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps_lab.report.canvas import class_legend, colour_of, new_figure, set_title, show
-from torchcaps_lab.report.exhibit import Exhibit, Picture, Table, pixels, register_exhibit
+from torchcaps_lab.report.canvas import (
+    class_legend,
+    colour_of,
+    new_figure,
+    set_title,
+    show,
+)
+from torchcaps_lab.report.exhibit import (
+    Exhibit,
+    Picture,
+    Table,
+    pixels,
+    register_exhibit,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +34,8 @@ class ShownSegments(NamedTuple):
     Args:
         title: over it.
         image: (C, H, W) in [0, 1].
-        true: the class of each pixel, int64 (H, W); those behind the last class have none.
+        true: the class of each pixel, int64 (H, W); those behind the last class have
+            none.
         said: likewise.
     """
 
@@ -42,7 +57,13 @@ class Segments(Exhibit):
     Example:
         >>> from torchcaps_lab.report.pictures import Segments
         >>> cell = {"pixels": 90, "iou": 0.5, "dice": 2 / 3}
-        >>> Segments(title="Cells", text="", figures={"cell": cell}, shown=(), classes=("cell",)).table().rows
+        >>> Segments(
+        ...     title="Cells",
+        ...     text="",
+        ...     figures={"cell": cell},
+        ...     shown=(),
+        ...     classes=("cell",),
+        ... ).table().rows
         [['cell', '90', '50.00 %', '66.67 %']]
     """
 
@@ -53,17 +74,27 @@ class Segments(Exhibit):
     def table(self) -> Table:
         """A row for each class."""
         rows = [
-            [name, f"{row['pixels']:,}", *("-" if row[of] != row[of] else f"{row[of]:.2%}".replace("%", " %")
-                                           for of in ("iou", "dice"))]
+            [
+                name,
+                f"{row['pixels']:,}",
+                *(
+                    "-" if row[of] != row[of] else f"{row[of]:.2%}".replace("%", " %")
+                    for of in ("iou", "dice")
+                ),
+            ]
             for name, row in self.figures.items()
-        ]  # fmt: skip
+        ]
         return Table(rows, ["class", "pixels", "IoU", "Dice"])
 
     def draw(self) -> Iterator[Picture]:
         """Image, truth, answer and errors, in a row each."""
         if self.shown:
             figure = segments_figure(self.shown, self.classes)
-            yield Picture("segments.png", f"The {len(self.shown)} worst images: truth, answer, errors", figure)
+            yield Picture(
+                "segments.png",
+                f"The {len(self.shown)} worst images: truth, answer, errors",
+                figure,
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Titles stand for the images, which the picture has."""
@@ -73,11 +104,18 @@ class Segments(Exhibit):
 def colours(count: int) -> Tensor:
     """Of classes, (count, 3) in [0, 1]: black for the first."""
     codes = ["#000000", *map(colour_of, range(count - 1))]
-    return torch.tensor([[int(code[place : place + 2], 16) / 255 for place in (1, 3, 5)] for code in codes])
+    return torch.tensor(
+        [
+            [int(code[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+            for code in codes
+        ]
+    )
 
 
 def indexed(mask: Tensor, count: int) -> "Image":
-    """The class of each pixel, (H, W), as an image whose values are the classes and whose palette their colours."""
+    """The class of each pixel, (H, W), as an image whose values are the classes and
+    whose palette their colours.
+    """
     from PIL import Image
 
     image = Image.fromarray(mask.to(torch.uint8).numpy())
@@ -86,7 +124,9 @@ def indexed(mask: Tensor, count: int) -> "Image":
 
 
 def overlay(image: Tensor, mask: Tensor, count: int, strength: float = 0.5) -> Tensor:
-    """An image (C, H, W) with the colours of its classes but the first over it: (3, H, W) in [0, 1]."""
+    """An image (C, H, W) with the colours of its classes but the first over it: (3, H,
+    W) in [0, 1].
+    """
     shown = pixels(image).movedim(-1, 0)
     table = torch.cat([colours(count), torch.zeros(1, 3)])
     painted = table[mask.clamp_max(count)].movedim(-1, 0)
@@ -94,18 +134,39 @@ def overlay(image: Tensor, mask: Tensor, count: int, strength: float = 0.5) -> T
     return torch.where(there, (1 - strength) * shown + strength * painted, shown)
 
 
-def segments_figure(shown: Sequence[ShownSegments], classes: Sequence[str], side: float = 2.2) -> "Figure":
-    """A row for each image: it, the truth over it, the answer over it, and the wrong pixels in white."""
+def segments_figure(
+    shown: Sequence[ShownSegments], classes: Sequence[str], side: float = 2.2
+) -> "Figure":
+    """A row for each image: it, the truth over it, the answer over it, and the wrong
+    pixels in white.
+    """
     count = len(classes)
     figure = new_figure(4 * side + 0.2, (side + 0.25) * len(shown) + 0.5)
-    for row, one in zip(figure.subplots(len(shown), 4, squeeze=False), shown, strict=True):
+    for row, one in zip(
+        figure.subplots(len(shown), 4, squeeze=False), shown, strict=True
+    ):
         wrong = (one.said != one.true) & (one.true < count)
-        panels = (one.image, overlay(one.image, one.true, count), overlay(one.image, one.said, count), wrong[None])
-        for axes, panel, title in zip(row, panels, (one.title, "true", "said", "wrong"), strict=True):
+        panels = (
+            one.image,
+            overlay(one.image, one.true, count),
+            overlay(one.image, one.said, count),
+            wrong[None],
+        )
+        for axes, panel, title in zip(
+            row, panels, (one.title, "true", "said", "wrong"), strict=True
+        ):
             show(axes, panel.float())
             set_title(axes, title, fontsize=8)
     used = {
-        int(label) for one in shown for mask in (one.true, one.said) for label in mask.unique() if 0 < label < count
+        int(label)
+        for one in shown
+        for mask in (one.true, one.said)
+        for label in mask.unique()
+        if 0 < label < count
     }
-    class_legend(figure, "outside lower center", {classes[label]: colour_of(label - 1) for label in sorted(used)})
+    class_legend(
+        figure,
+        "outside lower center",
+        {classes[label]: colour_of(label - 1) for label in sorted(used)},
+    )
     return figure

@@ -38,7 +38,8 @@ class ShownSeries(NamedTuple):
     Args:
         title: what was said about it.
         values: (C, L), in the scale of the network.
-        shares: how much each moment spoke for each class, (L, E); empty without capsules.
+        shares: how much each moment spoke for each class, (L, E); empty without
+            capsules.
         file: where it is, for a sound.
     """
 
@@ -59,7 +60,13 @@ class SeriesOverTime(Exhibit):
 
     Example:
         >>> from torchcaps_lab.report.pictures import SeriesOverTime
-        >>> SeriesOverTime(title="Vowels", text="", series=(), classes=("a", "e"), file="series.png").classes
+        >>> SeriesOverTime(
+        ...     title="Vowels",
+        ...     text="",
+        ...     series=(),
+        ...     classes=("a", "e"),
+        ...     file="series.png",
+        ... ).classes
         ('a', 'e')
     """
 
@@ -74,59 +81,107 @@ class SeriesOverTime(Exhibit):
         if not isinstance(series, SeriesSet):
             return
         said = (
-            "The strip below each series has, moment by moment, the colour of the class for which it spoke most: whose "
+            "The strip below each series has, moment by moment, the colour of the "
+            "class for which it spoke most: whose "
             "pose its votes made longer, the stronger the more."
             if isinstance(tested.model, SeriesCapsNet)
-            else "This network has no capsules: which moment spoke for which class is not known."
+            else (
+                "This network has no capsules: which moment spoke for which class "
+                "is not known."
+            )
         )
         for title, file, chosen in (
-            ("The worst mistakes over time", "series-mistakes.png", findings.mistakes(_MOST)),
-            ("The clearest series of each class", "series.png", findings.examples(_MOST)),
+            (
+                "The worst mistakes over time",
+                "series-mistakes.png",
+                findings.mistakes(_MOST),
+            ),
+            (
+                "The clearest series of each class",
+                "series.png",
+                findings.examples(_MOST),
+            ),
         ):
             if len(chosen):
-                shown = tuple(_shown(tested, series, index) for index in chosen.tolist()[:_MOST])
-                yield cls(title=title, text=said, series=shown, classes=tuple(series.classes), file=file)
+                shown = tuple(
+                    _shown(tested, series, index) for index in chosen.tolist()[:_MOST]
+                )
+                yield cls(
+                    title=title,
+                    text=said,
+                    series=shown,
+                    classes=tuple(series.classes),
+                    file=file,
+                )
 
     def draw(self) -> Iterator[Picture]:
         """The series, one below the other."""
-        yield Picture(self.file, f"{self.title}: {len(self.series)} series", series_figure(self.series, self.classes))
+        yield Picture(
+            self.file,
+            f"{self.title}: {len(self.series)} series",
+            series_figure(self.series, self.classes),
+        )
 
     def html(self) -> str | None:
         """Each sound, to be played."""
-        sounds = [(one.title, address) for one in self.series if (address := _playable(Path(one.file)))]
-        played = [f'<p>{escape(title)}<br><audio controls src="{address}"></audio></p>' for title, address in sounds]
+        sounds = [
+            (one.title, address)
+            for one in self.series
+            if (address := _playable(Path(one.file)))
+        ]
+        played = [
+            f'<p>{escape(title)}<br><audio controls src="{address}"></audio></p>'
+            for title, address in sounds
+        ]
         return "\n".join(played) or None
 
 
 def moment_shares(model: nn.Module, series: Tensor) -> Tensor | None:
-    r"""How much each moment spoke for each class: what its votes add along the pose of the class,
+    r"""How much each moment spoke for each class: what its votes add along the pose of
+    the class,
 
     .. math:: g_{lj} = \sum_t a_{lt} R_{ltj} \max(0, \langle V_{ltj}, v_j / |v_j| \rangle), \quad
         s_{lj} = a_j \, g_{lj} \Big/ \sum_l g_{lj},
 
-    over the most of any. An assignment alone does not tell: capsules that agree on nothing may be many.
+    over the most of any. An assignment alone does not tell: capsules that agree on
+    nothing may be many.
 
     Args:
         model: a network that takes series.
         series: (B, C, L) or with the channel that says which moments are there.
 
     Returns:
-        (B, L, E) in [0, 1]; a moment has what the nearest capsules before it gave. None for a network without capsules,
-        or with a routing that has transforms of its own.
+        (B, L, E) in [0, 1]; a moment has what the nearest capsules before it gave. None
+        for a network without capsules, or with a routing that has transforms of its
+        own.
     """
-    if not isinstance(model, SeriesCapsNet) or not isinstance(model.class_caps.weight, nn.Parameter):
+    if not isinstance(model, SeriesCapsNet) or not isinstance(
+        model.class_caps.weight, nn.Parameter
+    ):
         return None
     with evaluating(model) as device:
         layer = list(observe_layers(model, series.to(device)).values())[-1]
         assert layer.children is not None
-        votes = torch.einsum("bltp,tjpd->bltjd", layer.children.pose, model.class_caps.weight)
-        along = (votes * normalize(layer.capsules.pose, dim=-1)[:, None, None]).sum(-1).clamp_min(0)
+        votes = torch.einsum(
+            "bltp,tjpd->bltjd", layer.children.pose, model.class_caps.weight
+        )
+        along = (
+            (votes * normalize(layer.capsules.pose, dim=-1)[:, None, None])
+            .sum(-1)
+            .clamp_min(0)
+        )
         R = layer.assignment().unflatten(2, along.shape[1:3])[:, 0]  # [B, L', types, E]
         given = (layer.children.activation[..., None] * R * along).sum(2)
         least = torch.finfo(given.dtype).tiny
-        given = given / given.sum(1, keepdim=True).clamp_min(least) * layer.capsules.activation[:, None]
+        given = (
+            given
+            / given.sum(1, keepdim=True).clamp_min(least)
+            * layer.capsules.activation[:, None]
+        )
     most = given.amax((1, 2), keepdim=True).clamp_min(least)
-    return kept((given / most).repeat_interleave(model.stride, 1)[:, : series.shape[-1]])
+    return kept(
+        (given / most).repeat_interleave(model.stride, 1)[:, : series.shape[-1]]
+    )
 
 
 def _shown(tested: Tested, series: SeriesSet, index: int) -> ShownSeries:
@@ -135,29 +190,45 @@ def _shown(tested: Tested, series: SeriesSet, index: int) -> ShownSeries:
     file = series.files[index] if series.files else ""
     wrong = "" if true == said else f", but it is {series.classes[true]}"
     sure = float(findings.activation[index, said])
-    title = f"{Path(file).name or index}: said {series.classes[said]} ({sure:.2f}){wrong}"
+    title = (
+        f"{Path(file).name or index}: said {series.classes[said]} ({sure:.2f}){wrong}"
+    )
     shares = moment_shares(tested.model, values[None])
-    return ShownSeries(title, values, torch.zeros(0) if shares is None else shares[0], file)
+    return ShownSeries(
+        title, values, torch.zeros(0) if shares is None else shares[0], file
+    )
 
 
 def _playable(path: Path) -> str:
     """A sound as a ``data:`` address; empty if it is none, gone or too large."""
-    if path.suffix.lower() not in SOUNDS or not path.is_file() or path.stat().st_size > _PLAYED:
+    if (
+        path.suffix.lower() not in SOUNDS
+        or not path.is_file()
+        or path.stat().st_size > _PLAYED
+    ):
         return ""
     return f"data:{SOUNDS[path.suffix.lower()]};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
-def series_figure(series: tuple[ShownSeries, ...], classes: tuple[str, ...]) -> "Figure":
-    """Series one below the other, lines or an image, each above a strip of what its moments spoke for."""
+def series_figure(
+    series: tuple[ShownSeries, ...], classes: tuple[str, ...]
+) -> "Figure":
+    """Series one below the other, lines or an image, each above a strip of what its
+    moments spoke for.
+    """
     from matplotlib.colors import to_rgba
 
     figure = new_figure(8, 1.7 * len(series) + 0.5)
-    rows = figure.subplots(2 * len(series), 1, squeeze=False, height_ratios=[6, 1] * len(series))[:, 0]
+    rows = figure.subplots(
+        2 * len(series), 1, squeeze=False, height_ratios=[6, 1] * len(series)
+    )[:, 0]
     used: set[int] = set()
     for above, strip, one in zip(rows[::2], rows[1::2], series, strict=True):
         set_title(above, one.title)
         if len(one.values) > _LINES:
-            above.imshow(one.values.numpy(), aspect="auto", origin="lower", cmap="magma")
+            above.imshow(
+                one.values.numpy(), aspect="auto", origin="lower", cmap="magma"
+            )
         else:
             above.plot(one.values.T.numpy(), linewidth=0.8)
             above.set_xlim(-0.5, one.values.shape[1] - 0.5)
@@ -167,7 +238,14 @@ def series_figure(series: tuple[ShownSeries, ...], classes: tuple[str, ...]) -> 
             strength, labels = one.shares.max(1)
             used |= set(labels.unique().tolist())
             pairs = zip(labels.tolist(), strength.tolist(), strict=True)
-            strip.imshow([[to_rgba(colour_of(label), share) for label, share in pairs]], aspect="auto")
+            strip.imshow(
+                [[to_rgba(colour_of(label), share) for label, share in pairs]],
+                aspect="auto",
+            )
     rows[-1].set_xlabel("moment")
-    class_legend(figure, "outside upper right", {classes[label]: colour_of(label) for label in sorted(used)})
+    class_legend(
+        figure,
+        "outside upper right",
+        {classes[label]: colour_of(label) for label in sorted(used)},
+    )
     return figure

@@ -32,7 +32,9 @@ class Summary(Exhibit):
 
     Example:
         >>> from torchcaps_lab.report.pictures.summary import Quantity, Summary
-        >>> Summary.of("Summary", {"epochs": 20}, [Quantity("accuracy", 0.99, percent=True)]).table().rows
+        >>> Summary.of(
+        ...     "Summary", {"epochs": 20}, [Quantity("accuracy", 0.99, percent=True)]
+        ... ).table().rows
         [['epochs', '20'], ['accuracy', '99.00%']]
     """
 
@@ -41,10 +43,19 @@ class Summary(Exhibit):
     measured: tuple[Quantity, ...]
 
     @classmethod
-    def of(cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Quantity]) -> "Summary":
-        """Any task may bring measures of its own; those of classification are :func:`measures`."""
-        text = "What the run says of itself, and below it what was measured for this report."
-        return cls(title=title, text=text, recorded=dict(recorded), measured=tuple(measured))
+    def of(
+        cls, title: str, recorded: Mapping[str, Any], measured: Sequence[Quantity]
+    ) -> "Summary":
+        """Any task may bring measures of its own; those of classification are
+        :func:`measures`.
+        """
+        text = (
+            "What the run says of itself, and below it what was measured for this "
+            "report."
+        )
+        return cls(
+            title=title, text=text, recorded=dict(recorded), measured=tuple(measured)
+        )
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Summary]":
@@ -54,28 +65,45 @@ class Summary(Exhibit):
     def table(self) -> Table:
         """Names and values, in words."""
         rows = [[str(name), _words(value)] for name, value in self.recorded.items()]
-        rows += [[name, f"{value:.2%}" if percent else _words(value)] for name, value, percent in self.measured]
+        rows += [
+            [name, f"{value:.2%}" if percent else _words(value)]
+            for name, value, percent in self.measured
+        ]
         return Table(rows)
 
 
 def _words(value: Any) -> str:
     if isinstance(value, Mapping):
         return "; ".join(
-            f"{name} ({_words(part)})" if isinstance(part, Mapping) else f"{name} {_words(part)}"
+            f"{name} ({_words(part)})"
+            if isinstance(part, Mapping)
+            else f"{name} {_words(part)}"
             for name, part in value.items()
         )
     if isinstance(value, list):
         return "; ".join(map(_words, value))
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if type(value) is int
+        else str(value)
+    )
 
 
 def measures(findings: Findings) -> list[Quantity]:
     """What a classifier's answers come to."""
     found = [
-        Quantity("balanced accuracy: mean recall of the classes", findings.balanced_accuracy, percent=True),
+        Quantity(
+            "balanced accuracy: mean recall of the classes",
+            findings.balanced_accuracy,
+            percent=True,
+        ),
         Quantity("mean activation of the true class", findings.true_activation),
         Quantity("images with no class above 0.5", findings.undecided, percent=True),
     ]
     if findings.entropy is not None:
-        found.append(Quantity("entropy of the assignments (0 hard, 1 uniform)", findings.entropy))
+        found.append(
+            Quantity("entropy of the assignments (0 hard, 1 uniform)", findings.entropy)
+        )
     return found

@@ -18,8 +18,10 @@ from torchcaps_lab.report.observe import Tested
 from torchcaps_lab.report.words import ROUTED, pieces_of, word_shares
 
 MEANING = (
-    "The colour of a word is that of the class for which it spoke most: to which routing gave the capsules that saw "
-    "it. Half as strong as in the legend is an even share of what the class got from the text, full strength twice "
+    "The colour of a word is that of the class for which it spoke most: to which "
+    "routing gave the capsules that saw "
+    "it. Half as strong as in the legend is an even share of what the class got from "
+    "the text, full strength twice "
     "that or more, and all is paler where the class is hardly there."
 )
 """What the colours say."""
@@ -43,7 +45,12 @@ class ColouredText(NamedTuple):
 
     Example:
         >>> from torchcaps_lab.report.pictures.words import ColouredText
-        >>> text = ColouredText("person, 0.91", ("who ", "wrote ", "it"), (1, 1, 0), torch.tensor([0.9, 0.7, 0.1]))
+        >>> text = ColouredText(
+        ...     "person, 0.91",
+        ...     ("who ", "wrote ", "it"),
+        ...     (1, 1, 0),
+        ...     torch.tensor([0.9, 0.7, 0.1]),
+        ... )
         >>> "".join(text.pieces)
         'who wrote it'
     """
@@ -64,8 +71,15 @@ class ColouredTexts(Exhibit):
 
     Example:
         >>> from torchcaps_lab.report.pictures.words import ColouredText, ColouredTexts
-        >>> text = ColouredText("person, 0.91", ("who ", "wrote ", "it"), (1, 1, 0), torch.tensor([0.9, 0.7, 0.1]))
-        >>> exhibit = ColouredTexts(title="Words", text="", texts=(text,), classes=("place", "person"))
+        >>> text = ColouredText(
+        ...     "person, 0.91",
+        ...     ("who ", "wrote ", "it"),
+        ...     (1, 1, 0),
+        ...     torch.tensor([0.9, 0.7, 0.1]),
+        ... )
+        >>> exhibit = ColouredTexts(
+        ...     title="Words", text="", texts=(text,), classes=("place", "person")
+        ... )
         >>> "wrote" in exhibit.html()
         True
     """
@@ -75,7 +89,12 @@ class ColouredTexts(Exhibit):
 
     @classmethod
     def of(
-        cls, model: TextClassifier, words: Words, texts: Sequence[str], titles: Sequence[str], classes: Sequence[str]
+        cls,
+        model: TextClassifier,
+        words: Words,
+        texts: Sequence[str],
+        titles: Sequence[str],
+        classes: Sequence[str],
     ) -> "ColouredTexts":
         """Of any texts.
 
@@ -88,7 +107,9 @@ class ColouredTexts(Exhibit):
         """
         readings = words.read(texts)
         shown = [
-            _coloured(model, title, text, reading.numbers[:_SHOWN], reading.spans[:_SHOWN])
+            _coloured(
+                model, title, text, reading.numbers[:_SHOWN], reading.spans[:_SHOWN]
+            )
             if reading.length
             else ColouredText(title, (), (), torch.zeros(0))
             for title, text, reading in zip(titles, texts, readings, strict=True)
@@ -96,9 +117,17 @@ class ColouredTexts(Exhibit):
         text = (
             MEANING
             if isinstance(model, ROUTED)
-            else "Of this network it is not known which word spoke for which class, and so there are no colours."
+            else (
+                "Of this network it is not known which word spoke for which "
+                "class, and so there are no colours."
+            )
         )
-        return cls(title="What each word spoke for", text=text, texts=tuple(shown), classes=tuple(classes))
+        return cls(
+            title="What each word spoke for",
+            text=text,
+            texts=tuple(shown),
+            classes=tuple(classes),
+        )
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[ColouredTexts]":
@@ -109,16 +138,31 @@ class ColouredTexts(Exhibit):
         wrong = findings.mistakes(_MOST)
         count = int((findings.prediction != findings.labels).sum())
         if len(wrong):
-            most = f"The network is wrong about {count} of {len(texts)} texts; the worst are first."
-            yield replace(cls._chosen(tested, texts, wrong, most), title="The worst mistakes")
-        yield cls._chosen(tested, texts, findings.examples(_MOST), "The clearest text of each class.")
+            most = (
+                f"The network is wrong about {count} of {len(texts)} texts; the "
+                "worst are first."
+            )
+            yield replace(
+                cls._chosen(tested, texts, wrong, most), title="The worst mistakes"
+            )
+        yield cls._chosen(
+            tested, texts, findings.examples(_MOST), "The clearest text of each class."
+        )
 
     @classmethod
-    def _chosen(cls, tested: Tested, texts: TextSet, chosen: Tensor, why: str) -> "ColouredTexts":
+    def _chosen(
+        cls, tested: Tested, texts: TextSet, chosen: Tensor, why: str
+    ) -> "ColouredTexts":
         assert isinstance(tested.model, TextClassifier)
         places = chosen.tolist()
         titles = [_title(tested.findings, texts, index) for index in places]
-        found = cls.of(tested.model, texts.words, [texts.texts[index] for index in places], titles, texts.classes)
+        found = cls.of(
+            tested.model,
+            texts.words,
+            [texts.texts[index] for index in places],
+            titles,
+            texts.classes,
+        )
         return replace(found, text=f"{why} {found.text}")
 
     def table(self) -> Table | None:
@@ -133,24 +177,38 @@ class ColouredTexts(Exhibit):
             return None
         used = sorted({label for one in self.texts for label in one.labels})
         legend = " ".join(_span(self.classes[label], label, 1.0) for label in used)
-        return "\n".join([f"<p>{legend}</p>", *(self._paragraph(one) for one in self.texts)])
+        return "\n".join(
+            [f"<p>{legend}</p>", *(self._paragraph(one) for one in self.texts)]
+        )
 
     def _paragraph(self, text: ColouredText) -> str:
         words = zip(text.pieces, text.labels, text.strength.tolist(), strict=True)
-        body = "".join(_span(piece, label, strength, self.classes[label]) for piece, label, strength in words)
+        body = "".join(
+            _span(piece, label, strength, self.classes[label])
+            for piece, label, strength in words
+        )
         return f'<p dir="auto"><small>{escape(text.title)}</small><br>{body}</p>'
 
 
 def _span(text: str, label: int, strength: float, name: str = "") -> str:
-    red, green, blue = (int(colour_of(label)[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (
+        int(colour_of(label)[place : place + 2], 16) for place in (1, 3, 5)
+    )
     title = f' title="{escape(name)} {strength:.2f}"' if name else ""
     colour = f"rgba({red},{green},{blue},{0.5 * strength:.2f})"
     blank = text[len(text.rstrip()) :]
-    return f'<span style="background:{colour};padding:0 .15em"{title}>{escape(text.rstrip())}</span>{blank}'
+    return (
+        f'<span style="background:{colour};padding:0 '
+        f'.15em"{title}>{escape(text.rstrip())}</span>{blank}'
+    )
 
 
 def _coloured(
-    model: TextClassifier, title: str, text: str, numbers: Tensor, spans: Sequence[tuple[int, int]]
+    model: TextClassifier,
+    title: str,
+    text: str,
+    numbers: Tensor,
+    spans: Sequence[tuple[int, int]],
 ) -> ColouredText:
     pieces = pieces_of(text, spans)
     shares = word_shares(model, numbers[None])
@@ -165,5 +223,9 @@ def _title(findings: Findings, texts: TextSet, index: int) -> str:
     true, said = int(findings.labels[index]), int(findings.prediction[index])
     activation = findings.activation[index]
     name = texts.files[index] if texts.files else str(index)
-    wrong = "" if true == said else f", but it is {texts.classes[true]} ({float(activation[true]):.2f})"
+    wrong = (
+        ""
+        if true == said
+        else f", but it is {texts.classes[true]} ({float(activation[true]):.2f})"
+    )
     return f"{name}: said {texts.classes[said]} ({float(activation[said]):.2f}){wrong}"
