@@ -4,9 +4,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
-from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
+from recipes.kit.base import (
+    Line,
+    Picture,
+    Recipe,
+    Study,
+    facts_of,
+    lines_of,
+    register_recipe,
+)
 from recipes.kit.charts import Cell, Factor, factor_curves, image_grid
 from recipes.kit.lab import at_random, data_of
 from recipes.kit.options import TrainingOptions, option, plain
@@ -14,8 +23,6 @@ from torchcaps.models import ImageClassifier
 from torchcaps_lab.data import Affine, ImageSet, Padded, apply_affine
 from torchcaps_lab.data.made import AFFNIST, one_factor
 from torchcaps_lab.report import examine
-
-SABOUR = "Sabour et al. 2017, section on affine transformations"
 
 
 class Tested(NamedTuple):
@@ -86,20 +93,22 @@ class AffineSettings(TrainingOptions):
     curve_images: int = 1000
 
 
-CAPSULES, TWIN = "CapsNet", "CNN"
-ROWS = (CAPSULES, TWIN)
+CAPSULES = "CapsNet"
+FACTS = facts_of("affine")
+ROWS = tuple(FACTS["rows"])
 STOP = "validation accuracy at the end of training (placed at random)"
 CLEAN, TRANSFORMED = "clean test accuracy (placed at random)", "affine test accuracy"
+PUBLISHED = {
+    (row, measure): tuple(figure)
+    for row, figures in FACTS["published"].items()
+    for measure, figure in figures.items()
+}
 
-_AFFNIST = f"{SABOUR}; affNIST itself"
-LINES: tuple[Line, ...] = (
-    Line(CAPSULES, STOP, higher_is_better=None),
-    Line(CAPSULES, CLEAN, 99.23, SABOUR, higher_is_better=None),
-    Line(CAPSULES, TRANSFORMED, 79, _AFFNIST, higher_is_better=True),
-    Line(TWIN, STOP, higher_is_better=None),
-    Line(TWIN, CLEAN, 99.22, SABOUR, higher_is_better=None),
-    Line(TWIN, TRANSFORMED, 66, _AFFNIST, higher_is_better=True),
-)
+
+def _lines(row: str) -> tuple[Line, ...]:
+    """The lines of a row; only the accuracy under transforms is better if higher."""
+    reached = lines_of([(row, STOP), (row, CLEAN)], PUBLISHED, higher_is_better=None)
+    return (*reached, *lines_of([(row, TRANSFORMED)], PUBLISHED, higher_is_better=True))
 
 
 @register_recipe
@@ -109,8 +118,8 @@ class AffineRobustness(Recipe[AffineSettings]):
     """
 
     name: ClassVar = "affine"
-    twins: ClassVar = {TWIN: CAPSULES}
-    lines: ClassVar = LINES
+    twins: ClassVar = {row: CAPSULES for row in ROWS if row != CAPSULES}
+    lines: ClassVar = tuple(chain.from_iterable(map(_lines, ROWS)))
     settings: ClassVar = AffineSettings
 
     def options(self, settings: AffineSettings, row: str) -> dict[str, Any]:

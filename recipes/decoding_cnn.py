@@ -2,6 +2,8 @@
 each class.
 """
 
+from typing import Literal
+
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
@@ -10,6 +12,7 @@ from torchcaps.models import Prediction, register_model
 from torchcaps.models.capsnet import CapsNetTwin
 from torchcaps.numerics import AnySizes, Size, ThreeSizes, TwoSizes
 from torchcaps.spec import settings
+from torchcaps.squashing import length, squash
 
 
 @register_model(
@@ -21,8 +24,10 @@ class DecodingCNN(CapsNetTwin):
     """The baseline of CapsNet, whose last layer has a group of units for each class; a
     decoder sees the winning one.
 
-    The logit of a class is the sum of its units. All other units are 0 for the decoder,
-    which is that of CapsNet.
+    With ``softmax`` the logit of a class is the sum of its units. With ``length`` the
+    units of each class are squashed, and their length is its activation, as in CapsNet
+    without transforms and routing. All other units are 0 for the decoder, which is that
+    of CapsNet.
 
     Args:
         image_shape: (C, H, W) of the images.
@@ -33,8 +38,10 @@ class DecodingCNN(CapsNetTwin):
         dropout: share of the second of them that is left out in training.
         units: in the group of a class.
         decoder_hidden: widths of the decoder.
+        activation: ``softmax`` of the sums of units, or ``length`` of squashed units.
 
-    Source: Qin et al. 2020, "CNN+CR"; sizes and the sum recalled.
+    Source: Qin et al. 2020, "CNN+CR"; sizes and the sum recalled. ``length``: Gu, Tresp
+    & Hu, CVPR 2021, whose network has convolutions of other sizes.
     """
 
     channels: ThreeSizes = (32, 32, 16)
@@ -42,6 +49,7 @@ class DecodingCNN(CapsNetTwin):
     hidden: TwoSizes = (136, 192)
     units: Size = 16
     decoder_hidden: AnySizes = (256, 512)
+    activation: Literal["softmax", "length"] = "softmax"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +66,13 @@ class DecodingCNN(CapsNetTwin):
         groups = self.head(self.features(images)).unflatten(
             1, (self.classes, self.units)
         )
-        activation = groups.sum(2).softmax(-1)
-        drawn = self.decoder(mask_capsules(Capsules(groups, activation), target))
-        return Prediction(activation, None, drawn)
+        units = self._described(groups)
+        drawn = self.decoder(mask_capsules(units, target))
+        return Prediction(units.activation, None, drawn)
+
+    def _described(self, groups: Tensor) -> Capsules:
+        """The units of each class, with the probability of the class."""
+        if self.activation == "length":
+            pose = squash(groups)
+            return Capsules(pose, length(pose))
+        return Capsules(groups, groups.sum(2).softmax(-1))
