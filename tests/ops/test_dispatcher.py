@@ -15,7 +15,16 @@ from torchcaps.ops import (
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.ops.fused import NativeVotes, library, why_not
 from torchcaps.ops.naive import NaiveVotes
-from torchcaps.ops.plan import FEW, FEW_ROWS, FEW_TILES, STORED_ROWS
+from torchcaps.ops.plan import (
+    ASKED_FOR,
+    FEW,
+    FEW_ROWS,
+    FEW_TILES,
+    STORED_ROWS,
+    Choice,
+    Facts,
+    plan,
+)
 from torchcaps.routing import DynamicRouting
 
 
@@ -58,6 +67,54 @@ def test_the_choice_says_why() -> None:
             "chunked",
             "asked for by use_backend, backend= or TORCHCAPS_BACKEND",
         )
+
+
+class TestPlan:
+    """From plain facts, so that a machine without a GPU can plan for one."""
+
+    few = Facts("cpu", FEW["cpu"], 1, vectors=True)
+    many = few._replace(numbers=FEW["cpu"] + 1)
+
+    def test_nothing_else_is_tried_where_any_call_can_be_made(self) -> None:
+        for facts in (self.few, self.many._replace(stored="tangents")):
+            planned = plan(facts)
+            assert planned.choice == planned.of_gaussians
+            assert planned.choice.backend == "naive"
+            assert not planned.others + planned.others_of_given
+
+    def test_who_was_asked_for_comes_first(self) -> None:
+        for facts in (self.few, self.many):
+            planned = plan(facts._replace(asked="chunked"))
+            assert planned.choice == Choice("chunked", ASKED_FOR)
+            assert not planned.others
+
+    def test_who_cannot_store_is_not_asked_where_votes_must_be_stored(self) -> None:
+        facts = self.many._replace(asked="native", stored="these are tangents")
+        with pytest.raises(ValueError, match=r"'native' cannot .*these are tangents"):
+            plan(facts)
+        assert plan(facts._replace(asked="naive")).choice.backend == "naive"
+
+    def test_each_device_has_its_own_limit(self, monkeypatch) -> None:
+        monkeypatch.setattr("torchcaps.ops.plan._missing", lambda fused: "")
+        most = FEW["cuda"]
+        for numbers, backend in ((most, "naive"), (most + 1, "triton")):
+            facts = Facts("cuda", numbers, 1, vectors=True)
+            assert plan(facts).choice.backend == backend
+        assert plan(facts).of_gaussians.backend == "triton"  # its lanes hold numbers
+
+    def test_a_device_without_kernels_stores_few_votes(self) -> None:
+        facts = self.many._replace(device="mps", numbers=FEW_TILES)
+        assert plan(facts).choice == ("naive", "there are no fused kernels for mps")
+        assert plan(facts).others == ("chunked",)
+        facts = facts._replace(numbers=FEW_TILES + 1)
+        assert plan(facts).choice.backend == "chunked"
+
+    def test_it_is_made_once_for_votes_and_their_copies(self) -> None:
+        made = votes(100)
+        made.moments()
+        assert made.restricted(orphan=True).plan is made.plan
+        with use_backend("chunked"):
+            assert choose_backend(made).backend == "native"  # planned already
 
 
 class TestFewRows:

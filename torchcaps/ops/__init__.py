@@ -13,7 +13,7 @@ from torchcaps.ops.backend import (
 from torchcaps.ops.competition import GridWide, Normaliser, OverChildren, PositionWide
 from torchcaps.ops.evidence import EvidentVotes
 from torchcaps.ops.fields import Fields, axes
-from torchcaps.ops.plan import BACKENDS, choose_backend, use_backend
+from torchcaps.ops.plan import BACKENDS, use_backend
 from torchcaps.ops.similarity import (
     Adjusted,
     Distance,
@@ -22,7 +22,7 @@ from torchcaps.ops.similarity import (
     InnerProduct,
     Similarity,
 )
-from torchcaps.ops.votes import Votes
+from torchcaps.ops.votes import Votes, choose_backend
 from torchcaps.ops.windows import Windows
 
 __all__ = [

@@ -1,9 +1,5 @@
-"""What tensors of a call must be: small objects made of tensors, which can be cut into
-tiles, and checks.
-
-The checks are the same for all backends, made before one is chosen. They look at
-shapes, dtypes and devices, which costs next to nothing, and at the numbers of ``sites``
-alone, once for each tensor: these become addresses in memory.
+"""Small objects made of tensors, which say what shapes these must have and can be cut
+into tiles.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +10,6 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 FieldsType = TypeVar("FieldsType", bound="Fields")
 
@@ -176,90 +171,6 @@ def cut(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:
     return tensor[tuple(place.get(letter, slice(None)) for letter in layout)]
 
 
-def check_votes(
-    children: Any, transforms: Any, coordinates: Any, sites: Any, mask: Any
-) -> tuple[Tensor, tuple[int, int, int, int]]:
-    """The children as (N, G, M, P), and the shape (B, I, J, H) of their votes, checked.
-
-    Raises:
-        TypeError: if something is no tensor.
-        ValueError: if a shape, a dtype or a device does not fit, or a site lies outside
-            the children.
-    """
-    given = (
-        ("children", children),
-        ("transforms", transforms),
-        ("coordinates", coordinates),
-        ("mask", mask),
-    )
-    for name, tensor in given:
-        if not isinstance(tensor, Tensor) and (
-            tensor is not None or name in ("children", "transforms")
-        ):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-        if tensor is not None and (
-            tensor.is_complex() or tensor.device != children.device
-        ):
-            check_numbers(name, tensor, children.device)
-    if children.ndim not in (3, 4):
-        raise ValueError(
-            "children must be (N, G, P) or (N, G, M, P), got shape "
-            f"{tuple(children.shape)}"
-        )
-    if transforms.ndim != 4:
-        raise ValueError(
-            f"transforms must be (I or 1, J, P, D), got shape {tuple(transforms.shape)}"
-        )
-    if children.ndim == 3:
-        children = children.unsqueeze(2)
-    N, G, M, P = children.shape
-    own, J, dim, D = transforms.shape
-    W, I = (1, G) if sites is None else _checked_sites(sites, children).shape
-    if own not in (1, I):
-        raise ValueError(
-            f"transforms are for {own} children (1 would mean shared by all), but "
-            f"there are {I}"
-        )
-    if dim != P:
-        raise ValueError(
-            f"transforms take child poses of dimension {dim}, but children have "
-            f"dimension {P}"
-        )
-    if coordinates is not None and coordinates.shape != (I, M * D):
-        raise ValueError(
-            f"coordinates must be (I, H) = {(I, M * D)}, got shape "
-            f"{tuple(coordinates.shape)}"
-        )
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != (N, G)):
-        raise ValueError(
-            f"mask must be bool (N, G) = {(N, G)}, got {mask.dtype} {tuple(mask.shape)}"
-        )
-    return children, (N * W, I, J, M * D)
-
-
-def check_field(
-    name: str, field: Tensor, children: Tensor, parents: int | None = None
-) -> None:
-    """Checks that a field has a number for each child, (N, G), or, if ``parents`` are
-    given, for each pair.
-
-    Raises:
-        TypeError: if it is no tensor.
-        ValueError: if its shape, dtype or device does not fit.
-    """
-    if not isinstance(field, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(field).__name__}")
-    sites = children.shape[:2]
-    if field.shape != sites and (parents is None or field.shape != (*sites, parents)):
-        pairs = "" if parents is None else f" or (N, G, J) = {(*sites, parents)}"
-        raise ValueError(
-            f"{name} must be (N, G) = {tuple(sites)}{pairs}, got shape "
-            f"{tuple(field.shape)}"
-        )
-    if field.is_complex() or field.device != children.device:
-        check_numbers(name, field, children.device)
-
-
 def check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
     """Checks that a tensor is real and on this device; a scalar may be on any.
 
@@ -272,44 +183,3 @@ def check_numbers(name: str, tensor: Tensor, device: torch.device) -> None:
         raise ValueError(
             f"{name} must be on {device}, where the children are, got {tensor.device}"
         )
-
-
-def _checked_sites(sites: Any, children: Tensor) -> Tensor:
-    if not isinstance(sites, Tensor):
-        raise TypeError(f"sites must be a tensor, got {type(sites).__name__}")
-    if sites.ndim != 2 or sites.dtype != torch.int32:
-        raise ValueError(
-            f"sites must be int32 (W, I), got {sites.dtype} {tuple(sites.shape)}"
-        )
-    check_numbers("sites", sites, children.device)
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or sites.is_meta
-        or not sites.numel()
-    ):
-        return sites  # there are no numbers to look at
-    least, largest = _range(sites)
-    if least < 0 or largest >= children.shape[1]:
-        raise ValueError(
-            f"sites must be from 0 to {children.shape[1] - 1}, got {least} to {largest}"
-        )
-    return sites
-
-
-_RANGES = WeakTensorKeyDictionary()
-"""Of each tensor of sites that was looked at: its version then, its least and its
-largest number.
-"""
-
-
-def _range(sites: Tensor) -> tuple[int, int]:
-    """The least and the largest site, from the table unless the tensor was changed in
-    place since.
-    """
-    version = None if sites.is_inference() else sites._version
-    known = _RANGES.get(sites)
-    if known is None or known[0] is None or known[0] != version:
-        least, largest = sites.aminmax()
-        known = _RANGES[sites] = (version, int(least), int(largest))
-    return known[1], known[2]

@@ -1,12 +1,18 @@
-"""Votes: what routing algorithms are written against."""
+"""Votes: what routing algorithms are written against.
+
+What votes are made of is checked here, once and for all backends. The checks look at
+shapes, dtypes and devices, which costs next to nothing, and at the numbers of ``sites``
+alone, once for each tensor: these become addresses in memory.
+"""
 
 import math
 from dataclasses import replace
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import Self
 
 from torchcaps.numerics import check_size, compute_dtype, full_precision
@@ -22,12 +28,38 @@ from torchcaps.ops.chunked import any_similarity
 from torchcaps.ops.chunked.tiles import tile_numbers
 from torchcaps.ops.closed_forms import offset_moments
 from torchcaps.ops.competition import OVER_PARENTS, Normaliser, OverChildren
-from torchcaps.ops.fields import FieldsType, check_field, check_votes
+from torchcaps.ops.fields import FieldsType, check_numbers
 from torchcaps.ops.naive import NaiveVotes, dense_votes, gram
-from torchcaps.ops.plan import BACKENDS, Choice, left_open, plan, preferred_backend
-from torchcaps.ops.similarity import Similarity
+from torchcaps.ops.plan import (
+    BACKENDS,
+    Choice,
+    Facts,
+    Plan,
+    forced_backend,
+    known_backend,
+    left_open,
+    only_stored,
+    plan,
+)
+from torchcaps.ops.similarity import Gaussian, Given, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
 from torchcaps.squashing import kind_of
+
+
+class Step(NamedTuple):
+    """One E-step, ready to be made.
+
+    Args:
+        choice: the backend, and why.
+        source: the votes on that backend.
+        similarity: adjusted by the normaliser; its tensors fit the votes.
+        rule: likewise.
+    """
+
+    choice: Choice
+    source: VoteSource
+    similarity: Similarity | None
+    rule: Rule
 
 
 class Votes:
@@ -76,7 +108,7 @@ class Votes:
 
     __slots__ = (
         "__weakref__",
-        "_preferred",
+        "_plan",
         "_sources",
         "_versions",
         "backend",
@@ -122,7 +154,7 @@ class Votes:
         self.sites = sites
         self.mask = mask
         self.dtype = compute_dtype(self.children, transforms)
-        self._preferred: Choice | None = None
+        self._plan: Plan | None = None
         self._sources: dict[str, VoteSource] = {}
         self._versions = _versions(self.children, transforms)
 
@@ -133,17 +165,29 @@ class Votes:
 
     @property
     def source(self) -> VoteSource:
-        """The votes on the backend that is preferred for them, whatever the similarity
-        and the rule.
-        """
-        return self.source_on(self.preferred.backend)
+        """The votes on the backend of choice, whatever the similarity and the rule."""
+        return self.source_on(self.plan.choice.backend)
 
     @property
-    def preferred(self) -> Choice:
-        """The backend that is preferred for these votes, and why."""
-        if self._preferred is None:
-            self._preferred = preferred_backend(self)
-        return self._preferred
+    def plan(self) -> Plan:
+        """Which backend makes the calls on these votes: planned with the first one.
+
+        Only forward-mode derivatives, ``torch.func`` or an export that begin or end
+        since then change it.
+        """
+        stored = only_stored()
+        if self._plan is None or self._plan.stored != stored:
+            asked = known_backend(self.backend) if self.backend else forced_backend()
+            facts = Facts(
+                device=self.children.device.type,
+                numbers=math.prod(self.shape),
+                rows=self.shape[0],
+                vectors=self.children.shape[2] <= 1,
+                asked=asked or "auto",
+                stored=stored,
+            )
+            self._plan = plan(facts)
+        return self._plan
 
     def source_on(self, backend: str) -> VoteSource:
         """The votes on one of :data:`BACKENDS`, made once."""
@@ -179,7 +223,7 @@ class Votes:
         if self._offset_apart(similarity) is not None:
             return self.restricted(offset=None).choose(similarity)
         with full_precision(self.children):
-            return plan(self, similarity).choice
+            return self._step(similarity).choice
 
     def restricted(self, **changes: Any) -> "Votes":
         """The same votes under the normaliser with these arguments changed:
@@ -197,7 +241,7 @@ class Votes:
         `TypeError` if it is none.
         """
         check_normaliser(normaliser)
-        _ = self.source  # made before the copy, so that both share it
+        _ = self.plan  # made before the copy, so that both share it
         return self._copied_under(normaliser)
 
     def over_children(self) -> "Votes":
@@ -216,6 +260,93 @@ class Votes:
             setattr(votes, name, getattr(self, name))
         votes.normaliser = normaliser
         return votes
+
+    def _step(
+        self,
+        similarity: Similarity | None,
+        scatter: bool = False,
+        *,
+        reads: bool = False,
+    ) -> Step:
+        """One E-step: its backend, its similarity and its rule; in full precision.
+
+        Args:
+            similarity: as it came.
+            scatter: whether the step computes the second moment too.
+            reads: whether logits or assignments are read; given ones, which take no
+                votes, are read on any backend.
+
+        Raises:
+            TypeError: if the similarity is none.
+            ValueError: if a tensor does not fit the votes, or a backend that was asked
+                for by name cannot do it.
+        """
+        if similarity is not None and not isinstance(similarity, Similarity):
+            raise TypeError(
+                "similarity must be None or a torchcaps.ops.Similarity, got "
+                f"{type(similarity).__name__}: derive it from that class, declare the "
+                "axes of its tensors and give it a method logits(votes)"
+            )
+        normaliser = self.normaliser
+        if normaliser is not OVER_PARENTS:  # which changes nothing
+            similarity = normaliser.adjusted(similarity)
+        if similarity is not None:
+            similarity = self.fitting(similarity)
+        choice = self._choice(similarity, SOFTMAX, scatter, reads)
+        source = self.source_on(choice.backend)
+        step = Step(choice, source, similarity, SOFTMAX)
+        if normaliser is OVER_PARENTS:
+            return step
+        rule = normaliser.rule(source, similarity)
+        if rule.special:
+            choice = self._choice(similarity, rule, scatter, reads)
+            step = step._replace(choice=choice, source=self.source_on(choice.backend))
+        return self._under_rule(step, rule, source)
+
+    def _under_rule(self, step: Step, rule: Rule, source: VoteSource) -> Step:
+        """The step under a rule whose tensors fit the votes; ``source`` is where the
+        normaliser found them.
+        """
+        similarity, partition = step.similarity, rule.log_partition
+        if (
+            rule.scale is not None
+            or rule.offset is not None
+            or rule.mapping is not None
+        ):
+            rule = self.fitting(replace(rule, log_partition=None))
+        if partition is None:
+            return step._replace(rule=rule)
+        check_field("log_partition", partition, self.children, self.parents)
+        rule = replace(rule, log_partition=self.by_child(step.source, partition))
+        if similarity is not None and partition.ndim == 3:
+            # Logits of another backend than the normaliser's, or of another order of
+            # sums, differ by rounding, which their exponential magnifies.
+            similarity = Given(source.logits(similarity))
+        return step._replace(similarity=similarity, rule=rule)
+
+    def _choice(
+        self, similarity: Similarity | None, rule: Rule, scatter: bool, reads: bool
+    ) -> Choice:
+        """The backend of the plan for a call, or the first other one that can do this
+        similarity under this rule.
+
+        Raises:
+            ValueError: if none can.
+        """
+        plan = self.plan
+        gaussian = scatter or isinstance(similarity, Gaussian)
+        choice = plan.of_gaussians if gaussian else plan.choice
+        trouble = BACKENDS[choice.backend].supports(similarity, rule)
+        if not trouble:
+            return choice
+        others = plan.others
+        if isinstance(similarity, Given) and not scatter:
+            others = plan.others_of_given or (("chunked",) if reads else ())
+        for name in others:
+            if not BACKENDS[name].supports(similarity, rule):
+                return Choice(name, f"{choice.backend} cannot do this call: {trouble}")
+        compared = "uniform logits" if similarity is None else type(similarity).__name__
+        raise ValueError(f"backend {choice.backend!r} cannot do {compared}: {trouble}")
 
     def with_bias(self, bias: Tensor) -> "Votes":
         """The votes ``V_ij + b_ij`` with a bias for each pair, (I, J, H), or (1, J, H)
@@ -290,7 +421,7 @@ class Votes:
                 offset,
             )
         with full_precision(self.children):
-            _, source, similarity, rule = plan(self, similarity, scatter)
+            _, source, similarity, rule = self._step(similarity, scatter)
             if weights is not None:
                 check_field("weights", weights, self.children)
             if self.mask is not None:
@@ -356,7 +487,7 @@ class Votes:
             raise ValueError(
                 f"floor must be a finite number of at least 0, got {floor!r}"
             )
-        return self.source_on(self.preferred.backend).gaussians(moments, floor)
+        return self.source.gaussians(moments, floor)
 
     def total(self) -> Tensor:
         """The sum of the votes of all children for each parent, unweighted, (B, J, H),
@@ -391,13 +522,13 @@ class Votes:
         if weights is not None:
             check_field("weights", weights, self.children)
         with full_precision(self.children):
-            source = plan(self.under(OVER_PARENTS)).source
+            source = self.under(OVER_PARENTS)._step(None).source
             weights = self.present(weights)
             if weights is not None:
                 weights = self.gather(weights.to(self.dtype))
             if isinstance(source, NaiveVotes):
                 return gram(source.votes, weights)
-            if left_open(self):
+            if left_open(math.prod(self.shape)):
                 return gram(self.dense(), weights)
             children = in_windows(source.children, source.sites)
             tile = any_similarity.Tile(
@@ -437,7 +568,7 @@ class Votes:
         if self.normaliser.scale is not None or self.normaliser.offset is not None:
             return self.restricted(scale=None, offset=None).assignment(similarity)
         with full_precision(self.children):
-            _, source, similarity, rule = plan(self, similarity, reads=True)
+            _, source, similarity, rule = self._step(similarity, reads=True)
             if self._versions != _versions(
                 self.children, self.transforms
             ) and not isinstance(source, NaiveVotes):
@@ -456,9 +587,8 @@ class Votes:
     def logits(self, similarity: Similarity | None = None) -> Tensor:
         """The logits ``l_ij`` that the parents compete with, (B, I, J)."""
         with full_precision(self.children):
-            _, source, similarity, _ = plan(
-                self.restricted(mapping=None), similarity, reads=True
-            )
+            votes = self.restricted(mapping=None)
+            _, source, similarity, _ = votes._step(similarity, reads=True)
             return source.logits(similarity)
 
     def dense(self) -> Tensor:
@@ -504,7 +634,32 @@ class Votes:
         """A similarity or rule whose tensors fit the votes, in the dtype of the
         votes.
         """
+        if self._fits(fields):
+            return fields
         return fields.fitting(self.sizes, self.children.device, self.dtype)
+
+    def _fits(self, fields: Any) -> bool:
+        """Whether an inner product or Gaussians fit as they are: routing makes these in
+        each step, and a loop over any fields would take longer than their arithmetic.
+        """
+        B, _, J, H = self.shape
+        shapes: tuple[tuple[Any, tuple[int, ...]], ...]
+        if type(fields) is InnerProduct:
+            shapes = ((fields.alpha, (B, J, H)),)
+        elif type(fields) is Gaussian:
+            shapes = (
+                (fields.mean, (B, J, H)),
+                (fields.precision, (B, J, H)),
+                (fields.log_weight, (B, J)),
+            )
+        else:
+            return False
+        for tensor, shape in shapes:
+            if not isinstance(tensor, Tensor) or tensor.shape != shape:
+                return False
+            if tensor.dtype != self.dtype or tensor.device != self.children.device:
+                return False
+        return True
 
     def by_child(self, source: VoteSource, field: Tensor) -> Tensor:
         """A number for each child, (N, G), as the backend takes it: (N, G) if it is
@@ -531,3 +686,155 @@ def _versions(children: Tensor, transforms: Tensor) -> tuple[int, int] | None:
     ):
         return None
     return children._version, transforms._version
+
+
+def check_votes(
+    children: Any, transforms: Any, coordinates: Any, sites: Any, mask: Any
+) -> tuple[Tensor, tuple[int, int, int, int]]:
+    """The children as (N, G, M, P), and the shape (B, I, J, H) of their votes, checked.
+
+    Raises:
+        TypeError: if something is no tensor.
+        ValueError: if a shape, a dtype or a device does not fit, or a site lies outside
+            the children.
+    """
+    given = (
+        ("children", children),
+        ("transforms", transforms),
+        ("coordinates", coordinates),
+        ("mask", mask),
+    )
+    for name, tensor in given:
+        if not isinstance(tensor, Tensor) and (
+            tensor is not None or name in ("children", "transforms")
+        ):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        if tensor is not None and (
+            tensor.is_complex() or tensor.device != children.device
+        ):
+            check_numbers(name, tensor, children.device)
+    if children.ndim not in (3, 4):
+        raise ValueError(
+            "children must be (N, G, P) or (N, G, M, P), got shape "
+            f"{tuple(children.shape)}"
+        )
+    if transforms.ndim != 4:
+        raise ValueError(
+            f"transforms must be (I or 1, J, P, D), got shape {tuple(transforms.shape)}"
+        )
+    if children.ndim == 3:
+        children = children.unsqueeze(2)
+    N, G, M, P = children.shape
+    own, J, dim, D = transforms.shape
+    W, I = (1, G) if sites is None else _checked_sites(sites, children).shape
+    if own not in (1, I):
+        raise ValueError(
+            f"transforms are for {own} children (1 would mean shared by all), but "
+            f"there are {I}"
+        )
+    if dim != P:
+        raise ValueError(
+            f"transforms take child poses of dimension {dim}, but children have "
+            f"dimension {P}"
+        )
+    if coordinates is not None and coordinates.shape != (I, M * D):
+        raise ValueError(
+            f"coordinates must be (I, H) = {(I, M * D)}, got shape "
+            f"{tuple(coordinates.shape)}"
+        )
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (N, G)):
+        raise ValueError(
+            f"mask must be bool (N, G) = {(N, G)}, got {mask.dtype} {tuple(mask.shape)}"
+        )
+    return children, (N * W, I, J, M * D)
+
+
+def check_field(
+    name: str, field: Tensor, children: Tensor, parents: int | None = None
+) -> None:
+    """Checks that a field has a number for each child, (N, G), or, if ``parents`` are
+    given, for each pair.
+
+    Raises:
+        TypeError: if it is no tensor.
+        ValueError: if its shape, dtype or device does not fit.
+    """
+    if not isinstance(field, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(field).__name__}")
+    sites = children.shape[:2]
+    if field.shape != sites and (parents is None or field.shape != (*sites, parents)):
+        pairs = "" if parents is None else f" or (N, G, J) = {(*sites, parents)}"
+        raise ValueError(
+            f"{name} must be (N, G) = {tuple(sites)}{pairs}, got shape "
+            f"{tuple(field.shape)}"
+        )
+    if field.is_complex() or field.device != children.device:
+        check_numbers(name, field, children.device)
+
+
+def _checked_sites(sites: Any, children: Tensor) -> Tensor:
+    if not isinstance(sites, Tensor):
+        raise TypeError(f"sites must be a tensor, got {type(sites).__name__}")
+    if sites.ndim != 2 or sites.dtype != torch.int32:
+        raise ValueError(
+            f"sites must be int32 (W, I), got {sites.dtype} {tuple(sites.shape)}"
+        )
+    check_numbers("sites", sites, children.device)
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or sites.is_meta
+        or not sites.numel()
+    ):
+        return sites  # there are no numbers to look at
+    least, largest = _range(sites)
+    if least < 0 or largest >= children.shape[1]:
+        raise ValueError(
+            f"sites must be from 0 to {children.shape[1] - 1}, got {least} to {largest}"
+        )
+    return sites
+
+
+_RANGES = WeakTensorKeyDictionary()
+"""Of each tensor of sites that was looked at: its version then, its least and its
+largest number.
+"""
+
+
+def _range(sites: Tensor) -> tuple[int, int]:
+    """The least and the largest site, from the table unless the tensor was changed in
+    place since.
+    """
+    version = None if sites.is_inference() else sites._version
+    known = _RANGES.get(sites)
+    if known is None or known[0] is None or known[0] != version:
+        least, largest = sites.aminmax()
+        known = _RANGES[sites] = (version, int(least), int(largest))
+    return known[1], known[2]
+
+
+def choose_backend(votes: Votes, similarity: Similarity | None = None) -> Choice:
+    """The backend for one call on these votes, ``votes.moments(similarity)``, and why.
+
+    The first of these that applies:
+
+    1. the backend that was asked for by name: the argument ``backend`` of the votes or
+       the layer, else :func:`use_backend`, else the environment variable
+       ``TORCHCAPS_BACKEND``;
+    2. ``naive``, stored votes, for forward-mode derivatives, ``torch.func`` and export
+    to ONNX;
+    3. ``naive`` for small votes: at most 256 numbers on a CPU, 2^20 on a GPU; on a CPU
+       also those of vector capsules for Gaussians in at most 3 rows, if they are 2^15
+       to 2^20 numbers;
+    4. the fused kernels of the device, ``native`` or ``triton``, if they can run there
+       and know the similarity and the rule;
+    5. plain PyTorch: ``chunked``, tile by tile; or ``naive`` for at most 8192 numbers,
+       and where an exported program leaves a size open, since it cannot hold a loop
+       over tiles.
+
+    ``torch.compile`` fixes the choice when it traces the call.
+
+    Raises:
+        ValueError: if a backend that was asked for by name cannot do the call.
+    """
+    return votes.choose(similarity)

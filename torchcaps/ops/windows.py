@@ -3,7 +3,7 @@ axes.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -24,6 +24,10 @@ class Windows:
         stride: between windows.
         padding: positions added on each side, with children that are not there.
         dilation: between the positions of a window.
+
+    Attributes:
+        extent: the size of the grid with its padding.
+        out: how many windows there are along each axis.
 
     Raises:
         ValueError: if these are no sizes, speak of different numbers of axes, or no
@@ -47,31 +51,39 @@ class Windows:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
+    extent: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    out: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
+        extents, counts, least = [], [], 0
         try:
-            fields = {
-                len(self.size),
-                len(self.kernel),
-                len(self.stride),
-                len(self.padding),
-                len(self.dilation),
-            }
-            out = self.out
+            axes = zip(
+                self.size,
+                self.padding,
+                self.kernel,
+                self.stride,
+                self.dilation,
+                strict=True,
+            )
+            for size, padding, kernel, stride, dilation in axes:
+                extents.append(size + 2 * padding)
+                span = dilation * (kernel - 1)
+                counts.append((extents[-1] - span - 1) // stride + 1)
             least = min(
                 *self.kernel, *self.stride, *self.dilation, 1 + min(self.padding)
             )
         except (TypeError, ValueError, ZeroDivisionError):
-            fields, out, least = set(), (0,), 0
-        if (
-            len(fields) != 1 or least < 1 or isinstance(sum(out), float)
-        ):  # at once: layers ask in every call
             self._raise()
-        if min(out) < 1:
+        if least < 1 or isinstance(sum(counts), float):
+            self._raise()
+        if min(counts) < 1:
             raise ValueError(
                 f"children on a grid of {_times(self.size)} are fewer than a window "
                 f"of {_times(self.kernel)} spans "
                 f"(padding {self.padding}, dilation {self.dilation})"
             )
+        object.__setattr__(self, "extent", tuple(extents))
+        object.__setattr__(self, "out", tuple(counts))
 
     def _raise(self) -> None:
         """Raises the ValueError that says which argument is wrong."""
@@ -92,23 +104,6 @@ class Windows:
     def axes(self) -> int:
         """How many axes the grid has."""
         return len(self.size)
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        """The size of the grid with its padding."""
-        return tuple(
-            size + 2 * padding
-            for size, padding in zip(self.size, self.padding, strict=True)
-        )
-
-    @property
-    def out(self) -> tuple[int, ...]:
-        """How many windows along each axis."""
-        options = zip(self.extent, self.kernel, self.stride, self.dilation, strict=True)
-        return tuple(
-            (extent - dilation * (kernel - 1) - 1) // stride + 1
-            for extent, kernel, stride, dilation in options
-        )
 
     @property
     def padded(self) -> int:

@@ -3,9 +3,8 @@ computation in plain PyTorch.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -205,9 +204,15 @@ def _stored(call: Call) -> tuple[naive.NaiveVotes, Similarity | None]:
 class FusedVotes(VoteSource):
     """Votes that exist in registers only; children that windows share are read where
     they lie.
+
+    Each call goes through an operator of :mod:`~torchcaps.ops.fused.operators`, which
+    compilers and autograd know.
     """
 
     indexed = True
+
+    backend: ClassVar[str]
+    """The name of the kernels."""
 
     @property
     def adds_vectors(self) -> bool:
@@ -284,7 +289,11 @@ class FusedVotes(VoteSource):
         weights: Tensor | None = None,
         log_partition: Tensor | None = None,
     ) -> Call:
-        tensors = () if similarity is None else similarity.tensors
+        tensors: tuple[Tensor, ...] = ()
+        if isinstance(similarity, InnerProduct):
+            tensors = (similarity.alpha,)
+        elif isinstance(similarity, Gaussian):
+            tensors = (similarity.mean, similarity.precision, similarity.log_weight)
         return Call(
             self.children,
             self.transforms,
@@ -295,12 +304,16 @@ class FusedVotes(VoteSource):
             tensors,
         )
 
-    @abstractmethod
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
         """Those of a call, by the kernels."""
+        operator = torch.ops.torchcaps.moments.default
+        mass, total, second, _ = operator(*call, self.backend, orphan, hard, scatter)
+        return Moments(mass, total, second if scatter else None)
 
-    @abstractmethod
     def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
         """The logits of a call, (B, I, J), or reduced, their normaliser, (B, I), by the
         kernels.
         """
+        operator = torch.ops.torchcaps.scores.default
+        scores: Tensor = operator(*call, self.backend, orphan, reduced)
+        return scores

@@ -36,12 +36,8 @@ from torchcaps.ops.agreement import step_by_step
 from torchcaps.ops.backend import Agreement, Gaussians, Moments, Rule
 from torchcaps.ops.derivatives import Tensors, gradients
 from torchcaps.ops.fused import passes
-from torchcaps.ops.fused.call import Call, listed, misfit, sizes_of
-from torchcaps.ops.fused.operators import (
-    OperatorVotes,
-    moments_gradients,
-    scores_gradients,
-)
+from torchcaps.ops.fused.call import Call, FusedVotes, listed, misfit, sizes_of
+from torchcaps.ops.fused.operators import moments_gradients, scores_gradients
 from torchcaps.ops.naive import NaiveVotes
 from torchcaps.ops.windows import in_windows
 from torchcaps.squashing import kind_of
@@ -76,7 +72,7 @@ def _eager(tensors: Sequence[Tensor | None]) -> bool | None:
     return differentiated
 
 
-class NativeVotes(OperatorVotes):
+class NativeVotes(FusedVotes):
     """In C++, on a CPU.
 
     Example:

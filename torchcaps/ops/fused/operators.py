@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import positive
-from torchcaps.ops.backend import Moments
 from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradients
 from torchcaps.ops.fused.call import (
     Call,
@@ -391,31 +390,13 @@ _run_moments_backward = _operator(
 _run_scores_backward = _operator(
     "scores_backward", _SCORES_BACKWARD, _scores_backward, _gradients_shapes
 )
-_run_moments = _operator(
+_operator(
     "moments", _MOMENTS, _moments, _moments_shapes, _moments_gradient, _moments_context
 )
-_run_scores = _operator(
-    "scores", _SCORES, _scores, _scores_shapes, _scores_gradient, _scores_context
-)
+_operator("scores", _SCORES, _scores, _scores_shapes, _scores_gradient, _scores_context)
 
 
-class OperatorVotes(FusedVotes):
-    """Votes that go through the operators, step by step."""
-
-    backend: str
-
-    def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
-        mass, total, second, _ = _run_moments(
-            *call, self.backend, orphan, hard, scatter
-        )
-        return Moments(mass, total, second if scatter else None)
-
-    def _scores(self, call: Call, orphan: bool, reduced: bool) -> Tensor:
-        scores: Tensor = _run_scores(*call, self.backend, orphan, reduced)
-        return scores
-
-
-class TritonVotes(OperatorVotes):
+class TritonVotes(FusedVotes):
     """In Triton, on a GPU, or on a CPU under Triton's interpreter.
 
     Example:
