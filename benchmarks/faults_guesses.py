@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from benchmarks.faults import CRASH, damaged, fault, no_crash
-from torchcaps_lab.data import ImageFolder, ImageSet, MapStyle, Masks, load_image
+from torchcaps_lab.data import Examples, ImageFolder, MapStyle, Masks, load_image
 
 NAMES = ("ant", "bee", "cow", "dog", "eel", "fox")
 
@@ -34,7 +34,7 @@ def classes_by_name(folder: Path, count: int, chance: random.Random) -> Iterator
         images = torch.stack(
             [torch.full((1, 3, 3), _shade(name), dtype=torch.uint8) for name in some]
         )
-        found = ImageSet(images, torch.arange(len(some)), some).in_classes(known)
+        found = Examples(images, torch.arange(len(some)), some).in_classes(known)
         yield [_shade(known[label]) for label in found.labels.tolist()] == images[
             :, 0, 0, 0
         ].tolist()
@@ -48,7 +48,7 @@ def classes_by_name(folder: Path, count: int, chance: random.Random) -> Iterator
         data = ImageFolder(root, validation=0)
         yield [
             _shade(data.classes[label]) for label in data.test.labels.tolist()
-        ] == data.test.images[:, 0, 0, 0].tolist()
+        ] == data.test.inputs[:, 0, 0, 0].tolist()
 
 
 @fault(
@@ -111,7 +111,7 @@ def deep_pictures(folder: Path, count: int, chance: random.Random) -> Iterator[b
         noted = any("--data.range" in note for note in ImageFolder(root).notes())
         yield (
             noted
-            and len(ImageFolder(root, range=(0, most)).train.images.unique()) >= 250
+            and len(ImageFolder(root, range=(0, most)).train.inputs.unique()) >= 250
         )
 
 

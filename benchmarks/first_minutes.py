@@ -111,7 +111,7 @@ def write_photos(folder: Path) -> None:
     for label in range(10):
         (folder / "photos" / str(label)).mkdir(parents=True)
         for place in (digits.labels == label).nonzero().flatten()[:28].tolist():
-            picture = Image.fromarray(digits.images[place, 0].numpy()).resize((28, 28))
+            picture = Image.fromarray(digits.inputs[place, 0].numpy()).resize((28, 28))
             picture.save(folder / "photos" / str(label) / f"{place}.png")
 
 

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from torch import Tensor, nn
 
 from torchcaps import margin_loss
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 
 matplotlib.use("Agg")
 
@@ -37,9 +37,9 @@ def computed() -> dict[str, Any]:
     return names
 
 
-def train(network: nn.Module, digits: ImageSet) -> None:
+def train(network: nn.Module, digits: Examples) -> None:
     """Trains by the margin loss."""
-    images, labels = digits.images.float() / 255, torch.as_tensor(digits.labels)
+    images, labels = digits.inputs.float() / 255, torch.as_tensor(digits.labels)
     optimizer = torch.optim.Adam(network.parameters(), 2e-3)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(images)).split(BATCH):

@@ -22,7 +22,7 @@ from torchcaps.models.registry import MODELS
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.runs import open_run
-from torchcaps_lab.data import ImageData, ImageSet
+from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.data.made import LAYOUTS, arrange
 from torchcaps_lab.report import Calibration, ask
 from torchcaps_lab.tasks import SeveralLabels
@@ -197,11 +197,11 @@ def fitted(classifier: Classifier, options: argparse.Namespace) -> Calibration |
 def images_of(options: argparse.Namespace) -> Any:
     """The images that the options name, None for those of the run."""
     parser = OptionParser(prog="pack", description="")
-    parser.add_argument("--data", type=ImageData)
+    parser.add_argument("--data", type=DataSet)
     return parser.parse_args(options.data).data
 
 
-def measured(classifier: Classifier, packed: Classifier, test: ImageSet) -> str:
+def measured(classifier: Classifier, packed: Classifier, test: Examples) -> str:
     """What the stored weights do on test images."""
     prepared, task = classifier.prepared(test), classifier.task
     before, after = (
@@ -232,7 +232,7 @@ def measured(classifier: Classifier, packed: Classifier, test: ImageSet) -> str:
     )
 
 
-def several(packed: Classifier, test: ImageSet) -> dict[str, str]:
+def several(packed: Classifier, test: Examples) -> dict[str, str]:
     """Of a network that was trained on single digits and tells several: how many images
     of several it gets right.
     """

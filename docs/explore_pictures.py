@@ -67,7 +67,7 @@ def scene(label: int, number: int) -> Scene:
     assert samples is not None
     place = int((samples.labels == label).nonzero()[number])
     view = classifier.preprocess.evaluate(
-        samples.images[place : place + 1].float() / 255
+        samples.inputs[place : place + 1].float() / 255
     )
     observation = Observation(
         classifier.network, Selection(view.images, view.pictures, torch.tensor([label]))

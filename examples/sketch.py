@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import torchcaps as tc
-from torchcaps_lab.data import Digits, ImageSet, Preprocess
+from torchcaps_lab.data import Digits, Examples, Preprocess
 
 
 class Sketch(nn.Module):
@@ -50,11 +50,11 @@ class Sketch(nn.Module):
         return self.classes(self.primary(images))
 
 
-def binary(digits: ImageSet) -> Tensor:
+def binary(digits: Examples) -> Tensor:
     """Pixels above half are 1, the others 0: on the command line,
     ``--preprocess.binarise true``.
     """
-    return Preprocess(binarise=True).evaluate(digits.images.float() / 255).images
+    return Preprocess(binarise=True).evaluate(digits.inputs.float() / 255).images
 
 
 def main(epochs: int = 30, batch: int = 64) -> float:

@@ -20,7 +20,7 @@ from recipes.kit.charts import Cell, Factor, factor_curves, image_grid
 from recipes.kit.lab import at_random, data_of
 from recipes.kit.options import TrainingOptions, option, plain
 from torchcaps.models import ImageClassifier
-from torchcaps_lab.data import Affine, ImageSet, Padded, apply_affine
+from torchcaps_lab.data import Affine, Examples, Padded, apply_affine
 from torchcaps_lab.data.made import AFFNIST, one_factor
 from torchcaps_lab.report import examine
 
@@ -30,9 +30,9 @@ class Tested(NamedTuple):
     digits for the curves.
     """
 
-    test: ImageSet
+    test: Examples
     affine: Affine
-    few: ImageSet
+    few: Examples
 
 
 def _steps(first: int, last: int, step: int, unit: float = 1.0) -> tuple[float, ...]:
@@ -67,12 +67,12 @@ def factors(pad: int) -> dict[str, Factor]:
 
 
 def accuracy_under(
-    network: ImageClassifier, images: ImageSet, affine: Affine, batch_size: int
+    network: ImageClassifier, images: Examples, affine: Affine, batch_size: int
 ) -> float:
     """The share of transformed images, in percent, whose most active class is the true
     one.
     """
-    moved = replace(images, images=apply_affine(images.images, affine))
+    moved = replace(images, inputs=apply_affine(images.inputs, affine))
     return 100 * examine(network, moved, batch_size=batch_size).accuracy
 
 
@@ -146,7 +146,7 @@ class AffineRobustness(Recipe[AffineSettings]):
             name: {"values": list(one.values)}
             for name, one in factors(settings.pad).items()
         }
-        return Tested(test, AFFNIST.draw(test.images), few)
+        return Tested(test, AFFNIST.draw(test.inputs), few)
 
     def measure(self, study: Study, row: str, given: Tested) -> dict[str, float]:
         """Random transforms, and one factor at a time."""
@@ -169,7 +169,7 @@ class AffineRobustness(Recipe[AffineSettings]):
         """Curves of each factor, and the digits."""
         clean = Padded(data_of(study.settings.data), study.settings.pad).test
         moved = replace(
-            given.test, images=apply_affine(given.test.images, given.affine)
+            given.test, inputs=apply_affine(given.test.inputs, given.affine)
         )
         figure = factor_curves(
             factors(study.settings.pad), study.curves, ROWS, "affine test"
@@ -192,14 +192,14 @@ def _ends(facts: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def _digits(clean: ImageSet, moved: ImageSet, caption: str) -> Picture:
+def _digits(clean: Examples, moved: Examples, caption: str) -> Picture:
     """The first test digit of each class in both tests, one row for each test."""
     first = [
         int((clean.labels == label).nonzero()[0]) for label in clean.labels.unique()
     ]
     rows = {"placed\nat random": clean, "affine test": moved}
     cells = {
-        name: [Cell(one.images[place].amax(0) / 255) for place in first]
+        name: [Cell(one.inputs[place].amax(0) / 255) for place in first]
         for name, one in rows.items()
     }
     return Picture(image_grid(cells, 1.0), caption)

@@ -11,7 +11,7 @@ from recipes.kit.measures import percent
 from torchcaps.models import ImageClassifier
 from torchcaps.numerics import check_choice, check_finite, check_size
 from torchcaps.routing import DynamicRouting, EMRouting
-from torchcaps_lab.data import ImageSet, Preprocess
+from torchcaps_lab.data import Examples, Preprocess
 from torchcaps_lab.report import new_figure
 
 UNTARGETED, TARGETED = "untargeted", "targeted"
@@ -75,7 +75,7 @@ class Sample(NamedTuple):
 
 
 def draw_sample(
-    test: ImageSet, preprocess: Preprocess, count: int, seed: int = 0
+    test: Examples, preprocess: Preprocess, count: int, seed: int = 0
 ) -> Sample:
     """Chooses test images, and a target for each, every wrong class equally likely.
 

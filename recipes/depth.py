@@ -24,7 +24,7 @@ from torchcaps.routing import DynamicRouting
 from torchcaps.routing.base import Steps
 from torchcaps.spec import settings
 from torchcaps.squashing import length
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.report import new_figure
 
 if TYPE_CHECKING:
@@ -204,17 +204,17 @@ class Depth(Recipe[DepthSettings]):
     settings: ClassVar = DepthSettings
     grows: ClassVar = True
 
-    def begin(self, study: Study) -> ImageSet:
+    def begin(self, study: Study) -> Examples:
         """The test images."""
         return data_of(study.settings.data).test
 
-    def measure(self, study: Study, row: str, given: ImageSet) -> dict[str, float]:
+    def measure(self, study: Study, row: str, given: Examples) -> dict[str, float]:
         """Error, entropy and dead capsules of the trained network, gradients of the
         same network before training.
         """
         trained = study.trained[row]
         shown = trained.classifier.prepared(at_random(given, study.settings.observed))
-        images = shown.__getitems__(list(range(len(shown)))).images
+        images = shown.__getitems__(list(range(len(shown)))).inputs
         health = [
             one
             for one in layer_health(trained.network, images).values()

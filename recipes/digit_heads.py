@@ -25,7 +25,7 @@ from recipes.kit.measures import activations_of, all_found, by_groups, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import ImageSet, Overlay, fixed_pairs
+from torchcaps_lab.data import Examples, Overlay, fixed_pairs
 from torchcaps_lab.data.made import AFFNIST, LAYOUTS, apply_affine, arrange
 from torchcaps_lab.report import ask
 
@@ -96,7 +96,7 @@ class Given(NamedTuple):
 
     shown: Mapping[str, Shown]
     sample: Sample
-    test: ImageSet
+    test: Examples
 
 
 def hide(images: Tensor, side: int, seed: int = 0) -> Tensor:
@@ -142,7 +142,7 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         )
         layouts = {name: LAYOUTS[layout] for name, layout in PAIRS.items()}
         shown = {
-            SINGLE: Shown(test.images, one),
+            SINGLE: Shown(test.inputs, one),
             **{
                 name: Shown(*arrange(test, layout, settings.pairs))
                 for name, layout in layouts.items()
@@ -150,8 +150,8 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
             OVERLAPPING: Shown(
                 pairs.images, F.one_hot(pairs.labels, len(test.classes)).sum(1).bool()
             ),
-            AFFINE: Shown(apply_affine(test.images, AFFNIST.draw(test.images)), one),
-            HIDDEN: Shown(hide(test.images, settings.hidden), one),
+            AFFINE: Shown(apply_affine(test.inputs, AFFNIST.draw(test.inputs)), one),
+            HIDDEN: Shown(hide(test.inputs, settings.hidden), one),
         }
         return Given(shown, draw_sample(test, test.preprocess, settings.attacked), test)
 
@@ -173,7 +173,7 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         example of each above them.
         """
         test = data_of(studies[0].settings.data).test
-        examples = {"single digits": test.images[0].amax(0)}
+        examples = {"single digits": test.inputs[0].amax(0)}
         for layout in PAIRS.values():
             examples[layout] = arrange(test, LAYOUTS[layout], 1).images[0].amax(0)
         bars = {}

@@ -24,8 +24,8 @@ from torchcaps.numerics import Finite, Size
 from torchcaps.routing import InterestRouting, Routing, interests_of, label_aware
 from torchcaps.spec import settings
 from torchcaps_lab.data import (
-    ImageData,
-    ImageSet,
+    DataSet,
+    Examples,
     Preprocess,
     TextSet,
     Words,
@@ -43,7 +43,7 @@ HEADS: dict[str, dict[str, Any]] = facts_of("interests")["heads"]
 
 @register_dataset("film_histories")
 @settings
-class FilmHistories(ImageData):
+class FilmHistories(DataSet):
     """Films that users rated, in order: what comes next? As texts, whose words and
     classes are films.
 
@@ -76,7 +76,7 @@ class FilmHistories(ImageData):
         films = sorted({film for history in self.histories for film in history})
         return Words(tuple(films), longest=self.longest)
 
-    def _set(self, places: Sequence[tuple[int, int]]) -> ImageSet:
+    def _set(self, places: Sequence[tuple[int, int]]) -> Examples:
         """Histories that end before a film: of (user, number of films before it)."""
         label = {film: number for number, film in enumerate(self.words.vocabulary)}
         texts = [
@@ -88,7 +88,7 @@ class FilmHistories(ImageData):
         )
         return TextSet.of(texts, labels, self.words.vocabulary, self.words)
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """All films but a user's last two, each with those before it."""
         users = enumerate(self.histories)
         return self._set(
@@ -99,13 +99,13 @@ class FilmHistories(ImageData):
             ]
         )
 
-    def load_validation(self) -> ImageSet:
+    def load_validation(self) -> Examples:
         """Each user's last film but one."""
         return self._set(
             [(user, len(films) - 2) for user, films in enumerate(self.histories)]
         )
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Each user's last film."""
         return self._set(
             [(user, len(films) - 1) for user, films in enumerate(self.histories)]

@@ -18,7 +18,7 @@ from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import CapsuleClassifier
 from torchcaps.models.base import in_precision_of
-from torchcaps_lab.data import ImageSet, Pairs
+from torchcaps_lab.data import Examples, Pairs
 from torchcaps_lab.report import default_sweep, evaluating, new_figure, perturb, shorten
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ ROWS = {
 """The networks of other recipes that have a decoder: which recipe, which row."""
 
 
-def digits_for(trained: Trained) -> ImageSet:
+def digits_for(trained: Trained) -> Examples:
     """Test images of single digits, prepared for a network; in the middle of its canvas
     if that is larger.
     """
@@ -53,7 +53,7 @@ def digits_for(trained: Trained) -> ImageSet:
         top,
         height - test.image_shape[1] - top,
     )
-    return replace(test, images=F.pad(test.images, border))
+    return replace(test, inputs=F.pad(test.inputs, border))
 
 
 CHANGE, IDLE, ERROR = (
@@ -108,7 +108,7 @@ class Sweep(NamedTuple):
     grid: Tensor
 
 
-def sweep(network: CapsuleClassifier, test: ImageSet, images: int) -> dict[int, Sweep]:
+def sweep(network: CapsuleClassifier, test: Examples, images: int) -> dict[int, Sweep]:
     """Sweeps the pose of the true class, over the first test images of each class.
 
     Args:
@@ -124,7 +124,7 @@ def sweep(network: CapsuleClassifier, test: ImageSet, images: int) -> dict[int, 
         for label in test.labels.unique().tolist():
             places = (test.labels == label).nonzero().squeeze(1)[:images]
             batch = test.__getitems__(places.tolist())
-            capsules = network.encode(in_precision_of(network, batch.images.to(device)))
+            capsules = network.encode(in_precision_of(network, batch.inputs.to(device)))
             grids = (
                 perturb(
                     network,
@@ -142,7 +142,7 @@ def sweep(network: CapsuleClassifier, test: ImageSet, images: int) -> dict[int, 
 
 
 def reconstruction_error(
-    network: CapsuleClassifier, test: ImageSet, batch_size: int = 250
+    network: CapsuleClassifier, test: Examples, batch_size: int = 250
 ) -> float:
     r"""The root mean square error of reconstructions from the true class's capsule, in
     percent of the range of greys.
@@ -159,7 +159,7 @@ def reconstruction_error(
     with evaluating(network) as device:
         for batch in test.batches(batch_size):
             images, labels, pictures = (
-                one.to(device) for one in (batch.images, batch.labels, batch.pictures)
+                one.to(device) for one in (batch.inputs, batch.labels, batch.pictures)
             )
             drawn = network.decode(
                 network.encode(in_precision_of(network, images)), labels

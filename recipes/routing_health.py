@@ -23,7 +23,7 @@ from recipes.kit.lab import Trained, at_random, data_of
 from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from recipes.two_digits import DYNAMIC, KMEANS, VARIANT
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.report import examine, layer_entropy, new_figure, routing_steps
 from torchcaps_lab.report.health import observed_health
 from torchcaps_lab.report.layers import dead_capsules
@@ -95,7 +95,7 @@ class AtSteps:
         return next(iter(self.layers.values()))
 
 
-def at_steps(network: Any, test: ImageSet, steps: int, observed: int) -> AtSteps:
+def at_steps(network: Any, test: Examples, steps: int, observed: int) -> AtSteps:
     """What a network does if all its routings make this number of steps.
 
     Args:
@@ -106,7 +106,7 @@ def at_steps(network: Any, test: ImageSet, steps: int, observed: int) -> AtSteps
     """
     with routing_steps(network, steps):
         findings = examine(network, test, batch_size=64)
-        images = test.__getitems__(list(range(min(observed, len(test))))).images
+        images = test.__getitems__(list(range(min(observed, len(test))))).inputs
         return AtSteps(
             100 * findings.accuracy, findings.prediction, layer_health(network, images)
         )
@@ -282,7 +282,7 @@ class StepsWorth(Recipe[RoutingHealthSettings]):
     lines: ClassVar = tuple(line for source in SOURCES for line in _lines(source))
     settings: ClassVar = RoutingHealthSettings
 
-    def begin(self, study: Study) -> dict[str, ImageSet]:
+    def begin(self, study: Study) -> dict[str, Examples]:
         """The test images of each source."""
         labels = {ROWS[row][0].label for row in self.present(study.settings)}
         presets = {
@@ -293,7 +293,7 @@ class StepsWorth(Recipe[RoutingHealthSettings]):
         return {label: data_of(preset.data).test for label, preset in presets.items()}
 
     def measure(
-        self, study: Study, row: str, given: Mapping[str, ImageSet]
+        self, study: Study, row: str, given: Mapping[str, Examples]
     ) -> dict[str, float]:
         """Accuracy and health of the network with every number of steps."""
         (source, own), trained, settings = ROWS[row], study.trained[row], study.settings
@@ -310,7 +310,7 @@ class StepsWorth(Recipe[RoutingHealthSettings]):
         )
         return findings(points, source.steps[own])
 
-    def finish(self, study: Study, given: Mapping[str, ImageSet]) -> None:
+    def finish(self, study: Study, given: Mapping[str, Examples]) -> None:
         """The gain from training with routing, and curves over the steps."""
         for source in SOURCES:
             study.figures |= differences(source, study.trained)

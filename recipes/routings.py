@@ -28,7 +28,7 @@ from torchcaps.losses import length_cross_entropy
 from torchcaps.models import CapsuleClassifier
 from torchcaps.routing import create_routing
 from torchcaps.routing.base import ROUTINGS
-from torchcaps_lab.data import AffineRanges, ImageSet, apply_affine
+from torchcaps_lab.data import AffineRanges, Examples, apply_affine
 from torchcaps_lab.report import examine, fit_temperature
 from torchcaps_lab.report.calibration import calibration_error
 
@@ -112,8 +112,8 @@ def kept_an_image(network: CapsuleClassifier, images: Tensor) -> float:
 class Tested(NamedTuple):
     """The test of all networks: images, and the same images under random transforms."""
 
-    test: ImageSet
-    moved: ImageSet
+    test: Examples
+    moved: Examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
         return Tested(
             test,
             replace(
-                test, images=apply_affine(test.images, AffineRanges().draw(test.images))
+                test, inputs=apply_affine(test.inputs, AffineRanges().draw(test.inputs))
             ),
         )
 
@@ -209,7 +209,7 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
         some = data_of(settings.data).train.__getitems__(
             list(range(settings.batch_size))
         )
-        images, labels = some.images.to(device), some.labels.to(device)
+        images, labels = some.inputs.to(device), some.labels.to(device)
         steps: dict[str, Callable[[], object]] = {
             row: _step(network.train(), images, labels)
             for row, network in networks.items()

@@ -15,7 +15,7 @@ from recipes.kit.lab import data_of, first_of
 from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier, boxes_of_maps
-from torchcaps_lab.data import Batch, ImageSet, class_boxes
+from torchcaps_lab.data import Batch, Examples, class_boxes
 from torchcaps_lab.data.scenes import INK, Scenery
 from torchcaps_lab.report import evaluating
 from torchcaps_lab.report.boxes import Boxed, boxes_figure
@@ -97,15 +97,15 @@ def pixel_overlap(batch: Batch, maps: Tensor, said: Tensor, outline: Outline) ->
     assert batch.parts is not None
     there = batch.labels
     own = torch.zeros(
-        *there.shape, *batch.images.shape[2:], dtype=torch.bool, device=there.device
+        *there.shape, *batch.inputs.shape[2:], dtype=torch.bool, device=there.device
     )
     ink = batch.parts.pictures.amax(2) >= INK
     own.scatter_(1, batch.parts.labels[:, :, None, None].expand_as(ink), ink)
-    found = segments(batch.images, maps, said, *outline)
+    found = segments(batch.inputs, maps, said, *outline)
     return ((found & own).sum((2, 3)) / (found | own).sum((2, 3)).clamp_min(1))[there]
 
 
-def fit_outlines(network: Any, scenes: ImageSet) -> tuple[Outline, Outline]:
+def fit_outlines(network: Any, scenes: Examples) -> tuple[Outline, Outline]:
     """The outlines whose boxes, and whose pixels, overlap most with the true ones on
     average over some scenes.
 
@@ -121,8 +121,8 @@ def fit_outlines(network: Any, scenes: ImageSet) -> tuple[Outline, Outline]:
         for batch in scenes.to(device).batches(100):
             assert batch.parts is not None
             maps, said = (
-                network.maps_of(batch.images).float(),
-                network(batch.images).activation > 0.5,
+                network.maps_of(batch.inputs).float(),
+                network(batch.inputs).activation > 0.5,
             )
             true, there = class_boxes(batch.parts, network.classes), batch.labels
             for one in BOX_OUTLINES:
@@ -163,7 +163,7 @@ def look(
         of the pixels.
     """
     assert batch.parts is not None
-    prediction, maps = network(batch.images), network.maps_of(batch.images).float()
+    prediction, maps = network(batch.inputs), network.maps_of(batch.inputs).float()
     said = prediction.activation > threshold
     true = class_boxes(batch.parts, network.classes)
     x, y = peaks(maps, network.cell).unbind(-1)
@@ -185,7 +185,7 @@ def look(
 
 def look_at_all(
     network: ImageClassifier,
-    scenes: ImageSet,
+    scenes: Examples,
     outline: Outline | None = None,
     batch_size: int = 100,
 ) -> dict[str, Tensor]:
@@ -201,7 +201,7 @@ def look_at_all(
     return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
 
-def on_larger_canvases(scenes: ImageSet) -> ImageSet:
+def on_larger_canvases(scenes: Examples) -> Examples:
     """The same scenes on canvases with 1.5 times the width and 4/3 of the height, twice
     the area.
     """
@@ -248,11 +248,11 @@ class Scenes(Recipe[SceneSettings]):
     )
     settings: ClassVar = SceneSettings
 
-    def begin(self, study: Study) -> ImageSet:
+    def begin(self, study: Study) -> Examples:
         """The first of the test scenes."""
         return first_of(data_of(study.settings.data).test, study.settings.scenes)
 
-    def measure(self, study: Study, row: str, given: ImageSet) -> Mapping[str, float]:
+    def measure(self, study: Study, row: str, given: Examples) -> Mapping[str, float]:
         """Which classes are found, and where, on test scenes and on larger canvases."""
         network: Any = study.trained[row].network
         validation = data_of(study.settings.data).validation
@@ -277,7 +277,7 @@ class Scenes(Recipe[SceneSettings]):
             PIXELS: found["pixels"].double().mean().item(),
         }
 
-    def finish(self, study: Study, given: ImageSet) -> None:
+    def finish(self, study: Study, given: Examples) -> None:
         """The first scenes with the predicted boxes, one row for each network."""
         batch = given.__getitems__(list(range(min(5, len(given)))))
         each = [
@@ -285,7 +285,7 @@ class Scenes(Recipe[SceneSettings]):
             for trained in study.trained.values()
         ]
         figure = boxes_figure(
-            [one for row in each for one in row], given.classes, len(batch.images)
+            [one for row in each for one in row], given.classes, len(batch.inputs)
         )
         caption = (
             "The first test scenes with the predictions. From the top: "
@@ -302,7 +302,7 @@ def drawn(
     """
     assert batch.parts is not None
     with evaluating(network) as device:
-        prediction = network(batch.images.to(device))
+        prediction = network(batch.inputs.to(device))
     true = class_boxes(batch.parts, len(classes))
 
     def named(boxes: Tensor, there: Tensor) -> list[tuple[str, list[float]]]:

@@ -11,7 +11,7 @@ from recipes.kit.lab import Trained, data_of, first_of
 from recipes.kit.options import TrainingOptions
 from recipes.scenes import on_larger_canvases
 from torchcaps.models import Thing, load_pretrained
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.data.scenes import Scenery
 from torchcaps_lab.report.boxes import Boxed, boxes_figure
 from torchcaps_lab.tasks import (
@@ -52,7 +52,7 @@ class _Start(Callback):
         pl_module.model.load_state_dict(load_pretrained(self.name).float().state_dict())
 
 
-def twins_of(scenes: ImageSet) -> ImageSet:
+def twins_of(scenes: Examples) -> Examples:
     """The same with two or more digits in each scene, the first two of one class."""
     assert isinstance(scenes.composition, Scenery)
     return replace(scenes, composition=replace(scenes.composition, least=2, twins=1.0))
@@ -81,13 +81,13 @@ class Several(Recipe[SeveralSettings]):
         start = [_Start(study.settings.start)] if study.settings.start else []
         return study.lab.train(*self.job(study.settings, row, stop_at), callbacks=start)
 
-    def begin(self, study: Study) -> ImageSet:
+    def begin(self, study: Study) -> Examples:
         """The first of the test scenes."""
         return twins_of(
             first_of(data_of(study.settings.data).test, study.settings.scenes)
         )
 
-    def measure(self, study: Study, row: str, given: ImageSet) -> Mapping[str, float]:
+    def measure(self, study: Study, row: str, given: Examples) -> Mapping[str, float]:
         """How many things are found of each class, and how precisely."""
         network: Any = study.trained[row].network
         looked = look_for_things(network, given)
@@ -104,7 +104,7 @@ class Several(Recipe[SeveralSettings]):
             STRICT: precision["map"],
         }
 
-    def finish(self, study: Study, given: ImageSet) -> None:
+    def finish(self, study: Study, given: Examples) -> None:
         """The first scenes with what is found in them."""
         few = first_of(given, 10)
         looked = look_for_things(study.trained[CAPSULES].network, few)  # type: ignore[arg-type]

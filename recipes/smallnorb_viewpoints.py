@@ -20,7 +20,7 @@ from recipes.kit.measures import by_groups
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
 from torchcaps.whole import write_whole
-from torchcaps_lab.data import ImageSet, Preprocess, SmallNORB
+from torchcaps_lab.data import Examples, Preprocess, SmallNORB
 from torchcaps_lab.report import ask
 
 HINTON = "Hinton, Sabour & Frosst 2018, table 2, recalled"
@@ -38,7 +38,7 @@ TESTS = {FAMILIAR: "familiar", NOVEL: "novel", SAME: "novel_of_same_toys"}
 class Views(NamedTuple):
     """Images to test on, prepared, and which toy each one shows, numbered from 0."""
 
-    images: ImageSet
+    images: Examples
     toys: Tensor
 
     def thinned(self) -> "Views":

@@ -21,7 +21,7 @@ from recipes.kit.options import TrainingOptions
 from recipes.reconstructive import reconstructive
 from torchcaps.models import load_pretrained
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.data.handwriting import read_handwriting
 from torchcaps_lab.report import new_figure, reconstruction_error, told_apart
 
@@ -167,21 +167,21 @@ def letters(image_shape: tuple[int, int, int]) -> Tensor:
                     (80, 80), letter, fill=0, font=font, anchor="mm"
                 )
                 picture = picture.rotate(angle, Image.Resampling.BICUBIC, fillcolor=255)
-                drawn.append(read_handwriting(picture, image_shape).pixels)
+                drawn.append(read_handwriting(picture, image_shape).values)
     return torch.stack(drawn)
 
 
-def strangers_of(test: ImageSet, settings: StrangersSettings) -> dict[str, Tensor]:
+def strangers_of(test: Examples, settings: StrangersSettings) -> dict[str, Tensor]:
     """Images of each kind, at most as many as are tested, float (N, C, H, W) in [0,
     1].
     """
     generator = torch.Generator().manual_seed(0)
     count, shape = settings.tested, test.raw_image_shape
-    turned = test.images[
+    turned = test.inputs[
         (test.labels[:, None] == torch.tensor([3, 4, 7])).any(1)
     ].rot90(2, (2, 3))
     kinds = {
-        OTHER: data_of(settings.strangers).test.images,
+        OTHER: data_of(settings.strangers).test.inputs,
         NOISE: torch.randint(
             0, 256, (count, *shape), generator=generator, dtype=torch.uint8
         ),
@@ -243,7 +243,7 @@ class Strangers(Recipe[StrangersSettings]):
             network, {"model": type(network).__name__, "epochs": 0, **facts}, Path(name)
         )
 
-    def begin(self, study: Study) -> tuple[ImageSet, dict[str, Tensor]]:
+    def begin(self, study: Study) -> tuple[Examples, dict[str, Tensor]]:
         """Known test images, and strangers; an error before any training if the library
         of attacks is missing.
         """
@@ -255,7 +255,7 @@ class Strangers(Recipe[StrangersSettings]):
         )
 
     def measure(
-        self, study: Study, row: str, given: tuple[ImageSet, dict[str, Tensor]]
+        self, study: Study, row: str, given: tuple[Examples, dict[str, Tensor]]
     ) -> dict[str, float]:
         """Shares of the strangers that are not told, beside what the activation of the
         winning class tells.
@@ -268,7 +268,7 @@ class Strangers(Recipe[StrangersSettings]):
         )
         seen = {kind: see(classifier, images)[0] for kind, images in strangers.items()}
         known, own = (
-            see(classifier, one.images.float() / 255)[0]
+            see(classifier, one.inputs.float() / 255)[0]
             for one in (at_random(data.validation, settings.tested), test)
         )
         sample, attacked = self._attacked(study, row, test)
@@ -314,13 +314,13 @@ class Strangers(Recipe[StrangersSettings]):
             },
         }
         if row != TWIN and "images" not in study.pictures:
-            shown = {"known": test.images.float() / 255, **strangers, **attacked}
+            shown = {"known": test.inputs.float() / 255, **strangers, **attacked}
             caption = self.captions["images"].format(row=row, limit=limit)
             study.pictures["images"] = _images(classifier, shown, limit, caption)
         return figures
 
     def _attacked(
-        self, study: Study, row: str, test: ImageSet
+        self, study: Study, row: str, test: Examples
     ) -> tuple[Sample, dict[str, Tensor]]:
         """Test images, and what the attacks make of them."""
         settings, classifier = study.settings, study.trained[row].classifier

@@ -16,7 +16,7 @@ from recipes.kit.measures import percent
 from recipes.kit.options import ENTROPY, MARGIN, TrainingOptions, plain
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleClassifier
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.report import (
     ATTRIBUTES,
     Readout,
@@ -94,10 +94,10 @@ class Posed(NamedTuple):
         return poses_of(self.capsules, self.seen)
 
 
-def posed(network: CapsuleClassifier, images: ImageSet) -> Posed:
+def posed(network: CapsuleClassifier, images: Examples) -> Posed:
     """The class capsules of a network for images that were prepared for it."""
     batch = images.__getitems__(list(range(len(images))))
-    capsules = encoded(network, batch.images, at_once=250)
+    capsules = encoded(network, batch.inputs, at_once=250)
     return Posed(batch.pictures, batch.labels, capsules, capsules.activation.argmax(1))
 
 
@@ -157,7 +157,7 @@ class Transfer(Recipe[TransferSettings]):
         test = judge.data.test
         contents, styles = pairs_of(test.labels, study.settings.pairs)
         return Given(
-            judge, contents, styles, attributes(test.images[styles].float() / 255)
+            judge, contents, styles, attributes(test.inputs[styles].float() / 255)
         )
 
     def measure(self, study: Study, row: str, given: "Given") -> dict[str, float]:
@@ -213,7 +213,7 @@ class Given(NamedTuple):
         """The share of drawn images in which the judge sees the content's class, and
         how they follow the styles.
         """
-        images = ImageSet(
+        images = Examples(
             drawn.clamp(0, 1).mul(255).round().to(torch.uint8),
             labels,
             self.judge.classifier.classes,
@@ -229,7 +229,7 @@ class Given(NamedTuple):
         }
 
 
-def read_out(network: CapsuleClassifier, images: ImageSet, trained: Trained) -> Readout:
+def read_out(network: CapsuleClassifier, images: Examples, trained: Trained) -> Readout:
     """A linear read-out of slant and thickness from the poses of the classes that a
     network sees in raw images.
     """

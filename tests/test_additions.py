@@ -30,7 +30,7 @@ from torchcaps_lab.report import Observation, Selection, list_exhibits
 from torchcaps_lab.tasks import create_task
 check_routing(tc.create_routing("cosine", steps=2))
 data = create_dataset("stripes", size=8)
-images = data.test[0].images
+images = data.test[0].inputs
 network = tc.create_model("capsnet_digits", classes=2)
 assert set(create_task("shortlist", length=1).examine(network, data.test).figures) >= {"accuracy"}
 shown = list_exhibits()["longest_poses"].of(Observation(network, Selection(images, images)))

@@ -115,7 +115,7 @@ class TestKindsOfImages:
         assert (found - expected).abs().max() < 0.1
 
     def test_one_gives_one_and_several_give_several(self, grey):
-        images = Digits().test.images[:3]
+        images = Digits().test.inputs[:3]
         answers = grey(images)
         assert len(answers) == 3
         assert len(grey([images[0]])) == 1

@@ -211,7 +211,7 @@ class TestPreprocess:
             == json.loads((prepared_run / "summary.json").read_text())["test_accuracy"]
         )
         test = ImageFolder(str(colour_folder), size=(16, 18)).test
-        said = self.activations(prepared_run, test.images).argmax(1)
+        said = self.activations(prepared_run, test.inputs).argmax(1)
         assert (
             result["confusion"]
             == torch.bincount(test.labels * 3 + said, minlength=9)
@@ -227,7 +227,7 @@ class TestPreprocess:
         assert result["crops"] == 1
         test = ImageFolder(str(colour_folder), size=(16, 18)).test
         with torch.no_grad():
-            images = self.PREPROCESS.evaluate(test.images.float() / 255).images
+            images = self.PREPROCESS.evaluate(test.inputs.float() / 255).images
             said = load_pretrained(prepared_run / "model")(images).activation.argmax(1)
         assert (
             result["confusion"]
@@ -392,7 +392,7 @@ class TestLooking:
         } == before
 
     def test_predict_is_the_network(self, run, tmp_path, capsys):
-        image = Digits().test.images[0]
+        image = Digits().test.inputs[0]
         Image.fromarray(image[0].numpy()).save(tmp_path / "digit.png")
         assert main(["predict", str(run), str(tmp_path / "digit.png"), "--json"]) == 0
         row = json.loads(capsys.readouterr().out)

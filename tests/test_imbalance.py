@@ -17,7 +17,7 @@ from torchcaps.losses import (
     SpreadLoss,
 )
 from torchcaps_lab.cli import main
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.report import Findings
 from torchcaps_lab.tasks import Classification, SeveralLabels
 from torchcaps_lab.training import Optimisation, train_loader
@@ -40,7 +40,7 @@ def findings(said: list[int], labels: list[int], classes: int) -> Findings:
     )
 
 
-def uneven(counts: tuple[int, ...] = COUNTS) -> ImageSet:
+def uneven(counts: tuple[int, ...] = COUNTS) -> Examples:
     labels = torch.cat(
         [torch.full((count,), label) for label, count in enumerate(counts)]
     )
@@ -50,7 +50,7 @@ def uneven(counts: tuple[int, ...] = COUNTS) -> ImageSet:
         .expand(-1, 1, 8, 8)
         .contiguous()
     )
-    return ImageSet(images, labels, tuple("abcdefgh"[: len(counts)]))
+    return Examples(images, labels, tuple("abcdefgh"[: len(counts)]))
 
 
 class TestFigures:
@@ -104,7 +104,7 @@ class Told(tc.models.ImageClassifier):
 
 
 def test_classes_without_images_are_named():
-    images = ImageSet(
+    images = Examples(
         torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
         torch.tensor([0, 2]),
         ("a", "b", "c"),
@@ -121,7 +121,7 @@ def two_images(task, classes):
     labels = torch.tensor([0, 1])
     if isinstance(task, SeveralLabels):
         labels = F.one_hot(labels).bool()
-    return ImageSet(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels, classes)
+    return Examples(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels, classes)
 
 
 @pytest.mark.parametrize("task", [Classification(), SeveralLabels()])
@@ -153,7 +153,7 @@ def test_of_many_classes_the_most_confused_are_told():
             )
 
     labels = torch.tensor([*range(200), 7, 7, 9])
-    images = ImageSet(
+    images = Examples(
         labels.byte()[:, None, None, None],
         labels,
         tuple(f"c{label}" for label in range(300)),
@@ -232,7 +232,7 @@ class TestClassWeights:
             tc.margin_loss(
                 torch.rand(4, 3), torch.tensor([0, 1, 2, 0]), weight=WEIGHTS[:2]
             )
-        masks = ImageSet(
+        masks = Examples(
             torch.zeros(2, 1, 3, 3, dtype=torch.uint8),
             torch.ones(2, 2, dtype=torch.bool),
             ("a", "b"),

@@ -11,7 +11,7 @@ from tests.runs import FEW as DIGITS
 from tests.runs import learner, rows
 from torchcaps import create_model
 from torchcaps.models import ImageClassifier
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.report import layer_entropy, observe_layers
 from torchcaps_lab.report.health import routing_health
 from torchcaps_lab.training import Learner, RoutingHealth, Schedule, TrainerOptions, fit
@@ -50,7 +50,7 @@ def test_each_epoch_has_its_own_figures_in_the_csv_file_and_in_tensorboard(
     assert len(found) == 3
     assert all(row.keys() >= HEALTH for row in found)
     assert len({row["assignment_entropy_class_caps"] for row in found}) == 3
-    expected = routing_health(task.model, DIGITS.__getitems__(list(range(64))).images)
+    expected = routing_health(task.model, DIGITS.__getitems__(list(range(64))).inputs)
     assert {name: found[-1][name] for name in HEALTH} == pytest.approx(
         expected, rel=1e-6
     )
@@ -106,7 +106,7 @@ class Noisy(nn.Module):
 def test_mode_gradients_and_random_numbers_are_left_as_they_were() -> None:
     model = Noisy().train()
     model.inner.conv.eval()
-    images = DIGITS.__getitems__(list(range(20))).images
+    images = DIGITS.__getitems__(list(range(20))).inputs
     before = torch.get_rng_state()
     routing_health(model, images)
     assert torch.equal(torch.get_rng_state(), before)
@@ -116,7 +116,7 @@ def test_mode_gradients_and_random_numbers_are_left_as_they_were() -> None:
 
 
 def test_figures_do_not_depend_on_how_many_are_observed_at_once() -> None:
-    model, images = tiny().eval(), DIGITS.__getitems__(list(range(37))).images
+    model, images = tiny().eval(), DIGITS.__getitems__(list(range(37))).inputs
     with torch.no_grad():
         layers = observe_layers(model, images)
     health = routing_health(model, images)
@@ -127,7 +127,7 @@ def test_figures_do_not_depend_on_how_many_are_observed_at_once() -> None:
 @torch.no_grad()
 def test_capsules_that_a_bias_kills_are_counted() -> None:
     model = tiny()
-    images = DIGITS.__getitems__(list(range(20))).images
+    images = DIGITS.__getitems__(list(range(20))).inputs
     assert routing_health(model, images)["dead_capsules_primary_caps"] == 0
     conv = model.primary_caps.conv
     conv.weight[8 : 2 * 8] = 0  # the second of four types, of 8 numbers each
@@ -169,7 +169,7 @@ def test_a_network_without_capsules_has_nothing_to_watch() -> None:
 
 
 def test_misfits_are_named() -> None:
-    empty: ImageSet = DIGITS.subset(torch.arange(0))
+    empty: Examples = DIGITS.subset(torch.arange(0))
     with pytest.raises(
         ValueError, match="there must be images to observe, got count=64 of 0 images"
     ):

@@ -12,9 +12,9 @@ def test_cards() -> None:
     classifier = tc.Classifier(
         tc.load_pretrained("digits/capsnet_digits"), classes=names
     )
-    answer = classifier.predict(digits.images[0].float() / 255)
+    answer = classifier.predict(digits.inputs[0].float() / 255)
     assert answer.picture is not None
-    assert torch.allclose(answer.picture, digits.images[0].float() / 255)
+    assert torch.allclose(answer.picture, digits.inputs[0].float() / 255)
     shown = answer._repr_html_()
     assert shown.count("<tr>") == 10
     assert "data:image/png;base64," in shown

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (source,) = [block for block in blocks if "my_capsules.py" in block]
     (folder / "my_capsules.py").write_text(source)
     for number in range(3):
-        image = 255 - Digits().test.images[number, 0]
+        image = 255 - Digits().test.inputs[number, 0]
         Image.fromarray(image.numpy()).save(folder / f"{number}.png")
     done = torchcaps(folder, *TRAIN.split())
     assert done.returncode == 0, done.stderr

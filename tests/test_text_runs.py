@@ -188,8 +188,8 @@ def test_evaluate_reads_other_texts_in_the_words_of_the_network(
         Text(str(root), test=0.0, validation=0.0).train for root in (reviews, tmp_path)
     ]
     first, second = (classifier.prepared(texts) for texts in both)
-    rows = dict(zip(second.texts, second.images, strict=True))
-    for text, row in zip(first.texts, first.images, strict=True):
+    rows = dict(zip(second.texts, second.inputs, strict=True))
+    for text, row in zip(first.texts, first.inputs, strict=True):
         assert torch.equal(rows[text][: len(row)][row > 0], row[row > 0])
     assert 0 <= own["accuracy"] <= 1
     with pytest.raises(ValueError, match="the network takes words, these are images"):
@@ -232,7 +232,7 @@ class TestColours:
         "name", ["text_capsnet", "text_capsnet_b", "text_encoder", "text_pooled"]
     )
     def test_shares(self, name: str) -> None:
-        model, words = self.network(name), self.data.test.__getitems__([0, 1, 2]).images
+        model, words = self.network(name), self.data.test.__getitems__([0, 1, 2]).inputs
         shares = word_shares(model, words)
         assert shares.shape == (*words.shape, 4)
         assert (shares[words == 0] == 0).all()
@@ -306,7 +306,7 @@ def test_two_classes_in_one_text() -> None:
     pairs = joined(data.test, 10)
     found = SeveralLabels(count=2).examine(model, pairs)
     activation = torch.cat(
-        [model(pairs[place].images).activation for place in range(10)]
+        [model(pairs[place].inputs).activation for place in range(10)]
     )
     said = torch.zeros(10, 4).scatter(1, activation.topk(2).indices, 1).bool()
     assert found.figures["accuracy"] == (said == pairs.labels).all(1).double().mean()

@@ -302,11 +302,11 @@ def test_training_and_validation_images_are_prepared_and_pixels_are_reconstructe
         loader = train_loader(FEW, 16, seed=5)
         loader.sampler.set_epoch(epoch)
         expected += [
-            preprocess.train(batch.images, batch.indices, epoch, seed=5)
+            preprocess.train(batch.inputs, batch.indices, epoch, seed=5)
             for batch in loader
         ]
         expected += [
-            preprocess.evaluate(part) for part in (FEW.images.float() / 255).split(16)
+            preprocess.evaluate(part) for part in (FEW.inputs.float() / 255).split(16)
         ]
     for images, target, view in zip(seen, targets, expected, strict=True):
         assert torch.equal(images, view.images)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.options import made, typed
 from torchcaps import create_model
 from torchcaps.models import load_pretrained
-from torchcaps_lab.data import Digits, ImageSet, Preprocess
+from torchcaps_lab.data import Digits, Examples, Preprocess
 from torchcaps_lab.training import (
     Learner,
     Optimisation,
@@ -39,13 +39,13 @@ DEVICES = [
 Rows = list[dict[str, float]]
 
 
-def two_channels(count: int, size: int) -> ImageSet:
+def two_channels(count: int, size: int) -> Examples:
     """Digits beside their negatives: with one channel, both orders in memory are the
     same.
     """
     few = Digits(size=size).train.subset(torch.arange(count))
-    return ImageSet(
-        torch.cat([few.images, 255 - few.images], 1), few.labels, few.classes
+    return Examples(
+        torch.cat([few.inputs, 255 - few.inputs], 1), few.labels, few.classes
     )
 
 
@@ -71,7 +71,7 @@ def digits_task(
 
 def train(
     task: Learner,
-    images: ImageSet,
+    images: Examples,
     folder: Path,
     epochs: int = 2,
     options: TrainerOptions = EXACT,
@@ -205,7 +205,7 @@ class TestChannelsLast:
         loaded = load_pretrained(tmp_path / "model")
         for name, tensor in trained.model.state_dict().items():
             assert torch.equal(loaded.state_dict()[name], tensor), name
-        pixels = images.images.float() / 255
+        pixels = images.inputs.float() / 255
         with torch.no_grad():
             found, expected = (
                 loaded(pixels).activation,
@@ -290,7 +290,7 @@ class TestResident:
         """How many images were sent where."""
         moved: list[tuple[int, str]] = []
         monkeypatch.setattr(
-            ImageSet,
+            Examples,
             "to",
             lambda self, device: moved.append((len(self), str(device))) or self,
         )
@@ -298,7 +298,7 @@ class TestResident:
 
     def test_sets_up_to_the_size_are_moved(self, moved: list[tuple[int, str]]) -> None:
         images, device = Digits().test, torch.device("cuda")
-        size = images.images.nbytes / 2**30
+        size = images.inputs.nbytes / 2**30
         Speed(resident=size).near(images, device)
         assert moved == [(len(images), "cuda")]
         assert Speed(resident=0.999 * size).near(images, device) is images
@@ -319,8 +319,8 @@ class TestResident:
     def test_batches_are_the_same_on_the_device(self, device: str) -> None:
         few = Digits().train.subset(torch.tensor([3, 1, 4, 15]))
         names = tuple(f"{place}.png" for place in range(4))
-        here = ImageSet(
-            few.images,
+        here = Examples(
+            few.inputs,
             few.labels,
             few.classes,
             names,
@@ -417,20 +417,20 @@ class TestDigitsOfAnySize:
             (small.validation, large.validation),
             (small.test, large.test),
         ):
-            assert other.images.shape == (len(one), 1, 28, 28)
-            assert other.images.dtype == torch.uint8
+            assert other.inputs.shape == (len(one), 1, 28, 28)
+            assert other.inputs.dtype == torch.uint8
             assert torch.equal(other.labels, one.labels)
             # Interpolation is a mean: it leaves nothing out of the range of the image.
             assert bool(
-                (other.images.amax((1, 2, 3)) <= one.images.amax((1, 2, 3))).all()
+                (other.inputs.amax((1, 2, 3)) <= one.inputs.amax((1, 2, 3))).all()
             )
             assert bool(
-                (other.images.amin((1, 2, 3)) >= one.images.amin((1, 2, 3))).all()
+                (other.inputs.amin((1, 2, 3)) >= one.inputs.amin((1, 2, 3))).all()
             )
 
     def test_centres_of_three_by_three_are_the_pixels(self) -> None:
         assert torch.equal(
-            Digits(size=24).test.images[:, :, 1::3, 1::3], Digits().test.images
+            Digits(size=24).test.inputs[:, :, 1::3, 1::3], Digits().test.inputs
         )
 
 

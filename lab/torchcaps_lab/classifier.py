@@ -28,11 +28,11 @@ from torchcaps.models.network import network_folder
 from torchcaps.names import needing
 from torchcaps.numerics import check_size
 from torchcaps.whole import LARGEST_NOTE, owned, read_json
-from torchcaps_lab.data import ImageSet, Preprocess
+from torchcaps_lab.data import Examples, Preprocess
 from torchcaps_lab.data.bands import Levels, check_range
 from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.folder import check_resize
-from torchcaps_lab.data.handwriting import Handwriting
+from torchcaps_lab.data.handwriting import Read
 from torchcaps_lab.data.picture import as_numbers
 from torchcaps_lab.data.reader import ImageReader, Reader, SeriesReader, TextReader
 from torchcaps_lab.data.series_set import Scale
@@ -93,7 +93,7 @@ class Classifier:
         >>> classifier = tc.Classifier(
         ...     tc.create_model("capsnet_digits"), classes=digits.classes
         ... )
-        >>> answers = classifier.predict(digits.images[:2])
+        >>> answers = classifier.predict(digits.inputs[:2])
         >>> len(answers), len(answers[0].classes), answers[0].poses["3"].shape
         (2, 1, torch.Size([16]))
     """
@@ -427,7 +427,7 @@ class Classifier:
             Each image with its answer, in their order.
         """
         size, reader = self._at_once(batch_size), self.reader
-        batch: list[tuple[Any, Handwriting]] = []
+        batch: list[tuple[Any, Read]] = []
         for image in images:
             try:
                 looked = self._look(image, resize)
@@ -436,11 +436,11 @@ class Classifier:
                     raise
                 skip(image, error)
                 continue
-            if batch and not reader.alike(batch[0][1].pixels, looked.pixels):
+            if batch and not reader.alike(batch[0][1].values, looked.values):
                 yield from self._answered(batch)
                 batch = []
             batch.append((image, looked))
-            if len(batch) >= reader.most(looked.pixels, size):
+            if len(batch) >= reader.most(looked.values, size):
                 yield from self._answered(batch)
                 batch = []
         if batch:
@@ -451,10 +451,8 @@ class Classifier:
         check_size(batch_size=batch_size)
         return max(1, batch_size // self.preprocess.crops)
 
-    def _answered(
-        self, batch: list[tuple[Any, Handwriting]]
-    ) -> Iterator[tuple[Any, Answer]]:
-        together = self.reader.together([looked.pixels for _, looked in batch])
+    def _answered(self, batch: list[tuple[Any, Read]]) -> Iterator[tuple[Any, Answer]]:
+        together = self.reader.together([looked.values for _, looked in batch])
         prediction = self._predict(together)
         for line in finite_warning(prediction.activation, "their answers say nothing"):
             warnings.warn(line, stacklevel=3)
@@ -463,7 +461,7 @@ class Classifier:
         )
         more: dict[str, Sequence[Any]] = {"seen": [looked.note for _, looked in batch]}
         more["picture"] = [
-            one.pixels if one.pixels.ndim == 3 else None for _, one in batch
+            one.values if one.values.ndim == 3 else None for _, one in batch
         ]  # of texts there is none
         if self.calibration is not None:
             shares = self.calibration(prediction.activation).tolist()
@@ -532,7 +530,7 @@ class Classifier:
         With ``resize="keep"`` it has the image's own height and width. For a text, the
         numbers of its words, int64 (L,). Raises what :meth:`predict` raises.
         """
-        return self._look(image, resize).pixels
+        return self._look(image, resize).values
 
     def reading(self, text: str) -> Reading:
         """A text as this classifier reads it; raises what :meth:`predict` raises."""
@@ -551,7 +549,7 @@ class Classifier:
             else TextReader(self.words)
         )
 
-    def _look(self, image: "Image", resize: Fit | None) -> Handwriting:
+    def _look(self, image: "Image", resize: Fit | None) -> Read:
         """The pixels, and a note on how they were made, if that depends on the
         image.
         """
@@ -589,7 +587,7 @@ class Classifier:
         return torch.cat(found) if found else torch.empty(0, len(self.classes))
 
     def examine(
-        self, images: ImageSet, batch_size: int = 128, crops: int | None = None
+        self, images: Examples, batch_size: int = 128, crops: int | None = None
     ) -> Examination:
         """Tests the network on images, as its task does.
 
@@ -603,7 +601,7 @@ class Classifier:
         """
         return self.task.examine(self.network, self.prepared(images, crops), batch_size)
 
-    def prepared(self, images: ImageSet, crops: int | None = None) -> ImageSet:
+    def prepared(self, images: Examples, crops: int | None = None) -> Examples:
         """Images, as they are in their data set, prepared for the network; raises what
         :meth:`examine` raises.
         """
@@ -621,7 +619,7 @@ class Classifier:
             )
         )
 
-    def by_name(self, images: ImageSet) -> ImageSet:
+    def by_name(self, images: Examples) -> Examples:
         """The same images with the labels that the network has for their classes, which
         are matched by name.
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchcaps_lab.data import (
     NO_CLASS,
-    ImageData,
-    ImageSet,
+    DataSet,
+    Examples,
     MaskSet,
     SeriesSet,
     TextSet,
@@ -28,7 +28,7 @@ duplicates.
 """
 
 
-def check_dataset(source: ImageData | Callable[..., ImageData]) -> None:
+def check_dataset(source: DataSet | Callable[..., DataSet]) -> None:
     """Asserts that a data set has three splits that fit together, and that they depend
     on its seed only.
 
@@ -56,13 +56,13 @@ def check_dataset(source: ImageData | Callable[..., ImageData]) -> None:
         _check_seeds(source, sets, splits=data.load_validation() is None)
 
 
-def _make(source: ImageData | Callable[..., ImageData], **changes: Any) -> ImageData:
+def _make(source: DataSet | Callable[..., DataSet], **changes: Any) -> DataSet:
     """The data set with other ``validation`` and ``seed``."""
-    if not isinstance(source, ImageData):
+    if not isinstance(source, DataSet):
         data = source(**changes)
         _require(
-            isinstance(data, ImageData),
-            f"it must be an ImageData, got {type(data).__name__}",
+            isinstance(data, DataSet),
+            f"it must be an DataSet, got {type(data).__name__}",
         )
         return data
     twin = copy.copy(source)
@@ -74,7 +74,7 @@ def _make(source: ImageData | Callable[..., ImageData], **changes: Any) -> Image
     return twin
 
 
-def _sets(data: ImageData) -> dict[str, ImageSet]:
+def _sets(data: DataSet) -> dict[str, Examples]:
     return {split: getattr(data, split) for split in SPLITS}
 
 
@@ -83,7 +83,7 @@ def _require(holds: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def _check_belonging(data: ImageData, sets: Mapping[str, ImageSet]) -> None:
+def _check_belonging(data: DataSet, sets: Mapping[str, Examples]) -> None:
     """Asserts that all splits have one size, the same classes, and targets of the same
     form.
     """
@@ -120,7 +120,7 @@ def _check_belonging(data: ImageData, sets: Mapping[str, ImageSet]) -> None:
         )
 
 
-def _check_batches(split: str, images: ImageSet) -> None:
+def _check_batches(split: str, images: Examples) -> None:
     """Asserts that batches have pixels in [0, 1] of the right shape, labels or masks in
     range, and do not change.
     """
@@ -131,16 +131,16 @@ def _check_batches(split: str, images: ImageSet) -> None:
     count, classes = len(rows), len(images.classes)
     labels = batch.labels
     if isinstance(images, TextSet):
-        _check_words(split, images, batch.images)
+        _check_words(split, images, batch.inputs)
     elif isinstance(images, SeriesSet):
-        _check_series(split, images.image_shape[0], batch.images)
+        _check_series(split, images.image_shape[0], batch.inputs)
     else:
         _check_pixels(split, (count, *images.image_shape), batch.pictures)
     mask = labels.dtype == torch.bool and labels.shape == (count, classes)
     pixels = isinstance(images, MaskSet)
     known = labels[labels != NO_CLASS] if pixels else labels
     label = labels.dtype == torch.int64 and labels.shape == (
-        batch.images[:, 0].shape if pixels else (count,)
+        batch.inputs[:, 0].shape if pixels else (count,)
     )
     _require(
         mask or (label and bool(((known >= 0) & (known < classes)).all())),
@@ -153,7 +153,7 @@ def _check_batches(split: str, images: ImageSet) -> None:
         f"{split}: indices of a batch are not those requested",
     )
     _require(
-        torch.equal(batch.images, again.images),
+        torch.equal(batch.inputs, again.inputs),
         f"{split}: the images differ when fetched again",
     )
     _require(
@@ -226,7 +226,7 @@ def _check_series(split: str, channels: int, series: Tensor) -> None:
     )
 
 
-def _check_disjoint(sets: Mapping[str, ImageSet]) -> None:
+def _check_disjoint(sets: Mapping[str, Examples]) -> None:
     """Asserts that splits share neither images nor files."""
     shown = {split: _contents(images) for split, images in sets.items()}
     for one, other in (
@@ -246,15 +246,15 @@ def _check_disjoint(sets: Mapping[str, ImageSet]) -> None:
         )
 
 
-def _contents(images: ImageSet) -> list[bytes]:
+def _contents(images: Examples) -> list[bytes]:
     if isinstance(images, TextSet):
         return [text.encode() for text in images.texts]
-    return [image.cpu().contiguous().numpy().tobytes() for image in images.images]
+    return [image.cpu().contiguous().numpy().tobytes() for image in images.inputs]
 
 
 def _check_seeds(
-    source: ImageData | Callable[..., ImageData],
-    sets: Mapping[str, ImageSet],
+    source: DataSet | Callable[..., DataSet],
+    sets: Mapping[str, Examples],
     splits: bool,
 ) -> None:
     """Asserts that the seed alone chooses the validation images, if the source has none
@@ -293,13 +293,13 @@ def _check_seeds(
     )
 
 
-def _same(one: ImageSet, other: ImageSet) -> bool:
+def _same(one: Examples, other: Examples) -> bool:
     if isinstance(one, TextSet):
         return _contents(one) == _contents(other) and torch.equal(
             one.labels, other.labels
         )
     pairs: list[tuple[Tensor, Tensor]] = [
-        (one.images, other.images),
+        (one.inputs, other.inputs),
         (one.labels, other.labels),
     ]
     return all(torch.equal(first, second) for first, second in pairs)

@@ -15,7 +15,7 @@ from torch import nn
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.spec import fit, make
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import ImageData, ImageSet
+from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.report import examine
 from torchcaps_lab.training import (
@@ -66,7 +66,7 @@ class Trained:
         return Classifier(self.network)
 
     @property
-    def data(self) -> ImageData:
+    def data(self) -> DataSet:
         """The data it was trained on."""
         return data_of(read_options(self.folder / "config.yaml")["data"])
 
@@ -111,7 +111,7 @@ class Trained:
         """On the same images, in percent."""
         return 100 * (1 - self.summary["test_accuracy"])
 
-    def error_on(self, images: ImageSet, crops: int | None = None) -> float:
+    def error_on(self, images: Examples, crops: int | None = None) -> float:
         """The error on other, unprepared images, in percent; activations are averaged
         over 1 or 13 crops of each.
         """
@@ -262,9 +262,9 @@ def run_name(experiment: str, row: str) -> str:
     return "-".join([experiment, *words.split()])
 
 
-def data_of(config: Mapping[str, Any] | str) -> ImageData:
+def data_of(config: Mapping[str, Any] | str) -> DataSet:
     """The data set that the option ``data`` of ``torchcaps train`` describes."""
-    return make(fit(ImageData, config, "data"))
+    return make(fit(DataSet, config, "data"))
 
 
 def in_package(name: str, package: str, inside: str) -> Path:
@@ -286,12 +286,12 @@ def in_package(name: str, package: str, inside: str) -> Path:
     return found
 
 
-def first_of(images: ImageSet, count: int) -> ImageSet:
+def first_of(images: Examples, count: int) -> Examples:
     """The first ``count`` images; all if there are fewer."""
     return images.subset(torch.arange(min(count, len(images))))
 
 
-def at_random(images: ImageSet, count: int) -> ImageSet:
+def at_random(images: Examples, count: int) -> Examples:
     """``count`` random images, the same for all networks and seeds; all if there are
     fewer.
     """

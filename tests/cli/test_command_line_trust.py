@@ -168,7 +168,7 @@ class TestSavedNetworkCarriesItsPreprocessing:
             )
         )
         images = Digits().test.subset(torch.arange(4))
-        named = type(images)(images.images, images.labels, tuple("abcdefghij"))
+        named = type(images)(images.inputs, images.labels, tuple("abcdefghij"))
         assert classifier.examine(named).figures == classifier.examine(images).figures
 
 
@@ -475,7 +475,7 @@ class TestPredict:
         classifier = Classifier.open(run)
         data = ImageFolder(str(photos), size=12, resize="stretch", validation=0.6)
         assert classifier.calibration.images == len(data.validation) >= LEAST_IMAGES
-        activation = classifier.activations(data.validation.images)
+        activation = classifier.activations(data.validation.inputs)
         assert (
             classifier.calibration.config()
             == classifier.task.calibrate(
@@ -485,7 +485,7 @@ class TestPredict:
         rows = torch.tensor(
             [
                 list(answer.calibrated.values())
-                for answer in classifier(data.validation.images)
+                for answer in classifier(data.validation.inputs)
             ]
         )
         torch.testing.assert_close(rows, classifier.calibration(activation).float())

@@ -82,7 +82,7 @@ def test_two_things_of_a_class_and_one_of_another(
     """They were told as one, with a box in the empty middle between the two."""
     digits, scene = digit_samples((1, 28, 28)), torch.zeros(96, 96, dtype=torch.uint8)
     for label, top, left in ((1, 8, 8), (1, 56, 56), (6, 8, 56)):
-        scene[top : top + 28, left : left + 28] = digits.images[digits.labels == label][
+        scene[top : top + 28, left : left + 28] = digits.inputs[digits.labels == label][
             0, 0
         ]
     Image.fromarray(scene.numpy()).save(tmp_path / "scene.png")

@@ -140,7 +140,7 @@ def test_arguments_of_data_are_found_in_the_source():
     kinds = [
         cls
         for cls in vars(data).values()
-        if isinstance(cls, type) and issubclass(cls, data.ImageData)
+        if isinstance(cls, type) and issubclass(cls, data.DataSet)
     ]
     taken = {name for cls in kinds for name in declared(cls).arguments}
-    assert taken <= arguments_of("torchcaps_lab.data", "ImageData")
+    assert taken <= arguments_of("torchcaps_lab.data", "DataSet")

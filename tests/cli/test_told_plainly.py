@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pose_dim=2,
     )
     text.save_pretrained(folder / "texts", words=words.config())
-    Image.fromarray(Digits().test.images[0, 0].numpy()).save(folder / "one.png")
+    Image.fromarray(Digits().test.inputs[0, 0].numpy()).save(folder / "one.png")
     (folder / "one.onnx").touch()
     return folder
 

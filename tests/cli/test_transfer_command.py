@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     create_model("capsnet_digits", decoder_hidden=None).save_pretrained(folder / "none")
     for name, image in zip(
-        ("content", "style"), Digits().test.images[[3, 40]], strict=True
+        ("content", "style"), Digits().test.inputs[[3, 40]], strict=True
     ):
         Image.fromarray(image[0].numpy()).save(folder / f"{name}.png")
     return folder

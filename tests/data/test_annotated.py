@@ -115,7 +115,7 @@ def test_boxes_lie_where_white_is_however_images_are_resized(tmp_path: Path) -> 
     for resize in ("pad", "crop", "stretch"):
         train = data(tmp_path, notes, size=(48, 48), resize=resize).train
         (box,), (other,) = found(train).values()
-        white = (train.images[0, 0] > 127).nonzero()
+        white = (train.inputs[0, 0] > 127).nonzero()
         assert (
             torch.tensor([*white.amin(0).flip(0), *(white.amax(0) + 1).flip(0)])
             - torch.tensor(box[1])
@@ -140,7 +140,7 @@ def test_boxes_move_with_images_in_training(tmp_path: Path) -> None:
     moved = batch.prepared(
         lambda images: Preprocess(flip=True).train(images, batch.indices, epoch=1)
     )
-    flipped = (moved.images != batch.images).flatten(1).any(1)
+    flipped = (moved.inputs != batch.inputs).flatten(1).any(1)
     assert flipped.any()
     _, before = true_things(batch)
     _, after = true_things(moved)

@@ -39,7 +39,7 @@ def test_both_orders_and_kinds_of_numbers_are_the_same_data(
     assert data.classes == ("0", "1")
     for part in ("train", "validation", "test"):
         one, other = getattr(data, part), getattr(PLAIN, part)
-        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.inputs, other.inputs)
         assert torch.equal(one.labels, other.labels)
     assert any(f"are {order}: 3 channels" in note for note in data.notes())
 
@@ -79,7 +79,7 @@ def test_test_arrays_are_kept_apart(form: str) -> None:
     }[form]
     data = MapStyle(*given, validation=0)
     assert torch.equal(
-        data.test.images, torch.from_numpy(PIXELS[30:]).permute(0, 3, 1, 2)
+        data.test.inputs, torch.from_numpy(PIXELS[30:]).permute(0, 3, 1, 2)
     )
     assert len(data.train) == 30
 
@@ -124,7 +124,7 @@ def test_the_order_of_axes_and_the_range_can_be_given() -> None:
     data = MapStyle((images, LABELS), axes="NCHW", range=(0, 16))
     assert data.image_shape == (3, 20, 3)
     place = int(data.train.files[0].removeprefix("train/"))
-    assert data.train.images[0].tolist() == (images[place] * 255 / 16).round().tolist()
+    assert data.train.inputs[0].tolist() == (images[place] * 255 / 16).round().tolist()
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_bands_are_read_as_they_are(tmp_path: Path, suffix: str, bands: int) -> 
     assert data.image_shape == (bands, 16, 18)
     file = Path(data.train.files[0])
     stored = np.load(file) if suffix == ".npy" else tifffile.imread(file)
-    assert torch.equal(data.train.images[0], torch.from_numpy(stored).permute(2, 0, 1))
+    assert torch.equal(data.train.inputs[0], torch.from_numpy(stored).permute(2, 0, 1))
 
 
 def test_a_run_of_many_bands_is_trained_checked_evaluated_explained_and_predicts(

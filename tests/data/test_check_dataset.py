@@ -26,12 +26,12 @@ from torchcaps_lab.data import (
     CIFAR10,
     MNIST,
     AnnotatedImages,
+    DataSet,
     Digits,
+    Examples,
     FashionMNIST,
     Hub,
-    ImageData,
     ImageFolder,
-    ImageSet,
     Series,
     SmallNORB,
     Text,
@@ -57,7 +57,7 @@ class TinyFashion(FashionMNIST):
 @pytest.fixture(scope="module")
 def makers(
     tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Callable[..., ImageData]]:
+) -> dict[str, Callable[..., DataSet]]:
     """What makes each data set of the registry, from small files in its original
     format.
     """
@@ -145,7 +145,7 @@ def write_smallnorb(folder: Path) -> None:
     write(folder, files)
 
 
-def test_all_of_the_registry(makers: dict[str, Callable[..., ImageData]]) -> None:
+def test_all_of_the_registry(makers: dict[str, Callable[..., DataSet]]) -> None:
     shipped = {
         name
         for name in list_datasets()
@@ -164,12 +164,12 @@ def test_classes_makers_and_data_sets(source: object) -> None:
     check_dataset(source)
 
 
-class Wrong(ImageData):
+class Wrong(DataSet):
     """Forty images of two classes, and eight to test on, with one thing that is off."""
 
     off = ""
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         images = (
             torch.arange(40, dtype=torch.uint8)
             .view(40, 1, 1, 1)
@@ -178,11 +178,11 @@ class Wrong(ImageData):
         )
         if self.off == "global":
             images = images[torch.randperm(40)]
-        return ImageSet(
+        return Examples(
             images, torch.arange(40) % 2, ("a", "a" if self.off == "names" else "b")
         )
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         first = {"overlap": 36, "seeded test": 100 + self.seed}.get(self.off, 100)
         size = 5 if self.off == "size" else 4
         images = (
@@ -195,7 +195,7 @@ class Wrong(ImageData):
         labels = torch.arange(8) % 2
         if self.off == "masks":
             labels = torch.nn.functional.one_hot(labels, 2).bool()
-        return ImageSet(
+        return Examples(
             images[: 0 if self.off == "empty" else 8],
             labels[: 0 if self.off == "empty" else 8],
             ("a", "c")
@@ -204,7 +204,7 @@ class Wrong(ImageData):
         )
 
     @property
-    def validation(self) -> ImageSet:
+    def validation(self) -> Examples:
         return (
             self.train.subset(torch.arange(5))
             if self.off == "leak"
@@ -212,7 +212,7 @@ class Wrong(ImageData):
         )
 
     @property
-    def train(self) -> ImageSet:
+    def train(self) -> Examples:
         images = super().train
         return (
             images.subset(torch.arange(len(images) - 3))
@@ -258,5 +258,5 @@ def test_a_seed_that_does_nothing_is_found() -> None:
 
 
 def test_it_must_be_a_data_set() -> None:
-    with pytest.raises(AssertionError, match="it must be an ImageData, got dict"):
+    with pytest.raises(AssertionError, match="it must be an DataSet, got dict"):
         check_dataset(dict)

@@ -75,11 +75,11 @@ def check_splits(data: CIFAR10) -> None:
     assert (data.classes[0], data.classes[9]) == ("airplane", "truck")
     numbers = []
     for part in (data.train, data.validation, data.test):
-        number = part.images[:, 0, 0, 0].long()
+        number = part.inputs[:, 0, 0, 0].long()
         assert torch.equal(part.labels, number % 10)
         expected = number[:, None] + torch.arange(3)
         assert torch.equal(
-            part.images.long(), expected[:, :, None, None].expand(-1, 3, 32, 32)
+            part.inputs.long(), expected[:, :, None, None].expand(-1, 3, 32, 32)
         )
         numbers += number.tolist()
     assert sorted(numbers) == [*range(100), *range(200, 210)]
@@ -117,7 +117,7 @@ def test_pixels_are_rows_of_planes(tmp_path: Path) -> None:
     plane, row, column = torch.meshgrid(
         torch.arange(3), torch.arange(32), torch.arange(32), indexing="ij"
     )
-    assert torch.equal(data.images[0].long(), 5 * plane + 3 * row + column)
+    assert torch.equal(data.inputs[0].long(), 5 * plane + 3 * row + column)
 
 
 def test_the_test_file_is_not_needed_to_train_nor_the_names(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from torchcaps_lab.cli.runs import open_run
 from torchcaps_lab.data import (
     AnnotatedImages,
     AnnotatedSet,
+    DataSet,
     Digits,
-    ImageData,
+    Examples,
     ImageFolder,
-    ImageSet,
     MapStyle,
     MaskSet,
     Text,
@@ -39,13 +39,13 @@ def save(root: Path, counts: dict[str, int], start: int = 0) -> Path:
     return root
 
 
-def shades(images: ImageSet) -> list[int]:
+def shades(images: Examples) -> list[int]:
     """The shade that the class of each image has by its name."""
     return [SHADES[images.classes[label]] for label in images.labels.tolist()]
 
 
-def assert_named_as_drawn(images: ImageSet) -> None:
-    assert shades(images) == images.images.flatten(1).median(1).values.tolist()
+def assert_named_as_drawn(images: Examples) -> None:
+    assert shades(images) == images.inputs.flatten(1).median(1).values.tolist()
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["no folder", "an empty folder"])
@@ -180,21 +180,21 @@ def small(classes: tuple[str, ...]) -> Classifier:
 def test_a_classifier_is_tested_on_a_subset_in_any_order() -> None:
     digits = Digits().test
     whole = small(digits.classes)
-    swapped = ImageSet(digits.images, 9 - digits.labels, digits.classes[::-1])
+    swapped = Examples(digits.inputs, 9 - digits.labels, digits.classes[::-1])
     assert whole.examine(swapped).figures == whole.examine(digits).figures
     rows = ((digits.labels == 7) | (digits.labels == 2)).nonzero().flatten()
-    few = ImageSet(digits.images[rows], (digits.labels[rows] == 2).long(), ("7", "2"))
+    few = Examples(digits.inputs[rows], (digits.labels[rows] == 2).long(), ("7", "2"))
     assert (
         whole.examine(few).figures["accuracy"]
         == whole.examine(digits.subset(rows)).figures["accuracy"]
     )
     with pytest.raises(ValueError, match=r"may hold the classes .* but not seven"):
-        whole.examine(ImageSet(few.images, few.labels, ("seven", "2")))
+        whole.examine(Examples(few.inputs, few.labels, ("seven", "2")))
 
 
 def test_masks_of_classes_pixels_and_boxes_are_renumbered() -> None:
     images = torch.zeros(1, 1, 2, 2, dtype=torch.uint8)
-    several = ImageSet(images, torch.tensor([[True, False, True]]), ("a", "b", "c"))
+    several = Examples(images, torch.tensor([[True, False, True]]), ("a", "b", "c"))
     assert several.in_classes(("c", "x", "a")).labels.tolist() == [[True, False, True]]
     assert several.in_classes(("x", "c", "a", "b")).labels.tolist() == [
         [False, True, True, False]
@@ -212,7 +212,7 @@ def test_masks_of_classes_pixels_and_boxes_are_renumbered() -> None:
 
 
 def folder(root: Path) -> Spec:
-    return fit(ImageData, {"name": "ImageFolder", "root": str(root)}, "data")
+    return fit(DataSet, {"name": "ImageFolder", "root": str(root)}, "data")
 
 
 def test_a_run_is_evaluated_on_a_folder_of_some_of_its_classes(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader
 from torchcaps_lab.data import (
     MNIST,
     Batch,
+    DataSet,
     Digits,
-    ImageData,
+    Examples,
     ImageFolder,
-    ImageSet,
     create_dataset,
     find_data_dir,
     list_datasets,
@@ -23,10 +23,10 @@ from torchcaps_lab.data import (
 from torchcaps_lab.data.base import DATASETS
 
 
-def make_set(count: int = 20, classes: int = 2) -> ImageSet:
+def make_set(count: int = 20, classes: int = 2) -> Examples:
     images = (torch.arange(count * 12) % 256).to(torch.uint8).reshape(count, 1, 3, 4)
     names = tuple(f"class {i}" for i in range(classes))
-    return ImageSet(
+    return Examples(
         images,
         torch.arange(count) % classes,
         names,
@@ -34,7 +34,7 @@ def make_set(count: int = 20, classes: int = 2) -> ImageSet:
     )
 
 
-class Fake(ImageData):
+class Fake(DataSet):
     """Twenty training images in two classes, four test images; it keeps account of what
     is read.
     """
@@ -43,30 +43,30 @@ class Fake(ImageData):
         super().__init__(validation, seed)
         self.read: list[str] = []
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         self.read.append("train")
         return make_set(20)
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         self.read.append("test")
         return make_set(4)
 
 
 class FakeWithValidation(Fake):
-    def load_validation(self) -> ImageSet:
+    def load_validation(self) -> Examples:
         return make_set(6)
 
 
-# ImageSet
+# Examples
 
 
 def test_batch_holds_scaled_images_labels_and_indices() -> None:
     data = make_set()
     batch = data.__getitems__([7, 2])
     assert isinstance(batch, Batch)
-    assert batch.images.dtype == torch.float32
+    assert batch.inputs.dtype == torch.float32
     torch.testing.assert_close(
-        batch.images, data.images[[7, 2]].double().div(255).float()
+        batch.inputs, data.inputs[[7, 2]].double().div(255).float()
     )
     assert batch.labels.tolist() == [1, 0]
     assert batch.indices.tolist() == [7, 2]
@@ -74,16 +74,16 @@ def test_batch_holds_scaled_images_labels_and_indices() -> None:
 
 def test_one_item_is_a_batch_of_one() -> None:
     one, batch = make_set()[3], make_set().__getitems__([3])
-    assert one.images.shape == (1, 1, 3, 4)
+    assert one.inputs.shape == (1, 1, 3, 4)
     assert all(torch.equal(a, b) for a, b in zip(one[:4], batch[:4], strict=True))
 
 
 def test_batches_are_all_images_in_their_order() -> None:
     found = list(make_set(20).batches(8))
-    assert [len(batch.images) for batch in found] == [8, 8, 4]
+    assert [len(batch.inputs) for batch in found] == [8, 8, 4]
     assert torch.cat([batch.indices for batch in found]).tolist() == list(range(20))
     torch.testing.assert_close(
-        torch.cat([batch.images for batch in found]), make_set(20).images / 255
+        torch.cat([batch.inputs for batch in found]), make_set(20).inputs / 255
     )
     assert not list(make_set(0).batches(8))
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):
@@ -93,7 +93,7 @@ def test_batches_are_all_images_in_their_order() -> None:
 def test_data_loader_fetches_batches_whole() -> None:
     data = make_set(10)
     batches = list(DataLoader(data, batch_size=4, collate_fn=lambda batch: batch))
-    assert [len(batch.images) for batch in batches] == [4, 4, 2]
+    assert [len(batch.inputs) for batch in batches] == [4, 4, 2]
     assert torch.cat([batch.indices for batch in batches]).tolist() == list(range(10))
     assert torch.equal(torch.cat([batch.labels for batch in batches]), data.labels)
 
@@ -101,7 +101,7 @@ def test_data_loader_fetches_batches_whole() -> None:
 def test_subset_keeps_images_labels_and_files_together() -> None:
     data = make_set()
     part = data.subset(torch.tensor([5, 0, 8]))
-    assert torch.equal(part.images, data.images[[5, 0, 8]])
+    assert torch.equal(part.inputs, data.inputs[[5, 0, 8]])
     assert part.labels.tolist() == [1, 0, 0]
     assert part.files == ("5.png", "0.png", "8.png")
     assert part.classes == data.classes
@@ -130,13 +130,13 @@ LABELS = torch.tensor([0, 1])
             IMAGES.float(),
             LABELS,
             None,
-            r"images must be uint8 .* got torch.float32 \(2, 1, 3, 3\)",
+            r"inputs must be uint8 .* got torch.float32 \(2, 1, 3, 3\)",
         ),
         (
             IMAGES[:, 0],
             LABELS,
             None,
-            r"images must be uint8 .* got torch.uint8 \(2, 3, 3\)",
+            r"inputs must be uint8 .* got torch.uint8 \(2, 3, 3\)",
         ),
         (IMAGES, LABELS.int(), None, "labels must be int64"),
         (
@@ -157,7 +157,7 @@ def test_image_set_refuses_what_does_not_fit(
     message: str,
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        ImageSet(images, labels, ("a", "b"), files)
+        Examples(images, labels, ("a", "b"), files)
 
 
 # The split
@@ -224,7 +224,7 @@ def test_whole_numbers_of_any_kind_are_indices() -> None:
     for index in (np.int64(3), torch.tensor(3)):
         batch = image_set[index]
         assert batch.indices.tolist() == [3]
-        assert batch.images.shape == (1, 1, 3, 4)
+        assert batch.inputs.shape == (1, 1, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_share_out_of_range(share: float) -> None:
         Fake(validation=share)
 
 
-# ImageData
+# DataSet
 
 
 def test_test_images_are_read_only_when_asked_for_and_all_once() -> None:

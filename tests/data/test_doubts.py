@@ -177,13 +177,13 @@ def save_deep(
 def test_twelve_bits_in_sixteen_are_spread_over_all_grey_levels(tmp_path: Path) -> None:
     root = save_deep(tmp_path / "scans", 4095)
     plain = ImageFolder(root)
-    assert len(plain.train.images.unique()) <= 17
+    assert len(plain.train.inputs.unique()) <= 17
     assert any(
         "no pixel of the training images is brighter than 16 of 255" in note
         for note in plain.notes()
     )
     data = ImageFolder(root, range=(0, 4095))
-    assert len(data.train.images.unique()) > 200
+    assert len(data.train.inputs.unique()) > 200
     assert data.kept()["range"] == [0, 4095]
     assert plain.fingerprint() != data.fingerprint()
     found = guess(root)
@@ -250,7 +250,7 @@ def test_floating_point_of_other_ranges_is_an_error_that_names_the_option(
     ):
         _ = ImageFolder(root).train
     assert guess(root).options["data"]["range"] == [0, most]
-    assert len(ImageFolder(root, range=(0, most)).train.images.unique()) > 200
+    assert len(ImageFolder(root, range=(0, most)).train.inputs.unique()) > 200
     assert check_folder(root).problems == ()
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from torchcaps_lab.data import Digits, ImageData, ImageSet
+from torchcaps_lab.data import DataSet, Digits, Examples
 
 
-class Four(ImageData):
+class Four(DataSet):
     """Four training images in two classes; the test images are not to be read."""
 
     def __init__(
@@ -21,12 +21,12 @@ class Four(ImageData):
         images = torch.arange(24, dtype=torch.uint8).reshape(4, 1, 2, 3)
         images[0, 0, 0, 0] = pixel
         labels = torch.tensor([0, 1, 0, 1])
-        self.images = ImageSet(images, 1 - labels if flipped else labels, classes)
+        self.images = Examples(images, 1 - labels if flipped else labels, classes)
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         return self.images
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         raise AssertionError("the test images are read")
 
 
@@ -36,7 +36,7 @@ class Four(ImageData):
     ids=["class", "label", "byte"],
 )
 def test_item17_whatever_is_trained_on_changes_the_fingerprint(
-    other: ImageData,
+    other: DataSet,
 ) -> None:
     assert Four().fingerprint() == Four().fingerprint() != other.fingerprint()
 

@@ -124,7 +124,7 @@ class TestItem1:
         )
         assert part_of(later) == before
         assert later.fingerprint() == fingerprint
-        assert torch.equal(later.train.images, data.train.images)
+        assert torch.equal(later.train.inputs, data.train.inputs)
 
     def test_removed_changed_and_renamed_are_told_apart(self, tmp_path):
         data = ImageFolder(str(make_root(tmp_path)), validation=0, test=0)

@@ -101,7 +101,7 @@ def test_training_images_are_read_as_others_are(
         validation=0.0,
     )
     assert data.train.files is not None
-    for name, image in zip(data.train.files, data.train.images, strict=True):
+    for name, image in zip(data.train.files, data.train.inputs, strict=True):
         assert torch.equal(
             image, load_image(tmp_path / name, data.image_shape, "handwriting")
         )
@@ -129,7 +129,7 @@ class TestWhatTheNetworkSees:
     ) -> None:
         seen = (
             read_handwriting(seven((400, 300), 12, ink, paper), MNIST)
-            .pixels[0]
+            .values[0]
             .double()
         )
         rows, columns = (seen.amax(axis).gt(40).nonzero().flatten() for axis in (1, 0))
@@ -142,20 +142,20 @@ class TestWhatTheNetworkSees:
         assert seen[0, 0] == 0
 
     def test_it_does_not_depend_on_where_and_how_large(self) -> None:
-        small = read_handwriting(seven((160, 200), 12, "black", "white"), MNIST).pixels
+        small = read_handwriting(seven((160, 200), 12, "black", "white"), MNIST).values
         far = ImageOps.expand(
             seven((160, 200), 12, "black", "white"), (40, 10, 20, 40), "white"
         )
-        assert (small.double() - read_handwriting(far, MNIST).pixels).abs().max() < 8
+        assert (small.double() - read_handwriting(far, MNIST).values).abs().max() < 8
         large = read_handwriting(
             far.resize((4 * far.width, 4 * far.height)), MNIST
-        ).pixels
+        ).values
         assert (small.double() - large.double()).abs().mean() < 4
 
     def test_a_picture_of_mnist_is_taken_as_it_is(self) -> None:
         digit = digits()[0][0]
         found = read_handwriting(Image.fromarray(digit), MNIST)
-        assert torch.equal(found.pixels[0], torch.from_numpy(digit))
+        assert torch.equal(found.values[0], torch.from_numpy(digit))
         assert found.note == "taken as it is"
 
     def test_a_picture_of_mnist_inverted_comes_back(self) -> None:
@@ -164,7 +164,7 @@ class TestWhatTheNetworkSees:
         """
         for digit in digits()[0][::5]:
             found = (
-                read_handwriting(Image.fromarray(255 - digit), MNIST).pixels[0].numpy()
+                read_handwriting(Image.fromarray(255 - digit), MNIST).values[0].numpy()
             )
             moved = [
                 np.roll(found, (y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)
@@ -180,9 +180,9 @@ class TestWhatTheNetworkSees:
         sheet = Image.new("RGBA", digit.size, (ink, ink, ink, 0))
         sheet.putalpha(digit)
         opaque = ImageOps.invert(digit) if ink == 0 else digit
-        expected = read_handwriting(opaque, MNIST).pixels.double()
+        expected = read_handwriting(opaque, MNIST).values.double()
         assert (
-            read_handwriting(sheet, MNIST).pixels.double() - expected
+            read_handwriting(sheet, MNIST).values.double() - expected
         ).abs().max() <= 2
 
     def test_16_bit(self, tmp_path: Path) -> None:
@@ -191,15 +191,15 @@ class TestWhatTheNetworkSees:
             tmp_path / "deep.png"
         )
         found = load_image(tmp_path / "deep.png", MNIST, "handwriting")
-        assert torch.equal(found, read_handwriting(sheet, MNIST).pixels)
+        assert torch.equal(found, read_handwriting(sheet, MNIST).values)
 
     def test_specks_are_left_out(self) -> None:
         sheet = seven((200, 200), 12, "black", "white")
-        clean = read_handwriting(sheet, MNIST).pixels
+        clean = read_handwriting(sheet, MNIST).values
         ImageDraw.Draw(sheet).ellipse([180, 180, 184, 184], fill="black")
         # The ground is fitted to slightly other pixels.
         assert (
-            read_handwriting(sheet, MNIST).pixels.double() - clean.double()
+            read_handwriting(sheet, MNIST).values.double() - clean.double()
         ).abs().max() < 16
 
 
@@ -241,7 +241,7 @@ def test_all_kinds_of_images_are_read_alike() -> None:
         torch.from_numpy(pixels.copy()).permute(2, 0, 1),
         (pixels / 255).astype(np.float32),
     ]
-    first, *others = (classifier.pixels(kind) for kind in kinds)
+    first, *others = (classifier.values(kind) for kind in kinds)
     for other in others:
         assert torch.allclose(first, other, atol=0.01)
     assert all(

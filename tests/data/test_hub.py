@@ -72,7 +72,7 @@ def test_parquet_with_all_splits(tmp_path):
         expected = torch.from_numpy(np.stack(pictures(count, start))).permute(
             0, 3, 1, 2
         )
-        assert torch.equal(images.images, expected)
+        assert torch.equal(images.inputs, expected)
         assert images.labels.tolist() == [index % 2 for index in range(count)]
         assert images.files == tuple(f"{part}/{index}" for index in range(count))
     assert data.notes() == ()
@@ -87,9 +87,9 @@ def test_what_is_missing_is_put_aside(tmp_path):
         4,
         12,
     ]
-    assert data.train.images.shape[1:] == (1, 4, 4)
+    assert data.train.inputs.shape[1:] == (1, 4, 4)
     assert torch.equal(
-        Hub(path, size=4, channels=1, memory=0).test.images, data.test.images
+        Hub(path, size=4, channels=1, memory=0).test.inputs, data.test.inputs
     )
 
 
@@ -110,14 +110,14 @@ def test_a_folder_of_images_a_file_and_what_was_saved(tmp_path):
         Hub(str(root), test=0, validation=0),
     )
     assert hub.classes == folder.classes
-    assert torch.equal(hub.train.images, folder.train.images)
+    assert torch.equal(hub.train.inputs, folder.train.inputs)
     path = write(tmp_path / "p", train=table(20))
     table(20).save_to_disk(tmp_path / "saved")
-    expected = Hub(path).test.images
+    expected = Hub(path).test.inputs
     assert torch.equal(
-        Hub(f"{path}/data/train-00000-of-00001.parquet").test.images, expected
+        Hub(f"{path}/data/train-00000-of-00001.parquet").test.inputs, expected
     )
-    assert torch.equal(Hub(str(tmp_path / "saved")).test.images, expected)
+    assert torch.equal(Hub(str(tmp_path / "saved")).test.inputs, expected)
 
 
 def test_columns_are_named_where_they_are_doubtful(tmp_path):
@@ -170,7 +170,7 @@ def test_the_parts_of_a_run_are_kept(tmp_path):
     )
     assert len(later.follow(manifest).added) == 10
     assert later.fingerprint() == fingerprint
-    assert torch.equal(later.test.images, before.test.images)
+    assert torch.equal(later.test.inputs, before.test.inputs)
 
 
 def test_errors(tmp_path, monkeypatch):

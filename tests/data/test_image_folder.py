@@ -46,13 +46,13 @@ def test_one_folder_per_class(tmp_path: Path) -> None:
         [2, 2],
         [2, 2],
     ]
-    assert sorted(value for part in parts for value in values(part.images)) == [
+    assert sorted(value for part in parts for value in values(part.inputs)) == [
         *range(20, 30),
         *range(40, 50),
     ]
     for part in parts:
         for value, label, file in zip(
-            values(part.images), part.labels.tolist(), part.files or (), strict=True
+            values(part.inputs), part.labels.tolist(), part.files or (), strict=True
         ):
             assert (
                 Path(file)
@@ -63,7 +63,7 @@ def test_one_folder_per_class(tmp_path: Path) -> None:
 def test_no_test_set(tmp_path: Path) -> None:
     data = ImageFolder(str(make_root(tmp_path)), test=0, validation=0)
     assert len(data.train) == 20
-    assert data.test.images.shape == (0, 1, 3, 4)
+    assert data.test.inputs.shape == (0, 1, 3, 4)
 
 
 def test_folders_train_and_test_are_the_splits(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_folders_train_and_test_are_the_splits(tmp_path: Path) -> None:
     make_root(tmp_path / "test", 3)
     data = ImageFolder(str(tmp_path), validation=0.2)
     assert (len(data.train), len(data.validation), len(data.test)) == (16, 4, 6)
-    assert sorted(values(data.test.images)) == [20, 21, 22, 40, 41, 42]
+    assert sorted(values(data.test.inputs)) == [20, 21, 22, 40, 41, 42]
     assert all(
         Path(file).is_relative_to(tmp_path / "train")
         for file in data.validation.files or ()
@@ -199,8 +199,8 @@ def test_channels_follow_the_files(
 
 def test_channels_can_be_chosen(tmp_path: Path) -> None:
     make_root(tmp_path, 2)
-    grey = ImageFolder(str(tmp_path), channels=1, test=0, validation=0).train.images
-    colour = ImageFolder(str(tmp_path), channels=3, test=0, validation=0).train.images
+    grey = ImageFolder(str(tmp_path), channels=1, test=0, validation=0).train.inputs
+    colour = ImageFolder(str(tmp_path), channels=3, test=0, validation=0).train.inputs
     assert torch.equal(colour, grey.expand(-1, 3, -1, -1))
 
 
@@ -211,7 +211,7 @@ def test_size_is_height_and_width(
     save(make_root(tmp_path) / "b" / "wide.png", Image.new("L", (40, 3)))
     data = ImageFolder(str(tmp_path), size=size)
     assert data.image_shape == shape
-    assert data.test.images.shape[1:] == shape
+    assert data.test.inputs.shape[1:] == shape
 
 
 # One image
@@ -303,7 +303,7 @@ def test_exif_orientation_is_honoured(tmp_path: Path, suffix: str) -> None:
 
 def test_load_image_reads_what_the_folder_reads(tmp_path: Path) -> None:
     data = ImageFolder(str(make_root(tmp_path)), size=6, channels=3, resize="crop")
-    for image, file in zip(data.test.images, data.test.files or (), strict=True):
+    for image, file in zip(data.test.inputs, data.test.files or (), strict=True):
         assert torch.equal(load_image(file, data.image_shape, "crop"), image)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from torchcaps.whole import check_file, named_below, parsed_json, read_json, read_text
-from torchcaps_lab.data import ImageSet, Manifest, Series, Text, read_idx
+from torchcaps_lab.data import Examples, Manifest, Series, Text, read_idx
 from torchcaps_lab.data.base import stable_split
 from torchcaps_lab.data.series_files import Columns, read_sound, table
 from torchcaps_lab.data.smallnorb import read_binary_matrix
@@ -388,7 +388,7 @@ def test_a_label_for_each_example_is_no_class() -> None:
     with pytest.raises(
         ValueError, match=r"at most 10,000 classes, got 10,001 for 10,001 examples"
     ):
-        ImageSet(images, torch.arange(10_001), names)
+        Examples(images, torch.arange(10_001), names)
 
 
 def test_many_classes_are_split_in_a_moment() -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from recipes.kit.lab import data_of
-from torchcaps_lab.data import Digits, DigitScenes, Few, ImageSet, MadeQuestions
+from torchcaps_lab.data import Digits, DigitScenes, Examples, Few, MadeQuestions
 from torchcaps_lab.data.made import (
     FACTORS,
     LAYOUTS,
@@ -243,10 +243,10 @@ class TestPadded:
     def test_training_images_are_in_the_middle(self, data):
         inner = Digits(size=6, validation=0.2)
         assert data.image_shape == (1, 10, 10)
-        assert torch.equal(data.train.images[:, :, 2:-2, 2:-2], inner.train.images)
+        assert torch.equal(data.train.inputs[:, :, 2:-2, 2:-2], inner.train.inputs)
         assert torch.equal(data.train.labels, inner.train.labels)
         assert torch.equal(
-            data.centred_test().images, F.pad(inner.test.images, (2, 2, 2, 2))
+            data.centred_test().inputs, F.pad(inner.test.inputs, (2, 2, 2, 2))
         )
 
     @pytest.mark.parametrize("part", ["validation", "test"])
@@ -257,18 +257,18 @@ class TestPadded:
         )
         assert torch.equal(images.labels, inner.labels)
         windows = (
-            images.images.unfold(2, 6, 1).unfold(3, 6, 1)[:, 0].flatten(1, 2)
+            images.inputs.unfold(2, 6, 1).unfold(3, 6, 1)[:, 0].flatten(1, 2)
         )  # [N, places, 6, 6]
-        same = (windows == inner.images).all(-1).all(-1)
+        same = (windows == inner.inputs).all(-1).all(-1)
         assert same.any(1).all()
         assert same.any(0).all()  # every place occurs
         assert torch.equal(
-            images.images.flatten(1).sum(1), inner.images.flatten(1).sum(1)
+            images.inputs.flatten(1).sum(1), inner.inputs.flatten(1).sum(1)
         )
 
     def test_places_are_the_same_for_every_seed(self, data):
         assert torch.equal(
-            Padded(Digits(size=6, seed=5), 2).test.images, data.test.images
+            Padded(Digits(size=6, seed=5), 2).test.inputs, data.test.inputs
         )
 
     def test_border_must_not_be_negative(self):
@@ -277,12 +277,12 @@ class TestPadded:
 
 
 @pytest.fixture(scope="module")
-def digits() -> ImageSet:
+def digits() -> Examples:
     return Digits().test
 
 
 def overlaid(
-    digits: ImageSet, count: int = 50, size: int = 13, shift: int = 2, seed: int = 0
+    digits: Examples, count: int = 50, size: int = 13, shift: int = 2, seed: int = 0
 ) -> Overlaid:
     return fixed_pairs(Overlay(digits, size, shift), count, seed)
 
@@ -304,7 +304,7 @@ class TestOverlay:
         _, parts, labels = overlaid(digits, 60, size, shift)
         known = {
             (image.numpy().tobytes(), int(label))
-            for image, label in zip(digits.images, digits.labels, strict=True)
+            for image, label in zip(digits.inputs, digits.labels, strict=True)
         }
         allowed = range((size - 8) // 2 - shift, (size - 8) // 2 + shift + 1)
         for pair, classes in zip(
@@ -328,7 +328,7 @@ class TestOverlay:
                 assert found
 
     def test_all_shifts_are_as_likely(self):
-        dot = ImageSet(
+        dot = Examples(
             torch.full((2, 1, 1, 1), 255, dtype=torch.uint8),
             torch.tensor([0, 1]),
             ("a", "b"),
@@ -342,7 +342,7 @@ class TestOverlay:
     def test_partners_are_all_as_likely(self):
         labels = torch.tensor([0, 0, 0, 1, 2, 2])
         images = (torch.arange(6) * 40 + 10).to(torch.uint8).view(6, 1, 1, 1)
-        overlay = Overlay(ImageSet(images, labels, ("a", "b", "c")), 1, 0)
+        overlay = Overlay(Examples(images, labels, ("a", "b", "c")), 1, 0)
         generator = torch.Generator().manual_seed(0)
         for label in range(3):
             chosen = overlay._others(
@@ -380,19 +380,19 @@ class TestPairs:
             (19, parts[1]),
         ):
             row = batch.indices.tolist().index(place)
-            assert torch.equal(batch.images[row], whole.images[place])
+            assert torch.equal(batch.inputs[row], whole.inputs[place])
             assert torch.equal(batch.labels[row], whole.labels[place])
             assert torch.equal(batch.parts.pictures[row], whole.parts.pictures[place])
         for epoch, seed in ((4, 7), (3, 8)):
             other = overlay(digits.__getitems__(list(range(20))), epoch, seed)
             assert (other.parts.labels[:, 1] != whole.parts.labels[:, 1]).any()
-            assert not torch.equal(other.images, whole.images)
+            assert not torch.equal(other.inputs, whole.inputs)
 
     def test_images_are_the_clipped_sums_of_their_parts(self, digits):
         batch = Overlay(digits, 13, 2)(digits.__getitems__(list(range(50))), 0, 0)
         labels, pictures = batch.parts
         torch.testing.assert_close(
-            batch.images, pictures.sum(1).clamp(max=1), rtol=0, atol=0
+            batch.inputs, pictures.sum(1).clamp(max=1), rtol=0, atol=0
         )
         assert torch.equal(labels[:, 0], digits.labels[:50])
         assert (labels[:, 0] != labels[:, 1]).all()
@@ -400,7 +400,7 @@ class TestPairs:
 
     def test_shifts_and_partners_are_all_as_likely(self):
         images = torch.full((30, 1, 1, 1), 255, dtype=torch.uint8)
-        dots = ImageSet(images, torch.arange(30) % 3, ("a", "b", "c"))
+        dots = Examples(images, torch.arange(30) % 3, ("a", "b", "c"))
         overlay = Overlay(dots, 5, 2)
         batches = [
             overlay(dots.__getitems__(list(range(30))), epoch, 0)
@@ -424,7 +424,7 @@ class TestPairs:
         assert pairs.image_shape == (1, 12, 12)
         for name in ("train", "validation", "test"):
             own, images = getattr(digits, name), getattr(pairs, name)
-            known = {image.numpy().tobytes() for image in own.images}
+            known = {image.numpy().tobytes() for image in own.inputs}
             shown = (
                 (255 * images.__getitems__(list(range(30))).parts.pictures)
                 .round()
@@ -437,7 +437,7 @@ class TestPairs:
                 any(one.contiguous().numpy().tobytes() in known for one in places)
                 for places in windows
             )
-        assert torch.equal(pairs.test[0].images, pairs.test[0].images)
+        assert torch.equal(pairs.test[0].inputs, pairs.test[0].inputs)
 
     def test_a_digit_stays_on_the_image(self):
         with pytest.raises(ValueError, match="shift must be from 0 to 2"):
@@ -466,7 +466,7 @@ class TestArrange:
         assert images.dtype == torch.uint8
         known = {
             image.numpy().tobytes(): int(label)
-            for image, label in zip(digits.images, digits.labels, strict=True)
+            for image, label in zip(digits.inputs, digits.labels, strict=True)
         }
         for image, classes in zip(images, present, strict=True):
             tiles = [
@@ -491,7 +491,7 @@ class TestArrange:
         images, present = arrange(digits, (1, 2), 4000)
         assert present.float().mean(0).sub(0.2).abs().max() < 0.03
         assert len(images[..., :8].flatten(1).unique(dim=0)) == len(
-            digits.images.flatten(1).unique(dim=0)
+            digits.inputs.flatten(1).unique(dim=0)
         )
 
     def test_too_many_places(self, digits):
@@ -509,10 +509,10 @@ class TestTurnedDigits:
                 TurnedDigits(kind, "familiar", size=16),
                 TurnedDigits(kind, "novel", size=16),
             )
-            assert torch.equal(familiar.test.images, plain.test.images)
-            assert torch.equal(novel.train.images, plain.train.images)
+            assert torch.equal(familiar.test.inputs, plain.test.inputs)
+            assert torch.equal(novel.train.inputs, plain.train.inputs)
             assert torch.equal(novel.test.labels, plain.test.labels)
-            assert (novel.test.images != plain.test.images).float().mean() > 0.2
+            assert (novel.test.inputs != plain.test.inputs).float().mean() > 0.2
             same = TurnedDigits(kind, "novel_of_same_toys", size=16)
             assert torch.equal(
                 same.test.labels, Digits(size=16, validation=0).train.labels

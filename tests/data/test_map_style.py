@@ -69,9 +69,9 @@ def test_images_of_all_kinds_are_the_same_data(kind):
     assert data.image_shape == (3, 6, 7)
     for part in ("train", "validation", "test"):
         one, other = getattr(data, part), getattr(plain, part)
-        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.inputs, other.inputs)
         assert torch.equal(one.labels, other.labels)
-        for image, label, file in zip(one.images, one.labels, one.files, strict=True):
+        for image, label, file in zip(one.inputs, one.labels, one.files, strict=True):
             row = int(file.removeprefix("train/"))
             assert image.permute(1, 2, 0).tolist() == PIXELS[row].tolist()
             assert int(label) == LABELS[row]
@@ -97,7 +97,7 @@ def test_files_are_read_as_those_of_a_folder(tmp_path):
         size=5,
     )
     assert data.classes == ("a", "b")
-    assert torch.equal(data.test.images, folder.test.images)
+    assert torch.equal(data.test.inputs, folder.test.inputs)
     assert data.fingerprint() == folder.fingerprint()
 
 
@@ -160,7 +160,7 @@ def test_a_recorded_split_is_followed():
     assert later.follow(manifest).added == tuple(
         f"train/{index}" for index in range(50, 60)
     )
-    assert torch.equal(later.test.images, before.test.images)
+    assert torch.equal(later.test.inputs, before.test.inputs)
     assert later.fingerprint() == before.fingerprint()
 
 

@@ -40,7 +40,7 @@ def test_mapped_images_are_those_in_memory(tmp_path, cache):
     assert not cache.exists() or not files(cache)
     for part in ("train", "validation", "test"):
         one, other = getattr(memory, part), getattr(mapped, part)
-        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.inputs, other.inputs)
         assert one.files == other.files
         rows = [2, 0, 1]
         for left, right in zip(
@@ -56,12 +56,12 @@ def test_mapped_images_are_those_in_memory(tmp_path, cache):
 
 def test_images_are_decoded_once(tmp_path, cache, monkeypatch):
     root = str(make_root(tmp_path / "images"))
-    first = ImageFolder(root, size=7, memory=0).train.images
+    first = ImageFolder(root, size=7, memory=0).train.inputs
     before = files(cache)
     monkeypatch.setattr(
         "torchcaps_lab.data.listed.to_tensor", None
     )  # whoever decodes now fails
-    assert torch.equal(ImageFolder(root, size=7, memory=0).train.images, first)
+    assert torch.equal(ImageFolder(root, size=7, memory=0).train.inputs, first)
     assert files(cache) == before
 
 
@@ -73,17 +73,17 @@ def test_another_way_of_reading_is_another_file(tmp_path, cache, change):
     root = str(make_root(tmp_path / "images"))
     _ = ImageFolder(root, size=7, memory=0).train
     data = ImageFolder(root, memory=0, **change)
-    assert torch.equal(data.train.images, ImageFolder(root, **change).train.images)
+    assert torch.equal(data.train.inputs, ImageFolder(root, **change).train.inputs)
     assert len(files(cache)) == 6
 
 
 @pytest.mark.parametrize("content", [b"", b"rubbish", None])
 def test_a_damaged_file_is_written_anew(tmp_path, cache, content):
     root = str(make_root(tmp_path / "images"))
-    first = ImageFolder(root, size=7, memory=0).test.images.clone()
+    first = ImageFolder(root, size=7, memory=0).test.inputs.clone()
     for path in cache.glob("*.npy"):
         path.write_bytes(path.read_bytes()[:-5] if content is None else content)
-    assert torch.equal(ImageFolder(root, size=7, memory=0).test.images, first)
+    assert torch.equal(ImageFolder(root, size=7, memory=0).test.inputs, first)
 
 
 def test_broken_images_leave_no_file(tmp_path, cache):
@@ -96,7 +96,7 @@ def test_broken_images_leave_no_file(tmp_path, cache):
     )
     data = ImageFolder(str(root), memory=0, skip_broken=True)
     assert torch.equal(
-        data.train.images, ImageFolder(str(root), skip_broken=True).train.images
+        data.train.inputs, ImageFolder(str(root), skip_broken=True).train.inputs
     )
 
 
@@ -150,7 +150,7 @@ def own_bytes():
 
 before = own_bytes()
 images = ImageFolder(sys.argv[1], size=512, memory=float(sys.argv[2])).train
-total = sum(int(part.sum()) for part in images.images.split(8))
+total = sum(int(part.sum()) for part in images.inputs.split(8))
 print(own_bytes() - before, total)
 """
     command = [sys.executable, "-c", code, str(root), str(memory)]

@@ -153,7 +153,7 @@ def check_splits(data: MNIST) -> None:
     assert data.train.labels.bincount().tolist() == [3] * 10
     assert data.validation.labels.bincount().tolist() == [1] * 10
     assert data.test.labels.tolist() == list(range(TEST))
-    assert data.test.images.flatten().tolist() == list(pixels(TEST))
+    assert data.test.inputs.flatten().tolist() == list(pixels(TEST))
     assert data.image_shape == (1, 4, 5)
 
 

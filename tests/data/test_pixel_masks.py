@@ -72,7 +72,7 @@ def test_values_become_classes_and_stay_with_their_pictures(folder: Path) -> Non
         batch = images.__getitems__(list(range(count)))
         assert batch.labels.dtype == torch.int64
         torch.testing.assert_close(
-            (255 * batch.images[:, 0]).round().long() // 20, batch.labels
+            (255 * batch.inputs[:, 0]).round().long() // 20, batch.labels
         )
     swapped = Masks(folder, values=(200, 0, 9)).test
     assert torch.equal(swapped.labels[0].long(), (labels_of(0) + 1) % 3)
@@ -92,13 +92,13 @@ def test_cuts_take_the_same_square_of_both_and_another_in_each_epoch() -> None:
     seen = set()
     for epoch in range(40):
         cut = Cuts(4, count=2)(whole, epoch, seed=0)
-        assert cut.images.shape == (2, 1, 4, 4)
+        assert cut.inputs.shape == (2, 1, 4, 4)
         assert cut.indices.tolist() == [0, 0]
-        at = (255 * cut.images[:, 0]).round().long()
+        at = (255 * cut.inputs[:, 0]).round().long()
         assert torch.equal(at % 5, cut.labels)
         seen |= {tuple(one.flatten().tolist()) for one in at}
     assert len(seen) > 60  # of 63 places, in 8 positions
-    assert torch.equal(Cuts(4)(whole, 3, 0).images, Cuts(4)(whole, 3, 0).images)
+    assert torch.equal(Cuts(4)(whole, 3, 0).inputs, Cuts(4)(whole, 3, 0).inputs)
 
 
 def test_smaller_pictures_get_margins_without_a_class(folder: Path) -> None:
@@ -299,4 +299,4 @@ def test_pixels_of_scenes_are_the_ink_of_their_digits() -> None:
         torch.arange(20), scenes.data.test.labels[:20]
     ].all()  # the digit that the scene is made around
     assert set(first.sum(1).tolist()) == {1, 2}
-    assert (batch.images[:, 0][batch.labels > 0] >= 0.25).all()
+    assert (batch.inputs[:, 0][batch.labels > 0] >= 0.25).all()

@@ -74,7 +74,7 @@ def test_nothing_is_decoded_twice_for_it(tmp_path, monkeypatch):
     data = ImageFolder(make_copies(tmp_path), size=8)
     assert (len(data.train) > 0, len(opened), len(set(opened))) == (True, 120, 120)
     for part in (data.train, data.validation, data.test):
-        for image, file in zip(part.images, part.files, strict=True):
+        for image, file in zip(part.inputs, part.files, strict=True):
             item = next(item for item in data.listed.items if item.title == file)
             assert torch.equal(image, data._picture([item], (3, 8, 8), item, 0))
 
@@ -124,7 +124,7 @@ def test_pixels_are_not_looked_at_where_the_split_is_recorded(tmp_path, monkeypa
     monkeypatch.setattr(listed, "same_content", None)  # whoever looks now fails
     later = ImageFolder(tmp_path, size=8)
     later.follow(manifest)
-    assert torch.equal(later.test.images, data.test.images)
+    assert torch.equal(later.test.inputs, data.test.inputs)
 
 
 def test_check_names_copies_of_other_bytes(tmp_path, capsys):

@@ -9,10 +9,10 @@ import torch
 
 from torchcaps_lab.data import (
     Batch,
+    DataSet,
     Digits,
     DigitScenes,
-    ImageData,
-    ImageSet,
+    Examples,
     Pairs,
     Parts,
     Scenery,
@@ -26,12 +26,12 @@ SMALL = {"canvas": (48, 56), "smallest": 10.0, "largest": 18.0, "clutter": 3}
 
 
 @pytest.fixture(scope="module")
-def digits() -> ImageSet:
+def digits() -> Examples:
     return Digits().test
 
 
 @pytest.fixture(scope="module")
-def batch(digits: ImageSet) -> Batch:
+def batch(digits: Examples) -> Batch:
     scenes = replace(digits, composition=Scenery(digits, **SMALL))
     assert scenes.image_shape == (1, 48, 56)
     return scenes.__getitems__(list(range(200)))
@@ -39,7 +39,7 @@ def batch(digits: ImageSet) -> Batch:
 
 class TestScenery:
     def test_labels_say_which_parts_are_there(
-        self, batch: Batch, digits: ImageSet
+        self, batch: Batch, digits: Examples
     ) -> None:
         there = batch.parts.pictures.flatten(2).amax(2) > 0
         for labels, parts, seen in zip(
@@ -52,16 +52,16 @@ class TestScenery:
         assert sorted(set(there.sum(1).tolist())) == [1, 2, 3, 4]
 
     def test_a_scene_is_its_parts_and_clutter(
-        self, batch: Batch, digits: ImageSet
+        self, batch: Batch, digits: Examples
     ) -> None:
         together = batch.parts.pictures.amax(1)
-        assert (batch.images >= together).all()
-        assert (batch.images > together).flatten(1).any(1).float().mean() > 0.9
-        assert batch.images.amax() <= 1
+        assert (batch.inputs >= together).all()
+        assert (batch.inputs > together).flatten(1).any(1).float().mean() > 0.9
+        assert batch.inputs.amax() <= 1
         bare = replace(
             digits, composition=Scenery(digits, **{**SMALL, "clutter": 0})
         ).__getitems__([0, 1, 2])
-        assert torch.equal(bare.images, bare.parts.pictures.amax(1))
+        assert torch.equal(bare.inputs, bare.parts.pictures.amax(1))
 
     def test_sizes_and_places(self, batch: Batch) -> None:
         boxes = ink_boxes(batch.parts.pictures)
@@ -86,24 +86,24 @@ class TestScenery:
         shared = (ink.sum(1) > 1).sum(1) / ink.any(1).sum(1)
         assert shared.mean() < 0.01
 
-    def test_seed_epoch_and_place_alone_decide(self, digits: ImageSet) -> None:
+    def test_seed_epoch_and_place_alone_decide(self, digits: Examples) -> None:
         scenery = Scenery(digits, **SMALL)
 
         def made(rows: list[int], epoch: int = 0, seed: int = 0) -> Batch:
             index = torch.tensor(rows)
-            pixels = digits.images[index].float() / 255
+            pixels = digits.inputs[index].float() / 255
             return scenery(
                 Batch(pixels, digits.labels[index], index, pixels), epoch, seed
             )
 
         together, alone = made([3, 8, 5]), made([8])
-        assert torch.equal(together.images[1], alone.images[0])
+        assert torch.equal(together.inputs[1], alone.inputs[0])
         assert torch.equal(together.labels[1], alone.labels[0])
         assert torch.equal(together.parts.pictures[1], alone.parts.pictures[0])
-        assert not torch.equal(made([8], epoch=1).images, alone.images)
-        assert not torch.equal(made([8], seed=1).images, alone.images)
+        assert not torch.equal(made([8], epoch=1).inputs, alone.inputs)
+        assert not torch.equal(made([8], seed=1).inputs, alone.inputs)
 
-    def test_scenes_with_nothing_but_clutter(self, digits: ImageSet) -> None:
+    def test_scenes_with_nothing_but_clutter(self, digits: Examples) -> None:
         scenes = replace(
             digits, composition=Scenery(digits, **SMALL, least=0, most=1)
         ).__getitems__(list(range(60)))
@@ -111,10 +111,10 @@ class TestScenery:
         assert 15 < empty.sum() < 45
         assert (scenes.parts.pictures[empty] == 0).all()
         assert (class_boxes(scenes.parts, 10)[empty] == 0).all()
-        assert scenes.images[empty].flatten(1).amax(1).min() > 0
+        assert scenes.inputs[empty].flatten(1).amax(1).min() > 0
 
     def test_a_digit_of_its_own_size_is_drawn_pixel_by_pixel(
-        self, digits: ImageSet
+        self, digits: Examples
     ) -> None:
         picture = torch.rand(1, 1, 1, 8, 8)
         place = _Place(
@@ -126,7 +126,7 @@ class TestScenery:
 
     @pytest.mark.parametrize("scale", [0.5, 0.25, 2.0])
     def test_what_is_drawn_smaller_is_a_mean(
-        self, digits: ImageSet, scale: float
+        self, digits: Examples, scale: float
     ) -> None:
         place = _Place(
             torch.zeros(1, 1, 2),
@@ -141,7 +141,7 @@ class TestScenery:
         assert torch.allclose(drawn[inside, inside], torch.tensor(1.0))
         assert drawn.sum().item() == pytest.approx((16 * scale) ** 2, rel=0.02)
 
-    def test_classes_repeat_where_they_may(self, digits: ImageSet) -> None:
+    def test_classes_repeat_where_they_may(self, digits: Examples) -> None:
         twice = replace(
             digits, composition=Scenery(digits, least=4, repeats=True)
         ).__getitems__(list(range(200)))
@@ -157,7 +157,7 @@ class TestScenery:
         with pytest.raises(ValueError, match="at most one thing of a class"):
             _true_boxes(twice, len(digits.classes))
 
-    def test_twins(self, digits: ImageSet) -> None:
+    def test_twins(self, digits: Examples) -> None:
         plain, some = (
             replace(
                 digits, composition=Scenery(digits, least=2, twins=share)
@@ -174,7 +174,7 @@ class TestScenery:
         with pytest.raises(ValueError, match="twins"):
             Scenery(digits, twins=1.5)
 
-    def test_classes_without_digits_are_not_there(self, digits: ImageSet) -> None:
+    def test_classes_without_digits_are_not_there(self, digits: Examples) -> None:
         some = digits.subset((digits.labels % 3 == 1).nonzero().flatten())
         scenes = replace(
             some, composition=Scenery(some, **{**SMALL, "most": 3})
@@ -192,7 +192,7 @@ class TestScenery:
         assert data.validation.image_shape == (1, 48, 56)
 
     def test_colours(self) -> None:
-        images = ImageSet(
+        images = Examples(
             torch.full((6, 3, 9, 7), 255, dtype=torch.uint8),
             torch.arange(6) % 3,
             ("a", "b", "c"),
@@ -203,7 +203,7 @@ class TestScenery:
                 images, (32, 32), most=2, smallest=6, largest=9, clutter=1
             ),
         )
-        assert scenes[0].images.shape == (1, 3, 32, 32)
+        assert scenes[0].inputs.shape == (1, 3, 32, 32)
 
     @pytest.mark.parametrize(
         ("wrong", "message"),
@@ -221,7 +221,7 @@ class TestScenery:
             ({"canvas": 48}, "canvas must be 2 whole numbers, got 48"),
         ],
     )
-    def test_what_cannot_be(self, digits: ImageSet, wrong: dict, message: str) -> None:
+    def test_what_cannot_be(self, digits: Examples, wrong: dict, message: str) -> None:
         with pytest.raises(ValueError, match=message):
             Scenery(digits, **{**SMALL, **wrong})
         if (
@@ -231,7 +231,7 @@ class TestScenery:
                 DigitScenes(Digits(), **{**SMALL, **wrong})
 
     @pytest.mark.parametrize("together", [DigitScenes, Pairs], ids=["scenes", "pairs"])
-    def test_scenes_of_scenes(self, together: type[ImageData]) -> None:
+    def test_scenes_of_scenes(self, together: type[DataSet]) -> None:
         """They were scenes of the single digits, without a word."""
         made = together(
             Digits(), **(SMALL if together is DigitScenes else {"size": 12, "shift": 2})

@@ -111,8 +111,8 @@ def test_tables_have_series_of_any_length_and_groups(tmp_path: Path) -> None:
     assert isinstance(test, SeriesSet)
     assert torch.equal(test.row(1), torch.tensor([[0.0, 1, 2, 3], [1, 1, 1, 1]]))
     batch = test.__getitems__([0, 1])
-    assert batch.images.shape == (2, 3, 4)
-    assert batch.images[0, :, 3].tolist() == [0, 0, 0]
+    assert batch.inputs.shape == (2, 3, 4)
+    assert batch.inputs[0, :, 3].tolist() == [0, 0, 0]
 
 
 def test_training_series_have_mean_0_and_deviation_1(tmp_path: Path) -> None:

@@ -228,10 +228,10 @@ def test_files_are_found_in_both_folders_and_both_forms(
     data = SmallNORB(str(tmp_path), validation=0.2)
     assert data.image_shape == (2, 48, 48)
     assert data.classes == ("animal", "human", "airplane", "truck", "car")
-    assert sorted(values(data.train.images) + values(data.validation.images)) == list(
+    assert sorted(values(data.train.inputs) + values(data.validation.inputs)) == list(
         range(COUNT)
     )
-    assert values(data.test.images) == list(range(50, 50 + COUNT))
+    assert values(data.test.inputs) == list(range(50, 50 + COUNT))
     assert torch.equal(data.test.labels, LABELS)
 
 
@@ -243,7 +243,7 @@ def test_labels_and_info_belong_to_the_images(
     data = SmallNORB(folder, cameras=cameras, validation=validation, seed=3)
     for split, first in (("train", 0), ("validation", 0), ("test", 50)):
         images = getattr(data, split)
-        pair = torch.tensor(values(images.images), dtype=torch.int64) - first
+        pair = torch.tensor(values(images.inputs), dtype=torch.int64) - first
         if cameras == "both_as_images":
             assert pair[1::2].tolist() == (pair[::2] + 100).tolist()
             pair[1::2] -= 100
@@ -264,17 +264,17 @@ def test_labels_and_info_belong_to_the_images(
 )
 def test_cameras_are_channels(folder: str, cameras: Any, fill: list[int]) -> None:
     data = SmallNORB(folder, cameras=cameras, validation=0)
-    assert data.train.images.shape == (COUNT, len(fill), 48, 48)
-    assert data.train.images[7, :, 20, 30].tolist() == fill
+    assert data.train.inputs.shape == (COUNT, len(fill), 48, 48)
+    assert data.train.inputs[7, :, 20, 30].tolist() == fill
 
 
 def test_cameras_are_images_that_stay_together(folder: str) -> None:
     data = SmallNORB(folder, cameras="both_as_images", validation=0.3)
     assert data.image_shape == (1, 48, 48)
-    held_out, test = values(data.validation.images), values(data.test.images)
+    held_out, test = values(data.validation.inputs), values(data.test.inputs)
     assert len(held_out) == 2 * 5 * 5
     assert {value % 100 for value in held_out}.isdisjoint(
-        value % 100 for value in values(data.train.images)
+        value % 100 for value in values(data.train.inputs)
     )
     assert test[:4] == [50, 150, 51, 151]
 
@@ -301,7 +301,7 @@ def test_pixels_are_means_of_squares(tmp_path: Path, size: int) -> None:
             f"{TEST}-info.mat": int32(INFO[:3]),
         },
     )
-    result = SmallNORB(str(tmp_path), size=size).test.images
+    result = SmallNORB(str(tmp_path), size=size).test.inputs
     factor = 96 // size
     for row, column in {(0, 0), (size // 3, size // 2), (size - 1, size - 1)}:
         square = images[
@@ -333,9 +333,9 @@ def test_novel_viewpoints(
     same = SmallNORB(
         folder, viewpoints=viewpoints, test_viewpoints="familiar", validation=0.25
     )
-    assert values(same.train.images) == values(data.train.images)
+    assert values(same.train.inputs) == values(data.train.inputs)
     assert set(same.info("test")[:, column].tolist()) == familiar
-    assert sorted(values(same.test.images) + values(data.test.images)) == list(
+    assert sorted(values(same.test.inputs) + values(data.test.inputs)) == list(
         range(50, 50 + COUNT)
     )
     toys = SmallNORB(
@@ -345,13 +345,13 @@ def test_novel_viewpoints(
         validation=0.25,
     )
     assert set(toys.info("test")[:, column].tolist()) == novel
-    trained = values(data.train.images) + values(data.validation.images)
-    assert sorted(values(toys.test.images) + trained) == list(range(COUNT))
+    trained = values(data.train.inputs) + values(data.validation.inputs)
+    assert sorted(values(toys.test.inputs) + trained) == list(range(COUNT))
     for images, info in (
         (data.validation, data.info("validation")),
         (same.test, same.info("test")),
     ):
-        pair = torch.tensor(values(images.images)) - (50 if images is same.test else 0)
+        pair = torch.tensor(values(images.inputs)) - (50 if images is same.test else 0)
         assert torch.equal(info, INFO[pair])
         assert torch.equal(images.labels, LABELS[pair])
 

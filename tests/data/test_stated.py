@@ -91,7 +91,7 @@ def read(folder: Path, notes: Path) -> tuple[Tensor, Corners]:
         folder, notes, classes=("cat",), channels=1, validation=0.0, test=0.0
     ).train
     left, top, right, low = train.boxes[0, 0].tolist()  # type: ignore[attr-defined]
-    return train.images[0, 0], (left, top, right, low)
+    return train.inputs[0, 0], (left, top, right, low)
 
 
 @pytest.mark.parametrize("kind", ["coco", "voc"])
@@ -221,14 +221,14 @@ def test_masks_lie_over_their_pictures(tmp_path: Path, kind: str, turn: int) -> 
                 .as_posix()
             )
         test = masked(tmp_path, name)
-        assert torch.equal(test.images[0, 0] > 127, test.labels[0] == 1)
+        assert torch.equal(test.inputs[0, 0] > 127, test.labels[0] == 1)
 
 
 def test_a_mask_of_a_picture_that_was_resized(tmp_path: Path) -> None:
     stored(tmp_path / "images" / "a.png", 6, (120, 80))
     annotate(tmp_path, "coco", BOX, SIZE)
     test = masked(tmp_path, "notes/all.json")
-    assert torch.equal(test.images[0, 0] > 127, test.labels[0] == 1)
+    assert torch.equal(test.inputs[0, 0] > 127, test.labels[0] == 1)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_runs_of_pixels(tmp_path: Path, form: str) -> None:
     content["annotations"][0]["segmentation"] = {"size": [40, 60], "counts": counts}
     notes.write_text(json.dumps(content))
     test = masked(tmp_path, "notes/all.json")
-    assert torch.equal(test.images[0, 0] > 127, test.labels[0] == 1)
+    assert torch.equal(test.inputs[0, 0] > 127, test.labels[0] == 1)
 
 
 def test_text_of_runs_that_make_up_no_picture_reaches_no_other_code(
@@ -340,7 +340,7 @@ def test_pictures_of_one_name_have_the_masks_of_their_folders(tmp_path: Path) ->
     (tmp_path / "all.json").write_text(json.dumps(content))
     data = Masks(tmp_path, masks="all.json", folds=2, validation=0.0)
     for part in (data.train, data.test):
-        assert torch.equal(part.images[0, 0] > 127, part.labels[0] == 1)
+        assert torch.equal(part.inputs[0, 0] > 127, part.labels[0] == 1)
 
 
 OUTSIDE = [

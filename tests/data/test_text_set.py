@@ -18,12 +18,12 @@ class TestSets:
 
     def test_batches_are_as_long_as_their_longest_text(self) -> None:
         train = self.data.train
-        lengths = (train.images != PADDING).sum(1)
+        lengths = (train.inputs != PADDING).sum(1)
         short = lengths.argsort()[:3].tolist()
         batch = train.__getitems__(short)
-        assert batch.images.shape == (3, int(lengths[short].max()))
-        assert torch.equal(batch.images, train.images[short, : batch.images.shape[1]])
-        assert torch.equal(batch.pictures, batch.images)
+        assert batch.inputs.shape == (3, int(lengths[short].max()))
+        assert torch.equal(batch.inputs, train.inputs[short, : batch.inputs.shape[1]])
+        assert torch.equal(batch.pictures, batch.inputs)
 
     def test_subset_refuses_a_mask(self) -> None:
         """Its texts would be the first two, again and again."""
@@ -36,7 +36,7 @@ class TestSets:
         words = Words(("river", "?"))
         other = self.data.test.in_words(words)
         assert other.texts == self.data.test.texts
-        assert int(other.images.max()) == 3
+        assert int(other.inputs.max()) == 3
         assert self.data.test.in_words(self.data.words) is self.data.test
 
     def test_nothing_that_is_for_images(self) -> None:
@@ -73,5 +73,5 @@ class TestSets:
         assert joined(test, 30).texts == pairs.texts != joined(test, 30, seed=1).texts
         with pytest.raises(ValueError, match="of one class each"):
             joined(pairs, 2)
-        with pytest.raises(TypeError, match="texts must be a TextSet, got ImageSet"):
+        with pytest.raises(TypeError, match="texts must be a TextSet, got Examples"):
             joined(Digits().test, 2)

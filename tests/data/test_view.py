@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps_lab.data import (
-    ImageSet,
+    Examples,
     Preprocess,
     RandomBrightness,
     RandomContrast,
@@ -47,9 +47,9 @@ def pictures(count: int) -> Tensor:
     return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(0))
 
 
-def image_set(count: int = 5) -> ImageSet:
+def image_set(count: int = 5) -> Examples:
     images = (pictures(count) * 255).to(torch.uint8)
-    return ImageSet(
+    return Examples(
         images,
         torch.arange(count),
         tuple("abcde"),
@@ -256,23 +256,23 @@ class TestBinarise:
 
 def test_a_prepared_set_gives_prepared_images() -> None:
     raw = image_set()
-    images = raw.images.float() / 255
+    images = raw.inputs.float() / 255
     prepared = raw.prepared(PAPER)
     batch = prepared.__getitems__([3, 1])
-    assert torch.equal(batch.images, standardise(centre_crop(images[[3, 1]], 6)))
+    assert torch.equal(batch.inputs, standardise(centre_crop(images[[3, 1]], 6)))
     assert torch.equal(batch.pictures, centre_crop(images[[3, 1]], 6))
     assert batch.labels.tolist() == batch.indices.tolist() == [3, 1]
     assert torch.equal(prepared.crops([4, 0]), PAPER.evaluate_crops(images[[4, 0]]))
     assert prepared.image_shape == (2, 6, 6)
     assert prepared.raw_image_shape == SHAPE
     assert raw.image_shape == SHAPE  # and is itself left alone
-    assert torch.equal(raw[2].images, images[2:3])
+    assert torch.equal(raw[2].inputs, images[2:3])
 
 
 def test_a_subset_is_prepared_like_its_set() -> None:
     prepared = image_set().prepared(PAPER)
     part = prepared.subset(torch.tensor([4, 2]))
-    assert torch.equal(part[1].images, prepared[2].images)
+    assert torch.equal(part[1].inputs, prepared[2].inputs)
     assert part.files == ("4.png", "2.png")
 
 

@@ -163,7 +163,7 @@ def digit(folder: Path) -> Path:
     """A file with a 0."""
     digits = digit_samples((1, 28, 28))
     file = folder / "digit.png"
-    file.write_bytes(png(digits.images[digits.labels == 0][0].float() / 255))
+    file.write_bytes(png(digits.inputs[digits.labels == 0][0].float() / 255))
     return file
 
 

@@ -24,7 +24,7 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
 from torchcaps.models.pretrained import list_pretrained
 from torchcaps_lab.cli import main
-from torchcaps_lab.data import MNIST, ImageSet, Words
+from torchcaps_lab.data import MNIST, Examples, Words
 from torchcaps_lab.explore import (
     Explorer,
     application,
@@ -205,7 +205,7 @@ class TestExplorer:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A network in a folder called mnist need not know MNIST's classes."""
-        images = ImageSet(
+        images = Examples(
             torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
             torch.tensor([0, 9]),
             tuple("0123456789"),
@@ -755,7 +755,7 @@ def test_enlarged_digits_are_sharp_enough_for_networks_of_mnist() -> None:
         Classifier.open("mnist/capsnet_small"),
         digit_samples((1, 28, 28)),
     )
-    view = classifier.preprocess.evaluate(digits.images.float() / 255)
+    view = classifier.preprocess.evaluate(digits.inputs.float() / 255)
     with torch.no_grad():
         answers = classifier.network.encode(view.images).activation.argmax(1)
     assert (answers == digits.labels).float().mean() > 0.9

@@ -119,7 +119,7 @@ def test_scores_are_of_what_the_network_sees_in_a_test():
         next(
             i
             for i in range(len(test))
-            if torch.equal(test.images[i, :, 1:7, 1:7] / 255, x)
+            if torch.equal(test.inputs[i, :, 1:7, 1:7] / 255, x)
         )
         for x in sample[0]
     ]
@@ -127,7 +127,7 @@ def test_scores_are_of_what_the_network_sees_in_a_test():
     assert torch.equal(batch.labels, sample.labels)
     scores = Scores(network, preprocess)
     torch.testing.assert_close(
-        scores(sample.pixels), network(batch.images).activation.log()
+        scores(sample.pixels), network(batch.inputs).activation.log()
     )
     pixels = sample.pixels.double().requires_grad_()
     assert torch.autograd.gradcheck(

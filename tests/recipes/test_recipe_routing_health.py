@@ -49,7 +49,7 @@ def test_a_point_is_what_the_library_finds() -> None:
     with routing_steps(network, 2):
         expected = examine(network, test)
         with torch.no_grad():
-            layers = observe_layers(network, test.__getitems__(list(range(18))).images)
+            layers = observe_layers(network, test.__getitems__(list(range(18))).inputs)
     point = at_steps(network, test, 2, observed=18)
     assert point.accuracy == pytest.approx(100 * expected.accuracy)
     assert torch.equal(point.prediction, expected.prediction)

@@ -91,7 +91,7 @@ def test_kept_an_image_leaves_out_what_does_not_grow():
 def test_few_images():
     data = Few(Digits(), train=100, validation=50)
     again = Few(Digits(), train=100, validation=50)
-    assert torch.equal(data.train.images, again.train.images)
+    assert torch.equal(data.train.inputs, again.train.inputs)
     counts = data.train.labels.bincount()
     assert counts.tolist() == [10] * 10
     assert abs(len(data.validation) - 50) <= 5

@@ -66,7 +66,7 @@ class TestAttackThatKnows:
     ) -> None:
         classifier = Classifier.open("digits/capsnet_digits")
         test = Digits().test.subset(torch.arange(40))
-        pixels, network = test.images.float() / 255, classifier.network
+        pixels, network = test.inputs.float() / 255, classifier.network
         scores = Scores(network, classifier.preprocess)
         found = reconstructive(scores, pixels, test.labels, 0.2, steps=10)
         with torch.no_grad():

@@ -38,9 +38,9 @@ def test_overlaid_digits_stand_in_the_middle(tmp_path: Path) -> None:
     recipe, row = ROWS[OVERLAID]
     trained = get_recipe(recipe).network(lab, row)
     test = digits_for(trained)
-    plain = create_dataset("digits").test.images
-    assert torch.equal(test.images[:, :, 2:10, 2:10], plain)
-    assert test.images.sum() == plain.sum()
+    plain = create_dataset("digits").test.inputs
+    assert torch.equal(test.inputs[:, :, 2:10, 2:10], plain)
+    assert test.inputs.sum() == plain.sum()
     assert test.image_shape == trained.network.image_shape == (1, 12, 12)
 
 

@@ -26,7 +26,7 @@ from recipes.kit.lab import Trained
 from recipes.kit.results import _all_figures
 from recipes.smallnorb_viewpoints import FAMILIAR, NOVEL, SAME
 from torchcaps.models import load_pretrained
-from torchcaps_lab.data import Digits, ImageSet, Preprocess
+from torchcaps_lab.data import Digits, Examples, Preprocess
 from torchcaps_lab.data.made import turn
 from torchcaps_lab.data.preprocess import standardise, thirteen_crops
 
@@ -252,7 +252,7 @@ def test_thirteen_crops_are_averaged(smoke):
     done = smoke("smallnorb-em")
     run = done.folder / "runs" / "smoke" / done.facts["1 step"]["run"]
     network, test = load_pretrained(run / "model").eval(), Digits(size=24).test
-    crops = thirteen_crops(test.images.float() / 255, 18)
+    crops = thirteen_crops(test.inputs.float() / 255, 18)
     with torch.no_grad():
         activation = torch.stack(
             [network(standardise(crop)).activation for crop in crops.unbind(1)]
@@ -264,8 +264,8 @@ def test_thirteen_crops_are_averaged(smoke):
     )  # ties in rounding
 
 
-def _turned(digits: ImageSet) -> ImageSet:
-    return replace(digits, images=turn(digits.images, 30))
+def _turned(digits: Examples) -> Examples:
+    return replace(digits, inputs=turn(digits.inputs, 30))
 
 
 @pytest.mark.thorough
@@ -283,7 +283,7 @@ def test_novel_error_is_that_of_turned_digits(smoke):
         (SAME, _turned(same)),
     ):
         view = Preprocess.from_config(config["preprocess"]).evaluate(
-            digits.images.float() / 255
+            digits.inputs.float() / 255
         )
         with torch.no_grad():
             wrong = (

@@ -47,7 +47,7 @@ def test_sweeps_are_of_the_first_images_of_each_class() -> None:
     swept = sweep(model, test, 3)
     assert list(swept) == list(range(10))
     places = [place for place in range(len(test)) if test.labels[place] == 7][:3]
-    poses = model.encode(test.__getitems__(places).images)
+    poses = model.encode(test.__getitems__(places).inputs)
     target = torch.full((3,), 7)
     plain = model.decode(poses, target)
     assert torch.equal(swept[7].image, test[places[0]].pictures[0])
@@ -70,7 +70,7 @@ def test_error_is_the_root_of_the_mean_square() -> None:
     for place in range(7):
         batch = test[place]
         total += (
-            model(batch.images, batch.labels).reconstruction - batch.pictures
+            model(batch.inputs, batch.labels).reconstruction - batch.pictures
         ).square().mean().item() / 7
     assert reconstruction_error(model, test, batch_size=3) == pytest.approx(
         100 * total**0.5, rel=1e-5

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps import create_model
 from torchcaps.models import CapsuleClassifier, ImageClassifier
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.report import Findings, Observation, Selection, Verdict
 
 TRAINED = Verdict(images=200, entropy=0.8, changed=0.2, explained=0.6)
@@ -59,7 +59,7 @@ def image_set(
     count: int = 12,
     classes: tuple[str, ...] = ("a", "b", "c"),
     files: str | None = None,
-) -> ImageSet:
+) -> Examples:
     """Noise, the classes in turn; ``files`` becomes the names of the files, each with
     its number behind it.
     """
@@ -72,7 +72,7 @@ def image_set(
     names = (
         None if files is None else tuple(f"{files} {place}" for place in range(count))
     )
-    return ImageSet(images, torch.arange(count) % len(classes), classes, names)
+    return Examples(images, torch.arange(count) % len(classes), classes, names)
 
 
 def look(model: nn.Module, images: Tensor, **options: object) -> Observation:

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from tests.report.small import answers
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.report.pictures import Advice
 
 
@@ -22,7 +22,7 @@ def advice(
     model=None,
 ) -> Advice:
     pixels = torch.zeros(len(labels), channels, side, side, dtype=torch.uint8)
-    images = ImageSet(pixels, labels, ("cat", "dog", "owl"), files)
+    images = Examples(pixels, labels, ("cat", "dog", "owl"), files)
     return Advice.of(
         answers(3, labels, said), images, summary or {}, list(metrics), model
     )

@@ -246,7 +246,7 @@ def test_a_task_of_several_labels_shows_each_image_for_each_of_its_classes(
         f"{place}: {images.classes[label]}" for place, label in said.nonzero().tolist()
     )
     shown = look(
-        model, batch.images, target=target, titles=titles, about="a class that was said"
+        model, batch.inputs, target=target, titles=titles, about="a class that was said"
     )
     summary = Summary.of(
         "What it learned", {}, [Quantity("exactly right", 0.5, percent=True)]

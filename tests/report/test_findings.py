@@ -80,9 +80,9 @@ def test_findings_do_not_depend_on_the_batches(batch_size: int) -> None:
     batch = images.__getitems__(list(range(10)))
     with torch.no_grad():
         torch.testing.assert_close(
-            findings.activation, model.eval()(batch.images).activation
+            findings.activation, model.eval()(batch.inputs).activation
         )
-        entropy = assignment_entropy(model.route(batch.images).assignment).mean().item()
+        entropy = assignment_entropy(model.route(batch.inputs).assignment).mean().item()
     assert findings.entropy == pytest.approx(entropy, rel=1e-5)
     assert torch.equal(findings.labels, images.labels)
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.report.small import answers
 from torchcaps import create_model
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.report import select_examples, write_page, write_report
 from torchcaps_lab.report.canvas import make_legible
 from torchcaps_lab.report.pictures import Confusion, Mistakes
@@ -21,7 +21,7 @@ class TestManyClasses:
         small = {"channels": 4, "types": 1, "decoder_hidden": (4,), "pose_dim": 4}
         network = create_model("capsnet_digits", classes=300, **small)
         images = torch.randint(256, (300, 1, 8, 8), dtype=torch.uint8)
-        images = ImageSet(
+        images = Examples(
             images, torch.arange(300), tuple(f"class {number}" for number in range(300))
         )
         write_report(tmp_path, network, images, {}, [])
@@ -64,7 +64,7 @@ class TestManyClasses:
         assert {0, 1, 2} <= set(found.telling(6).tolist())
         assert len(found.telling(6)) == 6
         assert found.telling(30).tolist() == list(range(30))
-        images = ImageSet(
+        images = Examples(
             torch.zeros(60, 1, 4, 4, dtype=torch.uint8),
             labels,
             tuple(map(str, range(30))),
@@ -80,7 +80,7 @@ class TestScripts:
     def test_names_in_other_scripts_are_drawn_or_explained(self, tmp_path):
         labels = torch.arange(6)
         found = answers(6, labels, labels.roll(1))
-        images = ImageSet(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), labels, NAMES)
+        images = Examples(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), labels, NAMES)
         page = write_page(
             tmp_path, [Confusion.of(found, NAMES), Mistakes.of(found, images)]
         )  # a missing glyph warns

@@ -20,7 +20,7 @@ from tests.report.small import (
 from torchcaps import Capsules, create_routing
 from torchcaps.models import CapsuleClassifier
 from torchcaps_lab import report
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.report import (
     Findings,
     Selection,
@@ -283,7 +283,7 @@ def test_the_images_of_a_report_are_those_of_the_findings(classes: int) -> None:
         .contiguous()
     )
     findings = Findings(labels, torch.rand(count, classes, generator=generator), None)
-    data = ImageSet(images, labels, names)
+    data = Examples(images, labels, names)
 
     def places(pictures: Tensor) -> list[int]:
         return pictures[:, 0, 0, 0].mul(255).round().int().tolist()

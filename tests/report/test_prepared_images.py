@@ -27,7 +27,7 @@ class Plain(ImageClassifier):
 @pytest.mark.parametrize("batch_size", [1, 40, 1000])
 def test_thirteen_crops_are_averaged(batch_size: int) -> None:
     model, images = digits_net(image_shape=(2, 8, 8)).eval(), image_set(SHAPE, 10)
-    crops = thirteen_crops(images.images.float() / 255, 8)
+    crops = thirteen_crops(images.inputs.float() / 255, 8)
     with torch.no_grad():
         routed = [model.route(standardise(crop)) for crop in crops.unbind(1)]
     findings = examine(model, images.prepared(PREPROCESS), batch_size)
@@ -44,7 +44,7 @@ def test_thirteen_crops_are_averaged(batch_size: int) -> None:
 
 def test_thirteen_crops_are_averaged_without_capsules() -> None:
     images = image_set(SHAPE, 10)
-    crops = thirteen_crops(images.images.float() / 255, 8)
+    crops = thirteen_crops(images.inputs.float() / 255, 8)
     expected = torch.stack(
         [standardise(crop).flatten(1)[:, :3] for crop in crops.unbind(1)]
     ).mean(0)
@@ -60,7 +60,7 @@ def test_a_report_shows_pixels_and_decodes_what_was_said() -> None:
     shown = {
         one.kind: one for one in exhibits_of_classifier(model, images, findings, {}, [])
     }
-    pixels = centre_crop(images.images.float() / 255, 8)
+    pixels = centre_crop(images.inputs.float() / 255, 8)
     assert torch.equal(shown["mistakes"].pictures, pixels[findings.mistakes(24)])
     chosen = findings.samples(20)
     for kind in ("reconstructions", "assignments"):

@@ -58,7 +58,7 @@ class TestError:
         network = digits_net().eval()
         images = image_set((1, 8, 8))
         batch = images.__getitems__(list(range(len(images))))
-        capsules = network.encode(batch.images)
+        capsules = network.encode(batch.inputs)
         drawn = network.decode(capsules, capsules.activation.argmax(1))
         expected = ((batch.pictures - drawn) ** 2).sum((1, 2, 3)) / (
             batch.pictures**2
@@ -131,7 +131,7 @@ class TestThreshold:
 class TestAnswers:
     def test_digits_are_known_and_noise_is_not(self) -> None:
         classifier = Classifier.open(BOXED)
-        digits = classifier.predict(Digits().test.images)
+        digits = classifier.predict(Digits().test.inputs)
         assert (
             sum(not one.known for one in digits) / len(digits) < 0.12
         )  # 5 % of 143 validation images
@@ -148,7 +148,7 @@ class TestAnswers:
             name: value for name, value in network.extra.items() if name != "strangers"
         }
         network.save_pretrained(tmp_path, **old)
-        answer = Classifier.open(tmp_path)(Digits().test.images[0])
+        answer = Classifier.open(tmp_path)(Digits().test.inputs[0])
         assert (answer.known, answer.strangeness) == (None, None)
         assert "known" not in answer.json()
         assert "none of these" not in str(answer)

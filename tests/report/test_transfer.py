@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps import Capsules, create_model
 from torchcaps.models import CapsNet
-from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.data import Digits, Examples
 from torchcaps_lab.report import (
     ATTRIBUTES,
     attributes,
@@ -254,7 +254,7 @@ class TestReadout:
 def test_encoded_in_parts() -> None:
     model, images = (
         create_model("capsnet_digits").train(),
-        Digits().test.images[:7].float() / 255,
+        Digits().test.inputs[:7].float() / 255,
     )
     found, whole = encoded(model, images, at_once=3), encoded(model, images)
     assert model.training
@@ -265,7 +265,7 @@ def test_encoded_in_parts() -> None:
 def test_poses_of_a_network_in_bfloat16_are_carried_and_drawn() -> None:
     model, images = (
         create_model("capsnet_digits").bfloat16(),
-        Digits().test.images[:2].float() / 255,
+        Digits().test.inputs[:2].float() / 255,
     )
     capsules, target = encoded(model, images), torch.tensor([1, 2])
     assert capsules.pose.dtype == torch.float32
@@ -307,9 +307,9 @@ class TestExhibit:
         test = Digits().test.subset(torch.arange(100))
         model = create_model("capsnet_digits", decoder_input="pose")
         assert PoseReadout.of(model, test.subset(torch.arange(20))) is None  # too few
-        light = ImageSet(255 - test.images, test.labels, test.classes)
+        light = Examples(255 - test.inputs, test.labels, test.classes)
         assert PoseReadout.of(model, light) is None
-        black = ImageSet(torch.zeros_like(test.images), test.labels, test.classes)
+        black = Examples(torch.zeros_like(test.inputs), test.labels, test.classes)
         assert PoseReadout.of(model, black) is None
         assert (
             PoseReadout.of(create_model("capsnet_digits", decoder_hidden=None), test)

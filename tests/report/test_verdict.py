@@ -106,7 +106,7 @@ def test_the_explained_variance_is_that_about_the_mean_image() -> None:
     trained = Classifier.open("digits/capsnet_digits")
     digits = Digits().test.subset(torch.arange(60))
     found = judge(trained.network, digits.prepared(trained.preprocess))
-    pictures = digits.images.float() / 255
+    pictures = digits.inputs.float() / 255
     with torch.no_grad():
         capsules = trained.network.eval().encode(pictures)
         drawn = trained.network.decode(capsules, capsules.activation.argmax(1))

@@ -10,9 +10,9 @@ from torch import Tensor
 from torchcaps_lab.data import (
     Batch,
     Composition,
+    DataSet,
     Digits,
-    ImageData,
-    ImageSet,
+    Examples,
     Parts,
     random_integers,
 )
@@ -21,7 +21,7 @@ from torchcaps_lab.data import (
 class SideBySide(Composition):
     """Each digit on the left, with another one, of another class, on the right."""
 
-    def __init__(self, digits: ImageSet) -> None:
+    def __init__(self, digits: Examples) -> None:
         self.digits = digits
 
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -38,10 +38,10 @@ class SideBySide(Composition):
                 for pair in zip(draws, batch.labels, strict=True)
             ]
         )
-        right = self.digits.images.to(batch.images.device)[others].float() / 255
+        right = self.digits.inputs.to(batch.inputs.device)[others].float() / 255
         nothing = torch.zeros_like(right)
         alone = torch.stack(
-            [torch.cat([batch.images, nothing], 3), torch.cat([nothing, right], 3)], 1
+            [torch.cat([batch.inputs, nothing], 3), torch.cat([nothing, right], 3)], 1
         )
         both = torch.stack([batch.labels, labels[others]], 1)
         mask = torch.zeros(
@@ -62,7 +62,7 @@ class SideBySide(Composition):
         return candidates[draw % len(candidates)]
 
 
-class Pairs(ImageData):
+class Pairs(DataSet):
     """Pairs made anew in each epoch of training; always the same ones in the test.
 
     Args:
@@ -79,18 +79,18 @@ class Pairs(ImageData):
         super().__init__(validation, seed)
         self.count = count
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """The first of the training digits."""
         return self._pairs(Digits(validation=0).train.subset(torch.arange(self.count)))
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """The first 50 of the test digits."""
         return self._pairs(Digits().test.subset(torch.arange(50)))
 
     @staticmethod
-    def _pairs(digits: ImageSet) -> ImageSet:
-        return ImageSet(
-            digits.images, digits.labels, digits.classes, composition=SideBySide(digits)
+    def _pairs(digits: Examples) -> Examples:
+        return Examples(
+            digits.inputs, digits.labels, digits.classes, composition=SideBySide(digits)
         )
 
 
@@ -99,16 +99,16 @@ class Masks(Pairs):
 
     task: ClassVar = "several_labels"
 
-    def _fixed(self, images: ImageSet) -> ImageSet:
+    def _fixed(self, images: Examples) -> Examples:
         batch = images.__getitems__(list(range(len(images))))
-        return ImageSet(
-            (255 * batch.images).round().to(torch.uint8), batch.labels, images.classes
+        return Examples(
+            (255 * batch.inputs).round().to(torch.uint8), batch.labels, images.classes
         )
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """Bytes."""
         return self._fixed(super().load_train())
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Bytes."""
         return self._fixed(super().load_test())

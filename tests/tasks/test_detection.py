@@ -13,7 +13,7 @@ import torch
 from torchcaps import Capsules, Classifier, create_model
 from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import Places, Prediction, Thing
-from torchcaps_lab.data import Digits, ImageSet, Preprocess, Scenery
+from torchcaps_lab.data import Digits, Examples, Preprocess, Scenery
 from torchcaps_lab.explore import digit_samples
 from torchcaps_lab.tasks import (
     Criteria,
@@ -37,7 +37,7 @@ TRUE = torch.tensor(
 )
 
 
-def scenes() -> ImageSet:
+def scenes() -> Examples:
     digits = Digits().test.subset(torch.arange(24))
     return replace(
         digits, composition=Scenery(digits, (24, 24), 1, 2, 8, 12, clutter=1)

@@ -16,7 +16,7 @@ from torchcaps.losses import MarginLoss, NegativeLogLikelihood, ReconstructionLo
 from torchcaps.models import Prediction, create_model
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
-from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.data import Digits, Examples
 from torchcaps_lab.tasks import (
     Classification,
     Criteria,
@@ -144,7 +144,7 @@ class TestCommandLine:
         assert "of 121 images right in all their classes" in capsys.readouterr().out
 
     def test_predict_names_both_classes(self, run, tmp_path, capsys):
-        images = Pairs().test.__getitems__([0, 1, 2]).images
+        images = Pairs().test.__getitems__([0, 1, 2]).inputs
         files = []
         for number, image in enumerate(images):
             files.append(str(tmp_path / f"{number}.png"))
@@ -211,16 +211,16 @@ class TestCommandLine:
 class TestTrainingPairs:
     def test_they_are_new_in_each_epoch_and_the_same_for_any_number_of_processes(self):
         images = Pairs(validation=0).train
-        raw = images.__class__(images.images, images.labels, images.classes)
+        raw = images.__class__(images.inputs, images.labels, images.classes)
 
         def made(indices: list[int], epoch: int, seed: int = 0):
             return images.composition(raw.__getitems__(indices), epoch, seed)
 
         whole = made(list(range(20)), 3)
-        assert torch.equal(whole.images[5:9], made([5, 6, 7, 8], 3).images)
-        assert torch.equal(whole.images, made(list(range(20)), 3).images)
-        assert not torch.equal(whole.images, made(list(range(20)), 4).images)
-        assert not torch.equal(whole.images, made(list(range(20)), 3, seed=1).images)
+        assert torch.equal(whole.inputs[5:9], made([5, 6, 7, 8], 3).inputs)
+        assert torch.equal(whole.inputs, made(list(range(20)), 3).inputs)
+        assert not torch.equal(whole.inputs, made(list(range(20)), 4).inputs)
+        assert not torch.equal(whole.inputs, made(list(range(20)), 3, seed=1).inputs)
 
     def test_only_training_makes_them_anew(self):
         class Trainer:
@@ -229,10 +229,10 @@ class TestTrainingPairs:
         loaders = Loaders(Pairs().train, Pairs().validation, Schedule(seed=3), Speed())
         loaders.trainer = Trainer()
         raw = loaders.sets[0].__getitems__([4, 2])
-        assert raw.images.shape == (2, 1, 8, 8)
+        assert raw.inputs.shape == (2, 1, 8, 8)
         expected = Pairs().train.composition(raw, 7, 3)
         assert torch.equal(
-            loaders.on_after_batch_transfer(raw, 0).images, expected.images
+            loaders.on_after_batch_transfer(raw, 0).inputs, expected.inputs
         )
         Trainer.training = False
         fixed = Pairs().validation.__getitems__([0])
@@ -258,12 +258,12 @@ class TestLoss:
     def test_each_capsule_reconstructs_its_digit_alone(self, network):
         batch = Pairs().test.__getitems__([0, 1, 2, 3])
         prediction, parts = SeveralLabels(2).loss(network, network, batch, criteria())
-        assert torch.equal(prediction.activation, network(batch.images).activation)
+        assert torch.equal(prediction.activation, network(batch.inputs).activation)
         torch.testing.assert_close(
             parts["class_loss"],
             tc.margin_loss(prediction.activation, batch.labels.float()),
         )
-        capsules = network.encode(batch.images)
+        capsules = network.encode(batch.inputs)
         expected = 0.0
         for place in range(2):
             alone = network.decode(capsules, batch.parts.labels[:, place])
@@ -280,7 +280,7 @@ class TestLoss:
     def test_without_parts_the_capsules_reconstruct_together(self, network):
         batch = Masks().test.__getitems__([0, 1, 2, 3])
         _, parts = SeveralLabels().loss(network, network, batch, criteria())
-        together = network.decode(network.encode(batch.images), batch.labels)
+        together = network.decode(network.encode(batch.inputs), batch.labels)
         expected = 0.1 * (together - batch.pictures).square().flatten(1).sum(1).mean()
         torch.testing.assert_close(parts["reconstruction_loss"], expected)
 
@@ -364,10 +364,10 @@ class TestAnswers:
         said = torch.zeros(3, 10)
         said[0, [1, 2]] = said[1, [1, 3]] = said[2, 4] = 1.0
         pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1)
-        images = ImageSet(pixels, masks, tuple(map(str, range(10))))
+        images = Examples(pixels, masks, tuple(map(str, range(10))))
         network = Fixed()
         network.told = dict(
-            zip((images[row].images.item() for row in range(3)), said, strict=True)
+            zip((images[row].inputs.item() for row in range(3)), said, strict=True)
         )
         found = SeveralLabels().examine(network, images, batch_size=2)
         assert found.figures["accuracy"] == pytest.approx(1 / 3)
@@ -438,4 +438,4 @@ def test_masks_are_split_in_shares():
     assert data.train.labels.dtype == torch.bool
     digits = Digits().test
     with pytest.raises(ValueError, match=r"or bool \(359, 10\), a mask"):
-        ImageSet(digits.images, torch.zeros(359, 9, dtype=torch.bool), digits.classes)
+        Examples(digits.inputs, torch.zeros(359, 9, dtype=torch.bool), digits.classes)

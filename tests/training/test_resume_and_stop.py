@@ -19,7 +19,7 @@ from tests.runs import CPU, FEW, TRAIN, learner, summary
 from torchcaps.losses import MarginLoss
 from torchcaps.models import create_model
 from torchcaps_lab.cli import main
-from torchcaps_lab.data import Digits, ImageSet
+from torchcaps_lab.data import Digits, Examples
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training import (
     Caller,
@@ -39,7 +39,7 @@ from torchcaps_lab.training.options import moving_average
 
 def trained(
     folder: Path,
-    images: ImageSet = FEW,
+    images: Examples = FEW,
     caller: Caller | None = None,
     **schedule: object,
 ) -> list[dict]:
@@ -55,13 +55,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestResume:
-    def replaced(self) -> ImageSet:
-        images = FEW.images.clone()
+    def replaced(self) -> Examples:
+        images = FEW.inputs.clone()
         images[3] = 255 - images[3]
-        return ImageSet(images, FEW.labels, FEW.classes)
+        return Examples(images, FEW.labels, FEW.classes)
 
     def test_what_differs_is_named(self, folder: Path) -> None:
-        swapped = ImageSet(FEW.images, FEW.labels, ("one", "zero", *FEW.classes[2:]))
+        swapped = Examples(FEW.inputs, FEW.labels, ("one", "zero", *FEW.classes[2:]))
         for changes, message in [
             ({"seed": 1}, "seed was 0, is 1"),
             ({"batch_size": 32}, "batch_size was 16, is 32"),
@@ -301,7 +301,7 @@ class TestOptions:
     ) -> None:
         for number in range(8):
             (tmp_path / "data" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-            image = Image.fromarray(Digits().test.images[number, 0].numpy())
+            image = Image.fromarray(Digits().test.inputs[number, 0].numpy())
             image.save(tmp_path / "data" / "ab"[number % 2] / f"{number}.png")
         options = [
             "--data",
@@ -519,10 +519,10 @@ class TestDiverged:
 class TestEnd:
     """By the validation: stopping early, and the best epoch."""
 
-    def falling(self) -> ImageSet:
+    def falling(self) -> Examples:
         """Labels at random: the validation gets no better."""
         labels = torch.randint(10, (64,), generator=torch.Generator().manual_seed(1))
-        return ImageSet(FEW.images, labels, FEW.classes)
+        return Examples(FEW.inputs, labels, FEW.classes)
 
     def run(self, folder: Path, epochs: int, **how: object) -> list[dict]:
         schedule = Schedule(epochs=epochs, batch_size=16, **how)

@@ -24,7 +24,7 @@ from tests.runs import FEW, TINY
 from torchcaps import SpreadLoss, create_model
 from torchcaps.losses import ActivationLoss, MarginLoss
 from torchcaps.spec import package_of
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.training import (
     Caller,
     Learner,
@@ -122,7 +122,7 @@ class Run(NamedTuple):
     schedule: dict[str, Any] = {}  # noqa: RUF012
     loss: Callable[[], ActivationLoss] = MarginLoss
     callbacks: Callable[[], list[Callback]] = list
-    validation: ImageSet = VALIDATION
+    validation: Examples = VALIDATION
     model: tuple[str, dict[str, Any]] = ("capsnet_digits", TINY)
 
     def fitting(self, folder: Path, *more: Callback) -> Fitting:

@@ -11,7 +11,7 @@ import torch
 
 from tests.runs import CPU, FEW, learner
 from torchcaps.whole import UNFINISHED, write_whole, written_whole
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.training import Learner, RunFolder, Schedule, fit
 from torchcaps_lab.training.checkpoints import (
     SealedCheckpoints,
@@ -22,7 +22,7 @@ from torchcaps_lab.training.checkpoints import (
 
 
 def trained(
-    folder: Path, epochs: int = 1, images: ImageSet = FEW, **schedule: int
+    folder: Path, epochs: int = 1, images: Examples = FEW, **schedule: int
 ) -> Learner:
     one = learner()
     fit(

@@ -9,14 +9,14 @@ from torchcaps.numerics import jsonable
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import Split, open_run
 from torchcaps_lab.cli.strange import examine_strange, fit_again
-from torchcaps_lab.data import ImageData
+from torchcaps_lab.data import DataSet
 from torchcaps_lab.tasks.classification import two_class_text, with_positive
 
 
 def command(
     run: Trained,
     *,
-    data: ImageData | None = None,
+    data: DataSet | None = None,
     split: Split = "test",
     batch_size: int = 128,
     crops: Literal[1, 13] | None = None,

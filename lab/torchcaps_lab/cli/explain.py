@@ -8,14 +8,14 @@ from pathlib import Path
 from torchcaps.whole import LARGEST_NOTE, owned, read_text
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import Split, open_run
-from torchcaps_lab.data import ImageData
+from torchcaps_lab.data import DataSet
 from torchcaps_lab.training import RunFolder, read_summary
 
 
 def command(
     run: Trained,
     *,
-    data: ImageData | None = None,
+    data: DataSet | None = None,
     split: Split = "test",
     out: str | None = None,
     imported: list[str],

@@ -15,7 +15,7 @@ from torchcaps.models.pretrained import list_pretrained
 from torchcaps_lab import explore
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.runs import open_classifier, open_run
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.explore.explorer import has_capsules
 
 
@@ -79,7 +79,7 @@ def _shows(classifier: Classifier) -> tuple[bool, bool]:
 
 def _samples(
     name: str, classifier: Classifier, imported: list[str]
-) -> Callable[[], ImageSet | None]:
+) -> Callable[[], Examples | None]:
     """A function that reads images to try: the test images of a run, else data sets on
     this machine.
     """
@@ -88,7 +88,7 @@ def _samples(
     return partial(explore.local_samples, name, classifier, _note)
 
 
-def _test_images(name: str, imported: list[str]) -> ImageSet | None:
+def _test_images(name: str, imported: list[str]) -> Examples | None:
     """The test images of a run; None, with a message, if they are no longer there."""
     try:
         return open_run(name, imported=imported)[1]

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from torchcaps.spec import Spec, fit
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.parser import WrongUsage
-from torchcaps_lab.data import ImageData, ImageSet
+from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.training import RunFolder, follow_record, images_apart, read_options
 from torchcaps_lab.training.reading import merged
 
@@ -76,7 +76,7 @@ def _take_classes(data: Spec, classifier: Classifier) -> None:
         data.arguments["classes"] = list(classifier.classes)
 
 
-def _other_fit(data: ImageData, classifier: Classifier) -> tuple[str, ...]:
+def _other_fit(data: DataSet, classifier: Classifier) -> tuple[str, ...]:
     """A note, if images get to their size in another way than those that the network
     was trained on.
     """
@@ -91,10 +91,10 @@ def _other_fit(data: ImageData, classifier: Classifier) -> tuple[str, ...]:
 
 def open_run(
     run: str,
-    named: Spec | ImageData | None = None,
+    named: Spec | DataSet | None = None,
     split: Split = "test",
     imported: Sequence[str] = (),
-) -> tuple[Classifier, ImageSet]:
+) -> tuple[Classifier, Examples]:
     """The network of a run, or a saved one, and unprepared images.
 
     Args:
@@ -123,12 +123,12 @@ def open_run(
                 "network needs --data"
             )
         recorded = read_options(folder.config, imported)
-        spec: Spec = fit(ImageData, recorded.get("data"), f"{folder.config}: data")
+        spec: Spec = fit(DataSet, recorded.get("data"), f"{folder.config}: data")
         classifier = open_classifier(run)
         try:
-            data: ImageData = spec.make()
+            data: DataSet = spec.make()
             notes = follow_record(folder, data)
-            images: ImageSet = getattr(data, split)
+            images: Examples = getattr(data, split)
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{error}; --data with a class and --data.root say where they are now"

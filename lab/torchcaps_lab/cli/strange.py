@@ -15,7 +15,7 @@ from torchcaps.spec import Spec, fit
 from torchcaps.whole import LARGEST_NOTE, owned, read_json, write_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.runs import open_run
-from torchcaps_lab.data import ImageData, ImageSet
+from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.report.strangers import check_false_alarms, told_apart
 
 NOTHING = (
@@ -59,7 +59,7 @@ def fit_again(
 
 
 def examine_strange(
-    classifier: Classifier, known: ImageSet, strange: str, batch_size: int
+    classifier: Classifier, known: Examples, strange: str, batch_size: int
 ) -> dict[str, float]:
     """How well the network tells strangers from its own images.
 
@@ -83,15 +83,15 @@ def examine_strange(
             classifier, list(classifier.reader.named([strange])), None, batch_size
         )
     else:
-        spec: Spec = fit(ImageData, strange, "--strange")
+        spec: Spec = fit(DataSet, strange, "--strange")
         others = _errors(classifier, _each(spec.make().test), "pad", batch_size)
     own = _errors(classifier, _each(known), "pad", batch_size)
     found = told_apart(own, others, classifier.strangers.threshold)
     return {"known_images": len(own), "strange_images": len(others), **found._asdict()}
 
 
-def _each(images: ImageSet) -> Iterable[Tensor]:
-    return (one for batch in images.batches(128) for one in batch.images)
+def _each(images: Examples) -> Iterable[Tensor]:
+    return (one for batch in images.batches(128) for one in batch.inputs)
 
 
 def _errors(

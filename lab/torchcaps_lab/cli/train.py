@@ -128,7 +128,7 @@ def _check_data(parser: OptionParser, data: Any) -> None:
     data = data.value if isinstance(data, Typed) else data
     if not isinstance(data, Mapping) or "torchcaps_lab.data" in sys.modules:
         return
-    known = {"name", *arguments_of("torchcaps_lab.data", "ImageData")}
+    known = {"name", *arguments_of("torchcaps_lab.data", "DataSet")}
     if unknown := [name for name in data if name not in known]:
         parser.error(
             "there is no option "

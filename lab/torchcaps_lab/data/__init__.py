@@ -5,7 +5,7 @@ in three splits.
 from torchcaps_lab.data.annotated import AnnotatedImages, AnnotatedSet
 from torchcaps_lab.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps_lab.data.base import (
-    ImageData,
+    DataSet,
     create_dataset,
     find_data_dir,
     list_datasets,
@@ -15,9 +15,9 @@ from torchcaps_lab.data.base import (
 )
 from torchcaps_lab.data.cifar10 import CIFAR10
 from torchcaps_lab.data.digits import Digits
+from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
 from torchcaps_lab.data.folder import ImageFolder
 from torchcaps_lab.data.hub import Hub
-from torchcaps_lab.data.image_set import Batch, Composition, ImageSet, Parts
 from torchcaps_lab.data.made import (
     Affine,
     AffineRanges,
@@ -77,15 +77,15 @@ __all__ = [
     "Changes",
     "Composition",
     "Cuts",
+    "DataSet",
     "DigitScenes",
     "Digits",
     "Entry",
+    "Examples",
     "FashionMNIST",
     "Few",
     "Hub",
-    "ImageData",
     "ImageFolder",
-    "ImageSet",
     "MadeQuestions",
     "MadeSeries",
     "Manifest",

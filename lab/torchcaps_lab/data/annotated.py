@@ -18,15 +18,15 @@ from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, read_text
 from torchcaps_lab.data.bands import Range, check_range, with_range
 from torchcaps_lab.data.base import (
     TEST_SEED,
+    DataSet,
     HeldOut,
-    ImageData,
     check_held_out_share,
     register_dataset,
     stable_split,
 )
 from torchcaps_lab.data.coco import Coco, Noted
+from torchcaps_lab.data.examples import Batch, Examples, Parts
 from torchcaps_lab.data.handwriting import orientation
-from torchcaps_lab.data.image_set import Batch, ImageSet, Parts
 from torchcaps_lab.data.listed import Side
 from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
 from torchcaps_lab.data.stated import frame_of, stated_size
@@ -36,7 +36,7 @@ _OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
 
 
 @dataclass(frozen=True, eq=False)
-class AnnotatedSet(ImageSet):
+class AnnotatedSet(Examples):
     """Images with boxes around things; the parts of a batch are these boxes, filled, so
     that they move along.
 
@@ -71,7 +71,7 @@ class AnnotatedSet(ImageSet):
             "boxes": self.boxes[indices],
         }
 
-    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> ImageSet:
+    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> Examples:
         found = super()._relabelled(places, classes)
         assert isinstance(found, AnnotatedSet)
         return replace(found, things=places[self.things])
@@ -89,16 +89,16 @@ class AnnotatedSet(ImageSet):
 
     def _fetch(self, indices: list[int]) -> Batch:
         batch = super()._fetch(indices)
-        boxes = self.boxes[indices].to(batch.images.device)[..., None]  # [B, K, 4, 1]
+        boxes = self.boxes[indices].to(batch.inputs.device)[..., None]  # [B, K, 4, 1]
         rows, columns = (
-            torch.arange(side, device=boxes.device) for side in batch.images.shape[2:]
+            torch.arange(side, device=boxes.device) for side in batch.inputs.shape[2:]
         )
         across = (columns >= boxes[:, :, 0]) & (columns < boxes[:, :, 2])
         down = (rows >= boxes[:, :, 1]) & (rows < boxes[:, :, 3])
         filled = (down[..., None] & across[:, :, None])[:, :, None].to(
-            batch.images
+            batch.inputs
         )  # [B, K, 1, H, W]
-        filled = filled.expand(-1, -1, batch.images.shape[1], -1, -1)
+        filled = filled.expand(-1, -1, batch.inputs.shape[1], -1, -1)
         return batch._replace(
             parts=Parts(self.things[indices].to(boxes.device), filled)
         )
@@ -106,7 +106,7 @@ class AnnotatedSet(ImageSet):
 
 @register_dataset("annotated")
 @settings
-class AnnotatedImages(ImageData):
+class AnnotatedImages(DataSet):
     """Images of the user's own with any number of boxes around things of any class.
 
     COCO's and VOC's files state the size of each image. Boxes follow an image that was
@@ -192,11 +192,11 @@ class AnnotatedImages(ImageData):
         """As always, with the range of pixels if one was given."""
         return with_range(super().kept(), self.levels)
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """Read the training images, those for validation included."""
         return self._read(self._noted[1])
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Read the test images."""
         return self._read(self._noted[2])
 

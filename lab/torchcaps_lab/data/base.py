@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.spec import Registry, Within, argument, is_finite, settings
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import Changes, Manifest
 from torchcaps_lab.data.view import Preprocess
 
@@ -54,7 +54,7 @@ HeldOut = Annotated[float, _NotAll(0, 1)]
 
 
 @settings
-class ImageData(ABC):
+class DataSet(ABC):
     """A data set with its training, validation and test images, each read when first
     asked for.
 
@@ -79,8 +79,8 @@ class ImageData(ABC):
         ValueError: `validation` is outside [0, 1), or `seed` is not a whole number.
 
     Example:
-        >>> from torchcaps_lab.data import Digits, ImageData, ImageSet
-        >>> class Inverted(ImageData):
+        >>> from torchcaps_lab.data import Digits, DataSet, Examples
+        >>> class Inverted(DataSet):
         ...     def load_train(self):
         ...         return self._inverted(Digits(validation=0).train)
         ...
@@ -88,7 +88,7 @@ class ImageData(ABC):
         ...         return self._inverted(Digits().test)
         ...
         ...     def _inverted(self, digits):
-        ...         return ImageSet(255 - digits.images, digits.labels, digits.classes)
+        ...         return Examples(255 - digits.inputs, digits.labels, digits.classes)
         >>> len(Inverted(validation=0.1).train), len(Inverted().classes)
         (1295, 10)
     """
@@ -110,31 +110,31 @@ class ImageData(ABC):
         return "pad"
 
     @abstractmethod
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """Read the training images, those for validation included."""
 
     @abstractmethod
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Read the test images."""
 
-    def load_validation(self) -> ImageSet | None:
+    def load_validation(self) -> Examples | None:
         """Read the validation images of a source that has its own; None has them split
         off training.
         """
         return None
 
     @property
-    def train(self) -> ImageSet:
+    def train(self) -> Examples:
         """The images to train on."""
         return self._train_and_validation[0]
 
     @property
-    def validation(self) -> ImageSet:
+    def validation(self) -> Examples:
         """The images to choose settings on; empty if none were put aside."""
         return self._train_and_validation[1]
 
     @cached_property
-    def test(self) -> ImageSet:
+    def test(self) -> Examples:
         """The images to report results on. Only touching this reads them."""
         return self.load_test()
 
@@ -215,7 +215,7 @@ class ImageData(ABC):
         return ()
 
     @cached_property
-    def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
+    def _train_and_validation(self) -> tuple[Examples, Examples]:
         train, validation = self.load_train(), self.load_validation()
         if validation is not None:
             return train, validation.in_classes(train.classes, "the validation images")
@@ -328,11 +328,11 @@ def find_data_dir(data_dir: str | Path | None) -> Path:
     )
 
 
-DATASETS = Registry("data set", ImageData)
+DATASETS = Registry("data set", DataSet)
 """The data sets that :func:`create_dataset` knows."""
 
 register_dataset = DATASETS.register
-"""Decorate an `ImageData` so that `create_dataset` knows it as `name`; a name taken is
+"""Decorate an `DataSet` so that `create_dataset` knows it as `name`; a name taken is
 a `ValueError`.
 """
 
@@ -342,7 +342,7 @@ def list_datasets() -> list[str]:
     return sorted(DATASETS)
 
 
-def create_dataset(name: str, **kwargs: Any) -> ImageData:
+def create_dataset(name: str, **kwargs: Any) -> DataSet:
     """Build the data set `name` with the arguments of its class; an unknown name is a
     `ValueError`.
     """

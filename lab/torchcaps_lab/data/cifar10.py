@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.whole import LARGEST_NOTE, read_bytes, read_text
 from torchcaps_lab.data.base import register_dataset
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.published import PublishedData
 
 _ARCHIVE = "cifar-10-binary.tar.gz"
@@ -37,7 +37,7 @@ class CIFAR10(PublishedData):
     Example:
         >>> from torchcaps_lab.data import CIFAR10
         >>> data = CIFAR10(validation=0.1)  # nothing is read or downloaded yet
-        >>> data.train.images.shape  # doctest: +SKIP
+        >>> data.train.inputs.shape  # doctest: +SKIP
         torch.Size([45000, 3, 32, 32])
     """
 
@@ -59,7 +59,7 @@ class CIFAR10(PublishedData):
         _ARCHIVE: "md5:c32a1d4ab5d03f1284b67883e8d87530"
     }
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """Read the training images.
 
         Raises:
@@ -70,11 +70,11 @@ class CIFAR10(PublishedData):
         """
         return self._load([f"data_batch_{number}.bin" for number in range(1, 6)])
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Read the test images; raises what `load_train` does."""
         return self._load(["test_batch.bin"])
 
-    def _load(self, names: list[str]) -> ImageSet:
+    def _load(self, names: list[str]) -> Examples:
         found = {name: self._find(name) for name in names}
         paths = [path for path in found.values() if path is not None]
         if len(paths) == len(names):
@@ -91,7 +91,7 @@ class CIFAR10(PublishedData):
             )
             batches = _read_archive(archive, names)
         images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
-        return ImageSet(images, labels, self.class_names)
+        return Examples(images, labels, self.class_names)
 
     def _check_classes(self, meta: Path) -> None:
         if not meta.is_file():

@@ -7,16 +7,16 @@ from torchcaps.numerics import Size
 from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import (
     TEST_SEED,
-    ImageData,
+    DataSet,
     register_dataset,
     stratified_split,
 )
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 
 
 @register_dataset("digits")
 @settings
-class Digits(ImageData):
+class Digits(DataSet):
     """1,797 handwritten digits of 8 x 8 pixels, part of scikit-learn: nothing is
     downloaded.
 
@@ -39,7 +39,7 @@ class Digits(ImageData):
         >>> digits = Digits()
         >>> len(digits.train), len(digits.validation), len(digits.test)
         (1295, 143, 359)
-        >>> digits.train.images.shape
+        >>> digits.train.inputs.shape
         torch.Size([1295, 1, 8, 8])
     """
 
@@ -47,18 +47,18 @@ class Digits(ImageData):
 
     size: Size = argument(default=8, kw_only=True)
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """Read the four fifths of the digits to train on."""
         digits = _load_digits(self.size)
         return digits.subset(stratified_split(digits.labels, 0.2, TEST_SEED)[0])
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Read the fifth of the digits to test on."""
         digits = _load_digits(self.size)
         return digits.subset(stratified_split(digits.labels, 0.2, TEST_SEED)[1])
 
 
-def _load_digits(size: int) -> ImageSet:
+def _load_digits(size: int) -> Examples:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -68,4 +68,4 @@ def _load_digits(size: int) -> ImageSet:
         F.interpolate(images, (size, size), mode="bilinear").round().to(torch.uint8)
     )
     labels = torch.from_numpy(digits.target).to(torch.int64)
-    return ImageSet(images, labels, tuple(str(digit) for digit in range(10)))
+    return Examples(images, labels, tuple(str(digit) for digit in range(10)))

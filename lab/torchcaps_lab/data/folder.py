@@ -65,7 +65,7 @@ class ImageFolder(ListedImages):
         ...             Path(photos) / f"{name}.png"
         ...         )
         ...     data = ImageFolder(photos, size=32, test=0.5, validation=0.0)
-        ...     print(data.classes, tuple(data.train.images.shape))
+        ...     print(data.classes, tuple(data.train.inputs.shape))
         ('cats', 'dogs') (2, 3, 32, 32)
     """
 

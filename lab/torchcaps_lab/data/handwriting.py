@@ -41,19 +41,19 @@ _ORIENTATION = 0x0112
 """The tag of Exif for the orientation."""
 
 
-class Handwriting(NamedTuple):
-    """The sign found in a picture.
+class Read(NamedTuple):
+    """One input as a network takes it, before it is prepared.
 
     Attributes:
-        pixels: uint8 (C, H, W), the sign drawn as in MNIST.
-        note: what was done, for people.
+        values: the numbers: of a picture (C, H, W), of a text (L,), of a series (C, L).
+        note: how they were made, for people, if that depends on the input; else empty.
     """
 
-    pixels: Tensor
+    values: Tensor
     note: str
 
 
-def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Handwriting:
+def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Read:
     """Finds the ink in a picture, whatever the colours of ink and ground.
 
     The ground is a smooth surface of colour, fitted robustly; pixels count as ink from
@@ -72,7 +72,7 @@ def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Handw
     if (height, width) == image_shape[1:] and np.median(
         np.asarray(picture.convert("L"))
     ) < 64:
-        return Handwriting(
+        return Read(
             _tensor(np.asarray(picture.convert("L")), image_shape), "taken as it is"
         )
     picture.thumbnail((LARGEST, LARGEST))
@@ -90,7 +90,7 @@ def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Handw
         f"{width} x {height} pixels: {shares[1]} of the width, {shares[0]} of the "
         "height" + (", thin strokes widened" if widened else "")
     )
-    return Handwriting(_tensor(_centred(sign, image_shape[1:]), image_shape), note)
+    return Read(_tensor(_centred(sign, image_shape[1:]), image_shape), note)
 
 
 def upright(image: "Image") -> "Image":

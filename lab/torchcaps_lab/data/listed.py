@@ -27,15 +27,15 @@ from torchcaps_lab.data.bands import (
 )
 from torchcaps_lab.data.base import (
     TEST_SEED,
+    DataSet,
     HeldOut,
-    ImageData,
     Resize,
     stable_split,
     stratified_split,
 )
 from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.data.doubts import image_doubts, names_doubts
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import (
     PARTS,
     Changes,
@@ -163,10 +163,10 @@ def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
 
 
 @dataclass(frozen=True)
-class _Read:
+class _Splits:
     """The images of all splits, and their manifest."""
 
-    sets: dict[str, ImageSet]
+    sets: dict[str, Examples]
     manifest: Manifest
 
     @cached_property
@@ -175,19 +175,19 @@ class _Read:
         takes a look at every pixel.
         """
         pixels = {
-            part: images.images
+            part: images.inputs
             for part, images in self.sets.items()
-            if type(images) is ImageSet
+            if type(images) is Examples
         }
         return same_content(self.manifest, pixels) if pixels else {}
 
 
-Decoded = tuple[dict[str, ImageSet], dict[str, BrokenImage]]
+Decoded = tuple[dict[str, Examples], dict[str, BrokenImage]]
 """The items of each split, and the problems of those that cannot be read, by name."""
 
 
 @settings
-class ListedData(ImageData):
+class ListedData(DataSet):
     """Items that are listed one by one before they are read, each with a class;
     subclasses list and read them.
 
@@ -253,7 +253,7 @@ class ListedData(ImageData):
             places_of(names, listed.classes, f"{called} of {root}" if root else called)
         return listed
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """Read what to train on, including what is for validation unless that has a
         place of its own.
         """
@@ -264,13 +264,13 @@ class ListedData(ImageData):
             else train._joined(validation)
         )
 
-    def load_validation(self) -> ImageSet | None:
+    def load_validation(self) -> Examples | None:
         """Read the images in `val`, if that folder is there."""
         return (
             self._read.sets["validation"] if "validation" in self.listed.parts else None
         )
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Read the test images."""
         return self._read.sets["test"]
 
@@ -324,11 +324,11 @@ class ListedData(ImageData):
         )
 
     @cached_property
-    def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
+    def _train_and_validation(self) -> tuple[Examples, Examples]:
         return self._read.sets["train"], self._read.sets["validation"]
 
     @cached_property
-    def _read(self) -> _Read:
+    def _read(self) -> _Splits:
         """All images. Leaving out broken ones changes the splits, so everything is read
         again then.
 
@@ -341,7 +341,7 @@ class ListedData(ImageData):
             manifest = self._parts(left_out, same)
             sets, problems = self._decode(manifest, decoded)
             if not problems:
-                read = _Read(sets, manifest)
+                read = _Splits(sets, manifest)
                 if (
                     self._followed is not None
                     or self._parts(left_out, same := read.same) == manifest
@@ -350,7 +350,7 @@ class ListedData(ImageData):
                 for part, images in sets.items():
                     decoded |= zip(
                         (entry.name for entry in manifest.parts[part]),
-                        images.images,
+                        images.inputs,
                         strict=True,
                     )
             elif not self.skip_broken:
@@ -504,7 +504,7 @@ class ListedImages(ListedData):
             row for row, entry in enumerate(parts["test"]) if entry.digest not in known
         ]
         found = first_alike(
-            looks_of(test.images, rows), looks_of(train.images, range(len(train)))
+            looks_of(test.inputs, rows), looks_of(train.inputs, range(len(train)))
         )
         alike = [place for place in found if place >= 0]
         told = (
@@ -513,9 +513,9 @@ class ListedImages(ListedData):
         )
         return (*self._plain_notes(train), *([told] if alike else []))
 
-    def _plain_notes(self, train: ImageSet) -> tuple[str, ...]:
+    def _plain_notes(self, train: Examples) -> tuple[str, ...]:
         names = [entry.name for entry in self._read.manifest.parts["train"]]
-        return (*super().notes(), *image_doubts(train.images, names))
+        return (*super().notes(), *image_doubts(train.inputs, names))
 
     def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
         """The images of each split, and the problems of those that cannot be read, by
@@ -531,7 +531,7 @@ class ListedImages(ListedData):
         how = self.resize if self.levels is None else f"{self.resize} {self.levels}"
         store = ImageStore(shape, count * math.prod(shape) > self.memory * GIB, how)
         label_of = {name: label for label, name in enumerate(manifest.classes)}
-        sets: dict[str, ImageSet] = {}
+        sets: dict[str, Examples] = {}
         problems: dict[str, BrokenImage] = {}
         for part in PARTS:
             rows = manifest.parts[part]
@@ -548,7 +548,7 @@ class ListedImages(ListedData):
                 labels = torch.tensor(
                     [label_of[entry.category] for entry in rows], dtype=torch.int64
                 )
-                sets[part] = ImageSet(
+                sets[part] = Examples(
                     images,
                     labels,
                     manifest.classes,
@@ -679,7 +679,7 @@ def _handwriting(
     classifies: any ink on any paper.
     """
     with _reading(item):
-        return load_handwriting(item.source(), shape, item.title, levels).pixels
+        return load_handwriting(item.source(), shape, item.title, levels).values
 
 
 def _divided(

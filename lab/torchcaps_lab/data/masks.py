@@ -19,12 +19,12 @@ from torchcaps.spec import Within, argument, settings
 from torchcaps.whole import LARGEST_NOTE, read_text
 from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.bands import Bands, Range, check_range, with_range
-from torchcaps_lab.data.base import Fit, ImageData, find_data_dir, register_dataset
+from torchcaps_lab.data.base import DataSet, Fit, find_data_dir, register_dataset
 from torchcaps_lab.data.coco import Coco, check_same_size
 from torchcaps_lab.data.doubts import image_doubts
+from torchcaps_lab.data.examples import Batch, Composition, Examples
 from torchcaps_lab.data.files import image_files, seen_from
 from torchcaps_lab.data.handwriting import orientation, upright
-from torchcaps_lab.data.image_set import Batch, Composition, ImageSet
 from torchcaps_lab.data.made.base import Part
 from torchcaps_lab.data.mask_doubts import (
     Mask,
@@ -72,11 +72,11 @@ class Cuts(Composition):
     def __call__(self, batch: Batch, epoch: int, seed: int) -> Batch:
         """``count`` squares of each image, one after the other."""
         rows = torch.arange(
-            len(batch.images), device=batch.images.device
+            len(batch.inputs), device=batch.inputs.device
         ).repeat_interleave(self.count)
         places = batch.indices.repeat_interleave(self.count) * self.count
         places = places + torch.arange(self.count, device=places.device).repeat(
-            len(batch.images)
+            len(batch.inputs)
         )
         draws = random_integers(seed, epoch, places.cpu()).tolist()
         images, labels = (
@@ -86,10 +86,10 @@ class Cuts(Composition):
                     for row, draw in zip(rows.tolist(), draws, strict=True)
                 ]
             )
-            for part in (batch.images, batch.labels)
+            for part in (batch.inputs, batch.labels)
         )
         return batch._replace(
-            images=images, labels=labels, indices=batch.indices[rows], pictures=images
+            inputs=images, labels=labels, indices=batch.indices[rows], pictures=images
         )
 
     def _cut(self, part: Tensor, draw: int) -> Tensor:
@@ -102,7 +102,7 @@ class Cuts(Composition):
 
 
 @dataclass(frozen=True, eq=False)
-class MaskSet(ImageSet):
+class MaskSet(Examples):
     """Images whose labels are masks: uint8 (N, H, W), the class of each pixel, 255 for
     none.
 
@@ -116,7 +116,7 @@ class MaskSet(ImageSet):
     """
 
     def _check_labels(self) -> None:
-        size, labels = (len(self.images), *self.images.shape[2:]), self.labels
+        size, labels = (len(self.inputs), *self.inputs.shape[2:]), self.labels
         if labels.dtype != torch.uint8 or labels.shape != size:
             raise ValueError(
                 f"labels must be uint8 {size}, one a pixel, got {labels.dtype} "
@@ -139,7 +139,7 @@ class MaskSet(ImageSet):
     def _used_labels(self) -> list[int]:
         return [label for label in self.labels.unique().tolist() if label != NO_CLASS]
 
-    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> ImageSet:
+    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> Examples:
         table = torch.full(
             (NO_CLASS + 1,), NO_CLASS, dtype=torch.uint8, device=places.device
         )
@@ -158,7 +158,7 @@ class _Pair(NamedTuple):
 
 @register_dataset("masks")
 @settings
-class Masks(ImageData):
+class Masks(DataSet):
     """Pictures with a mask each, an image of the same size whose grey values or indexed
     colours are classes.
 
@@ -262,20 +262,20 @@ class Masks(ImageData):
         """Pictures keep their size."""
         return "keep"
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """Cuts of the pictures that are not put aside."""
         cuts = None if self.cut is None else Cuts(self.cut, self.cuts)
         return replace(
             self._whole.subset(torch.tensor(self._parts["train"])), composition=cuts
         )
 
-    def load_validation(self) -> ImageSet:
+    def load_validation(self) -> Examples:
         """Whole pictures."""
         return self._whole.subset(
             torch.tensor(self._parts["validation"], dtype=torch.int64)
         )
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Whole pictures."""
         return self._whole.subset(torch.tensor(self._parts["test"]))
 
@@ -549,7 +549,7 @@ class ScenePixels(DigitScenes):
     gives = "pixels"
     model = "segcaps"
 
-    def made(self, images: ImageSet, part: Part) -> ImageSet:
+    def made(self, images: Examples, part: Part) -> Examples:
         """Each digit in a scene, as :class:`DigitScenes` makes it."""
         scenes = super().made(images, part)
         scenery = scenes.composition

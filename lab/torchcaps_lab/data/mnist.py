@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps_lab.data.base import register_dataset
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.published import PublishedData
 from torchcaps_lab.data.streams import read_entries, unpacked
 
@@ -75,7 +75,7 @@ class MNIST(PublishedData):
     Example:
         >>> from torchcaps_lab.data import MNIST
         >>> data = MNIST(validation=0.1)  # nothing is read or downloaded yet
-        >>> data.train.images.shape, data.test.images.shape  # doctest: +SKIP
+        >>> data.train.inputs.shape, data.test.inputs.shape  # doctest: +SKIP
         (torch.Size([54000, 1, 28, 28]), torch.Size([10000, 1, 28, 28]))
     """
 
@@ -104,7 +104,7 @@ class MNIST(PublishedData):
         "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     }
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """Read the training images.
 
         Raises:
@@ -114,11 +114,11 @@ class MNIST(PublishedData):
         """
         return self._load("train")
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Read the test images; raises what `load_train` does."""
         return self._load("t10k")
 
-    def _load(self, part: str) -> ImageSet:
+    def _load(self, part: str) -> Examples:
         names = (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
         found = {name: self._find(name, name.removesuffix(".gz")) for name in names}
         missing = [
@@ -136,7 +136,7 @@ class MNIST(PublishedData):
                 f"{images_path} holds {len(images)} images but {labels_path} holds "
                 f"{len(labels)} labels"
             )
-        return ImageSet(images.unsqueeze(1), labels.to(torch.int64), self.class_names)
+        return Examples(images.unsqueeze(1), labels.to(torch.int64), self.class_names)
 
     def _read(self, path: Path, ndim: int) -> Tensor:
         data = read_idx(self._check(path))
@@ -161,7 +161,7 @@ class FashionMNIST(MNIST):
     Example:
         >>> from torchcaps_lab.data import FashionMNIST
         >>> data = FashionMNIST(validation=0.1)  # nothing is read or downloaded yet
-        >>> data.test.images.shape  # doctest: +SKIP
+        >>> data.test.inputs.shape  # doctest: +SKIP
         torch.Size([10000, 1, 28, 28])
     """
 

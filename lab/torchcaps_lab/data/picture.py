@@ -24,7 +24,7 @@ from torchcaps_lab.data.bands import (
     to_8_bit,
 )
 from torchcaps_lab.data.base import Resize
-from torchcaps_lab.data.handwriting import Handwriting, read_handwriting, upright
+from torchcaps_lab.data.handwriting import Read, read_handwriting, upright
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -99,7 +99,7 @@ def load_image(
             f"{image_shape}"
         )
     if resize == "handwriting":
-        return load_handwriting(Path(path), image_shape, levels=levels).pixels
+        return load_handwriting(Path(path), image_shape, levels=levels).values
     return to_tensor(
         open_image(Path(path), image_shape[0], levels=levels), image_shape, resize
     )
@@ -110,7 +110,7 @@ def load_handwriting(
     image_shape: tuple[int, int, int],
     name: str | Path = "",
     levels: Levels | None = None,
-) -> Handwriting:
+) -> Read:
     """The handwriting in an image that `open_image` takes, with a note; raises what
     that raises.
     """
@@ -122,7 +122,7 @@ def fit_handwriting(
     image: "Image | Bands",
     image_shape: tuple[int, int, int],
     levels: Levels | None = None,
-) -> Handwriting:
+) -> Read:
     """The handwriting in a picture, with a note."""
     if image_shape[0] not in (1, 3):
         raise ValueError(
@@ -149,7 +149,7 @@ def fit_image(
     raises.
     """
     if resize == "handwriting":
-        return fit_handwriting(image, image_shape, levels).pixels
+        return fit_handwriting(image, image_shape, levels).values
     return to_tensor(in_mode(image, image_shape[0], levels), image_shape, resize)
 
 

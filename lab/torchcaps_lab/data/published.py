@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torchcaps.spec import settings
-from torchcaps_lab.data.base import ImageData, find_data_dir
+from torchcaps_lab.data.base import DataSet, find_data_dir
 from torchcaps_lab.data.streams import digest_of
 
 
 @settings
-class PublishedData(ImageData):
+class PublishedData(DataSet):
     """Images in files that were published, which are downloaded where they are missing.
 
     Attributes:

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from torchcaps_lab.data.bands import Levels
 from torchcaps_lab.data.base import Fit
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import image_files
 from torchcaps_lab.data.folder import Resize, check_resize
-from torchcaps_lab.data.handwriting import Handwriting
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.handwriting import Read
 from torchcaps_lab.data.picture import (
     as_numbers,
     as_picture,
@@ -59,7 +59,7 @@ _LUMA = (0.299, 0.587, 0.114)
 class Reader(ABC):
     """A kind of input."""
 
-    kind: ClassVar[type[ImageSet]]
+    kind: ClassVar[type[Examples]]
     """The data sets that hold it."""
 
     takes: ClassVar[str]
@@ -72,7 +72,7 @@ class Reader(ABC):
     """The axes of a batch that may have any length, by their places."""
 
     @abstractmethod
-    def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
+    def read(self, given: Any, resize: Fit | None = None) -> Read:
         """One input as numbers, unprepared, and a note on how they were made, if that
         depends on the input.
 
@@ -94,7 +94,7 @@ class Reader(ABC):
         """
         return size
 
-    def fitted(self, images: ImageSet) -> ImageSet:
+    def fitted(self, images: Examples) -> Examples:
         """A data set as the network reads it; a `ValueError` if it holds another kind
         of input.
         """
@@ -132,12 +132,12 @@ class ImageReader(Reader):
     resize: Fit = "pad"
     levels: Levels | None = None
 
-    kind = ImageSet
+    kind = Examples
     takes = "images"
     items = "files"
     axes = MappingProxyType({0: "batch"})
 
-    def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
+    def read(self, given: Any, resize: Fit | None = None) -> Read:
         """Float32 in [0, 1], of ``image_shape``, or with ``keep`` of its own height and
         width.
         """
@@ -154,10 +154,10 @@ class ImageReader(Reader):
                     else as_source(given, self.levels)
                 )
                 found = fit_handwriting(source, self.image_shape, self.levels)
-            return found._replace(pixels=found.pixels.float() / 255)
+            return found._replace(values=found.values.float() / 255)
         if fit != "keep":
             check_resize(fit)
-        return Handwriting(self._pixels(given, fit), "")
+        return Read(self._pixels(given, fit), "")
 
     def _pixels(self, image: Any, fit: Fit) -> Tensor:
         channels = self.image_shape[0]
@@ -259,9 +259,9 @@ class TextReader(Reader):
     items = "texts"
     axes = MappingProxyType({0: "batch", 1: "length"})
 
-    def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
+    def read(self, given: Any, resize: Fit | None = None) -> Read:
         """The numbers of the words of a text, int64 (L,)."""
-        return Handwriting(self.reading(given).numbers, "")
+        return Read(self.reading(given).numbers, "")
 
     def reading(self, text: Any) -> Reading:
         """A text with the places of its words.
@@ -287,7 +287,7 @@ class TextReader(Reader):
         """Texts of any lengths, (B, longest)."""
         return together(rows)
 
-    def fitted(self, images: ImageSet) -> ImageSet:
+    def fitted(self, images: Examples) -> Examples:
         """The texts in the words of the network."""
         super().fitted(images)
         assert isinstance(images, TextSet)
@@ -330,7 +330,7 @@ class SeriesReader(Reader):
     items = "series"
     axes = MappingProxyType({0: "batch", 2: "length"})
 
-    def read(self, given: Any, resize: Fit | None = None) -> Handwriting:
+    def read(self, given: Any, resize: Fit | None = None) -> Read:
         """A series (C, L), float32: of a tensor or an array (C, L), an item of a file,
         or the file of a sound.
         """
@@ -349,13 +349,13 @@ class SeriesReader(Reader):
                 f"{self.channels} channels of L moments, got "
                 f"{(*values.shape,)}{f' of {given}' if isinstance(given, SeriesItem) else ''}"
             )
-        return Handwriting(self.scale(values), "")
+        return Read(self.scale(values), "")
 
     def together(self, rows: Sequence[Tensor]) -> Tensor:
         """Series of any lengths, (B, C + 1, longest)."""
         return padded(rows, self.channels)
 
-    def fitted(self, images: ImageSet) -> ImageSet:
+    def fitted(self, images: Examples) -> Examples:
         """The series in the scale of the network; a `ValueError` if sounds were made
         into other series.
         """

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from torchcaps.numerics import check_series, check_share, check_size
 from torchcaps_lab.data.augment import random_integers
-from torchcaps_lab.data.base import Fit, ImageData
-from torchcaps_lab.data.image_set import Batch, Composition, ImageSet, Parts
+from torchcaps_lab.data.base import DataSet, Fit
+from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
 from torchcaps_lab.data.made.base import MadeOf, Part, by_class, check_single
 
 INK = 0.25
@@ -95,7 +95,7 @@ class Scenery(Composition):
         (1, 64, 64)
     """
 
-    digits: ImageSet
+    digits: Examples
     canvas: tuple[int, int] = (96, 96)
     least: int = 1
     most: int = 4
@@ -156,7 +156,7 @@ class Scenery(Composition):
             scenes = torch.maximum(scenes, self._clutter(draws).to(scenes))
         mask = (F.one_hot(labels, classes).bool() & there[..., None]).any(1)
         return batch._replace(
-            images=scenes, pictures=scenes, labels=mask, parts=Parts(labels, parts)
+            inputs=scenes, pictures=scenes, labels=mask, parts=Parts(labels, parts)
         )
 
     def _counts(self, share: Tensor) -> Tensor:
@@ -181,12 +181,12 @@ class Scenery(Composition):
         which = (draws(self.most) * counts[labels]).long() + (
             counts.cumsum(0) - counts
         )[labels]
-        pictures = self._digits(order[which]).to(batch.images)
-        return labels, torch.cat([batch.images[:, None], pictures[:, 1:]], 1)
+        pictures = self._digits(order[which]).to(batch.inputs)
+        return labels, torch.cat([batch.inputs[:, None], pictures[:, 1:]], 1)
 
     def _digits(self, indices: Tensor) -> Tensor:
         """Digits in [0, 1], (*indices, C, h, w)."""
-        images = self.digits.images
+        images = self.digits.inputs
         return images[indices.to(images.device)].float() / 255
 
     @cached_property
@@ -232,7 +232,7 @@ class Scenery(Composition):
         each pixel.
         """
         which = (draws(self.clutter) * len(self.digits)).long()
-        images = self.digits.images
+        images = self.digits.inputs
         sides = torch.tensor(images.shape[-2:], device=which.device)
         bit = (_BIT * sides).round().clamp_min(1).long()
         corner = (draws(self.clutter, 2) * (sides - bit + 1)).long()
@@ -368,7 +368,7 @@ class DigitScenes(MadeOf):
     Example:
         >>> from torchcaps_lab.data import DigitScenes, Digits
         >>> scenes = DigitScenes(Digits(), canvas=(64, 64), most=3, clutter=2)
-        >>> scenes.test.__getitems__([0, 1]).images.shape
+        >>> scenes.test.__getitems__([0, 1]).inputs.shape
         torch.Size([2, 1, 64, 64])
     """
 
@@ -378,7 +378,7 @@ class DigitScenes(MadeOf):
 
     def __init__(
         self,
-        data: ImageData,
+        data: DataSet,
         canvas: tuple[int, int] = (96, 96),
         least: int = 1,
         most: int = 4,
@@ -396,7 +396,7 @@ class DigitScenes(MadeOf):
         self.clutter, self.repeats, self.twins = clutter, repeats, twins
         _check_numbers(self)
 
-    def made(self, images: ImageSet, part: Part) -> ImageSet:
+    def made(self, images: Examples, part: Part) -> Examples:
         """Each digit in a scene with others of the same part; to train on, with others
         in each epoch.
         """

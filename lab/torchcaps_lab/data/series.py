@@ -13,8 +13,8 @@ from torch import Tensor
 from torchcaps.numerics import check_size
 from torchcaps.spec import Within, settings
 from torchcaps_lab.data.base import TEST_SEED, count_aside, register_dataset
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import found_root
-from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest
 from torchcaps_lab.data.series_files import Columns, SeriesItem, list_series
@@ -76,7 +76,7 @@ class Series(ListedData):
         ... ) > 0
         True
         >>> data = Series("slopes.csv")
-        >>> data.classes, data.test.images.shape
+        >>> data.classes, data.test.inputs.shape
         (('down', 'up'), torch.Size([4, 2, 5]))
     """
 
@@ -197,7 +197,7 @@ class Series(ListedData):
             )
         read: Any = {"sound": self.sound, "columns": self.columns}
         scale = Scale.of(known, **read) if self.standardise == "data" else Scale(**read)
-        sets: dict[str, ImageSet] = {}
+        sets: dict[str, Examples] = {}
         for part, found in items.items():
             labels = torch.tensor(
                 [manifest.classes.index(one.category) for one in found],

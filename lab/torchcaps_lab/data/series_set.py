@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps_lab.data.image_set import Batch, ImageSet
+from torchcaps_lab.data.examples import Batch, Examples
 from torchcaps_lab.data.sound import Sound
 
 _FRAMES = Sound()
@@ -83,15 +83,15 @@ class Scale:
 
 
 @dataclass(frozen=True, eq=False)
-class SeriesSet(ImageSet):
-    """Labelled series: an :class:`ImageSet` whose images are float32 (C + 1, L).
+class SeriesSet(Examples):
+    """Labelled series: :class:`Examples` whose inputs are float32 (C + 1, L).
 
     The last channel says which moments are there, 1, and which pad a series behind its
-    end, 0. Batches are as long as the longest series in them; their ``images`` are in
+    end, 0. Batches are as long as the longest series in them; their ``inputs`` are in
     the scale, their ``pictures`` as they were read.
 
     Attributes:
-        images: float32 (N, C + 1, longest of all), as they were read.
+        inputs: float32 (N, C + 1, longest of all), as they were read.
         scale: of the batches.
 
     Raises:
@@ -101,7 +101,7 @@ class SeriesSet(ImageSet):
     Example:
         >>> from torchcaps_lab.data import SeriesSet
         >>> rows = [torch.randn(2, 5), torch.randn(2, 3)]
-        >>> SeriesSet.of(rows, torch.tensor([0, 1]), ("walk", "run")).images[1, -1]
+        >>> SeriesSet.of(rows, torch.tensor([0, 1]), ("walk", "run")).inputs[1, -1]
         tensor([1., 1., 1., 0., 0.])
     """
 
@@ -109,15 +109,15 @@ class SeriesSet(ImageSet):
 
     scale: Scale = Scale()
 
-    def _check_images(self) -> None:
+    def _check_inputs(self) -> None:
         if (
-            self.images.dtype != torch.float32
-            or self.images.ndim != 3
-            or self.images.shape[1] < 2
+            self.inputs.dtype != torch.float32
+            or self.inputs.ndim != 3
+            or self.inputs.shape[1] < 2
         ):
             raise ValueError(
-                f"images must be float32 (N, C + 1, L), got {self.images.dtype} "
-                f"{(*self.images.shape,)}"
+                f"inputs must be float32 (N, C + 1, L), got {self.inputs.dtype} "
+                f"{(*self.inputs.shape,)}"
             )
 
     @classmethod
@@ -136,11 +136,11 @@ class SeriesSet(ImageSet):
     @property
     def raw_image_shape(self) -> tuple[int, int, int]:
         """The channels, without a size: series have any."""
-        return self.images.shape[1] - 1, 1, 1
+        return self.inputs.shape[1] - 1, 1, 1
 
     def row(self, index: int) -> Tensor:
         """One series as it was read, (C, L), without padding."""
-        series = self.images[index]
+        series = self.inputs[index]
         return series[:-1, series[-1] > 0]
 
     def __getitems__(self, indices: list[int]) -> Batch:
@@ -149,20 +149,20 @@ class SeriesSet(ImageSet):
     def _fetch(self, indices: list[int]) -> Batch:
         found, channels = [self.row(index) for index in indices], self.image_shape[0]
         rows = torch.as_tensor(indices, dtype=torch.int64).to(
-            self.images.device, non_blocking=True
+            self.inputs.device, non_blocking=True
         )
         scaled = padded([self.scale(one) for one in found], channels)
         return Batch(scaled, self.labels[rows], rows, padded(found, channels))
 
-    def joined(self, other: ImageSet) -> "SeriesSet":
+    def joined(self, other: Examples) -> "SeriesSet":
         """These and other series."""
         assert isinstance(other, SeriesSet)
         rows = [one.row(index) for one in (self, other) for index in range(len(one))]
         files = (*(self.files or ()), *(other.files or ()))
-        images = padded(rows, self.image_shape[0])
+        inputs = padded(rows, self.image_shape[0])
         return replace(
             self,
-            images=images,
+            inputs=inputs,
             labels=torch.cat([self.labels, other.labels]),
             files=files or None,
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchcaps.numerics import Size, check_choice
 from torchcaps.spec import argument, settings
 from torchcaps_lab.data.base import count_aside, register_dataset, stratified_split
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.published import PublishedData
 from torchcaps_lab.data.streams import read_entries, unpacked
 
@@ -169,7 +169,7 @@ class SmallNORB(PublishedData):
     Example:
         >>> from torchcaps_lab.data import SmallNORB
         >>> data = SmallNORB(size=48, viewpoints="azimuth")  # nothing is read yet
-        >>> data.train.images.shape  # doctest: +SKIP
+        >>> data.train.inputs.shape  # doctest: +SKIP
         torch.Size([7290, 2, 48, 48])
     """
 
@@ -205,7 +205,7 @@ class SmallNORB(PublishedData):
         if _SIDE % self.size:
             raise ValueError(f"size must be a divisor of {_SIDE}, got {self.size}")
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """Read the training images, those for validation included.
 
         Raises:
@@ -214,7 +214,7 @@ class SmallNORB(PublishedData):
         """
         return self._load(self._train_half)
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Read the test images; raises what `load_train` does."""
         return self._load(self._test_half)
 
@@ -241,7 +241,7 @@ class SmallNORB(PublishedData):
         ]
 
     @cached_property
-    def _train_and_validation(self) -> tuple[ImageSet, ImageSet]:
+    def _train_and_validation(self) -> tuple[Examples, Examples]:
         images = self.load_train()
         rest, held_out = self._split_indices
         return images.subset(rest), images.subset(held_out)
@@ -319,7 +319,7 @@ class SmallNORB(PublishedData):
             )
         return [path for path in found.values() if path is not None]
 
-    def _load(self, half: _Half) -> ImageSet:
+    def _load(self, half: _Half) -> Examples:
         pairs = _read_part(half.dat, torch.uint8, (2, _SIDE, _SIDE))
         if len(pairs) != half.pairs:
             raise ValueError(
@@ -331,7 +331,7 @@ class SmallNORB(PublishedData):
         )
         if self.cameras == "both_as_images":
             images = images.flatten(0, 1).unsqueeze(1)
-        return ImageSet(images, self._per_image(half.labels), self.class_names)
+        return Examples(images, self._per_image(half.labels), self.class_names)
 
     def _per_image(self, values: Tensor) -> Tensor:
         return (

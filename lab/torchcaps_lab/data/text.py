@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torchcaps.numerics import Size
 from torchcaps.spec import settings
 from torchcaps_lab.data.base import register_dataset
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import found_root
-from torchcaps_lab.data.image_set import ImageSet
 from torchcaps_lab.data.listed import Decoded, Listed, ListedData
 from torchcaps_lab.data.manifest import PARTS, Manifest, count_of
 from torchcaps_lab.data.text_files import list_texts
@@ -208,7 +208,7 @@ class Text(ListedData):
                 "be smaller"
             )
         label_of = {name: label for label, name in enumerate(manifest.classes)}
-        sets: dict[str, ImageSet] = {}
+        sets: dict[str, Examples] = {}
         for part in PARTS:
             entries = manifest.parts[part]
             labels = torch.tensor(

@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 
 from torchcaps.numerics import check_size
-from torchcaps_lab.data.image_set import Batch, ImageSet
+from torchcaps_lab.data.examples import Batch, Examples
 from torchcaps_lab.data.words import PADDING, Words, together
 
 _NO_WORDS = Words()
 
 
 @dataclass(frozen=True, eq=False)
-class TextSet(ImageSet):
-    """Labelled texts: an :class:`ImageSet` whose images are rows of words.
+class TextSet(Examples):
+    """Labelled texts: :class:`Examples` whose inputs are rows of words.
 
-    Batches are as long as the longest text in them: their ``images`` are int64 (B, L),
+    Batches are as long as the longest text in them: their ``inputs`` are int64 (B, L),
     the numbers of the words, and 0 after the end of a text; so are their ``pictures``.
 
     Attributes:
-        images: int64 (N, longest of all), likewise.
+        inputs: int64 (N, longest of all), likewise.
         texts: as they were written.
         words: the vocabulary.
 
@@ -38,7 +38,7 @@ class TextSet(ImageSet):
         ...     ("long", "short"),
         ...     words,
         ... )
-        >>> texts.images
+        >>> texts.inputs
         tensor([[2, 3, 4, 1],
                 [2, 1, 0, 0]])
     """
@@ -48,15 +48,15 @@ class TextSet(ImageSet):
     texts: tuple[str, ...] = ()
     words: Words = _NO_WORDS
 
-    def _check_images(self) -> None:
-        if self.images.dtype != torch.int64 or self.images.ndim != 2:
+    def _check_inputs(self) -> None:
+        if self.inputs.dtype != torch.int64 or self.inputs.ndim != 2:
             raise ValueError(
-                f"images must be int64 (N, L), got {self.images.dtype} "
-                f"{tuple(self.images.shape)}"
+                f"inputs must be int64 (N, L), got {self.inputs.dtype} "
+                f"{tuple(self.inputs.shape)}"
             )
-        if len(self.texts) != len(self.images):
+        if len(self.texts) != len(self.inputs):
             raise ValueError(
-                f"texts must be {len(self.images)}, one for each row of words, got "
+                f"texts must be {len(self.inputs)}, one for each row of words, got "
                 f"{len(self.texts)}"
             )
 
@@ -88,7 +88,7 @@ class TextSet(ImageSet):
             return self
         return TextSet.of(self.texts, self.labels, self.classes, words, self.files)
 
-    def _joined(self, other: ImageSet) -> "TextSet":
+    def _joined(self, other: Examples) -> "TextSet":
         """These and other texts, in the words of these."""
         assert isinstance(other, TextSet)
         texts, labels = self.texts + other.texts, torch.cat([self.labels, other.labels])
@@ -112,9 +112,9 @@ class TextSet(ImageSet):
 
     def _fetch(self, indices: list[int]) -> Batch:
         rows = torch.as_tensor(indices, dtype=torch.int64).to(
-            self.images.device, non_blocking=True
+            self.inputs.device, non_blocking=True
         )
-        words = self.images[rows]
+        words = self.inputs[rows]
         length = max(1, int((words != PADDING).sum(1).max())) if len(indices) else 1
         words = words[:, :length]
         return Batch(words, self.labels[rows], rows, words)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchcaps.models import CapsuleClassifier, SceneCapsNet
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.data.bands import Bands
 from torchcaps_lab.data.picture import opened
 from torchcaps_lab.data.text_set import TextSet
@@ -114,7 +114,7 @@ class _Opened:
     """A network, and facts about it that are computed once."""
 
     def __init__(
-        self, classifier: Classifier, samples: "Callable[[], ImageSet | None] | None"
+        self, classifier: Classifier, samples: "Callable[[], Examples | None] | None"
     ) -> None:
         if not has_capsules(classifier):
             what = (
@@ -138,7 +138,7 @@ class _Opened:
         return self.classifier.words is not None
 
     @cached_property
-    def samples(self) -> ImageSet | None:
+    def samples(self) -> Examples | None:
         """Its test images."""
         return None if self._samples is None else self._samples()
 
@@ -222,7 +222,7 @@ class Explorer:
     def __init__(
         self,
         classifiers: Mapping[str, Classifier],
-        samples: "Mapping[str, Callable[[], ImageSet | None]] | None" = None,
+        samples: "Mapping[str, Callable[[], Examples | None]] | None" = None,
     ) -> None:
         if not classifiers:
             raise ValueError("classifiers must hold at least one network, got none")
@@ -345,7 +345,7 @@ class Explorer:
             known = (
                 tuple(labels.nonzero()[:, 0].tolist()) if labels.ndim else int(labels)
             )
-            return self._seen(network, one.images[0], known)
+            return self._seen(network, one.inputs[0], known)
 
     def forget(self, look: str) -> None:
         """Drops a look that nobody asks about any more, so that those of others are

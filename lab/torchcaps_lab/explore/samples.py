@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torchcaps.models import SceneCapsNet
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import (
+    DataSet,
     Digits,
-    ImageData,
-    ImageSet,
+    Examples,
     Scenery,
     Text,
     TextSet,
@@ -61,7 +61,7 @@ Tell = Callable[[str], object]
 
 def local_samples(
     name: str, classifier: Classifier, tell: Tell = warnings.warn
-) -> ImageSet | None:
+) -> Examples | None:
     """Test images for a network.
 
     Args:
@@ -98,7 +98,7 @@ def local_samples(
     return None
 
 
-def _test_images(opened: Callable[[], ImageData], tell: Tell) -> ImageSet | None:
+def _test_images(opened: Callable[[], DataSet], tell: Tell) -> Examples | None:
     """The test images of a data set, or None if they are not on this machine, or
     damaged.
     """
@@ -111,7 +111,7 @@ def _test_images(opened: Callable[[], ImageData], tell: Tell) -> ImageSet | None
         return None
 
 
-def digit_samples(image_shape: tuple[int, int, int]) -> ImageSet:
+def digit_samples(image_shape: tuple[int, int, int]) -> Examples:
     """The test images of scikit-learn's digits, grey, of this shape (1, H, W), with
     margins in MNIST's proportion.
 
@@ -123,14 +123,14 @@ def digit_samples(image_shape: tuple[int, int, int]) -> ImageSet:
     margin, contrast = (round(side / 7), 2) if side > 8 else (0, 1)
     test = Digits(size=side - 2 * margin).test
     images = (
-        ((test.images.float() - 127.5) * contrast + 127.5).clamp(0, 255).round().byte()
+        ((test.inputs.float() - 127.5) * contrast + 127.5).clamp(0, 255).round().byte()
     )
     high, wide = height - images.shape[2], width - images.shape[3]
     images = F.pad(images, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
-    return ImageSet(images, test.labels, test.classes)
+    return Examples(images, test.labels, test.classes)
 
 
-def digit_scenes(classifier: Classifier, tell: Tell = warnings.warn) -> ImageSet:
+def digit_scenes(classifier: Classifier, tell: Tell = warnings.warn) -> Examples:
     """Images of several digits for a network, of MNIST if it is on this machine, else
     of scikit-learn.
 
@@ -146,7 +146,7 @@ def digit_scenes(classifier: Classifier, tell: Tell = warnings.warn) -> ImageSet
     if isinstance(classifier.network, SceneCapsNet):
         return replace(digits, composition=Scenery(digits, (height, width)))
     images, present = arrange(digits, (max(1, height // 28), max(1, width // 28)), 200)
-    return ImageSet(images, present, digits.classes)
+    return Examples(images, present, digits.classes)
 
 
 def _questions(data: str, classifier: Classifier, tell: Tell) -> TextSet | None:

@@ -18,7 +18,7 @@ from torchcaps.models.base import (
     in_precision_of,
 )
 from torchcaps.numerics import compute_dtype
-from torchcaps_lab.data.image_set import Batch, ImageSet
+from torchcaps_lab.data.examples import Batch, Examples
 from torchcaps_lab.report.layers import assignment_entropy
 
 _AT_ONCE = 8192
@@ -324,14 +324,14 @@ def in_parts(model: nn.Module, images: Tensor, at_once: int = 16) -> Iterator[Te
 
 
 def predicted(
-    model: ImageClassifier, image_set: ImageSet, batch_size: int = 128
+    model: ImageClassifier, image_set: Examples, batch_size: int = 128
 ) -> Iterator[tuple[Batch, Prediction]]:
     """Batches of images, and what a network makes of each; in evaluation mode and
     without gradients until the end.
     """
     with evaluating(model) as device:
         for batch in image_set.batches(batch_size):
-            yield batch, model(in_precision_of(model, batch.images.to(device)))
+            yield batch, model(in_precision_of(model, batch.inputs.to(device)))
 
 
 def kept(values: Tensor) -> Tensor:
@@ -362,7 +362,7 @@ class Answers(NamedTuple):
     entropy: float | None
 
 
-def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> Answers:
+def ask(model: ImageClassifier, image_set: Examples, batch_size: int = 256) -> Answers:
     """Runs a network over images, in evaluation mode; the network is left in the mode
     it came in.
 
@@ -403,7 +403,7 @@ def ask(model: ImageClassifier, image_set: ImageSet, batch_size: int = 256) -> A
     return Answers(torch.cat(activations), entropy)
 
 
-def check_asked(model: ImageClassifier, image_set: ImageSet, batch_size: int) -> None:
+def check_asked(model: ImageClassifier, image_set: Examples, batch_size: int) -> None:
     """Raises the errors of :func:`ask`."""
     if not hasattr(
         model, "classes"
@@ -421,7 +421,7 @@ def check_asked(model: ImageClassifier, image_set: ImageSet, batch_size: int) ->
 
 
 def examine(
-    model: ImageClassifier, image_set: ImageSet, batch_size: int = 256
+    model: ImageClassifier, image_set: Examples, batch_size: int = 256
 ) -> Findings:
     """What a network says about images of one class each, and what is true.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.findings import Findings, evaluating, in_parts, kept
 from torchcaps_lab.report.flow import class_maps, class_shares
 from torchcaps_lab.report.layers import Layer, observe_layers
@@ -134,7 +134,7 @@ class Selection:
         return order[:count].sort().values
 
 
-def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
+def select_samples(findings: Findings, image_set: Examples) -> Selection:
     """The first images of each class, up to 20 together, asked about the class that was
     said; sorted by class.
 
@@ -148,7 +148,7 @@ def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
     first = order[:COLUMNS].sort().values
     batch = image_set.__getitems__(chosen.tolist())
     return Selection(
-        batch.images,
+        batch.inputs,
         batch.pictures,
         target=findings.prediction[chosen],
         titles=tuple(_title(findings, image_set, index) for index in chosen.tolist()),
@@ -165,7 +165,7 @@ def select_samples(findings: Findings, image_set: ImageSet) -> Selection:
 
 
 def select_examples(
-    findings: Findings, image_set: ImageSet, most: int = 20
+    findings: Findings, image_set: Examples, most: int = 20
 ) -> Selection:
     """The clearest image of each class that has images, asked about that class and
     titled with its name.
@@ -182,7 +182,7 @@ def select_examples(
     target = findings.labels[chosen]
     titles = tuple(image_set.classes[label] for label in target.tolist())
     return Selection(
-        batch.images,
+        batch.inputs,
         batch.pictures,
         target,
         titles,
@@ -198,7 +198,7 @@ def select_examples(
     )
 
 
-def _title(findings: Findings, image_set: ImageSet, index: int) -> str:
+def _title(findings: Findings, image_set: Examples, index: int) -> str:
     """The title of an image: its class, and what it was taken for where that is
     another.
     """
@@ -504,7 +504,7 @@ class Tested:
     """
 
     model: ImageClassifier
-    images: ImageSet
+    images: Examples
     findings: Findings
     summary: Mapping[str, Any]
     metrics: Metrics

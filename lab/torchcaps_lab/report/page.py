@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torchcaps.models.base import ImageClassifier
 from torchcaps.whole import owned
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.canvas import make_legible
 from torchcaps_lab.report.exhibit import Exhibit, Table, list_exhibits
 from torchcaps_lab.report.findings import Findings, examine
@@ -40,7 +40,7 @@ the short ones, too.
 def write_report(
     folder: str | Path,
     model: ImageClassifier,
-    image_set: ImageSet,
+    image_set: Examples,
     summary: dict[str, Any],
     metrics: Sequence[dict[str, float]],
     batch_size: int = 256,
@@ -96,7 +96,7 @@ def exhibits_of(
 
 def exhibits_of_classifier(
     model: ImageClassifier,
-    image_set: ImageSet,
+    image_set: Examples,
     findings: Findings,
     summary: Mapping[str, Any],
     metrics: Metrics,

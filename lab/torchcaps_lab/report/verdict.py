@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
 from torchcaps.routing import Routing
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.findings import in_parts, kept
 from torchcaps_lab.report.health import observed_health
 from torchcaps_lab.report.layers import layer_entropy
@@ -137,7 +137,7 @@ class Verdict:
         )
 
 
-def judge(model: ImageClassifier, image_set: ImageSet, most: int = 200) -> Verdict:
+def judge(model: ImageClassifier, image_set: Examples, most: int = 200) -> Verdict:
     """Measures on images from all over a set whether routing and decoder of a network
     do anything.
 
@@ -158,20 +158,20 @@ def judge(model: ImageClassifier, image_set: ImageSet, most: int = 200) -> Verdi
     places = torch.linspace(0, len(image_set) - 1, min(most, len(image_set))).long()
     batch = image_set.__getitems__(places.tolist())
     _, (entropies,) = observed_health(
-        model, batch.images[:: max(1, len(places) // _OBSERVED)], layer_entropy
+        model, batch.inputs[:: max(1, len(places) // _OBSERVED)], layer_entropy
     )
-    own = encoded(model, batch.images, _AT_ONCE).activation.argmax(1)
+    own = encoded(model, batch.inputs, _AT_ONCE).activation.argmax(1)
     changed = None
     routings = [module for module in model.modules() if isinstance(module, Routing)]
     if routings and all("steps" in vars(routing) for routing in routings):
         with routing_steps(model, 1):
-            now = encoded(model, batch.images, _AT_ONCE).activation.argmax(1)
+            now = encoded(model, batch.inputs, _AT_ONCE).activation.argmax(1)
         changed = (now != own).double().mean().item()
     entropy = min(
         (torch.cat(parts).mean().item() for parts in entropies.values()), default=None
     )
     return Verdict(
-        len(places), entropy, changed, _explained(model, batch.images, batch.pictures)
+        len(places), entropy, changed, _explained(model, batch.inputs, batch.pictures)
     )
 
 

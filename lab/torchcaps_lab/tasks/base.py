@@ -12,7 +12,7 @@ from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction, Thing
 from torchcaps.numerics import jsonable
 from torchcaps.spec import Registry, package_of, plain
-from torchcaps_lab.data import Batch, ImageSet
+from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.report.calibration import Calibration
 from torchcaps_lab.report.cards import answer_card
 from torchcaps_lab.report.exhibit import Exhibit
@@ -294,7 +294,7 @@ class Task(ABC):
         return self.measures[0]
 
     @abstractmethod
-    def check(self, images: ImageSet) -> None:
+    def check(self, images: Examples) -> None:
         """Raises a `ValueError` if the targets of these images do not suit the task."""
 
     @abstractmethod
@@ -325,7 +325,7 @@ class Task(ABC):
 
     @abstractmethod
     def examine(
-        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+        self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Examination:
         """Tests a network on images, ``batch_size`` at a time; its training mode is
         restored.
@@ -342,7 +342,7 @@ class Task(ABC):
         """
 
     def calibrate(
-        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+        self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Calibration | None:
         """How to turn a network's activations into probabilities, fitted on images that
         it was not trained on.
@@ -355,7 +355,7 @@ class Task(ABC):
     def fit_strangers(
         self,
         network: ImageClassifier,
-        images: ImageSet,
+        images: Examples,
         false_alarms: float = FALSE_ALARMS,
         batch_size: int = 128,
     ) -> Strangers | None:
@@ -371,7 +371,7 @@ class Task(ABC):
         self,
         folder: Path,
         network: ImageClassifier,
-        images: ImageSet,
+        images: Examples,
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
     ) -> Path | None:
@@ -384,7 +384,7 @@ class Task(ABC):
     def _exhibits(
         self,
         network: ImageClassifier,
-        images: ImageSet,
+        images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,
     ) -> Iterable[Exhibit | None] | None:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import compute_dtype
-from torchcaps_lab.data import Batch, ImageSet
+from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.report.calibration import Calibration, fit_temperature
 from torchcaps_lab.report.exhibit import Exhibit
@@ -47,7 +47,7 @@ class Classification(Task):
 
     probability = "share of the class in the activations of all"
 
-    def check(self, images: ImageSet) -> None:
+    def check(self, images: Examples) -> None:
         """Raises a `ValueError` unless each image has one label."""
         if len(images) and images[0].labels.ndim != 1:
             raise ValueError(
@@ -66,7 +66,7 @@ class Classification(Task):
         """Loss of the class activations and, with a decoder, of the reconstruction by
         the capsule of the true class.
         """
-        prediction = forward(batch.images, batch.labels)
+        prediction = forward(batch.inputs, batch.labels)
         parts = {"class_loss": criteria.loss(prediction.activation, batch.labels)}
         if prediction.reconstruction is not None:
             parts["reconstruction_loss"] = criteria.reconstruction(
@@ -79,7 +79,7 @@ class Classification(Task):
         return {"accuracy": prediction.activation.argmax(1) == batch.labels}
 
     def examine(
-        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+        self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Examination:
         """Accuracy, balanced accuracy, error, confusion matrix, and precision and
         recall of each class.
@@ -133,7 +133,7 @@ class Classification(Task):
         return answers_of(prediction, said, shares, classes)
 
     def calibrate(
-        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+        self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Calibration | None:
         """Temperature scaling: :func:`~torchcaps_lab.report.fit_temperature`."""
         return (
@@ -145,7 +145,7 @@ class Classification(Task):
     def fit_strangers(
         self,
         network: ImageClassifier,
-        images: ImageSet,
+        images: Examples,
         false_alarms: float = FALSE_ALARMS,
         batch_size: int = 128,
     ) -> Strangers | None:
@@ -157,7 +157,7 @@ class Classification(Task):
     def _exhibits(
         self,
         network: ImageClassifier,
-        images: ImageSet,
+        images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,
     ) -> Iterator[Exhibit]:
@@ -260,7 +260,7 @@ def _pairs(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _warnings(findings: Findings, images: ImageSet) -> tuple[str, ...]:
+def _warnings(findings: Findings, images: Examples) -> tuple[str, ...]:
     """Warnings: numbers that are not finite, classes without images, and an accuracy
     that guessing has, too.
     """

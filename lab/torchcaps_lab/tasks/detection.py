@@ -14,7 +14,7 @@ from torchcaps.models import (
     box_iou,
 )
 from torchcaps.numerics import check_finite
-from torchcaps_lab.data import Batch, ImageSet
+from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.report.findings import ask, check_asked, predicted
 from torchcaps_lab.tasks.base import (
     Criteria,
@@ -170,7 +170,7 @@ class Detection(SeveralLabels):
         self.weight = weight
         self.each = each
 
-    def check(self, images: ImageSet) -> None:
+    def check(self, images: Examples) -> None:
         """Raises a `ValueError` unless the labels are masks, and batches have their
         parts.
         """
@@ -249,7 +249,7 @@ class Detection(SeveralLabels):
         return {**super().measure(prediction, batch), "box_iou": overlap}
 
     def examine(
-        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+        self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Examination:
         """The results of :class:`SeveralLabels`, the mean IoU of the boxes, and their
         mean average precision.
@@ -291,7 +291,7 @@ class Detection(SeveralLabels):
         )
 
     def _of_things(
-        self, network: ImageClassifier, images: ImageSet, batch_size: int
+        self, network: ImageClassifier, images: Examples, batch_size: int
     ) -> Examination:
         self.check(images)
         if not isinstance(network, SceneCapsNet):

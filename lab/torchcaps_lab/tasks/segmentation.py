@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import check_finite
-from torchcaps_lab.data import NO_CLASS, Batch, ImageSet
+from torchcaps_lab.data import NO_CLASS, Batch, Examples
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import check_asked, predicted
 from torchcaps_lab.report.observe import Metrics
@@ -111,7 +111,7 @@ class Segmentation(Task):
         check_finite(0, dice=dice)
         self.dice = dice
 
-    def check(self, images: ImageSet) -> None:
+    def check(self, images: Examples) -> None:
         """Raises a `ValueError` unless every pixel has a label."""
         if len(images) and images[0].labels.ndim < 3:
             raise ValueError(
@@ -131,7 +131,7 @@ class Segmentation(Task):
         reconstruction if there is one.
         """
         labels = batch.labels
-        prediction = forward(batch.images, labels)
+        prediction = forward(batch.inputs, labels)
         activation = _pixelwise(prediction, labels)
         there = labels.flatten() != NO_CLASS
         rows = activation.movedim(1, -1).flatten(0, -2)
@@ -168,7 +168,7 @@ class Segmentation(Task):
         }
 
     def examine(
-        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+        self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Examination:
         """IoU and Dice coefficient of each class over the pixels of all images
         together, and their means.
@@ -209,7 +209,7 @@ class Segmentation(Task):
         )
 
     def _looked(
-        self, network: ImageClassifier, images: ImageSet
+        self, network: ImageClassifier, images: Examples
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The confusion matrix and the answer for each image."""
         check_asked(network, images, 1)
@@ -248,7 +248,7 @@ class Segmentation(Task):
     def _exhibits(
         self,
         network: ImageClassifier,
-        images: ImageSet,
+        images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,
     ) -> Iterator[Exhibit | None]:

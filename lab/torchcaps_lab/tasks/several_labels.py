@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.models import ImageClassifier, Prediction, SceneCapsNet
 from torchcaps.numerics import check_size, given
-from torchcaps_lab.data import Batch, ImageSet
+from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.report.calibration import Calibration, fit_platt
 from torchcaps_lab.report.exhibit import Exhibit
@@ -77,7 +77,7 @@ class SeveralLabels(Task):
         self.count = count
         self.threshold = threshold
 
-    def check(self, images: ImageSet) -> None:
+    def check(self, images: Examples) -> None:
         """Raises a `ValueError` unless the labels are masks, with ``count`` classes
         each if that is not None.
         """
@@ -117,7 +117,7 @@ class SeveralLabels(Task):
         classes together reconstruct the image.
         """
         shown = batch.labels if batch.parts is None else batch.parts.labels[:, 0]
-        prediction = forward(batch.images, shown)
+        prediction = forward(batch.inputs, shown)
         mask = batch.labels.to(prediction.activation.dtype)
         target = (
             mask / mask.sum(1, keepdim=True).clamp_min(1)
@@ -149,7 +149,7 @@ class SeveralLabels(Task):
         return {"accuracy": (self.said(prediction.activation) == batch.labels).all(1)}
 
     def examine(
-        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+        self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Examination:
         """Exact accuracy, and for each class the number of images that have it,
         precision, recall and F1.
@@ -173,7 +173,7 @@ class SeveralLabels(Task):
         )
 
     def _examination(
-        self, activation: Tensor, labels: Tensor, images: ImageSet
+        self, activation: Tensor, labels: Tensor, images: Examples
     ) -> Examination:
         said = self.said(activation)
         accuracy = (said == labels).all(1).double().mean().item()
@@ -207,7 +207,7 @@ class SeveralLabels(Task):
         )
 
     def calibrate(
-        self, network: ImageClassifier, images: ImageSet, batch_size: int = 128
+        self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Calibration | None:
         """Platt scaling, one slope and one intercept for all classes:
         :func:`~torchcaps_lab.report.fit_platt`.
@@ -221,7 +221,7 @@ class SeveralLabels(Task):
     def _exhibits(
         self,
         network: ImageClassifier,
-        images: ImageSet,
+        images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,
     ) -> Iterator[Exhibit | None]:
@@ -254,7 +254,7 @@ class SeveralLabels(Task):
         yield Summary.of("Settings", summary, [])
 
 
-def _each_class(images: ImageSet, most: int = 20) -> Selection | None:
+def _each_class(images: Examples, most: int = 20) -> Selection | None:
     """The first images, each once for every class in it, at most ``most`` in all; None
     if they have no classes.
     """
@@ -274,7 +274,7 @@ def _each_class(images: ImageSet, most: int = 20) -> Selection | None:
     )
     names = tuple(images.classes)
     return Selection(
-        batch.images.cpu()[rows],
+        batch.inputs.cpu()[rows],
         batch.pictures.cpu()[rows],
         classes,
         titles,
@@ -294,7 +294,7 @@ def _chosen(selection: Selection, places: list[int]) -> Selection:
     )
 
 
-def _labels(images: ImageSet, batch_size: int) -> Tensor:
+def _labels(images: Examples, batch_size: int) -> Tensor:
     """The masks of all images, bool (N, E), on the CPU."""
     return torch.cat([batch.labels.cpu() for batch in images.batches(batch_size)])
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.models import SceneCapsNet, Thing, box_area
 from torchcaps.names import needing
-from torchcaps_lab.data import Batch, ImageSet, ink_boxes
+from torchcaps_lab.data import Batch, Examples, ink_boxes
 from torchcaps_lab.report.findings import check_asked, predicted
 
 Things = Sequence[Sequence[Thing]]
@@ -80,7 +80,7 @@ class Looked(NamedTuple):
 @torch.no_grad()
 def look_for_things(
     network: SceneCapsNet,
-    images: ImageSet,
+    images: Examples,
     threshold: float = 0.5,
     batch_size: int = 128,
 ) -> Looked:

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 
 from torchcaps.whole import written_whole
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.report.health import routing_health
 from torchcaps_lab.tasks import Measure
 
@@ -361,14 +361,14 @@ class RoutingHealth(Callback):
     """
 
     def __init__(
-        self, images: ImageSet, count: int = 64, threshold: float = 0.01
+        self, images: Examples, count: int = 64, threshold: float = 0.01
     ) -> None:
         if count < 1 or not len(images):
             raise ValueError(
                 f"there must be images to observe, got count={count} of {len(images)} "
                 "images"
             )
-        self.images = images.__getitems__(list(range(min(count, len(images))))).images
+        self.images = images.__getitems__(list(range(min(count, len(images))))).inputs
         self.threshold = threshold
 
     def on_train_epoch_end(

@@ -42,7 +42,7 @@ def first_not_finite(
     finite (of nested layers, the innermost), the activations of the classes, the parts
     of the loss.
     """
-    if not bool(batch.images.isfinite().all()):
+    if not bool(batch.inputs.isfinite().all()):
         return "images of the batch are not finite"
     if bad := not_finite(model):
         return f"weights are not finite since a step before: {', '.join(bad[:3])}" + (

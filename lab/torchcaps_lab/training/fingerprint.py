@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.data.base import mixed_digest
 from torchcaps_lab.training.command_line import training_options
 from torchcaps_lab.training.reading import restored
@@ -41,7 +41,7 @@ class Fingerprint(Callback):
     """
 
     def __init__(
-        self, options: Mapping[str, Any], train: ImageSet, validation: ImageSet
+        self, options: Mapping[str, Any], train: Examples, validation: Examples
     ) -> None:
         self.started = {
             "options": _canonical(options),

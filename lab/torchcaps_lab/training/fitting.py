@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from torchcaps.numerics import Advance
 from torchcaps.whole import owned
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 from torchcaps_lab.tasks import Criteria
 from torchcaps_lab.training.callbacks import (
     ONE_AN_EPOCH,
@@ -50,8 +50,8 @@ _LOGS = "tensorboard"
 
 def fit(
     learner: Learner,
-    train: ImageSet,
-    validation: ImageSet,
+    train: Examples,
+    validation: Examples,
     folder: Path,
     schedule: Schedule,
     options: TrainerOptions | None = None,
@@ -96,8 +96,8 @@ class Fitting:
     def __init__(
         self,
         learner: Learner,
-        train: ImageSet,
-        validation: ImageSet,
+        train: Examples,
+        validation: Examples,
         folder: Path,
         schedule: Schedule,
         options: TrainerOptions | None = None,
@@ -356,7 +356,7 @@ class Fitting:
         }
 
 
-def rehearse(learner: Learner, images: ImageSet, steps: int, epochs: int) -> None:
+def rehearse(learner: Learner, images: Examples, steps: int, epochs: int) -> None:
     """Makes one step with two images on a copy, to see whether network, task, loss,
     optimizer and scheduler fit.
 

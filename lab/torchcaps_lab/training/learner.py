@@ -100,7 +100,7 @@ class Learner(L.LightningModule):
         optimisation: the losses, the optimizer and the scheduler.
         task: what the network is for; default: classification.
         preprocess: how the training images are prepared; validation images are prepared
-            by their ImageSet.
+            by their Examples.
         seed: of these random numbers.
         speed: how the steps are made faster.
 
@@ -335,7 +335,7 @@ class Learner(L.LightningModule):
         stage: str,
         batch_idx: int,
     ) -> Tensor:
-        batch = batch._replace(images=self.speed.arrange(batch.images))
+        batch = batch._replace(inputs=self.speed.arrange(batch.inputs))
         criteria = Criteria(self.loss, self.reconstruction)
         prediction, parts = self.task.loss(self.model, forward, batch, criteria)
         first, *others = parts.values()

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from torchcaps_lab.data import Batch, ImageSet
+from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.training.options import SamplerName, Schedule, one_class_each
 from torchcaps_lab.training.speed import Speed
 
 
 def _same(batch: Any) -> Any:
-    """Returns the batch, which :meth:`ImageSet.__getitems__` made already."""
+    """Returns the batch, which :meth:`Examples.__getitems__` made already."""
     return batch
 
 
@@ -50,7 +50,7 @@ class BalancedSampler(DistributedSampler[int]):
     """
 
     def __init__(
-        self, images: ImageSet, processes: int = 1, rank: int = 0, seed: int = 0
+        self, images: Examples, processes: int = 1, rank: int = 0, seed: int = 0
     ) -> None:
         super().__init__(images, processes, rank, seed=seed, drop_last=True)
         self.labels = one_class_each(images, "sampler").cpu()
@@ -62,7 +62,7 @@ class BalancedSampler(DistributedSampler[int]):
 
 
 def train_loader(
-    images: ImageSet,
+    images: Examples,
     batch_size: int,
     seed: int,
     rank: int = 0,
@@ -112,7 +112,7 @@ def train_loader(
     return DataLoader(images, share, sampler=order, collate_fn=_same)
 
 
-def evaluation_loader(images: ImageSet, batch_size: int) -> DataLoader:
+def evaluation_loader(images: Examples, batch_size: int) -> DataLoader:
     """All images in order, in every process, so that figures are exact and no image
     counts twice.
     """
@@ -134,8 +134,8 @@ class Loaders(L.LightningDataModule):
 
     def __init__(
         self,
-        train: ImageSet,
-        validation: ImageSet,
+        train: Examples,
+        validation: Examples,
         schedule: Schedule,
         speed: Speed | None = None,
     ) -> None:
@@ -167,6 +167,6 @@ class Loaders(L.LightningDataModule):
             return batch
         return self.composition(batch, self.trainer.current_epoch, self.schedule.seed)
 
-    def _near(self, images: ImageSet) -> ImageSet:
+    def _near(self, images: Examples) -> Examples:
         assert self.trainer is not None
         return self.speed.near(images, self.trainer.strategy.root_device)

@@ -21,7 +21,7 @@ from torchcaps.models.registry import MODELS
 from torchcaps.numerics import check_finite, check_size, given
 from torchcaps.routing import Routing
 from torchcaps.spec import Registry, Within
-from torchcaps_lab.data import ImageData, ImageSet, Preprocess
+from torchcaps_lab.data import DataSet, Examples, Preprocess
 from torchcaps_lab.data.classes import places_of
 from torchcaps_lab.tasks import Task, as_task
 from torchcaps_lab.training.speed import Speed
@@ -61,7 +61,7 @@ SchedulerFactory = Callable[
 ]
 
 
-def one_class_each(images: ImageSet, option: str) -> Tensor:
+def one_class_each(images: Examples, option: str) -> Tensor:
     """The labels of images, int64 (N,); a `ValueError` that names the option if they
     are masks.
     """
@@ -127,7 +127,7 @@ class Subject:
 
     Attributes:
         data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other
-            ImageData.
+            DataSet.
         task: what the network is for: Classification, SeveralLabels, any other Task, or
             its name; default: that of the data set.
         model: the name of a network; 'torchcaps models' lists them; default: that of
@@ -145,7 +145,7 @@ class Subject:
         torch.Size([2, 10])
     """
 
-    data: ImageData
+    data: DataSet
     task: Task | str | None = None
     model: str | None = None
     model_args: dict[str, Any] | None = None
@@ -295,7 +295,7 @@ class Optimisation:
         if "max_lr" in getattr(self.scheduler, "keywords", {}):
             self.scheduler = partial(cast(Any, self.scheduler), max_lr=self.lr)
 
-    def weigh(self, images: ImageSet) -> None:
+    def weigh(self, images: Examples) -> None:
         """Gives the loss the weights of the classes in the training images, if
         ``class_weights`` is set.
 

@@ -4,12 +4,12 @@ folder may change.
 
 import torch
 
-from torchcaps_lab.data import ImageData, ImageSet, Manifest
+from torchcaps_lab.data import DataSet, Examples, Manifest
 from torchcaps_lab.data.manifest import PARTS
 from torchcaps_lab.training.folder import RunFolder
 
 
-def follow_record(folder: RunFolder, data: ImageData) -> tuple[str, ...]:
+def follow_record(folder: RunFolder, data: DataSet) -> tuple[str, ...]:
     """Applies the splits that a run has recorded, if any; returns notes on what changed
     since.
 
@@ -22,7 +22,7 @@ def follow_record(folder: RunFolder, data: ImageData) -> tuple[str, ...]:
     return data.follow(None).lines() if folder.config.is_file() else ()
 
 
-def write_record(folder: RunFolder, data: ImageData) -> None:
+def write_record(folder: RunFolder, data: DataSet) -> None:
     """Records the splits of data in the folder of a run, if the images are files."""
     manifest = data.manifest()
     if manifest is not None:
@@ -30,8 +30,8 @@ def write_record(folder: RunFolder, data: ImageData) -> None:
 
 
 def images_apart(
-    folder: RunFolder, data: ImageData, split: str
-) -> tuple[ImageSet, tuple[str, ...]]:
+    folder: RunFolder, data: DataSet, split: str
+) -> tuple[Examples, tuple[str, ...]]:
     """Images of other data than those of the run; test images without those that the
     run was trained on.
 
@@ -50,7 +50,7 @@ def images_apart(
     if every := split == "all":
         data.test_on_all()
         split = "test"
-    images: ImageSet = getattr(data, split)
+    images: Examples = getattr(data, split)
     notes = () if every else _of_how_many(data, split, images.what)
     manifest, path = data.manifest(), folder.record
     if split != "test" or manifest is None or not path.is_file():
@@ -70,7 +70,7 @@ def images_apart(
     return images.subset(torch.tensor(rows, dtype=torch.int64)), (*notes, line)
 
 
-def _of_how_many(data: ImageData, split: str, what: str) -> tuple[str, ...]:
+def _of_how_many(data: DataSet, split: str, what: str) -> tuple[str, ...]:
     """A note, if the split is only a share of the files."""
     manifest = data.manifest()
     if manifest is None:

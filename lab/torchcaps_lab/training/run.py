@@ -13,7 +13,7 @@ from lightning import Trainer
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.whole import write_whole
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.report.verdict import judge
 from torchcaps_lab.tasks import Examination, Task
@@ -185,7 +185,7 @@ def _described(
     }
 
 
-def _per_class(images: ImageSet) -> dict[str, dict[str, int]]:
+def _per_class(images: Examples) -> dict[str, dict[str, int]]:
     """How many training images there are of each class; nothing for images of several
     classes.
     """
@@ -195,7 +195,7 @@ def _per_class(images: ImageSet) -> dict[str, dict[str, int]]:
     return {"train_per_class": dict(zip(images.classes, counts, strict=True))}
 
 
-def _by_class(images: ImageSet) -> str:
+def _by_class(images: Examples) -> str:
     """The same for people, in short."""
     counts = _per_class(images).get("train_per_class", {})
     if not counts:
@@ -225,7 +225,7 @@ def _findings(found: Examination) -> dict[str, Any]:
     }
 
 
-def _verdict(network: ImageClassifier, test: ImageSet) -> dict[str, Any]:
+def _verdict(network: ImageClassifier, test: Examples) -> dict[str, Any]:
     """Whether routing and decoder of a network with capsules do anything, for the
     summary.
     """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.models import ImageClassifier, Prediction
-from torchcaps_lab.data import ImageSet
+from torchcaps_lab.data import Examples
 
 CompileMode = Literal[
     "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
@@ -131,7 +131,7 @@ class Speed:
         own = FunctionType(_predict.__code__.replace(), globals())
         return torch.compile(own, mode=self.compile)
 
-    def near(self, images: ImageSet, device: torch.device) -> ImageSet:
+    def near(self, images: Examples, device: torch.device) -> Examples:
         """The images on the device, unless they are too large."""
-        small = images.images.nbytes <= self.resident * 2**30
+        small = images.inputs.nbytes <= self.resident * 2**30
         return images.to(device) if small else images

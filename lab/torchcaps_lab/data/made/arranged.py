@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 
 LAYOUTS: dict[str, tuple[int, int]] = {
     "one above the other": (2, 1),
@@ -37,7 +37,7 @@ class Scenes(NamedTuple):
 
 
 def arrange(
-    digits: ImageSet, layout: tuple[int, int], count: int, seed: int = 0
+    digits: Examples, layout: tuple[int, int], count: int, seed: int = 0
 ) -> Scenes:
     """Places digits side by side; those of one image have different classes.
 
@@ -67,6 +67,6 @@ def arrange(
     sizes = torch.tensor([len(one) for one in members])
     picked = (rank * sizes[chosen]).long()
     index = torch.nn.utils.rnn.pad_sequence(members, batch_first=True)[chosen, picked]
-    tiles = digits.images[index].unflatten(1, layout)  # [N, rows, columns, C, H, W]
+    tiles = digits.inputs[index].unflatten(1, layout)  # [N, rows, columns, C, H, W]
     images = tiles.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
     return Scenes(images, F.one_hot(chosen, classes).sum(1).bool())

@@ -6,14 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchcaps_lab.data.base import ImageData
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.base import DataSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import Changes, Manifest
 
 Part = Literal["train", "validation", "test"]
 
 
-class MadeOf(ImageData):
+class MadeOf(DataSet):
     """A data set of images made from another one, with the same files and splits;
     subclasses define :meth:`made`.
 
@@ -25,8 +25,8 @@ class MadeOf(ImageData):
         ValueError: ``data`` gives texts.
     """
 
-    def __init__(self, data: ImageData) -> None:
-        if not isinstance(data, ImageData):
+    def __init__(self, data: DataSet) -> None:
+        if not isinstance(data, DataSet):
             raise TypeError(f"data must be a data set, such as Digits(), got {data!r}")
         if data.gives != "images":
             raise ValueError(
@@ -36,18 +36,18 @@ class MadeOf(ImageData):
         self.data = data
 
     @abstractmethod
-    def made(self, images: ImageSet, part: Part) -> ImageSet:
+    def made(self, images: Examples, part: Part) -> Examples:
         """The images of a part of this data set, made of those of the other one."""
 
-    def load_train(self) -> ImageSet:
+    def load_train(self) -> Examples:
         """The images to train on, without those for validation."""
         return self.made(self.data.train, "train")
 
-    def load_validation(self) -> ImageSet:
+    def load_validation(self) -> Examples:
         """The images to validate on."""
         return self.made(self.data.validation, "validation")
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """The images to test on."""
         return self.made(self.data.test, "test")
 
@@ -68,7 +68,7 @@ class MadeOf(ImageData):
         return self.data.notes()
 
 
-def check_single(digits: ImageSet) -> None:
+def check_single(digits: Examples) -> None:
     """Raises a `ValueError` if images show several things each, or are composed
     already.
     """
@@ -79,7 +79,7 @@ def check_single(digits: ImageSet) -> None:
         )
 
 
-def by_class(digits: ImageSet) -> tuple[Tensor, Tensor]:
+def by_class(digits: Examples) -> tuple[Tensor, Tensor]:
     """The digits' indices, class by class, int64 (N,), and how many there are of each
     class, (E,); on the CPU.
     """

@@ -1,8 +1,8 @@
 """Data sets of which few images are trained on."""
 
 from torchcaps.numerics import check_size
-from torchcaps_lab.data.base import TEST_SEED, Fit, ImageData, stratified_split
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.base import TEST_SEED, DataSet, Fit, stratified_split
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.made.base import MadeOf, Part
 
 
@@ -31,7 +31,7 @@ class Few(MadeOf):
 
     def __init__(
         self,
-        data: ImageData,
+        data: DataSet,
         train: int = 1000,
         validation: int = 1000,
         draw: int = TEST_SEED,
@@ -47,7 +47,7 @@ class Few(MadeOf):
         """That of the data set."""
         return self.data.resize
 
-    def made(self, images: ImageSet, part: Part) -> ImageSet:
+    def made(self, images: Examples, part: Part) -> Examples:
         """About as many images as asked for, at random, the same share of each class,
         in their order.
         """

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps_lab.data.augment import random_integers
-from torchcaps_lab.data.base import ImageData
-from torchcaps_lab.data.image_set import Batch, Composition, ImageSet, Parts
+from torchcaps_lab.data.base import DataSet
+from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
 from torchcaps_lab.data.made.base import MadeOf, Part, by_class, check_single
 
 
@@ -62,7 +62,7 @@ class Overlay(Composition):
         (1, 12, 12)
     """
 
-    digits: ImageSet
+    digits: Examples
     size: int = 36
     shift: int = 4
 
@@ -97,11 +97,11 @@ class Overlay(Composition):
         )  # [2, 2 B]
         share = (drawn % 2**24).double() / 2**24
         images, parts, labels = self._pairs(
-            batch.images, batch.labels, share.cpu(), draws.cpu()
+            batch.inputs, batch.labels, share.cpu(), draws.cpu()
         )
         mask = F.one_hot(labels, len(self.digits.classes)).sum(1).bool()
         return batch._replace(
-            images=images, pictures=images, labels=mask, parts=Parts(labels, parts)
+            inputs=images, pictures=images, labels=mask, parts=Parts(labels, parts)
         )
 
     def draw(
@@ -128,7 +128,7 @@ class Overlay(Composition):
         """
         chosen = self._others(labels.cpu(), share)
         others = (
-            self.digits.images[chosen.to(self.digits.images.device)].to(images) / 255
+            self.digits.inputs[chosen.to(self.digits.inputs.device)].to(images) / 255
         )
         both = torch.stack([images, others], 1)  # [B, 2, C, h, w]
         parts = self._moved(both.flatten(0, 1), draws.to(images.device)).unflatten(
@@ -190,18 +190,18 @@ class Pairs(MadeOf):
         >>> from torchcaps_lab.data import Digits, Pairs
         >>> pairs = Pairs(Digits(), size=12, shift=2)
         >>> batch = pairs.test.__getitems__([0, 1])
-        >>> batch.images.shape, batch.labels.sum(1)  # two digits in each
+        >>> batch.inputs.shape, batch.labels.sum(1)  # two digits in each
         (torch.Size([2, 1, 12, 12]), tensor([2, 2]))
     """
 
     task: ClassVar[Mapping[str, Any]] = {"name": "several_labels", "count": 2}
 
-    def __init__(self, data: ImageData, size: int = 36, shift: int = 4) -> None:
+    def __init__(self, data: DataSet, size: int = 36, shift: int = 4) -> None:
         super().__init__(data)
         self.size = size
         self.shift = shift
 
-    def made(self, images: ImageSet, part: Part) -> ImageSet:
+    def made(self, images: Examples, part: Part) -> Examples:
         """The digits, each with another one of the same part; to train on, with others
         in each epoch.
         """
@@ -213,7 +213,7 @@ def fixed_pairs(overlay: Overlay, count: int, seed: int) -> Overlaid:
     a random other one.
     """
     indices = torch.arange(count) % len(overlay.digits)
-    images = overlay.digits.images[indices].float() / 255
+    images = overlay.digits.inputs[indices].float() / 255
     return overlay.draw(
         images, overlay.digits.labels[indices], torch.Generator().manual_seed(seed)
     )

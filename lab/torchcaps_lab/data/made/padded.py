@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from torchcaps.numerics import check_size
 from torchcaps_lab.data.augment import RandomShift
-from torchcaps_lab.data.base import TEST_SEED, ImageData
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.base import TEST_SEED, DataSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.made.base import MadeOf, Part
 
 
@@ -29,16 +29,16 @@ class Padded(MadeOf):
 
     Example:
         >>> from torchcaps_lab.data import Digits, Padded
-        >>> Padded(Digits(), pad=2).test.images.shape
+        >>> Padded(Digits(), pad=2).test.inputs.shape
         torch.Size([359, 1, 12, 12])
     """
 
-    def __init__(self, data: ImageData, pad: int = 6) -> None:
+    def __init__(self, data: DataSet, pad: int = 6) -> None:
         super().__init__(data)
         check_size(0, pad=pad)
         self.pad = pad
 
-    def made(self, images: ImageSet, part: Part) -> ImageSet:
+    def made(self, images: Examples, part: Part) -> Examples:
         """The images on their canvases."""
         canvas = on_canvas(images, self.pad)
         return (
@@ -47,19 +47,19 @@ class Padded(MadeOf):
             else placed(canvas, self.pad, draw=int(part == "validation"))
         )
 
-    def centred_test(self) -> ImageSet:
+    def centred_test(self) -> Examples:
         """Read the test images, each in the middle of its canvas."""
         return on_canvas(self.data.test, self.pad)
 
 
-def on_canvas(images: ImageSet, pad: int) -> ImageSet:
+def on_canvas(images: Examples, pad: int) -> Examples:
     """The same images with a black border of ``pad`` pixels on each side."""
-    return replace(images, images=F.pad(images.images, (pad,) * 4))
+    return replace(images, inputs=F.pad(images.inputs, (pad,) * 4))
 
 
-def placed(images: ImageSet, most: int, draw: int) -> ImageSet:
+def placed(images: Examples, most: int, draw: int) -> Examples:
     """The same images, each moved by up to ``most`` pixels in x and in y; each ``draw``
     gives other moves.
     """
     move = RandomShift(most, TEST_SEED)
-    return replace(images, images=move(images.images, torch.arange(len(images)), draw))
+    return replace(images, inputs=move(images.inputs, torch.arange(len(images)), draw))

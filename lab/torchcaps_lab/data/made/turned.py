@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchcaps.spec import settings
 from torchcaps_lab.data.digits import Digits
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 
 Viewpoints = Literal["azimuth", "elevation"]
 TestViewpoints = Literal["familiar", "novel", "novel_of_same_toys"]
@@ -31,14 +31,14 @@ class TurnedDigits(Digits):
     Example:
         >>> from torchcaps_lab.data import TurnedDigits
         >>> digits = TurnedDigits("azimuth", "novel")
-        >>> digits.test.images.shape
+        >>> digits.test.inputs.shape
         torch.Size([359, 1, 8, 8])
     """
 
     viewpoints: Viewpoints = "azimuth"
     test_viewpoints: TestViewpoints = "novel"
 
-    def load_test(self) -> ImageSet:
+    def load_test(self) -> Examples:
         """Read the digits to test on, seen from the viewpoints to test on."""
         digits = (
             self.load_train()
@@ -49,9 +49,9 @@ class TurnedDigits(Digits):
             return digits
         return replace(
             digits,
-            images=turn(digits.images, 30)
+            inputs=turn(digits.inputs, 30)
             if self.viewpoints == "azimuth"
-            else lower(digits.images),
+            else lower(digits.inputs),
         )
 
 

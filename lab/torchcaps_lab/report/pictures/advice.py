@@ -11,7 +11,7 @@ import torch
 
 from torchcaps.models.backbone import TIMM
 from torchcaps.models.base import ImageClassifier
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.picture import opened
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings, confused_pairs
@@ -77,7 +77,7 @@ class Advice(Exhibit):
     def of(
         cls,
         findings: Findings,
-        images: ImageSet,
+        images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,
         model: ImageClassifier | None = None,
@@ -141,7 +141,7 @@ class Advice(Exhibit):
         )
 
 
-def _majority(findings: Findings, images: ImageSet) -> Iterator[Hint]:
+def _majority(findings: Findings, images: Examples) -> Iterator[Hint]:
     label, share = findings.majority
     if share < 1 and findings.accuracy <= share + min(
         0.01, (1 - share) / 2
@@ -156,7 +156,7 @@ def _majority(findings: Findings, images: ImageSet) -> Iterator[Hint]:
 
 
 def _curves(
-    findings: Findings, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+    findings: Findings, images: Examples, summary: Mapping[str, Any], metrics: Metrics
 ) -> Iterator[Hint]:
     """Learned by heart, not learned to the end, or turned back."""
     train = [row["train_accuracy"] for row in metrics if "train_accuracy" in row]
@@ -230,7 +230,7 @@ def _augmentation(preprocess: Mapping[str, Any]) -> str:
 
 
 def _more(
-    findings: Findings, images: ImageSet, summary: Mapping[str, Any], metrics: Metrics
+    findings: Findings, images: Examples, summary: Mapping[str, Any], metrics: Metrics
 ) -> Iterator[Hint]:
     """Where nothing stands out, but not all is right."""
     if findings.accuracy >= _GOOD:
@@ -244,7 +244,7 @@ def _more(
     )
 
 
-def _larger(images: ImageSet, summary: Mapping[str, Any]) -> str:
+def _larger(images: Examples, summary: Mapping[str, Any]) -> str:
     """The option that takes a network that can learn more."""
     model = summary.get("model", "")
     if model.startswith("capsnet_on_backbone"):
@@ -259,7 +259,7 @@ def _larger(images: ImageSet, summary: Mapping[str, Any]) -> str:
 
 
 def _unfinished(
-    train: list[float], images: ImageSet, summary: Mapping[str, Any]
+    train: list[float], images: Examples, summary: Mapping[str, Any]
 ) -> Hint:
     rising = len(train) < 4 or train[-1] - train[-4] > 0.01
     fact = (
@@ -278,7 +278,7 @@ def _unfinished(
 
 
 def _pretrained(
-    findings: Findings, images: ImageSet, summary: Mapping[str, Any], timm: bool
+    findings: Findings, images: Examples, summary: Mapping[str, Any], timm: bool
 ) -> Iterator[Hint]:
     """Photos that are too few to learn from them alone what photos look like."""
     counts = summary.get("train_per_class", {}).values()
@@ -311,7 +311,7 @@ def _pretrained(
 
 
 def _balance(
-    findings: Findings, images: ImageSet, summary: Mapping[str, Any]
+    findings: Findings, images: Examples, summary: Mapping[str, Any]
 ) -> Iterator[Hint]:
     """Classes with too few training images to learn from, and with few beside
     others.
@@ -344,7 +344,7 @@ def _balance(
         )
 
 
-def _confused(findings: Findings, images: ImageSet) -> Iterator[Hint]:
+def _confused(findings: Findings, images: Examples) -> Iterator[Hint]:
     """Classes that are never recognised, and all that are often confused, of images
     enough to tell.
     """
@@ -376,7 +376,7 @@ def _confused(findings: Findings, images: ImageSet) -> Iterator[Hint]:
         )
 
 
-def _showing(findings: Findings, images: ImageSet, labels: list[int]) -> str:
+def _showing(findings: Findings, images: Examples, labels: list[int]) -> str:
     """The command that shows what images of some classes were taken for."""
     if images.files is None:
         return "torchcaps explain RUN --split validation"
@@ -392,7 +392,7 @@ def _listed(parts: list[str]) -> str:
     return "; ".join(parts[:_LISTED]) + more
 
 
-def _few(findings: Findings, images: ImageSet) -> Iterator[Hint]:
+def _few(findings: Findings, images: Examples) -> Iterator[Hint]:
     number = len(findings.labels)
     spread = findings.interval
     if spread > 0.03:
@@ -403,7 +403,7 @@ def _few(findings: Findings, images: ImageSet) -> Iterator[Hint]:
         )
 
 
-def _small(findings: Findings, images: ImageSet) -> Iterator[Hint]:
+def _small(findings: Findings, images: Examples) -> Iterator[Hint]:
     """Photos that were made much smaller than they are, where there are mistakes to
     explain.
     """

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.canvas import (
     line_count,
     new_figure,
@@ -92,7 +92,7 @@ class Mistakes(Exhibit):
     files: bool
 
     @classmethod
-    def of(cls, findings: Findings, image_set: ImageSet) -> "Mistakes":
+    def of(cls, findings: Findings, image_set: Examples) -> "Mistakes":
         """Of images of one class each."""
         chosen = findings.mistakes(_MISTAKES).tolist()
         wrong = int((findings.prediction != findings.labels).sum())
@@ -167,7 +167,7 @@ class Mistakes(Exhibit):
         yield Picture("worst_mistakes.png", "The images of the worst mistakes", figure)
 
 
-def _mistake(findings: Findings, image_set: ImageSet, index: int) -> Mistake:
+def _mistake(findings: Findings, image_set: Examples, index: int) -> Mistake:
     true, said = int(findings.labels[index]), int(findings.prediction[index])
     name = image_set.files[index] if image_set.files else str(index)
     activation = findings.activation[index]

@@ -143,7 +143,7 @@ def _strangest(
     if not len(chosen):
         return None
     batch = images.__getitems__(places[chosen].tolist())
-    selection = Selection(batch.images, batch.pictures, classes=tuple(images.classes))
+    selection = Selection(batch.inputs, batch.pictures, classes=tuple(images.classes))
     more = (
         f"These are the strangest of the {int(unknown.sum())} of {len(places):,} test "
         "images that were taken for none "

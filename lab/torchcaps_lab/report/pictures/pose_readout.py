@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.models.base import CapsuleClassifier, ImageClassifier
-from torchcaps_lab.data.image_set import ImageSet
+from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.attributes import ATTRIBUTES, attributes, fit_readout
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.observe import Tested
@@ -57,7 +57,7 @@ class PoseReadout(Exhibit):
         )
 
     @classmethod
-    def of(cls, model: ImageClassifier, image_set: ImageSet) -> "PoseReadout | None":
+    def of(cls, model: ImageClassifier, image_set: Examples) -> "PoseReadout | None":
         """None unless classes share their pose dimensions, images are bright figures on
         black, and can be measured.
 
@@ -81,7 +81,7 @@ class PoseReadout(Exhibit):
             values = attributes(batch.pictures)
         except ModuleNotFoundError:  # scikit-image
             return None
-        poses, values, said = _within_classes(model, batch.images, values)
+        poses, values, said = _within_classes(model, batch.inputs, values)
         if len(poses) < 2 * poses.shape[1]:
             return None
         readout = fit_readout(poses, values, said)

@@ -38,13 +38,14 @@ class Parts(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Some images of an `ImageSet`, ready for a network.
+    """Some of the `Examples`, ready for a network.
 
     Attributes:
-        images: float32 (B, C, H, W), in [0, 1] unless they were standardised.
+        inputs: float32 (B, C, H, W), in [0, 1] unless they were standardised; rows of
+            words or series from other kinds of examples.
         labels: int64 (B,), or bool (B, E), a mask of the classes in each image where
             there may be several.
-        indices: int64 (B,), the places of the images in their `ImageSet`.
+        indices: int64 (B,), their places in the `Examples`.
         pictures: float32 (B, C, H, W), the images before they were standardised, in [0,
             1]: to draw, to reconstruct.
         parts: what the images were put together from, if a `Composition` made them and
@@ -55,11 +56,11 @@ class Batch(NamedTuple):
     Example:
         >>> from torchcaps_lab.data import Digits
         >>> batch = Digits().test.__getitems__([0, 1, 2])
-        >>> batch.images.shape, batch.labels.shape
+        >>> batch.inputs.shape, batch.labels.shape
         (torch.Size([3, 1, 8, 8]), torch.Size([3]))
     """
 
-    images: Tensor
+    inputs: Tensor
     labels: Tensor
     indices: Tensor
     pictures: Tensor
@@ -70,8 +71,8 @@ class Batch(NamedTuple):
         """The batch with its images, and the pictures of its parts, prepared by
         `prepare`.
         """
-        view = prepare(self.images)
-        batch = self._replace(images=view.images, pictures=view.pictures)
+        view = prepare(self.inputs)
+        batch = self._replace(inputs=view.images, pictures=view.pictures)
         if self.parts is None:
             return batch
         views = [prepare(part) for part in self.parts.pictures.unbind(1)]
@@ -132,7 +133,7 @@ MOST_CLASSES = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSet(Dataset[Batch]):
+class Examples(Dataset[Batch]):
     """Labelled images of one size, held in memory as bytes and prepared for the network
     when they are fetched.
 
@@ -140,7 +141,7 @@ class ImageSet(Dataset[Batch]):
     `collate_fn` that returns its argument.
 
     Attributes:
-        images: uint8 (N, C, H, W).
+        inputs: uint8 (N, C, H, W).
         labels: int64 (N,), each in [0, len(classes)), or bool (N, len(classes)), a mask
             of the classes in each image where there may be several, or none.
         classes: the name of each label.
@@ -156,19 +157,17 @@ class ImageSet(Dataset[Batch]):
             `preprocess` does not suit the size of the images.
 
     Example:
-        >>> from torchcaps_lab.data import ImageSet
+        >>> from torchcaps_lab.data import Examples
         >>> images = torch.zeros(3, 1, 8, 8, dtype=torch.uint8)
-        >>> image_set = ImageSet(
-        ...     images, torch.tensor([0, 1, 1]), classes=("cat", "dog")
-        ... )
-        >>> len(image_set), image_set[0].images.shape
+        >>> examples = Examples(images, torch.tensor([0, 1, 1]), classes=("cat", "dog"))
+        >>> len(examples), examples[0].inputs.shape
         (3, torch.Size([1, 1, 8, 8]))
     """
 
     what: ClassVar[str] = "images"
     """What the items are called in messages."""
 
-    images: Tensor
+    inputs: Tensor
     labels: Tensor
     classes: tuple[str, ...]
     files: tuple[str, ...] | None = None
@@ -176,11 +175,11 @@ class ImageSet(Dataset[Batch]):
     composition: Composition | None = None
 
     def __post_init__(self) -> None:
-        self._check_images()
+        self._check_inputs()
         self._check_labels()
-        if self.files is not None and len(self.files) != len(self.images):
+        if self.files is not None and len(self.files) != len(self.inputs):
             raise ValueError(
-                f"files must name {len(self.images)} files, one per image, got "
+                f"files must name {len(self.inputs)} files, one per image, got "
                 f"{len(self.files)}"
             )
         if self.what != "images" and (
@@ -191,14 +190,14 @@ class ImageSet(Dataset[Batch]):
             )
         self.preprocess.image_shape(self.raw_image_shape)
 
-    def _check_images(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+    def _check_inputs(self) -> None:
+        if self.inputs.dtype != torch.uint8 or self.inputs.ndim != 4:
             raise ValueError(
-                f"images must be uint8 (N, C, H, W), got {_describe(self.images)}"
+                f"inputs must be uint8 (N, C, H, W), got {_describe(self.inputs)}"
             )
 
     def _check_labels(self) -> None:
-        labels, count, classes = self.labels, len(self.images), len(self.classes)
+        labels, count, classes = self.labels, len(self.inputs), len(self.classes)
         if classes > MOST_CLASSES:
             raise ValueError(
                 f"there may be at most {MOST_CLASSES:,} classes, got {classes:,} for "
@@ -220,7 +219,7 @@ class ImageSet(Dataset[Batch]):
             )
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.inputs)
 
     def __getitem__(self, index: int) -> Batch:
         try:
@@ -248,7 +247,7 @@ class ImageSet(Dataset[Batch]):
         """The crops that a network is tested on, of the images at `indices`: float32
         (B, crops, C, H, W).
         """
-        return self.preprocess.evaluate_crops(self._fetch(indices).images)
+        return self.preprocess.evaluate_crops(self._fetch(indices).inputs)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -258,7 +257,7 @@ class ImageSet(Dataset[Batch]):
     @property
     def raw_image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of every image before it is prepared."""
-        _, channels, height, width = self.images.shape
+        _, channels, height, width = self.inputs.shape
         shape = channels, height, width
         return (
             shape if self.composition is None else self.composition.image_shape(shape)
@@ -271,13 +270,13 @@ class ImageSet(Dataset[Batch]):
         """
         return self.composition is not None and self.composition.several
 
-    def to(self, device: torch.device | str) -> "ImageSet":
+    def to(self, device: torch.device | str) -> "Examples":
         """The same images in the memory of a device; batches of them are made there."""
         return replace(
-            self, images=self.images.to(device), labels=self.labels.to(device)
+            self, inputs=self.inputs.to(device), labels=self.labels.to(device)
         )
 
-    def prepared(self, preprocess: Preprocess) -> "ImageSet":
+    def prepared(self, preprocess: Preprocess) -> "Examples":
         """The same images, prepared in this way; a `ValueError` if it does not suit
         their size.
         """
@@ -285,7 +284,7 @@ class ImageSet(Dataset[Batch]):
 
     def in_classes(
         self, classes: Sequence[str], where: str = "the images"
-    ) -> "ImageSet":
+    ) -> "Examples":
         """The same images with the labels that their classes, found by name, have among
         others.
 
@@ -316,7 +315,7 @@ class ImageSet(Dataset[Batch]):
             return self.labels.any(0).nonzero().flatten().tolist()
         return self.labels.unique().tolist()
 
-    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> "ImageSet":
+    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> "Examples":
         """The same with the label ``places[label]`` in place of each."""
         if self.labels.dtype != torch.bool:
             return replace(self, labels=places[self.labels], classes=classes)
@@ -325,20 +324,20 @@ class ImageSet(Dataset[Batch]):
         masks[:, places[used]] = self.labels[:, used]
         return replace(self, labels=masks, classes=classes)
 
-    def _joined(self, other: "ImageSet") -> "ImageSet":
+    def _joined(self, other: "Examples") -> "Examples":
         """These and other images of the same size and classes."""
-        images, labels = (
-            torch.cat([self.images, other.images]),
+        inputs, labels = (
+            torch.cat([self.inputs, other.inputs]),
             torch.cat([self.labels, other.labels]),
         )
         return replace(
             self,
-            images=images,
+            inputs=inputs,
             labels=labels,
             files=(*(self.files or ()), *(other.files or ())) or None,
         )
 
-    def subset(self, indices: Tensor) -> "ImageSet":
+    def subset(self, indices: Tensor) -> "Examples":
         """The images at `indices`, int64 (M,), in that order."""
         return replace(self, **self._rows(indices))
 
@@ -356,7 +355,7 @@ class ImageSet(Dataset[Batch]):
             else tuple(self.files[i] for i in indices.tolist())
         )
         return {
-            "images": self.images[indices],
+            "inputs": self.inputs[indices],
             "labels": self.labels[indices],
             "files": files,
         }
@@ -366,9 +365,9 @@ class ImageSet(Dataset[Batch]):
         order, in hexadecimal.
         """
         found = hashlib.sha256(
-            json.dumps([self.classes, self.images.shape, self.labels.shape]).encode()
+            json.dumps([self.classes, self.inputs.shape, self.labels.shape]).encode()
         )
-        for part in (self.images, self.labels):
+        for part in (self.inputs, self.labels):
             for rows in part.split(1024):
                 found.update(rows.cpu().contiguous().numpy().data)
         return found.hexdigest()
@@ -378,9 +377,9 @@ class ImageSet(Dataset[Batch]):
         # Without non_blocking, every batch would wait for all work that is queued on
         # the device.
         rows = torch.as_tensor(indices, dtype=torch.int64).to(
-            self.images.device, non_blocking=True
+            self.inputs.device, non_blocking=True
         )
-        pixels = self.images[rows].to(torch.float32) / 255
+        pixels = self.inputs[rows].to(torch.float32) / 255
         batch = Batch(pixels, self.labels[rows], rows, pixels)
         return (
             batch
