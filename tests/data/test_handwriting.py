@@ -241,7 +241,7 @@ def test_all_kinds_of_images_are_read_alike() -> None:
         torch.from_numpy(pixels.copy()).permute(2, 0, 1),
         (pixels / 255).astype(np.float32),
     ]
-    first, *others = (classifier.values(kind) for kind in kinds)
+    first, *others = (classifier.pixels(kind) for kind in kinds)
     for other in others:
         assert torch.allclose(first, other, atol=0.01)
     assert all(
