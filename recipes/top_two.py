@@ -139,7 +139,7 @@ class TopTwo(Recipe[TopTwoSettings]):
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Bars of the accuracy, mean of the seeds, with an example above each."""
         test = data_of(studies[0].settings.data).test
-        examples = {SINGLE: as_picture(test.images[:1])}
+        examples = {SINGLE: as_picture(test.inputs[:1])}
         for name, layout in PAIRS.items():
             examples[name] = as_picture(arrange(test, LAYOUTS[layout], 1).images)
         bars = {}
