@@ -2,11 +2,14 @@
 answer.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
+from torch.utils.hooks import RemovableHandle
 
 
 def shapes_of(named: NamedTuple) -> str:
@@ -147,9 +150,16 @@ class CapsuleLayer(nn.Module):
     itself, by :func:`from_pair`.
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs hooks and :meth:`forward`, and returns capsules."""
-        return from_pair(super().__call__(*args, **kwargs))
+    def register_forward_hook(
+        self, hook: Callable[..., Any], **options: Any
+    ) -> RemovableHandle:
+        """Registers a hook; a pair of tensors that it returns becomes capsules."""
+        return super().register_forward_hook(partial(_as_capsules, hook), **options)
+
+
+def _as_capsules(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a hook returns, capsules in place of a pair of tensors."""
+    return from_pair(hook(*args, **kwargs))
 
 
 @exportable

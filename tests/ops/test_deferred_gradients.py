@@ -683,6 +683,6 @@ def test_votes_are_kept_where_kernels_read_them(
         source = Votes(children, transforms).source
         for _ in range(2):
             source.moments(None, None, tc.ops.Rule(), False)
-        room = source._ledger._kept._votes
+        room = source._ledger.kept._votes
     assert (room is not None) == kept
     assert room is None or room.nbytes < transforms.nbytes

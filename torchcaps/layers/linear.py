@@ -275,21 +275,18 @@ class CapsLinear(CapsuleLayer):
                 without parents is not there.
             initial: as in :meth:`route`.
         """
-        if initial is not None:
-            return self.parents(self.route(children, mask, initial=initial), children)
-        return self.parents(
-            self.route(children) if mask is None else self.route(children, mask),
-            children,
-        )
+        routed = self.route(children, mask, initial=initial)
+        pose = children if isinstance(children, Tensor) else children[0]
+        dtype = torch.promote_types(pose.dtype, self.weight.dtype)
+        return as_capsules(routed, self.out_pose, dtype)
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
         """What :meth:`route` returned for these children, as :meth:`forward` returns
         it.
         """
-        children = from_pair(children)
-        given = children.pose if isinstance(children, Capsules) else children
+        pose = children if isinstance(children, Tensor) else children[0]
         return as_capsules(
-            routed, self.out_pose, torch.promote_types(given.dtype, self.weight.dtype)
+            routed, self.out_pose, torch.promote_types(pose.dtype, self.weight.dtype)
         )
 
     def _as_children(
@@ -301,7 +298,8 @@ class CapsLinear(CapsuleLayer):
         The activations of poses alone are their lengths, or None for a routing that
         does not use them.
         """
-        children = from_pair(children)
+        if type(children) is tuple:  # of a tool that hooks into layers
+            children = from_pair(children)
         if isinstance(children, Tensor):
             pose, sites = children, children.shape[: -len(self.in_pose)]
         elif isinstance(children, Capsules):

@@ -187,7 +187,8 @@ def plan(facts: Facts) -> Plan:
     if facts.stored:
         return _always(Choice("naive", facts.stored), facts)
     device, few = facts.device, FEW.get(facts.device, FEW["cpu"])
-    is_open = left_open(facts.numbers)
+    exact = type(facts.numbers) is int and not torch.compiler.is_exporting()
+    is_open = not exact and left_open(facts.numbers)
     small = _for_all_sizes(facts.numbers, few) if is_open else facts.numbers <= few
     if small:
         reason = f"votes of at most {few:,} numbers are stored on {device}"

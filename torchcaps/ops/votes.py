@@ -156,7 +156,10 @@ class Votes:
         self.dtype = compute_dtype(self.children, transforms)
         self._plan: Plan | None = None
         self._sources: dict[str, VoteSource] = {}
-        self._versions = _versions(self.children, transforms)
+        self._versions: tuple[int, int] | None = None
+        counted = not (self.children.is_inference() or transforms.is_inference())
+        if counted and not torch.compiler.is_compiling():
+            self._versions = self.children._version, transforms._version
 
     @property
     def parents(self) -> int:
@@ -192,29 +195,28 @@ class Votes:
     def source_on(self, backend: str) -> VoteSource:
         """The votes on one of :data:`BACKENDS`, made once."""
         source = self._sources.get(backend)
-        if source is None:
-            source = self._sources[backend] = self._make_source(BACKENDS[backend])
+        if source is not None:
+            return source
+        kind = BACKENDS[backend]
+        children, transforms = self.children, self.transforms
+        coordinates = self.coordinates
+        if coordinates is not None:
+            coordinates = coordinates.to(self.dtype)
+        if kind.indexed and children.dtype == transforms.dtype == self.dtype:
+            source = kind(children, transforms, coordinates, self.sites)
+        else:
+            # With gradients even if the first call is without: the source is kept for
+            # later ones.
+            with full_precision(children), torch.enable_grad():
+                children = children.to(self.dtype)
+                transforms = transforms.to(self.dtype)
+                if kind.indexed:
+                    source = kind(children, transforms, coordinates, self.sites)
+                else:
+                    children = in_windows(children, self.sites)
+                    source = kind(children, transforms, coordinates)
+        self._sources[backend] = source
         return source
-
-    def _make_source(self, backend: type[VoteSource]) -> VoteSource:
-        coordinates = (
-            None if self.coordinates is None else self.coordinates.to(self.dtype)
-        )
-        if (
-            backend.indexed
-            and self.children.dtype == self.transforms.dtype == self.dtype
-        ):  # nothing to cast or gather
-            return backend(self.children, self.transforms, coordinates, self.sites)
-        # With gradients even if the first call is without: the source is kept for later
-        # ones.
-        with full_precision(self.children), torch.enable_grad():
-            children, transforms = (
-                self.children.to(self.dtype),
-                self.transforms.to(self.dtype),
-            )
-            if backend.indexed:
-                return backend(children, transforms, coordinates, self.sites)
-            return backend(in_windows(children, self.sites), transforms, coordinates)
 
     def choose(self, similarity: Similarity | None = None) -> Choice:
         """The backend that ``moments(similarity)`` runs on, and why:
@@ -487,7 +489,7 @@ class Votes:
             raise ValueError(
                 f"floor must be a finite number of at least 0, got {floor!r}"
             )
-        return self.source.gaussians(moments, floor)
+        return self.source_on(self.plan.choice.backend).gaussians(moments, floor)
 
     def total(self) -> Tensor:
         """The sum of the votes of all children for each parent, unweighted, (B, J, H),
@@ -569,9 +571,7 @@ class Votes:
             return self.restricted(scale=None, offset=None).assignment(similarity)
         with full_precision(self.children):
             _, source, similarity, rule = self._step(similarity, reads=True)
-            if self._versions != _versions(
-                self.children, self.transforms
-            ) and not isinstance(source, NaiveVotes):
+            if self._changed() and not isinstance(source, NaiveVotes):
                 raise RuntimeError(
                     "children or transforms were changed in place since they voted: "
                     "read the assignment before they "
@@ -583,6 +583,14 @@ class Votes:
                 if self.mask is None
                 else assignment * self.gather(self.mask)[..., None]
             )
+
+    def _changed(self) -> bool:
+        """Whether children or transforms were changed in place since they voted, where
+        that is counted.
+        """
+        if self._versions is None or torch.compiler.is_compiling():
+            return False
+        return self._versions != (self.children._version, self.transforms._version)
 
     def logits(self, similarity: Similarity | None = None) -> Tensor:
         """The logits ``l_ij`` that the parents compete with, (B, I, J)."""
@@ -634,32 +642,28 @@ class Votes:
         """A similarity or rule whose tensors fit the votes, in the dtype of the
         votes.
         """
-        if self._fits(fields):
-            return fields
-        return fields.fitting(self.sizes, self.children.device, self.dtype)
-
-    def _fits(self, fields: Any) -> bool:
-        """Whether an inner product or Gaussians fit as they are: routing makes these in
-        each step, and a loop over any fields would take longer than their arithmetic.
-        """
         B, _, J, H = self.shape
-        shapes: tuple[tuple[Any, tuple[int, ...]], ...]
+        shapes: tuple[tuple[Any, tuple[int, ...]], ...] = ()
+        # Routing makes one of these two in each step, and a loop over any fields would
+        # take longer than their arithmetic.
+        similarity: Any = fields
         if type(fields) is InnerProduct:
-            shapes = ((fields.alpha, (B, J, H)),)
+            shapes = ((similarity.alpha, (B, J, H)),)
         elif type(fields) is Gaussian:
             shapes = (
-                (fields.mean, (B, J, H)),
-                (fields.precision, (B, J, H)),
-                (fields.log_weight, (B, J)),
+                (similarity.mean, (B, J, H)),
+                (similarity.precision, (B, J, H)),
+                (similarity.log_weight, (B, J)),
             )
-        else:
-            return False
+        kind = (self.dtype, self.children.device)
+        fits = bool(shapes)
         for tensor, shape in shapes:
             if not isinstance(tensor, Tensor) or tensor.shape != shape:
-                return False
-            if tensor.dtype != self.dtype or tensor.device != self.children.device:
-                return False
-        return True
+                fits = False
+            fits = fits and (tensor.dtype, tensor.device) == kind
+        if fits:
+            return fields
+        return fields.fitting(self.sizes, self.children.device, self.dtype)
 
     def by_child(self, source: VoteSource, field: Tensor) -> Tensor:
         """A number for each child, (N, G), as the backend takes it: (N, G) if it is
@@ -675,17 +679,6 @@ def check_normaliser(normaliser: Any) -> None:
         raise TypeError(
             f"normaliser must be a torchcaps.ops.Normaliser, got {normaliser!r}"
         )
-
-
-def _versions(children: Tensor, transforms: Tensor) -> tuple[int, int] | None:
-    """How often each was changed in place; None where that is not counted."""
-    if (
-        torch.compiler.is_compiling()
-        or children.is_inference()
-        or transforms.is_inference()
-    ):
-        return None
-    return children._version, transforms._version
 
 
 def check_votes(

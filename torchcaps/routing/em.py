@@ -32,13 +32,13 @@ from torchcaps.routing.base import (
     Routed,
     Steps,
     check_parents,
-    check_steps,
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
 from torchcaps.spec import check_fields, settings
 
 Schedule = Literal["released", "linear", "constant"]
+SCHEDULES = list(get_args(Schedule))
 Sharpness = float | Tensor | Sequence[float | Tensor]
 Learned = Literal["layer", "parent"]
 
@@ -186,7 +186,10 @@ def em_m_step(
         unit: of variances, (B, 1, 1), for ``relative_floor``; None counts them as they
             are.
     """
-    gaussians = _gaussians(votes, moments, settings, previous, unit)
+    if unit is None and not settings.mean_smoothing:
+        gaussians = votes.gaussians(moments, settings.variance_floor)
+    else:
+        gaussians = _smoothed(moments, settings, previous, unit)
     parents, size = gaussians.mean.shape[1:]
     mass, log_determinant, scale = (
         moments.mass,
@@ -278,16 +281,13 @@ def standardised(
     )
 
 
-def _gaussians(
-    votes: Votes,
+def _smoothed(
     moments: Moments,
     settings: "EMSettings | EMRouting",
     previous: EMState | None,
     unit: Tensor | None,
 ) -> Gaussians:
     """Means, smoothed or not, and variances about them with their floor."""
-    if unit is None and not settings.mean_smoothing:
-        return votes.gaussians(moments, settings.variance_floor)
     mean, variance = mean_of(moments), variance_of(moments)
     if settings.mean_smoothing:
         old = torch.zeros_like(mean) if previous is None else previous.gaussians.mean
@@ -336,11 +336,16 @@ def inverse_temperatures(
     """
     if callable(schedule):
         return [final * schedule(step, steps) for step in range(steps)]
-    check_choice("schedule", schedule, get_args(Schedule))
-    if schedule == "released":
-        return [final * (1 - 0.95 ** (step + 1)) for step in range(steps)]
-    rise = (min(steps, 3) - 1) / max(steps - 1, 1) if schedule == "linear" else 0.0
-    return [final * (1 + rise * step) for step in range(steps)]
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule must be one of {SCHEDULES}, got {schedule!r}")
+    rise = (min(steps, 3) - 1) / max(steps - 1, 1)
+    temperatures = [final] * steps
+    for step in range(steps):
+        if schedule == "released":
+            temperatures[step] *= 1 - 0.95 ** (step + 1)
+        elif schedule == "linear":
+            temperatures[step] *= 1 + rise * step
+    return temperatures
 
 
 def em_routing(
@@ -372,13 +377,23 @@ def em_routing(
         sharpness: of the E-steps, see :func:`em_similarity`: a number, one a parent
             (J,), or a sequence with one of these for each E-step.
 
+    Raises:
+        ValueError: if there are no inverse temperatures, another number of sharpnesses
+            than of E-steps, or no such gradient.
+
     Source: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", Procedure
     1; the code released with it; Gritzman 2019, "Avoiding implementation pitfalls of
     matrix capsules with EM routing".
     """
-    steps = check_steps(len(inverse_temperatures))
-    check_choice("gradient", gradient, GRADIENTS)
-    sharpnesses = _per_step(sharpness, steps - 1)
+    steps = len(inverse_temperatures)
+    if not steps:
+        raise ValueError("inverse_temperatures must be one or more numbers, got none")
+    if gradient not in GRADIENTS:
+        raise ValueError(f"gradient must be one of {[*GRADIENTS]}, got {gradient!r}")
+    if not isinstance(sharpness, Sequence):
+        sharpness = [sharpness] * (steps - 1)
+    if len(sharpness) != steps - 1:
+        raise _miscounted(sharpness, steps - 1)
     similarity: Gaussian | None = None
     state: EMState | None = None
     unit: Tensor | None = None
@@ -389,7 +404,7 @@ def em_routing(
             else nullcontext()
         ):
             similarity = (
-                None if state is None else em_similarity(state, sharpnesses[step - 1])
+                None if state is None else em_similarity(state, sharpness[step - 1])
             )
             moments = votes.moments(similarity, weights, scatter=True)
             if settings.relative_floor and state is None:
@@ -412,16 +427,11 @@ def em_routing(
     )
 
 
-def _per_step(sharpness: Sharpness, count: int) -> Sequence[float | Tensor]:
-    """The sharpness of each E-step."""
-    if not isinstance(sharpness, Sequence):
-        return [sharpness] * count
-    if len(sharpness) != count:
-        raise ValueError(
-            f"sharpness must be one number or {count}, one an E-step, got "
-            f"{len(sharpness)}"
-        )
-    return sharpness
+def _miscounted(sharpness: Sequence[Any], count: int) -> ValueError:
+    """The error to raise where there is not one sharpness for each E-step."""
+    return ValueError(
+        f"sharpness must be one number or {count}, one an E-step, got {len(sharpness)}"
+    )
 
 
 # beta_u of the released code is sigma_bias * (1 + log 2 pi) / 2, beta_a is minus its
@@ -554,8 +564,9 @@ class EMRouting(AgreementRouting):
 
     def __post_init__(self) -> None:
         if isinstance(self.sharpness, list | tuple):
-            _per_step(self.sharpness, self.steps - 1)
             self.sharpness = list(self.sharpness)
+            if len(self.sharpness) != self.steps - 1:
+                raise _miscounted(self.sharpness, self.steps - 1)
         self._size = 1
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
@@ -606,9 +617,12 @@ class EMRouting(AgreementRouting):
         """The sharpness of each E-step, as it is now; one a parent, (J,), where each
         learns its own.
         """
-        chosen = 1 / self._size if self.sharpness == "mean" else self.sharpness
-        start = _per_step(chosen, self.steps - 1)
+        if isinstance(self.sharpness, list):
+            start = list(self.sharpness)
+        else:
+            number = 1 / self._size if self.sharpness == "mean" else self.sharpness
+            start = [number] * (self.steps - 1)
         if self.log_sharpness is None:
-            return list(start)
+            return start
         factor = self.log_sharpness.exp()
         return [one * factor for one in start]

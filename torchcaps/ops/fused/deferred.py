@@ -87,7 +87,14 @@ class NativeVotes(FusedVotes):
 
     @cached_property
     def _ledger(self) -> "Ledger":
-        return Ledger(self._call(None))
+        kept = None
+        if self.children.shape[2] == 1:  # vectors alone
+            kept = passes.Kept(self.children, self.transforms)
+        parts = 0
+        if self.sites is not None:
+            # One layout for all steps, however many threads there are later.
+            parts = passes.row_parts(self._call(None))
+        return Ledger((self.children, self.transforms, self.coordinates), parts, kept)
 
     @property
     def adds_vectors(self) -> bool:
@@ -97,7 +104,7 @@ class NativeVotes(FusedVotes):
         return self.children.shape[2] == 1 and self.transforms.shape[0] > 1
 
     def _moments(self, call: Call, orphan: bool, hard: bool, scatter: bool) -> Moments:
-        tensors = listed(call)
+        tensors = [*call[:5], *call.similarity]
         differentiated = _eager(tensors)
         if differentiated is None:
             return super()._moments(call, orphan, hard, scatter)
@@ -226,24 +233,23 @@ class _Step(NamedTuple):
     scores: object = None
 
 
+@dataclass(eq=False)
 class Ledger:
     """Steps of routing on one set of votes, forward and backward.
 
     Args:
-        call: of the votes.
+        votes: children, transforms and coordinates.
+        parts: among how many tasks the rows of windows are shared out.
+        kept: the votes, if they are few vectors.
+        entries: of the backward passes that are under way, by their number.
     """
 
-    def __init__(self, call: Call) -> None:
-        self.votes = call[:3]
-        self.entries: dict[int, _Entry] = {}
-        self._tokens: dict[tuple[bool, ...], Tensor] = {}
-        self._parts = passes.row_parts(
-            call
-        )  # one layout for all steps, however many threads there are later
-        self._scored: _Scored | None = None
-        self._kept = (
-            passes.Kept(*call[:2]) if call.children.shape[2] == 1 else None
-        )  # vectors alone
+    votes: tuple[Tensor, Tensor, Tensor | None]
+    parts: int
+    kept: passes.Kept | None
+    entries: dict[int, _Entry] = field(default_factory=dict)
+    _tokens: dict[tuple[bool, ...], Tensor] = field(default_factory=dict)
+    _scored: _Scored | None = None
 
     def moments(
         self,
@@ -262,16 +268,14 @@ class Ledger:
             logits = (
                 scored.logits if call.log_partition is not None and not hard else None
             )
-        step = _Step(self.entries, self._parts, options, name)
+        step = _Step(self.entries, self.parts, options, name)
         if differentiated:
             return Moments(
                 *_Moments.apply(
-                    step, self._kept, self._token(), token, logits, call.sites, *tensors
+                    step, self.kept, self._token(), token, logits, call.sites, *tensors
                 )
             )
-        found = passes.moments(
-            call.readable(), *options, step.parts, logits, self._kept
-        )
+        found = passes.moments(call.readable(), *options, step.parts, logits, self.kept)
         return Moments(*found[:3])
 
     def scores(
@@ -289,7 +293,7 @@ class Ledger:
             tensor.is_inference() for tensor in call.similarity
         ):  # changes in place are not counted
             return passes.scores(call.readable(), *options)
-        step = _Step(self.entries, self._parts, options, name)
+        step = _Step(self.entries, self.parts, options, name)
         token = logits = None
         if (
             reduced
@@ -343,20 +347,13 @@ def _entry(ctx: Any, call: Call) -> _Entry | None:
     """Where a step writes its terms; None if this backward pass does not need the
     gradients of the votes.
     """
-    if not _comes_later(ctx, 0):
+    node, _ = ctx.next_functions[0]
+    if node is None or not torch._C._will_engine_execute_node(node):
         return None
     entries: dict[int, _Entry] = ctx.step.entries
     return entries.setdefault(
         torch._C._current_graph_task_id(), _Entry(call, ctx.step.parts)
     )
-
-
-def _comes_later(ctx: Any, place: int) -> bool:
-    """Whether what gave out the token at this place among a function's tensors is
-    differentiated in this pass.
-    """
-    node, _ = ctx.next_functions[place]
-    return node is not None and torch._C._will_engine_execute_node(node)
 
 
 class _Moments(torch.autograd.Function):
@@ -405,12 +402,10 @@ class _Moments(torch.autograd.Function):
         )
         entry, wanted = _entry(ctx, call), ctx.needs_input_grad
         compared = True in wanted[11:]
-        defers = (
-            entry is not None
-            and step.scores is not None
-            and not hard
-            and _comes_later(ctx, 1)
-        )
+        defers = False
+        if entry is not None and step.scores is not None and not hard:
+            scored, _ = ctx.next_functions[1]
+            defers = scored is not None and torch._C._will_engine_execute_node(scored)
         found = passes.moments_flow(
             call,
             mean,
@@ -485,8 +480,7 @@ class _Fitted(torch.autograd.Function):
     def forward(
         ctx: Any, mass: Tensor, total: Tensor, scatter: Tensor, floor: float
     ) -> Gaussians:
-        found = Gaussians(*map(torch.empty_like, (total, total, total, mass)))
-        passes.fit(False, (mass, total, scatter), floor=floor, **found._asdict())
+        found = passes.gaussians(mass, total, scatter, floor)
         ctx.floor = floor
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(mass, total, scatter, found.mean, found.precision)

@@ -372,8 +372,9 @@ def moments_flow(
         J = sizes_of(call)[2]
         shares = _coefficients(call, parts, J if call.similarity or hard else 1)
         flow = _coefficients(call, parts, J) if call.similarity and not hard else None
+    tensors = [*call[:5], *call.similarity]
     gradients = _empty_gradients(
-        (*_VOTES, *wanted, wanted[2], wanted[2]), listed(call), call
+        (*_VOTES, *wanted, wanted[2], wanted[2]), tensors, call
     )
     if votes is not None:
         votes = _aligned(votes)
@@ -595,6 +596,20 @@ def agreement_backward(
     return gradients
 
 
+def gaussians(mass: Tensor, total: Tensor, scatter: Tensor, floor: float) -> Gaussians:
+    """The Gaussians of moments, tensors in one piece, with this floor of the variances:
+    one pass over what all parents have.
+    """
+    mean, variance, precision = map(torch.empty_like, (total, total, total))
+    found = Gaussians(mean, variance, precision, torch.empty_like(mass))
+    sizes = mass.numel(), total.shape[-1], torch.get_num_threads()
+    inputs = zip(Moments._fields, (mass, total, scatter), strict=True)
+    outputs = zip(Gaussians._fields, found, strict=True)
+    record = GAUSSIANS.pack(sizes, inputs, outputs, (("floor", floor),))
+    library().torchcaps_gaussians(record, False, mass.dtype == torch.float64)
+    return found
+
+
 def gaussians_backward(
     moments: Sequence[Tensor], mean: Tensor, precision: Tensor, upstream: Tensors
 ) -> Gradients:
@@ -614,25 +629,12 @@ def gaussians_backward(
     for name, tensor in zip(Moments._fields, moments, strict=True):
         found.append(torch.empty_like(tensor))
         fields[f"grad_{name}"] = found[-1]
-    fit(True, moments, **fields)
-    return found
-
-
-def fit(back: bool, moments: Sequence[Tensor], **fields: Tensor | float | None) -> None:
-    """Fills in the Gaussians of moments, tensors in one piece, or the gradients: one
-    pass over what all parents have.
-
-    Args:
-        back: whether these are gradients.
-        moments: mass, sum and scatter.
-        fields: of the record.
-    """
-    mass, total, scatter = moments
+    mass, total, _ = moments
     sizes = mass.numel(), total.shape[-1], torch.get_num_threads()
-    record = GAUSSIANS.pack(
-        sizes, (("mass", mass), ("sum", total), ("scatter", scatter)), fields.items()
-    )
-    library().torchcaps_gaussians(record, back, mass.dtype == torch.float64)
+    inputs = zip(Moments._fields, moments, strict=True)
+    record = GAUSSIANS.pack(sizes, inputs, fields.items())
+    library().torchcaps_gaussians(record, True, mass.dtype == torch.float64)
+    return found
 
 
 def moments_backward(
