@@ -100,8 +100,7 @@ def read(name: str) -> str:
 NOT_YET = {
     *(name for name in PAGES if name.startswith("docs/guide/")),
     "docs/house.md",
-    *("docs/recipes.md", "docs/results/README.md"),
-    "docs/speed.md",
+    "docs/results/README.md",
     "docs/where-routing-pays.md",
     "recipes/notes.md",
 }
