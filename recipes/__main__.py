@@ -31,11 +31,14 @@ LISTED = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a recipe, or lists them; returns the exit status, 1 after an error."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        for module in named_imports(given):
+        for module in named_imports(words):
             import_named(module)
-        run(given[1:]) if given[:1] == ["run"] else listed(given)
+        if words[:1] == ["run"]:
+            run(words[1:])
+        else:
+            listed(words)
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
         print(f"python -m recipes: error: {error}", file=sys.stderr)
         return 1
@@ -99,14 +102,10 @@ def run(arguments: list[str]) -> None:
         command=shlex.join(["python", "-m", "recipes", "run", *arguments]),
         show=partial(print, flush=True),
     )
-    print(
-        describe(
-            get_recipe(options.recipe), {options.preset: result}, without_missing=True
-        )
-    )
-    print(
-        f"result {result_path(Path(options.results), options.recipe, options.preset)}"
-    )
+    recipe = get_recipe(options.recipe)
+    print(describe(recipe, {options.preset: result}, without_missing=True))
+    file = result_path(Path(options.results), options.recipe, options.preset)
+    print(f"result {file}")
 
 
 def listed(arguments: list[str]) -> None:
@@ -121,17 +120,17 @@ def listed(arguments: list[str]) -> None:
     )
     add_import(parser)
     options = parser.parse_args(arguments)
-    chosen = [get_recipe(name) for name in options.names or RECIPES]
+    recipes = [get_recipe(name) for name in options.names or RECIPES]
     results = read_results(Path(options.results))
-    found = {
-        one.name: {
-            preset: r for (name, preset), r in results.items() if name == one.name
+    texts = []
+    for recipe in recipes:
+        by_preset = {
+            preset: result
+            for (name, preset), result in results.items()
+            if name == recipe.name
         }
-        for one in chosen
-    }
-    print(
-        "\n\n".join(describe(one, found[one.name], not options.names) for one in chosen)
-    )
+        texts.append(describe(recipe, by_preset, published_only=not options.names))
+    print("\n\n".join(texts))
 
 
 if __name__ == "__main__":

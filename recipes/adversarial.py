@@ -44,16 +44,11 @@ def measured(network: str) -> Iterator[tuple[str, attacks.Key, float]]:
     """The figures in the table of the attacks on a network: the measure, the curve it
     is read from, the epsilon.
     """
-    goals = (attacks.UNTARGETED, "accuracy"), (attacks.TARGETED, "taken for the target")
-    for attack, (goal, what), box in product(
-        IN_TABLE, goals, (attacks.WHITE, attacks.BLACK)
-    ):
+    goals = {attacks.UNTARGETED: "accuracy", attacks.TARGETED: "taken for the target"}
+    for attack, goal, box in product(IN_TABLE, goals, (attacks.WHITE, attacks.BLACK)):
         for epsilon in IN_TABLE[attack]:
-            yield (
-                f"{what}, {attack} {epsilon:g}, {goal}, {box}",
-                attacks.Key(network, attack, goal, box),
-                epsilon,
-            )
+            measure = f"{goals[goal]}, {attack} {epsilon:g}, {goal}, {box}"
+            yield measure, attacks.Key(network, attack, goal, box), epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +58,10 @@ class AdversarialSettings(TrainingOptions):
     should end close to.
 
     Attributes:
-        images: how many test images are attacked.
-        epsilons: of each attack, in units of the pixels' range.
-        steps: of BIM.
-        attack_batch: how many images are attacked at a time.
+        images: the number of test images that are attacked.
+        epsilons: the epsilons of each attack, in units of the pixels' range.
+        steps: the number of steps of BIM.
+        attack_batch: the number of images that are attacked at a time.
 
     Raises:
         ValueError: if an attack lacks an epsilon that is in the table.
@@ -78,11 +73,11 @@ class AdversarialSettings(TrainingOptions):
     attack_batch: int = 100
 
     def __post_init__(self) -> None:
-        for attack, needed in IN_TABLE.items():
-            given = self.epsilons.get(attack, ())
-            if not set(needed) <= set(given):
+        for attack, in_table in IN_TABLE.items():
+            epsilons = self.epsilons.get(attack, ())
+            if not set(in_table) <= set(epsilons):
                 raise ValueError(
-                    f"epsilons of {attack} must hold {needed}, got {given}"
+                    f"epsilons of {attack} must hold {in_table}, got {epsilons}"
                 )
 
 
@@ -131,54 +126,55 @@ class Adversarial(Recipe[AdversarialSettings]):
         """The capsule network is that of ``smallnorb-em`` if the options are those of
         one of its presets.
         """
-        own = super().job(settings, row, stop_at)
+        name, options = super().job(settings, row, stop_at)
         smallnorb = get_recipe("smallnorb-em")
-        shared = (smallnorb.job(preset, BASE) for preset in smallnorb.presets.values())
-        return next((job for job in shared if job[1] == own[1]), own)
+        for preset in smallnorb.presets.values():
+            shared_name, shared_options = smallnorb.job(preset, BASE)
+            if shared_options == options:
+                return shared_name, options
+        return name, options
 
     def begin(self, study: Study) -> None:
         """Raises an error before any training if the library of attacks is missing."""
         import art.attacks.evasion  # noqa: F401
 
-    def measure(self, study: Study, row: str, given: None) -> dict[str, float]:
+    def measure(self, study: Study, row: str, shared: None) -> dict[str, float]:
         """Nothing yet: the attacks need both networks, see :meth:`finish`."""
         return {}
 
-    def finish(self, study: Study, given: None) -> None:
+    def finish(self, study: Study, shared: None) -> None:
         """Attacks both networks with images made on itself (white box) and on the other
         (black box).
         """
         settings = study.settings
-        test, epsilons = data_of(settings.data).test, settings.epsilons["FGSM"]
-        sample = attacks.draw_sample(
-            test, study.trained[CAPSULES].classifier.preprocess, settings.images
-        )
+        test = data_of(settings.data).test
+        epsilons = settings.epsilons["FGSM"]
+        preprocess = study.trained[CAPSULES].classifier.preprocess
+        sample = attacks.draw_sample(test, preprocess, settings.images)
         attackers = {
-            row: _attacker(one.classifier, study) for row, one in study.trained.items()
+            row: _attacker(trained.classifier, study)
+            for row, trained in study.trained.items()
         }
         start = time.perf_counter()
         curves = attacks.attack_all(attackers, sample, settings.epsilons)
         noise = {
-            row: attacks.random_signs(one, sample, epsilons)
-            for row, one in attackers.items()
+            row: attacks.random_signs(attacker, sample, epsilons)
+            for row, attacker in attackers.items()
         }
         for row, attacker in attackers.items():
             zeros = attacker.zero_gradients(sample.pixels, sample.labels)
             study.note(row, {**_figures(row, curves, noise[row]), ZEROS: zeros})
-        seconds, images = round(time.perf_counter() - start, 1), len(sample.labels)
-        for row, one in study.trained.items():
-            tested = {
-                "test_accuracy": one.summary["test_accuracy"],
-                "attacked_images": images,
+        seconds = round(time.perf_counter() - start, 1)
+        for row, trained in study.trained.items():
+            study.facts[row] |= {
+                "test_accuracy": trained.summary["test_accuracy"],
+                "attacked_images": len(sample.labels),
+                "seconds_of_all_attacks": seconds,
             }
-            study.facts[row] |= {**tested, "seconds_of_all_attacks": seconds}
-        study.curves |= {
-            ", ".join(key): curve._asdict() for key, curve in curves.items()
-        }
-        study.curves |= {
-            f"{network}, random signs": curve._asdict()
-            for network, curve in noise.items()
-        }
+        for key, curve in curves.items():
+            study.curves[", ".join(key)] = curve._asdict()
+        for network, curve in noise.items():
+            study.curves[f"{network}, random signs"] = curve._asdict()
         drawn = attacks.attack_curves(curves, noise, 100 / len(test.classes))
         study.pictures["curves"] = Picture(drawn, self.captions["curves"])
         study.pictures["images"] = _images(
@@ -188,12 +184,13 @@ class Adversarial(Recipe[AdversarialSettings]):
 
 def _attacker(classifier: Classifier, study: Study) -> attacks.Attacker:
     network, settings = classifier.network, study.settings
-    scores, how = (
-        attacks.Scores(network, classifier.preprocess),
-        (settings.steps, settings.attack_batch),
-    )
     return attacks.Attacker(
-        scores, network.image_shape, network.classes, *how, study.lab.device
+        attacks.Scores(network, classifier.preprocess),
+        network.image_shape,
+        network.classes,
+        settings.steps,
+        settings.attack_batch,
+        study.lab.device,
     )
 
 
@@ -207,9 +204,8 @@ def _figures(
     }
     for measure, key, epsilon in measured(network):
         curve = curves[key]
-        figures[measure] = attacks.judged_by(curve, key.goal)[
-            curve.epsilon.index(epsilon)
-        ]
+        place = curve.epsilon.index(epsilon)
+        figures[measure] = attacks.judged_by(curve, key.goal)[place]
     return figures
 
 
@@ -225,22 +221,20 @@ def _images(
     """
 
     def cell(attacker: attacks.Attacker, place: int, epsilon: float) -> Cell:
-        pixels, label = (
-            sample.pixels[place : place + 1],
-            sample.labels[place : place + 1],
-        )
+        pixels = sample.pixels[place : place + 1]
+        label = sample.labels[place : place + 1]
         image = attacker.attacked("FGSM", epsilon, pixels, label, targeted=False)
-        said = int(attacker.answers(image))
-        colour = "black" if said == int(label) else "tab:red"
-        return Cell(image[0, 0], f"ε {epsilon:g}\n{shorten(classes[said], 12)}", colour)
+        predicted = int(attacker.answers(image))
+        title = f"ε {epsilon:g}\n{shorten(classes[predicted], 12)}"
+        colour = "black" if predicted == int(label) else "tab:red"
+        return Cell(image[0, 0], title, colour)
 
-    rows = {
-        f"{name.replace(' ', chr(10))}\n{number}": [
-            cell(attacker, place, epsilon) for epsilon in (0.0, *epsilons)
-        ]
-        for number, place in enumerate(_two_images(attackers, sample), 1)
-        for name, attacker in attackers.items()
-    }
+    rows = {}
+    for number, place in enumerate(_two_images(attackers, sample), 1):
+        for name, attacker in attackers.items():
+            words = name.replace(" ", "\n")
+            cells = [cell(attacker, place, epsilon) for epsilon in (0.0, *epsilons)]
+            rows[f"{words}\n{number}"] = cells
     return Picture(image_grid(rows), caption)
 
 
@@ -250,11 +244,10 @@ def _two_images(
     """Indices of the first image that all networks classify correctly, and of the first
     such image of another class.
     """
-    known = torch.stack(
-        [one.answers(sample.pixels) == sample.labels for one in attackers.values()]
-    ).all(0)
-    first = int(known.int().argmax())
-    other = (sample.labels != sample.labels[first]) & (
-        known if bool(known.any()) else True
-    )
-    return [first, int(other.int().argmax())]
+    answers = [attacker.answers(sample.pixels) for attacker in attackers.values()]
+    correct = (torch.stack(answers) == sample.labels).all(0)
+    first = int(correct.int().argmax())
+    candidates = sample.labels != sample.labels[first]
+    if bool(correct.any()):
+        candidates &= correct
+    return [first, int(candidates.int().argmax())]

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from torchcaps.routing import DynamicRouting, EMRouting
 from torchcaps_lab.data import Examples, Preprocess
 from torchcaps_lab.report import new_figure
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 UNTARGETED, TARGETED = "untargeted", "targeted"
 WHITE, BLACK = "white box", "black box"
 
@@ -22,9 +26,9 @@ class Key(NamedTuple):
     """Which curve.
 
     Args:
-        network: that classifies.
-        attack: FGSM or BIM.
-        goal: untargeted or targeted.
+        network: the network that classifies the images.
+        attack: the attack, FGSM or BIM.
+        goal: the goal of the attack, untargeted or targeted.
         box: white for images that were made on the network itself, black for those made
             on another one.
     """
@@ -36,23 +40,24 @@ class Key(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """What a network says of adversarial images, in percent of the images.
+    """What a network predicts for adversarial images, in percent of the images.
 
     Args:
-        epsilon: largest change of a pixel, whose values lie in [0, 1]; the first is 0.
-        accuracy: classified as what they show.
-        success: classified as the target of the targeted attack.
+        epsilon: the largest change of a pixel, whose values lie in [0, 1]; the first is
+            0.
+        accuracy: the share of images that are classified as what they show.
+        success: the share of images that are classified as the target of the attack.
     """
 
     epsilon: list[float]
     accuracy: list[float]
     success: list[float]
 
-    def add(self, epsilon: float, said: Tensor, sample: "Sample") -> None:
-        """Adds a point: what a network says of a sample that was changed by epsilon."""
+    def add(self, epsilon: float, predicted: Tensor, sample: "Sample") -> None:
+        """Adds a point: the predictions for a sample that was changed by epsilon."""
         self.epsilon.append(epsilon)
-        self.accuracy.append(percent(said == sample.labels))
-        self.success.append(percent(said == sample.targets))
+        self.accuracy.append(percent(predicted == sample.labels))
+        self.success.append(percent(predicted == sample.targets))
 
 
 def judged_by(curve: Curve, goal: str) -> list[float]:
@@ -64,9 +69,9 @@ class Sample(NamedTuple):
     """Test images to attack.
 
     Args:
-        pixels: cropped but not standardised, float (N, C, H, W) in [0, 1].
-        labels: (N,).
-        targets: a wrong class for each, (N,).
+        pixels: the images, cropped but not standardised, float (N, C, H, W) in [0, 1].
+        labels: the true classes, (N,).
+        targets: a wrong class for each image, (N,).
     """
 
     pixels: Tensor
@@ -80,10 +85,10 @@ def draw_sample(
     """Chooses test images, and a target for each, every wrong class equally likely.
 
     Args:
-        test: where they come from.
-        preprocess: how they are cropped.
-        count: how many, at least 1; all if there are fewer.
-        seed: of the choice.
+        test: the test images to choose from.
+        preprocess: the preprocessing that crops the images.
+        count: the number of images, at least 1; all if there are fewer.
+        seed: the seed of the choice.
 
     Raises:
         ValueError: if ``count`` is no whole number, or less than 1.
@@ -112,8 +117,8 @@ class Scores(nn.Module):
     the network.
 
     Args:
-        network: is copied.
-        preprocess: how it sees images.
+        network: the network to attack, which is copied.
+        preprocess: the preprocessing of the network.
     """
 
     def __init__(self, network: ImageClassifier, preprocess: Preprocess) -> None:
@@ -126,25 +131,24 @@ class Scores(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Log activations (B, E) of pixels (B, C, H, W)."""
-        activation = self.network(
-            self.preprocess.evaluate(pixels).images
-        ).activation.float()
+        prepared = self.preprocess.evaluate(pixels).images
+        activation = self.network(prepared).activation.float()
         return activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
 
 
 class Attacker:
     """Makes adversarial images on a network, with the Adversarial Robustness Toolbox,
-    and says what the network says.
+    and predicts their classes.
 
     Args:
-        scores: of the classes, from pixels in [0, 1]; the highest is the network's
-            answer.
-        image_shape: (C, H, W) of the pixels.
-        classes: how many.
-        steps: of BIM, each as large as a ``steps``-th of epsilon.
-        batch_size: how many images at a time.
-        device: where; anything but a GPU counts as the CPU, for the toolbox knows no
-            other.
+        scores: the network from pixels in [0, 1] to the scores of the classes, the
+            highest of which is its answer.
+        image_shape: the shape (C, H, W) of the images.
+        classes: the number of classes.
+        steps: the number of steps of BIM, each as large as a ``steps``-th of epsilon.
+        batch_size: the number of images at a time.
+        device: the device to compute on; anything but a GPU counts as the CPU, because
+            the toolbox supports no others.
 
     Raises:
         ValueError: if ``classes``, ``steps`` or ``batch_size`` is no whole number, or
@@ -165,15 +169,14 @@ class Attacker:
         check_size(classes=classes, steps=steps, batch_size=batch_size)
         self.steps = steps
         self.batch_size = batch_size
+        on_gpu = device is not None and device.type == "cuda"
         self.classifier = PyTorchClassifier(
             model=scores,
             loss=nn.CrossEntropyLoss(reduction="sum"),
             input_shape=image_shape,
             nb_classes=classes,
             clip_values=(0.0, 1.0),
-            device_type="gpu"
-            if device is not None and device.type == "cuda"
-            else "cpu",
+            device_type="gpu" if on_gpu else "cpu",
         )
 
     def attacked(
@@ -188,11 +191,11 @@ class Attacker:
         epsilon off.
 
         Args:
-            attack: FGSM or BIM.
+            attack: the attack, FGSM or BIM.
             epsilon: the largest change of a pixel, 0 or more.
-            pixels: (N, C, H, W) in [0, 1].
-            labels: (N,), the classes to get away from or, if ``targeted``, to get to.
-            targeted: which of them.
+            pixels: the images, (N, C, H, W) in [0, 1].
+            labels: the classes to get away from or, if ``targeted``, to get to, (N,).
+            targeted: whether the labels are the classes to get to.
 
         Raises:
             ValueError: if there is no such attack, or ``epsilon`` is negative or not
@@ -215,34 +218,29 @@ class Attacker:
                 "max_iter": self.steps,
                 "verbose": False,
             }
-        method = (BasicIterativeMethod if attack == "BIM" else FastGradientMethod)(
-            self.classifier, **options
-        )
+            method = BasicIterativeMethod(self.classifier, **options)
+        else:
+            method = FastGradientMethod(self.classifier, **options)
         return torch.from_numpy(method.generate(x=pixels.numpy(), y=labels.numpy()))
 
     def answers(self, pixels: Tensor) -> Tensor:
         """The most active class of each image, (N,)."""
-        return torch.from_numpy(
-            self.classifier.predict(pixels.numpy(), batch_size=self.batch_size).argmax(
-                1
-            )
-        )
+        scores = self.classifier.predict(pixels.numpy(), batch_size=self.batch_size)
+        return torch.from_numpy(scores.argmax(1))
 
     def zero_gradients(self, pixels: Tensor, labels: Tensor) -> float:
         """The share of pixels, in percent, that these attacks leave alone: the gradient
         of the loss is 0 there.
         """
-        parts = zip(
-            pixels.split(self.batch_size), labels.split(self.batch_size), strict=True
+        one_hot = nn.functional.one_hot(labels, self.classifier.nb_classes)
+        batches = zip(
+            pixels.split(self.batch_size), one_hot.split(self.batch_size), strict=True
         )
-        one_hot = nn.functional.one_hot
-        gradients = [
-            self.classifier.loss_gradient(
-                x.numpy(), one_hot(y, self.classifier.nb_classes).numpy()
-            )
-            for x, y in parts
-        ]
-        return 100 * sum(int((one == 0).sum()) for one in gradients) / pixels.numel()
+        zeros = 0
+        for images, targets in batches:
+            gradient = self.classifier.loss_gradient(images.numpy(), targets.numpy())
+            zeros += int((gradient == 0).sum())
+        return 100 * zeros / pixels.numel()
 
 
 def attack_all(
@@ -254,9 +252,9 @@ def attack_all(
     networks.
 
     Args:
-        attackers: by network.
+        attackers: the attackers, by the network that they attack.
         sample: the images.
-        epsilons: of each attack; 0, no attack, is put before them.
+        epsilons: the epsilons of each attack; 0, no attack, is put before them.
 
     Raises:
         ValueError: if an epsilon is negative or not finite.
@@ -267,55 +265,47 @@ def attack_all(
         for network, attacker in attackers.items()
     }
     curves: dict[Key, Curve] = {}
-    for source, attacker in attackers.items():
-        for attack, values in points.items():
-            for goal in (UNTARGETED, TARGETED):
-                aim = sample.targets if goal == TARGETED else sample.labels
-                for epsilon in values:
-                    images = attacker.attacked(
-                        attack, epsilon, sample.pixels, aim, goal == TARGETED
-                    )
-                    for network, judge in attackers.items():
-                        said = judge.answers(images) if epsilon else clean[network]
-                        key = Key(
-                            network, attack, goal, WHITE if network == source else BLACK
-                        )
-                        curves.setdefault(key, Curve([], [], [])).add(
-                            epsilon, said, sample
-                        )
+    for source, attack, goal in product(attackers, points, (UNTARGETED, TARGETED)):
+        attacker, targeted = attackers[source], goal == TARGETED
+        aim = sample.targets if targeted else sample.labels
+        for epsilon in points[attack]:
+            images = attacker.attacked(attack, epsilon, sample.pixels, aim, targeted)
+            for network, judge in attackers.items():
+                predicted = judge.answers(images) if epsilon else clean[network]
+                box = WHITE if network == source else BLACK
+                key = Key(network, attack, goal, box)
+                curve = curves.setdefault(key, Curve([], [], []))
+                curve.add(epsilon, predicted, sample)
     return curves
 
 
 def random_signs(
     attacker: Attacker, sample: Sample, epsilons: Sequence[float], seed: int = 0
 ) -> Curve:
-    """What a network says of images whose every pixel went up or down by epsilon at
-    random: no attack, but noise.
+    """What a network predicts for images whose every pixel went up or down by epsilon
+    at random: no attack, but noise.
 
     Args:
-        attacker: of the network.
+        attacker: the attacker of the network.
         sample: the images.
-        epsilons: 0, no noise, is put before them.
-        seed: of the signs.
+        epsilons: the sizes of the noise; 0, no noise, is put before them.
+        seed: the seed of the signs.
 
     Raises:
         ValueError: if an epsilon is negative or not finite.
     """
     curve = Curve([], [], [])
     for epsilon in _from_zero(epsilons):
-        curve.add(
-            epsilon, attacker.answers(with_signs(sample.pixels, epsilon, seed)), sample
-        )
+        noisy = with_signs(sample.pixels, epsilon, seed)
+        curve.add(epsilon, attacker.answers(noisy), sample)
     return curve
 
 
 def with_signs(pixels: Tensor, epsilon: float, seed: int = 0) -> Tensor:
     """Pixels in [0, 1] that went up or down by epsilon at random."""
-    signs = (
-        torch.randint(0, 2, pixels.shape, generator=torch.Generator().manual_seed(seed))
-        * 2.0
-        - 1
-    )
+    generator = torch.Generator().manual_seed(seed)
+    up = torch.randint(0, 2, pixels.shape, generator=generator)
+    signs = 2.0 * up - 1
     return (pixels + epsilon * signs).clamp(0, 1)
 
 
@@ -335,62 +325,58 @@ def attack_curves(
     """Accuracy against epsilon, and how often the target is reached, for FGSM and BIM.
 
     Args:
-        curves: of the attacks.
-        noise: of random signs, by network.
-        chance: accuracy of a guess, percent.
+        curves: the curves of the attacks.
+        noise: the curve of random signs of each network.
+        chance: the accuracy of a guess, in percent.
     """
     attacks = list(dict.fromkeys(key.attack for key in curves))
     figure = new_figure(9.0, 6.6)
     panels = figure.subplots(len(attacks), 2, sharey=True, sharex="row")
     for row, attack in enumerate(attacks):
         for axes, goal in zip(panels[row], (UNTARGETED, TARGETED), strict=True):
-            for colour, network in enumerate(noise):
-                named = {
-                    f"{network}, {box}": (
-                        curves[Key(network, attack, goal, box)],
-                        _STYLES[box],
-                    )
-                    for box in _STYLES
-                }
+            for number, (network, of_noise) in enumerate(noise.items()):
+                colour = f"C{number}"
+                for box, style in _STYLES.items():
+                    curve = curves[Key(network, attack, goal, box)]
+                    label = f"{network}, {box}"
+                    _plot(axes, curve, goal, style, ".", color=colour, label=label)
                 if attack == "FGSM":
-                    named[f"{network}, random signs"] = noise[network], ":"
-                for label, (curve, style) in named.items():
-                    marker, percent = (
-                        "" if style == ":" else ".",
-                        judged_by(curve, goal),
-                    )
-                    axes.plot(
-                        curve.epsilon,
-                        percent,
-                        style,
-                        color=f"C{colour}",
-                        marker=marker,
-                        label=label,
-                    )
+                    label = f"{network}, random signs"
+                    _plot(axes, of_noise, goal, ":", "", color=colour, label=label)
             axes.axhline(
                 chance, color="grey", linewidth=0.8, label=f"chance, {chance:g} %"
             )
-            epsilons = curves[Key(next(iter(noise)), attack, goal, WHITE)].epsilon
-            axes.set_xscale(
-                "symlog", linthresh=epsilons[1], linscale=0.3
-            )  # linear only from 0 to the first
-            axes.set_xticks(
-                epsilons, [f"{epsilon:g}" for epsilon in epsilons], fontsize=7
+            first_network = next(iter(noise))
+            _set_axes(
+                axes, attack, goal, curves[Key(first_network, attack, goal, WHITE)]
             )
-            axes.set_xticks([], minor=True)
-            axes.set_title(f"{attack}, {goal}", fontsize=10)
-            axes.set_xlabel(
-                "epsilon, largest change of a pixel in [0, 1]; logarithmic", fontsize=9
-            )
-            axes.set_ylabel(
-                "accuracy, %" if goal == UNTARGETED else "taken for the target, %",
-                fontsize=9,
-            )
-            axes.yaxis.set_tick_params(labelleft=True)
-            axes.set_ylim(-2, 102)
-            axes.grid(alpha=0.3)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside upper center", ncols=3, fontsize=8, frameon=False
     )
     return figure
+
+
+def _plot(
+    axes: "Axes", curve: Curve, goal: str, style: str, marker: str, **look: Any
+) -> None:
+    values = judged_by(curve, goal)
+    axes.plot(curve.epsilon, values, style, marker=marker, **look)
+
+
+def _set_axes(axes: "Axes", attack: str, goal: str, curve: Curve) -> None:
+    """Sets ticks, labels and limits of a panel."""
+    epsilons = curve.epsilon
+    # linear only from 0 to the first
+    axes.set_xscale("symlog", linthresh=epsilons[1], linscale=0.3)
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons], fontsize=7)
+    axes.set_xticks([], minor=True)
+    axes.set_title(f"{attack}, {goal}", fontsize=10)
+    axes.set_xlabel(
+        "epsilon, largest change of a pixel in [0, 1]; logarithmic", fontsize=9
+    )
+    quantity = "accuracy, %" if goal == UNTARGETED else "taken for the target, %"
+    axes.set_ylabel(quantity, fontsize=9)
+    axes.yaxis.set_tick_params(labelleft=True)
+    axes.set_ylim(-2, 102)
+    axes.grid(alpha=0.3)

@@ -4,7 +4,7 @@ them is from published errors.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from scipy.stats import linregress
 
@@ -21,16 +21,21 @@ from recipes.kit.charts import plain_ticks
 from recipes.kit.options import TrainingOptions
 from torchcaps_lab.report.canvas import new_figure
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MINUTES = "minutes of training"
 CURVES: dict[str, dict[str, Any]] = facts_of("compute")["curves"]
 _FAR = 1e4
 """Epochs that a picture shows at most."""
 
-EPOCHS = {
-    f"{curve}, epochs: {count}": (curve, count)
-    for curve, one in CURVES.items()
-    for count in one["epochs"]
-}
+EPOCHS: dict[str, tuple[str, int]] = {}
+"""The curve and the epochs of each row."""
+
+for _curve in CURVES:
+    for _count in CURVES[_curve]["epochs"]:
+        EPOCHS[f"{_curve}, epochs: {_count}"] = _curve, _count
+
 PUBLISHED = {
     (row, TEST_ERROR): tuple(CURVES[curve]["published"])
     for row, (curve, _) in EPOCHS.items()
@@ -41,9 +46,9 @@ class Law(NamedTuple):
     """A power law, error = at_one * epochs ** exponent.
 
     Args:
-        at_one: percent after one epoch.
-        exponent: below 0 where more training helps.
-        deviation: standard error of the exponent; NaN for two points.
+        at_one: the error after one epoch, in percent.
+        exponent: the exponent, below 0 where more training helps.
+        deviation: the standard error of the exponent; NaN for two points.
     """
 
     at_one: float
@@ -53,22 +58,19 @@ class Law(NamedTuple):
     @classmethod
     def through(cls, epochs: Sequence[float], errors: Sequence[float]) -> "Law":
         """The line of least squares through the logarithms."""
-        line = linregress(
-            [math.log(one) for one in epochs], [math.log(one) for one in errors]
-        )
-        return cls(
-            math.exp(line.intercept),
-            line.slope,
-            line.stderr if len(epochs) > 2 else math.nan,
-        )
+        line = linregress(list(map(math.log, epochs)), list(map(math.log, errors)))
+        deviation = line.stderr if len(epochs) > 2 else math.nan
+        return cls(math.exp(line.intercept), line.slope, deviation)
+
+    def error_after(self, epochs: float) -> float:
+        """The error after some epochs, in percent."""
+        return self.at_one * epochs**self.exponent
 
     def epochs_to(self, error: float) -> float:
         """After how many the law reaches an error; infinite where it never does."""
-        return (
-            (error / self.at_one) ** (1 / self.exponent)
-            if self.exponent < 0
-            else math.inf
-        )
+        if self.exponent >= 0:
+            return math.inf
+        return (error / self.at_one) ** (1 / self.exponent)
 
 
 @register_recipe
@@ -87,7 +89,7 @@ class ComputeRecipe(Recipe[TrainingOptions]):
     settings: ClassVar = TrainingOptions
     grows: ClassVar = True
 
-    def measure(self, study: Study, row: str, given: Any) -> Mapping[str, float]:
+    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
         """The test error, and the time of the training."""
         trained = study.trained[row]
         return {
@@ -95,53 +97,37 @@ class ComputeRecipe(Recipe[TrainingOptions]):
             MINUTES: trained.summary["training_seconds"] / 60,
         }
 
-    def finish(self, study: Study, given: Any) -> None:
+    def finish(self, study: Study, shared: Any) -> None:
         """The picture is of all rows that there are."""
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Each curve with its law, down to the error that was aimed at; the laws are
         kept with the result.
         """
-        found = {curve: _points(studies, curve) for curve in CURVES}
-        shown = {
-            curve: points
-            for curve, points in found.items()
-            if len({one.epochs for one in points}) > 1
-        }
+        shown = {}
+        for curve in CURVES:
+            points = _points(studies, curve)
+            if len({point.epochs for point in points}) > 1:
+                shown[curve] = points
+        if not shown:
+            return {}
         rows = math.ceil(len(shown) / 3)
         figure = new_figure(10, 3.0 * rows)
         for place, (curve, points) in enumerate(shown.items(), 1):
-            epochs, errors = (
-                [one.epochs for one in points],
-                [one.error for one in points],
-            )
-            aim, law = CURVES[curve]["aim"], Law.through(epochs, errors)
-            hours = (
-                law.epochs_to(aim)
-                * min(one.minutes / one.epochs for one in points)
-                / 60
-            )
+            epochs = [point.epochs for point in points]
+            law = Law.through(epochs, [point.error for point in points])
+            aim = CURVES[curve]["aim"]
+            minutes_an_epoch = min(point.minutes / point.epochs for point in points)
             studies[0].curves[curve] = {
                 **law._asdict(),
                 "aim": aim,
                 "epochs": law.epochs_to(aim),
-                "hours": hours,
+                "hours": law.epochs_to(aim) * minutes_an_epoch / 60,
             }
             axes = figure.add_subplot(rows, 3, place)
-            axes.loglog(epochs, errors, "o")
-            reached = [epochs[0], min(law.epochs_to(aim), _FAR)]
-            axes.loglog(
-                reached,
-                [law.at_one * one**law.exponent for one in reached],
-                "--",
-                color="C0",
-            )
-            axes.axhline(aim, color="0.5", linewidth=1)
-            for axis in (axes.xaxis, axes.yaxis):
-                plain_ticks(axis)
             axes.set_title(curve, fontsize=8)
-            axes.set(xlabel="epochs of a whole training", ylabel="test error, %")
-        return {"errors": Picture(figure, self.caption)} if shown else {}
+            _draw(axes, points, law, aim)
+        return {"errors": Picture(figure, self.caption)}
 
 
 class _Point(NamedTuple):
@@ -152,9 +138,22 @@ class _Point(NamedTuple):
 
 def _points(studies: Sequence[Study], curve: str) -> list[_Point]:
     """The trainings of a curve, of all seeds, by their length."""
-    rows = {row: count for row, (one, count) in EPOCHS.items() if one == curve}
-    figures = [study.figures for study in studies]
-    there = [(row, one) for row in rows for one in figures if (row, TEST_ERROR) in one]
-    return [
-        _Point(rows[row], one[row, TEST_ERROR], one[row, MINUTES]) for row, one in there
-    ]
+    points = []
+    for row, (curve_of_row, epochs) in EPOCHS.items():
+        for study in studies:
+            error = study.figures.get((row, TEST_ERROR))
+            if curve_of_row == curve and error is not None:
+                points.append(_Point(epochs, error, study.figures[row, MINUTES]))
+    return points
+
+
+def _draw(axes: "Axes", points: Sequence[_Point], law: Law, aim: float) -> None:
+    """Draws the trainings, the law through them, and the error that was aimed at."""
+    epochs = [point.epochs for point in points]
+    axes.loglog(epochs, [point.error for point in points], "o")
+    ends = [epochs[0], min(law.epochs_to(aim), _FAR)]
+    axes.loglog(ends, list(map(law.error_after, ends)), "--", color="C0")
+    axes.axhline(aim, color="0.5", linewidth=1)
+    plain_ticks(axes.xaxis)
+    plain_ticks(axes.yaxis)
+    axes.set(xlabel="epochs of a whole training", ylabel="test error, %")

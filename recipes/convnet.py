@@ -37,17 +37,14 @@ def backbone(
     """Convolutions, of which every second halves the grid, and the size of the last
     grid.
     """
-    strides = [1 + number % 2 for number in range(len(widths))]
-    layers = [
-        convolution(*ends, stride)
-        for ends, stride in zip(
-            pairwise((image_shape[0], *widths)), strides, strict=True
-        )
-    ]
-    height, width = (
-        math.ceil(extent / math.prod(strides)) for extent in image_shape[1:]
-    )
-    return nn.Sequential(*layers), (height, width)
+    channels, *extents = image_shape
+    layers = nn.Sequential()
+    for number, (before, width) in enumerate(pairwise((channels, *widths))):
+        stride = 1 + number % 2
+        layers.append(convolution(before, width, stride))
+    shrink = 2 ** (len(widths) // 2)
+    height, width = (math.ceil(extent / shrink) for extent in extents)
+    return layers, (height, width)
 
 
 @register_model(
@@ -60,15 +57,15 @@ class ConvNetCapsules(CapsuleClassifier):
     transforms of its own.
 
     Args:
-        image_shape: (C, H, W) of the images.
-        classes: number of classes.
-        widths: channels of the convolutions, of which every second halves the grid.
-        types: of primary capsules at each position.
-        dim: of all poses.
-        activation: of the primary capsules: the ``length`` of squashed poses; or
-            ``learned`` beside poses that are not squashed, as in the code of Hahn et
-            al.
-        routing: of the class capsules; default: dynamic routing in 3 steps.
+        image_shape: the shape (C, H, W) of the images.
+        classes: the number of classes.
+        widths: the channels of the convolutions, of which every second halves the grid.
+        types: the number of primary capsules at each position.
+        dim: the dimension of all poses.
+        activation: the activation of the primary capsules: the ``length`` of squashed
+            poses; or ``learned`` beside poses that are not squashed, as in the code of
+            Hahn et al.
+        routing: the routing of the class capsules; default: dynamic routing in 3 steps.
     """
 
     image_shape: tuple[int, int, int] = (1, 32, 32)
@@ -121,10 +118,10 @@ class ConvNet(ImageClassifier):
     layer, a softmax.
 
     Args:
-        image_shape: (C, H, W) of the images.
-        classes: number of classes.
-        widths: as in :class:`ConvNetCapsules`.
-        hidden: channels of the seventh; None for average pooling.
+        image_shape: the shape (C, H, W) of the images.
+        classes: the number of classes.
+        widths: the channels of the convolutions, as in :class:`ConvNetCapsules`.
+        hidden: the channels of the seventh convolution; None for average pooling.
     """
 
     image_shape: tuple[int, int, int] = (1, 32, 32)
@@ -136,8 +133,11 @@ class ConvNet(ImageClassifier):
         self.features, grid = backbone(self.image_shape, self.widths)
         if self.hidden:
             self.features.append(convolution(self.widths[-1], self.hidden))
-        self.pool = nn.Identity() if self.hidden else nn.AdaptiveAvgPool2d(1)
-        features = self.hidden * math.prod(grid) if self.hidden else self.widths[-1]
+            self.pool: nn.Module = nn.Identity()
+            features = self.hidden * math.prod(grid)
+        else:
+            self.pool = nn.AdaptiveAvgPool2d(1)
+            features = self.widths[-1]
         self.head = nn.Linear(features, self.classes)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:

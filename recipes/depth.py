@@ -5,6 +5,7 @@ squashed, normalised or neither.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -42,18 +43,21 @@ class CapsuleStack(CapsuleClassifier):
     capsules, the classes last.
 
     Args:
-        image_shape: (C, H, W) of the images.
-        classes: number of classes.
-        depth: how many layers of capsules are routed, that of the classes included.
-        channels: of the convolution.
-        types: of primary capsules at each position.
-        hidden: capsules in each layer between the primary ones and the classes.
-        dim: of all poses but those of the classes, which have twice as many numbers.
+        image_shape: the shape (C, H, W) of the images.
+        classes: the number of classes.
+        depth: the number of layers of capsules that are routed, that of the classes
+            included.
+        channels: the channels of the convolution.
+        types: the number of primary capsules at each position.
+        hidden: the number of capsules in each layer between the primary ones and the
+            classes.
+        dim: the dimension of all poses but those of the classes, which have twice as
+            many numbers.
         between: what is done to the poses of a layer below the classes: ``squash``
             inside the routing and behind it, as published; ``nothing``; or ``norm``,
             batch normalisation of what is not squashed.
         vote_bias: whether the votes of all layers have biases.
-        steps: of dynamic routing.
+        steps: the number of steps of dynamic routing.
     """
 
     image_shape: tuple[int, int, int] = (1, 16, 16)
@@ -113,9 +117,8 @@ class CapsuleStack(CapsuleClassifier):
         for number, layer in enumerate(self.hidden_caps):
             capsules = layer(capsules)
             if self.norms:
-                pose = self.norms[number](capsules.pose) / math.sqrt(
-                    self.dim
-                )  # of length about 1, as if squashed
+                # of length about 1, as if squashed
+                pose = self.norms[number](capsules.pose) / math.sqrt(self.dim)
                 capsules = Capsules(pose, length(pose))
         return capsules
 
@@ -140,23 +143,22 @@ BIASES = {False: "", True: ", bias"}
 
 def row_of(depth: int, between: Between, bias: bool) -> str:
     """The name of a row; a single layer has nothing between layers."""
-    layers = f"{depth} layer{'s' if depth > 1 else ''}"
-    return (
-        f"{layers}{BIASES[bias]}"
-        if depth == 1
-        else f"{layers}, {BETWEEN[between]}{BIASES[bias]}"
-    )
+    if depth == 1:
+        return f"1 layer{BIASES[bias]}"
+    return f"{depth} layers, {BETWEEN[between]}{BIASES[bias]}"
 
 
-ROWS: dict[str, dict[str, Any]] = {
-    row_of(depth, between, bias): {
-        "model_args": {"depth": depth, "between": between, "vote_bias": bias}
-    }
-    for depth in DEPTHS
-    for between in BETWEEN
-    for bias in BIASES
-    if depth > 1 or between == "squash"
-}
+def _rows() -> dict[str, dict[str, Any]]:
+    """What each row changes in the network."""
+    rows = {}
+    for depth, between, bias in product(DEPTHS, BETWEEN, BIASES):
+        if depth > 1 or between == "squash":
+            arguments = {"depth": depth, "between": between, "vote_bias": bias}
+            rows[row_of(depth, between, bias)] = {"model_args": arguments}
+    return rows
+
+
+ROWS = _rows()
 ENTROPY = "entropy of the couplings, all layers"
 DEAD = "dead capsules below the classes"
 FLOW = "gradient of the lowest layer over that of the classes, log10"
@@ -169,8 +171,8 @@ class DepthSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        observed: how many test images entropy and dead capsules are measured on, and
-            gradients at the start.
+        observed: the number of test images on which entropy and dead capsules are
+            measured, and gradients at the start.
     """
 
     observed: int = 256
@@ -208,27 +210,23 @@ class Depth(Recipe[DepthSettings]):
         """The test images."""
         return data_of(study.settings.data).test
 
-    def measure(self, study: Study, row: str, given: Examples) -> dict[str, float]:
+    def measure(self, study: Study, row: str, test: Examples) -> dict[str, float]:
         """Error, entropy and dead capsules of the trained network, gradients of the
         same network before training.
         """
         trained = study.trained[row]
-        shown = trained.classifier.prepared(at_random(given, study.settings.observed))
-        images = shown.__getitems__(list(range(len(shown)))).inputs
-        health = [
-            one
-            for one in layer_health(trained.network, images).values()
-            if one.entropy is not None
-        ]
-        entropies, dead = (
-            [one.entropy for one in health if one.entropy is not None],
-            [one.dead for one in health],
-        )
+        few = at_random(test, study.settings.observed)
+        prepared = trained.classifier.prepared(few)
+        images = prepared.__getitems__(list(range(len(prepared)))).inputs
+        entropies, dead = [], []
+        for health in layer_health(trained.network, images).values():
+            if health.entropy is not None:
+                entropies.append(health.entropy)
+                dead.append(health.dead)
         with torch.random.fork_rng():
             torch.manual_seed(study.lab.seed)
-            gradients = relative_gradients(
-                type(trained.network).from_config(trained.network.config()), images
-            )
+            untrained = type(trained.network).from_config(trained.network.config())
+            gradients = relative_gradients(untrained, images)
         study.curves[row] = {
             "entropy": entropies,
             "dead": dead,
@@ -239,7 +237,7 @@ class Depth(Recipe[DepthSettings]):
             figures |= {DEAD: 100 * mean(dead[:-1]), FLOW: gradients[0] - gradients[-1]}
         return figures
 
-    def finish(self, study: Study, given: Any) -> None:
+    def finish(self, study: Study, test: Any) -> None:
         """The picture is of all seeds."""
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
@@ -253,29 +251,30 @@ def relative_gradients(network: Any, images: Tensor) -> list[float]:
 
     Args:
         network: a :class:`CapsuleStack`, in training.
-        images: whose classes are taken from the first to the last and again, (B, C, H,
-            W).
+        images: the images, (B, C, H, W), which are labelled with the classes from the
+            first to the last and again.
     """
     network.train().to(images.device)
     labels = torch.arange(len(images), device=images.device) % network.classes
     margin_loss(network(images).activation, labels).backward()
-    found = []
+    decades = []
     for layer in network.routed_layers:
         share = (layer.weight.grad.norm() / layer.weight.norm()).item()
-        found.append(max(math.log10(share), LEAST) if share > 0 else LEAST)
-    return found
+        decades.append(max(math.log10(share), LEAST) if share > 0 else LEAST)
+    return decades
 
 
 def over_depth(
     studies: Sequence[Study], measure: str, between: Between, bias: bool
 ) -> Mapping[int, list[float]]:
     """The figures of each depth, of all seeds that have them."""
-    keys = {depth: (row_of(depth, between, bias), measure) for depth in DEPTHS}
-    found = {
-        depth: [one.figures[key] for one in studies if key in one.figures]
-        for depth, key in keys.items()
-    }
-    return {depth: figures for depth, figures in found.items() if figures}
+    by_depth = {}
+    for depth in DEPTHS:
+        key = row_of(depth, between, bias), measure
+        figures = [study.figures[key] for study in studies if key in study.figures]
+        if figures:
+            by_depth[depth] = figures
+    return by_depth
 
 
 def _figure(studies: Sequence[Study]) -> "Figure":
@@ -287,11 +286,11 @@ def _figure(studies: Sequence[Study]) -> "Figure":
     for number, (between, name) in enumerate(BETWEEN.items()):
         for bias, after in BIASES.items():
             for axes, measure in zip(panels, (TEST_ERROR, FLOW), strict=True):
-                found = over_depth(studies, measure, between, bias)
+                by_depth = over_depth(studies, measure, between, bias)
                 style = "--s" if bias else "-o"
                 axes.plot(
-                    [*found],
-                    [mean(one) for one in found.values()],
+                    list(by_depth),
+                    list(map(mean, by_depth.values())),
                     style,
                     color=f"C{number}",
                     label=name + after,

@@ -58,8 +58,8 @@ class Shown(NamedTuple):
     """Images to test on.
 
     Args:
-        images: uint8 (N, C, H, W).
-        present: the classes in each, bool (N, E).
+        images: the images, uint8 (N, C, H, W).
+        present: the classes in each image, bool (N, E).
     """
 
     images: Tensor
@@ -77,11 +77,11 @@ class DigitHeadsSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        pairs: how many images of two digits, of each kind.
-        attacked: how many test images are attacked.
-        overlap: height and width of images of digits that overlap, ``shift`` the
-            largest shift of each, in pixels.
-        hidden: side of the square that is hidden, in pixels.
+        pairs: the number of images of two digits, of each kind.
+        attacked: the number of test images that are attacked.
+        overlap: the height and width of images of digits that overlap, in pixels.
+        shift: the largest shift of each of these digits, in pixels.
+        hidden: the side of the square that is hidden, in pixels.
     """
 
     pairs: int = 5000
@@ -91,7 +91,7 @@ class DigitHeadsSettings(TrainingOptions):
     hidden: int = 10
 
 
-class Given(NamedTuple):
+class Tests(NamedTuple):
     """What all rows are tested on."""
 
     shown: Mapping[str, Shown]
@@ -108,9 +108,9 @@ def hide(images: Tensor, side: int, seed: int = 0) -> Tensor:
         for extent in (height, width)
     )
     rows, columns = torch.arange(height), torch.arange(width)
-    inside = ((rows >= top) & (rows < top + side))[:, :, None] & (
-        (columns >= left) & (columns < left + side)
-    )[:, None]
+    in_rows = (rows >= top) & (rows < top + side)
+    in_columns = (columns >= left) & (columns < left + side)
+    inside = in_rows[:, :, None] & in_columns[:, None]
     return images.masked_fill(inside[:, None], 0)
 
 
@@ -124,58 +124,50 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         *lines_of(((head, test) for head in HEADS for test in TESTS), {}),
         *(
             Line(head, ENTROPY, unit="", higher_is_better=None)
-            for head, own in HEADS.items()
-            if "routing" in own
+            for head, options in HEADS.items()
+            if "routing" in options
         ),
     )
     settings: ClassVar = DigitHeadsSettings
     grows: ClassVar = True
 
-    def begin(self, study: Study) -> Given:
+    def begin(self, study: Study) -> Tests:
         """Test digits: alone, two of them, transformed, hidden in part. The same for
         all heads and seeds.
         """
         settings, test = study.settings, data_of(study.settings.data).test
-        one = F.one_hot(test.labels, len(test.classes)).bool()
-        pairs = fixed_pairs(
-            Overlay(test, settings.overlap, settings.shift), settings.pairs, seed=0
-        )
-        layouts = {name: LAYOUTS[layout] for name, layout in PAIRS.items()}
-        shown = {
-            SINGLE: Shown(test.inputs, one),
-            **{
-                name: Shown(*arrange(test, layout, settings.pairs))
-                for name, layout in layouts.items()
-            },
-            OVERLAPPING: Shown(
-                pairs.images, F.one_hot(pairs.labels, len(test.classes)).sum(1).bool()
-            ),
-            AFFINE: Shown(apply_affine(test.inputs, AFFNIST.draw(test.inputs)), one),
-            HIDDEN: Shown(hide(test.inputs, settings.hidden), one),
-        }
-        return Given(shown, draw_sample(test, test.preprocess, settings.attacked), test)
+        single = F.one_hot(test.labels, len(test.classes)).bool()
+        shown = {SINGLE: Shown(test.inputs, single)}
+        for name, layout in PAIRS.items():
+            pairs = arrange(test, LAYOUTS[layout], settings.pairs)
+            shown[name] = Shown(*pairs)
+        overlay = Overlay(test, settings.overlap, settings.shift)
+        overlaid = fixed_pairs(overlay, settings.pairs, seed=0)
+        both = F.one_hot(overlaid.labels, len(test.classes)).sum(1).bool()
+        shown[OVERLAPPING] = Shown(overlaid.images, both)
+        moved = apply_affine(test.inputs, AFFNIST.draw(test.inputs))
+        shown[AFFINE] = Shown(moved, single)
+        shown[HIDDEN] = Shown(hide(test.inputs, settings.hidden), single)
+        sample = draw_sample(test, test.preprocess, settings.attacked)
+        return Tests(shown, sample, test)
 
-    def measure(self, study: Study, row: str, given: Given) -> dict[str, float]:
+    def measure(self, study: Study, row: str, tests: Tests) -> dict[str, float]:
         """The errors, and how many images of each group were wrong, for intervals."""
-        network = study.trained[row].network
-        wrong = {name: shown.wrong(network) for name, shown in given.shown.items()}
-        wrong |= _attacked(study.trained[row].classifier, given.sample)
+        network, classifier = study.trained[row].network, study.trained[row].classifier
+        wrong = {name: shown.wrong(network) for name, shown in tests.shown.items()}
+        wrong |= _attacked(classifier, tests.sample)
         study.curves[row] = by_groups(wrong)
-        found = {name: percent(one) for name, one in wrong.items()}
-        entropy = ask(
-            network,
-            replace(given.test, preprocess=study.trained[row].classifier.preprocess),
-        ).entropy
-        return found if entropy is None else {**found, ENTROPY: entropy}
+        figures = {name: percent(mask) for name, mask in wrong.items()}
+        test = replace(tests.test, preprocess=classifier.preprocess)
+        entropy = ask(network, test).entropy
+        if entropy is not None:
+            figures[ENTROPY] = entropy
+        return figures
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Bars of the accuracy on single digits and on two, mean of the seeds, with an
         example of each above them.
         """
-        test = data_of(studies[0].settings.data).test
-        examples = {"single digits": test.inputs[0].amax(0)}
-        for layout in PAIRS.values():
-            examples[layout] = arrange(test, LAYOUTS[layout], 1).images[0].amax(0)
         bars = {}
         for head in DRAWN:
             seeds = [
@@ -188,30 +180,25 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
                 ]
         if not bars:
             return {}
-        return {
-            "pairs": Picture(
-                bars_under_images(examples, bars, "all digits found, % of images"),
-                self.caption,
-            )
-        }
+        test = data_of(studies[0].settings.data).test
+        examples = {"single digits": test.inputs[0].amax(0)}
+        for layout in PAIRS.values():
+            examples[layout] = arrange(test, LAYOUTS[layout], 1).images[0].amax(0)
+        figure = bars_under_images(examples, bars, "all digits found, % of images")
+        return {"pairs": Picture(figure, self.caption)}
 
 
 def _attacked(classifier: Classifier, sample: Sample) -> dict[str, Tensor]:
     """Which images are wrong where each pixel went up or down by 0.1: against the
     network, and at random.
     """
-    network = classifier.network
-    channels, height, width = sample.pixels.shape[1:]
-    attacker = Attacker(
-        Scores(network, classifier.preprocess),
-        (channels, height, width),
-        network.classes,
-    )
-    attacked = attacker.attacked(
-        "FGSM", 0.1, sample.pixels, sample.labels, targeted=False
-    )
-    noisy = with_signs(sample.pixels, 0.1)
+    network, (pixels, labels, _) = classifier.network, sample
+    channels, height, width = pixels.shape[1:]
+    scores = Scores(network, classifier.preprocess)
+    attacker = Attacker(scores, (channels, height, width), network.classes)
+    attacked = attacker.attacked("FGSM", 0.1, pixels, labels, targeted=False)
+    noisy = with_signs(pixels, 0.1)
     return {
-        name: attacker.answers(x) != sample.labels
-        for name, x in ((ATTACKED, attacked), (NOISY, noisy))
+        ATTACKED: attacker.answers(attacked) != labels,
+        NOISY: attacker.answers(noisy) != labels,
     }

@@ -2,12 +2,22 @@
 on toys that are held out.
 """
 
+from itertools import product
 from typing import Any, ClassVar
 
-from recipes.kit.base import TEST_ERROR, Line, Recipe, Study, register_recipe
+from recipes.kit.base import TEST_ERROR, Recipe, Study, lines_of, register_recipe
 from recipes.kit.options import TrainingOptions
 
 HELD_OUT = "error on held-out toys"
+STEPS = {1: "1 step", 2: "2 steps", 3: "3 steps"}
+FLOORS = (0.0, 0.1, 0.3, 1.0)
+
+ROWS = {
+    f"{STEPS[steps]}, floor {floor:g}": {
+        "routing": {"steps": steps, "cost_floor": floor}
+    }
+    for steps, floor in product(STEPS, FLOORS)
+}
 
 
 @register_recipe
@@ -18,18 +28,10 @@ class EMFloor(Recipe[TrainingOptions]):
 
     name: ClassVar = "em-floor"
     grows: ClassVar = True
-    rows: ClassVar = {
-        f"{steps} {'step' if steps == 1 else 'steps'}, floor {floor:g}": {
-            "routing": {"steps": steps, "cost_floor": floor}
-        }
-        for steps in (1, 2, 3)
-        for floor in (0.0, 0.1, 0.3, 1.0)
-    }
-    lines: ClassVar = tuple(
-        Line(row, measure) for row in rows for measure in (HELD_OUT, TEST_ERROR)
-    )
+    rows: ClassVar = ROWS
+    lines: ClassVar = lines_of(product(ROWS, (HELD_OUT, TEST_ERROR)), {})
 
-    def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
+    def measure(self, study: Study, row: str, shared: Any) -> dict[str, float]:
         """The errors on both."""
         trained = study.trained[row]
         return {

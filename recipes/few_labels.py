@@ -5,6 +5,7 @@ images a class.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import mean
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -24,6 +25,7 @@ from recipes.kit.options import TrainingOptions, changed, option
 from torchcaps_lab.report import new_figure
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DATA = ("MNIST", "Fashion-MNIST", "smallNORB")
@@ -39,9 +41,7 @@ def row_of(data: str, count: int, network: str) -> str:
 
 ROWS = {
     row_of(data, count, name): (data, count, name)
-    for data in DATA
-    for count in LABELS
-    for name in NETWORKS
+    for data, count, name in product(DATA, LABELS, NETWORKS)
 }
 
 
@@ -50,7 +50,7 @@ class FewLabelsSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        steps: of training, at least; of many images as many as ``epochs`` have.
+        steps: the least number of training steps; with many images ``epochs`` decides.
         sets: each data set, its number of classes, options of trainings on it, and
             under ``sizes`` the arguments that make networks as large as the capsules.
     """
@@ -64,9 +64,10 @@ class Compared(NamedTuple):
     network's of the same seeds.
 
     Args:
-        errors: of each seed.
-        more: the mean over seeds.
-        margin: half of the 95 % interval of Student's t; 0 for a single seed.
+        errors: the error of each seed, in percent.
+        more: the difference from the pooled network, the mean over the seeds.
+        margin: half of the 95 % interval of that difference, by Student's t; 0 for a
+            single seed.
     """
 
     errors: list[float]
@@ -89,33 +90,30 @@ class FewLabels(Recipe[FewLabelsSettings]):
     def options(self, settings: FewLabelsSettings, row: str) -> dict[str, Any]:
         """Those of the preset and the data set, on so many images of each class."""
         data, count, network = ROWS[row]
-        own = dict(settings.sets[data])
-        sizes = own.pop("sizes", {}).get(network, {})
-        images = count * own.pop("classes")
-        source = option(
-            "torchcaps_lab.data.made.Few",
-            data=own.pop("data"),
-            train=images,
-            validation=0,
-        )
-        epochs = max(
-            settings.epochs or 1,
-            math.ceil(settings.steps / math.ceil(images / settings.batch_size)),
-        )
-        return changed(
-            super().options(settings, row),
-            {**own, "model_args": sizes, "data": source, "epochs": epochs},
-        )
+        changes = dict(settings.sets[data])
+        sizes = changes.pop("sizes", {}).get(network, {})
+        images = count * changes.pop("classes")
+        steps_an_epoch = math.ceil(images / settings.batch_size)
+        least_epochs = math.ceil(settings.steps / steps_an_epoch)
+        changes |= {
+            "model_args": sizes,
+            "data": option(
+                "torchcaps_lab.data.made.Few",
+                data=changes["data"],
+                train=images,
+                validation=0,
+            ),
+            "epochs": max(settings.epochs or 1, least_epochs),
+        }
+        return changed(super().options(settings, row), changes)
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains on images that the seed draws: all networks of a seed get the same."""
         options = self.options(study.settings, row)
-        return study.lab.train(
-            run_name(self.name, row),
-            {**options, "data": {**options["data"], "draw": study.lab.seed}},
-        )
+        options["data"] = {**options["data"], "draw": study.lab.seed}
+        return study.lab.train(run_name(self.name, row), options)
 
-    def finish(self, study: Study, given: Any) -> None:
+    def finish(self, study: Study, shared: Any) -> None:
         """The picture is of all seeds."""
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
@@ -129,16 +127,16 @@ def compare(
     """A network beside the pooled one, over the seeds that have both; None if no seed
     has.
     """
-    row, pooled = ((row_of(data, count, one), TEST_ERROR) for one in (network, POOLED))
-    pairs = [
-        (one.figures[row], one.figures[pooled])
-        for one in studies
-        if {row, pooled} <= set(one.figures)
-    ]
-    if not pairs:
+    row = row_of(data, count, network), TEST_ERROR
+    pooled_row = row_of(data, count, POOLED), TEST_ERROR
+    errors, differences = [], []
+    for study in studies:
+        if {row, pooled_row} <= study.figures.keys():
+            errors.append(study.figures[row])
+            differences.append(study.figures[row] - study.figures[pooled_row])
+    if not errors:
         return None
-    more = [ours - others for ours, others in pairs]
-    return Compared([ours for ours, _ in pairs], mean(more), half_interval(more))
+    return Compared(errors, mean(differences), half_interval(differences))
 
 
 def _figure(studies: Sequence[Study]) -> "Figure":
@@ -152,38 +150,7 @@ def _figure(studies: Sequence[Study]) -> "Figure":
     for column, data in enumerate(DATA):
         above, below = grid[:, column]
         for number, network in enumerate(NETWORKS):
-            found = {
-                count: one
-                for count in LABELS
-                if (one := compare(studies, data, count, network))
-            }
-            if not found:
-                continue
-            colour, beside = (
-                f"C{number}",
-                [count * 1.08 ** (number - 1) for count in found],
-            )
-            above.plot(
-                [*found],
-                [mean(one.errors) for one in found.values()],
-                "o-",
-                color=colour,
-                label=network,
-            )
-            for count, one in found.items():
-                above.plot(
-                    [count] * len(one.errors), one.errors, "_", color=colour, alpha=0.5
-                )
-            if network != POOLED:
-                margins = [one.margin for one in found.values()]
-                below.errorbar(
-                    beside,
-                    [one.more for one in found.values()],
-                    margins,
-                    fmt="o",
-                    color=colour,
-                    capsize=3,
-                )
+            _draw(above, below, studies, data, network, number)
         above.set(title=data, xscale="log", yscale="log")
         above.set_yticks(ticks := (1, 2, 5, 10, 20, 40), [str(tick) for tick in ticks])
         above.minorticks_off()
@@ -194,3 +161,38 @@ def _figure(studies: Sequence[Study]) -> "Figure":
     grid[1, 0].set_ylabel("points more than pooled")
     grid[0, 0].legend(fontsize=8, frameon=False)
     return figure
+
+
+def _draw(
+    above: "Axes",
+    below: "Axes",
+    studies: Sequence[Study],
+    data: str,
+    network: str,
+    number: int,
+) -> None:
+    """Draws the errors of a network on a data set, and the differences from pooling;
+    the number of the network sets its colour and shifts its dots to one side.
+    """
+    by_count = {}
+    for count in LABELS:
+        compared = compare(studies, data, count, network)
+        if compared is not None:
+            by_count[count] = compared
+    if not by_count:
+        return
+    colour = f"C{number}"
+    means = [mean(compared.errors) for compared in by_count.values()]
+    above.plot(list(by_count), means, "o-", color=colour, label=network)
+    for count, compared in by_count.items():
+        errors = compared.errors
+        above.plot([count] * len(errors), errors, "_", color=colour, alpha=0.5)
+    if network != POOLED:
+        below.errorbar(
+            [count * 1.08 ** (number - 1) for count in by_count],
+            [compared.more for compared in by_count.values()],
+            [compared.margin for compared in by_count.values()],
+            fmt="o",
+            color=colour,
+            capsize=3,
+        )

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar
 from functools import cached_property
+from itertools import chain, product
 from typing import Any, ClassVar
 
 import torch
@@ -53,9 +54,10 @@ class FilmHistories(DataSet):
     package recbole (``pip install --no-deps recbole``).
 
     Args:
-        made: users with made-up histories, this many, in place of real ones.
-        longest: how many films before the next one are read, the last ones.
-        every: train on every this many-th film of a user.
+        made: the number of users with made-up histories, in place of real ones; 0 for
+            real ones.
+        longest: the number of films before the next one that are read, the last ones.
+        every: the step between the films of a user that are trained on.
     """
 
     gives = "words"
@@ -73,31 +75,27 @@ class FilmHistories(DataSet):
     @cached_property
     def words(self) -> Words:
         """All films."""
-        films = sorted({film for history in self.histories for film in history})
+        films = sorted(set(chain.from_iterable(self.histories)))
         return Words(tuple(films), longest=self.longest)
 
     def _set(self, places: Sequence[tuple[int, int]]) -> Examples:
         """Histories that end before a film: of (user, number of films before it)."""
-        label = {film: number for number, film in enumerate(self.words.vocabulary)}
-        texts = [
-            " ".join(self.histories[user][max(0, end - self.longest) : end])
-            for user, end in places
-        ]
-        labels = torch.tensor(
-            [label[self.histories[user][end]] for user, end in places]
-        )
-        return TextSet.of(texts, labels, self.words.vocabulary, self.words)
+        number = {film: index for index, film in enumerate(self.words.vocabulary)}
+        texts, labels = [], []
+        for user, end in places:
+            films = self.histories[user]
+            texts.append(" ".join(films[max(0, end - self.longest) : end]))
+            labels.append(number[films[end]])
+        vocabulary = self.words.vocabulary
+        return TextSet.of(texts, torch.tensor(labels), vocabulary, self.words)
 
     def load_train(self) -> Examples:
         """All films but a user's last two, each with those before it."""
-        users = enumerate(self.histories)
-        return self._set(
-            [
-                (user, end)
-                for user, films in users
-                for end in range(len(films) - 3, 0, -self.every)
-            ]
-        )
+        places = []
+        for user, films in enumerate(self.histories):
+            ends = range(len(films) - 3, 0, -self.every)
+            places += [(user, end) for end in ends]
+        return self._set(places)
 
     def load_validation(self) -> Examples:
         """Each user's last film but one."""
@@ -121,34 +119,29 @@ class FilmHistories(DataSet):
 
 
 def _read() -> list[list[str]]:
-    users: dict[str, list[tuple[float, int, str]]] = {}
-    with in_package("ml-100k/ml-100k.inter", "recbole", "dataset_example").open(
-        encoding="utf-8"
-    ) as lines:
+    """The films of each user of MovieLens, in the order in which they were rated."""
+    path = in_package("ml-100k/ml-100k.inter", "recbole", "dataset_example")
+    ratings: dict[int, list[tuple[float, int]]] = {}
+    with path.open(encoding="utf-8") as lines:
         for row in csv.DictReader(lines, delimiter="\t"):
-            film = int(row["item_id:token"])
-            users.setdefault(row["user_id:token"], []).append(
-                (float(row["timestamp:float"]), film, f"film{film}")
-            )
-    return [
-        [film for *_, film in sorted(users[user])] for user in sorted(users, key=int)
-    ]
+            time, film = float(row["timestamp:float"]), int(row["item_id:token"])
+            ratings.setdefault(int(row["user_id:token"]), []).append((time, film))
+    histories = []
+    for user in sorted(ratings):
+        histories.append([f"film{film}" for _, film in sorted(ratings[user])])
+    return histories
 
 
 def _made(users: int) -> list[list[str]]:
     """Users with two of six interests, each of ten films, in any order."""
     generator = torch.Generator().manual_seed(0)
-    orders = (
-        torch.randperm(6, generator=generator)[:2, None] * 10 + torch.arange(10)
-        for _ in range(users)
-    )
-    return [
-        [
-            f"film{film}"
-            for film in own.flatten()[torch.randperm(20, generator=generator)].tolist()
-        ]
-        for own in orders
-    ]
+    histories = []
+    for _ in range(users):
+        interests = torch.randperm(6, generator=generator)[:2]
+        films = (interests[:, None] * 10 + torch.arange(10)).flatten()
+        order = torch.randperm(20, generator=generator)
+        histories.append([f"film{film}" for film in films[order].tolist()])
+    return histories
 
 
 class NextFilm(TextClassifier):
@@ -181,28 +174,23 @@ class NextFilm(TextClassifier):
         """The embeddings of the films, (E, D)."""
         return self.embedding.weight[RESERVED:]
 
-    def interests_of(self, vectors: Tensor, there: Tensor) -> Tensor:
-        """The interests (B, J, D) of users, given their films (B, L, D) and how many
-        there are, bool (B, L).
+    def interests_of(self, vectors: Tensor, present: Tensor) -> Tensor:
+        """The interests (B, J, D) of users, given the vectors of their films
+        (B, L, D), of which those that are present, bool (B, L), count.
         """
         raise NotImplementedError
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probability of each film to be the next."""
-        vectors, there = self.vectors(images)
-        users = self.interests_of(self.drop(vectors).mT, there)
+        vectors, present = self.vectors(images)
+        users = self.interests_of(self.drop(vectors).mT, present)
         if target is not None and self.training and self.sharpness is not None:
             users = label_aware(users, self.items[target], self.sharpness)[:, None]
         scores = (users @ self.items.T).amax(1) + self.bias
-        seen = torch.zeros(
-            len(images),
-            RESERVED + self.vocabulary,
-            dtype=torch.bool,
-            device=images.device,
-        )
-        scores = scores.masked_fill(
-            seen.scatter(1, images, True)[:, RESERVED:], -math.inf
-        )
+        words = len(images), RESERVED + self.vocabulary
+        seen = torch.zeros(words, dtype=torch.bool, device=images.device)
+        seen = seen.scatter(1, images, True)[:, RESERVED:]
+        scores = scores.masked_fill(seen, -math.inf)
         return Prediction(scores.softmax(-1), None, None)
 
 
@@ -212,10 +200,10 @@ class MeanOfFilms(NextFilm):
     """One interest: the mean of the films, mapped.
 
     Args:
-        vocabulary: number of films.
-        classes: the same.
-        word_dim: dimension of an embedding.
-        dropout: share of its numbers that are left out in training.
+        vocabulary: the number of films.
+        classes: the number of films, again.
+        word_dim: the dimension of an embedding.
+        dropout: the share of the numbers of an embedding that are left out in training.
     """
 
     vocabulary: int = 1000
@@ -226,11 +214,10 @@ class MeanOfFilms(NextFilm):
     def __post_init__(self) -> None:
         self.map = nn.Linear(self.word_dim, self.word_dim, bias=False)
 
-    def interests_of(self, vectors: Tensor, there: Tensor) -> Tensor:
+    def interests_of(self, vectors: Tensor, present: Tensor) -> Tensor:
         """One interest each."""
-        return self.map(
-            vectors.sum(1, keepdim=True) / there.sum(1).clamp(min=1)[:, None, None]
-        )
+        count = present.sum(1).clamp(min=1)[:, None, None]
+        return self.map(vectors.sum(1, keepdim=True) / count)
 
 
 @register_model(
@@ -243,14 +230,14 @@ class Interests(NextFilm):
     """Interests are parents, films their children; of users with few films fewer.
 
     Args:
-        vocabulary: number of films.
-        classes: the same.
-        word_dim: dimension of an embedding.
-        dropout: share of its numbers that are left out in training.
-        interests: how many at most, J.
-        sharpness: p, to train what the interests say of the next film; None: what they
-            say in use.
-        routing: any that masks pairs; default: interests in 3 steps, from learned
+        vocabulary: the number of films.
+        classes: the number of films, again.
+        word_dim: the dimension of an embedding.
+        dropout: the share of the numbers of an embedding that are left out in training.
+        interests: the largest number of interests, J.
+        sharpness: the sharpness p of label-aware attention in training; None trains the
+            scores that are used.
+        routing: a routing that masks pairs; default: interests in 3 steps, from learned
             parents.
     """
 
@@ -269,12 +256,12 @@ class Interests(NextFilm):
         )
         self.map = nn.Linear(D, D, bias=False)
 
-    def interests_of(self, vectors: Tensor, there: Tensor) -> Tensor:
+    def interests_of(self, vectors: Tensor, present: Tensor) -> Tensor:
         """Poses of capsules."""
-        pairs = there[..., None] & interests_of(there.sum(1), self.interests)[:, None]
-        return self.map(
-            self.capsules(Capsules(vectors, there.to(vectors.dtype)), pairs).pose
-        )
+        used = interests_of(present.sum(1), self.interests)
+        pairs = present[..., None] & used[:, None]
+        films = Capsules(vectors, present.to(vectors.dtype))
+        return self.map(self.capsules(films, pairs).pose)
 
 
 @register_model(
@@ -287,13 +274,13 @@ class AttentionToFilms(NextFilm):
     the films H.
 
     Args:
-        vocabulary: number of films.
-        classes: the same.
-        word_dim: dimension of an embedding.
-        dropout: share of its numbers that are left out in training.
-        interests: how many, J.
-        sharpness: p, to train what the interests say of the next film; None: what they
-            say in use.
+        vocabulary: the number of films.
+        classes: the number of films, again.
+        word_dim: the dimension of an embedding.
+        dropout: the share of the numbers of an embedding that are left out in training.
+        interests: the number of interests, J.
+        sharpness: the sharpness p of label-aware attention in training; None trains the
+            scores that are used.
     """
 
     vocabulary: int = 1000
@@ -311,12 +298,11 @@ class AttentionToFilms(NextFilm):
             nn.Linear(D, self.interests, bias=False),
         )
 
-    def interests_of(self, vectors: Tensor, there: Tensor) -> Tensor:
+    def interests_of(self, vectors: Tensor, present: Tensor) -> Tensor:
         """Weighted means."""
         scores = self.map(vectors)
-        shares = scores.masked_fill(
-            ~there[..., None], torch.finfo(scores.dtype).min
-        ).softmax(1)
+        lowest = torch.finfo(scores.dtype).min
+        shares = scores.masked_fill(~present[..., None], lowest).softmax(1)
         return shares.mT @ vectors
 
 
@@ -326,22 +312,18 @@ class FilmInterests(Recipe[TrainingOptions]):
 
     name: ClassVar = "interests"
     rows: ClassVar = HEADS
-    lines: ClassVar = lines_of(
-        ((head, measure) for head in HEADS for measure in (HIT, GAIN)),
-        {},
-        higher_is_better=True,
-    )
+    lines: ClassVar = lines_of(product(HEADS, (HIT, GAIN)), {}, higher_is_better=True)
     grows: ClassVar = True
 
-    def measure(self, study: Study, row: str, given: Any) -> Mapping[str, float]:
+    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
         """Whether the next film is among the first of those that a user does not have,
         and how far up.
         """
         trained = study.trained[row]
         test = trained.data.test
         activation = ask(trained.network, test).activation
-        own = activation.gather(1, test.labels[:, None])
-        rank = (activation > own).sum(1)  # 0 is the first
+        of_next = activation.gather(1, test.labels[:, None])
+        rank = (activation > of_next).sum(1)  # 0 is the first
         hit = rank < MOST
         study.curves[row] = by_groups({HIT: ~hit})
         gain = hit / (rank + 2).double().log2()
@@ -349,10 +331,10 @@ class FilmInterests(Recipe[TrainingOptions]):
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Means over the seeds, and how far each row is above mean pooling."""
-        figures = [one.figures for one in studies]
-        rows = [row for row in HEADS if any((row, HIT) in one for one in figures)]
-        means = Dots.over(
-            f"{HIT}, %", figures, [(row, HIT) for row in rows], half_interval
-        )
+        figures = [study.figures for study in studies]
+        measured = {row for of_seed in figures for row, _ in of_seed}
+        rows = [row for row in HEADS if row in measured]
+        keys = [(row, HIT) for row in rows]
+        means = Dots.over(f"{HIT}, %", figures, keys, half_interval)
         above = Dots.above("mean pooling", figures, rows, HIT)
         return {"hits": Picture(dot_panels(rows, [means, above]), self.caption)}

@@ -24,9 +24,9 @@ class MultiMNISTSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        size: height and width of the images.
-        shift: largest shift of a digit, in pixels.
-        test_pairs: how many pairs of test digits.
+        size: the height and width of the images, in pixels.
+        shift: the largest shift of a digit, in pixels.
+        test_pairs: the number of pairs of test digits.
     """
 
     size: int = 36
@@ -71,24 +71,22 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
         """The test pairs, and how much they overlap."""
         settings = study.settings
         test = Overlay(data_of(settings.data).test, settings.size, settings.shift)
-        pairs = fixed_pairs(
-            test, settings.test_pairs, seed=0
-        )  # the same for every seed of a training
-        study.note(
-            PAIRS, {OVERLAP: 100 * float(bounding_box_overlap(pairs.parts).mean())}
-        )
+        # the same for every seed of a training
+        pairs = fixed_pairs(test, settings.test_pairs, seed=0)
+        overlap = bounding_box_overlap(pairs.parts).mean()
+        study.note(PAIRS, {OVERLAP: 100 * float(overlap)})
         return pairs
 
-    def measure(self, study: Study, row: str, given: Overlaid) -> dict[str, float]:
+    def measure(self, study: Study, row: str, pairs: Overlaid) -> dict[str, float]:
         """The share of pairs in which a digit was missed."""
-        return {ERROR: pair_error(study.trained[row].network, given)}
+        return {ERROR: pair_error(study.trained[row].network, pairs)}
 
-    def finish(self, study: Study, given: Overlaid) -> None:
+    def finish(self, study: Study, pairs: Overlaid) -> None:
         """The reconstructions of the capsules."""
         network = study.trained[CAPSULES].network
         if isinstance(network, CapsuleClassifier) and network.decoder is not None:
-            pairs = Overlaid(*(part[:200] for part in given))
-            study.pictures["reconstructions"] = _picture(network, pairs, self.caption)
+            few = Overlaid(*(part[:200] for part in pairs))
+            study.pictures["reconstructions"] = _picture(network, few, self.caption)
 
 
 def pair_error(
@@ -98,10 +96,9 @@ def pair_error(
     two is an error.
     """
     present = F.one_hot(pairs.labels, network.classes).sum(1).bool()
-    said = SeveralLabels(count=2).said(
-        Classifier(network).activations(pairs.images, batch_size)
-    )
-    return 100 * (1 - (said == present).all(1).double().mean().item())
+    activations = Classifier(network).activations(pairs.images, batch_size)
+    predicted = SeveralLabels(count=2).said(activations)
+    return 100 * (1 - (predicted == present).all(1).double().mean().item())
 
 
 @torch.no_grad()
@@ -113,22 +110,18 @@ def _picture(
     """
     device = next(network.parameters()).device
     capsules = network.encode(pairs.images.to(device))
-    told = capsules.activation.topk(2, dim=1).indices.cpu()
-    right = (told.sort(1).values == pairs.labels.sort(1).values).all(1)
-    chosen = torch.cat(
-        [right.nonzero().squeeze(1)[: count - 2], (~right).nonzero().squeeze(1)[:2]]
-    )[:count]
-    absent = (
-        capsules.activation.cpu()
-        .scatter(1, pairs.labels, torch.inf)
-        .argmin(1, keepdim=True)
-    )
+    activation = capsules.activation.cpu()
+    predicted = activation.topk(2, dim=1).indices
+    right = (predicted.sort(1).values == pairs.labels.sort(1).values).all(1)
+    recognised = right.nonzero().squeeze(1)[: count - 2]
+    missed = (~right).nonzero().squeeze(1)[:2]
+    places = torch.cat([recognised, missed])[:count].tolist()
+    least_active = activation.scatter(1, pairs.labels, torch.inf).argmin(1)
     claims = {
         "true": pairs.labels,
-        "told": told,
-        "true, absent": torch.cat([pairs.labels[:, :1], absent], 1),
+        "told": predicted,
+        "true, absent": torch.stack([pairs.labels[:, 0], least_active], 1),
     }
-    places = chosen.tolist()
     rows = {
         "input": [Cell(pairs.images[place, 0]) for place in places],
         "its digits": [
@@ -137,13 +130,11 @@ def _picture(
         ],
     }
     for name, labels in claims.items():
-        drawn = torch.stack(
-            [
-                network.decode(capsules, one.to(device))[:, 0].cpu()
-                for one in labels.unbind(1)
-            ],
-            1,
-        )
+        layers = [
+            network.decode(capsules, digit.to(device))[:, 0].cpu()
+            for digit in labels.unbind(1)
+        ]
+        drawn = torch.stack(layers, 1)
         rows[f"capsules:\n{name}"] = [
             Cell(two_colours(drawn[place]), _digits(labels[place])) for place in places
         ]

@@ -4,6 +4,7 @@ al. 2017, figure 4.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -25,16 +26,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLACED, OVERLAID = "CapsNet of the recipe affine", "CapsNet of the recipe multimnist"
-_OTHERS = get_recipe("mnist-dynamic").rows.items()
 ROWS = {
-    **{
-        row: ("mnist-dynamic", row)
-        for row, one in _OTHERS
-        if "routing" in one and "model_args" not in one
-    },
-    PLACED: ("affine", affine.CAPSULES),
-    OVERLAID: ("multimnist", multimnist.CAPSULES),
+    row: ("mnist-dynamic", row)
+    for row, changes in get_recipe("mnist-dynamic").rows.items()
+    if "routing" in changes and "model_args" not in changes
 }
+ROWS[PLACED] = "affine", affine.CAPSULES
+ROWS[OVERLAID] = "multimnist", multimnist.CAPSULES
 """The networks of other recipes that have a decoder: which recipe, which row."""
 
 
@@ -42,17 +40,14 @@ def digits_for(trained: Trained) -> Examples:
     """Test images of single digits, prepared for a network; in the middle of its canvas
     if that is larger.
     """
-    data, (_, height, width) = trained.data, trained.network.image_shape
+    data = trained.data
     test = (data.data if isinstance(data, Pairs) else data).test
     if trained.classifier.image_shape == test.image_shape:
         return trained.classifier.prepared(test)
-    top, left = (height - test.image_shape[1]) // 2, (width - test.image_shape[2]) // 2
-    border = (
-        left,
-        width - test.image_shape[2] - left,
-        top,
-        height - test.image_shape[1] - top,
-    )
+    _, height, width = trained.network.image_shape
+    more_rows, more_columns = height - test.image_shape[1], width - test.image_shape[2]
+    top, left = more_rows // 2, more_columns // 2
+    border = left, more_columns - left, top, more_rows - top
     return replace(test, inputs=F.pad(test.inputs, border))
 
 
@@ -61,6 +56,12 @@ CHANGE, IDLE, ERROR = (
     "dimensions with hardly any effect",
     "error of the reconstruction",
 )
+MEASURES: dict[str, tuple[str, bool | None]] = {
+    CHANGE: ("% of grey", None),
+    IDLE: ("%", None),
+    ERROR: ("% of grey", False),
+}
+"""The measures, with their units and whether higher is better."""
 
 
 def changes(grids: Tensor) -> Tensor:
@@ -74,8 +75,8 @@ def changes(grids: Tensor) -> Tensor:
     sweep, the pose as it is.
 
     Args:
-        grids: (B, D, V, C, H, W) with V odd, as :func:`~torchcaps_lab.report.perturb`
-            returns it for a sweep around 0.
+        grids: the decoded images, (B, D, V, C, H, W) with V odd, as
+            :func:`~torchcaps_lab.report.perturb` returns them for a sweep around 0.
 
     Returns:
         (B, D), in percent of the range of greys.
@@ -88,19 +89,20 @@ def changes(grids: Tensor) -> Tensor:
             "grids must be (B, D, V, C, H, W) with an odd V, got shape "
             f"{tuple(grids.shape)}"
         )
-    middle = grids[:, :, grids.shape[2] // 2]
-    ends = [(grids[:, :, end] - middle).abs().flatten(2).mean(2) for end in (0, -1)]
-    return 50 * (ends[0] + ends[1])
+    first, middle, last = (
+        grids[:, :, place].flatten(2) for place in (0, grids.shape[2] // 2, -1)
+    )
+    return 50 * ((first - middle).abs().mean(2) + (last - middle).abs().mean(2))
 
 
 class Sweep(NamedTuple):
     """The sweeps of one class.
 
     Args:
-        change: of each dimension, in percent of the range of greys, averaged over the
-            images of the class, (D,).
-        image: the first of these images, (C, H, W).
-        grid: its sweeps, (D, V, C, H, W).
+        change: the change by each dimension, in percent of the range of greys, averaged
+            over the images of the class, (D,).
+        image: the first image of the class, (C, H, W).
+        grid: the sweeps of that image, (D, V, C, H, W).
     """
 
     change: Tensor
@@ -112,33 +114,25 @@ def sweep(network: CapsuleClassifier, test: Examples, images: int) -> dict[int, 
     """Sweeps the pose of the true class, over the first test images of each class.
 
     Args:
-        network: with a decoder.
-        test: images, prepared for it.
-        images: how many of each class.
+        network: a network with a decoder.
+        test: the test images, prepared for the network.
+        images: the number of images of each class.
 
     Returns:
-        By label.
+        The sweeps, by label.
     """
-    found = {}
+    sweeps = {}
     with evaluating(network) as device:
+        offsets = default_sweep().to(device)
         for label in test.labels.unique().tolist():
             places = (test.labels == label).nonzero().squeeze(1)[:images]
             batch = test.__getitems__(places.tolist())
             capsules = network.encode(in_precision_of(network, batch.inputs.to(device)))
-            grids = (
-                perturb(
-                    network,
-                    capsules,
-                    batch.labels.to(device),
-                    default_sweep().to(device),
-                )
-                .float()
-                .cpu()
-            )
-            found[int(label)] = Sweep(
-                changes(grids).mean(0), batch.pictures[0], grids[0]
-            )
-    return found
+            labels = batch.labels.to(device)
+            grids = perturb(network, capsules, labels, offsets).float().cpu()
+            change = changes(grids).mean(0)
+            sweeps[int(label)] = Sweep(change, batch.pictures[0], grids[0])
+    return sweeps
 
 
 def reconstruction_error(
@@ -151,21 +145,18 @@ def reconstruction_error(
         100 \sqrt{\frac{1}{N C H W} \sum_{nchw} (\hat x_{nchw} - x_{nchw})^2}
 
     Args:
-        network: with a decoder.
-        test: images, prepared for it.
-        batch_size: how many at a time.
+        network: a network with a decoder.
+        test: the test images, prepared for the network.
+        batch_size: the number of images at a time.
     """
     total, numbers = 0.0, 0
     with evaluating(network) as device:
         for batch in test.batches(batch_size):
-            images, labels, pictures = (
-                one.to(device) for one in (batch.inputs, batch.labels, batch.pictures)
-            )
-            drawn = network.decode(
-                network.encode(in_precision_of(network, images)), labels
-            )
-            total += (drawn.double() - pictures).square().sum().item()
-            numbers += pictures.numel()
+            capsules = network.encode(in_precision_of(network, batch.inputs.to(device)))
+            drawn = network.decode(capsules, batch.labels.to(device))
+            difference = drawn.double() - batch.pictures.to(device)
+            total += difference.square().sum().item()
+            numbers += difference.numel()
     return 100 * (total / numbers) ** 0.5
 
 
@@ -174,11 +165,11 @@ class PerturbSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        images: of each class, whose sweeps are measured.
+        images: the number of images of each class whose sweeps are measured.
         idle: a dimension of a class that changes its pictures by less, in percent of
             the range of greys, counts as one with hardly any effect.
-        drawn: labels of the classes whose sweeps the picture shows.
-        tested: how many test images are reconstructed, chosen at random.
+        drawn: the labels of the classes whose sweeps the picture shows.
+        tested: the number of test images that are reconstructed, chosen at random.
     """
 
     images: int = 10
@@ -198,82 +189,66 @@ class Perturb(Recipe[PerturbSettings]):
     borrowed: ClassVar = ROWS
     lines: ClassVar = tuple(
         Line(row, measure, unit=unit, higher_is_better=better)
-        for row in ROWS
-        for measure, unit, better in (
-            (CHANGE, "% of grey", None),
-            (IDLE, "%", None),
-            (ERROR, "% of grey", False),
-        )
+        for row, (measure, (unit, better)) in product(ROWS, MEASURES.items())
     )
     settings: ClassVar = PerturbSettings
 
-    def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
+    def measure(self, study: Study, row: str, shared: Any) -> dict[str, float]:
         """Sweeps the poses of the first test images of each class; reconstructs
         others.
         """
         settings, network = study.settings, study.trained[row].network
         assert isinstance(network, CapsuleClassifier)
         test = digits_for(study.trained[row])
-        swept = sweep(network, test, settings.images)
+        sweeps = sweep(network, test, settings.images)
         study.curves[row] = {
-            test.classes[label]: one.change.tolist() for label, one in swept.items()
+            test.classes[label]: of_class.change.tolist()
+            for label, of_class in sweeps.items()
         }
         drawn = {
-            test.classes[label]: swept[label]
+            test.classes[label]: sweeps[label]
             for label in settings.drawn
-            if label in swept
+            if label in sweeps
         }
         figure = sweep_figure(drawn, default_sweep().tolist(), row)
-        study.pictures[run_name("", row).strip("-")] = Picture(
-            figure, self.caption.format(row=row)
-        )
-        return {
-            **findings(swept, settings.idle),
-            ERROR: reconstruction_error(network, at_random(test, settings.tested)),
-        }
+        name = run_name("", row).strip("-")
+        study.pictures[name] = Picture(figure, self.caption.format(row=row))
+        error = reconstruction_error(network, at_random(test, settings.tested))
+        return {**findings(sweeps, settings.idle), ERROR: error}
 
 
-def findings(swept: Mapping[int, Sweep], idle: float) -> dict[str, float]:
+def findings(sweeps: Mapping[int, Sweep], idle: float) -> dict[str, float]:
     """The figures of the sweeps of all classes, by measure; ``idle`` is that of the
     settings.
     """
-    change = torch.stack([one.change for one in swept.values()])  # [classes, D]
+    change = torch.stack([of_class.change for of_class in sweeps.values()])
     return {CHANGE: change.flatten().quantile(0.5).item(), IDLE: percent(change < idle)}
 
 
 def sweep_figure(
-    swept: Mapping[str, Sweep], values: Sequence[float], title: str
+    sweeps: Mapping[str, Sweep], values: Sequence[float], title: str
 ) -> "Figure":
     """The sweeps of a few classes beside each other: a row a dimension, a column a
     value.
     """
-    dimensions = len(next(iter(swept.values())).change) if swept else 1
-    figure = new_figure(0.6 + 3.7 * len(swept), 1.1 + 0.285 * dimensions)
-    panels = figure.subplots(1, max(len(swept), 1), squeeze=False)[0]
-    for axes, (name, one) in zip(panels, swept.items(), strict=False):
-        D, V = one.grid.shape[:2]
-        axes.imshow(
-            tiles(one.grid).numpy(), extent=(0, V, D, 0), interpolation="nearest"
-        )
-        axes.set_xticks(
-            [0.5, V / 2, V - 0.5], [f"{values[0]:+.2f}", "0", f"{values[-1]:+.2f}"]
-        )
-        axes.set_yticks(
-            [place + 0.5 for place in range(D)], [str(place) for place in range(D)]
-        )
+    dimensions = len(next(iter(sweeps.values())).change) if sweeps else 1
+    figure = new_figure(0.6 + 3.7 * len(sweeps), 1.1 + 0.285 * dimensions)
+    panels = figure.subplots(1, max(len(sweeps), 1), squeeze=False)[0]
+    for axes, (name, of_class) in zip(panels, sweeps.items(), strict=False):
+        D, V = of_class.grid.shape[:2]
+        picture = tiles(of_class.grid).numpy()
+        axes.imshow(picture, extent=(0, V, D, 0), interpolation="nearest")
+        ends = f"{values[0]:+.2f}", "0", f"{values[-1]:+.2f}"
+        axes.set_xticks([0.5, V / 2, V - 0.5], ends)
+        rows = [place + 0.5 for place in range(D)]
+        axes.set_yticks(rows, list(map(str, range(D))))
         axes.tick_params(length=0, labelsize=7)
         axes.set_title(f"class {shorten(name)}", fontsize=9)
         axes.set_xlabel("added to the number", fontsize=8)
         axes.spines[:].set_visible(False)
-        for place, change in enumerate(one.change.tolist()):
-            axes.text(
-                V + 0.15,
-                place + 0.5,
-                f"{change:.1f} %",
-                fontsize=7,
-                va="center",
-                color="0.3",
-            )
+        for row, change in zip(rows, of_class.change.tolist(), strict=True):
+            text = f"{change:.1f} %"
+            axes.text(V + 0.15, row, text, fontsize=7, va="center", color="0.3")
     panels[0].set_ylabel("dimension of the pose", fontsize=8)
     figure.suptitle(shorten(title, 80), fontsize=10)
     return figure

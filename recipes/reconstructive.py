@@ -31,12 +31,12 @@ def reconstructive(
     wrong class is returned, or else the last.
 
     Args:
-        scores: of a network that reconstructs, with its preparation.
-        pixels: (N, C, H, W) in [0, 1].
+        scores: the scores of a network that reconstructs, with its preparation.
+        pixels: the images, (N, C, H, W) in [0, 1].
         labels: the true classes, (N,).
         epsilon: the largest change of a pixel.
-        steps: how many.
-        batch_size: how many images at a time.
+        steps: the number of steps.
+        batch_size: the number of images at a time.
 
     Raises:
         ValueError: if ``epsilon`` is not positive, or ``steps`` is no whole number, or
@@ -58,22 +58,23 @@ def _attacked(
     scores: Scores, start: Tensor, labels: Tensor, epsilon: float, steps: int
 ) -> Tensor:
     low, high = (start - epsilon).clamp_min(0), (start + epsilon).clamp_max(1)
-    images = best = given = start
+    images = best = attempt = start
     least = torch.full((len(start),), torch.inf, device=start.device)
     for _ in range(steps + 1):  # the last one only looks
-        given = images.detach().requires_grad_()
-        view = scores.preprocess.evaluate(given)
-        found = scores.network(view.images)
-        assert found.reconstruction is not None
-        error = reconstruction_error(view.pictures, found.reconstruction)
-        log = found.activation.clamp_min(torch.finfo(found.activation.dtype).tiny).log()
+        attempt = images.detach().requires_grad_()
+        view = scores.preprocess.evaluate(attempt)
+        prediction = scores.network(view.images)
+        assert prediction.reconstruction is not None
+        error = reconstruction_error(view.pictures, prediction.reconstruction)
+        activation = prediction.activation
+        log = activation.clamp_min(torch.finfo(activation.dtype).tiny).log()
         wrong = log.argmax(1) != labels
         better = wrong & (error < least)
-        best = torch.where(better[:, None, None, None], given, best).detach()
+        best = torch.where(better[:, None, None, None], attempt, best).detach()
         least = torch.where(better, error, least).detach()
-        aim = torch.where(
-            wrong, -error, F.cross_entropy(log, labels, reduction="none")
-        ).sum()
-        (slope,) = torch.autograd.grad(aim, given)
-        images = (given + 2 * epsilon / steps * slope.sign()).clamp(low, high)
-    return torch.where(least.isfinite()[:, None, None, None], best, given.detach())
+        doubt = F.cross_entropy(log, labels, reduction="none")
+        aim = torch.where(wrong, -error, doubt).sum()
+        (slope,) = torch.autograd.grad(aim, attempt)
+        images = (attempt + 2 * epsilon / steps * slope.sign()).clamp(low, high)
+    succeeded = least.isfinite()[:, None, None, None]
+    return torch.where(succeeded, best, attempt.detach())

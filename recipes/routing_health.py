@@ -2,7 +2,7 @@
 Mitterreiter 2023).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +29,7 @@ from torchcaps_lab.report.health import observed_health
 from torchcaps_lab.report.layers import dead_capsules
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -37,9 +38,9 @@ class Health:
     """The routing of one layer of capsules.
 
     Args:
-        entropy: of its assignment, from 0 (hard) to 1 (uniform); None for a layer that
-            does not route.
-        dead: share of its types that no image switches on.
+        entropy: the entropy of the assignment, from 0 (hard) to 1 (uniform); None for a
+            layer that does not route.
+        dead: the share of the types of capsules that no image switches on.
     """
 
     entropy: float | None
@@ -54,18 +55,18 @@ def layer_health(
 
     Args:
         network: any network of torchcaps layers.
-        images: (B, C, H, W), prepared for the network.
+        images: the images, (B, C, H, W), prepared for the network.
         threshold: a type of capsule whose activation is nowhere above it, in none of
             the images, counts as dead.
     """
     peaks, (entropies,) = observed_health(network, images, layer_entropy)
-    return {
-        name: Health(
-            torch.cat(entropies[name]).mean().item() if name in entropies else None,
-            dead_capsules(torch.cat(parts), threshold),
-        )
-        for name, parts in peaks.items()
-    }
+    health = {}
+    for name, parts in peaks.items():
+        entropy = None
+        if name in entropies:
+            entropy = torch.cat(entropies[name]).mean().item()
+        health[name] = Health(entropy, dead_capsules(torch.cat(parts), threshold))
+    return health
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +74,9 @@ class AtSteps:
     """What a network does with one number of routing steps.
 
     Args:
-        accuracy: on test images, in percent.
+        accuracy: the accuracy on test images, in percent.
         prediction: the most active class of each of these images.
-        layers: the health of each layer, on a few of them.
+        layers: the health of each layer, on a few of these images.
     """
 
     accuracy: float
@@ -85,9 +86,10 @@ class AtSteps:
     @property
     def classes(self) -> Health:
         """Of the class capsules, the last layer that routes."""
-        return [
+        routed = [
             health for health in self.layers.values() if health.entropy is not None
-        ][-1]
+        ]
+        return routed[-1]
 
     @property
     def first(self) -> Health:
@@ -100,16 +102,15 @@ def at_steps(network: Any, test: Examples, steps: int, observed: int) -> AtSteps
 
     Args:
         network: a classifier with capsules.
-        test: images, prepared for it.
-        steps: see :func:`routing_steps`.
-        observed: how many of the images the health of the layers is measured on.
+        test: the test images, prepared for the network.
+        steps: the number of steps, as in :func:`routing_steps`.
+        observed: the number of images on which the health of the layers is measured.
     """
     with routing_steps(network, steps):
-        findings = examine(network, test, batch_size=64)
+        result = examine(network, test, batch_size=64)
         images = test.__getitems__(list(range(min(observed, len(test))))).inputs
-        return AtSteps(
-            100 * findings.accuracy, findings.prediction, layer_health(network, images)
-        )
+        health = layer_health(network, images)
+        return AtSteps(100 * result.accuracy, result.prediction, health)
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,9 @@ class Source:
     """A recipe whose networks are measured.
 
     Args:
-        label: prefix of its networks in the table.
-        recipe: trains the networks.
-        steps: number of routing steps that each row is trained with.
+        label: the prefix of its networks in the table.
+        recipe: the name of the recipe, which trains the networks.
+        steps: the number of routing steps that each row is trained with.
         pairs: rows with routing, each with the row that differs only in its single
             step, which assigns uniformly.
         primary: whether its networks have layers of capsules below the class capsules.
@@ -144,9 +145,9 @@ class Source:
 
 _ONE, _THREE = f"{VARIANT}: 1 step", f"{VARIANT}: none (3 steps, squash half)"
 _CAPSNETS = {
-    row: one["routing"]["steps"]
-    for row, one in get_recipe("mnist-dynamic").rows.items()
-    if "routing" in one
+    row: changes["routing"]["steps"]
+    for row, changes in get_recipe("mnist-dynamic").rows.items()
+    if "routing" in changes
 }
 _UNIFORM = {
     row: row.replace("3 steps", "1 step")
@@ -171,10 +172,12 @@ SOURCES: tuple[Source, ...] = (
         primary=False,
     ),
 )
-ROWS: dict[str, tuple[Source, str]] = {
-    one.name(row): (one, row) for one in SOURCES for row in one.steps
-}
+ROWS: dict[str, tuple[Source, str]] = {}
 """Recipe and row of each network in the table."""
+
+for _source in SOURCES:
+    for _row in _source.steps:
+        ROWS[_source.name(_row)] = _source, _row
 
 
 Measure = tuple[Callable[[AtSteps, AtSteps, AtSteps], float | None], str, bool | None]
@@ -184,37 +187,37 @@ whether higher is better.
 
 MEASURES: dict[str, Measure] = {
     "test accuracy, steps as trained": (
-        lambda own, uniform, many: own.accuracy,
+        lambda trained, uniform, many: trained.accuracy,
         "%",
         True,
     ),
     "test accuracy, uniform assignment at test time": (
-        lambda own, uniform, many: uniform.accuracy,
+        lambda trained, uniform, many: uniform.accuracy,
         "%",
         True,
     ),
     "test images whose class the routing changes": (
-        lambda own, uniform, many: _changed(own, uniform),
+        lambda trained, uniform, many: _changed(trained, uniform),
         "%",
         None,
     ),
     "test accuracy, 10 steps at test time": (
-        lambda own, uniform, many: many.accuracy,
+        lambda trained, uniform, many: many.accuracy,
         "%",
         True,
     ),
     "entropy of the assignment, class capsules": (
-        lambda own, uniform, many: own.classes.entropy,
+        lambda trained, uniform, many: trained.classes.entropy,
         "",
         None,
     ),
     "dead class capsules": (
-        lambda own, uniform, many: 100 * own.classes.dead,
+        lambda trained, uniform, many: 100 * trained.classes.dead,
         "%",
         False,
     ),
     "dead types of the lowest capsules": (
-        lambda own, uniform, many: 100 * own.first.dead,
+        lambda trained, uniform, many: 100 * trained.first.dead,
         "%",
         False,
     ),
@@ -223,18 +226,19 @@ TRAINED, UNIFORM, CHANGED, MANY, ENTROPY, DEAD_CLASSES, DEAD_FIRST = MEASURES
 WORTH = "test accuracy, difference"
 
 
-def _changed(own: AtSteps, uniform: AtSteps) -> float:
-    return percent(own.prediction != uniform.prediction)
+def _changed(trained: AtSteps, uniform: AtSteps) -> float:
+    return percent(trained.prediction != uniform.prediction)
 
 
 def measures(steps: int, primary: bool) -> dict[str, Measure]:
     """The measures of a network trained with ``steps`` steps, with or without layers
     below the class capsules.
     """
-    missing = {
-        *((UNIFORM, CHANGED) if steps == 1 else ()),
-        *(() if primary else (DEAD_FIRST,)),
-    }
+    missing = set()
+    if steps == 1:
+        missing |= {UNIFORM, CHANGED}
+    if not primary:
+        missing.add(DEAD_FIRST)
     return {name: measure for name, measure in MEASURES.items() if name not in missing}
 
 
@@ -253,10 +257,11 @@ class RoutingHealthSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        images: how many test images the accuracy is measured on.
-        observed: how many of them the entropy and dead capsules are measured on.
-        steps: of routing at test time, 1 and 10 among them; the number that a network
-            was trained with is added.
+        images: the number of test images on which the accuracy is measured.
+        observed: the number of these images on which the entropy and dead capsules are
+            measured.
+        steps: the numbers of routing steps at test time, 1 and 10 among them; the
+            number that a network was trained with is added.
     """
 
     images: int = 1000
@@ -285,99 +290,99 @@ class StepsWorth(Recipe[RoutingHealthSettings]):
     def begin(self, study: Study) -> dict[str, Examples]:
         """The test images of each source."""
         labels = {ROWS[row][0].label for row in self.present(study.settings)}
-        presets = {
-            one.label: get_recipe(one.recipe).presets[study.lab.preset]
-            for one in SOURCES
-            if one.label in labels
-        }
-        return {label: data_of(preset.data).test for label, preset in presets.items()}
+        tests = {}
+        for source in SOURCES:
+            if source.label in labels:
+                preset = get_recipe(source.recipe).presets[study.lab.preset]
+                tests[source.label] = data_of(preset.data).test
+        return tests
 
     def measure(
-        self, study: Study, row: str, given: Mapping[str, Examples]
+        self, study: Study, row: str, tests: Mapping[str, Examples]
     ) -> dict[str, float]:
         """Accuracy and health of the network with every number of steps."""
-        (source, own), trained, settings = ROWS[row], study.trained[row], study.settings
-        images = trained.classifier.prepared(
-            at_random(given[source.label], settings.images)
-        )
-        steps = sorted({*settings.steps, source.steps[own]})
+        trained, settings = study.trained[row], study.settings
+        source, row_of_source = ROWS[row]
+        steps_of_training = source.steps[row_of_source]
+        test = at_random(tests[source.label], settings.images)
+        prepared = trained.classifier.prepared(test)
         points = {
-            one: at_steps(trained.network, images, one, settings.observed)
-            for one in steps
+            steps: at_steps(trained.network, prepared, steps, settings.observed)
+            for steps in sorted({*settings.steps, steps_of_training})
         }
-        study.curves.setdefault(source.label, {})[own] = as_curves(
-            points, source.steps[own]
-        )
-        return findings(points, source.steps[own])
+        curves = study.curves.setdefault(source.label, {})
+        curves[row_of_source] = as_curves(points, steps_of_training)
+        return findings(points, steps_of_training)
 
-    def finish(self, study: Study, given: Mapping[str, Examples]) -> None:
+    def finish(self, study: Study, tests: Mapping[str, Examples]) -> None:
         """The gain from training with routing, and curves over the steps."""
         for source in SOURCES:
             study.figures |= differences(source, study.trained)
         for label, rows in study.curves.items():
-            study.pictures[label.replace(" ", "-").lower()] = Picture(
-                steps_figure(label, rows), _caption(label, rows)
-            )
+            name = label.replace(" ", "-").lower()
+            figure = steps_figure(label, rows)
+            study.pictures[name] = Picture(figure, _caption(label, rows))
 
 
 def findings(points: Mapping[int, AtSteps], trained: int) -> dict[str, float]:
     """The figures of one network, by measure, from the results of each number of steps,
     also 1, 10 and ``trained``.
     """
-    three = points[trained], points[1], points[10]
-    kinds = measures(trained, primary=len(three[0].layers) > 1)
-    found = {name: value(*three) for name, (value, _, _) in kinds.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    results = points[trained], points[1], points[10]
+    primary = len(points[trained].layers) > 1
+    figures = {}
+    for name, (compute, _, _) in measures(trained, primary).items():
+        value = compute(*results)
+        if value is not None:
+            figures[name] = value
+    return figures
 
 
 def differences(source: Source, networks: Mapping[str, Trained]) -> dict[Key, float]:
     """How much more accurate networks trained with routing are than their twins with
     uniform assignment, in points.
     """
-    pairs = {
-        row: (source.name(row), source.name(uniform))
-        for row, uniform in source.pairs.items()
-    }
-    return {
-        (source.pair(row), WORTH): networks[one].test_accuracy
-        - networks[other].test_accuracy
-        for row, (one, other) in pairs.items()
-        if one in networks and other in networks
-    }
+    points = {}
+    for row, uniform_row in source.pairs.items():
+        routed = networks.get(source.name(row))
+        uniform = networks.get(source.name(uniform_row))
+        if routed is not None and uniform is not None:
+            key = source.pair(row), WORTH
+            points[key] = routed.test_accuracy - uniform.test_accuracy
+    return points
 
 
 def as_curves(points: Mapping[int, AtSteps], trained: int) -> dict[str, Any]:
-    """The measurements of one network, ready for JSON: accuracy in percent; the rest
+    """The measurements of one network, ready for JSON: accuracy in percent; the others
     from 0 to 1, by layer.
     """
-    at, names = list(points.values()), [field.name for field in fields(Health)]
-    layers = {
-        layer: {
-            name: [getattr(point.layers[layer], name) for point in at] for name in names
+    layers = {}
+    for layer in points[trained].layers:
+        health = [point.layers[layer] for point in points.values()]
+        layers[layer] = {
+            field.name: [getattr(at_point, field.name) for at_point in health]
+            for field in fields(Health)
         }
-        for layer in points[trained].layers
-    }
-    accuracy = [point.accuracy for point in at]
     return {
         "trained": trained,
         "steps": list(points),
-        "accuracy": accuracy,
+        "accuracy": [point.accuracy for point in points.values()],
         "layers": layers,
     }
 
 
+def _routed_layers(curves: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The curves of the layers that route, in the order in which they run."""
+    layers = curves["layers"].values()
+    return [layer for layer in layers if layer["entropy"][0] is not None]
+
+
 def _caption(label: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
-    several = any(
-        sum(h["entropy"][0] is not None for h in curves["layers"].values()) > 1
-        for curves in rows.values()
-    )
     captions = StepsWorth.captions
-    return " ".join(
-        [
-            captions["steps"].format(label=label),
-            *([captions["lower layers"]] if several else []),
-        ]
-    )
+    caption = captions["steps"].format(label=label)
+    if any(len(_routed_layers(curves)) > 1 for curves in rows.values()):
+        caption += f" {captions['lower layers']}"
+    return caption
 
 
 def steps_figure(title: str, rows: Mapping[str, Mapping[str, Any]]) -> "Figure":
@@ -385,50 +390,52 @@ def steps_figure(title: str, rows: Mapping[str, Mapping[str, Any]]) -> "Figure":
     network.
     """
     figure = new_figure(8.0, 3.7 + 0.2 * len(rows), "constrained")
-    panels = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2)
+    steps_of_all = set()
     for rank, (row, curves) in enumerate(rows.items()):
-        steps, trained = curves["steps"], curves["steps"].index(curves["trained"])
-        routed = [
-            health
-            for health in curves["layers"].values()
-            if health["entropy"][0] is not None
-        ]
-        lines = [(panels[0], curves["accuracy"], "-")]
-        for place, health in enumerate(reversed(routed)):
+        steps_of_all |= {*curves["steps"]}
+        # so that curves that lie on each other can all be seen
+        width = 1.2 + 0.5 * (len(rows) - 1 - rank)
+        look = {"color": f"C{rank}", "linewidth": width}
+        _plot(left, curves, curves["accuracy"], "-", label=row, **look)
+        for place, layer in enumerate(reversed(_routed_layers(curves))):
             style = ("-", "--", ":")[min(place, 2)]
-            lines.append((panels[1], health["entropy"], style))
-        wide = 1.2 + 0.5 * (
-            len(rows) - 1 - rank
-        )  # so that curves that lie on each other can all be seen
-        for axes, values, style in lines:
-            width, named = (wide, row) if style == "-" else (1.0, "")
-            axes.plot(
-                steps, values, style, color=f"C{rank}", linewidth=width, label=named
-            )
-            axes.plot(
-                steps[trained],
-                values[trained],
-                "o",
-                color=f"C{rank}",
-                markersize=width + 3.5,
-            )
-    measures = (
-        ("test accuracy", "% of images"),
-        ("entropy of the assignment", "0 hard, 1 uniform"),
-    )
-    for axes, (measure, unit) in zip(panels, measures, strict=True):
-        axes.set(title=measure, ylabel=unit, xlabel="steps of routing at test time")
-        axes.set_xticks(
-            sorted({step for curves in rows.values() for step in curves["steps"]})
-        )
+            if place:
+                look["linewidth"] = 1.0
+            label = "" if place else row
+            _plot(right, curves, layer["entropy"], style, label=label, **look)
+    left.set(title="test accuracy", ylabel="% of images")
+    right.set(title="entropy of the assignment", ylabel="0 hard, 1 uniform")
+    for axes in (left, right):
+        axes.set_xlabel("steps of routing at test time")
+        axes.set_xticks(sorted(steps_of_all))
         axes.grid(alpha=0.3)
-    panels[1].set_ylim(-0.04, 1.04)
+    right.set_ylim(-0.04, 1.04)
     figure.suptitle(title, fontsize=11)
     figure.set_layout_engine("constrained", w_pad=0.12)
     figure.legend(
-        *panels[0].get_legend_handles_labels(),
+        *left.get_legend_handles_labels(),
         loc="outside lower left",
         fontsize=8,
         frameon=False,
     )
     return figure
+
+
+def _plot(
+    axes: "Axes",
+    curves: Mapping[str, Any],
+    values: Sequence[float],
+    style: str,
+    **look: Any,
+) -> None:
+    """Draws a curve over the steps, with a dot at the steps of the training."""
+    axes.plot(curves["steps"], values, style, **look)
+    place = curves["steps"].index(curves["trained"])
+    axes.plot(
+        curves["trained"],
+        values[place],
+        "o",
+        color=look["color"],
+        markersize=look["linewidth"] + 3.5,
+    )

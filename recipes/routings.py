@@ -78,35 +78,36 @@ def kept_for_backward(layer: torch.nn.Module, children: Any) -> int:
     """Bytes that a layer keeps for the backward pass, besides its parameters; each
     storage counts once.
     """
-    parameters = {one.untyped_storage().data_ptr() for one in layer.parameters()}
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note_size(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        alive = layer(
-            children
-        )  # until all is counted, so that no address is used twice
-    total = sum(size for place, size in kept.items() if place not in parameters)
-    del alive
-    return total
+    with torch.autograd.graph.saved_tensors_hooks(note_size, lambda tensor: tensor):
+        # alive until all is counted, so that no address is used twice
+        output = layer(children)
+    for parameter in layer.parameters():
+        sizes.pop(parameter.untyped_storage().data_ptr(), None)
+    del output
+    return sum(sizes.values())
 
 
 def kept_an_image(network: CapsuleClassifier, images: Tensor) -> float:
     """Bytes that the class capsules keep for each additional image: for all images less
     those for half of them.
     """
-    children, half = network.children_of(images), len(images) // 2
-    fewer = Capsules(
+    layer, children, half = (
+        network.class_caps,
+        network.children_of(images),
+        len(images) // 2,
+    )
+    of_half = Capsules(
         children.pose[:half].contiguous(), children.activation[:half].contiguous()
     )
-    more = kept_for_backward(network.class_caps, children) - kept_for_backward(
-        network.class_caps, fewer
-    )
-    return more / (len(images) - half)
+    added = kept_for_backward(layer, children) - kept_for_backward(layer, of_half)
+    return added / (len(images) - half)
 
 
 class Tested(NamedTuple):
@@ -121,7 +122,7 @@ class RoutingsSettings(TrainingOptions):
     """One preset: how every network is trained.
 
     Attributes:
-        rounds: how often the training step of each network is timed.
+        rounds: the number of times that the training step of each network is timed.
     """
 
     rounds: int = 20
@@ -140,12 +141,11 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
 
     def options(self, settings: RoutingsSettings, row: str) -> dict[str, Any]:
         """The network with the routing of the row."""
-        own = IN_PLACE_OF.get(row, row)
-        kind = ROUTINGS[own]
-        routing = option(
-            f"{kind.__module__}.{kind.__qualname__}", **SETTINGS.get(own, {})
-        )
-        return settings.options(routing=routing)
+        trained_routing = IN_PLACE_OF.get(row, row)
+        kind = ROUTINGS[trained_routing]
+        arguments = SETTINGS.get(trained_routing, {})
+        path = f"{kind.__module__}.{kind.__qualname__}"
+        return settings.options(routing=option(path, **arguments))
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains the network of a row; a routing that cannot train is put into the
@@ -164,52 +164,48 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
         and seeds.
         """
         test = data_of(study.settings.data).test
-        return Tested(
-            test,
-            replace(
-                test, inputs=apply_affine(test.inputs, AffineRanges().draw(test.inputs))
-            ),
-        )
+        moved = apply_affine(test.inputs, AffineRanges().draw(test.inputs))
+        return Tested(test, replace(test, inputs=moved))
 
-    def measure(self, study: Study, row: str, given: Tested) -> dict[str, float]:
+    def measure(self, study: Study, row: str, tested: Tested) -> dict[str, float]:
         """Accuracy and calibration on the test images."""
         trained = study.trained[row]
         network, prepared = trained.network, trained.classifier.prepared
         batch = 4 * study.settings.batch_size
-        clean, moved = (examine(network, prepared(images), batch) for images in given)
+        clean = examine(network, prepared(tested.test), batch)
+        moved = examine(network, prepared(tested.moved), batch)
         validation = examine(network, prepared(trained.data.validation), batch)
-        said = (SHARPNESS * clean.activation.double()).softmax(1)
-        fitted = fit_temperature(
-            (SHARPNESS * validation.activation.double()).softmax(1), validation.labels
-        )
-        found = {
+        confidence = _probabilities(clean.activation)
+        figures = {
             TEST_ERROR: 100 * clean.error,
             AFFINE: 100 * moved.error,
-            CALIBRATION: 100 * calibration_error(said, clean.labels, BINS),
-            SCALED: None
-            if fitted is None
-            else 100 * calibration_error(fitted(said), clean.labels, BINS),
-            ENTROPY: clean.entropy,
-            TRAINING: None
-            if row in IN_PLACE_OF
-            else trained.summary["training_seconds"],
+            CALIBRATION: 100 * calibration_error(confidence, clean.labels, BINS),
         }
-        return {name: value for name, value in found.items() if value is not None}
+        scaled = fit_temperature(
+            _probabilities(validation.activation), validation.labels
+        )
+        if scaled is not None:
+            error = calibration_error(scaled(confidence), clean.labels, BINS)
+            figures[SCALED] = 100 * error
+        if clean.entropy is not None:
+            figures[ENTROPY] = clean.entropy
+        if row not in IN_PLACE_OF:
+            figures[TRAINING] = trained.summary["training_seconds"]
+        return figures
 
-    def finish(self, study: Study, given: Tested) -> None:
+    def finish(self, study: Study, tested: Tested) -> None:
         """Times the training steps of all networks, in turn, and measures the memory
         that their layers keep.
         """
         settings, device = study.settings, study.lab.device
         networks = {
-            row: one.network
-            for row, one in study.trained.items()
+            row: trained.network
+            for row, trained in study.trained.items()
             if row not in IN_PLACE_OF
         }
-        some = data_of(settings.data).train.__getitems__(
-            list(range(settings.batch_size))
-        )
-        images, labels = some.inputs.to(device), some.labels.to(device)
+        places = list(range(settings.batch_size))
+        batch = data_of(settings.data).train.__getitems__(places)
+        images, labels = batch.inputs.to(device), batch.labels.to(device)
         steps: dict[str, Callable[[], object]] = {
             row: _step(network.train(), images, labels)
             for row, network in networks.items()
@@ -217,29 +213,23 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
         for row, seconds in interleaved(steps, settings.rounds, device.type).items():
             network = networks[row]
             assert isinstance(network, CapsuleClassifier)
-            study.note(
-                row,
-                {
-                    STEP: 1000 * min(seconds),
-                    KEPT: kept_an_image(network, images) / 1024,
-                },
-            )
+            kibibytes = kept_an_image(network, images) / 1024
+            study.note(row, {STEP: 1000 * min(seconds), KEPT: kibibytes})
 
-    def pictures(self, outcomes: Sequence[Study]) -> dict[str, Picture]:
+    def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """All measures of all routings over all seeds, the best under affine transforms
         first.
         """
-        seeds = (
-            f"mean and deviation of {len(outcomes)} seeds"
-            if len(outcomes) > 1
-            else "one seed"
-        )
-        return {
-            "answer": answer(
-                [outcome.figures for outcome in outcomes],
-                self.caption.format(seeds=seeds),
-            )
-        }
+        seeds = "one seed"
+        if len(studies) > 1:
+            seeds = f"mean and deviation of {len(studies)} seeds"
+        figures = [study.figures for study in studies]
+        return {"answer": answer(figures, self.caption.format(seeds=seeds))}
+
+
+def _probabilities(activation: Tensor) -> Tensor:
+    """The probabilities of the classes, as the loss takes them from activations."""
+    return (SHARPNESS * activation.double()).softmax(1)
 
 
 def _step(
@@ -258,19 +248,17 @@ def answer(figures: Sequence[Mapping[tuple[str, str], float]], caption: str) -> 
     """A panel for each measure, with a dot for each routing, the mean over the seeds,
     and a line, the deviation.
     """
-    found = {
-        row: [one[row, AFFINE] for one in figures if (row, AFFINE) in one]
-        for row in ROWS
-    }
-    rows = sorted(
-        (row for row, values in found.items() if values),
-        key=lambda row: mean(found[row]),
-    )
+    errors = {}
+    for row in ROWS:
+        key = row, AFFINE
+        of_seeds = [of_seed[key] for of_seed in figures if key in of_seed]
+        if of_seeds:
+            errors[row] = mean(of_seeds)
+    rows = sorted(errors, key=errors.__getitem__)
     panels = []
     for measure in (AFFINE, TEST_ERROR, CALIBRATION, ENTROPY, STEP, KEPT):
-        label, keys = (
-            ", ".join(filter(None, (measure, _KINDS[measure][0]))),
-            [(row, measure) for row in rows],
-        )
-        panels.append(Dots.over(label, figures, keys)._replace(log=measure != ENTROPY))
+        unit, _ = _KINDS[measure]
+        label = f"{measure}, {unit}" if unit else measure
+        dots = Dots.over(label, figures, [(row, measure) for row in rows])
+        panels.append(dots._replace(log=measure != ENTROPY))
     return Picture(dot_panels(rows, panels), caption)

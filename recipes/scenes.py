@@ -36,73 +36,70 @@ class Outline(NamedTuple):
     """How a map is turned into an outline: see :func:`~torchcaps.models.boxes_of_maps`.
 
     Args:
-        cut: values below this share of the map's largest value do not count.
-        reach: side of the square that a cell stands for, in cells.
+        cut: the share of the map's largest value below which values do not count.
+        reach: the side of the square that a cell stands for, in cells.
     """
 
     cut: float
     reach: float = 1.0
 
 
-BOX_OUTLINES = tuple(
-    starmap(
-        Outline,
-        product(
-            (0.0, 0.02, 0.05, *(tenths / 10 for tenths in range(1, 10))),
-            (halves / 2 for halves in range(2, 9)),
-        ),
-    )
-)
+_BOX_CUTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_BOX_REACHES = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+
+BOX_OUTLINES = tuple(starmap(Outline, product(_BOX_CUTS, _BOX_REACHES)))
 PIXEL_OUTLINES = tuple(starmap(Outline, product((0.0, 0.1, 0.2, 0.4), (1.0, 2.0, 3.0))))
 """The candidates, tried on validation scenes."""
 
 
 def segments(
-    scenes: Tensor, maps: Tensor, said: Tensor, cut: float, reach: float = 1.0
+    scenes: Tensor, maps: Tensor, predicted: Tensor, cut: float, reach: float = 1.0
 ) -> Tensor:
     """Which pixels belong to which class: bright ones, to the class whose map is
     largest there.
 
     Args:
-        scenes: (B, C, H, W) in [0, 1].
-        maps: of each class, (B, E, H', W'), 0 or more.
-        said: the classes that the network predicts, bool (B, E); no others get pixels.
-        cut: share of its map's largest value that a class must reach at a pixel to get
-            it.
-        reach: side of the square, in cells, over which the largest value of a map
+        scenes: the scenes, (B, C, H, W) in [0, 1].
+        maps: the map of each class, (B, E, H', W'), 0 or more.
+        predicted: the classes that the network predicts, bool (B, E); no others get
+            pixels.
+        cut: the share of its map's largest value that a class must reach at a pixel to
+            get it.
+        reach: the side of the square, in cells, over which the largest value of a map
             counts; 1: at the place itself.
 
     Returns:
         bool (B, E, H, W), at most one class for each pixel.
     """
     size = scenes.shape[2:]
-    shares = maps / maps.amax((2, 3), keepdim=True).clamp_min(
-        torch.finfo(maps.dtype).tiny
-    )
-    fine = (
-        F.interpolate(shares, size=size, mode="bilinear", align_corners=False)
-        * said[:, :, None, None]
-    )
-    if radius := round((reach - 1) * size[0] / maps.shape[2] / 2):
+    tiny = torch.finfo(maps.dtype).tiny
+    shares = maps / maps.amax((2, 3), keepdim=True).clamp_min(tiny)
+    fine = F.interpolate(shares, size=size, mode="bilinear", align_corners=False)
+    fine = fine * predicted[:, :, None, None]
+    radius = round((reach - 1) * size[0] / maps.shape[2] / 2)
+    if radius:
         fine = F.max_pool2d(fine, (2 * radius + 1, 1), 1, (radius, 0))
         fine = F.max_pool2d(fine, (1, 2 * radius + 1), 1, (0, radius))
-    most = F.one_hot(fine.argmax(1), maps.shape[1]).movedim(-1, 1).bool()
-    return most & (fine > cut) & (scenes.amax(1, keepdim=True) >= INK)
+    largest = F.one_hot(fine.argmax(1), maps.shape[1]).movedim(-1, 1).bool()
+    return largest & (fine > cut) & (scenes.amax(1, keepdim=True) >= INK)
 
 
-def pixel_overlap(batch: Batch, maps: Tensor, said: Tensor, outline: Outline) -> Tensor:
+def pixel_overlap(
+    batch: Batch, maps: Tensor, predicted: Tensor, outline: Outline
+) -> Tensor:
     """IoU of :func:`segments` with the digits' own pixels, of each class that is there;
     1-D.
     """
     assert batch.parts is not None
-    there = batch.labels
-    own = torch.zeros(
-        *there.shape, *batch.inputs.shape[2:], dtype=torch.bool, device=there.device
-    )
+    present = batch.labels
     ink = batch.parts.pictures.amax(2) >= INK
-    own.scatter_(1, batch.parts.labels[:, :, None, None].expand_as(ink), ink)
-    found = segments(batch.inputs, maps, said, *outline)
-    return ((found & own).sum((2, 3)) / (found | own).sum((2, 3)).clamp_min(1))[there]
+    shape = *present.shape, *batch.inputs.shape[2:]
+    true = torch.zeros(shape, dtype=torch.bool, device=present.device)
+    true.scatter_(1, batch.parts.labels[:, :, None, None].expand_as(ink), ink)
+    segmented = segments(batch.inputs, maps, predicted, *outline)
+    common = (segmented & true).sum((2, 3))
+    either = (segmented | true).sum((2, 3))
+    return (common / either.clamp_min(1))[present]
 
 
 def fit_outlines(network: Any, scenes: Examples) -> tuple[Outline, Outline]:
@@ -113,29 +110,24 @@ def fit_outlines(network: Any, scenes: Examples) -> tuple[Outline, Outline]:
     Right", demand: on held-out scenes with boxes, in the same way for all networks, and
     not on those of the test.
     """
-    boxes, pixels = (
-        defaultdict[Outline, float](float),
-        defaultdict[Outline, float](float),
-    )
+    of_boxes = dict.fromkeys(BOX_OUTLINES, 0.0)
+    of_pixels = dict.fromkeys(PIXEL_OUTLINES, 0.0)
     with evaluating(network) as device:
         for batch in scenes.to(device).batches(100):
             assert batch.parts is not None
-            maps, said = (
-                network.maps_of(batch.inputs).float(),
-                network(batch.inputs).activation > 0.5,
-            )
-            true, there = class_boxes(batch.parts, network.classes), batch.labels
-            for one in BOX_OUTLINES:
-                boxes[one] += (
-                    box_iou(boxes_of_maps(maps, network.cell, *one), true)[there]
-                    .sum()
-                    .item()
-                )
-            for one in PIXEL_OUTLINES:
-                pixels[one] += pixel_overlap(batch, maps, said, one).sum().item()
-    return max(BOX_OUTLINES, key=boxes.__getitem__), max(
-        PIXEL_OUTLINES, key=pixels.__getitem__
-    )
+            maps = network.maps_of(batch.inputs).float()
+            predicted = network(batch.inputs).activation > 0.5
+            true = class_boxes(batch.parts, network.classes)
+            for outline in BOX_OUTLINES:
+                boxes = boxes_of_maps(maps, network.cell, *outline)
+                overlap = box_iou(boxes, true)[batch.labels]
+                of_boxes[outline] += overlap.sum().item()
+            for outline in PIXEL_OUTLINES:
+                overlap = pixel_overlap(batch, maps, predicted, outline)
+                of_pixels[outline] += overlap.sum().item()
+    best_boxes = max(BOX_OUTLINES, key=of_boxes.__getitem__)
+    best_pixels = max(PIXEL_OUTLINES, key=of_pixels.__getitem__)
+    return best_boxes, best_pixels
 
 
 def peaks(maps: Tensor, cell: int) -> Tensor:
@@ -151,10 +143,10 @@ def look(
     """The predictions of a network for some scenes, beside the truth.
 
     Args:
-        network: of scenes.
-        batch: scenes, prepared for it.
-        outline: of the pixels; default: that of the network's boxes.
-        threshold: classes with a larger activation count as predicted.
+        network: a network of scenes.
+        batch: the scenes, prepared for the network.
+        outline: the outline of the pixels; default: that of the network's boxes.
+        threshold: the activation above which a class counts as predicted.
 
     Returns:
         ``activation``, ``boxes`` and ``true`` boxes of each class; ``exact``, whether
@@ -164,22 +156,19 @@ def look(
     """
     assert batch.parts is not None
     prediction, maps = network(batch.inputs), network.maps_of(batch.inputs).float()
-    said = prediction.activation > threshold
+    predicted = prediction.activation > threshold
     true = class_boxes(batch.parts, network.classes)
     x, y = peaks(maps, network.cell).unbind(-1)
-    inside = (
-        (x >= true[..., 0])
-        & (x <= true[..., 2])
-        & (y >= true[..., 1])
-        & (y <= true[..., 3])
-    )
+    left, top, right, bottom = true.unbind(-1)
+    inside = (x >= left) & (x <= right) & (y >= top) & (y <= bottom)
+    outline = outline or Outline(network.cut)
     return {
         "activation": prediction.activation.float(),
         "boxes": prediction.boxes.float(),
         "true": true,
-        "exact": (said == batch.labels).all(1),
+        "exact": (predicted == batch.labels).all(1),
         "point": inside[batch.labels],
-        "pixels": pixel_overlap(batch, maps, said, outline or Outline(network.cut)),
+        "pixels": pixel_overlap(batch, maps, predicted, outline),
     }
 
 
@@ -190,15 +179,12 @@ def look_at_all(
     batch_size: int = 100,
 ) -> dict[str, Tensor]:
     """The results of :func:`look` for all scenes."""
+    parts = defaultdict[str, list[Tensor]](list)
     with evaluating(network) as device:
-        found = [
-            {
-                name: values.cpu()
-                for name, values in look(network, batch, outline).items()
-            }
-            for batch in scenes.to(device).batches(batch_size)
-        ]
-    return {name: torch.cat([one[name] for one in found]) for name in found[0]}
+        for batch in scenes.to(device).batches(batch_size):
+            for name, values in look(network, batch, outline).items():
+                parts[name].append(values.cpu())
+    return {name: torch.cat(values) for name, values in parts.items()}
 
 
 def on_larger_canvases(scenes: Examples) -> Examples:
@@ -211,9 +197,8 @@ def on_larger_canvases(scenes: Examples) -> Examples:
             f"scenes must be made by a Scenery, got {type(scenery).__name__}"
         )
     height, width = scenery.canvas
-    return replace(
-        scenes, composition=replace(scenery, canvas=(height * 4 // 3, width * 3 // 2))
-    )
+    larger = replace(scenery, canvas=(height * 4 // 3, width * 3 // 2))
+    return replace(scenes, composition=larger)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +206,9 @@ class SceneSettings(TrainingOptions):
     """One preset: how the networks are trained, and on how many scenes they are tested.
 
     Attributes:
-        scenes: how many scenes of test digits.
-        fitted: how many scenes of validation digits the outlines are fitted to.
+        scenes: the number of scenes of test digits.
+        fitted: the number of scenes of validation digits to which the outlines are
+            fitted.
     """
 
     scenes: int = 10000
@@ -243,8 +229,9 @@ class Scenes(Recipe[SceneSettings]):
             unit="" if measure in (OVERLAP, PIXELS, PRECISION) else "%",
             higher_is_better=True,
         )
-        for row in (CAPSULES, CNN, BOXES)
-        for measure in (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)
+        for row, measure in product(
+            (CAPSULES, CNN, BOXES), (EXACT, LARGER, POINT, OVERLAP, PRECISION, PIXELS)
+        )
     )
     settings: ClassVar = SceneSettings
 
@@ -252,41 +239,38 @@ class Scenes(Recipe[SceneSettings]):
         """The first of the test scenes."""
         return first_of(data_of(study.settings.data).test, study.settings.scenes)
 
-    def measure(self, study: Study, row: str, given: Examples) -> Mapping[str, float]:
+    def measure(self, study: Study, row: str, scenes: Examples) -> Mapping[str, float]:
         """Which classes are found, and where, on test scenes and on larger canvases."""
         network: Any = study.trained[row].network
         validation = data_of(study.settings.data).validation
-        boxes, pixels = fit_outlines(
-            network, first_of(validation, study.settings.fitted)
-        )
-        network.cut, network.reach = boxes
+        few = first_of(validation, study.settings.fitted)
+        outline, pixel_outline = fit_outlines(network, few)
+        network.cut, network.reach = outline
         study.facts[row] |= {
-            "outline of the boxes": boxes._asdict(),
-            "outline of the pixels": pixels._asdict(),
+            "outline of the boxes": outline._asdict(),
+            "outline of the pixels": pixel_outline._asdict(),
         }
-        found = look_at_all(network, given, pixels)
-        there = (found["true"][..., 2:] > found["true"][..., :2]).all(-1)
+        results = look_at_all(network, scenes, pixel_outline)
+        boxes, true = results["boxes"], results["true"]
+        present = (true[..., 2:] > true[..., :2]).all(-1)
+        precision = average_precision(results["activation"], boxes, true)
+        larger = look_at_all(network, on_larger_canvases(scenes))
         return {
-            EXACT: percent(found["exact"]),
-            LARGER: percent(look_at_all(network, on_larger_canvases(given))["exact"]),
-            POINT: percent(found["point"]),
-            OVERLAP: box_iou(found["boxes"], found["true"])[there].mean().item(),
-            PRECISION: average_precision(
-                found["activation"], found["boxes"], found["true"]
-            )["map_50"],
-            PIXELS: found["pixels"].double().mean().item(),
+            EXACT: percent(results["exact"]),
+            LARGER: percent(larger["exact"]),
+            POINT: percent(results["point"]),
+            OVERLAP: box_iou(boxes, true)[present].mean().item(),
+            PRECISION: precision["map_50"],
+            PIXELS: results["pixels"].double().mean().item(),
         }
 
-    def finish(self, study: Study, given: Examples) -> None:
+    def finish(self, study: Study, scenes: Examples) -> None:
         """The first scenes with the predicted boxes, one row for each network."""
-        batch = given.__getitems__(list(range(min(5, len(given)))))
-        each = [
-            drawn(trained.network, batch, given.classes)
-            for trained in study.trained.values()
-        ]
-        figure = boxes_figure(
-            [one for row in each for one in row], given.classes, len(batch.inputs)
-        )
+        batch = scenes.__getitems__(list(range(min(5, len(scenes)))))
+        boxed = []
+        for trained in study.trained.values():
+            boxed += drawn(trained.network, batch, scenes.classes)
+        figure = boxes_figure(boxed, scenes.classes, len(batch.inputs))
         caption = (
             "The first test scenes with the predictions. From the top: "
             f"{'; '.join(study.trained)}. Dotted: true."
@@ -303,23 +287,19 @@ def drawn(
     assert batch.parts is not None
     with evaluating(network) as device:
         prediction = network(batch.inputs.to(device))
+    boxes = prediction.boxes.float().cpu()
+    predicted = prediction.activation.cpu() > threshold
     true = class_boxes(batch.parts, len(classes))
 
-    def named(boxes: Tensor, there: Tensor) -> list[tuple[str, list[float]]]:
-        return [
-            (classes[index], boxes[index].tolist())
-            for index in there.nonzero().flatten().tolist()
-        ]
+    def named(boxes: Tensor, present: Tensor) -> list[tuple[str, list[float]]]:
+        labels = present.nonzero().flatten().tolist()
+        return [(classes[label], boxes[label].tolist()) for label in labels]
 
-    rows = zip(
-        batch.pictures,
-        prediction.boxes.float().cpu(),
-        prediction.activation.cpu(),
-        true,
-        batch.labels,
-        strict=True,
-    )
     return [
-        Boxed(picture, named(boxes, activation > threshold), named(real, there))
-        for picture, boxes, activation, real, there in rows
+        Boxed(
+            picture,
+            named(boxes[place], predicted[place]),
+            named(true[place], batch.labels[place]),
+        )
+        for place, picture in enumerate(batch.pictures)
     ]

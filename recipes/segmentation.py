@@ -3,6 +3,7 @@ sections of neural tissue.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, ClassVar
 
 from recipes.kit.base import Picture, Recipe, Study, lines_of, register_recipe
@@ -41,11 +42,7 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
 
     name: ClassVar = "segmentation"
     rows: ClassVar = ROWS
-    lines: ClassVar = lines_of(
-        [(row, measure) for row in ROWS for measure in (IOU, DICE)],
-        {},
-        higher_is_better=True,
-    )
+    lines: ClassVar = lines_of(product(ROWS, (IOU, DICE)), {}, higher_is_better=True)
     settings: ClassVar = TrainingOptions
     grows: ClassVar = True
 
@@ -57,7 +54,7 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
             data["fold"] = study.lab.seed % 5
         return study.lab.train(name, {**options, "data": data})
 
-    def measure(self, study: Study, row: str, given: Any) -> Mapping[str, float]:
+    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
         """Means over the classes, in percent, over the pixels of all test pictures."""
         summary = study.trained[row].summary
         return {IOU: 100 * summary["test_iou"], DICE: 100 * summary["test_dice"]}
@@ -66,16 +63,15 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
         """Means over the folds, and how far each network is above the U-Nets on the
         same folds.
         """
-        rows = [
-            row for row in ROWS if any((row, IOU) in one.figures for one in studies)
-        ]
-        figures = [one.figures for one in studies]
-        means = Dots.over(
-            f"{IOU}, %", figures, [(row, IOU) for row in rows], half_interval
-        )
+        figures = [study.figures for study in studies]
+        measured = {row for of_seed in figures for row, _ in of_seed}
+        rows = [row for row in ROWS if row in measured]
+        keys = [(row, IOU) for row in rows]
+        means = Dots.over(f"{IOU}, %", figures, keys, half_interval)
         above = [
             Dots.above(unet, figures, rows, IOU)
             for unet in (UNET, LARGE)
             if unet in rows
         ]
-        return {"iou": Picture(dot_panels(rows, [means, *above]), self.caption)}
+        figure = dot_panels(rows, [means, *above])
+        return {"iou": Picture(figure, self.caption)}

@@ -3,15 +3,18 @@ speakers never heard in training.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 from zipfile import ZipFile
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from recipes.kit.base import (
     Key,
@@ -51,9 +54,11 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = FACTS["groups"]
 never seen by its networks.
 """
 
-ROWS = {f"{data}: {network}": (data, network) for data in DATA for network in NETWORKS}
+ROWS = {
+    f"{data}: {network}": (data, network) for data, network in product(DATA, NETWORKS)
+}
 KEYS = [
-    (f"{data}: {network}", ACCURACY) for data in DATA for network in (*NETWORKS, ROCKET)
+    (f"{data}: {kind}", ACCURACY) for data, kind in product(DATA, (*NETWORKS, ROCKET))
 ]
 PAIRS = [(f"{data}: {CAPSULES}", DIFFERENCE) for data in DATA]
 
@@ -86,21 +91,14 @@ class Watch(Series):
         """Whole recordings, of 947 to 2,618 moments."""
         from seglearn.datasets import load_watch
 
-        watch, items = load_watch(), []
-        for number, (values, label, subject) in enumerate(
-            zip(watch["X"], watch["y"], watch["subject"], strict=True)
-        ):
+        watch = load_watch()
+        recordings = zip(watch["X"], watch["y"], watch["subject"], strict=True)
+        items = []
+        for number, (values, label, subject) in enumerate(recordings):
+            name = f"watch:{number}"
             category = watch["y_labels"][int(label)]
             series = torch.tensor(values.T, dtype=torch.float32)
-            items.append(
-                SeriesItem(
-                    f"watch:{number}",
-                    category,
-                    series,
-                    f"watch:{number}",
-                    str(int(subject)),
-                )
-            )
+            items.append(SeriesItem(name, category, series, name, str(int(subject))))
         return Listed(parts={"all": items})
 
 
@@ -130,10 +128,8 @@ class SpokenDigits(Series):
 def _sounds(archive: Path) -> tuple[SeriesItem, ...]:
     with TemporaryDirectory() as folder, ZipFile(archive) as packed:
         packed.extractall(folder)
-        items = list_series(Path(folder) / "recordings", Columns(), Sound()).parts[
-            "all"
-        ]
-    return tuple(replace(item, where=item.name) for item in items)
+        listed = list_series(Path(folder) / "recordings", Columns(), Sound())
+    return tuple(replace(item, where=item.name) for item in listed.parts["all"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +137,7 @@ class SeriesSettings(TrainingOptions):
     """One preset: how networks are trained on each collection.
 
     Attributes:
-        of: for each collection, the options that differ from those of the preset.
+        of: the options of each collection that differ from those of the preset.
         rocket: whether MiniRocket is measured too.
     """
 
@@ -166,45 +162,39 @@ class SeriesRecipe(Recipe[SeriesSettings]):
     def options(self, settings: SeriesSettings, row: str) -> dict[str, Any]:
         """The network and the collection of the row."""
         name, kind = ROWS[row]
-        data = settings.data or option(DATA[name])
-        own = settings.of.get(name, {})
-        return settings.options(**{**NETWORKS[kind], **own, "data": data})
+        options = {**NETWORKS[kind], **settings.of.get(name, {})}
+        options["data"] = settings.data or option(DATA[name])
+        return settings.options(**options)
 
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains without the people that are tested with this seed."""
         name, options = self.job(study.settings, row, stop_at)
-        return study.lab.train(
-            name,
-            {**options, "data": divided(options["data"], ROWS[row][0], study.lab.seed)},
-        )
+        collection, _ = ROWS[row]
+        options["data"] = divided(options["data"], collection, study.lab.seed)
+        return study.lab.train(name, options)
 
-    def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
+    def measure(self, study: Study, row: str, shared: Any) -> dict[str, float]:
         """The test accuracy, and for capsules nothing more until the twin is there."""
         return {ACCURACY: study.trained[row].test_accuracy}
 
-    def finish(self, study: Study, given: Any) -> None:
+    def finish(self, study: Study, shared: Any) -> None:
         """MiniRocket, and the differences of capsules and twin with the same people."""
-        for name in {ROWS[row][0]: None for row in study.trained}:
+        for name in dict.fromkeys(ROWS[row][0] for row in study.trained):
             ours, twin = (
                 study.figures[f"{name}: {kind}", ACCURACY] for kind in NETWORKS
             )
             study.note(f"{name}: {CAPSULES}", {DIFFERENCE: ours - twin})
             if study.settings.rocket:
                 data = divided(option(DATA[name]), name, study.lab.seed)
-                study.note(
-                    f"{name}: {ROCKET}", {ACCURACY: rocket(data, study.lab.seed)}
-                )
+                accuracy = rocket(data, study.lab.seed)
+                study.note(f"{name}: {ROCKET}", {ACCURACY: accuracy})
         trained = study.trained[f"{DIGITS}: {CAPSULES}"]
         study.pictures["moments"] = Picture(moments(trained), self.captions["moments"])
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """The accuracies over all seeds, and series of the first."""
-        return {
-            "accuracy": Picture(
-                accuracies([one.figures for one in studies]), self.caption
-            ),
-            **studies[0].pictures,
-        }
+        figure = accuracies([study.figures for study in studies])
+        return {"accuracy": Picture(figure, self.caption), **studies[0].pictures}
 
 
 def divided(data: Mapping[str, Any], name: str, seed: int) -> dict[str, Any]:
@@ -230,24 +220,26 @@ def rocket(data: Mapping[str, Any], seed: int) -> float:
         from aeon.classification.convolution_based import MiniRocketClassifier
 
     source = data_of(data)
-    rows = {
-        part: [one.scale(one.row(index)) for index in range(len(one))]
-        for part, one in (("train", source.train), ("test", source.test))
-        if isinstance(one, SeriesSet)
-    }
-    longest = max(row.shape[1] for part in rows.values() for row in part)
-    train, test = (
-        torch.stack(
-            [torch.nn.functional.pad(row, (0, longest - row.shape[1])) for row in part]
-        )
-        .double()
-        .numpy()
-        for part in rows.values()
-    )
-    classifier = MiniRocketClassifier(random_state=seed).fit(
-        train, source.train.labels.numpy()
-    )
-    return 100 * float((classifier.predict(test) == source.test.labels.numpy()).mean())
+    train, test = source.train, source.test
+    assert isinstance(train, SeriesSet)
+    assert isinstance(test, SeriesSet)
+    longest = max(row.shape[1] for row in (*_scaled(train), *_scaled(test)))
+    classifier = MiniRocketClassifier(random_state=seed)
+    classifier.fit(_padded(train, longest), train.labels.numpy())
+    answers = classifier.predict(_padded(test, longest))
+    return 100 * float((answers == test.labels.numpy()).mean())
+
+
+def _scaled(series: SeriesSet) -> Iterator[Tensor]:
+    """The series, (C, L) each, as networks see them."""
+    for index in range(len(series)):
+        yield series.scale(series.row(index))
+
+
+def _padded(series: SeriesSet, length: int) -> Any:
+    """The scaled series with zeros to a length, as one array (N, C, L)."""
+    rows = [F.pad(row, (0, length - row.shape[1])) for row in _scaled(series)]
+    return torch.stack(rows).double().numpy()
 
 
 def moments(trained: Trained, count: int = 4) -> "Figure":
@@ -275,11 +267,8 @@ def accuracies(figures: Sequence[Mapping[Key, float]]) -> "Figure":
     """Accuracies of all kinds on each collection: mean and 95 % interval over the
     seeds.
     """
-    kinds = [
-        kind
-        for kind in (*NETWORKS, ROCKET)
-        if any(row.endswith(f": {kind}") for row, _ in figures[0])
-    ]
+    measured = {row.rpartition(": ")[2] for row, _ in figures[0]}
+    kinds = [kind for kind in (*NETWORKS, ROCKET) if kind in measured]
     panels = []
     for name in DATA:
         if (f"{name}: {CAPSULES}", ACCURACY) in figures[0]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any, ClassVar, NamedTuple, cast
@@ -28,9 +29,13 @@ from torchcaps_lab.report import new_figure
 
 FACTS = facts_of("sets")
 HEADS: dict[str, dict[str, dict[str, Any]]] = FACTS["heads"]
-ROWS = {
-    f"{data}: {head}": (data, head) for data, heads in HEADS.items() for head in heads
-}
+ROWS: dict[str, tuple[str, str]] = {}
+"""The data and the head of each row."""
+
+for _data in HEADS:
+    for _head in HEADS[_data]:
+        ROWS[f"{_data}: {_head}"] = _data, _head
+
 GRAPHS = [row for row, (data, _) in ROWS.items() if data != "shapes"]
 ACCURACY, MARGIN, VIEW = (
     "test accuracy",
@@ -50,23 +55,22 @@ class Sets(NamedTuple):
     """A batch of sets.
 
     Args:
-        elements: (B, N, C).
-        there: bool (B, N).
-        edges: (B, N, N), or None.
-        labels: (B,).
+        elements: the elements, (B, N, C).
+        present: whether each element belongs to its set or is padding, bool (B, N).
+        edges: the edges between elements, (B, N, N), or None.
+        labels: the class of each set, (B,).
     """
 
     elements: Tensor
-    there: Tensor
+    present: Tensor
     edges: Tensor | None
     labels: Tensor
 
     def of(self, places: Any) -> "Sets":
         """Some of them."""
         edges = None if self.edges is None else self.edges[places]
-        return Sets(
-            self.elements[places], self.there[places], edges, self.labels[places]
-        )
+        elements, present = self.elements[places], self.present[places]
+        return Sets(elements, present, edges, self.labels[places])
 
 
 def read_graphs(folder: Path) -> Sets:
@@ -78,34 +82,30 @@ def read_graphs(folder: Path) -> Sets:
     """
 
     def read(part: str, kind: type = int) -> Any:
-        return np.loadtxt(
-            folder / f"{folder.name}_{part}.txt", delimiter=",", dtype=kind, ndmin=1
-        )
+        file = folder / f"{folder.name}_{part}.txt"
+        return np.loadtxt(file, delimiter=",", dtype=kind, ndmin=1)
 
-    graph, pairs = read("graph_indicator") - 1, read("A") - 1
-    place = np.arange(len(graph)) - np.searchsorted(graph, graph)
-    parts = [
-        np.eye(column.max() + 1)[column]
-        for column in read("node_labels").reshape(len(graph), -1).T
-    ]
+    graph = read("graph_indicator") - 1
+    node = np.arange(len(graph)) - np.searchsorted(graph, graph)
+    columns = read("node_labels").reshape(len(graph), -1).T
+    features = [np.eye(column.max() + 1)[column] for column in columns]
     if (folder / f"{folder.name}_node_attributes.txt").is_file():
-        found = read("node_attributes", float).reshape(len(graph), -1)
-        found -= np.stack(
-            [np.bincount(graph, column) / np.bincount(graph) for column in found.T], 1
-        )[graph]
-        parts.append(found / found.std(0))
-    nodes = np.concatenate(parts, 1)
-    G, N = graph.max() + 1, place.max() + 1
-    elements, there = (
-        torch.zeros(G, N, nodes.shape[1]),
-        torch.zeros(G, N, dtype=torch.bool),
-    )
-    elements[graph, place] = torch.as_tensor(nodes, dtype=torch.float32)
-    there[graph, place] = True
+        attributes = read("node_attributes", float).reshape(len(graph), -1)
+        nodes_of_graph = np.bincount(graph)
+        means = [np.bincount(graph, column) / nodes_of_graph for column in attributes.T]
+        attributes -= np.stack(means, 1)[graph]
+        features.append(attributes / attributes.std(0))
+    values = torch.as_tensor(np.concatenate(features, 1), dtype=torch.float32)
+    G, N = graph.max() + 1, node.max() + 1
+    elements = torch.zeros(G, N, values.shape[1])
+    elements[graph, node] = values
+    present = torch.zeros(G, N, dtype=torch.bool)
+    present[graph, node] = True
     edges = torch.zeros(G, N, N)
-    edges[graph[pairs[:, 0]], place[pairs[:, 0]], place[pairs[:, 1]]] = 1
+    start, end = (read("A") - 1).T
+    edges[graph[start], node[start], node[end]] = 1
     _, labels = np.unique(read("graph_labels"), return_inverse=True)
-    return Sets(elements, there, edges, torch.as_tensor(labels))
+    return Sets(elements, present, edges, torch.as_tensor(labels))
 
 
 def graphs(name: str) -> Sets:
@@ -119,14 +119,16 @@ def graphs(name: str) -> Sets:
 
 def _rings(count: int) -> Sets:
     """Made-up graphs of 4 to 7 equal nodes: rings, and paths."""
-    edges, there = torch.zeros(count, 7, 7), torch.zeros(count, 7, dtype=torch.bool)
+    edges, present = torch.zeros(count, 7, 7), torch.zeros(count, 7, dtype=torch.bool)
     labels = torch.arange(count) % 2
     for graph in range(count):
         n = 4 + graph // 2 % 4
-        there[graph, :n] = True
-        pairs = torch.arange(n - int(labels[graph]))
-        edges[graph, pairs, (pairs + 1) % n] = edges[graph, (pairs + 1) % n, pairs] = 1
-    return Sets(there[..., None].float(), there, edges, labels)
+        present[graph, :n] = True
+        start = torch.arange(n - int(labels[graph]))
+        end = (start + 1) % n
+        edges[graph, start, end] = 1
+        edges[graph, end, start] = 1
+    return Sets(present[..., None].float(), present, edges, labels)
 
 
 def shapes(
@@ -140,11 +142,12 @@ def shapes(
     the middle, of size 1.
 
     Args:
-        count: of each of :data:`SHAPES`.
-        seed: of all.
-        points: on each.
-        tilt: between its axis and the vertical, from and to, in degrees.
-        astray: share of the points that lie anywhere.
+        count: the number of bodies of each of :data:`SHAPES`.
+        seed: the seed of all bodies.
+        points: the number of points on each body.
+        tilt: the angle between the axis of a body and the vertical, from and to, in
+            degrees.
+        astray: the share of the points that lie anywhere.
     """
     from trimesh import creation, sample
 
@@ -158,32 +161,29 @@ def shapes(
         creation.annulus(0.5, 1.0, 0.6),
     )
     random = np.random.default_rng(seed)
-    found = []
+    clouds = []
     for body in bodies:
-        there, _ = sample.sample_surface(
-            body, count * points, seed=int(random.integers(2**31))
-        )
-        there = np.array(there).reshape(count, points, 3) * random.uniform(
-            0.7, 1.3, (count, 1, 3)
-        )
-        turns = [
+        body_seed = int(random.integers(2**31))
+        surface, _ = sample.sample_surface(body, count * points, seed=body_seed)
+        cloud = np.array(surface).reshape(count, points, 3)
+        cloud = cloud * random.uniform(0.7, 1.3, (count, 1, 3))
+        angles = [
             random.uniform(0, 360, count),
             random.uniform(*tilt, count),
             random.uniform(0, 360, count),
         ]
-        there = there @ Rotation.from_euler(
-            "zxz", np.stack(turns, 1), degrees=True
-        ).as_matrix().transpose(0, 2, 1)
-        there += 0.03 * random.standard_normal(there.shape)
+        turns = Rotation.from_euler("zxz", np.stack(angles, 1), degrees=True)
+        cloud = cloud @ turns.as_matrix().transpose(0, 2, 1)
+        cloud += 0.03 * random.standard_normal(cloud.shape)
         lost = round(astray * points)
-        there[:, :lost] = random.uniform(-1.5, 1.5, (count, lost, 3))
-        there -= there.mean(1, keepdims=True)
-        found.append(there / np.sqrt((there**2).sum(2).mean(1))[:, None, None])
-    elements = torch.as_tensor(np.concatenate(found), dtype=torch.float32)
+        cloud[:, :lost] = random.uniform(-1.5, 1.5, (count, lost, 3))
+        cloud -= cloud.mean(1, keepdims=True)
+        radius = np.sqrt((cloud**2).sum(2).mean(1))
+        clouds.append(cloud / radius[:, None, None])
+    elements = torch.as_tensor(np.concatenate(clouds), dtype=torch.float32)
+    present = torch.ones(elements.shape[:2], dtype=torch.bool)
     labels = torch.arange(len(bodies)).repeat_interleave(count)
-    return Sets(
-        elements, torch.ones(elements.shape[:2], dtype=torch.bool), None, labels
-    )
+    return Sets(elements, present, None, labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +191,11 @@ class SetsSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        shapes: of each kind, to train on; and as many to test.
-        rate: of learning, at its peak.
-        decay: of the weights.
-        hold_out: measure validation parts of the folds that are trained on, not the
-            tests: to choose settings.
+        shapes: the number of shapes of each kind to train on, and as many to test.
+        rate: the learning rate at its peak.
+        decay: the decay of the weights.
+        hold_out: whether to measure validation parts of the folds that are trained on,
+            not the tests: to choose settings.
         sets: for each data, its name, ``folds``, the ``epochs`` of its trainings,
             arguments that its networks share, and those of a class of networks.
     """
@@ -222,9 +222,8 @@ def fit(
     generator = torch.Generator().manual_seed(seed)
     network.train()
     for _ in range(epochs):
-        for places in torch.randperm(len(sets.labels), generator=generator).split(
-            settings.batch_size
-        ):
+        order = torch.randperm(len(sets.labels), generator=generator)
+        for places in order.split(settings.batch_size):
             batch = sets.of(places)
             optimizer.zero_grad()
             loss(network(*batch[:3]).activation, batch.labels).backward()
@@ -257,9 +256,8 @@ class SetsOfChildren(Recipe[SetsSettings]):
         *lines_of(
             (
                 (row, VIEW.format(view))
-                for row in ROWS
+                for row, view in product(ROWS, VIEWS)
                 if row not in GRAPHS
-                for view in VIEWS
             ),
             {},
             higher_is_better=True,
@@ -276,81 +274,78 @@ class SetsOfChildren(Recipe[SetsSettings]):
         for row in self.present(settings):
             data, head = ROWS[row]
             start = time.perf_counter()
-            measured = self._graphs if row in GRAPHS else self._shapes
-            network, found = measured(
-                study, row, dict(settings.sets[data]), HEADS[data][head]
-            )
-            study.note(row, found)
+            measure = self._graphs if row in GRAPHS else self._shapes
+            options = dict(settings.sets[data])
+            network, figures = measure(study, row, options, HEADS[data][head])
+            study.note(row, figures)
             facts = facts_of_network(network, time.perf_counter() - start)
-            study.facts[row] = {"figures": found, "run": row, **facts}
+            study.facts[row] = {"figures": figures, "run": row, **facts}
         return study
 
     def _graphs(
-        self, study: Study, row: str, own: dict[str, Any], head: Mapping[str, Any]
+        self, study: Study, row: str, options: dict[str, Any], head: Mapping[str, Any]
     ) -> Any:
         settings, seed = study.settings, study.lab.seed
-        sets = graphs(own["name"])
-        labels, found = sets.labels.numpy(), []
-        for train, test in StratifiedKFold(
-            own["folds"], shuffle=True, random_state=seed
-        ).split(labels, labels):
+        sets = graphs(options["name"])
+        labels = sets.labels.numpy()
+        splitter = StratifiedKFold(options["folds"], shuffle=True, random_state=seed)
+        accuracies = []
+        for train, test in splitter.split(labels, labels):
             if settings.hold_out:
-                share = 1 / (own["folds"] - 1)
                 train, test = train_test_split(
-                    train, test_size=share, stratify=labels[train], random_state=seed
+                    train,
+                    test_size=1 / (options["folds"] - 1),
+                    stratify=labels[train],
+                    random_state=seed,
                 )
             torch.manual_seed(seed)
-            network = network_of(head, own, sets)
-            fit(network, sets.of(train), settings, own["epochs"], seed)
-            found.append(accuracy(network, sets.of(test)))
-        study.curves[row] = {"folds": found}
-        return network, {ACCURACY: mean(found), MARGIN: half_interval(found)}
+            network = network_of(head, options, sets)
+            fit(network, sets.of(train), settings, options["epochs"], seed)
+            accuracies.append(accuracy(network, sets.of(test)))
+        study.curves[row] = {"folds": accuracies}
+        figures = {ACCURACY: mean(accuracies), MARGIN: half_interval(accuracies)}
+        return network, figures
 
     def _shapes(
-        self, study: Study, row: str, own: dict[str, Any], head: Mapping[str, Any]
+        self, study: Study, row: str, options: dict[str, Any], head: Mapping[str, Any]
     ) -> Any:
         settings, seed = study.settings, study.lab.seed
         sets = shapes(settings.shapes, seed)
         torch.manual_seed(seed)
-        network = network_of(head, own, sets)
-        fit(network, sets, settings, own["epochs"], seed)
-        first = 1000 if settings.hold_out else 2000
-        views = {
-            view: shapes(settings.shapes, first + seed, **how)
-            for view, how in VIEWS.items()
-        }
+        network = network_of(head, options, sets)
+        fit(network, sets, settings, options["epochs"], seed)
+        test_seed = seed + (1000 if settings.hold_out else 2000)
+        figures = {}
+        for view, arguments in VIEWS.items():
+            test = shapes(settings.shapes, test_seed, **arguments)
+            figures[VIEW.format(view)] = accuracy(network, test)
         if isinstance(network, SetCapsNet):
-            study.curves[row] = _shown(network, shapes(1, first + seed))
-        return network, {
-            VIEW.format(view): accuracy(network, one) for view, one in views.items()
-        }
+            study.curves[row] = _shown(network, shapes(1, test_seed))
+        return network, figures
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Points of one shape of each kind, by how much they spoke for the answer."""
-        shown = [
-            study.curves[row]
-            for study in studies
-            for row in ROWS
-            if "points" in study.curves.get(row, {})
-        ]
-        return {"points": Picture(_figure(shown[0]), FACTS["caption"])} if shown else {}
+        for study, row in product(studies, ROWS):
+            curves = study.curves.get(row, {})
+            if "points" in curves:
+                return {"points": Picture(_figure(curves), FACTS["caption"])}
+        return {}
 
 
 def network_of(
-    head: Mapping[str, Any], own: Mapping[str, Any], sets: Sets
+    head: Mapping[str, Any], options: Mapping[str, Any], sets: Sets
 ) -> SetClassifier:
     """The network of a row for data."""
-    kind, edges = head["name"], sets.edges is not None
-    given = {
+    kind = head["name"]
+    arguments = {
         "in_features": sets.elements.shape[2],
         "classes": int(sets.labels.max()) + 1,
-        "edges": edges,
+        "edges": sets.edges is not None,
+        **options["shared"],
+        **options.get(kind, {}),
     }
-    changes = {key: value for key, value in head.items() if key != "name"}
-    found = NETWORKS[kind].from_config(
-        {**given, **own["shared"], **own.get(kind, {}), **changes}
-    )
-    return cast(SetClassifier, found)
+    arguments |= {key: value for key, value in head.items() if key != "name"}
+    return cast(SetClassifier, NETWORKS[kind].from_config(arguments))
 
 
 @torch.no_grad()
@@ -360,19 +355,12 @@ def _shown(network: SetCapsNet, sets: Sets) -> dict[str, Any]:
     """
     routed, places = network.route(*sets[:3]), torch.arange(len(sets.labels))
     answer = routed.activation.argmax(1)
-    votes, direction = (
-        routed.votes.dense()[places, :, answer],
-        normalize(routed.pose[places, answer], dim=1),
-    )
-    share = routed.assignment[places, :, answer] * network.children_of(
-        *sets[:3]
-    ).activation.flatten(1)
-    added = (
-        torch.einsum("bih,bh,bi->bi", votes, direction, share)
-        .clamp(min=0)
-        .unflatten(1, (POINTS, -1))
-        .sum(2)
-    )
+    votes = routed.votes.dense()[places, :, answer]
+    direction = normalize(routed.pose[places, answer], dim=1)
+    children = network.children_of(*sets[:3])
+    share = routed.assignment[places, :, answer] * children.activation.flatten(1)
+    added = torch.einsum("bih,bh,bi->bi", votes, direction, share).clamp(min=0)
+    added = added.unflatten(1, (POINTS, -1)).sum(2)
     return {
         "points": (100 * sets.elements).round().div(100).tolist(),
         "spoke": (100 * added / added.amax(1, keepdim=True)).round().tolist(),

@@ -33,8 +33,9 @@ class SeveralSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        scenes: how many scenes of test digits.
-        start: a network whose weights the training starts with; empty for random ones.
+        scenes: the number of scenes of test digits.
+        start: the network whose weights the training starts with; empty for random
+            ones.
     """
 
     scenes: int = 2000
@@ -83,41 +84,40 @@ class Several(Recipe[SeveralSettings]):
 
     def begin(self, study: Study) -> Examples:
         """The first of the test scenes."""
-        return twins_of(
-            first_of(data_of(study.settings.data).test, study.settings.scenes)
-        )
+        test = data_of(study.settings.data).test
+        return twins_of(first_of(test, study.settings.scenes))
 
-    def measure(self, study: Study, row: str, given: Examples) -> Mapping[str, float]:
+    def measure(self, study: Study, row: str, scenes: Examples) -> Mapping[str, float]:
         """How many things are found of each class, and how precisely."""
         network: Any = study.trained[row].network
-        looked = look_for_things(network, given)
-        precision = mean_average_precision(looked.found, looked.true)
-        larger = look_for_things(network, on_larger_canvases(given))
+        answers = look_for_things(network, scenes)
+        precision = mean_average_precision(answers.found, answers.true)
+        larger = look_for_things(network, on_larger_canvases(scenes))
         overlap, network.overlap = network.overlap, None
-        parts = look_for_things(network, given)
+        parts = look_for_things(network, scenes)
         network.overlap = overlap
         return {
-            COUNTS: _exact(looked),
+            COUNTS: _exact(answers),
             PARTS: _exact(parts),
             LARGER: _exact(larger),
             PRECISION: precision["map_50"],
             STRICT: precision["map"],
         }
 
-    def finish(self, study: Study, given: Examples) -> None:
+    def finish(self, study: Study, scenes: Examples) -> None:
         """The first scenes with what is found in them."""
-        few = first_of(given, 10)
-        looked = look_for_things(study.trained[CAPSULES].network, few)  # type: ignore[arg-type]
+        few = first_of(scenes, 10)
+        answers = look_for_things(study.trained[CAPSULES].network, few)  # type: ignore[arg-type]
 
         def named(things: list[Thing]) -> list[tuple[str, list[float]]]:
             return [
-                (given.classes[thing.label], thing.box.tolist()) for thing in things
+                (scenes.classes[thing.label], thing.box.tolist()) for thing in things
             ]
 
         rows = zip(
             few.__getitems__(list(range(len(few)))).pictures,
-            looked.counted,
-            looked.true,
+            answers.counted,
+            answers.true,
             strict=True,
         )
         boxed = [
@@ -128,8 +128,8 @@ class Several(Recipe[SeveralSettings]):
             "The first test scenes with two digits of a class: every box that is "
             "found. Dotted: true."
         )
-        study.pictures["boxes"] = Picture(boxes_figure(boxed, given.classes), caption)
+        study.pictures["boxes"] = Picture(boxes_figure(boxed, scenes.classes), caption)
 
 
-def _exact(looked: Looked) -> float:
-    return 100 * count_figures(looked)[0]["count_accuracy"]
+def _exact(answers: Looked) -> float:
+    return 100 * count_figures(answers)[0]["count_accuracy"]

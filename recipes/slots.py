@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,13 +28,16 @@ from torchcaps_lab.report import new_figure
 FACTS = facts_of("slots")
 HEADS: dict[str, dict[str, Any]] = FACTS["heads"]
 F1, INTENT, SENTENCE = "F1 of slots", "accuracy of intents", "accuracy of sentences"
-ROWS = {f"{data}: {head}": (data, head) for data in ("SNIPS", "ATIS") for head in HEADS}
+ROWS = {
+    f"{data}: {head}": (data, head) for data, head in product(("SNIPS", "ATIS"), HEADS)
+}
 SHOWN = tuple(FACTS["shown"])
 """Sentences for the picture, written for it."""
-MADE = (
+PATTERNS = (
     ("play", "artist", "play a song of", ("nina simone", "miles")),
     ("book", "city", "book a table in", ("oslo", "new york")),
 )
+"""Intent, slot, beginning and names of made-up sentences."""
 
 
 class Sentence(NamedTuple):
@@ -54,34 +57,35 @@ def read_sentences(folder: Path) -> list[Sentence]:
         ValueError: if the files differ in lines, a line in words and slots, or a
             sentence has no words or no intent.
     """
-    files = [folder / name for name in ("seq.in", "seq.out", "label")]
-    if missing := [file.name for file in files if not file.is_file()]:
+    names = ("seq.in", "seq.out", "label")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
         raise FileNotFoundError(f"there is no {' and no '.join(missing)} in {folder}")
-    lines = [
-        file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        for file in files
-    ]
-    if len({*map(len, lines)}) > 1:
-        counts = ", ".join(
-            f"{file.name} {len(own)}" for file, own in zip(files, lines, strict=True)
-        )
+    lines = {}
+    for name in names:
+        text = (folder / name).read_text(encoding="utf-8")
+        lines[name] = text.removesuffix("\n").split("\n")
+    counts = {name: len(lines_of_file) for name, lines_of_file in lines.items()}
+    if len({*counts.values()}) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ValueError(
-            f"the files in {folder} must have as many lines as each other, got {counts}"
+            f"the files in {folder} must have as many lines as each other, got {listed}"
         )
     sentences = []
-    for number, (words, slots, intent) in enumerate(zip(*lines, strict=True), 1):
-        found = Sentence(tuple(words.split()), tuple(slots.split()), intent.strip())
-        if not found.words or not found.intent:
+    for number, line in enumerate(zip(*lines.values(), strict=True), 1):
+        words, slots, intent = line
+        sentence = Sentence(tuple(words.split()), tuple(slots.split()), intent.strip())
+        if not sentence.words or not sentence.intent:
             raise ValueError(
                 f"{folder}, line {number}: a sentence must have words and an intent, "
-                f"got {found}"
+                f"got {sentence}"
             )
-        if len(found.words) != len(found.slots):
-            counts = f"{len(found.words)} words and {len(found.slots)} slots"
+        if len(sentence.words) != len(sentence.slots):
             raise ValueError(
-                f"{folder}, line {number}: each word must have a slot, got {counts}"
+                f"{folder}, line {number}: each word must have a slot, got "
+                f"{len(sentence.words)} words and {len(sentence.slots)} slots"
             )
-        sentences.append(found)
+        sentences.append(sentence)
     return sentences
 
 
@@ -89,10 +93,11 @@ def made_sentences(count: int, seed: int) -> list[Sentence]:
     """Sentences of two intents and three slots, for tests."""
     draw, sentences = random.Random(seed), []
     for _ in range(count):
-        intent, kind, line, names = draw.choice(MADE)
-        before, (first, *rest) = line.split(), draw.choice(names).split()
-        slots = (*("O" for _ in before), f"B-{kind}", *(f"I-{kind}" for _ in rest))
-        sentences.append(Sentence((*before, first, *rest), slots, intent))
+        intent, slot, start, names = draw.choice(PATTERNS)
+        before, name = start.split(), draw.choice(names).split()
+        of_name = (f"B-{slot}", *(f"I-{slot}" for _ in name[1:]))
+        slots = (*("O" for _ in before), *of_name)
+        sentences.append(Sentence((*before, *name), slots, intent))
     return sentences
 
 
@@ -102,8 +107,11 @@ def grams(word: str, buckets: int) -> tuple[int, ...]:
     buckets.
     """
     marked = f"<{word}>"
-    parts = [marked[k : k + n] for n in range(2, 6) for k in range(len(marked) - n + 1)]
-    return tuple(zlib.crc32(part.encode()) % buckets for part in (marked, *parts))
+    parts = [marked]
+    for length in range(2, 6):
+        starts = range(len(marked) - length + 1)
+        parts += [marked[start : start + length] for start in starts]
+    return tuple(zlib.crc32(part.encode()) % buckets for part in parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +123,14 @@ class SlotsSettings(TrainingOptions):
             settings that it changes.
         lr: the largest learning rate of Adam; it rises over a tenth of the steps and
             then falls (OneCycleLR).
-        word_dim: of vectors of words, and of those of their parts.
-        buckets: into which parts of words are hashed.
-        hidden: of the LSTM, in each direction.
-        twin_hidden: the same of the twin, for as many parameters.
-        caps_dim: of word capsules.
-        pose_dim: of slots and intents.
-        dropout: before and after the LSTM.
-        hidden_words: share of the words known by their parts alone in training.
+        word_dim: the dimension of vectors of words, and of those of their parts.
+        buckets: the number of buckets into which parts of words are hashed.
+        hidden: the dimension of the LSTM, in each direction.
+        twin_hidden: the dimension of the LSTM of the twin, for as many parameters.
+        caps_dim: the dimension of word capsules.
+        pose_dim: the dimension of slots and intents.
+        dropout: the dropout before and after the LSTM.
+        hidden_words: the share of the words that training reads by their parts alone.
     """
 
     sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -144,129 +152,117 @@ class SlotNet(nn.Module):
 
     def __init__(self, train: Sequence[Sentence], options: Mapping[str, Any]) -> None:
         super().__init__()
-        self.words = {
-            word: k
-            for k, word in enumerate(sorted({w for one in train for w in one.words}), 1)
-        }
-        self.slots = sorted({slot for one in train for slot in one.slots})
-        self.intents = sorted({one.intent for one in train})
+        words = sorted({word for sentence in train for word in sentence.words})
+        self.words = {word: number for number, word in enumerate(words, 1)}
+        self.slots = sorted({slot for sentence in train for slot in sentence.slots})
+        self.intents = sorted({sentence.intent for sentence in train})
         self.options, self.twin = options, options.get("twin", False)
-        size, hidden = (
-            options["word_dim"],
-            options["twin_hidden" if self.twin else "hidden"],
-        )
+        size = options["word_dim"]
+        hidden = options["twin_hidden" if self.twin else "hidden"]
         self.known = nn.Embedding(1 + len(self.words), size)
         nn.init.normal_(self.known.weight, std=0.3)
         self.spelled = nn.EmbeddingBag(options["buckets"], size, mode="mean")
         self.lstm = nn.LSTM(2 * size, hidden, batch_first=True, bidirectional=True)
         self.drop = nn.Dropout(options["dropout"])
         if self.twin:
-            self.slot, self.intent = (
-                nn.Linear(2 * hidden, len(names))
-                for names in (self.slots, self.intents)
-            )
+            self.slot = nn.Linear(2 * hidden, len(self.slots))
+            self.intent = nn.Linear(2 * hidden, len(self.intents))
         else:
-            dim, pose_dim = options["caps_dim"], options["pose_dim"]
-            self.capsule = nn.Linear(2 * hidden, dim)
-            sizes = {
-                "pose_dim": pose_dim,
-                "intent_dim": pose_dim,
-                "steps": options["steps"],
-            }
+            self.capsule = nn.Linear(2 * hidden, options["caps_dim"])
             self.head = SlotCaps(
-                dim,
+                options["caps_dim"],
                 len(self.slots),
                 len(self.intents),
                 pull=options.get("pull", 0.1),
-                **sizes,
+                pose_dim=options["pose_dim"],
+                intent_dim=options["pose_dim"],
+                steps=options["steps"],
             )
 
     def features(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
         """Of words, (B, L, 2 hidden), and where there are words, bool (B, L)."""
-        different = {word: k for k, word in enumerate(dict.fromkeys(chain(*sentences)))}
-        parts = [grams(word, self.options["buckets"]) for word in different]
-        starts = torch.tensor([0, *accumulate(map(len, parts))][:-1])
-        lengths = torch.tensor([len(one) for one in sentences])
-        places = pad_sequence(
-            [torch.tensor([different[w] for w in one]) for one in sentences],
-            batch_first=True,
-        )
-        known = torch.tensor([self.words.get(word, 0) for word in different])[places]
+        vocabulary = list(dict.fromkeys(chain(*sentences)))
+        place = {word: number for number, word in enumerate(vocabulary)}
+        rows = [torch.tensor([place[word] for word in words]) for words in sentences]
+        places = pad_sequence(rows, batch_first=True)
+        numbers = torch.tensor([self.words.get(word, 0) for word in vocabulary])[places]
         if self.training:
-            known = known.masked_fill(
-                torch.rand(known.shape) < self.options["hidden_words"], 0
-            )
+            hidden = torch.rand(numbers.shape) < self.options["hidden_words"]
+            numbers = numbers.masked_fill(hidden, 0)
+        parts = [grams(word, self.options["buckets"]) for word in vocabulary]
+        starts = torch.tensor([0, *accumulate(map(len, parts))][:-1])
         spelled = self.spelled(torch.tensor([*chain(*parts)]), starts)[places]
-        vectors = self.drop(torch.cat([self.known(known), spelled], -1))
+        vectors = self.drop(torch.cat([self.known(numbers), spelled], -1))
+        lengths = torch.tensor(list(map(len, sentences)))
         packed = pack_padded_sequence(
             vectors, lengths, batch_first=True, enforce_sorted=False
         )
-        found, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        return self.drop(found), torch.arange(found.shape[1]) < lengths[:, None]
+        features, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+        present = torch.arange(features.shape[1]) < lengths[:, None]
+        return self.drop(features), present
 
     def forward(
         self, sentences: Sequence[Sequence[str]]
     ) -> tuple[Tensor, Tensor, SlotAnswer | None]:
         """Logits of the slots of all words, one after the other, activations of
-        intents, and what capsules say.
+        intents, and the answer of the capsules.
         """
-        features, there = self.features(sentences)
+        features, present = self.features(sentences)
         if self.twin:
-            pooled = features.masked_fill(~there[..., None], -torch.inf).amax(1)
-            return self.slot(features)[there], self.intent(pooled), None
-        answer = self.head(self.capsule(features), there)
-        return answer.logits[there], answer.intents.activation, answer
+            pooled = features.masked_fill(~present[..., None], -torch.inf).amax(1)
+            return self.slot(features)[present], self.intent(pooled), None
+        answer = self.head(self.capsule(features), present)
+        return answer.logits[present], answer.intents.activation, answer
 
     def loss(self, batch: Sequence[Sentence]) -> Tensor:
         """Cross-entropy of the slots, and of the twin's intents; the margin loss of
         intents that are capsules.
         """
-        logits, intents, _ = self([one.words for one in batch])
-        slots = torch.tensor(
-            [self.slots.index(slot) for one in batch for slot in one.slots]
+        slot_logits, intent_scores, _ = self([sentence.words for sentence in batch])
+        slots = chain.from_iterable(sentence.slots for sentence in batch)
+        slot_labels = torch.tensor([self.slots.index(slot) for slot in slots])
+        intents = [self.intents.index(sentence.intent) for sentence in batch]
+        loss_of_intents = F.cross_entropy if self.twin else margin_loss
+        return F.cross_entropy(slot_logits, slot_labels) + loss_of_intents(
+            intent_scores, torch.tensor(intents)
         )
-        intent = torch.tensor([self.intents.index(one.intent) for one in batch])
-        return F.cross_entropy(logits, slots) + (
-            F.cross_entropy if self.twin else margin_loss
-        )(intents, intent)
 
     @torch.no_grad()
-    def said(
+    def answers(
         self, sentences: Sequence[Sequence[str]], at_once: int = 100
     ) -> list[Sentence]:
-        """What the network says of sentences."""
+        """The sentences with the slots and the intents that the network predicts."""
         self.eval()
-        found = []
+        answers = []
         for start in range(0, len(sentences), at_once):
             batch = sentences[start : start + at_once]
-            logits, intents, _ = self(batch)
-            slots = iter([self.slots[slot] for slot in logits.argmax(-1).tolist()])
-            for words, intent in zip(batch, intents.argmax(-1).tolist(), strict=True):
-                found.append(
-                    Sentence(
-                        (*words,),
-                        tuple(islice(slots, len(words))),
-                        self.intents[intent],
-                    )
+            slot_logits, intent_scores, _ = self(batch)
+            slots = iter([self.slots[slot] for slot in slot_logits.argmax(-1).tolist()])
+            intents = intent_scores.argmax(-1).tolist()
+            for words, intent in zip(batch, intents, strict=True):
+                slots_of_words = tuple(islice(slots, len(words)))
+                answers.append(
+                    Sentence(tuple(words), slots_of_words, self.intents[intent])
                 )
-        return found
+        return answers
 
 
-def score(said: Sequence[Sentence], true: Sequence[Sentence]) -> dict[str, float]:
+def score(answers: Sequence[Sentence], true: Sequence[Sentence]) -> dict[str, float]:
     """F1 of whole slots by seqeval, and shares of right intents and of sentences with
     nothing wrong, in percent.
     """
     from seqeval.metrics import f1_score
 
-    f1 = f1_score([list(one.slots) for one in true], [list(one.slots) for one in said])
-    intents = sum(
-        one.intent == other.intent for one, other in zip(said, true, strict=True)
-    )
-    whole = sum(one == other for one, other in zip(said, true, strict=True))
+    true_slots = [list(sentence.slots) for sentence in true]
+    f1 = f1_score(true_slots, [list(answer.slots) for answer in answers])
+    right_intents = right_sentences = 0
+    for answer, sentence in zip(answers, true, strict=True):
+        right_intents += answer.intent == sentence.intent
+        right_sentences += answer == sentence
     return {
         F1: 100 * float(f1),
-        INTENT: 100 * intents / len(true),
-        SENTENCE: 100 * whole / len(true),
+        INTENT: 100 * right_intents / len(true),
+        SENTENCE: 100 * right_sentences / len(true),
     }
 
 
@@ -276,14 +272,14 @@ def batches(
     """All sentences in random batches of similar length: sorted within each ``pool``
     batches.
     """
-    order, found = torch.randperm(len(train)).tolist(), list[list[Sentence]]()
+    order = torch.randperm(len(train)).tolist()
+    batches = list[list[Sentence]]()
     for start in range(0, len(order), pool * size):
-        near = sorted(
-            (train[k] for k in order[start : start + pool * size]),
-            key=lambda one: len(one.words),
-        )
-        found += [near[k : k + size] for k in range(0, len(near), size)]
-    yield from (found[k] for k in torch.randperm(len(found)).tolist())
+        near = [train[place] for place in order[start : start + pool * size]]
+        near.sort(key=lambda sentence: len(sentence.words))
+        batches += [near[first : first + size] for first in range(0, len(near), size)]
+    for place in torch.randperm(len(batches)).tolist():
+        yield batches[place]
 
 
 def train_network(
@@ -292,11 +288,8 @@ def train_network(
     """Trains on ``data["train"]``; shows figures on ``data["valid"]`` after each
     epoch.
     """
-    network, train, size = (
-        SlotNet(data["train"], options),
-        data["train"],
-        options["batch_size"],
-    )
+    train, validation, size = data["train"], data["valid"], options["batch_size"]
+    network = SlotNet(train, options)
     optimizer = torch.optim.Adam(network.parameters(), options["lr"], fused=True)
     steps = options["epochs"] * -(-len(train) // size)
     rate = torch.optim.lr_scheduler.OneCycleLR(
@@ -310,11 +303,10 @@ def train_network(
             nn.utils.clip_grad_norm_(network.parameters(), 5.0)
             optimizer.step()
             rate.step()
-        found = score(network.said([one.words for one in data["valid"]]), data["valid"])
-        lab.show(
-            f"epoch {epoch + 1}, valid: "
-            f"{', '.join(f'{name} {value:.2f}' for name, value in found.items())}"
-        )
+        answers = network.answers([sentence.words for sentence in validation])
+        figures = score(answers, validation)
+        listed = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
+        lab.show(f"epoch {epoch + 1}, valid: {listed}")
     return network.eval()
 
 
@@ -334,8 +326,7 @@ class Slots(Recipe[SlotsSettings]):
             FACTS["source"],
             higher_is_better=True,
         )
-        for row in ROWS
-        for measure in (F1, INTENT, SENTENCE)
+        for row, measure in product(ROWS, (F1, INTENT, SENTENCE))
     )
     settings: ClassVar = SlotsSettings
     grows: ClassVar = True
@@ -349,55 +340,51 @@ class Slots(Recipe[SlotsSettings]):
         for row in self.present(settings):
             data, head = ROWS[row]
             options = {**vars(settings), **settings.sets[data], **HEADS[head]}
-            start, busy = time.perf_counter(), time.process_time()
+            start, cpu_start = time.perf_counter(), time.process_time()
             with torch.random.fork_rng(devices=()):
                 torch.manual_seed(lab.seed)
-                network = train_network(
-                    {part: _part(options, part) for part in ("train", "valid")},
-                    options,
-                    lab,
-                )
-            seconds, busy = time.perf_counter() - start, time.process_time() - busy
+                parts = {part: _part(options, part) for part in ("train", "valid")}
+                network = train_network(parts, options, lab)
+            seconds = time.perf_counter() - start
+            cpu_seconds = time.process_time() - cpu_start
             test = _part(options, "test")
-            labels = {label for one in test for label in (*one.slots, one.intent)}
-            if unknown := sorted(labels - {*network.slots, *network.intents}):
+            labels = {label for sentence in test for label in sentence.slots}
+            labels |= {sentence.intent for sentence in test}
+            unknown = sorted(labels - {*network.slots, *network.intents})
+            if unknown:
                 lab.show(
                     f"{row}: the test has labels that training has not, which count "
                     f"as missed: {unknown}"
                 )
-            figures = score(network.said([one.words for one in test]), test)
+            answers = network.answers([sentence.words for sentence in test])
+            figures = score(answers, test)
             study.note(row, figures)
             study.facts[row] = {
                 "run": f"{run_name(self.name, row)}-seed{lab.seed}",
                 **facts_of_network(network, seconds),
                 "epochs": options["epochs"],
-                "cpu_seconds": round(busy, 1),
+                "cpu_seconds": round(cpu_seconds, 1),
                 "unknown": unknown,
                 "figures": figures,
             }
             if not network.twin:
-                study.curves[row] = {
-                    "shown": [shown(network, line.split()) for line in SHOWN]
-                }
+                sentences = [shown(network, line.split()) for line in SHOWN]
+                study.curves[row] = {"shown": sentences}
         return study
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Where the words of sentences go, by the first network of capsules."""
-        found = next(
-            (
-                (row, own["shown"])
-                for one in studies
-                for row, own in one.curves.items()
-                if own
-            ),
-            None,
-        )
-        return {} if found is None else {"words": _picture(*found)}
+        for study in studies:
+            for row, curves in study.curves.items():
+                if curves:
+                    return {"words": _picture(row, curves["shown"])}
+        return {}
 
 
 def _part(options: Mapping[str, Any], part: str) -> list[Sentence]:
-    if count := options.get("made"):
-        return made_sentences(count, ("train", "valid", "test").index(part))
+    count = options.get("made")
+    if count:
+        return made_sentences(count, seed=("train", "valid", "test").index(part))
     return read_sentences(find_data_dir(None) / options["folder"] / part)
 
 
@@ -410,50 +397,42 @@ def shown(
     """
     _, intents, answer = network.eval()([words])
     assert answer is not None
-    kept = (answer.assignment[0].amax(0) >= least).nonzero()[:, 0]
-    slots, intent = (
-        [network.slots[k] for k in kept.tolist()],
-        network.intents[int(intents.argmax())],
-    )
-    shares = answer.assignment[0][:, kept].double().round(decimals=3).tolist()
-    return {"words": [*words], "intent": intent, "slots": slots, "assignment": shares}
+    assignment = answer.assignment[0]
+    used = (assignment.amax(0) >= least).nonzero()[:, 0]
+    return {
+        "words": [*words],
+        "intent": network.intents[int(intents.argmax())],
+        "slots": [network.slots[slot] for slot in used.tolist()],
+        "assignment": assignment[:, used].double().round(decimals=3).tolist(),
+    }
 
 
 def _picture(row: str, sentences: Sequence[Mapping[str, Any]]) -> Picture:
     """Dots for the assignment of words across to slots down, in the colour of the
     slot.
     """
-    heights = [len(one["slots"]) + 2 for one in sentences]
+    heights = [len(sentence["slots"]) + 2 for sentence in sentences]
     figure = new_figure(10.5, 0.27 * sum(heights) + 0.4)
-    for axes, one in zip(
-        figure.subplots(len(heights), 1, height_ratios=heights), sentences, strict=True
-    ):
-        order = sorted(one["slots"], key=lambda slot: (slot[2:] or "~", slot))
-        kinds = [*dict.fromkeys(slot[2:] for slot in order)]
-        colours = {
-            slot: f"C{kinds.index(slot[2:])}" if slot[2:] else "0.55" for slot in order
-        }
-        for place, (word, own) in enumerate(
-            zip(one["words"], one["assignment"], strict=True)
-        ):
-            shares = [own[one["slots"].index(slot)] for slot in order]
-            best = order[shares.index(max(shares))]
+    panels = figure.subplots(len(heights), 1, height_ratios=heights)
+    for axes, sentence in zip(panels, sentences, strict=True):
+        slots = sentence["slots"]
+        order = sorted(slots, key=lambda slot: (slot[2:] or "~", slot))
+        kinds = list(dict.fromkeys(slot[2:] for slot in order))
+        colours = [
+            f"C{kinds.index(slot[2:])}" if slot[2:] else "0.55" for slot in order
+        ]
+        words = zip(sentence["words"], sentence["assignment"], strict=True)
+        for place, (word, assignment) in enumerate(words):
+            shares = [assignment[slots.index(slot)] for slot in order]
+            colour = colours[shares.index(max(shares))]
             axes.text(
-                place,
-                -1,
-                word,
-                color=colours[best],
-                ha="center",
-                va="center",
-                fontsize=10,
+                place, -1, word, color=colour, ha="center", va="center", fontsize=10
             )
             areas = [130 * share for share in shares]
-            axes.scatter(
-                [place] * len(order), range(len(order)), areas, [*colours.values()]
-            )
+            axes.scatter([place] * len(order), range(len(order)), areas, colours)
         axes.set_yticks(range(len(order)), order, fontsize=8)
         axes.set(xlim=(-0.7, 13.7), ylim=(len(order) - 0.5, -1.6), xticks=[])
-        axes.set_title(one["intent"], loc="left", fontsize=9)
+        axes.set_title(sentence["intent"], loc="left", fontsize=9)
         axes.spines[:].set_visible(False)
         axes.grid(axis="y", linewidth=0.4)
         axes.set_axisbelow(True)

@@ -25,12 +25,10 @@ class SmallNORBEM(Recipe[TrainingOptions]):
         Line(BASE, THIRTEEN, 1.4, HINTON),
     )
 
-    def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
+    def measure(self, study: Study, row: str, shared: Any) -> dict[str, float]:
         """The test error; of the base row also with 13 crops."""
         trained = study.trained[row]
-        crops = (
-            {THIRTEEN: trained.error_on(trained.data.test, crops=13)}
-            if row == BASE
-            else {}
-        )
-        return {TEST_ERROR: trained.test_error, **crops}
+        errors = {TEST_ERROR: trained.test_error}
+        if row == BASE:
+            errors[THIRTEEN] = trained.error_on(trained.data.test, crops=13)
+        return errors

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import recipes.convnet  # noqa: F401  its networks
-from recipes.kit.base import Line, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.base import Key, Recipe, Study, facts_of, lines_of, register_recipe
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.measures import by_groups
 from recipes.kit.options import TrainingOptions
@@ -34,6 +34,17 @@ ENTROPY = "entropy of the couplings"
 TESTS = {FAMILIAR: "familiar", NOVEL: "novel", SAME: "novel_of_same_toys"}
 """The measures, errors in percent, with the ``test_viewpoints`` of their images."""
 
+ROWS = {
+    f"{viewpoints}, {head}": {**HEADS[head], "data": {"viewpoints": viewpoints}}
+    for viewpoints, head in product(VIEWPOINTS, HEADS)
+}
+PUBLISHED: dict[Key, float] = {}
+"""Errors of another implementation."""
+
+for _row, (_familiar, _novel) in FACTS["published"].items():
+    PUBLISHED[_row, FAMILIAR] = _familiar
+    PUBLISHED[_row, NOVEL] = _novel
+
 
 class Views(NamedTuple):
     """Images to test on, prepared, and which toy each one shows, numbered from 0."""
@@ -50,8 +61,8 @@ class Views(NamedTuple):
         """Whether the network takes each image for another class, (N,), and the mean
         entropy of its couplings.
         """
-        found = ask(network, self.images)
-        return found.activation.argmax(1) != self.images.labels, found.entropy
+        asked = ask(network, self.images)
+        return asked.activation.argmax(1) != self.images.labels, asked.entropy
 
 
 def share(wrong: Tensor) -> float:
@@ -64,17 +75,13 @@ def views(data: str, preprocess: str, test: str) -> Views:
     """The images of a test, given the options ``data`` and ``preprocess`` in JSON."""
     source = data_of({**json.loads(data), "test_viewpoints": test})
     images = source.test
-    toys = (
-        source.info("test")[:, 0]
-        if isinstance(source, SmallNORB)
-        else torch.zeros_like(images.labels)
-    )
-    numbers = torch.stack([images.labels, toys], 1).unique(dim=0, return_inverse=True)[
-        1
-    ]
-    return Views(
-        images.prepared(Preprocess.from_config(json.loads(preprocess))), numbers
-    )
+    toys = torch.zeros_like(images.labels)
+    if isinstance(source, SmallNORB):
+        toys = source.info("test")[:, 0]
+    toys_of_classes = torch.stack([images.labels, toys], 1)
+    _, numbers = toys_of_classes.unique(dim=0, return_inverse=True)
+    prepared = images.prepared(Preprocess.from_config(json.loads(preprocess)))
+    return Views(prepared, numbers)
 
 
 class Curve(L.Callback):
@@ -90,12 +97,13 @@ class Curve(L.Callback):
     ) -> None:
         """Tests, and adds the epoch to the file, which a resumed training continues."""
         network: Any = pl_module.model
-        known = json.loads(self.path.read_text()) if self.path.is_file() else {}
-        errors = {
-            name: share(one.answer(network)[0]) for name, one in self.tests.items()
-        }
-        known[str(trainer.current_epoch)] = errors
-        write_whole(self.path, json.dumps(known))
+        by_epoch = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        errors = {}
+        for name, test in self.tests.items():
+            wrong, _ = test.answer(network)
+            errors[name] = share(wrong)
+        by_epoch[str(trainer.current_epoch)] = errors
+        write_whole(self.path, json.dumps(by_epoch))
 
 
 @register_recipe
@@ -105,31 +113,24 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
     """
 
     name: ClassVar = "smallnorb-viewpoints"
-    rows: ClassVar = {
-        f"{one}, {head}": {**HEADS[head], "data": {"viewpoints": one}}
-        for one, head in product(VIEWPOINTS, HEADS)
-    }
+    rows: ClassVar = ROWS
     lines: ClassVar = (
-        *lines_of(product(rows, TESTS), {}),
-        *(
-            Line(row, ENTROPY, unit="", higher_is_better=None)
-            for row, own in rows.items()
-            if "routing" in own
+        *lines_of(product(ROWS, TESTS), {}),
+        *lines_of(
+            [(row, ENTROPY) for row, options in ROWS.items() if "routing" in options],
+            {},
+            unit="",
+            higher_is_better=None,
         ),
-        *(
-            Line(row, measure, error, HINTON, elsewhere=True)
-            for row, errors in FACTS["published"].items()
-            for measure, error in zip((FAMILIAR, NOVEL), errors, strict=True)
-        ),
+        *lines_of(PUBLISHED, PUBLISHED, HINTON, elsewhere=True),
     )
     grows: ClassVar = True
 
     def tests(self, settings: TrainingOptions, row: str) -> dict[str, Views]:
         """The images to test a row on, by measure."""
         options = self.options(settings, row)
-        data, preprocess = (
-            json.dumps(options[name], sort_keys=True) for name in ("data", "preprocess")
-        )
+        data = json.dumps(options["data"], sort_keys=True)
+        preprocess = json.dumps(options["preprocess"], sort_keys=True)
         return {
             measure: views(data, preprocess, test) for measure, test in TESTS.items()
         }
@@ -140,27 +141,25 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
         """
         name, options = self.job(study.settings, row, stop_at)
         tests = self.tests(study.settings, row)
-        curve = {measure: tests[measure].thinned() for measure in (FAMILIAR, NOVEL)}
-        return study.lab.train(
-            name, options, [Curve(study.lab.folder(name).path / "curve.json", curve)]
-        )
+        thinned = {measure: tests[measure].thinned() for measure in (FAMILIAR, NOVEL)}
+        curve = Curve(study.lab.folder(name).path / "curve.json", thinned)
+        return study.lab.train(name, options, [curve])
 
-    def measure(self, study: Study, row: str, given: Any) -> dict[str, float]:
+    def measure(self, study: Study, row: str, shared: Any) -> dict[str, float]:
         """The errors at the end; the curves have those after each epoch, and how many
         images of each toy were wrong.
         """
-        trained, tests = study.trained[row], self.tests(study.settings, row)
+        trained = study.trained[row]
+        wrong, toys, figures = {}, {}, {}
+        for name, test in self.tests(study.settings, row).items():
+            wrong[name], entropy = test.answer(trained.network)
+            toys[name] = test.toys
+            figures[name] = share(wrong[name])
+            if name == NOVEL and entropy is not None:
+                figures[ENTROPY] = entropy
         epochs = json.loads((trained.folder / "curve.json").read_text()).values()
-        answers = {name: one.answer(trained.network) for name, one in tests.items()}
-        study.curves[row] = {
-            "epochs": {
-                name: [one[name] for one in epochs] for name in (FAMILIAR, NOVEL)
-            },
-            **by_groups(
-                {name: wrong for name, (wrong, _) in answers.items()},
-                {name: one.toys for name, one in tests.items()},
-            ),
+        curves = {
+            name: [errors[name] for errors in epochs] for name in (FAMILIAR, NOVEL)
         }
-        entropy = answers[NOVEL][1]
-        found = {name: share(wrong) for name, (wrong, _) in answers.items()}
-        return found if entropy is None else {**found, ENTROPY: entropy}
+        study.curves[row] = {"epochs": curves, **by_groups(wrong, toys)}
+        return figures

@@ -5,6 +5,7 @@ Qin et al. 2020).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -60,11 +61,8 @@ BETTER = {AUC: True, AUC_ACTIVATION: True, INK: None, INK_SQUARES: None}
 
 MEASURES = (
     *(ERROR, FALSE, *PLAIN),
-    *(
-        how.format(kind)
-        for how in (UNDETECTED, BY_ACTIVATION)
-        for kind in (*KINDS, *ATTACKS)
-    ),
+    *(UNDETECTED.format(kind) for kind in (*KINDS, *ATTACKS)),
+    *(BY_ACTIVATION.format(kind) for kind in (*KINDS, *ATTACKS)),
     *(FOOLED.format(attack) for attack in ATTACKS),
 )
 
@@ -75,13 +73,13 @@ class StrangersSettings(TrainingOptions):
 
     Attributes:
         strangers: a data set of other things.
-        tested: known images and images of each kind of strangers at most; so many
-            validation images, too.
-        attacked: how many test images are attacked.
-        epsilon: largest change of a pixel by an attack.
-        steps: of the attacks.
+        tested: the largest number of known images, of images of each kind of strangers
+            and of validation images.
+        attacked: the number of test images that are attacked.
+        epsilon: the largest change of a pixel by an attack.
+        steps: the number of steps of the attacks.
         false_alarms: the share of validation images that lie above the threshold.
-        resamples: of the bootstrap.
+        resamples: the number of samples of the bootstrap.
     """
 
     strangers: Mapping[str, Any] = field(
@@ -96,16 +94,16 @@ class StrangersSettings(TrainingOptions):
 
 
 class Seen(NamedTuple):
-    """What a network says of images.
+    """What a network predicts for images, and how well it reconstructs them.
 
     Args:
-        said: the most active class, (N,).
-        doubt: 1 less its activation, (N,).
-        error: of the reconstruction, (N,).
+        predicted: the most active class, (N,).
+        doubt: 1 less the activation of that class, (N,).
+        error: the error of the reconstruction, (N,).
         ink: the energy of the image, (N,).
     """
 
-    said: Tensor
+    predicted: Tensor
     doubt: Tensor
     error: Tensor
     ink: Tensor
@@ -113,28 +111,22 @@ class Seen(NamedTuple):
 
 @torch.no_grad()
 def see(classifier: Classifier, pixels: Tensor) -> tuple[Seen, Tensor]:
-    """What a network says of unprepared images (N, C, H, W) in [0, 1], and what it
+    """What a network predicts for unprepared images (N, C, H, W) in [0, 1], and what it
     reconstructs of them.
     """
     parts, drawn = [], []
     for part in pixels.split(200):
         view = classifier.preprocess.evaluate(part.to(classifier.device))
-        found = classifier.network(view.images)
-        assert found.reconstruction is not None
-        top = found.activation.max(1)
-        error = reconstruction_error(view.pictures, found.reconstruction)
-        parts.append(
-            (
-                top.indices,
-                1 - top.values,
-                error,
-                view.pictures.flatten(1).square().sum(1),
-            )
-        )
-        drawn.append(found.reconstruction.cpu())
-    return Seen(
-        *(torch.cat(one).double().cpu() for one in zip(*parts, strict=True))
-    ), torch.cat(drawn)
+        prediction = classifier.network(view.images)
+        assert prediction.reconstruction is not None
+        top = prediction.activation.max(1)
+        error = reconstruction_error(view.pictures, prediction.reconstruction)
+        ink = view.pictures.flatten(1).square().sum(1)
+        parts.append((top.indices, 1 - top.values, error, ink))
+        drawn.append(prediction.reconstruction.cpu())
+    columns = zip(*parts, strict=True)
+    seen = Seen(*(torch.cat(column).double().cpu() for column in columns))
+    return seen, torch.cat(drawn)
 
 
 def letters(image_shape: tuple[int, int, int]) -> Tensor:
@@ -147,27 +139,21 @@ def letters(image_shape: tuple[int, int, int]) -> Tensor:
     from matplotlib import get_data_path
     from PIL import Image, ImageDraw, ImageFont
 
-    names = ("DejaVuSans*", "DejaVuSerif*", "STIXGeneral*", "cm[brst]*10")
-    files = sorted(
-        file
-        for name in names
-        for file in Path(get_data_path(), "fonts/ttf").glob(f"{name}.ttf")
-    )
+    folder = Path(get_data_path(), "fonts/ttf")
+    files: list[Path] = []
+    for name in ("DejaVuSans*", "DejaVuSerif*", "STIXGeneral*", "cm[brst]*10"):
+        files += folder.glob(f"{name}.ttf")
     drawn = []
-    for file in (
-        file
-        for file in files
-        if "Display" not in file.name and file.stem not in ("cmsy10",)
-    ):
+    for file in sorted(files):
+        if "Display" in file.name or file.stem == "cmsy10":
+            continue
         font = ImageFont.truetype(str(file), 80)
-        for letter in "ACEFHJKMNPRTUVWXY":
-            for angle in (-10, 0, 10):
-                picture = Image.new("L", (160, 160), 255)
-                ImageDraw.Draw(picture).text(
-                    (80, 80), letter, fill=0, font=font, anchor="mm"
-                )
-                picture = picture.rotate(angle, Image.Resampling.BICUBIC, fillcolor=255)
-                drawn.append(read_handwriting(picture, image_shape).values)
+        for letter, angle in product("ACEFHJKMNPRTUVWXY", (-10, 0, 10)):
+            picture = Image.new("L", (160, 160), 255)
+            canvas = ImageDraw.Draw(picture)
+            canvas.text((80, 80), letter, fill=0, font=font, anchor="mm")
+            picture = picture.rotate(angle, Image.Resampling.BICUBIC, fillcolor=255)
+            drawn.append(read_handwriting(picture, image_shape).values)
     return torch.stack(drawn)
 
 
@@ -177,39 +163,41 @@ def strangers_of(test: Examples, settings: StrangersSettings) -> dict[str, Tenso
     """
     generator = torch.Generator().manual_seed(0)
     count, shape = settings.tested, test.raw_image_shape
-    turned = test.inputs[
-        (test.labels[:, None] == torch.tensor([3, 4, 7])).any(1)
-    ].rot90(2, (2, 3))
+    without_symmetry = torch.isin(test.labels, torch.tensor([3, 4, 7]))
+    turned = test.inputs[without_symmetry].rot90(2, (2, 3))
+    noise = torch.randint(
+        0, 256, (count, *shape), generator=generator, dtype=torch.uint8
+    )
     kinds = {
         OTHER: data_of(settings.strangers).test.inputs,
-        NOISE: torch.randint(
-            0, 256, (count, *shape), generator=generator, dtype=torch.uint8
-        ),
+        NOISE: noise,
         LETTERS: letters(shape),
         TURNED: turned,
     }
-    chosen = {
-        kind: torch.randperm(len(one), generator=generator)[:count].sort().values
-        for kind, one in kinds.items()
-    }
-    return {kind: one[chosen[kind]].float() / 255 for kind, one in kinds.items()}
+    chosen = {}
+    for kind, images in kinds.items():
+        order = torch.randperm(len(images), generator=generator)
+        places = order[:count].sort().values
+        chosen[kind] = images[places].float() / 255
+    return chosen
 
 
 def interval(
-    known: Tensor, strange: Tensor, false_alarms: float, resamples: int
+    of_known: Tensor, of_strangers: Tensor, false_alarms: float, resamples: int
 ) -> list[float]:
     """95 % of the shares of undetected strangers, in percent, over bootstrap samples of
     both kinds of images.
     """
     generator = torch.Generator().manual_seed(0)
 
-    def again(scores: Tensor) -> Tensor:
+    def resampled(scores: Tensor) -> Tensor:
         return scores[torch.randint(len(scores), scores.shape, generator=generator)]
 
-    shares = [
-        percent(again(strange) <= again(known).quantile(1 - false_alarms))
-        for _ in range(resamples)
-    ]
+    shares = []
+    for _ in range(resamples):
+        strangers, known_images = resampled(of_strangers), resampled(of_known)
+        threshold = known_images.quantile(1 - false_alarms)
+        shares.append(percent(strangers <= threshold))
     return torch.tensor(shares).quantile(torch.tensor([0.025, 0.975])).tolist()
 
 
@@ -227,8 +215,7 @@ class Strangers(Recipe[StrangersSettings]):
             unit="" if measure in PLAIN else "%",
             higher_is_better=BETTER.get(measure, False),
         )
-        for measure in MEASURES
-        for row in FACTS["rows"]
+        for measure, row in product(MEASURES, FACTS["rows"])
     )
     settings: ClassVar = StrangersSettings
 
@@ -238,10 +225,13 @@ class Strangers(Recipe[StrangersSettings]):
             return super().train(study, row, stop_at)
         name, _ = PACKED[row]
         network = load_pretrained(name).to(study.lab.device)
-        facts = {**facts_of_network(network, 0.0), "hardware": "none, of the package"}
-        return Trained(
-            network, {"model": type(network).__name__, "epochs": 0, **facts}, Path(name)
-        )
+        summary = {
+            "model": type(network).__name__,
+            "epochs": 0,
+            **facts_of_network(network, 0.0),
+            "hardware": "none, of the package",
+        }
+        return Trained(network, summary, Path(name))
 
     def begin(self, study: Study) -> tuple[Examples, dict[str, Tensor]]:
         """Known test images, and strangers; an error before any training if the library
@@ -250,67 +240,70 @@ class Strangers(Recipe[StrangersSettings]):
         import art.attacks.evasion  # noqa: F401
 
         test = data_of(study.settings.data).test
-        return at_random(test, study.settings.tested), strangers_of(
-            test, study.settings
-        )
+        tested = at_random(test, study.settings.tested)
+        return tested, strangers_of(test, study.settings)
 
     def measure(
-        self, study: Study, row: str, given: tuple[Examples, dict[str, Tensor]]
+        self, study: Study, row: str, images: tuple[Examples, dict[str, Tensor]]
     ) -> dict[str, float]:
-        """Shares of the strangers that are not told, beside what the activation of the
-        winning class tells.
+        """Shares of the strangers that are not detected, beside what the activation of
+        the winning class detects.
         """
-        settings, (test, strangers) = study.settings, given
+        settings, (test, strangers) = study.settings, images
         classifier = study.trained[row].classifier
-        _, share = PACKED.get(row, ("", None))
-        data = data_of(
-            {**settings.data, **({} if share is None else {"validation": share})}
-        )
-        seen = {kind: see(classifier, images)[0] for kind, images in strangers.items()}
-        known, own = (
-            see(classifier, one.inputs.float() / 255)[0]
-            for one in (at_random(data.validation, settings.tested), test)
-        )
+        validation = at_random(_validation(settings, row), settings.tested)
+        of_validation, _ = see(classifier, validation.inputs.float() / 255)
+        of_test, _ = see(classifier, test.inputs.float() / 255)
+        of_strangers = {
+            kind: see(classifier, pixels)[0] for kind, pixels in strangers.items()
+        }
         sample, attacked = self._attacked(study, row, test)
-        pictures = {
-            attack: see(classifier, images)[0] for attack, images in attacked.items()
+        of_attacks = {
+            attack: see(classifier, pixels)[0] for attack, pixels in attacked.items()
         }
-        limit, doubt = (
-            one.quantile(1 - settings.false_alarms).item()
-            for one in (known.error, known.doubt)
+        limit, doubt_limit = (
+            scores.quantile(1 - settings.false_alarms).item()
+            for scores in (of_validation.error, of_validation.doubt)
         )
+        other = of_strangers[OTHER]
+        by_error = told_apart(of_test.error, other.error, limit)
+        by_doubt = told_apart(of_test.doubt, other.doubt, doubt_limit)
+        error, ink = of_validation.error, of_validation.ink
         figures = {
-            ERROR: percent(own.said != test.labels),
-            FALSE: percent(own.error > limit),
-            AUC: told_apart(own.error, seen[OTHER].error, limit).auc,
-            AUC_ACTIVATION: told_apart(own.doubt, seen[OTHER].doubt, doubt).auc,
-            INK: rank_correlation(known.error, known.ink),
-            INK_SQUARES: rank_correlation(known.error * known.ink, known.ink),
+            ERROR: percent(of_test.predicted != test.labels),
+            FALSE: percent(of_test.error > limit),
+            AUC: by_error.auc,
+            AUC_ACTIVATION: by_doubt.auc,
+            INK: rank_correlation(error, ink),
+            INK_SQUARES: rank_correlation(error * ink, ink),
         }
-        for kind, one in seen.items():
-            figures[UNDETECTED.format(kind)] = percent(one.error <= limit)
-            figures[BY_ACTIVATION.format(kind)] = percent(one.doubt <= doubt)
-        for attack, one in pictures.items():
-            wrong = one.said != sample.labels
+        for kind, seen in of_strangers.items():
+            figures[UNDETECTED.format(kind)] = percent(seen.error <= limit)
+            figures[BY_ACTIVATION.format(kind)] = percent(seen.doubt <= doubt_limit)
+        for attack, seen in of_attacks.items():
+            wrong = seen.predicted != sample.labels
+            undetected = wrong & (seen.error <= limit)
+            by_activation = wrong & (seen.doubt <= doubt_limit)
             figures[FOOLED.format(attack)] = percent(wrong)
-            figures[UNDETECTED.format(attack)] = percent(wrong & (one.error <= limit))
-            figures[BY_ACTIVATION.format(attack)] = percent(
-                wrong & (one.doubt <= doubt)
-            )
+            figures[UNDETECTED.format(attack)] = percent(undetected)
+            figures[BY_ACTIVATION.format(attack)] = percent(by_activation)
         spread = partial(
             interval, false_alarms=settings.false_alarms, resamples=settings.resamples
         )
         study.curves[row] = {
             "threshold": limit,
-            "validation images": len(known.error),
+            "validation images": len(of_validation.error),
             "images": {
-                kind: len(one.error) for kind, one in {**seen, **pictures}.items()
+                kind: len(seen.error)
+                for kind, seen in {**of_strangers, **of_attacks}.items()
             },
             "undetected, 95 %": {
-                kind: spread(known.error, one.error) for kind, one in seen.items()
+                kind: spread(of_validation.error, seen.error)
+                for kind, seen in of_strangers.items()
             },
             "undetected by the activation, 95 %": {
-                kind: spread(known.doubt, one.doubt) for kind, one in seen.items()
+                kind: spread(of_validation.doubt, seen.doubt)
+                for kind, seen in of_strangers.items()
             },
         }
         if row != TWIN and "images" not in study.pictures:
@@ -335,35 +328,29 @@ class Strangers(Recipe[StrangersSettings]):
             attack: attacker.attacked(attack, epsilon, pixels, labels, False)
             for attack in (FGSM, BIM)
         }
-        found = reconstructive(
+        knowing = reconstructive(
             scores, pixels.to(device), labels.to(device), epsilon, settings.steps
         )
-        return sample, {**images, KNOWING: found.cpu()}
+        return sample, {**images, KNOWING: knowing.cpu()}
 
-    def finish(self, study: Study, given: Any) -> None:
+    def finish(self, study: Study, images: Any) -> None:
         """Bars of the undetected strangers, by the error and by the activation."""
         figure = new_figure(10.0, 6.4)
         upper, lower = figure.subplots(2, 1, sharey=True)
         kinds = (*KINDS, *ATTACKS)
-        for axes, how, title in (
-            (upper, UNDETECTED, "by the reconstruction error"),
-            (lower, BY_ACTIVATION, "by the activation of the winning class"),
+        labels = [kind.replace("attack that", "attack\nthat") for kind in kinds]
+        alarms = f"at {study.settings.false_alarms:.0%} false alarms"
+        for axes, measure, detector in (
+            (upper, UNDETECTED, "the reconstruction error"),
+            (lower, BY_ACTIVATION, "the activation of the winning class"),
         ):
+            measures = [measure.format(kind) for kind in kinds]
             series = {
-                row: [study.figures[row, how.format(kind)] for kind in kinds]
+                row: [study.figures[row, name] for name in measures]
                 for row in study.trained
             }
-            bars_upwards(
-                axes,
-                [kind.replace("attack that", "attack\nthat") for kind in kinds],
-                series,
-                digits=1,
-            )
-            axes.set_title(
-                f"undetected {title}, at {study.settings.false_alarms:.0%} false "
-                "alarms",
-                fontsize=11,
-            )
+            bars_upwards(axes, labels, series, digits=1)
+            axes.set_title(f"undetected by {detector}, {alarms}", fontsize=11)
             axes.set_ylabel("% of the images")
         figure.legend(
             *upper.get_legend_handles_labels(),
@@ -374,11 +361,19 @@ class Strangers(Recipe[StrangersSettings]):
         study.pictures["undetected"] = Picture(figure, self.caption)
 
 
-def rank_correlation(one: Tensor, other: Tensor) -> float:
+def _validation(settings: StrangersSettings, row: str) -> Examples:
+    """The validation images of a network: those that were put aside in its training."""
+    options = dict(settings.data)
+    if row in PACKED:
+        _, options["validation"] = PACKED[row]
+    return data_of(options).validation
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> float:
     """Spearman's."""
     from scipy.stats import spearmanr
 
-    return float(spearmanr(one.numpy(), other.numpy()).statistic)
+    return float(spearmanr(x.numpy(), y.numpy()).statistic)
 
 
 def _images(
@@ -388,18 +383,15 @@ def _images(
     cells: dict[str, list[Cell]] = {"image": [], "reconstruction": [], "difference": []}
     for kind, images in kinds.items():
         seen, drawn = see(classifier, images[:1])
-        error, picture = (
-            seen.error.item(),
-            classifier.preprocess.evaluate(images[:1]).pictures[0, 0],
-        )
-        told, colour = (
-            ("known", "black") if error <= limit else ("none of these", "tab:red")
-        )
+        error = seen.error.item()
+        picture = classifier.preprocess.evaluate(images[:1]).pictures[0, 0]
+        verdict, colour = "known", "black"
+        if error > limit:
+            verdict, colour = "none of these", "tab:red"
         name = kind.replace("attack that", "attack\nthat").replace("upside", "\nupside")
+        predicted = classifier.classes[int(seen.predicted)]
+        difference = (picture - drawn[0, 0]).abs()
         cells["image"].append(Cell(picture, name))
-        said = classifier.classes[int(seen.said)]
-        cells["reconstruction"].append(Cell(drawn[0, 0], f"as a {said}"))
-        cells["difference"].append(
-            Cell((picture - drawn[0, 0]).abs(), f"{error:.2f}: {told}", colour)
-        )
+        cells["reconstruction"].append(Cell(drawn[0, 0], f"as a {predicted}"))
+        cells["difference"].append(Cell(difference, f"{error:.2f}: {verdict}", colour))
     return Picture(image_grid(cells, 1.3), caption)

@@ -4,6 +4,7 @@ Rajasegaran et al. 2019, DeepCaps).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -48,13 +49,13 @@ class TransferSettings(TrainingOptions):
     """One preset.
 
     Attributes:
-        weight: of the reconstruction in the loss.
-        noise: on the poses that a decoder gets in training: on standardised poses, and
-            on others.
+        weight: the weight of the reconstruction in the loss.
+        noise: the noise on the poses that a decoder gets in training: on standardised
+            poses, and on others.
         judge: options of the independent classifier's training, over those of the
             networks.
-        pairs: of test images, of different classes.
-        fitted: training images that the read-out is fitted to.
+        pairs: the number of pairs of test images, of different classes.
+        fitted: the number of training images to which the read-out is fitted.
     """
 
     weight: float = 0.02
@@ -68,9 +69,9 @@ class Posed(NamedTuple):
     """Images, and the pose of the class that a network sees in each.
 
     Args:
-        pictures: (N, C, H, W).
-        labels: true classes, (N,).
-        capsules: of the classes.
+        pictures: the images, (N, C, H, W).
+        labels: the true classes, (N,).
+        capsules: the capsules of the classes.
         seen: the most active class, (N,).
     """
 
@@ -81,11 +82,12 @@ class Posed(NamedTuple):
 
     def at(self, places: Tensor) -> "Posed":
         """Some of them."""
-        capsules = Capsules(
-            self.capsules.pose[places], self.capsules.activation[places]
-        )
+        pose, activation = self.capsules.pose[places], self.capsules.activation[places]
         return Posed(
-            self.pictures[places], self.labels[places], capsules, self.seen[places]
+            self.pictures[places],
+            self.labels[places],
+            Capsules(pose, activation),
+            self.seen[places],
         )
 
     @property
@@ -105,16 +107,16 @@ def pairs_of(labels: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Indices of contents and styles in random pairs of different classes; each index
     at most once on either side.
     """
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    other = order.roll(1)
-    different = labels[order] != labels[other]
-    return order[different][:count], other[different][:count]
+    contents = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    styles = contents.roll(1)
+    different = labels[contents] != labels[styles]
+    return contents[different][:count], styles[different][:count]
 
 
-def correlation(one: Tensor, other: Tensor) -> float:
+def correlation(x: Tensor, y: Tensor) -> float:
     """Pearson's correlation of the pairs in which both are finite."""
-    there = one.isfinite() & other.isfinite()
-    return torch.corrcoef(torch.stack([one[there], other[there]]))[0, 1].item()
+    finite = x.isfinite() & y.isfinite()
+    return torch.corrcoef(torch.stack([x[finite], y[finite]]))[0, 1].item()
 
 
 @register_recipe
@@ -129,8 +131,7 @@ class Transfer(Recipe[TransferSettings]):
         *(Line(row, KEPT, higher_is_better=True) for row in (*TOLD, AGAIN)),
         *(
             Line(row, measure, unit="", higher_is_better=True)
-            for row in (*TOLD, AGAIN)
-            for measure in FOLLOWS.values()
+            for row, measure in product((*TOLD, AGAIN), FOLLOWS.values())
         ),
         Line(JUDGE, "accuracy", higher_is_better=True),
     )
@@ -143,24 +144,31 @@ class Transfer(Recipe[TransferSettings]):
         if row == JUDGE:
             judge = {"loss": ENTROPY, "model_args": {}, **settings.judge}
             return settings.options(**plain(judge))
-        told = TOLD[row]
-        noise = settings.noise[0 if told == "pose_and_class" else 1]
-        arguments = {**settings.model_args, "decoder_input": told, "pose_noise": noise}
-        loss = {"loss": MARGIN, "reconstruction": settings.weight}
-        return settings.options(model_args=arguments, **loss)
+        on_standardised, on_others = settings.noise
+        noise = on_standardised if row == BOTH else on_others
+        return settings.options(
+            model_args={
+                **settings.model_args,
+                "decoder_input": TOLD[row],
+                "pose_noise": noise,
+            },
+            loss=MARGIN,
+            reconstruction=settings.weight,
+        )
 
-    def begin(self, study: Study) -> "Given":
+    def begin(self, study: Study) -> "TransferTest":
         """The independent classifier, and the pairs, the same for every network."""
         judge = study.lab.train("transfer-judge", self.options(study.settings, JUDGE))
         study.facts[JUDGE] = judge.facts
         study.note(JUDGE, {"accuracy": judge.test_accuracy})
         test = judge.data.test
         contents, styles = pairs_of(test.labels, study.settings.pairs)
-        return Given(
-            judge, contents, styles, attributes(test.inputs[styles].float() / 255)
-        )
+        wanted = attributes(test.inputs[styles].float() / 255)
+        return TransferTest(judge, contents, styles, wanted)
 
-    def measure(self, study: Study, row: str, given: "Given") -> dict[str, float]:
+    def measure(
+        self, study: Study, row: str, transfer_test: "TransferTest"
+    ) -> dict[str, float]:
         """The share of drawn images whose class the judge sees, and how they follow the
         styles.
         """
@@ -168,33 +176,25 @@ class Transfer(Recipe[TransferSettings]):
         network = trained.network
         assert isinstance(network, CapsuleClassifier)
         test = posed(network, trained.classifier.prepared(trained.data.test))
-        content, style = test.at(given.contents), test.at(given.styles)
+        content, style = test.at(transfer_test.contents), test.at(transfer_test.styles)
+        wanted = transfer_test.wanted
         readout = None
         if row == ALONE:
-            readout = read_out(
-                network, at_random(trained.data.train, study.settings.fitted), trained
-            )
-            study.curves["read-out"] = dict(
-                zip(MOVED, readout.explained.tolist(), strict=True)
-            )
+            images = at_random(trained.data.train, study.settings.fitted)
+            readout = read_out(network, images, trained)
+            explained = readout.explained.tolist()
+            study.curves["read-out"] = dict(zip(MOVED, explained, strict=True))
         if row == BOTH:
-            study.note(
-                AGAIN,
-                given.judged(
-                    restyled(network, content, content, given.wanted, None),
-                    content.labels,
-                ),
-            )
+            again = restyled(network, content, content, wanted, None)
+            study.note(AGAIN, transfer_test.judged(again, content.labels))
         caption = self.caption.format(row=f"{row[0].upper()}{row[1:]}")
-        study.pictures[TOLD[row].replace("_", "-")] = _picture(
-            network, test, row, readout, caption
-        )
-        return given.judged(
-            restyled(network, content, style, given.wanted, readout), content.labels
-        )
+        name = TOLD[row].replace("_", "-")
+        study.pictures[name] = _picture(network, test, row, readout, caption)
+        drawn = restyled(network, content, style, wanted, readout)
+        return transfer_test.judged(drawn, content.labels)
 
 
-class Given(NamedTuple):
+class TransferTest(NamedTuple):
     """The test of all networks.
 
     Args:
@@ -213,32 +213,30 @@ class Given(NamedTuple):
         """The share of drawn images in which the judge sees the content's class, and
         how they follow the styles.
         """
-        images = Examples(
-            drawn.clamp(0, 1).mul(255).round().to(torch.uint8),
-            labels,
-            self.judge.classifier.classes,
-        )
-        said = ask(
-            self.judge.network, self.judge.classifier.prepared(images)
-        ).activation.argmax(1)
-        found = {KEPT: percent(said == labels)}
-        have = attributes(drawn)
-        return found | {
-            FOLLOWS[name]: correlation(have[:, k], self.wanted[:, k])
-            for k, name in enumerate(ATTRIBUTES)
-        }
+        classifier = self.judge.classifier
+        bytes_drawn = drawn.clamp(0, 1).mul(255).round().to(torch.uint8)
+        images = Examples(bytes_drawn, labels, classifier.classes)
+        judged = ask(self.judge.network, classifier.prepared(images))
+        figures = {KEPT: percent(judged.activation.argmax(1) == labels)}
+        of_drawn = attributes(drawn)
+        for column, name in enumerate(ATTRIBUTES):
+            figures[FOLLOWS[name]] = correlation(
+                of_drawn[:, column], self.wanted[:, column]
+            )
+        return figures
+
+
+def _moved_only(values: Tensor) -> Tensor:
+    """Of attributes (N, A) those that the read-out changes."""
+    return values[:, [ATTRIBUTES.index(name) for name in MOVED]]
 
 
 def read_out(network: CapsuleClassifier, images: Examples, trained: Trained) -> Readout:
     """A linear read-out of slant and thickness from the poses of the classes that a
     network sees in raw images.
     """
-    seen = posed(network, trained.classifier.prepared(images))
-    return fit_readout(
-        seen.poses,
-        attributes(seen.pictures)[:, [ATTRIBUTES.index(one) for one in MOVED]],
-        seen.seen,
-    )
+    train = posed(network, trained.classifier.prepared(images))
+    return fit_readout(train.poses, _moved_only(attributes(train.pictures)), train.seen)
 
 
 def restyled(
@@ -253,17 +251,20 @@ def restyled(
     """
     device = next(network.parameters()).device
     if readout is not None:
-        poses = readout.moved(
-            content.poses, wanted[:, [ATTRIBUTES.index(one) for one in MOVED]]
-        )
+        poses = readout.moved(content.poses, _moved_only(wanted))
         return draw_poses(network, poses.to(device), content.seen.to(device)).cpu()
-    classes, others = (
-        Capsules(*(part.to(device) for part in one.capsules))
-        for one in (content, style)
+    drawn = transfer(
+        network,
+        _on(content.capsules, device),
+        _on(style.capsules, device),
+        content.seen.to(device),
+        style.seen.to(device),
     )
-    return transfer(
-        network, classes, others, content.seen.to(device), style.seen.to(device)
-    )[:, -1].cpu()
+    return drawn[:, -1].cpu()
+
+
+def _on(capsules: Capsules, device: torch.device) -> Capsules:
+    return Capsules(*(part.to(device) for part in capsules))
 
 
 def _picture(
@@ -275,17 +276,13 @@ def _picture(
 ) -> Picture:
     """The first image of each class (down) with the poses of others (across)."""
     classes = test.labels.unique().tolist()
-    contents = test.at(
-        torch.tensor([int((test.labels == label).nonzero()[0]) for label in classes])
-    )
-    styles = test.at(
-        torch.tensor(
-            [
-                int((test.labels == label).nonzero()[place % 2 + 1])
-                for place, label in enumerate(classes)
-            ]
-        )
-    )
+    content_places, style_places = [], []
+    for number, label in enumerate(classes):
+        images = (test.labels == label).nonzero()[:, 0]
+        content_places.append(int(images[0]))
+        style_places.append(int(images[number % 2 + 1]))
+    contents = test.at(torch.tensor(content_places))
+    styles = test.at(torch.tensor(style_places))
     wanted = attributes(styles.pictures)
     grid = [torch.cat([torch.ones_like(styles.pictures[:1]), styles.pictures])]
     for place in range(len(classes)):

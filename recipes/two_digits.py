@@ -1,15 +1,22 @@
 """Trained on one digit at a time, tested on several side by side (Su Jianlin 2018)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from recipes.kit.base import Picture, Recipe, Study, facts_of, lines_of, register_recipe
+from recipes.kit.base import (
+    Key,
+    Picture,
+    Recipe,
+    Study,
+    facts_of,
+    lines_of,
+    register_recipe,
+)
 from recipes.kit.charts import bars_under_images
 from recipes.kit.lab import data_of
 from recipes.kit.measures import activations_of, all_found, percent
@@ -22,14 +29,12 @@ def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> flo
     present.
 
     Args:
-        activation: (N, E).
-        present: bool (N, E), k classes in each row.
-        above: all of the k must also be more active than this.
+        activation: the activations of the classes, (N, E).
+        present: whether each class is in the image, bool (N, E), k classes in each row.
+        above: the activation that all k classes must exceed, too.
     """
-    return percent(
-        all_found(activation, present)
-        & (activation.where(present, torch.inf).amin(1) > above)
-    )
+    least = activation.where(present, torch.inf).amin(1)
+    return percent(all_found(activation, present) & (least > above))
 
 
 TWIN, MAPS = "convolutional twin, pooled", "class maps, pooled by log-mean-exp"
@@ -53,11 +58,13 @@ all of these are above 0.5.
 """
 
 PAIRS = "one above the other", "side by side"
-PUBLISHED = {
-    (row, one): tuple(figure)
-    for row, own in FACTS["published"].items()
-    for one, figure in own.items()
-}
+PUBLISHED: dict[Key, tuple[float | None, str]] = {}
+"""The published figures with their sources."""
+
+for _row, _figures in FACTS["published"].items():
+    for _measure, _figure in _figures.items():
+        PUBLISHED[_row, _measure] = tuple(_figure)
+
 TESTED = {row: tuple(LAYOUTS if row in COMPARED else PAIRS) for row in ROWS}
 
 
@@ -65,8 +72,18 @@ def measures(layout: str) -> dict[str, float]:
     """The measures on a layout, with the activation that all of its digits must
     exceed.
     """
-    also_sure = {ALSO_SURE.format(layout): 0.5} if layout in PAIRS else {}
-    return {MOST_ACTIVE.format(layout): 0.0, **also_sure}
+    least = {MOST_ACTIVE.format(layout): 0.0}
+    if layout in PAIRS:
+        least[ALSO_SURE.format(layout)] = 0.5
+    return least
+
+
+def _keys() -> Iterator[Key]:
+    for row in ROWS:
+        yield row, SINGLE
+        for layout in TESTED[row]:
+            for measure in measures(layout):
+                yield row, measure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +91,19 @@ class TwoDigitsSettings(TrainingOptions):
     """One preset: how every network is trained, and on what it is tested.
 
     Attributes:
-        pairs: how many images of two digits; ``scenes`` of each other layout.
+        pairs: the number of images of two digits, one above the other and side by side.
+        scenes: the number of images of each other layout.
     """
 
     pairs: int = 10000
     scenes: int = 2000
+
+
+def _mean_accuracy(
+    seeds: Sequence[Mapping[Key, float]], row: str, layout: str
+) -> float:
+    """The set accuracy of a row on a layout, mean of the seeds."""
+    return fmean(figures[row, MOST_ACTIVE.format(layout)] for figures in seeds)
 
 
 @register_recipe
@@ -88,70 +113,47 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
     """
 
     name: ClassVar = "two-digits"
-    lines: ClassVar = lines_of(
-        (
-            (row, what)
-            for row in ROWS
-            for what in (SINGLE, *chain.from_iterable(map(measures, TESTED[row])))
-        ),
-        PUBLISHED,
-        higher_is_better=True,
-    )
+    lines: ClassVar = lines_of(_keys(), PUBLISHED, higher_is_better=True)
     settings: ClassVar = TwoDigitsSettings
     grows: ClassVar = True
 
     def begin(self, study: Study) -> Mapping[str, Scenes]:
         """Test digits in every layout, the same for all networks."""
         test, settings = data_of(study.settings.data).test, study.settings
-        count = {
-            name: settings.pairs if name in PAIRS else settings.scenes
-            for name in LAYOUTS
-        }
-        return {
-            name: arrange(test, layout, count[name]) for name, layout in LAYOUTS.items()
-        }
+        tests = {}
+        for name, layout in LAYOUTS.items():
+            count = settings.pairs if name in PAIRS else settings.scenes
+            tests[name] = arrange(test, layout, count)
+        return tests
 
     def measure(
-        self, study: Study, row: str, given: Mapping[str, Scenes]
+        self, study: Study, row: str, tests: Mapping[str, Scenes]
     ) -> dict[str, float]:
         """Accuracy on single digits, and on every layout in the table."""
-        network, found = (
-            study.trained[row].network,
-            {SINGLE: study.trained[row].test_accuracy},
-        )
+        trained = study.trained[row]
+        figures = {SINGLE: trained.test_accuracy}
         for layout in TESTED[row]:
-            images, present = given[layout]
-            activation = activations_of(network, images)
-            found |= {
-                name: set_accuracy(activation, present, above)
-                for name, above in measures(layout).items()
-            }
-        return found
+            images, present = tests[layout]
+            activation = activations_of(trained.network, images)
+            for name, above in measures(layout).items():
+                figures[name] = set_accuracy(activation, present, above)
+        return figures
 
     def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """Bars of the set accuracy over the layouts, mean of the seeds, with an example
         of each above them.
         """
-        measured = {
-            row: [study.figures for study in studies if (row, SINGLE) in study.figures]
-            for row in COMPARED
-        }
-        bars = {
-            row: [
-                fmean(figures[row, MOST_ACTIVE.format(layout)] for figures in seeds)
-                for layout in LAYOUTS
+        bars = {}
+        for row in COMPARED:
+            seeds = [
+                study.figures for study in studies if (row, SINGLE) in study.figures
             ]
-            for row, seeds in measured.items()
-            if seeds
-        }
+            if seeds:
+                bars[row] = [_mean_accuracy(seeds, row, layout) for layout in LAYOUTS]
         test = data_of(studies[0].settings.data).test
         examples = {
             name: arrange(test, layout, 1).images[0].amax(0)
             for name, layout in LAYOUTS.items()
         }
-        return {
-            "layouts": Picture(
-                bars_under_images(examples, bars, "all digits found, % of images"),
-                self.caption,
-            )
-        }
+        figure = bars_under_images(examples, bars, "all digits found, % of images")
+        return {"layouts": Picture(figure, self.caption)}

@@ -4,6 +4,7 @@ on two (Zhao et al. 2018).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recipes.kit.base import (
@@ -53,7 +54,7 @@ PUBLISHED = {
     (f"TREC: {CAPSULES_B}", ACCURACY): (92.8, ZHAO),
     (f"TREC: {SOFTMAX}", ACCURACY): (91.2, KIM),
 }
-KEYS = [(row, measure) for row in ROWS for measure in (ACCURACY, *TOLD)]
+KEYS = list(product(ROWS, (ACCURACY, *TOLD)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,9 @@ class WordsSettings(TrainingOptions):
         sizes: model arguments of all networks.
         capsules: more arguments of the networks with capsules.
         ngrams: more arguments of the networks with capsules over n-grams.
-        ngram_epochs: of the networks with capsules over n-grams; None for ``epochs``.
-        pairs: how many joined texts are tested.
+        ngram_epochs: the training epochs of the networks with capsules over n-grams;
+            None for ``epochs``.
+        pairs: the number of joined texts that are tested.
     """
 
     sizes: Mapping[str, Any] = field(default_factory=dict)
@@ -91,8 +93,9 @@ class WordsRecipe(Recipe[WordsSettings]):
         kind = ROWS[row]
         network = NETWORKS[kind]
         sizes = {**settings.sizes, **network.get("model_args", {})}
-        sizes |= settings.capsules if kind in (CAPSULES, CAPSULES_B, ENCODER) else {}
         epochs = settings.epochs
+        if kind in (CAPSULES, CAPSULES_B, ENCODER):
+            sizes |= settings.capsules
         if kind in (CAPSULES, CAPSULES_B):
             sizes |= settings.ngrams
             epochs = settings.ngram_epochs or epochs
@@ -104,35 +107,32 @@ class WordsRecipe(Recipe[WordsSettings]):
         assert isinstance(test, TextSet)
         return joined(test, study.settings.pairs)
 
-    def measure(self, study: Study, row: str, given: TextSet) -> dict[str, float]:
+    def measure(
+        self, study: Study, row: str, joined_texts: TextSet
+    ) -> dict[str, float]:
         """Accuracy on questions of one class and of two."""
         trained = study.trained[row]
-        texts = trained.classifier.prepared(given)
-        told = {
-            name: task.examine(trained.network, texts) for name, task in TOLD.items()
-        }
-        return {ACCURACY: trained.test_accuracy} | {
-            name: 100 * one.figures["accuracy"] for name, one in told.items()
-        }
+        texts = trained.classifier.prepared(joined_texts)
+        figures = {ACCURACY: trained.test_accuracy}
+        for name, task in TOLD.items():
+            examined = task.examine(trained.network, texts)
+            figures[name] = 100 * examined.figures["accuracy"]
+        return figures
 
-    def pictures(self, outcomes: Sequence[Study]) -> dict[str, Picture]:
+    def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
         """The joined questions over all seeds, and those in colour of the first."""
-        return {
-            "pairs": Picture(pairs([one.figures for one in outcomes]), self.caption),
-            **outcomes[0].pictures,
-        }
+        figure = pairs([study.figures for study in studies])
+        return {"pairs": Picture(figure, self.caption), **studies[0].pictures}
 
-    def finish(self, study: Study, given: TextSet) -> None:
+    def finish(self, study: Study, joined_texts: TextSet) -> None:
         """Some of the joined questions in colour."""
-        for row in study.trained:
-            if ROWS[row] in (CAPSULES, ENCODER, POOLED):
-                caption = self.captions["colours"].format(network=ROWS[row])
-                name = "-".join(
-                    ["colours", *ROWS[row].lower().replace(",", "").split()]
-                )
-                study.pictures[name] = Picture(
-                    _coloured(study.trained[row], given), caption
-                )
+        for row, trained in study.trained.items():
+            network = ROWS[row]
+            if network in (CAPSULES, ENCODER, POOLED):
+                caption = self.captions["colours"].format(network=network)
+                words = network.lower().replace(",", "").split()
+                figure = _coloured(trained, joined_texts)
+                study.pictures["-".join(["colours", *words])] = Picture(figure, caption)
 
 
 def pairs(figures: Sequence[Mapping[Key, float]]) -> "Figure":
@@ -140,10 +140,10 @@ def pairs(figures: Sequence[Mapping[Key, float]]) -> "Figure":
     count: mean and deviation.
     """
     rows = [row for row in ROWS if (row, MOST_ACTIVE) in figures[0]]
-    panels = [
-        Dots.over(f"{name}, % of pairs", figures, [(row, name) for row in rows])
-        for name in TOLD
-    ]
+    panels = []
+    for name in TOLD:
+        keys = [(row, name) for row in rows]
+        panels.append(Dots.over(f"{name}, % of pairs", figures, keys))
     return dot_panels([ROWS[row] for row in rows], panels)
 
 

@@ -32,7 +32,7 @@ class Line:
         row: the network or variant: "3 steps, with reconstruction".
         measure: the quantity: "test error".
         published: the figure in the literature, in ``unit``; None if there is none.
-        source: of the published figure, with remarks.
+        source: the source of the published figure, with remarks.
         unit: "%" or another; "" for a plain number.
         higher_is_better: False for an error; None if neither direction is better.
         elsewhere: whether it is a figure of another implementation, which no preset
@@ -62,21 +62,28 @@ def lines_of(
     keys: Iterable[Key],
     published: Mapping[Key, float | tuple[float | None, str]],
     source: str = "",
-    **kind: Any,
+    **common: Any,
 ) -> tuple[Line, ...]:
-    """The lines of a table.
+    """Return the lines of a table.
 
     Args:
-        keys: of the lines, in order.
-        published: the figures of some of them, alone or with their sources.
-        source: of figures without one.
-        kind: arguments of all lines: ``unit``, ``higher_is_better``, ``elsewhere``.
+        keys: the row and the measure of each line, in order.
+        published: the published figures of some of the lines, each alone or with its
+            source.
+        source: the source of the figures that come without one.
+        common: arguments of all lines: ``unit``, ``higher_is_better``, ``elsewhere``.
     """
-    found = {
-        key: one if isinstance(one, tuple) else (one, source)
-        for key, one in published.items()
-    }
-    return tuple(Line(*key, *found.get(key, ()), **kind) for key in keys)
+    lines = []
+    for row, measure in keys:
+        figure = published.get((row, measure))
+        if figure is None:
+            line = Line(row, measure, **common)
+        elif isinstance(figure, tuple):
+            line = Line(row, measure, *figure, **common)
+        else:
+            line = Line(row, measure, figure, source, **common)
+        lines.append(line)
+    return tuple(lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +91,8 @@ class Picture:
     """A figure with its caption.
 
     Args:
-        figure: with a title, axes and units.
-        caption: what it shows, in one or two sentences.
+        figure: the figure, with a title, axes and units.
+        caption: the text below the figure, in one or two sentences.
 
     Example:
         >>> from torchcaps_lab.report import new_figure
@@ -103,13 +110,13 @@ class Study:
     """One run of a recipe, with one seed: what its rows share, and the results so far.
 
     Args:
-        lab: trains the networks.
-        settings: of the preset.
+        lab: the lab that trains the networks.
+        settings: the settings of the preset.
         trained: the network of each row.
         figures: the value of each line that was measured, in the line's unit.
         facts: other facts about each row: parameters, epochs, seconds of training.
-        pictures: by a short name for the file.
-        curves: numbers behind the pictures, ready for JSON.
+        pictures: the pictures, by a short name for the file.
+        curves: the numbers behind the pictures, ready for JSON.
 
     Example:
         >>> from pathlib import Path
@@ -128,13 +135,12 @@ class Study:
     pictures: dict[str, Picture] = field(default_factory=dict)
     curves: dict[str, Any] = field(default_factory=dict)
 
-    def note(self, row: str, found: Mapping[str, float]) -> None:
+    def note(self, row: str, measured: Mapping[str, float]) -> None:
         """Records figures of a row, by measure, and shows them."""
-        self.figures |= {(row, measure): value for measure, value in found.items()}
-        self.lab.show(
-            f"{row}: "
-            + ", ".join(f"{measure} {value:.2f}" for measure, value in found.items())
-        )
+        for measure, value in measured.items():
+            self.figures[row, measure] = value
+        values = [f"{measure} {value:.2f}" for measure, value in measured.items()]
+        self.lab.show(f"{row}: {', '.join(values)}")
 
 
 Settings = TypeVar("Settings", bound=TrainingOptions)
@@ -151,13 +157,13 @@ class Recipe(Generic[Settings]):
     :func:`register_recipe`.
 
     Attributes:
-        name: on the command line.
-        title: one line, for people.
-        source: where the experiment was published.
-        rows: of networks, in order, each with the options that it changes; a preset may
-            name fewer, as ``rows``.
-        lines: of its table, in order; in the file: rows with a published test error and
-            its source.
+        name: the name of the recipe on the command line.
+        title: a title of one line, for people.
+        source: the publication of the experiment.
+        rows: the rows of networks, in order, each with the options that it changes; a
+            preset may name fewer, as ``rows``.
+        lines: the lines of the table, in order; in the file: rows with a published test
+            error and its source.
         settings: the class of the settings of a preset.
         presets: the settings for ``paper`` (the published ones, for a GPU), ``quick``
             (two cores of a CPU, at most an hour) and ``smoke`` (seconds, on the digits
@@ -173,11 +179,12 @@ class Recipe(Generic[Settings]):
             have, also where their networks are gone.
         apart: whether it trains its rows in a loop of its own, and not as ``torchcaps
             train`` does.
-        experiment: start of the names of the runs; default: the name.
-        heading: of the bars of the test errors; default: the title.
-        caption: of these bars.
-        captions: of other pictures, by name; what depends on the results is filled in
-            with :meth:`str.format`.
+        experiment: the start of the names of the runs; default: the name.
+        heading: the title over the bars of the test errors; default: the title of the
+            recipe.
+        caption: the caption of these bars.
+        captions: the captions of other pictures, by name; what depends on the results
+            is filled in with :meth:`str.format`.
 
     Example:
         >>> from recipes import Recipe, get_recipe
@@ -220,22 +227,21 @@ class Recipe(Generic[Settings]):
         """
         if row not in self.rows:
             raise ValueError(f"row must be one of {', '.join(self.rows)}, got {row!r}")
-        stop = {} if stop_at is None else {"stop_at": stop_at}
-        return run_name(self.experiment or self.name, row), {
-            **self.options(settings, row),
-            **stop,
-        }
+        options = dict(self.options(settings, row))
+        if stop_at is not None:
+            options["stop_at"] = stop_at
+        return run_name(self.experiment or self.name, row), options
 
     def begin(self, study: Study) -> Any:
         """Prepares what all rows are measured with, such as test images."""
 
-    def measure(self, study: Study, row: str, given: Any) -> Mapping[str, float]:
+    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
         """The figures of a row, by measure, from its network, ``study.trained[row]``,
-        and what :meth:`begin` gave.
+        and what :meth:`begin` prepared.
         """
         return {TEST_ERROR: study.trained[row].test_error}
 
-    def finish(self, study: Study, given: Any) -> None:
+    def finish(self, study: Study, shared: Any) -> None:
         """Adds results of all rows together: by default bars of the test errors, if
         they are measured.
         """
@@ -252,8 +258,8 @@ class Recipe(Generic[Settings]):
     def train(self, study: Study, row: str, stop_at: float | None) -> Trained:
         """Trains the network of a row, or opens it if it is trained."""
         if row in self.borrowed:
-            recipe, own = self.borrowed[row]
-            return get_recipe(recipe).network(study.lab, own)
+            recipe, borrowed_row = self.borrowed[row]
+            return get_recipe(recipe).network(study.lab, borrowed_row)
         return study.lab.train(*self.job(study.settings, row, stop_at))
 
     def network(self, lab: Lab, row: str) -> Trained:
@@ -268,24 +274,24 @@ class Recipe(Generic[Settings]):
         and the seed of the lab.
         """
         study = Study(lab, settings)
-        given = self.begin(study)
+        shared = self.begin(study)
         for row in self.present(settings):
             stop_at = self._stop_at(study, row)
             trained = study.trained[row] = self.train(study, row, stop_at)
             study.facts[row] = trained.facts
             if self.twins:
-                reached = trained.validation_accuracy
-                enough = stop_at is None or reached >= stop_at
+                accuracy = trained.validation_accuracy
                 study.facts[row] |= {
                     "stop_at": stop_at,
-                    "validation_accuracy": reached,
-                    "reached": enough,
+                    "validation_accuracy": accuracy,
+                    "reached": stop_at is None or accuracy >= stop_at,
                 }
-            if found := self.measure(study, row, given):
-                study.note(row, found)
+            measured = self.measure(study, row, shared)
+            if measured:
+                study.note(row, measured)
             if self.grows:
-                study.facts[row]["figures"] = dict(found)
-        self.finish(study, given)
+                study.facts[row]["figures"] = dict(measured)
+        self.finish(study, shared)
         return study
 
     def pictures(self, studies: Sequence[Study]) -> Mapping[str, Picture]:
@@ -301,7 +307,7 @@ class Recipe(Generic[Settings]):
         limits = [getattr(study.settings, "stop_at", None)]
         if row in self.twins:
             limits.append(study.trained[self.twins[row]].accuracy_to_match)
-        return min((one for one in limits if one is not None), default=None)
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 def facts_of(name: str) -> dict[str, Any]:
@@ -312,19 +318,31 @@ def facts_of(name: str) -> dict[str, Any]:
     facts = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if "lines" in facts:
         rows = facts.get("rows", {})
-        lines = facts["lines"].items()
-        facts["lines"] = tuple(
-            replace(Line(row, TEST_ERROR, *figure), elsewhere=row not in rows)
-            for row, figure in lines
-        )
-    _, _, section = (
-        (FOLDER / "notes.md").read_text(encoding="utf-8").partition(f"\n## {name}\n")
-    )
+        lines = []
+        for row, figure in facts["lines"].items():
+            line = Line(row, TEST_ERROR, *figure)
+            lines.append(replace(line, elsewhere=row not in rows))
+        facts["lines"] = tuple(lines)
+    page = (FOLDER / "notes.md").read_text(encoding="utf-8")
+    _, _, section = page.partition(f"\n## {name}\n")
     notes = section.partition("\n## ")[0].split("\n- ")[1:]
     return {"notes": tuple(" ".join(note.split()) for note in notes), **facts}
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe[Any]])
+
+_IN_FILES = (
+    "title",
+    "source",
+    "rows",
+    "lines",
+    "notes",
+    "experiment",
+    "heading",
+    "caption",
+    "captions",
+)
+"""The attributes of a recipe that its file may hold."""
 
 
 def register_recipe(recipe: AnyRecipe) -> AnyRecipe:
@@ -343,19 +361,9 @@ def register_recipe(recipe: AnyRecipe) -> AnyRecipe:
             for preset in PRESETS
             if preset in facts
         }
-    for fact in (
-        "title",
-        "source",
-        "rows",
-        "lines",
-        "notes",
-        "experiment",
-        "heading",
-        "caption",
-        "captions",
-    ):
-        if fact in facts and fact not in vars(recipe):
-            setattr(recipe, fact, facts[fact])
+    for attribute in _IN_FILES:
+        if attribute in facts and attribute not in vars(recipe):
+            setattr(recipe, attribute, facts[attribute])
     if set(recipe.presets) != set(PRESETS):
         raise ValueError(
             f"{recipe.name} must have the presets {PRESETS}, got "
@@ -394,21 +402,21 @@ def error_bars(
     figures shows one bar.
 
     Args:
-        lines: of the recipe; those of other measures are left out.
-        figures: ours, by (row, measure), as in :class:`Study`.
-        title: over the bars.
-        caption: under them; default: one made of the title.
-        measure: which of the lines' measures.
+        lines: the lines of the recipe; those of other measures are left out.
+        figures: our figures, by (row, measure), as in :class:`Study`.
+        title: the text over the bars.
+        caption: the text below the bars; default: one made of the title.
+        measure: the measure that is drawn, one of those of the lines.
 
     Raises:
         ValueError: if no line of this measure has a figure, or their units differ.
     """
-    there = [
+    shown = [
         line
         for line in lines
-        if (line.row, measure) in figures or line.published is not None
+        if line.measure == measure
+        and ((line.row, measure) in figures or line.published is not None)
     ]
-    shown = [line for line in there if line.measure == measure]
     units = {line.unit for line in shown}
     if len(units) != 1:
         raise ValueError(
@@ -416,10 +424,10 @@ def error_bars(
             f"{sorted(units)}"
         )
     ours = [figures.get((line.row, measure)) for line in shown]
-    figure = bars_across(
-        [line.row for line in shown], ours, [line.published for line in shown]
-    )
-    (unit,), (axes,) = units, figure.axes
+    published = [line.published for line in shown]
+    figure = bars_across([line.row for line in shown], ours, published)
+    (unit,) = units
+    (axes,) = figure.axes
     axes.set_xlabel(f"{measure}, {unit}" if unit else measure)
     axes.set_title(title, fontsize=11)
     return Picture(

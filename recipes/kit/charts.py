@@ -27,9 +27,9 @@ class Cell(NamedTuple):
     """An image in a grid.
 
     Args:
-        image: grey (H, W) or coloured (H, W, 3), in [0, 1].
-        title: over it.
-        colour: of the title.
+        image: the image, grey (H, W) or coloured (H, W, 3), in [0, 1].
+        title: the text over the image.
+        colour: the colour of the title.
     """
 
     image: Tensor
@@ -41,14 +41,13 @@ def image_grid(rows: Mapping[str, Sequence[Cell]], height: float = 1.4) -> "Figu
     """Images in rows.
 
     Args:
-        rows: the images by what stands at their left, as many in all rows.
-        height: of a row, in inches.
+        rows: the images of each row, by the label at its left, as many in all rows.
+        height: the height of a row, in inches.
     """
     columns = len(next(iter(rows.values())))
     figure = new_figure(1.1 * columns + 1.6, height * len(rows) + 0.5)
-    for line, (name, cells) in zip(
-        figure.subplots(len(rows), columns, squeeze=False), rows.items(), strict=True
-    ):
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    for line, (name, cells) in zip(grid, rows.items(), strict=True):
         for axes, cell in zip(line, cells, strict=True):
             axes.imshow(cell.image.numpy(), cmap="gray", vmin=0, vmax=1)
             axes.set_title(cell.title, fontsize=8, color=cell.colour)
@@ -71,24 +70,16 @@ def bars_across(
         ("ours", ours, -0.2, "C0", ".2f"),
         ("published", published, 0.2, "0.7", "g"),
     ):
-        there = [
-            (place + offset, value)
+        heights = {
+            place + offset: value
             for place, value in enumerate(values)
             if value is not None
-        ]
+        }
         bars = axes.barh(
-            [place for place, _ in there],
-            [value for _, value in there],
-            0.4,
-            label=name,
-            color=colour,
+            list(heights), list(heights.values()), 0.4, label=name, color=colour
         )
-        axes.bar_label(
-            bars,
-            labels=[f"{value:{digits}}" for _, value in there],
-            fontsize=8,
-            padding=2,
-        )
+        texts = [f"{value:{digits}}" for value in heights.values()]
+        axes.bar_label(bars, labels=texts, fontsize=8, padding=2)
     axes.set_yticks(range(len(labels)), labels, fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.12)
@@ -107,11 +98,11 @@ def bars_upwards(
     """Groups of bars beside each other.
 
     Args:
-        axes: to draw in.
-        labels: of the groups.
-        series: a value for each group, by name.
-        digits: after the point, over the bars.
-        colours: of some of the series, by name.
+        axes: the axes to draw in.
+        labels: the labels of the groups.
+        series: the values of each series, one for each group, by name.
+        digits: the number of digits after the point in the figures over the bars.
+        colours: the colours of some of the series, by name.
     """
     width = 0.8 / max(len(series), 1)
     for number, (name, values) in enumerate(series.items()):
@@ -127,15 +118,13 @@ def tiles(grid: Tensor, gap: int = 1) -> Tensor:
     picture (h, w, 3).
 
     Args:
-        grid: values in [0, 1]; of one channel, or of three.
-        gap: width of the lines, in pixels.
+        grid: the images, with values in [0, 1] and one channel, or three.
+        gap: the width of the lines, in pixels.
     """
-    D, V = grid.shape[:2]
-    rgb = (
-        grid.clamp(0, 1).expand(D, V, 3, *grid.shape[3:])
-        if grid.shape[2] == 1
-        else grid.clamp(0, 1)
-    )
+    D, V, channels = grid.shape[:3]
+    rgb = grid.clamp(0, 1)
+    if channels == 1:
+        rgb = rgb.expand(D, V, 3, *grid.shape[3:])
     framed = F.pad(rgb, (0, gap, 0, gap), value=0.5)
     return framed.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
 
@@ -144,9 +133,9 @@ def transfer_grid(grid: Tensor, title: str) -> "Figure":
     """Contents down, styles across, and what was drawn of each pair.
 
     Args:
-        grid: (1 + contents, 1 + styles, C, H, W), of one channel or of three; the first
-            of both are the images.
-        title: above it.
+        grid: the images, (1 + contents, 1 + styles, C, H, W), with one channel or
+            three; the first row holds the styles and the first column the contents.
+        title: the text above the grid.
     """
     D, V = grid.shape[:2]
     figure = new_figure(0.7 * V + 0.4, 0.7 * D + 0.6)
@@ -164,14 +153,14 @@ def transfer_grid(grid: Tensor, title: str) -> "Figure":
 
 
 def bars_under_images(
-    images: Mapping[str, Tensor], series: Mapping[str, Sequence[float]], what: str
+    images: Mapping[str, Tensor], series: Mapping[str, Sequence[float]], quantity: str
 ) -> "Figure":
     """Groups of bars from 0 to 100 %, with an image (H, W) of each group over it.
 
     Args:
-        images: by the label of the group.
-        series: a value for each group, by name.
-        what: the axis says.
+        images: an image for each group, by the label of the group.
+        series: the values of each series, one for each group, by name.
+        quantity: the label of the vertical axis, with the unit.
     """
     figure = new_figure(max(1.8 * len(images), 6.5), 5.2)
     grid = figure.add_gridspec(2, len(images), height_ratios=(1.0, 2.6))
@@ -183,7 +172,7 @@ def bars_under_images(
     axes = figure.add_subplot(grid[1, :])
     bars_upwards(axes, list(images), series)
     axes.set_ylim(0, 108)
-    axes.set_ylabel(what)
+    axes.set_ylabel(quantity)
     axes.legend(
         fontsize=8,
         ncols=2,
@@ -198,9 +187,9 @@ class Dots(NamedTuple):
     """One measure of some rows, a panel of :func:`dot_panels`.
 
     Args:
-        label: of the axis, with the unit.
-        values: of each row; None where there is none.
-        spreads: to either side of them.
+        label: the label of the axis, with the unit.
+        values: the value of each row; None where there is none.
+        spreads: the length of the bar to either side of each value.
         log: whether the axis is logarithmic, for values above 0.
     """
 
@@ -220,40 +209,38 @@ class Dots(NamedTuple):
         """Means and spreads over the seeds, given the figures of each, of a row and
         measure for each dot.
         """
-        values = [[one[key] for one in figures if key in one] for key in keys]
-        return cls(
-            label,
-            [mean(one) if one else None for one in values],
-            list(map(spread, values)),
-        )
+        means: list[float | None] = []
+        spreads = []
+        for key in keys:
+            values = [of_seed[key] for of_seed in figures if key in of_seed]
+            means.append(mean(values) if values else None)
+            spreads.append(spread(values))
+        return cls(label, means, spreads)
 
     @classmethod
     def above(
         cls,
-        other: str,
+        reference: str,
         figures: Sequence[Mapping[tuple[str, str], float]],
         rows: Sequence[str],
         measure: str,
     ) -> "Dots":
-        """How far the rows are above another one with the same seeds, with 95 % of
+        """How far the rows are above a reference row with the same seeds, with 95 % of
         Student's t over these.
         """
-        known = [one for one in figures if (other, measure) in one]
-        points = [
-            [
-                one[row, measure] - one[other, measure]
-                for one in known
-                if (row, measure) in one
+        means: list[float | None] = []
+        spreads = []
+        for row in rows:
+            keys = {(row, measure), (reference, measure)}
+            differences = [
+                of_seed[row, measure] - of_seed[reference, measure]
+                for of_seed in figures
+                if keys <= of_seed.keys()
             ]
-            for row in rows
-        ]
-        means = [
-            mean(one) if one and row != other else None
-            for row, one in zip(rows, points, strict=True)
-        ]
-        return cls(
-            f"points more than\n{other}", means, list(map(half_interval, points))
-        )
+            shown = differences and row != reference
+            means.append(mean(differences) if shown else None)
+            spreads.append(half_interval(differences))
+        return cls(f"points more than\n{reference}", means, spreads)
 
 
 def plain_ticks(axis: "Axis") -> None:
@@ -275,11 +262,12 @@ def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
     first: Axes | None = None
     for place, panel in enumerate(panels, 1):
         axes = figure.add_subplot(1, len(panels), place, sharey=first)
-        dots = enumerate(zip(panel.values, panel.spreads, strict=True))
-        there = [
-            (value, row, spread) for row, (value, spread) in dots if value is not None
-        ]
-        values, places, spreads = ([one[part] for one in there] for part in range(3))
+        values, places, spreads = [], [], []
+        for row, value in enumerate(panel.values):
+            if value is not None:
+                values.append(value)
+                places.append(row)
+                spreads.append(panel.spreads[row])
         axes.errorbar(
             values,
             places,
@@ -293,11 +281,9 @@ def dot_panels(rows: Sequence[str], panels: Sequence[Dots]) -> "Figure":
         if panel.log:
             axes.set_xscale("log")
             plain_ticks(axes.xaxis)
-        label = (
-            panel.label
-            if len(panel.label) <= _SHORT
-            else panel.label.replace(", ", ",\n")
-        )
+        label = panel.label
+        if len(label) > _SHORT:
+            label = label.replace(", ", ",\n")
         axes.set_xlabel(label, fontsize=9)
         axes.tick_params(axis="x", labelsize=8, which="both")
         axes.grid(alpha=0.3)
@@ -314,10 +300,10 @@ class Factor(NamedTuple):
     """One number that is changed while the others stay.
 
     Args:
-        label: with its unit, for an axis.
-        values: on the curve.
+        label: the name of the factor with its unit, for an axis.
+        values: the values on the curve.
         trained: the values that training showed, lowest and highest.
-        tested: those of a test.
+        tested: the values of a test, lowest and highest.
     """
 
     label: str
@@ -335,11 +321,10 @@ def factor_curves(
     """Accuracy in percent against up to four factors, one panel each.
 
     Args:
-        factors: by name.
-        curves: of each factor, the accuracies by row.
+        factors: the factors, by name.
+        curves: the accuracies of each row, for each factor.
         rows: the networks.
-        test: what the legend calls the range that is grey; green is what training
-            showed.
+        test: the name of the grey range in the legend; green is what training showed.
     """
     figure = new_figure(9.0, 6.4)
     figure.suptitle("Accuracy when one factor is changed")

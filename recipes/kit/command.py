@@ -29,12 +29,9 @@ def results_folder() -> Path:
     Returns:
         That, or ``runs/recipes/results`` below the current folder.
     """
-    at_home = Path.cwd().is_relative_to(ROOT)
-    return (
-        Path(os.path.relpath(ROOT / "docs" / "results" / "recipes"))
-        if at_home
-        else RUNS / "results"
-    )
+    if Path.cwd().is_relative_to(ROOT):
+        return Path(os.path.relpath(ROOT / "docs" / "results" / "recipes"))
+    return RUNS / "results"
 
 
 def run_recipe(
@@ -57,17 +54,17 @@ def run_recipe(
     grows, after each row, with all that its file has already.
 
     Args:
-        name: of the recipe.
-        preset: ``paper``, ``quick`` or ``smoke``.
-        seeds: one run for each; the pictures are of the first, unless the recipe draws
-            one of all.
-        rows: of a recipe that grows, those to measure now; all if empty.
-        runs: folder for the trained networks.
-        results: folder for the result; None writes nothing.
+        name: the name of the recipe.
+        preset: the preset, ``paper``, ``quick`` or ``smoke``.
+        seeds: the seeds, one run for each; the pictures are of the first, unless the
+            recipe draws one of all.
+        rows: the rows to measure now, of a recipe that grows; all if empty.
+        runs: the folder for the trained networks.
+        results: the folder for the result; None writes nothing.
         trainer: options of the trainer, over those of the preset, such as
             ``{"accelerator": "cpu"}``.
         command: the command line, for the result.
-        show: takes lines of text.
+        show: the function that shows a line of text.
 
     Returns:
         The content of the result file.
@@ -91,57 +88,54 @@ def run_recipe(
         read_results(results)  # they are needed for the table at the end
     settings = recipe.presets[preset]
     growing = recipe.present(settings) if recipe.grows else ()
-    if strange := sorted({*rows} - {*growing}):
-        raise ValueError(f"rows must be among {list(growing)}, got {strange}")
+    unknown_rows = sorted({*rows} - {*growing})
+    if unknown_rows:
+        raise ValueError(f"rows must be among {list(growing)}, got {unknown_rows}")
+    # a recipe that grows is run row by row
     parts = [replace(settings, rows=(row,)) for row in rows or growing] or [settings]
     labs = [Lab(preset, seed, runs, trainer or {}, command, show) for seed in seeds]
-    studies, result = _grown(recipe, labs[0], results), dict[str, Any]()
+    studies = _saved_studies(recipe, labs[0], results)
+    result: dict[str, Any] = {}
     for lab, part in product(labs, parts):
-        if (
-            not growing
-            or lab.seed not in studies
-            or part.rows[0] not in studies[lab.seed].facts
-        ):
-            new = {lab.seed: recipe.run(lab, part)}
-            for row in part.rows if growing else ():
-                new[lab.seed].facts[row]["made by"] = made_by()
-            _join(
-                studies, _grown(recipe, lab, results)
-            )  # another process may have added to it
-            _join(studies, new)
-            result = _finished(recipe, studies, lab, results)
+        saved = studies.get(lab.seed)
+        if growing and saved is not None and part.rows[0] in saved.facts:
+            continue
+        study = recipe.run(lab, part)
+        for row in part.rows if growing else ():
+            study.facts[row]["made by"] = made_by()
+        # another process may have added to the file meanwhile
+        _join(studies, _saved_studies(recipe, lab, results))
+        _join(studies, {lab.seed: study})
+        result = _finished(recipe, studies, lab, results)
     return result or _finished(recipe, studies, labs[0], results)
 
 
-def _grown(recipe: Recipe[Any], lab: Lab, results: Path | None) -> dict[int, Study]:
+def _saved_studies(
+    recipe: Recipe[Any], lab: Lab, results: Path | None
+) -> dict[int, Study]:
     """What the result file of a recipe that grows has already, by seed."""
     path = result_path(results or Path(), recipe.name, lab.preset)
     if results is None or not recipe.grows or not path.is_file():
         return {}
-    result, settings = (
-        json.loads(path.read_text(encoding="utf-8")),
-        recipe.presets[lab.preset],
-    )
-    measured = {row for facts in result["facts"] for row in facts}
-    if _settings_of(result["settings"], measured) != _settings_of(
-        json.loads(json.dumps(asdict(settings))), measured
-    ):
+    result = json.loads(path.read_text(encoding="utf-8"))
+    settings = recipe.presets[lab.preset]
+    settings_now = json.loads(json.dumps(asdict(settings)))
+    rows = {row for facts in result["facts"] for row in facts}
+    if _settings_of(result["settings"], rows) != _settings_of(settings_now, rows):
         raise ValueError(
             f"{path} was measured with other settings of the preset {lab.preset}: "
             "move it"
         )
-    found = {}
+    studies = {}
     for seed, facts, curves in zip(
         result["seeds"], result["facts"], result["curves"], strict=True
     ):
-        found[seed] = Study(
-            replace(lab, seed=seed), settings, facts=facts, curves=curves
-        )
-        for row, one in facts.items():
-            found[seed].figures |= {
-                (row, measure): value for measure, value in one["figures"].items()
-            }
-    return found
+        study = Study(replace(lab, seed=seed), settings, facts=facts, curves=curves)
+        for row, facts_of_row in facts.items():
+            for measure, value in facts_of_row["figures"].items():
+                study.figures[row, measure] = value
+        studies[seed] = study
+    return studies
 
 
 def _settings_of(settings: Mapping[str, Any], rows: Collection[str]) -> dict[str, Any]:
@@ -154,13 +148,13 @@ def _settings_of(settings: Mapping[str, Any], rows: Collection[str]) -> dict[str
     return {**settings, "rows": [], "networks": networks}
 
 
-def _join(studies: dict[int, Study], more: Mapping[int, Study]) -> None:
-    """Adds studies by seed, those of a seed that is there to that."""
-    for seed, one in more.items():
-        there = studies.setdefault(seed, one)
-        there.figures |= one.figures
-        there.facts |= one.facts
-        there.curves |= one.curves
+def _join(studies: dict[int, Study], new: Mapping[int, Study]) -> None:
+    """Adds studies by seed; one of a seed that is there already is added to that."""
+    for seed, study in new.items():
+        joined = studies.setdefault(seed, study)
+        joined.figures |= study.figures
+        joined.facts |= study.facts
+        joined.curves |= study.curves
 
 
 def _finished(
@@ -187,6 +181,9 @@ def _result(
     files: Mapping[str, Picture],
 ) -> dict[str, Any]:
     """The content of the result file, with the seeds so far."""
+    command = lab.command
+    if recipe.grows:
+        command = f"python -m recipes run {recipe.name} --preset {lab.preset}"
     return {
         "recipe": recipe.name,
         "preset": lab.preset,
@@ -195,52 +192,52 @@ def _result(
         "seeds": list(studies),
         "settings": asdict(recipe.presets[lab.preset]),
         "trainer": dict(lab.trainer),
-        **_found(recipe, list(studies.values())),
+        **_measured(recipe, list(studies.values())),
         "pictures": [
             {"file": file, "caption": picture.caption}
             for file, picture in files.items()
         ],
         "notes": list(recipe.notes),
         **_circumstances(studies),
-        "command": f"python -m recipes run {recipe.name} --preset {lab.preset}"
-        if recipe.grows
-        else lab.command,
+        "command": command,
     }
 
 
-def _found(recipe: Recipe[Any], studies: Sequence[Study]) -> dict[str, Any]:
+def _measured(recipe: Recipe[Any], studies: Sequence[Study]) -> dict[str, Any]:
+    """The figures of all lines, and the facts and curves, one entry for each seed."""
     lines = {(line.row, line.measure): line for line in recipe.lines}
-    figures = [study.figures for study in studies]
-    if unknown := sorted({key for one in figures for key in one} - set(lines)):
+    unknown = {key for study in studies for key in study.figures} - set(lines)
+    if unknown:
         raise ValueError(
-            f"{recipe.name} measured what is not among its lines: {unknown}"
+            f"{recipe.name} measured what is not among its lines: {sorted(unknown)}"
         )
+    rows = []
+    for key, line in lines.items():
+        ours = [study.figures[key] for study in studies if key in study.figures]
+        rows.append({**asdict(line), "ours": ours})
     return {
-        "rows": [
-            {**asdict(line), "ours": [one[key] for one in figures if key in one]}
-            for key, line in lines.items()
-        ],
+        "rows": rows,
         "facts": [study.facts for study in studies],
         "curves": [study.curves for study in studies],
     }
 
 
 def _circumstances(studies: Mapping[int, Study]) -> dict[str, Any]:
-    networks: dict[tuple[int, str], Any] = {}
+    """When, on which hardware and with which code the networks were trained."""
+    facts_of_networks: dict[tuple[int, str], Any] = {}
     for seed, study in studies.items():
-        facts = (*study.facts.values(), *(one.facts for one in study.lab.trained))
-        networks |= {(seed, one["run"]): one for one in facts}
+        trained = [network.facts for network in study.lab.trained]
+        for facts in (*study.facts.values(), *trained):
+            facts_of_networks[seed, facts["run"]] = facts
+    networks = list(facts_of_networks.values())
+    seconds = sum(facts["training_seconds"] for facts in networks)
+    makers = sorted({facts["made by"] for facts in networks if "made by" in facts})
     return {
-        "training_seconds": round(
-            sum(one["training_seconds"] for one in networks.values()), 1
-        ),
-        "hardware": sorted({one["hardware"] for one in networks.values()}),
+        "training_seconds": round(seconds, 1),
+        "hardware": sorted({facts["hardware"] for facts in networks}),
         "finished": time.strftime("%Y-%m-%d"),
-        "versions": next((one["versions"] for one in networks.values()), {}),
-        "made by": "; ".join(
-            sorted({one["made by"] for one in networks.values() if "made by" in one})
-        )
-        or made_by(),
+        "versions": networks[0]["versions"] if networks else {},
+        "made by": "; ".join(makers) or made_by(),
     }
 
 
@@ -248,20 +245,19 @@ def made_by() -> str:
     """The version of the package and, in a git checkout, its commit, with a ``+`` if
     files were changed since.
     """
-    checkout = ["git", "-C", str(ROOT)]
     try:
-        commit, changed = (
-            subprocess.run(
-                [*checkout, *command], capture_output=True, text=True, check=True
-            ).stdout.strip()
-            for command in (
-                ["rev-parse", "--short=12", "HEAD"],
-                ["status", "--porcelain"],
-            )
-        )
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain")
     except (OSError, subprocess.CalledProcessError):
         return torchcaps.__version__
     return f"{torchcaps.__version__}, commit {commit}{'+' if changed else ''}"
+
+
+def _git(*arguments: str) -> str:
+    """What a git command prints of the checkout."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def _write(
@@ -274,6 +270,7 @@ def _write(
     for file, picture in files.items():
         picture.figure.savefig(folder / file, dpi=150)
     text = json.dumps(jsonable(result), indent=1, ensure_ascii=False) + "\n"
+    # lists of numbers take one line each
     text = re.sub(
         r"\[[^][{}\"]+\]", lambda numbers: " ".join(numbers.group().split()), text
     )

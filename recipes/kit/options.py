@@ -19,21 +19,21 @@ class TrainingOptions:
     train``; a row may change some.
 
     Attributes:
-        epochs: of training.
-        optimizer: with its learning rate.
-        batch_size: of training.
-        scheduler: of the learning rate; None keeps it.
+        epochs: the number of training epochs.
+        optimizer: the optimizer with its learning rate.
+        batch_size: the number of training images in a batch.
+        scheduler: the schedule of the learning rate; None keeps it constant.
         scheduler_interval: whether the scheduler steps each epoch or each step.
-        preprocess: of the images.
+        preprocess: the preprocessing of the images.
         trainer: options of the trainer.
         speed: options that make the steps faster.
         data: the data set; empty if the recipe sets it otherwise.
-        model: the network, by its name.
+        model: the name of the network.
         model_args: arguments of the network, over those of its name.
-        loss: of the class activations.
-        routing: of the capsules; None for the network's own.
-        rows: the networks that the preset has; all if empty.
-        networks: for some rows, what this preset changes in them.
+        loss: the loss of the class activations.
+        routing: the routing of the capsules; None for that of the network.
+        rows: the rows that the preset trains; all if empty.
+        networks: the options that this preset changes in some rows.
     """
 
     epochs: int | None = None
@@ -52,16 +52,11 @@ class TrainingOptions:
     rows: tuple[str, ...] = ()
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def options(self, **more: Any) -> dict[str, Any]:
+    def options(self, **changes: Any) -> dict[str, Any]:
         """The options by name, with those of a row; options that are None are left
         out.
         """
-        names = (
-            one.name
-            for one in fields(TrainingOptions)
-            if one.name not in ("rows", "networks")
-        )
-        values = {**{name: getattr(self, name) for name in names}, **more}
+        values = {**self._values(), **changes}
         return {
             name: plain(value) for name, value in values.items() if value is not None
         }
@@ -70,40 +65,40 @@ class TrainingOptions:
         """The options with those that a row changes in every preset, and in this
         one.
         """
-        found: dict[str, Any] = {
-            one.name: getattr(self, one.name) for one in fields(TrainingOptions)
+        in_every_preset = changed(self._values(), changes)
+        return self.options(**changed(in_every_preset, self.networks.get(row, {})))
+
+    def _values(self) -> dict[str, Any]:
+        """The options of ``torchcaps train`` by name: all fields but those of rows."""
+        names = [option.name for option in fields(TrainingOptions)]
+        return {
+            name: getattr(self, name)
+            for name in names
+            if name not in ("rows", "networks")
         }
-        for more in (changes, self.networks.get(row, {})):
-            found = changed(found, more)
-        return self.options(
-            **{
-                name: value
-                for name, value in found.items()
-                if name not in ("rows", "networks")
-            }
-        )
 
 
 def changed(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Options with others over them: of an option without a name, the arguments;
     another model begins without any.
     """
-    found = {
-        **options,
-        **({"model_args": {}, "routing": None} if "model" in changes else {}),
-    }
+    merged = dict(options)
+    if "model" in changes:
+        merged |= {"model_args": {}, "routing": None}
     for name, value in changes.items():
-        merges = (
+        adds_arguments = (
             isinstance(value, Mapping)
             and "name" not in value
-            and isinstance(found.get(name), Mapping)
+            and isinstance(merged.get(name), Mapping)
         )
-        found[name] = {**found[name], **value} if merges else value
-    return found
+        merged[name] = {**merged[name], **value} if adds_arguments else value
+    return merged
 
 
 def plain(value: Any) -> Any:
     """A value as in YAML: lists for tuples, dictionaries for mappings."""
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, tuple | list) else value
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(entry) for entry in value]
+    return value

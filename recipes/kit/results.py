@@ -32,16 +32,16 @@ def read_results(folder: Path) -> dict[tuple[str, PresetName], dict[str, Any]]:
     results: dict[tuple[str, PresetName], dict[str, Any]] = {}
     for name, preset in product(RECIPES, PRESETS):
         path = result_path(folder, name, preset)
-        if path.is_file():
-            try:
-                results[name, preset] = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ValueError(
-                    f"result file {path} is damaged: {error}; remove it, and python "
-                    f"-m recipes run {name} "
-                    f"--preset {preset} writes it again, from the networks that it "
-                    "trained"
-                ) from error
+        if not path.is_file():
+            continue
+        try:
+            results[name, preset] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"result file {path} is damaged: {error}; remove it, and python "
+                f"-m recipes run {name} --preset {preset} writes it again, from the "
+                "networks that it trained"
+            ) from error
     return results
 
 
@@ -49,14 +49,11 @@ def values_of(result: Mapping[str, Any] | None, line: Line) -> list[float]:
     """The values of a line in a result, one for each seed that has one; those that JSON
     cannot hold are NaN.
     """
-    rows = result["rows"] if result else []
-    ours = [
-        one
-        for row in rows
-        if (row["row"], row["measure"]) == (line.row, line.measure)
-        for one in row["ours"]
-    ]
-    return [math.nan if value is None else value for value in ours]
+    values: list[float] = []
+    for row in result["rows"] if result else []:
+        if (row["row"], row["measure"]) == (line.row, line.measure):
+            values += [math.nan if value is None else value for value in row["ours"]]
+    return values
 
 
 def in_words(values: list[float], line: Line) -> str:
@@ -71,9 +68,9 @@ def in_words(values: list[float], line: Line) -> str:
 
 def published_in_words(line: Line) -> str:
     """The published figure with its unit."""
-    return (
-        "none" if line.published is None else f"{line.published:g} {line.unit}".rstrip()
-    )
+    if line.published is None:
+        return "none"
+    return f"{line.published:g} {line.unit}".rstrip()
 
 
 def gap_in_words(values: list[float], line: Line) -> str:
@@ -85,7 +82,8 @@ def gap_in_words(values: list[float], line: Line) -> str:
     gap = mean(values) - line.published
     if line.higher_is_better is None or round(gap, 2) == 0:
         return f"{gap:+.2f}"
-    return f"{gap:+.2f} ({'better' if (gap > 0) == line.higher_is_better else 'worse'})"
+    better = (gap > 0) == line.higher_is_better
+    return f"{gap:+.2f} ({'better' if better else 'worse'})"
 
 
 def describe(
@@ -97,8 +95,8 @@ def describe(
     """The lines of a recipe as text, published figures beside ours.
 
     Args:
-        recipe: whose lines.
-        results: the available ones, by preset.
+        recipe: the recipe whose lines are shown.
+        results: the available results, by preset.
         published_only: leave out lines without a published figure, unless none has one.
         without_missing: leave out our lines that are in none of the results.
     """
@@ -107,9 +105,7 @@ def describe(
     lines = published if published_only and published else recipe.lines
     if without_missing:
         lines = [
-            line
-            for line in lines
-            if line.elsewhere or any(values_of(one, line) for one in results.values())
+            line for line in lines if line.elsewhere or _is_measured(line, results)
         ]
     cells = [("", "", "published", *presets)]
     for line in lines:
@@ -118,13 +114,19 @@ def describe(
         ]
         cells.append((line.row, line.measure, published_in_words(line), *ours))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    ]
+    text = [_heading(recipe)]
+    for row in cells:
+        padded = map(str.ljust, row, widths)
+        text.append("  " + "  ".join(padded).rstrip())
     more = len(recipe.lines) - len(lines)
-    rest = [f"  and {more} more: python -m recipes {recipe.name}"] if more else []
-    return "\n".join([_heading(recipe), *(f"  {row}".rstrip() for row in table), *rest])
+    if more:
+        text.append(f"  and {more} more: python -m recipes {recipe.name}")
+    return "\n".join(text)
+
+
+def _is_measured(line: Line, results: _Results) -> bool:
+    """Whether any of the results has a value of the line."""
+    return any(values_of(result, line) for result in results.values())
 
 
 def write_table(folder: Path) -> Path:
@@ -132,22 +134,14 @@ def write_table(folder: Path) -> Path:
     pictures.
     """
     results = read_results(folder)
-    found = {
-        name: {
-            preset: results[name, preset]
-            for preset in _SHOWN
-            if (name, preset) in results
-        }
-        for name in RECIPES
-    }
-    sections = [
-        _section(RECIPES[name], of_presets) for name, of_presets in found.items()
-    ]
+    shown: dict[str, dict[PresetName, dict[str, Any]]] = {name: {} for name in RECIPES}
+    for name, preset in product(RECIPES, _SHOWN):
+        if (name, preset) in results:
+            shown[name][preset] = results[name, preset]
+    sections = [_section(RECIPES[name], shown[name]) for name in RECIPES]
+    page = "\n\n".join([_INTRODUCTION, _overview(shown), *sections])
     path = folder / TABLE
-    path.write_text(
-        "\n\n".join([_INTRODUCTION, _overview(found), *sections]) + "\n",
-        encoding="utf-8",
-    )
+    path.write_text(page + "\n", encoding="utf-8")
     return path
 
 
@@ -170,25 +164,25 @@ def _overview(results: Mapping[str, _Results]) -> str:
         "|" + "---|" * 8,
     ]
     for recipe in RECIPES.values():
-        presets = [results[recipe.name].get(preset) for preset in _SHOWN]
-        latest = presets[0] or presets[1]
+        paper, quick = (results[recipe.name].get(preset) for preset in _SHOWN)
+        latest = paper or quick
         seeds = ", ".join(map(str, latest["seeds"])) if latest else ""
         for line in recipe.lines:
-            ours = [values_of(result, line) for result in presets]
-            if line.published is not None and (line.elsewhere or any(ours)):
-                cells = [
-                    line.row,
-                    line.measure,
-                    f"{published_in_words(line)} ({line.source})",
-                ]
-                cells += [
-                    *(in_words(one, line) for one in ours),
-                    gap_in_words(ours[0] or ours[1], line),
-                ]
-                cells.append("" if line.elsewhere else seeds)
-                table.append(
-                    f"| [{recipe.name}](#{_anchor(recipe)}) | {' | '.join(cells)} |"
-                )
+            of_paper, of_quick = values_of(paper, line), values_of(quick, line)
+            shown = line.elsewhere or of_paper or of_quick
+            if line.published is None or not shown:
+                continue
+            cells = [
+                f"[{recipe.name}](#{_anchor(recipe)})",
+                line.row,
+                line.measure,
+                f"{published_in_words(line)} ({line.source})",
+                in_words(of_paper, line),
+                in_words(of_quick, line),
+                gap_in_words(of_paper or of_quick, line),
+                "" if line.elsewhere else seeds,
+            ]
+            table.append(f"| {' | '.join(cells)} |")
     return "\n".join(table)
 
 
@@ -198,8 +192,9 @@ def _heading(recipe: Recipe[Any]) -> str:
 
 def _anchor(recipe: Recipe[Any]) -> str:
     """The anchor that GitHub makes from the heading."""
-    kept = [c for c in _heading(recipe).lower() if c.isalnum() or c in " -_"]
-    return "".join(kept).replace(" ", "-")
+    heading = _heading(recipe).lower()
+    letters = [letter for letter in heading if letter.isalnum() or letter in " -_"]
+    return "".join(letters).replace(" ", "-")
 
 
 def _section(recipe: Recipe[Any], results: _Results) -> str:
@@ -210,11 +205,9 @@ def _section(recipe: Recipe[Any], results: _Results) -> str:
         "",
         *(f"- {note}" for note in recipe.notes),
     ]
-    lines += [
-        f"- {preset} preset: "
-        f"{_how(results[preset]) if preset in results else 'not run'}"
-        for preset in _SHOWN
-    ]
+    for preset in _SHOWN:
+        how = _how(results[preset]) if preset in results else "not run"
+        lines.append(f"- {preset} preset: {how}")
     for result in results.values():
         lines += ["", *_all_figures(recipe, result)]
         for picture in result["pictures"]:
@@ -231,34 +224,33 @@ def _all_figures(recipe: Recipe[Any], result: Mapping[str, Any]) -> list[str]:
     """A table with the rows of the recipe that were run down and its measures
     across.
     """
-    lines = [one for one in recipe.lines if values_of(result, one)]
-    cells = {
-        (line.row, line.measure): in_words(values_of(result, line), line)
-        for line in lines
-    }
-    rows, measures = (
-        list(dict.fromkeys(key[place] for key in cells)) for place in (0, 1)
-    )
+    cells: dict[tuple[str, str], str] = {}
+    for line in recipe.lines:
+        values = values_of(result, line)
+        if values:
+            cells[line.row, line.measure] = in_words(values, line)
+    rows = dict.fromkeys(row for row, _ in cells)
+    measures = dict.fromkeys(measure for _, measure in cells)
     table = [
         f"| {result['preset']} preset | {' | '.join(measures)} |",
         "|---" * (len(measures) + 1) + "|",
     ]
     for row in rows:
-        table.append(
-            f"| {row} | "
-            f"{' | '.join(cells.get((row, measure), '') for measure in measures)} |"
-        )
+        figures = [cells.get((row, measure), "") for measure in measures]
+        table.append(f"| {row} | {' | '.join(figures)} |")
     return table
 
 
 def _how(result: Mapping[str, Any]) -> str:
     """How a result was made: command, seeds, time, hardware, code."""
     seeds = ", ".join(map(str, result["seeds"]))
+    plural = "s" if len(result["seeds"]) > 1 else ""
+    minutes = result["training_seconds"] / 60
+    hardware = " and ".join(result["hardware"])
+    file = f"{result['recipe']}-{result['preset']}.json"
     return (
-        f"`{result['command']}`, seed{'s' if len(result['seeds']) > 1 else ''} "
-        f"{seeds}, "
-        f"{result['training_seconds'] / 60:.0f} min of training on "
-        f"{' and '.join(result['hardware'])}, "
+        f"`{result['command']}`, seed{plural} {seeds}, "
+        f"{minutes:.0f} min of training on {hardware}, "
         f"{result['finished']}, code {result['made by']}; "
-        f"[settings and all numbers]({result['recipe']}-{result['preset']}.json)"
+        f"[settings and all numbers]({file})"
     )

@@ -23,7 +23,7 @@ def test_graphs_are_read_from_text_files(tmp_path: Path) -> None:
         (folder / f"Three_{part}.txt").write_text(text)
     found = sets.read_graphs(folder)
     assert found.labels.tolist() == [0, 1, 0]
-    assert found.there.tolist() == [
+    assert found.present.tolist() == [
         [True] * 3,
         [True, False, False],
         [True, True, False],
@@ -38,7 +38,7 @@ def test_graphs_are_read_from_text_files(tmp_path: Path) -> None:
     torch.testing.assert_close(moved[..., 2:].sum(1), torch.zeros(3, 2))
     torch.testing.assert_close(moved[1, 0, 2:], torch.zeros(2))
     torch.testing.assert_close(
-        moved[found.there][:, 2:].square().mean(0), torch.ones(2)
+        moved[found.present][:, 2:].square().mean(0), torch.ones(2)
     )
 
 
