@@ -22,9 +22,9 @@ setup: .venv/.installed
 		|| $(BIN)/python -m pip install --quiet --no-compile $(BOTH)
 	touch $@
 
-# Trains CapsNet on the 1,797 embedded handwritten digits and writes the report.
+# Trains on the 1,797 embedded digits one at a time, then shows two digits in one image, beside a plain network.
 demo: setup
-	$(BIN)/torchcaps train --config examples/digits.yaml --run runs/demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/python examples/two_digits.py runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal

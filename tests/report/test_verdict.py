@@ -11,7 +11,14 @@ from tests.report.small import digits_net, image_set, plain_net
 from torchcaps import Classifier, create_routing
 from torchcaps_lab.data import Digits
 from torchcaps_lab.explore import Explorer, digit_samples, local_samples
-from torchcaps_lab.report import Observation, Selection, Verdict, judge, write_report
+from torchcaps_lab.report import (
+    Observation,
+    Selection,
+    Verdict,
+    even_assignments,
+    judge,
+    write_report,
+)
 from torchcaps_lab.report.pictures import (
     Assignments,
     ClassPose,
@@ -160,3 +167,18 @@ def test_the_explorer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = explorer.assignments(look, 0)
     assert maps is not None
     assert (maps["layers"], maps["text"]) == ([], NOTHING.of_routing)
+
+
+def test_even_assignments_leave_out_the_evidence_of_the_children() -> None:
+    """One step with evidence is not even: it was judged as what even assignments give."""
+    routing = create_routing("kmeans", steps=2, evidence=True)
+    network = digits_net(routing=routing).eval()
+    children = network.children_of(image_set(SHAPE, 4).inputs.float() / 255)
+    with even_assignments(network):
+        even = network.class_caps.route(children).assignment
+    torch.testing.assert_close(even, torch.full_like(even, 1 / even.shape[-1]))
+    assert network.routing.evidence
+    assert network.routing.steps == 2
+    with torch.no_grad():
+        network.routing.local_evidence.bias[:, 2] = 20.0  # all children go to class 2
+    assert judge(network, image_set(SHAPE, 30)).changed != 0

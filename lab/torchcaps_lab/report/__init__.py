@@ -64,6 +64,7 @@ from torchcaps_lab.report.poses import (
 )
 from torchcaps_lab.report.steps import (
     Step,
+    even_assignments,
     exchangeable_routings,
     observe_steps,
     other_routing,
@@ -112,6 +113,7 @@ __all__ = [
     "default_sweep",
     "draw_poses",
     "evaluating",
+    "even_assignments",
     "examine",
     "exchangeable_routings",
     "exhibits_of",

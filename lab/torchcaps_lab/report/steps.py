@@ -110,7 +110,7 @@ def _put_back(routings: Sequence[Any]) -> Iterator[None]:
     """After the ``with`` block all that says how many steps routings make, and how, is
     as it was before.
     """
-    names = ("steps", "schedule", "sharpness")
+    names = ("steps", "schedule", "sharpness", "evidence")
     before = [
         {name: value for name, value in vars(one).items() if name in names}
         for one in routings
@@ -254,6 +254,24 @@ def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
                         : steps - 1
                     ]  # one each E-step
             routing.steps = steps
+        yield
+
+
+@contextmanager
+def even_assignments(network: nn.Module) -> Iterator[None]:
+    """Inside the ``with`` block all routings of a network split every child evenly: one
+    step, and no evidence of the children's own.
+
+    Args:
+        network: any network of torchcaps layers.
+
+    Raises:
+        ValueError: what :func:`routing_steps` raises.
+    """
+    with routing_steps(network, 1):
+        for module in network.modules():
+            if isinstance(module, Routing) and module.evidence:
+                module.evidence = False
         yield
 
 

@@ -14,7 +14,7 @@ from torchcaps_lab.report.findings import in_parts, kept
 from torchcaps_lab.report.health import observed_health
 from torchcaps_lab.report.layers import layer_entropy
 from torchcaps_lab.report.poses import encoded
-from torchcaps_lab.report.steps import routing_steps
+from torchcaps_lab.report.steps import even_assignments
 
 _UNSEEN, _EVEN = 0.9999, 0.995
 """Entropies, relative to that of even assignments: with ten parents, shares scatter by
@@ -141,8 +141,8 @@ def judge(model: ImageClassifier, image_set: Examples, most: int = 200) -> Verdi
     """Measures on images from all over a set whether routing and decoder of a network
     do anything.
 
-    Even assignments are those of a single step of routing, as in
-    :func:`~torchcaps_lab.report.routing_steps`. The explained variance is, with x the
+    Even assignments are those of a single step of routing without evidence, as in
+    :func:`~torchcaps_lab.report.even_assignments`. The explained variance is, with x the
     images, y what is drawn of the pose of the most active class of each, and m the mean
     image,
 
@@ -164,7 +164,7 @@ def judge(model: ImageClassifier, image_set: Examples, most: int = 200) -> Verdi
     changed = None
     routings = [module for module in model.modules() if isinstance(module, Routing)]
     if routings and all("steps" in vars(routing) for routing in routings):
-        with routing_steps(model, 1):
+        with even_assignments(model):
             now = encoded(model, batch.inputs, _AT_ONCE).activation.argmax(1)
         changed = (now != own).double().mean().item()
     entropy = min(
