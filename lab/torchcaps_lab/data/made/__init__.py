@@ -4,8 +4,6 @@ side by side, turned.
 Runs record the data sets by their names here.
 """
 
-# ruff: noqa: F401
-
 from torchcaps_lab.data.made.affine import (
     AFFNIST,
     FACTORS,

@@ -1,0 +1,369 @@
+"""Plain values, checked against type hints, as the things that they describe."""
+
+import inspect
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeGuard,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
+
+from torchcaps.spec.registry import (
+    MISSING,
+    Argument,
+    Registry,
+    declared,
+    meant,
+    registry_of,
+)
+from torchcaps.spec.wire import Spec, Typed, of_old, plain
+
+
+def check(hint: Any, value: Any, place: str) -> None:
+    """Checks that a value in Python is what a type hint asks for; things are things
+    here, no names.
+
+    Raises:
+        ValueError: if it is not: says what was expected.
+    """
+    for part, bounds in alternatives(hint):
+        named = registry_of(part) is not None and isinstance(value, str | Mapping)
+        if _takes(part, value) and not named:
+            if get_origin(part) in _SEQUENCES:
+                _several(part, value, place, check)
+            for bound in bounds:
+                bound.check(place, value)
+            return
+    for _, bounds in alternatives(hint):
+        for bound in bounds:
+            bound.refuse(place, value)
+    raise ValueError(f"{place} must be {_expected(hint)}, got {value!r}")
+
+
+def fit(hint: Any, value: Any, place: str) -> Any:
+    """A plain value as a type hint asks for it: checked, with a :class:`Spec` wherever
+    it describes a thing.
+
+    Args:
+        hint: the type hint of an argument. Where it is a class with a
+            :class:`Registry`, the value is a name, or a dict with ``name`` and
+            arguments; where it is a dataclass, a dict of its fields. ``Annotated`` with
+            :class:`Within` bounds numbers.
+        value: of plain values, or as typed on a command line; things are taken as
+            :func:`plain` describes them.
+        place: of the argument, for messages: "data.root".
+
+    Raises:
+        ValueError: if it does not fit: says what was expected.
+    """
+    parts = list(alternatives(hint))
+    meanings = [value.value, value.text] if isinstance(value, Typed) else [value]
+    for meaning in meanings:
+        for part, bounds in parts:
+            if _takes(part, meaning):
+                found = _fitted(part, meaning, place)
+                for bound in bounds:
+                    bound.check(place, found)
+                return found
+    raise ValueError(f"{place} must be {_expected(hint)}, got {meanings[-1]!r}")
+
+
+def _expected(hint: Any) -> str:
+    """What a type hint takes, for people."""
+    return " or ".join(
+        dict.fromkeys(
+            words for part, _ in alternatives(hint) if (words := _words(part))
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Within:
+    """Bounds of a number, for ``Annotated``: finite, from ``least`` to ``most``, or
+    between them if ``open``.
+
+    Args:
+        least: the lower bound, if there is one.
+        most: the upper bound.
+        open: whether the bounds themselves are out of bounds.
+        zero: whether 0 is allowed beside them, for none.
+        words: what to say that the number must be, in place of the bound that it is
+            beyond.
+
+    Example:
+        >>> from torchcaps.spec import Within
+        >>> Within(0, 1).check("share", 1.5)
+        Traceback (most recent call last):
+        ValueError: share must be at most 1, got 1.5
+    """
+
+    least: float | None = None
+    most: float | None = None
+    open: bool = False
+    zero: bool = False
+    words: str = ""
+
+    def check(self, place: str, value: Any) -> None:
+        """Raises a ValueError that names the place unless the number, or each of
+        several, is within.
+        """
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if bound := self._beyond(number):
+                raise ValueError(
+                    f"{place} must be {self.words or bound}, got {number!r}"
+                )
+
+    def _beyond(self, number: Any) -> str:
+        """What the number should be and is not; empty if it is within."""
+        if not is_finite(number):
+            return "finite"
+        if self.zero and number == 0:
+            return ""
+        above, below = ("above", "below") if self.open else ("at least", "at most")
+        if self.least is not None and (
+            number <= self.least if self.open else number < self.least
+        ):
+            return f"{above} {self.least:g}"
+        if self.most is not None and (
+            number >= self.most if self.open else number > self.most
+        ):
+            return f"{below} {self.most:g}"
+        return ""
+
+    def refuse(self, place: str, value: Any) -> None:
+        """Says what was expected where a value is of another type; nothing here, where
+        the type hint says it.
+        """
+
+
+def is_finite(number: Any) -> TypeGuard[float]:
+    """Whether it is a real number, and neither a bool, nor infinite, nor NaN."""
+    return (
+        isinstance(number, Real)
+        and not isinstance(number, bool)
+        and math.isfinite(number)
+    )
+
+
+def alternatives(
+    hint: Any, bounds: tuple[Within, ...] = ()
+) -> Iterator[tuple[Any, tuple[Within, ...]]]:
+    """The alternatives of a type hint, each with its bounds."""
+    if get_origin(hint) is Annotated:
+        inner, *more = get_args(hint)
+        yield from alternatives(
+            inner, (*bounds, *(one for one in more if isinstance(one, Within)))
+        )
+    elif get_origin(hint) in (Union, types.UnionType):
+        for one in get_args(hint):
+            yield from alternatives(one, bounds)
+    elif isinstance(hint, TypeVar):
+        yield Any, bounds
+    else:
+        yield hint, () if hint in (None, type(None)) else bounds
+
+
+_SEQUENCES = (list, tuple, Sequence, set, frozenset)
+
+
+_MAPPINGS = (dict, Mapping)
+
+
+def _takes(part: Any, value: Any) -> bool:
+    """Whether a value is of the kind of one alternative of a type hint, whatever is
+    inside it.
+    """
+    kind = get_origin(part) or part
+    if kind is Any or kind is object:
+        return True
+    if kind in (None, type(None)):
+        return value is None
+    if kind is Literal:
+        return any(value == one and type(value) is type(one) for one in get_args(part))
+    if registry_of(part) is not None or is_dataclass(kind):
+        is_thing = isinstance(value, kind) if inspect.isclass(kind) else callable(value)
+        return (
+            isinstance(value, Mapping)
+            or is_thing
+            or (isinstance(value, str) and registry_of(part) is not None)
+        )
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    if kind is Path:
+        return isinstance(value, str | Path)
+    if kind in _SEQUENCES:
+        return isinstance(value, list | tuple)
+    if kind in _MAPPINGS:
+        return isinstance(value, Mapping)
+    return inspect.isclass(kind) and isinstance(value, kind)
+
+
+def _fitted(part: Any, value: Any, place: str) -> Any:
+    """A value of the kind of one alternative of a type hint, with what is inside it."""
+    kind: Any = get_origin(part) or part
+    inner = get_args(part)
+    registry = registry_of(part)
+    if registry is not None:
+        return _thing(registry, kind, value, place)
+    if is_dataclass(kind) and isinstance(kind, type):
+        arguments = value if isinstance(value, Mapping) else plain(value, place)
+        return Spec(kind, complete(kind, arguments, place), place)
+    if kind is float:
+        return float(value)
+    if kind in _SEQUENCES:
+        found = _several(part, value, place, fit)
+        return found if kind is list else tuple(found)
+    if kind in _MAPPINGS:
+        hint = inner[1] if inner else Any
+        return {
+            str(name): fit(hint, one, f"{place}.{name}") for name, one in value.items()
+        }
+    return _untyped(value, place) if kind in (Any, object) else value
+
+
+def _several(
+    part: Any, values: Sequence[Any], place: str, each: Callable[[Any, Any, str], Any]
+) -> list[Any]:
+    """What ``each``, :func:`fit` or :func:`check`, makes of the elements of a list or a
+    tuple.
+    """
+    inner: tuple[Any, ...] = get_args(part) or (Any,)
+    if get_origin(part) is tuple and inner[-1] is not Ellipsis:
+        if len(inner) != len(values):
+            raise ValueError(
+                f"{place} must be {len(inner)} values, got {list(values)!r}"
+            )
+        return [
+            each(hint, value, place) for hint, value in zip(inner, values, strict=True)
+        ]
+    return [each(inner[0], value, place) for value in values]
+
+
+def _untyped(value: Any, place: str) -> Any:
+    """A value for an argument without a type hint: any plain one."""
+    if isinstance(value, Typed):
+        return _untyped(value.value, place)
+    if isinstance(value, Mapping):
+        return {
+            str(name): _untyped(one, f"{place}.{name}") for name, one in value.items()
+        }
+    return (
+        [_untyped(one, place) for one in value]
+        if isinstance(value, list | tuple)
+        else value
+    )
+
+
+def _thing(registry: Registry, kind: Any, value: Any, place: str) -> Spec:
+    """What a name, or a name with arguments, describes."""
+    if not isinstance(value, str | Mapping):
+        value = plain(value, place)
+    value = {"name": value} if isinstance(value, str) else of_old(value)
+    if "name" not in value:
+        names = [cls.__name__ for cls in registry.classes()]
+        raise ValueError(
+            f"{place} must name a class before its arguments: "
+            f"{', '.join(sorted(registry) or names)}"
+        )
+    name = value["name"].text if isinstance(value["name"], Typed) else value["name"]
+    cls = registry.find(name, place)
+    if issubclass(kind, registry.base) and not issubclass(cls, kind):
+        raise ValueError(f"{place} must be a {kind.__name__}, got {name!r}")
+    arguments = {key: one for key, one in value.items() if key != "name"}
+    return Spec(
+        cls, complete(cls, arguments, place, int(registry.factory)), place, registry
+    )
+
+
+def complete(
+    cls: Callable[..., Any], given: Mapping[str, Any], place: str, skip: int = 0
+) -> dict[str, Any]:
+    """The arguments of a class, each as its type hint asks for it, with the defaults of
+    those that are not given.
+
+    Raises:
+        ValueError: if the class takes no argument of a name, one is missing, or does
+            not fit.
+    """
+    known, within = declared(cls, skip), f"{place}." if place else ""
+    for name in given:
+        if name not in known.arguments and not known.open:
+            takes = ", ".join(known.arguments) or "nothing"
+            near = meant(str(name), known.arguments)
+            raise ValueError(
+                f"there is no option {within}{name}{near}\n  {place} takes {takes}"
+            )
+    found = {}
+    for name, argument in known.arguments.items():
+        if name in given:
+            found[name] = fit(argument.hint, given[name], within + name)
+        elif argument.default is MISSING:
+            raise ValueError(
+                f"{within}{name} is missing: {getattr(cls, '__name__', place)} needs it"
+            )
+        elif _is_plain(argument.default):
+            found[name] = fit_default(argument, within + name)
+    return {
+        **found,
+        **{
+            name: _untyped(one, within + name)
+            for name, one in given.items()
+            if name not in found
+        },
+    }
+
+
+def fit_default(argument: Argument, place: str) -> Any:
+    """The default of an argument, as it would be read; as it is where it does not fit
+    its own type hint.
+    """
+    try:
+        return fit(argument.hint, argument.default, place)
+    except ValueError:
+        return argument.default
+
+
+def _is_plain(default: Any) -> bool:
+    try:
+        plain(default)
+    except ValueError:
+        return False
+    return True
+
+
+def _words(part: Any) -> str:
+    """What one alternative of a type hint takes, for people; empty if that cannot be
+    written.
+    """
+    kind = get_origin(part) or part
+    registry = registry_of(part)
+    if registry is not None:
+        return f"the name of a {registry.kind}"
+    if kind is Literal:
+        return "one of " + ", ".join(repr(one) for one in get_args(part))
+    if is_dataclass(kind):
+        return "options by name"
+    if kind in _SEQUENCES:
+        return "a list"
+    if kind in _MAPPINGS:
+        return "values by name"
+    words = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        Path: "a path",
+    }
+    return "null" if kind in (None, type(None)) else words.get(kind, "")

@@ -1,0 +1,321 @@
+"""Classes by name, and the arguments that their constructors declare."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+Decorated = TypeVar("Decorated", bound=type)
+
+
+MISSING = inspect.Parameter.empty
+"""Stands for a default that there is not."""
+
+
+_GATHERED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+RESERVED = ("name", "class_path", "init_args", "dict_kwargs")
+"""Keys beside the arguments of a thing wherever it is written down, now and in earlier
+versions: no argument's name.
+"""
+
+
+class NotKnown(ValueError):
+    """A name that no registry has: the module that defines its class may not be
+    imported.
+    """
+
+
+class Registry(dict[str, Any]):
+    """The classes of a kind by name.
+
+    A class is known by the name that it is registered under, and by that of the class;
+    a subclass of the base that is not registered, by that of the class alone. A thing
+    is written down as its name beside its arguments, so no argument may be called
+    ``name``, or have another of the names in :data:`RESERVED`.
+
+    Args:
+        kind: what they are, for messages: "routing".
+        base: the class that they are derived from; an argument with this type hint
+            takes a name of this registry.
+        factory: whether the first argument of their constructors comes later, as the
+            parameters of an optimizer.
+
+    Example:
+        >>> from torchcaps.routing.base import ROUTINGS
+        >>> ROUTINGS.find("em") is ROUTINGS.find("EMRouting") is tc.routing.EMRouting
+        True
+    """
+
+    every: "list[Registry]" = []  # noqa: RUF012
+
+    def __init__(self, kind: str, base: type, factory: bool = False) -> None:
+        super().__init__()
+        self.kind, self.base, self.factory = kind, base, factory
+        self.every.append(self)
+
+    def register(self, name: str) -> Callable[[Decorated], Decorated]:
+        """Class decorator: makes a class known under a name; one that was defined again
+        replaces its old self.
+
+        Raises:
+            ValueError: if another class has that name, or the class takes an argument
+                with a reserved name.
+        """
+
+        def enter(cls: Decorated) -> Decorated:
+            self.check_arguments(cls)
+            if name in self and not same_class(self[name], cls):
+                raise ValueError(
+                    f"a {self.kind} named {name!r} exists already: "
+                    f"{self[name].__name__}"
+                )
+            self[name] = cls
+            return cls
+
+        return enter
+
+    def classes(self) -> list[type]:
+        """All classes of the kind that can be made."""
+        concrete = (
+            cls
+            for cls in subclasses(self.base)
+            if not inspect.isabstract(cls) and cls is not self.base
+        )
+        return [cls for cls in concrete if not cls.__name__.startswith("_")]
+
+    def find(self, name: object, place: str = "") -> type:
+        """The class of a name.
+
+        Args:
+            name: of the class, or that it is registered under. The path of the class,
+                as in files of earlier versions, is a name too: what comes before the
+                last dot must begin with the package that defines the class.
+            place: what takes the class, for the message.
+
+        Raises:
+            ValueError: if there is none, or it takes an argument with a reserved name.
+        """
+        *path, last = name.split(".") if isinstance(name, str) else [""]
+        called = [
+            *filter(None, [self.get(last)]),
+            *(cls for cls in self.classes() if cls.__name__ == last),
+        ]
+        found = [
+            cls
+            for cls in called
+            if not path or package_of(path[0]) == package_of(cls.__module__)
+        ]
+        if not found:
+            raise NotKnown(self.unknown(name, place or self.kind))
+        here = package_of(self.base.__module__)
+        own = [
+            cls for cls in found if package_of(cls.__module__) == here
+        ]  # one of the user's goes by its path
+        self.check_arguments((own or found)[0])
+        return (own or found)[0]
+
+    def check_arguments(self, cls: type) -> None:
+        """Refuses a class with an argument that would take the place of the class's own
+        name where it is written down.
+
+        Raises:
+            ValueError: if there is one: names it.
+        """
+        if reserved := [
+            name for name in parameter_names(cls, int(self.factory)) if name in RESERVED
+        ]:
+            raise ValueError(
+                f"{self.kind} {cls.__name__}: no argument may be called "
+                f"{reserved[0]!r}, which options and saved files "
+                "write beside the arguments: give it another name"
+            )
+
+    def unknown(self, name: object, place: str) -> str:
+        """What to say of a name that is not known."""
+        classes = sorted({cls.__name__ for cls in self.classes()})
+        known = sorted(self) or classes
+        near = get_close_matches(str(name), [*self, *classes], 1)
+        return (
+            f"{place} must be one of {known}, got {name!r}"
+            + (f"; did you mean {near[0]}?" if near else "")
+            + (
+                "\n  One of your own is known once its module is imported: "
+                "--import my_module"
+            )
+        )
+
+    def name_of(self, cls: type) -> str:
+        """The name that :meth:`find` knows a class by: as registered, or its own, or
+        its path.
+
+        Raises:
+            ValueError: if it takes an argument with a reserved name.
+        """
+        self.check_arguments(cls)
+        for name in (*(name for name, one in self.items() if one is cls), cls.__name__):
+            with suppress(ValueError):
+                if self.find(name) is cls:
+                    return name
+        return f"{cls.__module__}.{cls.__name__}"
+
+
+def package_of(name: str) -> str:
+    """The package that a dotted name begins with; ``torchcaps_lab`` counts as
+    ``torchcaps``, which it was part of.
+    """
+    first = name.partition(".")[0]
+    return "torchcaps" if first == "torchcaps_lab" else first
+
+
+def registry_of(kind: Any) -> Registry | None:
+    """The registry that an argument with this type hint takes a name of; None if it
+    takes no class.
+    """
+    result = (
+        get_args(kind)[-1] if get_origin(kind) is Callable or kind is Callable else kind
+    )
+    if not inspect.isclass(result):
+        return None
+    return next((one for one in Registry.every if issubclass(result, one.base)), None)
+
+
+def subclasses(base: type) -> Iterator[type]:
+    """A class and all that are derived from it so far."""
+    waiting, seen = [base], set()
+    while waiting:
+        cls = waiting.pop()
+        if cls not in seen:
+            seen.add(cls)
+            waiting += type.__subclasses__(cls)
+            yield cls
+
+
+def same_class(one: type, other: type) -> bool:
+    """Whether two classes are one, defined twice: its module was reloaded, or its cell
+    in a notebook run again.
+    """
+    files = {
+        getattr(sys.modules.get(cls.__module__), "__file__", None)
+        for cls in (one, other)
+    }
+    one_module = one.__module__ == other.__module__ or (
+        len(files) == 1 and None not in files
+    )
+    return one_module and one.__qualname__ == other.__qualname__
+
+
+class Argument(NamedTuple):
+    """A declared argument: its type hint, and its default, or :data:`MISSING`."""
+
+    hint: Any
+    default: Any = MISSING
+
+
+class Declared(NamedTuple):
+    """What a constructor takes: arguments by name, and whether it takes others, too."""
+
+    arguments: dict[str, Argument]
+    open: bool
+
+
+@cache
+def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
+    """The arguments that a class declares in the signature of its constructor, or a
+    function in its own.
+
+    Args:
+        cls: the class or function.
+        skip: how many of the first arguments to leave out.
+    """
+    try:
+        hints = get_type_hints(_maker(cls), include_extras=True)
+    except (
+        NameError,
+        TypeError,
+        AttributeError,
+    ):  # hints of a module that is not imported
+        hints = {}
+    taken = _parameters(cls, skip)
+    named = {one.name: one for one in taken if one.kind not in _GATHERED}
+    defaults = (
+        {one.name: one.default_factory for one in fields(cls)}
+        if is_dataclass(cls)
+        else {}
+    )
+    arguments = {
+        name: Argument(hints.get(name, Any), _default(one, defaults.get(name)))
+        for name, one in named.items()
+    }
+    return Declared(
+        arguments, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken)
+    )
+
+
+def _maker(cls: Callable[..., Any]) -> Any:
+    """The function whose signature declares the arguments."""
+    return cls.__init__ if inspect.isclass(cls) else cls
+
+
+def _parameters(cls: Callable[..., Any], skip: int) -> list[inspect.Parameter]:
+    """What a class or a function takes, without ``self`` and the first arguments that
+    are left out.
+    """
+    return list(inspect.signature(_maker(cls)).parameters.values())[
+        inspect.isclass(cls) + skip :
+    ]
+
+
+def parameter_names(cls: Callable[..., Any], skip: int = 0) -> list[str]:
+    """The names of what a class or a function takes; its type hints need not be known
+    yet.
+    """
+    return [one.name for one in _parameters(cls, skip)]
+
+
+def argument_names(cls: type) -> dict[str, str]:
+    """The names of the arguments of a dataclass by those of the attributes that keep
+    them.
+    """
+    return {
+        one.name: one.metadata.get("argument", one.name)
+        for one in fields(cls)
+        if one.init
+    }
+
+
+def _default(parameter: inspect.Parameter, factory: Any) -> Any:
+    """The default of a parameter; where a dataclass makes it, one that it made."""
+    return factory() if callable(factory) else parameter.default
+
+
+def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
+    """Why the constructor of a class does not take these arguments, in words about
+    ``name``; empty if it does.
+    """
+    known = declared(cls)
+    wrong = (
+        None
+        if known.open
+        else next((one for one in arguments if one not in known.arguments), None)
+    )
+    takes = ", ".join(known.arguments) or "none"
+    if wrong is None:
+        return ""
+    return (
+        f"{name} takes no argument {wrong!r}{meant(wrong, known.arguments)}; it "
+        f"takes {takes}"
+    )
+
+
+def meant(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    """A question after the known name that looks like an unknown one."""
+    near = [one for one in known if one.startswith(name)] or get_close_matches(
+        name, known, 1
+    )
+    return f"; did you mean {near[0]}?" if near else ""

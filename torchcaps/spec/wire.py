@@ -1,0 +1,191 @@
+"""Things as they are written down: a name beside arguments, in JSON and YAML."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torchcaps.spec.registry import Registry, argument_names, declared, registry_of
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A value as typed on a command line: read as YAML, and as it stands, for what
+    takes text.
+    """
+
+    text: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value that only the running program has: taken as it is, and left out wherever
+    options are written.
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A class with its arguments, checked and complete.
+
+    Args:
+        cls: the class.
+        arguments: by name, with specs for things.
+        place: the option that it belongs to, for messages.
+        registry: where its name is; None for a group of options, which has none.
+
+    Example:
+        >>> from torchcaps.spec import fit
+        >>> spec = fit(tc.routing.Routing, {"name": "mean"}, "routing")
+        >>> spec.plain(), type(spec.make()).__name__
+        ({'name': 'mean'}, 'MeanRouting')
+    """
+
+    cls: type
+    arguments: dict[str, Any]
+    place: str
+    registry: Registry | None = None
+
+    def make(self) -> Any:
+        """The thing; of an optimizer or a scheduler, a function that makes it.
+
+        Raises:
+            ValueError: if the arguments do not fit each other.
+        """
+        arguments = {name: make(value) for name, value in self.arguments.items()}
+        if self.registry is not None and self.registry.factory:
+            return partial(self.cls, **arguments)
+        with _named(self.place):
+            return self.cls(**arguments)
+
+    def plain(self) -> dict[str, Any]:
+        """The name and all arguments, ready for JSON and YAML."""
+        name = (
+            {} if self.registry is None else {"name": self.registry.name_of(self.cls)}
+        )
+        written = {
+            key: value
+            for key, value in self.arguments.items()
+            if not isinstance(value, Given)
+        }
+        return {**name, **{key: plain(value) for key, value in written.items()}}
+
+
+@contextmanager
+def _named(place: str) -> Iterator[None]:
+    """Errors that constructors raise for arguments that fit one by one, but not
+    together, name the place.
+    """
+    try:
+        yield
+    except (
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        RecursionError,
+        RuntimeError,
+    ) as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def make(value: Any) -> Any:
+    """The value with the things that it describes, at any depth, made."""
+    if isinstance(value, Spec):
+        return value.make()
+    if isinstance(value, Given):
+        return value.value
+    if isinstance(value, list | tuple):
+        return type(value)(map(make, value))
+    return (
+        {name: make(one) for name, one in value.items()}
+        if isinstance(value, Mapping)
+        else value
+    )
+
+
+def plain(value: Any, place: str = "argument") -> Any:
+    """A value as JSON and YAML hold it: things as their names and arguments, paths as
+    text, tuples as lists.
+
+    Raises:
+        ValueError: if it has no such form; names the place.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Spec):
+        return value.plain()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(
+                f"{place} must have names for its values, got {wrong[0]!r}"
+            )
+        return {key: plain(one, f"{place}.{key}") for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one, place) for one in value]
+    registry = registry_of(type(value))
+    if registry is not None or (is_dataclass(value) and not isinstance(value, type)):
+        name = {} if registry is None else {"name": registry.name_of(type(value))}
+        kind: Any = type(value)
+        return {
+            **name,
+            **{
+                one: plain(kept(value, one), f"{place}.{one}")
+                for one in declared(kind).arguments
+            },
+        }
+    raise ValueError(
+        f"{place} must be a name, a number, a list, or a dict of these, as {{'name': "
+        f"..., argument: ...}} for a class, "
+        f"to be saved; got {value!r}"
+    )
+
+
+def kept(owner: Any, argument: str) -> Any:
+    """The attribute that holds an argument of the constructor.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    names = argument_names(type(owner)) if is_dataclass(owner) else {}
+    try:
+        return getattr(
+            owner,
+            next((kept for kept, name in names.items() if name == argument), argument),
+        )
+    except AttributeError as error:
+        kind = type(owner).__name__
+        raise ValueError(
+            f"{kind} must keep its argument {argument!r} as an attribute of that "
+            f"name, to be saved with it ({error})"
+        ) from error
+
+
+def shown(owner: Any, *arguments: str) -> str:
+    """The attributes of these names with their values, for a ``repr``."""
+    return ", ".join(f"{name}={getattr(owner, name)!r}" for name in arguments)
+
+
+def of_old(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A thing as files of earlier versions describe it, ``class_path`` and
+    ``init_args``, in today's form.
+    """
+    if "class_path" not in value and "init_args" not in value:
+        return value
+    rest = {
+        key: one
+        for key, one in value.items()
+        if key not in ("class_path", "init_args", "dict_kwargs")
+    }
+    named = {"name": value["class_path"]} if "class_path" in value else {}
+    inner = [value.get(key) or {} for key in ("init_args", "dict_kwargs")]
+    if not all(isinstance(one, Mapping) for one in inner):
+        raise ValueError(f"init_args must hold arguments by name, got {inner[0]!r}")
+    return {**named, **inner[0], **inner[1], **rest}
