@@ -1,5 +1,5 @@
-"""The page of the studies of heads: ``python -m docs.where_routing_pays`` writes its
-tables and pictures anew.
+"""Write the tables and pictures of the studies of heads into their page and into the
+README: ``python -m docs.where_routing_pays``.
 
 Everything comes from two results in ``docs/results/recipes``, of
 ``smallnorb-viewpoints`` and of ``digit-heads``. Heads are compared in pairs, on the
@@ -141,15 +141,20 @@ class Difference(NamedTuple):
     seeds: int
 
     @property
-    def told(self) -> str:
-        """In figures."""
+    def cell(self) -> str:
+        """The mean and the interval, bold where there is a verdict."""
         mean, low, high = (round(one, 1) + 0.0 for one in self[:3])  # no minus zero
-        return f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]"
+        bold = "" if self.verdict == "open" else "**"
+        return f"{bold}{mean:+.1f}{bold} ({low:+.1f} to {high:+.1f})"
 
     @property
     def verdict(self) -> str:
-        """Which of them is better, as far as the interval says so."""
-        return "fewer" if self.high < 0 else "more" if self.low > 0 else "open"
+        """Whether the head has fewer errors or more, if the interval excludes 0 and
+        there are enough seeds.
+        """
+        if self.seeds < ENOUGH or self.low <= 0 <= self.high:
+            return "open"
+        return "fewer" if self.mean < 0 else "more"
 
 
 def interval(differences: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
@@ -218,30 +223,40 @@ def mean(runs: Mapping[int, Run], measure: str) -> float | None:
 
 
 def table(runs: Runs) -> Iterator[str]:
-    """A row for each head, tested on viewpoints."""
-    found, matched = compared(runs, 1), compared(runs, 1, matched=FAMILIAR)
+    """A row for each head, tested on viewpoints: its errors."""
     yield (
-        "| head | parameters | seeds | entropy | familiar views | novel views | of "
-        "the same toys "
-        f"| novel, less {UNIFORM} | at equal familiar error |"
+        "| head | familiar views | novel views | novel views of the same toys | entropy "
+        "| parameters | seeds |"
     )
-    yield "|" + "---|" * 9
+    yield "|" + "---|" * 7
     for head, of_seeds in runs.items():
-        entropy, *errors = (
-            mean(of_seeds, one) for one in (ENTROPY, FAMILIAR, NOVEL, SAME)
-        )
-        cells = [
-            head,
-            f"{next(iter(of_seeds.values())).facts['parameters']:,}",
-            str(len(of_seeds)),
-        ]
-        cells += [
-            "" if entropy is None else f"{entropy:.2f}",
-            *(f"{one:.1f} %" for one in errors),
-        ]
-        if head in found:
-            cells += [found[head].told, matched[head].told]
-        yield f"| {' | '.join(cells + [''] * (9 - len(cells)))} |"
+        errors = [f"{mean(of_seeds, one):.1f} %" for one in (FAMILIAR, NOVEL, SAME)]
+        yield f"| {head} | {' | '.join([*errors, *facts_of_head(of_seeds, ENTROPY)])} |"
+
+
+def facts_of_head(of_seeds: Mapping[int, Run], measure: str) -> list[str]:
+    """Cells with the entropy of a head, its parameters and its seeds."""
+    entropy = mean(of_seeds, measure)
+    parameters = next(iter(of_seeds.values())).facts["parameters"]
+    shown = "" if entropy is None else f"{entropy:.2f}"
+    return [shown, f"{parameters:,}", str(len(of_seeds))]
+
+
+def view_differences(runs: Runs) -> Iterator[str]:
+    """A row for each head: its novel error less that without routing and less that of
+    the published twin, both also at equal familiar error.
+    """
+    others = (UNIFORM, PUBLISHED)
+    columns = [
+        compared(runs, other, matched) for other in others for matched in ("", FAMILIAR)
+    ]
+    names = [f"less {other}" for other in others]
+    titles = [f"{name}{end}" for name in names for end in ("", ", at equal error")]
+    yield f"| novel error of | {' | '.join(titles)} | seeds |"
+    yield "|" + "---|" * 6
+    for head, of_seeds in runs.items():
+        cells = [column[head].cell if head in column else "" for column in columns]
+        yield f"| {head} | {' | '.join(cells)} | {len(of_seeds)} |"
 
 
 def digit_table(runs: Runs) -> Iterator[str]:
@@ -250,26 +265,36 @@ def digit_table(runs: Runs) -> Iterator[str]:
     yield "|---|" + "---|" * (len(digit_heads.TESTS) + 3)
     for head, of_seeds in runs.items():
         errors = [f"{mean(of_seeds, test):.1f} %" for test in digit_heads.TESTS]
-        entropy = mean(of_seeds, digit_heads.ENTROPY)
-        parameters = next(iter(of_seeds.values())).facts["parameters"]
-        facts = [
-            "" if entropy is None else f"{entropy:.2f}",
-            f"{parameters:,}",
-            str(len(of_seeds)),
-        ]
+        facts = facts_of_head(of_seeds, digit_heads.ENTROPY)
         yield f"| {head} | {' | '.join([*errors, *facts])} |"
+
+
+def differences(runs: Runs, head: str, other: str) -> dict[str, Difference]:
+    """A head less another in each test of digits."""
+    return {test: difference(runs, head, other, test) for test in digit_heads.TESTS}
 
 
 def pairs_table(runs: Runs, others: Mapping[str, str]) -> Iterator[str]:
     """Each head less another, a row for each pair, a column for each test of digits."""
-    yield f"| error | {' | '.join(digit_heads.TESTS)} |"
+    yield f"| error of | {' | '.join(digit_heads.TESTS)} |"
     yield "|---|" + "---|" * len(digit_heads.TESTS)
     for head in in_common(runs, others):
-        differences = [
-            difference(runs, head, others[head], test).told
-            for test in digit_heads.TESTS
-        ]
-        yield f"| {head}, less {others[head]} | {' | '.join(differences)} |"
+        cells = [one.cell for one in differences(runs, head, others[head]).values()]
+        yield f"| {head}, less {others[head]} | {' | '.join(cells)} |"
+
+
+def verdicts(runs: Runs, others: Mapping[str, str]) -> Iterator[str]:
+    """The tests of digits in which a head has fewer errors than another, or more, if
+    there are enough seeds; a row for each pair.
+    """
+    yield "| head | compared with | fewer errors | more errors |"
+    yield "|---|---|---|---|"
+    for head in in_common(runs, others, ENOUGH):
+        tests: dict[str, list[str]] = {"fewer": [], "more": [], "open": []}
+        for test, one in differences(runs, head, others[head]).items():
+            tests[one.verdict].append(test)
+        cells = ["; ".join(tests[verdict]) for verdict in ("fewer", "more")]
+        yield f"| {head} | {others[head]} | {' | '.join(cells)} |"
 
 
 def in_common(runs: Runs, others: Mapping[str, str], least: int = 1) -> list[str]:
@@ -283,95 +308,41 @@ def in_common(runs: Runs, others: Mapping[str, str], least: int = 1) -> list[str
     ]
 
 
-WORDS = {
-    "fewer": "fewer errors than {}, and the interval leaves out 0",
-    "more": "more errors than {}, and the interval leaves out 0",
-    "open": "not told from {}: the interval holds 0",
-}
-
-
 def compared(
-    runs: Runs, least: int = ENOUGH, matched: str = "", other: str = UNIFORM
+    runs: Runs, other: str = UNIFORM, matched: str = ""
 ) -> dict[str, Difference]:
-    """The heads that have so many seeds in common with another, each less that; see
+    """The heads that have seeds in common with another, each less that; see
     :func:`difference`.
     """
-    known = runs.get(other, {}).keys()
-    heads = [
-        head
-        for head in runs
-        if head != other and len(known & runs[head].keys()) >= least
-    ]
+    seeds = runs.get(other, {}).keys()
+    heads = [head for head in runs if head != other and seeds & runs[head].keys()]
     return {head: difference(runs, head, other, matched=matched) for head in heads}
 
 
-def sentences(
-    what: str, found: Mapping[str, Difference], other: str = "no routing"
-) -> Iterator[str]:
-    """What the intervals say, where there are seeds enough."""
-    for verdict, words in WORDS.items():
-        if told := [
-            f"{name} ({one.told}, {one.seeds} seeds)"
-            for name, one in found.items()
-            if one.verdict == verdict
-        ]:
-            yield f"- {what}, {words.format(other)}: {'; '.join(told)}."
-
-
-def digit_sentences(runs: Runs, others: Mapping[str, str]) -> Iterator[str]:
-    """The same of digits, head by head."""
-    for head in in_common(runs, others, ENOUGH):
-        differences = {
-            test: difference(runs, head, others[head], test)
-            for test in digit_heads.TESTS
-        }
-        yield from sentences(head, differences, others[head])
-
-
-def view_sentences(title: str, runs: Runs) -> Iterator[str]:
-    """The same of viewpoints: against no routing, and against the published twin, also
-    at equal familiar error.
-    """
-    twin = "the fully connected head (the published CNN ends so)"
-    yield from sentences(title, compared(runs))
-    yield from sentences(title, compared(runs, other=PUBLISHED), twin)
-    yield from sentences(
-        f"{title}, at equal familiar error",
-        compared(runs, matched=FAMILIAR, other=PUBLISHED),
-        twin,
-    )
+BOLD = (
+    "Figures are points of error, with 95 % intervals. Below 0, the first head is "
+    "better. A bold figure has an interval that excludes 0, over at least five seeds."
+)
 
 
 def section() -> str:
-    """All that the page says in figures."""
+    """The part of the page that follows from the results."""
     parts = []
     if runs := of_digits():
-        parts += ["## Digits", "", *digit_table(runs), ""]
+        parts += ["## Digits", "", "Test errors, as means over the seeds:", ""]
+        parts += [*digit_table(runs), ""]
         tables = {
-            "Routing less no routing": WITHOUT,
-            "Capsules less a plain network": PLAIN,
-            "Evidence less none": EVIDENT,
+            "Routing compared with no routing": WITHOUT,
+            "Capsules compared with a plain network": PLAIN,
+            "Evidence compared with equal shares": EVIDENT,
         }
         for title, others in tables.items():
-            table_of_pairs = pairs_table(runs, others)
-            parts += [
-                f"### {title}",
-                "",
-                *table_of_pairs,
-                "",
-                *digit_sentences(runs, others),
-                "",
-            ]
+            parts += [f"### {title}", "", *verdicts(runs, others), "", BOLD, ""]
+            parts += [*pairs_table(runs, others), ""]
     for view in VIEWPOINTS:
         if runs := of_views(view):
-            parts += [
-                f"## Novel {view}s",
-                "",
-                *table(runs),
-                "",
-                *view_sentences(f"Novel {view}s", runs),
-                "",
-            ]
+            parts += [f"## Novel {view}s", "", "Test errors, as means over the seeds:"]
+            parts += ["", *table(runs), "", BOLD, "", *view_differences(runs), ""]
     return "\n".join(parts).strip()
 
 
@@ -380,8 +351,8 @@ FINDS = {"fewer": "more", "more": "fewer", "open": "about as many"}
 
 
 def claim() -> str:
-    """What the README shows of digits: a table, and what the intervals of the
-    differences let one say.
+    """The part of the README that follows from the results: the pairs of digits that
+    each head finds, and which finds more.
     """
     runs = of_digits()
     shown = [head for head in digit_heads.DRAWN if head in runs]
@@ -393,28 +364,29 @@ def claim() -> str:
     for head in shown:
         right = [f"{100 - (mean(runs[head], test) or 0.0):.1f} %" for test in tests]
         lines.append(f"| {head} | {' | '.join(right)} | {len(runs[head])} |")
-    return "\n".join([*lines, "", *comparisons(runs)])
+    return "\n".join([*lines, "", COMPARED, "", *comparisons(runs)])
+
+
+COMPARED = (
+    "This table compares heads in pairs. They differ if the 95 % interval of the "
+    "difference excludes 0."
+)
 
 
 def comparisons(runs: Runs) -> Iterator[str]:
-    """A sentence for each head in the README's table and what it is compared with."""
+    """A row for each head in the README's table and the head it is compared with."""
+    layouts = digit_heads.PAIRS.values()
+    yield f"| head | compared with | {' | '.join(layouts)} |"
+    yield "|---|---|" + "---|" * len(layouts)
     for others in (WITHOUT, PLAIN, EVIDENT):
         for head in in_common(runs, others, ENOUGH):
             if head in digit_heads.DRAWN:
-                pairs = (
+                pairs = [
                     difference(runs, head, others[head], test)
                     for test in digit_heads.PAIRS
-                )
-                words = [
-                    f"{FINDS[pair.verdict]} pairs {layout}"
-                    for pair, layout in zip(
-                        pairs, digit_heads.PAIRS.values(), strict=True
-                    )
                 ]
-                yield (
-                    f"- **{head}** beside **{others[head]}** finds "
-                    f"{' and '.join(words)}."
-                )
+                found = [f"{FINDS[pair.verdict]} pairs" for pair in pairs]
+                yield f"| {head} | {others[head]} | {' | '.join(found)} |"
 
 
 def draw() -> Any:
@@ -445,7 +417,7 @@ def draw() -> Any:
             title=f"novel {view}s", xlabel="error on familiar views of other toys, %"
         )
         above.set_ylabel("error on novel views of other toys, %")
-        intervals(below, compared(runs, 1), colours)
+        intervals(below, compared(runs), colours)
         below.set_xlabel(f"novel error less that of {UNIFORM}, points")
         above.grid(alpha=0.3)
     handles, labels = max(
@@ -471,10 +443,7 @@ def draw_digits() -> Any:
     for axes in panels[len(heads) :]:
         axes.set_axis_off()
     for axes, head in zip(panels, heads, strict=False):
-        found = {
-            test: difference(runs, head, WITHOUT[head], test)
-            for test in digit_heads.TESTS
-        }
+        found = differences(runs, head, WITHOUT[head])
         intervals(axes, found, dict.fromkeys(found, "C0"))
         axes.set(title=head, xlabel=f"error less that of {WITHOUT[head]}, points")
     return figure

@@ -71,7 +71,23 @@ def test_differences_are_of_common_seeds_and_the_same_toys() -> None:
         seed: run([12.0 + seed, 32.0 + seed], [30, 14], [50, 33]) for seed in (1, 2, 3)
     }
     assert page.difference({"a": one, "b": other}, "a", "b") == (-2, -2, -2, 2)
-    assert page.difference({"a": one, "b": other}, "b", "a").verdict == "more"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "seeds", "verdict"),
+    [
+        (-3.0, -1.0, 5, "fewer"),
+        (1.0, 3.0, 5, "more"),
+        (-1.0, 3.0, 5, "open"),
+        (1.0, 3.0, 4, "open"),
+    ],
+)
+def test_a_verdict_needs_an_interval_without_zero_and_five_seeds(
+    low: float, high: float, seeds: int, verdict: str
+) -> None:
+    found = page.Difference((low + high) / 2, low, high, seeds)
+    assert found.verdict == verdict
+    assert found.cell.startswith("**") == (verdict != "open")
 
 
 def test_what_the_familiar_error_lets_expect_is_taken_off() -> None:
