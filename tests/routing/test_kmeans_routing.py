@@ -18,6 +18,7 @@ from torchcaps.routing import (
     InnerProductKMeansRouting,
     Routed,
     Routing,
+    create_routing,
     euclidean_kmeans_routing,
     hard_kmeans_routing,
     inner_product_kmeans_routing,
@@ -449,3 +450,26 @@ class TestPlainDistance:
     def test_there_is_no_other(self) -> None:
         with pytest.raises(ValueError, match=r"distance must be .*'cosine'"):
             euclidean_kmeans_routing(Votes(*problem()[:2]), distance="cosine")
+
+
+@pytest.mark.parametrize("name", ["kmeans", "euclidean"])
+def test_the_gradient_of_the_last_step_is_that_of_one_step_from_its_start(
+    name: str,
+) -> None:
+    """It takes the centres before as constants, and changes no result."""
+    torch.manual_seed(0)
+    children = torch.randn(2, 9, 4, dtype=torch.float64, requires_grad=True)
+    votes = Votes(children, torch.randn(9, 3, 4, 5, dtype=torch.float64))
+    options = {"squash": "none"} if name == "kmeans" else {}
+    with torch.no_grad():
+        before = create_routing(name, steps=3, **options)(votes)
+    expected = create_routing(name, steps=1, **options)(votes, initial=before)
+    routed = create_routing(name, steps=4, gradient="last", **options)(votes)
+    every = create_routing(name, steps=4, **options)(votes)
+    torch.testing.assert_close(routed.pose, every.pose)
+    gradient, one, through_all = (
+        torch.autograd.grad(one.pose.square().sum(), children, retain_graph=True)[0]
+        for one in (routed, expected, every)
+    )
+    torch.testing.assert_close(gradient, one)
+    assert not torch.allclose(gradient, through_all)

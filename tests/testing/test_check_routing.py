@@ -39,6 +39,13 @@ OTHERS: dict[str, Callable[[], Routing]] = {
     "em-relative": lambda: EMRouting.preset(
         "soft", relative_floor=0.2, learn_sharpness="parent"
     ),
+    "kmeans-last": lambda: create_routing("kmeans", gradient="last"),
+    "euclidean-last": lambda: create_routing("euclidean", gradient="last"),
+    "slots-last": lambda: create_routing("slots", gradient="last", bias=True),
+    "slots-plain": lambda: create_routing("slots", gru=False, hidden=0),
+    "mixture-plain": lambda: create_routing(
+        "slot_mixture", gru=False, hidden=0, readout=False
+    ),
     "em-smooth": lambda: EMRouting(
         mean_smoothing=0.2, cost_scale=0.5, mass_scale=20.0, standardise=True
     ),

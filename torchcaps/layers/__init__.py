@@ -28,6 +28,7 @@ from torchcaps.layers.primary import (
     PrimaryCaps3d,
     PrimaryCapsNd,
 )
+from torchcaps.layers.slot_layer import PositionCode, Slots
 from torchcaps.layers.slots import SlotAnswer, SlotCaps
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "PoseInput",
     "PoseMagnitude",
     "PoseNorm",
+    "PositionCode",
     "PrimaryCaps",
     "PrimaryCaps1d",
     "PrimaryCaps3d",
@@ -53,6 +55,7 @@ __all__ = [
     "SelfWeightedPooling",
     "SlotAnswer",
     "SlotCaps",
+    "Slots",
     "balanced_length",
     "concurrent_routing",
     "coordinate_addition",

@@ -55,6 +55,9 @@ from torchcaps.routing.self_attention import (
     self_attention_routing,
 )
 from torchcaps.routing.self_routing import SelfRouting, self_routing
+from torchcaps.routing.slot_attention import SlotAttentionRouting
+from torchcaps.routing.slot_mixture import SlotMixtureRouting
+from torchcaps.routing.slot_parts import SlotStart, SlotUpdate
 from torchcaps.routing.slots import slot_routing
 from torchcaps.routing.sparse_attention import (
     Entmax,
@@ -95,6 +98,10 @@ __all__ = [
     "Routing",
     "SelfAttentionRouting",
     "SelfRouting",
+    "SlotAttentionRouting",
+    "SlotMixtureRouting",
+    "SlotStart",
+    "SlotUpdate",
     "SparseAttentionRouting",
     "SpectralRouting",
     "VariationalBayesRouting",

@@ -3,6 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -11,7 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from torchcaps.capsules import Capsules
-from torchcaps.numerics import check_floor, check_series, check_share, check_size, given
+from torchcaps.numerics import (
+    check_floor,
+    check_series,
+    check_share,
+    check_size,
+    given,
+)
 from torchcaps.ops import Similarity, Votes
 from torchcaps.spec import Registry, Within, declared, kept, refused, shown
 
@@ -417,6 +424,23 @@ def check_steps(steps: int, least: int = 1) -> int:
     if steps > MOST_STEPS:
         raise ValueError(f"steps must be at most {MOST_STEPS}, got {steps}")
     return steps
+
+
+def gradient_context(
+    gradient: Gradient, step: int, steps: int
+) -> AbstractContextManager[object]:
+    """The context of a step: without gradients for all but the last step where only
+    that has them.
+
+    The last step then takes what the earlier ones found as a fixed point: its gradient
+    is the first term of the gradient of the fixed point, and memory does not grow with
+    the steps.
+
+    Source: Chang, Griffiths & Levine 2022, "Object Representations as Fixed Points:
+    Training Iterative Refinement Algorithms with Implicit Differentiation".
+    """
+    frozen = gradient == "last" and step < steps - 1
+    return torch.no_grad() if frozen else nullcontext()
 
 
 def check_parents(

@@ -568,6 +568,7 @@ class EMRouting(AgreementRouting):
             if len(self.sharpness) != self.steps - 1:
                 raise _miscounted(self.sharpness, self.steps - 1)
         self._size = 1
+        self.exact_gradients = self.gradient == "all"
         self.register_parameter("unit_cost", None)
         self.register_parameter("activation_cost", None)
         self.register_parameter("log_sharpness", None)

@@ -15,11 +15,14 @@ from torchcaps.ops import Distance, Gaussian, InnerProduct, Moments, Similarity,
 from torchcaps.ops.agreement import Squashed
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
+    GRADIENTS,
     About,
+    Gradient,
     Routed,
     Routing,
     Steps,
     check_steps,
+    gradient_context,
     register_routing,
 )
 from torchcaps.routing.evidence import AgreementRouting
@@ -105,6 +108,7 @@ def inner_product_kmeans_routing(
     initial: Routed | None = None,
     assignment: Assignment = "soft",
     softmax: Softmax = "parents",
+    gradient: Gradient = "all",
 ) -> Routed:
     r"""Soft K-Means with the similarity :math:`\langle V_{ij}, s_j / |s_j| \rangle`.
 
@@ -131,6 +135,9 @@ def inner_product_kmeans_routing(
         softmax: over the ``"parents"`` of a child; or over the ``"children"`` of a
             parent, whose centre is then a weighted mean of its votes, from 1 / I. Su
             2018a tried both and found little difference.
+        gradient: through ``"all"`` steps; or only through the ``"last"``, which takes
+            the centres before it as a fixed point, so that memory does not grow with
+            the steps.
 
     Raises:
         ValueError: if there is no such assignment or softmax, ``"straight_through"``
@@ -143,6 +150,7 @@ def inner_product_kmeans_routing(
     """
     check_steps(steps)
     check_choice("assignment", assignment, get_args(Assignment))
+    check_choice("gradient", gradient, GRADIENTS)
     votes = competing(votes, softmax, straight_through=assignment != "soft")
     if initial is not None and assignment != "soft":
         raise ValueError(f"initial must be None with assignment {assignment!r}")
@@ -153,13 +161,14 @@ def inner_product_kmeans_routing(
     )
     centre: Tensor | None = None
     for step in range(steps):
-        if centre is None or similarity is None or assignment == "soft":
-            centre = votes.moments(similarity, weights).sum
-        else:
-            kept = partial(_moved_sum, old=centre)
-            centre = _straight_through(votes, similarity, weights, kept)
-        if step < steps - 1:
-            similarity = InnerProduct(sharpness * normalize(centre, dim=-1))
+        with gradient_context(gradient, step, steps):
+            if centre is None or similarity is None or assignment == "soft":
+                centre = votes.moments(similarity, weights).sum
+            else:
+                kept = partial(_moved_sum, old=centre)
+                centre = _straight_through(votes, similarity, weights, kept)
+            if step < steps - 1:
+                similarity = InnerProduct(sharpness * normalize(centre, dim=-1))
     assert centre is not None
     pose = (
         squash(centre, squash_kind)
@@ -178,6 +187,7 @@ def euclidean_kmeans_routing(
     initial: Routed | None = None,
     assignment: Assignment = "soft",
     distance: Measure = "squared",
+    gradient: Gradient = "all",
 ) -> Routed:
     r"""Soft K-Means proper.
 
@@ -202,6 +212,9 @@ def euclidean_kmeans_routing(
         distance: ``"plain"`` compares by :math:`-K |V_{ij} - \mu_j|`, the
             exp(-distance) of many overviews, so that twice as large votes need half the
             K and not a quarter. It has no fused kernel.
+        gradient: through ``"all"`` steps; or only through the ``"last"``, which takes
+            the centres before it as a fixed point, so that memory does not grow with
+            the steps.
 
     Raises:
         ValueError: if there is no such assignment or distance.
@@ -211,6 +224,7 @@ def euclidean_kmeans_routing(
     """
     check_steps(steps)
     check_choice("assignment", assignment, get_args(Assignment))
+    check_choice("gradient", gradient, GRADIENTS)
     check_choice("distance", distance, get_args(Measure))
     near = partial(
         Gaussian.spherical if distance == "squared" else Distance, sharpness=sharpness
@@ -219,13 +233,14 @@ def euclidean_kmeans_routing(
     mean = None if initial is None else initial.pose
     similarity = None if mean is None else near(mean)
     for step in range(steps):
-        moved = partial(_moved_mean, old=mean)
-        if similarity is None or assignment == "soft":
-            mean = moved(votes.moments(similarity, weights))
-        else:
-            mean = _straight_through(votes, similarity, weights, moved)
-        if step < steps - 1:
-            similarity = near(mean)
+        with gradient_context(gradient, step, steps):
+            moved = partial(_moved_mean, old=mean)
+            if similarity is None or assignment == "soft":
+                mean = moved(votes.moments(similarity, weights))
+            else:
+                mean = _straight_through(votes, similarity, weights, moved)
+            if step < steps - 1:
+                similarity = near(mean)
     assert mean is not None
     return Routed(mean, length(mean), _read(votes, similarity, assignment), similarity)
 
@@ -289,6 +304,8 @@ class InnerProductKMeansRouting(AgreementRouting):
         assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in
             the backward pass.
         softmax: over the ``parents`` of a child, or over the ``children`` of a parent.
+        gradient: through ``all`` steps, or only the ``last``, whose memory does not
+            grow with the steps.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
@@ -323,11 +340,13 @@ class InnerProductKMeansRouting(AgreementRouting):
     squash: SquashInRouting = "half"
     assignment: Assignment = "soft"
     softmax: Softmax = "parents"
+    gradient: Gradient = "all"
 
     def __post_init__(self) -> None:
-        self.exact_gradients = self.resumable = self.assignment == "soft"
-        check_softmax(self.softmax, straight_through=not self.exact_gradients)
-        self.within_window = not self.exact_gradients or self.softmax == "children"
+        self.resumable = soft = self.assignment == "soft"
+        self.exact_gradients = soft and self.gradient == "all"
+        check_softmax(self.softmax, straight_through=not soft)
+        self.within_window = not soft or self.softmax == "children"
 
     def route(
         self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
@@ -343,6 +362,7 @@ class InnerProductKMeansRouting(AgreementRouting):
             initial=initial,
             assignment=self.assignment,
             softmax=self.softmax,
+            gradient=self.gradient,
         )
 
 
@@ -358,6 +378,8 @@ class EuclideanKMeansRouting(AgreementRouting):
         assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in
             the backward pass.
         distance: ``squared``, or ``plain``: exp(-distance) weighs the votes.
+        gradient: through ``all`` steps, or only the ``last``, whose memory does not
+            grow with the steps.
         evidence: learn where each child belongs by itself, and start from that: see
             :class:`~torchcaps.routing.AgreementRouting`.
 
@@ -391,10 +413,12 @@ class EuclideanKMeansRouting(AgreementRouting):
     sharpness: Finite = 1.0
     assignment: Assignment = "soft"
     distance: Measure = "squared"
+    gradient: Gradient = "all"
 
     def __post_init__(self) -> None:
-        self.exact_gradients = self.assignment == "soft"
-        self.within_window = not self.exact_gradients
+        soft = self.assignment == "soft"
+        self.exact_gradients = soft and self.gradient == "all"
+        self.within_window = not soft
 
     def route(
         self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
@@ -410,6 +434,7 @@ class EuclideanKMeansRouting(AgreementRouting):
             initial=initial,
             assignment=self.assignment,
             distance=self.distance,
+            gradient=self.gradient,
         )
 
 

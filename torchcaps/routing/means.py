@@ -71,7 +71,11 @@ def check_softmax(softmax: Softmax, **others: bool) -> None:
 
 
 def moments_and_shares(
-    votes: Votes, similarity: Similarity | None, weights: Tensor | None
+    votes: Votes,
+    similarity: Similarity | None,
+    weights: Tensor | None,
+    *,
+    scatter: bool = False,
 ) -> tuple[Moments, Tensor]:
     r"""The moments of the votes, up to one factor of mass and sum, and what each parent
     takes of the children, (B, J).
@@ -85,7 +89,8 @@ def moments_and_shares(
         votes: of I children for J parents.
         similarity: of votes and parents.
         weights: child activations, (N, G), or None for ones.
+        scatter: whether to compute the second moment, too.
     """
     weights = weights_for_means(votes, weights)
-    moments = votes.moments(similarity, weights)
+    moments = votes.moments(similarity, weights, scatter=scatter)
     return moments, quotient(moments.mass, votes.gather(weights).sum(1, keepdim=True))

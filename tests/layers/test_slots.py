@@ -1,0 +1,101 @@
+"""Slots on features of any kind, and the code of positions."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import torchcaps as tc
+from torchcaps.layers.slot_layer import positions
+from torchcaps.routing import MeanRouting
+
+
+def test_two_lines_on_features_of_any_size() -> None:
+    slots = tc.Slots(7, dim=16)
+    capsules = slots(torch.randn(2, 30, 5))
+    assert capsules.pose.shape == (2, 7, 16)
+    torch.testing.assert_close(capsules.activation.sum(1), torch.ones(2))
+
+
+def test_maps_and_sequences_of_the_same_features_give_the_same_slots() -> None:
+    slots = tc.Slots(3, dim=8).eval()
+    maps = torch.randn(2, 8, 4, 5)
+    torch.testing.assert_close(slots(maps), slots(maps.flatten(2).mT))
+
+
+def test_capsules_that_are_off_count_for_nothing() -> None:
+    slots = tc.Slots(3, features=6, dim=8).eval()
+    pose, off = torch.randn(2, 4, 5, 2, 3), torch.rand(2, 4, 5) < 0.3
+    capsules = tc.Capsules(pose, torch.where(off, 0.0, 1.0))
+    changed = tc.Capsules(torch.where(off[..., None, None], 9.0, pose), capsules[1])
+    torch.testing.assert_close(slots(capsules), slots(changed))
+
+
+def test_a_mask_leaves_features_out() -> None:
+    slots = tc.Slots(3, features=6, dim=8).eval()
+    features = torch.randn(2, 9, 6)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[:, 5:] = False
+    expected = slots(features[:, :5])
+    features[:, 5:] = torch.nan
+    torch.testing.assert_close(slots(features, mask), expected)
+    assert not slots.route(features, mask).assignment[:, 5:].any()
+
+
+def test_the_frame_before_is_where_slots_start() -> None:
+    frames = torch.randn(2, 3, 12, 6)
+    slots = tc.Slots(3, features=6, dim=8).eval()
+    before = slots.route(frames[:, 0])
+    after = slots(frames[:, 1], initial=before)
+    assert not torch.allclose(after.pose, slots(frames[:, 1]).pose)
+
+
+def test_weights_and_start_come_back_with_the_state() -> None:
+    features = torch.randn(2, 9, 6)
+    first = tc.Slots(3, dim=8).eval()
+    expected = first(features)
+    again = tc.Slots(3, dim=8).eval()
+    again.load_state_dict(first.state_dict())
+    torch.testing.assert_close(again(features), expected)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (torch.randn(2, 9), "features must be .B, I, D. or maps"),
+        (torch.randn(2, 9, 5), "features must have 6 numbers each, got 5"),
+        (torch.randn(2, 0, 6), "features must be at least one, got none"),
+        (torch.ones(2, 9, 6, dtype=torch.int64), "floating point, got torch.int64"),
+    ],
+)
+def test_features_that_do_not_fit(features: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tc.Slots(3, features=6, dim=8)(features)
+
+
+def test_other_mistakes() -> None:
+    wrong: Any = [1.0]
+    with pytest.raises(TypeError, match="features must be a tensor or Capsules, got l"):
+        tc.Slots(3)(wrong)
+    with pytest.raises(ValueError, match=r"routing must have transforms.*MeanRouting"):
+        tc.Slots(3, routing=MeanRouting())
+    with pytest.raises(ValueError, match=r"slots must be .* got 0"):
+        tc.Slots(0)
+    with pytest.raises(ValueError, match=r"maps must be \(B, 4, H, W\), got \(2, 3"):
+        tc.PositionCode(4)(torch.zeros(2, 3, 5, 5))
+
+
+def test_coordinates_go_from_edge_to_edge() -> None:
+    grid = positions(3, 5)
+    torch.testing.assert_close(grid[0, 0], torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    torch.testing.assert_close(grid[2, 4], torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    torch.testing.assert_close(grid[1, 1], torch.tensor([0.5, 0.25, 0.5, 0.75]))
+
+
+def test_equal_features_in_different_places_are_told_apart() -> None:
+    maps = torch.ones(1, 8, 6, 6)
+    slots = tc.Slots(4, dim=8, features=8).eval()
+    alike = slots.route(maps).assignment
+    torch.testing.assert_close(alike, alike[:, :1].expand_as(alike))
+    apart = slots.route(tc.PositionCode(8)(maps)).assignment
+    assert (apart - apart[:, :1]).abs().max() > 1e-4

@@ -1,0 +1,85 @@
+"""The slot mixture as the EM that it is without its networks."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+import torchcaps as tc
+from torchcaps.ops import Votes
+from torchcaps.routing import LayerShape, SlotMixtureRouting
+
+B, I, J, H = 2, 40, 3, 6
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def votes_of(children: Tensor) -> Votes:
+    transforms = children.new_zeros(1, 1, H, H)
+    return Votes(children, transforms.expand(-1, J, -1, -1))
+
+
+def bound(**settings: Any) -> SlotMixtureRouting:
+    torch.manual_seed(1)
+    layer: Any = SlotMixtureRouting(**settings).bind(LayerShape(None, J, (H,), (H,)))
+    return layer.double()
+
+
+def em_step(
+    x: Tensor, weights: Tensor, mean: Tensor, variance: Tensor, share: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of EM for a mixture, written out, with likelihoods to the power of
+    H^-1/2.
+    """
+    density = Normal(mean[:, None], variance[:, None].sqrt())
+    likelihood = density.log_prob(x[:, :, None]).sum(-1) / math.sqrt(H)
+    assigned = (share[:, None].log() + likelihood).softmax(-1) * weights[..., None]
+    mass = assigned.sum(1)[..., None]
+    mean = torch.einsum("bij,bih->bjh", assigned, x) / mass
+    square = (x[:, :, None] - mean[:, None]).square()
+    variance = torch.einsum("bij,bijh->bjh", assigned, square) / mass
+    return mean, variance, mass.squeeze(-1) / weights.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_without_networks_it_is_em(steps: int) -> None:
+    routing = bound(gru=False, hidden=0, readout=False, steps=steps)
+    children, weights = numbers(B, I, H), numbers(B, I, seed=1).sigmoid()
+    x = torch.nn.functional.layer_norm(children, (H,)) @ routing.to_value.weight.T
+    mean = routing.first(B, J, torch.float64)
+    variance, share = torch.ones_like(mean), torch.full_like(mean[..., 0], 1 / J)
+    for _ in range(steps):
+        mean, variance, share = em_step(x, weights, mean, variance, share)
+        variance = variance + routing.variance_floor
+    routed = routing(votes_of(children), weights)
+    torch.testing.assert_close(routed.pose, mean)
+    torch.testing.assert_close(routed.activation, share)
+
+
+def test_the_variance_is_about_the_updated_mean() -> None:
+    """So a readout sees how far the update moved a slot from what it collected."""
+    routing = bound(steps=1, hidden=0)
+    children = numbers(B, I, H)
+    routed = routing(votes_of(children))
+    x = torch.nn.functional.layer_norm(children, (H,)) @ routing.to_value.weight.T
+    assigned = routed.assignment
+    first = routing.first(B, J, torch.float64)
+    mass = assigned.sum(1)[..., None]
+    mean = routing.update(torch.einsum("bij,bih->bjh", assigned, x) / mass, first)
+    square = (x[:, :, None] - mean[:, None]).square()
+    variance = torch.einsum("bij,bijh->bjh", assigned, square) / mass
+    deviation = (variance + routing.variance_floor).log() / 2
+    expected = routing.to_pose(torch.cat([mean, deviation], -1))
+    torch.testing.assert_close(routed.pose, expected)
+
+
+def test_a_fused_backend_is_taken() -> None:
+    routing: Any = SlotMixtureRouting().bind(LayerShape(None, J, (H,), (H,)))
+    routed = routing(votes_of(torch.randn(B, 40960, H)))
+    assert tc.choose_backend(routed.votes, routed.similarity).backend == "native"

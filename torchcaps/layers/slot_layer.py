@@ -1,0 +1,227 @@
+"""Slots: exchangeable capsules that share out the features of an image among
+themselves.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.capsules import CapsuleLayer, Capsules, from_pair
+from torchcaps.layers.pose import present
+from torchcaps.numerics import check_size, given
+from torchcaps.ops import Votes
+from torchcaps.routing import LayerShape, Routed, Routing, SlotAttentionRouting
+from torchcaps.routing.base import as_capsules, routing_of
+from torchcaps.spec import shown
+
+
+class PositionCode(nn.Module):
+    r"""Adds to each place of a map a linear map of where it is.
+
+    .. math:: x_{yx} + W \, (y,\, x,\, 1 - y,\, 1 - x) + b, \quad x, y \in [0, 1]
+
+    Features of a convolution do not say where they are, and slots do not know which
+    features are neighbours. With this code, slots can tell equal objects in different
+    places apart. Maps may have any size: the coordinates go from edge to edge.
+
+    Args:
+        channels: of the maps.
+
+    Shape:
+        Maps (B, C, H, W) to the same shape.
+
+    Raises:
+        ValueError: if the maps do not fit.
+
+    Source: Locatello et al. 2020, appendix E.2, the soft position embedding.
+
+    Example:
+        >>> tc.PositionCode(32)(torch.zeros(2, 32, 7, 9)).shape
+        torch.Size([2, 32, 7, 9])
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        check_size(channels=channels)
+        self.channels = channels
+        self.linear = nn.Linear(4, channels)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """The maps with their code."""
+        if maps.ndim != 4 or maps.shape[1] != self.channels:
+            raise ValueError(
+                f"maps must be (B, {self.channels}, H, W), got {tuple(maps.shape)}"
+            )
+        places = positions(maps.shape[2], maps.shape[3]).to(self.linear.weight)
+        return maps + self.linear(places).movedim(-1, 0)
+
+    def extra_repr(self) -> str:
+        """The number of channels."""
+        return f"{self.channels}"
+
+
+def positions(rows: int, columns: int) -> Tensor:
+    """The coordinates y, x, 1 - y and 1 - x of each place of a grid, (H, W, 4), from 0
+    to 1.
+    """
+    y = torch.linspace(0, 1, rows)[:, None].expand(rows, columns)
+    x = torch.linspace(0, 1, columns)[None].expand(rows, columns)
+    return torch.stack([y, x, 1 - y, 1 - x], -1)
+
+
+class Slots(CapsuleLayer):
+    """Capsules that share out any number of features: each ends up with one object, or
+    none.
+
+    Nothing says which slot is for what. All share their weights, and differ by where
+    they start. The assignment of the features to the slots,
+    ``route(features).assignment``, is the attention map of the slots.
+
+    Args:
+        slots: their number J.
+        dim: numbers of the pose of a slot.
+        features: numbers of a feature. None takes features of any size: the first batch
+            sets it, and a linear layer maps them to ``dim`` numbers. Pass one batch
+            through before an optimizer is made.
+        routing: such as ``create_routing("slot_mixture")``. Default: slot attention in
+            3 steps from a learned Gaussian, which takes any number of slots.
+
+    Shape:
+        Features (B, I, D), maps (B, D, H, W), or capsules, to :class:`Capsules` with
+        poses (B, J, dim) and activations (B, J), the shares of the features.
+
+    Raises:
+        TypeError: if the features are neither a tensor nor :class:`Capsules`.
+        ValueError: if an argument is no size, or the features have another number of
+            axes or of channels.
+
+    Source: Locatello et al. 2020, "Object-Centric Learning with Slot Attention".
+
+    Example:
+        >>> slots = tc.Slots(7, dim=64)
+        >>> maps = tc.PositionCode(32)(torch.randn(2, 32, 8, 8))
+        >>> slots(maps).pose.shape
+        torch.Size([2, 7, 64])
+        >>> slots(maps, slots=9).pose.shape  # more objects than in training
+        torch.Size([2, 9, 64])
+        >>> slots.route(maps).assignment.shape
+        torch.Size([2, 64, 7])
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        dim: int = 64,
+        *,
+        features: int | None = None,
+        routing: Routing | None = None,
+    ) -> None:
+        super().__init__()
+        check_size(slots=slots, dim=dim, **given(features=features))
+        self.slots, self.dim, self.features = slots, dim, features
+        self.project: nn.Module = (
+            nn.LazyLinear(dim) if features is None else nn.Identity()
+        )
+        shape = LayerShape(None, slots, (features or dim,), (dim,))
+        default = SlotAttentionRouting(start="normal")
+        self.routing = routing_of(shape, routing, default)
+        if not self.routing.own_transforms:
+            raise ValueError(
+                "routing must have transforms that all slots share, such as 'slots' "
+                f"and 'slot_mixture', got {type(self.routing).__name__}"
+            )
+
+    def votes(
+        self,
+        features: Capsules | Tensor,
+        mask: Tensor | None = None,
+        *,
+        slots: int | None = None,
+    ) -> Votes:
+        """The features as children of this many slots; the routing forms the votes."""
+        check_size(**given(slots=slots))
+        rows, _ = _rows(features, mask)
+        if self.features is not None and rows.shape[-1] != self.features:
+            raise ValueError(
+                f"features must have {self.features} numbers each, got {rows.shape[-1]}"
+            )
+        children = self.project(rows)
+        no_transform = children.new_zeros(1, 1, children.shape[-1], self.dim)
+        transforms = no_transform.expand(-1, slots or self.slots, -1, -1)
+        return Votes(
+            children, transforms, mask=None if mask is None else mask.flatten(1)
+        )
+
+    def route(
+        self,
+        features: Capsules | Tensor,
+        mask: Tensor | None = None,
+        *,
+        slots: int | None = None,
+        initial: Routed | None = None,
+    ) -> Routed:
+        """Routes as :meth:`forward` does, but returns the votes and the assignment
+        too.
+        """
+        votes = self.votes(features, mask, slots=slots)
+        _, activation = _rows(features, mask)
+        routed: Routed = self.routing(votes, activation, initial=initial)
+        return routed
+
+    def forward(
+        self,
+        features: Capsules | Tensor,
+        mask: Tensor | None = None,
+        *,
+        slots: int | None = None,
+        initial: Routed | None = None,
+    ) -> Capsules:
+        """The slots of these features.
+
+        Args:
+            features: of each image; capsules count by their activations.
+            mask: bool (B, I), or (B, *sites), False for features that are not there;
+                None if all are.
+            slots: how many; None for as many as the layer was made for. A routing that
+                starts from learned queries takes no other number.
+            initial: slots to go on from, such as those of the frame before.
+        """
+        routed = self.route(features, mask, slots=slots, initial=initial)
+        return as_capsules(routed, (self.dim,), self._dtype(features))
+
+    def _dtype(self, features: Capsules | Tensor) -> torch.dtype:
+        """Of the features and the weights together."""
+        features = from_pair(features)
+        pose = features.pose if isinstance(features, Capsules) else features
+        weight = next(self.routing.parameters())
+        return torch.promote_types(pose.dtype, weight.dtype)
+
+    def extra_repr(self) -> str:
+        """The number of slots and the size of their poses."""
+        return shown(self, "slots", "dim", "features")
+
+
+def _rows(
+    features: Capsules | Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The numbers of each feature (B, I, D), and the activations (B, I) of capsules."""
+    features = from_pair(features)
+    if isinstance(features, Capsules):
+        capsules = (features if mask is None else present(features, mask)).flatten()
+        return capsules.pose.flatten(2), capsules.activation
+    if not isinstance(features, Tensor):
+        raise TypeError(
+            f"features must be a tensor or Capsules, got {type(features).__name__}"
+        )
+    if features.ndim not in (3, 4) or not features.is_floating_point():
+        raise ValueError(
+            "features must be (B, I, D) or maps (B, D, H, W), in floating point, got "
+            f"{features.dtype} {tuple(features.shape)}"
+        )
+    rows = features if features.ndim == 3 else features.flatten(2).mT
+    if not math.prod(rows.shape[1:]):
+        raise ValueError(
+            f"features must be at least one, got none: {tuple(features.shape)}"
+        )
+    return rows, None

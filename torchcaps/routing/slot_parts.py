@@ -1,0 +1,148 @@
+"""What slots are started from and updated by, in slot attention and in the slot
+mixture.
+"""
+
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.spec import Within
+
+Start = Literal["queries", "normal"]
+HiddenSize = Annotated[int, Within(0)]
+
+_SEED = 0
+"""Of the noise that slots start with in evaluation mode."""
+
+
+class SlotStart(nn.Module):
+    r"""The slots before the first step.
+
+    ``queries`` are learned, one for each slot, so their number is fixed. With
+    ``normal`` all slots share a learned Gaussian :math:`\mu + \sigma \odot
+    \varepsilon`, so there may be any number of them: the noise :math:`\varepsilon` is
+    drawn anew for each example in training, and is the same for all examples, and
+    always the same, in evaluation.
+
+    Args:
+        kind: ``queries`` or ``normal``.
+        slots: their number J.
+        size: of the pose of a slot, H.
+
+    Shape:
+        The number of examples B and of slots J to slots (B, J, H).
+
+    Source: Locatello et al. 2020 (``normal``); Jia, Liu & Huang 2023, "Improving
+    Object-centric Learning with Query Optimization" (``queries``).
+
+    Example:
+        >>> start = tc.routing.SlotStart("normal", slots=5, size=32)
+        >>> start(2, 7, torch.float32).shape  # two examples, seven slots
+        torch.Size([2, 7, 32])
+    """
+
+    def __init__(self, kind: Start, slots: int, size: int) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind == "queries":
+            self.queries = nn.Parameter(torch.empty(slots, size))
+            nn.init.xavier_uniform_(self.queries)
+            return
+        self.mean = nn.Parameter(torch.empty(1, size))
+        self.log_deviation = nn.Parameter(torch.empty(1, size))
+        nn.init.xavier_uniform_(self.mean)
+        nn.init.xavier_uniform_(self.log_deviation)
+        self.noise: Tensor
+        self.register_buffer("noise", _noise(slots, size))
+
+    def forward(self, examples: int, slots: int, dtype: torch.dtype) -> Tensor:
+        """The slots to start from.
+
+        Raises:
+            ValueError: if there are queries for another number of slots.
+        """
+        if self.kind == "queries":
+            if slots != len(self.queries):
+                raise ValueError(
+                    f"slots must be {len(self.queries)}, the number of learned "
+                    f"queries, got {slots}: start='normal' takes any number"
+                )
+            return self.queries.to(dtype).expand(examples, -1, -1)
+        mean, deviation = self.mean.to(dtype), self.log_deviation.to(dtype).exp()
+        return mean + deviation * self._drawn(examples, slots).to(mean)
+
+    def _drawn(self, examples: int, slots: int) -> Tensor:
+        size = self.mean.shape[1]
+        if self.training:
+            return torch.randn(examples, slots, size, device=self.mean.device)
+        noise = self.noise if slots <= len(self.noise) else _noise(slots, size)
+        return noise[:slots].expand(examples, -1, -1)
+
+    def extra_repr(self) -> str:
+        """The kind."""
+        return self.kind
+
+
+def _noise(slots: int, size: int) -> Tensor:
+    """Normal numbers (J, H), always the same; those of fewer slots are the first."""
+    generator = torch.Generator().manual_seed(_SEED)
+    return torch.randn(slots, size, generator=generator)
+
+
+class SlotUpdate(nn.Module):
+    r"""Slots from those of the step before and from what they collected.
+
+    .. math::
+        s' = \operatorname{GRU}(u, s), \quad
+        s'' = s' + W_2 \operatorname{ReLU}(W_1 \operatorname{LayerNorm}(s') + b_1) + b_2
+
+    Args:
+        size: of the pose of a slot, H.
+        gru: whether there is a GRU cell; without, s' = u.
+        hidden: numbers of the hidden layer of the MLP; 0 for no MLP.
+
+    Shape:
+        What each slot collected, u (B, J, H), and the slots s (B, J, H) to slots (B, J,
+        H).
+
+    Source: Locatello et al. 2020, Algorithm 1, lines 8 and 9.
+
+    Example:
+        >>> update = tc.routing.SlotUpdate(32)
+        >>> update(torch.randn(2, 5, 32), torch.randn(2, 5, 32)).shape
+        torch.Size([2, 5, 32])
+    """
+
+    def __init__(self, size: int, gru: bool = True, hidden: int = 128) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(size, size) if gru else None
+        self.mlp: nn.Sequential | None = None
+        if hidden:
+            self.mlp = nn.Sequential(
+                nn.LayerNorm(size),
+                nn.Linear(size, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, size),
+            )
+
+    def forward(self, collected: Tensor, slots: Tensor) -> Tensor:
+        """The slots of the next step."""
+        if self.cell is None:
+            slots = collected
+        else:
+            rows = applied(self.cell, collected.flatten(0, 1), slots.flatten(0, 1))
+            slots = rows.view_as(slots)
+        return slots if self.mlp is None else slots + applied(self.mlp, slots)
+
+
+def applied(module: nn.Module, *inputs: Tensor) -> Tensor:
+    """What a module gives for these tensors, computed in their dtype."""
+    dtype = inputs[0].dtype
+    weights = dict(module.named_parameters())
+    if all(weight.dtype == dtype for weight in weights.values()):
+        result: Tensor = module(*inputs)
+        return result
+    cast = {name: weight.to(dtype) for name, weight in weights.items()}
+    result = torch.func.functional_call(module, cast, inputs)
+    return result
