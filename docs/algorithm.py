@@ -201,7 +201,15 @@ def draw_stored(axes: Axes, size: dict[str, float], moved: float) -> None:
     arrow(axes, (21, 15), (19, 6.6))
     arrow(axes, (22.5, 6.6), (38, 14.9), 4, "write 1x", ORANGE, 1.5)
     arrow(axes, (46, 14.9), (44, 6.6), 6, "read 2x", ORANGE, 1.5)
-    arrow(axes, (56, 14.9), (80, 6.6), 8, "read 3x", ORANGE, -4.5)
+    arrow(
+        axes,
+        (56, 14.9),
+        (80, 6.6),
+        8,
+        "read 3x",
+        ORANGE,
+        -4.5,
+    )
     arrow(axes, (50.3, 4), (55.7, 4))
     arrow(axes, (66, 6.6), (71.5, 14.9), 2, colour=PINK)
     arrow(axes, (75, 14.9), (84, 6.6), 2, colour=PINK)
@@ -226,7 +234,15 @@ def draw_fused(axes: Axes, size: dict[str, float], moved: float) -> None:
         (86, "sum\n$N, S, Q$"),
     ):
         unit(axes, x, label)
-    arrow(axes, (8, 15), (12, 6.6), 1.6, "read in each\nof 5 passes", BLUE, -1.2)
+    arrow(
+        axes,
+        (8, 15),
+        (12, 6.6),
+        1.6,
+        "read in each\nof 5 passes",
+        BLUE,
+        -1.2,
+    )
     arrow(axes, (21, 15), (19, 6.6), 1.6, "stays in\nthe caches", GREEN, 1.5)
     for start, end in ((23.3, 32.7), (47.3, 55.7), (70.3, 78.7)):
         arrow(axes, (start, 4), (end, 4), 3, colour=ORANGE)
@@ -239,7 +255,15 @@ def draw_fused(axes: Axes, size: dict[str, float], moved: float) -> None:
         fontsize=8.5,
         color=ORANGE,
     )
-    arrow(axes, (45, 6.6), (58.7, 14.9), 1.2, "first pass of a step", PINK, -1.5)
+    arrow(
+        axes,
+        (45, 6.6),
+        (58.7, 14.9),
+        1.2,
+        "first pass of a step",
+        PINK,
+        -1.5,
+    )
     arrow(axes, (61, 14.9), (63, 6.6), 1.2, "second pass", PINK, 1.2)
     arrow(axes, (91, 6.6), (91, 14.9), 1.6, "write", BLUE, 1.2)
     look = {

@@ -27,19 +27,19 @@ def computed() -> dict[str, Any]:
     """The names that the code of the page defines, with its network trained."""
     torch.manual_seed(SEED)
     names: dict[str, Any] = {}
-    first, *others = re.findall(
-        r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
-    )
-    exec(compile(first, PAGE.name, "exec"), names)
+    page = PAGE.read_text(encoding="utf-8")
+    definitions, *methods = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(definitions, PAGE.name, "exec"), names)
     train(names["network"], names["digits"].train)
-    for block in others:
+    for block in methods:
         exec(compile(block, PAGE.name, "exec"), names)
     return names
 
 
 def train(network: nn.Module, digits: Examples) -> None:
     """Trains by the margin loss."""
-    images, labels = digits.inputs.float() / 255, torch.as_tensor(digits.labels)
+    images = digits.inputs.float() / 255
+    labels = torch.as_tensor(digits.labels)
     optimizer = torch.optim.Adam(network.parameters(), 2e-3)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(images)).split(BATCH):
@@ -59,7 +59,10 @@ def draw(names: dict[str, Any]) -> None:
     }
     images = names["images"][:, 0]
     figure, axes = plt.subplots(
-        len(images), len(columns) + 1, figsize=(8, 6.4), layout="constrained"
+        len(images),
+        len(columns) + 1,
+        figsize=(8, 6.4),
+        layout="constrained",
     )
     for row, image in zip(axes, images, strict=True):
         row[0].imshow(image, cmap="gray")

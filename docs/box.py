@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchcaps.models.pretrained import BOX, CARD_FILE, SUMS
 from torchcaps.models.registry import MODELS
@@ -140,43 +141,50 @@ def main() -> None:
 def pack(options: argparse.Namespace) -> None:
     """Writes the folder, and all sums anew."""
     classifier, test = open_run(str(options.run), images_of(options))
-    network, kept = classifier.network, classifier.network.extra
-    kept = {
-        name: value
-        for name, value in kept.items()
-        if name not in ("resize", "calibration", "task")
-    }
-    kept["task"] = (
-        SeveralLabels(options.count).saved()
-        if options.count
-        else classifier.task.saved()
-    )
-    calibration = (
-        None if options.count else classifier.calibration or fitted(classifier, options)
-    )
-    kept["calibration"] = None if calibration is None else calibration.config()
-    if data_of(options) in MEANINGS:
-        kept["meanings"] = MEANINGS[data_of(options)]
-    if options.canvas:
-        kept["raw_image_shape"] = [classifier.image_shape[0], *options.canvas]
+    network = classifier.network
     folder = BOX / options.name
     network.save_pretrained(
-        folder, stored=options.stored, resize=options.resize, **kept
+        folder,
+        stored=options.stored,
+        resize=options.resize,
+        **saved_with(classifier, options),
     )
     config = folder / "config.json"
     if network.takes == "words":  # a word in each line takes as much room again
-        config.write_text(
-            json.dumps(json.loads(config.read_text()), ensure_ascii=False) + "\n",
-            encoding="utf-8",
-        )
+        text = json.dumps(json.loads(config.read_text()), ensure_ascii=False)
+        config.write_text(text + "\n", encoding="utf-8")
     packed = Classifier.open(folder)
-    some = test if options.tested is None else test.subset(torch.arange(options.tested))
-    write_card(
-        options,
-        packed,
-        {"test error": measured(classifier, packed, some)} | several(packed, test),
-    )
+    tested = test
+    if options.tested is not None:
+        tested = test.subset(torch.arange(options.tested))
+    figures_of_test = {"test error": measured(classifier, packed, tested)}
+    write_card(options, packed, figures_of_test | several(packed, test))
     write_sums()
+
+
+def saved_with(classifier: Classifier, options: argparse.Namespace) -> dict[str, Any]:
+    """What is saved beside the weights: all that the run saved, with another task,
+    calibration and size of images where the options say so.
+    """
+    extra = {
+        name: value
+        for name, value in classifier.network.extra.items()
+        if name not in ("resize", "calibration", "task")
+    }
+    if options.count:
+        task, calibration = SeveralLabels(options.count), None
+    else:
+        task = classifier.task
+        calibration = classifier.calibration or fitted(classifier, options)
+    extra["task"] = task.saved()
+    extra["calibration"] = None if calibration is None else calibration.config()
+    data = data_of(options)
+    if data in MEANINGS:
+        extra["meanings"] = MEANINGS[data]
+    if options.canvas:
+        channels, *_ = classifier.image_shape
+        extra["raw_image_shape"] = [channels, *options.canvas]
+    return extra
 
 
 def data_of(options: argparse.Namespace) -> str:
@@ -188,10 +196,9 @@ def fitted(classifier: Classifier, options: argparse.Namespace) -> Calibration |
     """A calibration on the validation images of the run, which was made before runs had
     one.
     """
-    validation = open_run(str(options.run), images_of(options), "validation")[1]
-    return classifier.task.calibrate(
-        classifier.network, classifier.prepared(validation)
-    )
+    _, validation = open_run(str(options.run), images_of(options), "validation")
+    prepared = classifier.prepared(validation)
+    return classifier.task.calibrate(classifier.network, prepared)
 
 
 def images_of(options: argparse.Namespace) -> Any:
@@ -204,32 +211,30 @@ def images_of(options: argparse.Namespace) -> Any:
 def measured(classifier: Classifier, packed: Classifier, test: Examples) -> str:
     """What the stored weights do on test images."""
     prepared, task = classifier.prepared(test), classifier.task
-    before, after = (
-        ask(one.network, prepared).activation for one in (classifier, packed)
-    )
-    said = [
-        task.said(one) if isinstance(task, SeveralLabels) else one.argmax(1)
-        for one in (before, after)
-    ]
-    other = (
-        int((said[0] != said[1]).flatten(1).any(1).sum())
-        if said[0].ndim > 1
-        else int((said[0] != said[1]).sum())
-    )
+    before = ask(classifier.network, prepared).activation
+    after = ask(packed.network, prepared).activation
+    changed = answers(task, before) != answers(task, after)
+    changed_images = int(changed.reshape(len(test), -1).any(1).sum())
     figures = task.examine(packed.network, prepared).figures
     wrong = round(figures["error_percent"] * len(test) / 100)
     moved = float((after - before).abs().max())
-    boxes = (
-        f", boxes: IoU {figures['box_iou']:.3f}, mAP at 0.5 {figures['map_50']:.3f}"
-        if "box_iou" in figures
-        else ""
-    )
+    boxes = ""
+    if "box_iou" in figures:
+        iou, precision = figures["box_iou"], figures["map_50"]
+        boxes = f", boxes: IoU {iou:.3f}, mAP at 0.5 {precision:.3f}"
     return (
         f"{figures['error_percent']:.2f} % ({wrong:,} of {len(test):,}) as "
-        f"stored{boxes}; {other} answers are "
+        f"stored{boxes}; {changed_images} answers are "
         "not those of the weights before, and no activation moved by more than "
         f"{moved:.1g}"
     )
+
+
+def answers(task: Any, activation: Tensor) -> Tensor:
+    """The predicted class of each image, or of several labels, which are predicted."""
+    if isinstance(task, SeveralLabels):
+        return task.said(activation)
+    return activation.argmax(1)
 
 
 def several(packed: Classifier, test: Examples) -> dict[str, str]:
@@ -239,47 +244,33 @@ def several(packed: Classifier, test: Examples) -> dict[str, str]:
     task = packed.task
     if not isinstance(task, SeveralLabels) or task.count is None:
         return {}
-    found = []
+    errors = []
     for name, (rows, columns) in LAYOUTS.items():
-        if rows * columns == task.count:
-            images, present = arrange(test, (rows, columns), len(test))
-            shape = (images.shape[1], images.shape[2], images.shape[3])
-            said = task.said(
-                Classifier(packed.network, image_shape=shape).activations(images)
-            )
-            wrong = int((said != present).any(1).sum())
-            found.append(
-                f"{name} {100 * wrong / len(test):.2f} % ({wrong:,} of "
-                f"{len(test):,}) not both told"
-            )
-    return {
-        f"error, {task.count} digits": f"of test digits of different classes: {'; '.join(found)}"
-    }
+        if rows * columns != task.count:
+            continue
+        images, present = arrange(test, (rows, columns), len(test))
+        channels, height, width = images.shape[1:]
+        classifier = Classifier(packed.network, image_shape=(channels, height, width))
+        predicted = task.said(classifier.activations(images))
+        wrong = int((predicted != present).any(1).sum())
+        share = 100 * wrong / len(test)
+        errors.append(
+            f"{name} {share:.2f} % ({wrong:,} of {len(test):,}) not both told"
+        )
+    text = f"of test digits of different classes: {'; '.join(errors)}"
+    return {f"error, {task.count} digits": text}
 
 
 def write_card(
     options: argparse.Namespace, packed: Classifier, tested: dict[str, str]
 ) -> None:
-    """The card, of what the run said of itself."""
+    """The card, of what the run reported of itself."""
     data, model = data_of(options), options.name.rpartition("/")[2]
-    what = "texts" if packed.network.takes == "words" else "images"
     summary = json.loads((options.run / "summary.json").read_text())
-    images, network = summary["images"], packed.network
-    meanings = network.extra.get("meanings")
+    network = packed.network
     rows = {
-        "data": (
-            f"{summary['data']}: {images['train']:,} {what} trained on, "
-            f"{images['validation']:,} to validate, "
-            f"{images['test']:,} to test"
-        )
-        + (f"; {options.note}" if options.note else ""),
-        **{
-            **tested,
-            "test error": (
-                f"{summary['test_error_percent']:.2f} % after the last epoch; "
-                f"{tested['test error']}"
-            ),
-        },
+        "data": data_in_words(summary, network.takes == "words"),
+        **tested,
         "last epoch": figures(summary["last_epoch"]),
         "training": (
             f"{summary['epochs']} epochs, seed {summary['seed']}, "
@@ -290,30 +281,27 @@ def write_card(
         ),
         "command": f"`{options.command}`",
         "input": said_of_input(options, packed),
-        **(
-            {}
-            if meanings is None
-            else {
-                "classes": ", ".join(
-                    f"{name}: {text}" for name, text in meanings.items()
-                )
-            }
-        ),
+    }
+    if options.note:
+        rows["data"] += f"; {options.note}"
+    rows["test error"] = (
+        f"{summary['test_error_percent']:.2f} % after the last epoch; "
+        f"{tested['test error']}"
+    )
+    meanings = network.extra.get("meanings")
+    if meanings is not None:
+        classes = [f"{name}: {text}" for name, text in meanings.items()]
+        rows["classes"] = ", ".join(classes)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    stored = f"{parameters:,} parameters in {options.stored}"
+    if getattr(network, "decoder", None) is not None:
+        stored += ", those of its decoder among them"
+    licence = LICENCES.get(SAME.get(data, data), "")
+    rows |= {
         "prepared": prepared(packed),
         "probabilities": f"{packed.calibration or 'not calibrated'}",
-        "stored": (
-            f"{sum(p.numel() for p in network.parameters()):,} parameters in "
-            f"{options.stored}"
-        )
-        + (
-            ""
-            if getattr(network, "decoder", None) is None
-            else ", those of its decoder among them"
-        ),
-        "licence": (
-            "The weights: Apache-2.0, as the package. "
-            f"{LICENCES.get(SAME.get(data, data), '')}"
-        ).strip(),
+        "stored": stored,
+        "licence": f"The weights: Apache-2.0, as the package. {licence}".strip(),
     }
     table = "\n".join(f"| {name} | {text} |" for name, text in rows.items())
     text = (
@@ -321,6 +309,17 @@ def write_card(
         f"|\n|---|---|\n{table}\n"
     )
     (BOX / options.name / CARD_FILE).write_text(text, encoding="utf-8")
+
+
+def data_in_words(summary: dict[str, Any], texts: bool) -> str:
+    """The data of a run, and how many examples trained, validated and tested."""
+    kind = "texts" if texts else "images"
+    count = summary["images"]
+    return (
+        f"{summary['data']}: {count['train']:,} {kind} trained on, "
+        f"{count['validation']:,} to validate, "
+        f"{count['test']:,} to test"
+    )
 
 
 def said_of_input(options: argparse.Namespace, packed: Classifier) -> str:
@@ -335,12 +334,12 @@ def said_of_input(options: argparse.Namespace, packed: Classifier) -> str:
 
 def figures(last: dict[str, Any]) -> str:
     """The accuracies and losses of an epoch."""
-    kept = {
-        name: value
+    values = [
+        f"{name} {value:.4g}"
         for name, value in last.items()
         if name.startswith(("train_", "val_"))
-    }
-    return ", ".join(f"{name} {value:.4g}" for name, value in kept.items())
+    ]
+    return ", ".join(values)
 
 
 def prepared(packed: Classifier) -> str:
@@ -367,13 +366,10 @@ def write_sums() -> None:
     files = sorted(
         path for path in BOX.rglob("*") if path.is_file() and path.name != SUMS
     )
-    lines = [
-        (
-            f"{hashlib.sha256(path.read_bytes()).hexdigest()}  "
-            f"{path.relative_to(BOX).as_posix()}"
-        )
-        for path in files
-    ]
+    lines = []
+    for path in files:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        lines.append(f"{digest}  {path.relative_to(BOX).as_posix()}")
     (BOX / SUMS).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -66,12 +66,10 @@ def scene(label: int, number: int) -> Scene:
     samples = local_samples(NETWORK, classifier)
     assert samples is not None
     place = int((samples.labels == label).nonzero()[number])
-    view = classifier.preprocess.evaluate(
-        samples.inputs[place : place + 1].float() / 255
-    )
-    observation = Observation(
-        classifier.network, Selection(view.images, view.pictures, torch.tensor([label]))
-    )
+    image = samples.inputs[place : place + 1].float() / 255
+    view = classifier.preprocess.evaluate(image)
+    selection = Selection(view.images, view.pictures, torch.tensor([label]))
+    observation = Observation(classifier.network, selection)
     exhibit = ClassPose.of(observation)
     assert exhibit is not None
     return Scene(view.pictures[0], observation, exhibit)
@@ -83,25 +81,24 @@ def numbers_to_move(tells: tuple[str, ...], measures: tuple[str, ...]) -> list[i
     def size(place: int) -> float:
         return abs(float(tells[place].split()[-1].rstrip("°%")))
 
-    found = [
-        [place for place, text in enumerate(tells) if text.startswith(measure)]
-        for measure in measures
-    ]
-    return [max(places, key=size) for places in found if places]
+    chosen = []
+    for measure in measures:
+        places = [place for place, text in enumerate(tells) if text.startswith(measure)]
+        if places:
+            chosen.append(max(places, key=size))
+    return chosen
 
 
 def frames(shown: Scene, measures: tuple[str, ...]) -> Iterator[Image.Image]:
     """Each chosen number goes up, down and back."""
     pose, reach = shown.exhibit.pose, shown.exhibit.reach
+    angles = [2 * math.pi * frame / FRAMES for frame in range(FRAMES)]
+    waves = torch.tensor(list(map(math.sin, angles)))
+    targets = torch.full((FRAMES,), shown.exhibit.target)
     for place in numbers_to_move(shown.exhibit.tells, measures):
-        waves = torch.tensor(
-            [math.sin(2 * math.pi * frame / FRAMES) for frame in range(FRAMES)]
-        )
         moved = pose.repeat(FRAMES, 1)
         moved[:, place] += reach * waves
-        drawn = shown.observation.draw(
-            moved, torch.full((FRAMES,), shown.exhibit.target)
-        )
+        drawn = shown.observation.draw(moved, targets)
         for numbers, picture in zip(moved, drawn, strict=True):
             yield frame(shown, numbers, picture, place)
 
@@ -120,16 +117,31 @@ def frame(shown: Scene, numbers: Tensor, picture: Tensor, place: int) -> Image.I
         share = 0.5 + number / furthest / 2
         pen.line(scaled(left, y, right, y), PALE, 3 * SCALE)
         x, radius = left + share * (right - left), 5 if row == place else 3.5
-        pen.ellipse(scaled(x - radius, y - radius, x + radius, y + radius), colour)
-    what = shown.exhibit.tells[place].rsplit(" ", 1)[0]
+        pen.ellipse(
+            scaled(
+                x - radius,
+                y - radius,
+                x + radius,
+                y + radius,
+            ),
+            colour,
+        )
+    change, _ = shown.exhibit.tells[place].rsplit(" ", 1)
+    middle = (left + right) / 2
     text(
         pen,
-        (left + right) / 2,
+        middle,
         SIDE + 32,
         f"the {len(numbers)} numbers of its pose",
         GREY,
     )
-    text(pen, (left + right) / 2, SIDE + 54, f"number {place + 1}: {what}", RED)
+    text(
+        pen,
+        middle,
+        SIDE + 54,
+        f"number {place + 1}: {change}",
+        RED,
+    )
     return canvas.resize(SIZE, Image.Resampling.LANCZOS)
 
 
@@ -142,10 +154,9 @@ def put(
 ) -> None:
     """An image, large, with a caption below."""
     tile = Image.fromarray(pixels(image).mul(255).round().byte().numpy())
-    canvas.paste(
-        tile.resize((SIDE * SCALE,) * 2, Image.Resampling.BICUBIC),
-        (left * SCALE, 16 * SCALE),
-    )
+    size = SIDE * SCALE
+    large = tile.resize((size, size), Image.Resampling.BICUBIC)
+    canvas.paste(large, (left * SCALE, 16 * SCALE))
     text(pen, left + SIDE / 2, SIDE + 32, caption, GREY)
 
 
@@ -165,15 +176,25 @@ def scaled(*numbers: float) -> list[float]:
     return [SCALE * number for number in numbers]
 
 
-def write_gif(path: Path, label: int, number: int, measures: tuple[str, ...]) -> None:
+def write_gif(
+    path: Path,
+    label: int,
+    number: int,
+    measures: tuple[str, ...],
+) -> None:
     """The moving picture."""
-    shown = list(frames(scene(label, number), measures))
-    palette = shown[FRAMES // 4].quantize(64)
-    first, *rest = [
-        one.quantize(palette=palette, dither=Image.Dither.NONE) for one in shown
+    drawn = list(frames(scene(label, number), measures))
+    palette = drawn[FRAMES // 4].quantize(64)
+    first, *following = [
+        frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in drawn
     ]
     first.save(
-        path, save_all=True, append_images=rest, duration=80, loop=0, optimize=True
+        path,
+        save_all=True,
+        append_images=following,
+        duration=80,
+        loop=0,
+        optimize=True,
     )
 
 
@@ -184,10 +205,11 @@ def opened_page(
     """The page of these networks in headless Chromium, settled."""
     from playwright.sync_api import sync_playwright
 
-    explorer = Explorer(
-        classifiers,
-        {name: partial(local_samples, name, one) for name, one in classifiers.items()},
-    )
+    samples = {
+        name: partial(local_samples, name, classifier)
+        for name, classifier in classifiers.items()
+    }
+    explorer = Explorer(classifiers, samples)
     explorer.warm_up()
     with served(application(explorer)) as address, sync_playwright() as driver:
         browser = driver.chromium.launch(
@@ -274,8 +296,8 @@ class View(NamedTuple):
     """A picture of the page.
 
     Args:
-        prepare: what is done on the page first.
-        height: of the window, in pixels.
+        prepare: the function that is called with the page first.
+        height: the height of the window, in pixels.
     """
 
     prepare: Callable[[Any], None]
@@ -293,16 +315,18 @@ def view_of(classifier: Classifier) -> str:
     """The picture that a network belongs to."""
     if classifier.words is not None:
         return "explore-words"
-    return (
-        "explore-scenes" if isinstance(classifier.network, SceneCapsNet) else "explore"
-    )
+    if isinstance(classifier.network, SceneCapsNet):
+        return "explore-scenes"
+    return "explore"
 
 
 def write_pages(folder: Path, classifiers: Mapping[str, Classifier]) -> None:
     """The page as a picture, of each kind of network that is there."""
     for name, view in VIEWS.items():
         alike = {
-            network: one for network, one in classifiers.items() if view_of(one) == name
+            network: classifier
+            for network, classifier in classifiers.items()
+            if view_of(classifier) == name
         }
         if alike:
             with opened_page(alike, view.height) as page:
@@ -314,26 +338,26 @@ def time_moves(moves: int) -> list[float]:
     """Milliseconds from a slider's move to the picture that it draws, of so many moves
     one after the other.
     """
-    found = []
+    times = []
     with opened_page({NETWORK: Classifier.open(NETWORK)}) as page:
         slider = page.locator("#sliders input").nth(2)
         for move in range(moves):
             slider.press("ArrowRight" if move // 20 % 2 else "ArrowLeft")
             settle(page)
-            found.append(float(page.locator("#drawn").get_attribute("data-ms")))
-    return sorted(found)
+            times.append(float(page.locator("#drawn").get_attribute("data-ms")))
+    return sorted(times)
 
 
 def stroke(page: Any, points: list[tuple[float, float]]) -> None:
     """Drawn with the mouse."""
     box = page.locator("#canvas").bounding_box()
-    (x, y), *rest = [
+    start, *path = [
         (box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points
     ]
-    page.mouse.move(x, y)
+    page.mouse.move(*start)
     page.mouse.down()
-    for there in rest:
-        page.mouse.move(*there, steps=4)
+    for point in path:
+        page.mouse.move(*point, steps=4)
     page.mouse.up()
     settle(page)
 
@@ -364,12 +388,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.moves:
         times = time_moves(options.moves)
-        most = times[int(0.95 * (len(times) - 1))]
-        told = (
-            f"median {median(times):.0f} ms, best {times[0]:.0f} ms, 19 of 20 "
-            f"within {most:.0f} ms"
+        longest = times[int(0.95 * (len(times) - 1))]
+        sys.stdout.write(
+            f"{len(times)} moves of a slider: median {median(times):.0f} ms, "
+            f"best {times[0]:.0f} ms, 19 of 20 within {longest:.0f} ms\n"
         )
-        sys.stdout.write(f"{len(times)} moves of a slider: {told}\n")
         return
     named = [] if options.page is None else options.page or SHOWN
     try:

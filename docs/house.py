@@ -15,7 +15,7 @@ from functools import cache
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "torchcaps"
@@ -57,10 +57,10 @@ class Import(NamedTuple):
     """One module that another imports.
 
     Args:
-        module: that imports.
-        target: module that is imported, both with all dots.
-        line: where.
-        lazy: inside a function: when that is called.
+        module: the module that imports, with all dots.
+        target: the module that is imported, with all dots.
+        line: the line of the import.
+        lazy: whether the import is inside a function, and happens when that is called.
     """
 
     module: str
@@ -72,19 +72,15 @@ class Import(NamedTuple):
 @cache
 def modules() -> dict[str, Path]:
     """The files of both packages by the names of their modules."""
-    found = {}
-    for path in sorted(
-        [*(ROOT / PACKAGE).rglob("*.py"), *(ROOT / "lab" / LAB).rglob("*.py")]
-    ):
-        parts = (
-            path.relative_to(
-                ROOT / "lab" if path.is_relative_to(ROOT / "lab") else ROOT
-            )
-            .with_suffix("")
-            .parts
-        )
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+    files = [(path, ROOT) for path in (ROOT / PACKAGE).rglob("*.py")]
+    files += [(path, ROOT / "lab") for path in (ROOT / "lab" / LAB).rglob("*.py")]
+    by_name = {}
+    for path, root in sorted(files):
+        parts = path.relative_to(root).with_suffix("").parts
+        if parts[-1] == "__init__":
+            parts = parts[:-1]
+        by_name[".".join(parts)] = path
+    return by_name
 
 
 @cache
@@ -101,6 +97,9 @@ def imports(module: str) -> tuple[Import, ...]:
     return tuple(_imports(module, tree(module), lazy=False))
 
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
 def _imports(module: str, node: ast.AST, lazy: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
@@ -109,34 +108,24 @@ def _imports(module: str, node: ast.AST, lazy: bool) -> Iterator[Import]:
             for target in _targets(module, child):
                 yield Import(module, target, child.lineno, lazy)
         else:
-            yield from _imports(
-                module,
-                child,
-                lazy
-                or isinstance(
-                    child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-                ),
-            )
+            in_function = isinstance(child, FUNCTIONS)
+            yield from _imports(module, child, lazy or in_function)
 
 
 def _targets(module: str, statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    names = [alias.name for alias in statement.names]
     if isinstance(statement, ast.Import):
-        yield from (alias.name for alias in statement.names if alias.name in modules())
+        yield from (name for name in names if name in modules())
         return
     source = statement.module or ""
     if statement.level:
-        base = (
-            module.split(".")
-            if modules()[module].name == "__init__.py"
-            else module.split(".")[:-1]
-        )
-        source = ".".join(
-            [*base[: len(base) - statement.level + 1], *filter(None, [source])]
-        )
+        package = module.split(".")
+        if modules()[module].name != "__init__.py":
+            package.pop()
+        above = package[: len(package) - statement.level + 1]
+        source = ".".join(filter(None, [*above, source]))
     if source in modules():
-        yield from dict.fromkeys(
-            _owner(source, alias.name) for alias in statement.names
-        )
+        yield from dict.fromkeys(_owner(source, name) for name in names)
 
 
 def _owner(source: str, name: str) -> str:
@@ -146,12 +135,12 @@ def _owner(source: str, name: str) -> str:
     if f"{source}.{name}" in modules():
         return f"{source}.{name}"
     if source == PACKAGE:
-        for statement in ast.walk(
-            tree(PACKAGE)
-        ):  # in functions too: some names are loaded when asked for
-            if isinstance(statement, ast.ImportFrom) and name in {
-                a.asname or a.name for a in statement.names
-            }:
+        # in functions too: some names are loaded when asked for
+        for statement in ast.walk(tree(PACKAGE)):
+            if not isinstance(statement, ast.ImportFrom):
+                continue
+            names = {alias.asname or alias.name for alias in statement.names}
+            if name in names:
                 return statement.module or PACKAGE
     return source
 
@@ -163,51 +152,51 @@ def room(module: str) -> str:
 
 def rooms() -> dict[str, set[str]]:
     """The rooms, in order, and those that each imports from."""
-    found: dict[str, set[str]] = {name: set() for name in (*ORDER, *BESIDE)}
+    targets: dict[str, set[str]] = {}
     for module in modules():
         if room(module):
-            targets = {room(one.target) for one in imports(module)}
-            found.setdefault(room(module), set()).update(targets - {"", room(module)})
-    return {
-        name: found[name]
-        for name in found
-        if any(room(module) == name for module in modules())
-    }
+            of_room = targets.setdefault(room(module), set())
+            of_room |= {room(statement.target) for statement in imports(module)}
+    order = dict.fromkeys((*ORDER, *BESIDE, *targets))
+    return {name: targets[name] - {"", name} for name in order if name in targets}
 
 
 def may_import(importer: str, imported: str) -> bool:
     """Whether the order of the house allows one room to import from another."""
     if importer == imported:
         return True
-    if imported not in ORDER or importer not in (*ORDER, *BESIDE):
+    if imported not in ORDER:
         return False
-    last = (
-        ORDER.index(BESIDE[importer])
-        if importer in BESIDE
-        else ORDER.index(importer) - 1
-    )
-    return ORDER.index(imported) <= last
+    if importer in BESIDE:
+        return ORDER.index(imported) <= ORDER.index(BESIDE[importer])
+    return importer in ORDER and ORDER.index(imported) < ORDER.index(importer)
 
 
 def code_lines(path: Path) -> set[int]:
     """The numbers of the lines of a file that are neither blank nor comment nor
     docstring.
     """
-    text = path.read_text(encoding="utf-8")
-    code = {
-        n
-        for n, line in enumerate(text.splitlines(), 1)
-        if line.strip() and not line.strip().startswith(("#", "//"))
-    }
+    source = path.read_text(encoding="utf-8")
+    code = set()
+    for number, line in enumerate(source.splitlines(), 1):
+        text = line.strip()
+        if text and not text.startswith(("#", "//")):
+            code.add(number)
     if path.suffix == ".py":
-        for node in ast.walk(ast.parse(text)):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)
-            ):
-                code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        for node in ast.walk(ast.parse(source)):
+            if _is_docstring(node):
+                last = node.end_lineno or node.lineno
+                code -= set(range(node.lineno, last + 1))
     return code
+
+
+def _is_docstring(node: ast.AST) -> TypeGuard[ast.Expr]:
+    """Whether a statement is a text and nothing else."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def size(name: str) -> int:
@@ -224,19 +213,19 @@ def reduced(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     def reach(name: str) -> set[str]:
         if name not in behind:
             behind[name] = set()  # ends a circle
-            behind[name] = set().union(
-                *({target} | reach(target) for target in graph[name])
-            )
+            reached = set(graph[name])
+            for target in graph[name]:
+                reached |= reach(target)
+            behind[name] = reached
         return behind[name]
 
-    return {
-        name: {
-            target
-            for target in targets
-            if not any(target in reach(other) for other in targets - {target})
-        }
-        for name, targets in graph.items()
-    }
+    shortest = {}
+    for name, targets in graph.items():
+        indirect = set()
+        for target in targets:
+            indirect |= reach(target) - {target}
+        shortest[name] = targets - indirect
+    return shortest
 
 
 WIDTH, HEIGHT, GAP, ROW, MARGIN, BAR = 176, 52, 40, 96, 24, 152
@@ -270,9 +259,9 @@ def layers(arrows: dict[str, set[str]]) -> dict[str, int]:
 
     rows = {name: lowest(name) for name in arrows}
     for name in reversed(ORDER):
-        above = [rows[other] - 1 for other in arrows if name in arrows[other]]
-        if name in rows and above:
-            rows[name] = min(above)
+        importers = [importer for importer in arrows if name in arrows[importer]]
+        if name in rows and importers:
+            rows[name] = min(rows[importer] - 1 for importer in importers)
     return rows
 
 
@@ -282,51 +271,45 @@ def chains(
     """Each arrow as the boxes and, in the rows between them, the gaps that it
     passes.
     """
-    return {
-        (name, target): [
-            name,
-            *(
-                f"{name} {target} {row}"
-                for row in range(rows[name] - 1, rows[target], -1)
-            ),
-            target,
-        ]
-        for name, targets in arrows.items()
-        for target in sorted(targets)
-    }
+    paths = {}
+    for name, targets in arrows.items():
+        for target in sorted(targets):
+            between = range(rows[name] - 1, rows[target], -1)
+            gaps = [f"{name} {target} {row}" for row in between]
+            paths[name, target] = [name, *gaps, target]
+    return paths
 
 
 def places(rows: dict[str, int], paths: Sequence[Sequence[str]]) -> dict[str, Point]:
     """The middle of every box, and of every gap that an arrow passes through a row."""
     row_of = dict(rows)
-    beside: dict[str, set[str]] = {name: set() for name in rows}
+    linked: dict[str, set[str]] = {name: set() for name in rows}
     for path in paths:
         for step, (upper, lower) in enumerate(pairwise(path)):
             row_of[lower] = row_of[path[0]] - step - 1
-            beside.setdefault(upper, set()).add(lower)
-            beside.setdefault(lower, set()).add(upper)
+            linked.setdefault(upper, set()).add(lower)
+            linked.setdefault(lower, set()).add(upper)
     x = dict.fromkeys(row_of, 0.0)
+
+    def wish(name: str) -> float:
+        return sum(x[end] for end in linked[name]) / max(len(linked[name]), 1)
+
     for _ in range(40):
         for row in range(max(row_of.values()) + 1):
             items = [name for name in row_of if row_of[name] == row]
-            wish = {
-                name: sum(x[other] for other in beside[name])
-                / max(len(beside[name]), 1)
-                for name in items
-            }
-            items.sort(key=lambda name: wish[name])
+            items.sort(key=wish)
             widths = [WIDTH if name in rows else GAP for name in items]
             left = -(sum(widths) + GAP * (len(items) - 1)) / 2
             for name, width in zip(items, widths, strict=True):
                 x[name] = left + width / 2
                 left += width + GAP
-    start, top = min(x.values()) - WIDTH / 2, max(row_of.values())
-    return {
-        name: Point(
-            x[name] - start + MARGIN, (top - row_of[name]) * ROW + MARGIN + HEIGHT / 2
-        )
-        for name in row_of
-    }
+    start = min(x.values()) - WIDTH / 2
+    top = max(row_of.values())
+    points = {}
+    for name, row in row_of.items():
+        y = (top - row) * ROW + MARGIN + HEIGHT / 2
+        points[name] = Point(x[name] - start + MARGIN, y)
+    return points
 
 
 def curve(points: Sequence[Point]) -> str:
@@ -336,16 +319,18 @@ def curve(points: Sequence[Point]) -> str:
     half = HEIGHT / 2
     x, y = points[0].x, points[0].y + half
     drawn = [f"M{x:.0f} {y:.0f}"]
+    bend = (ROW - HEIGHT) / 2
     for number, point in enumerate(points[1:], 2):
-        upper, bend = (
-            point.y - half - (4 if number == len(points) else 0),
-            (ROW - HEIGHT) / 2,
-        )
+        is_last = number == len(points)
+        upper = point.y - half
+        if is_last:
+            upper -= 4  # room for the head of the arrow
         drawn.append(
-            f"C{x:.0f} {y + bend:.0f} {point.x:.0f} {upper - bend:.0f} {point.x:.0f} "
-            f"{upper:.0f}"
+            f"C{x:.0f} {y + bend:.0f} "
+            f"{point.x:.0f} {upper - bend:.0f} "
+            f"{point.x:.0f} {upper:.0f}"
         )
-        if number < len(points):
+        if not is_last:
             drawn.append(f"V{point.y + half:.0f}")
         x, y = point.x, point.y + half
     return " ".join(drawn)
@@ -353,12 +338,13 @@ def curve(points: Sequence[Point]) -> str:
 
 def picture() -> str:
     """The house as SVG."""
-    arrows, sizes = reduced(rooms()), {name: size(name) for name in rooms()}
+    arrows = reduced(rooms())
+    sizes = {name: size(name) for name in rooms()}
     rows = layers(arrows)
     paths = chains(arrows, rows)
-    at = places(rows, list(paths.values()))
-    width = max(point.x for point in at.values()) + WIDTH / 2 + MARGIN
-    height = max(point.y for point in at.values()) + HEIGHT / 2 + MARGIN
+    points = places(rows, list(paths.values()))
+    width = max(point.x for point in points.values()) + WIDTH / 2 + MARGIN
+    height = max(point.y for point in points.values()) + HEIGHT / 2 + MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} '
         f'{height:.0f}" width="{width:.0f}">',
@@ -371,12 +357,14 @@ def picture() -> str:
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for (name, target), path in paths.items():
-        line = curve([at[step] for step in path])
+        line = curve([points[step] for step in path])
         parts.append(
             f'<path class="import" data-from="{name}" data-to="{target}" '
             f'd="{line}" marker-end="url(#head)"/>'
         )
-    parts += [_box(name, at[name], sizes[name], max(sizes.values())) for name in sizes]
+    most = max(sizes.values())
+    for name, lines in sizes.items():
+        parts.append(_box(name, points[name], lines, most))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -385,14 +373,15 @@ def _box(name: str, middle: Point, lines: int, most: int) -> str:
     kind = "room beside" if name in BESIDE else "room"
     bar = max(BAR * lines / most, 1)
     return (
-        f'<rect class="{kind}" data-room="{name}" x="{x:.0f}" y="{y:.0f}" '
+        f'<rect class="{kind}" data-room="{name}" '
+        f'x="{x:.0f}" y="{y:.0f}" '
         f'width="{WIDTH}" height="{HEIGHT}" rx="6"/>'
         f'<text class="name" x="{middle.x:.0f}" '
         f'y="{y + 20:.0f}">{escape(name)}</text>'
-        f'<text class="lines" x="{middle.x:.0f}" y="{y + 36:.0f}">{lines:,} '
-        "lines</text>"
-        f'<rect class="bar" x="{middle.x - bar / 2:.1f}" y="{y + 42:.0f}" '
-        f'width="{bar:.1f}" height="4"/>'
+        f'<text class="lines" x="{middle.x:.0f}" '
+        f'y="{y + 36:.0f}">{lines:,} lines</text>'
+        f'<rect class="bar" x="{middle.x - bar / 2:.1f}" '
+        f'y="{y + 42:.0f}" width="{bar:.1f}" height="4"/>'
     )
 
 

@@ -73,13 +73,13 @@ def animate(frames: list[Image.Image], milliseconds: list[int], name: str) -> No
     """Writes frames as a GIF that runs for ever, with one palette for all."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     palette = _palette([frames[0], frames[len(frames) // 2], frames[-1]])
-    first, *rest = (
+    first, *following = (
         frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames
     )
     first.save(
         PICTURES / name,
         save_all=True,
-        append_images=rest,
+        append_images=following,
         duration=milliseconds,
         loop=0,
         optimize=False,
@@ -147,7 +147,15 @@ def ellipse(
     width, height = 2 * deviations * np.sqrt(variances)
     angle = float(np.degrees(np.arctan2(axis[1, 0], axis[0, 0])))
     look = {"fill": False, "edgecolor": colour, "linewidth": 1.8, "zorder": 4, **style}
-    axes.add_patch(Ellipse(tuple(np.asarray(mean)), width, height, angle=angle, **look))
+    axes.add_patch(
+        Ellipse(
+            tuple(np.asarray(mean)),
+            width,
+            height,
+            angle=angle,
+            **look,
+        )
+    )
 
 
 def bare(axes: Axes) -> None:
