@@ -12,6 +12,7 @@ below five.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,10 +80,10 @@ class Run(NamedTuple):
     """A head, trained with one seed.
 
     Args:
-        facts: parameters, figures by measure.
-        shares: of the images of each toy, or group, that were wrong, in percent, by
-            measure, (toys,).
-        epochs: errors after each epoch, by measure, if they are known.
+        facts: the parameters, and the figures by measure.
+        shares: the share of the images of each toy, or group, that were wrong, in
+            percent, by measure, (toys,).
+        epochs: the errors after each epoch, by measure, if they were recorded.
     """
 
     facts: Mapping[str, Any]
@@ -103,21 +104,30 @@ def read(
     if not path.is_file():
         return {}
     result = json.loads(path.read_text(encoding="utf-8"))
-    found: dict[str, dict[int, Run]] = {}
-    for head in heads:
-        for seed, facts, curves in zip(
-            result["seeds"], result["facts"], result["curves"], strict=True
-        ):
-            if (row := f"{prefix}{head}") in facts:
-                wrong, images = curves[row]["wrong"], curves[row]["images"]
-                shares = {
-                    name: 100 * np.array(wrong[name]) / np.array(images[name])
-                    for name in wrong
-                }
-                found.setdefault(head, {})[seed] = Run(
-                    facts[row], shares, curves[row].get("epochs", {})
-                )
-    return found
+    seeds = list(
+        zip(
+            result["seeds"],
+            result["facts"],
+            result["curves"],
+            strict=True,
+        )
+    )
+    runs: dict[str, dict[int, Run]] = {}
+    for head, (seed, facts, curves) in product(heads, seeds):
+        row = f"{prefix}{head}"
+        if row in facts:
+            of_seeds = runs.setdefault(head, {})
+            of_seeds[seed] = _run(facts[row], curves[row])
+    return runs
+
+
+def _run(facts: Mapping[str, Any], curves: Mapping[str, Any]) -> Run:
+    """A run from what the result file has of a row and a seed."""
+    shares = {}
+    for name, wrong in curves["wrong"].items():
+        images = np.array(curves["images"][name])
+        shares[name] = 100 * np.array(wrong) / images
+    return Run(facts, shares, curves.get("epochs", {}))
 
 
 def of_views(view: str) -> dict[str, dict[int, Run]]:
@@ -143,7 +153,8 @@ class Difference(NamedTuple):
     @property
     def cell(self) -> str:
         """The mean and the interval, bold where there is a verdict."""
-        mean, low, high = (round(one, 1) + 0.0 for one in self[:3])  # no minus zero
+        rounded = [round(points, 1) for points in self[:3]]
+        mean, low, high = (points + 0.0 for points in rounded)  # no minus zero
         bold = "" if self.verdict == "open" else "**"
         return f"{bold}{mean:+.1f}{bold} ({low:+.1f} to {high:+.1f})"
 
@@ -161,13 +172,12 @@ def interval(differences: np.ndarray, draws: int = 10_000) -> tuple[float, float
     """Ends of the 95 % interval of the mean of differences (seeds, toys), which are
     drawn anew along both axes.
     """
-    random, (seeds, toys) = np.random.default_rng(0), differences.shape
-    chosen = (
-        random.integers(seeds, size=(draws, seeds)),
-        random.integers(toys, size=(draws, toys)),
-    )
-    means = differences[chosen[0][:, :, None], chosen[1][:, None, :]].mean((1, 2))
-    low, high = np.quantile(means, (0.025, 0.975))
+    random = np.random.default_rng(0)
+    seeds, toys = differences.shape
+    drawn_seeds = random.integers(seeds, size=(draws, seeds))
+    drawn_toys = random.integers(toys, size=(draws, toys))
+    samples = differences[drawn_seeds[:, :, None], drawn_toys[:, None, :]]
+    low, high = np.quantile(samples.mean((1, 2)), (0.025, 0.975))
     return float(low), float(high)
 
 
@@ -175,49 +185,62 @@ def slope(runs: Sequence[Run]) -> float:
     """By how many points the novel error falls in a training while the familiar one
     falls by one: least squares.
     """
-    familiar, novel = (
-        np.concatenate(
-            [np.array(one.epochs[name]) - np.mean(one.epochs[name]) for one in runs]
-        )
-        for name in (FAMILIAR, NOVEL)
-    )
+    familiar = _centred_errors(runs, FAMILIAR)
+    novel = _centred_errors(runs, NOVEL)
     return float(familiar @ novel / (familiar @ familiar))
 
 
+def _centred_errors(runs: Sequence[Run], measure: str) -> np.ndarray:
+    """The errors after each epoch less their mean over the run, run after run."""
+    centred = []
+    for run in runs:
+        errors = np.array(run.epochs[measure])
+        centred.append(errors - np.mean(errors))
+    return np.concatenate(centred)
+
+
 def difference(
-    runs: Runs, head: str, other: str, measure: str = NOVEL, matched: str = ""
+    runs: Runs,
+    head: str,
+    reference: str,
+    measure: str = NOVEL,
+    matched: str = "",
 ) -> Difference:
     """How many more images a head gets wrong than another, over the seeds that both
     have.
 
     Args:
-        runs: of all heads.
-        head: this one.
-        other: and that.
-        measure: of which images.
-        matched: less what the errors of this other measure let expect: their difference
-            times the :func:`slope` of both heads.
+        runs: the runs of all heads.
+        head: the head whose errors count.
+        reference: the head whose errors are subtracted.
+        measure: the measure of the errors.
+        matched: a measure whose errors explain a part of the difference, which is
+            subtracted: their difference times the :func:`slope` of both heads.
     """
-    pairs = [
-        (runs[head][seed], runs[other][seed])
-        for seed in sorted(runs[head].keys() & runs[other].keys())
-    ]
+    of_head, of_reference = runs[head], runs[reference]
+    seeds = sorted(of_head.keys() & of_reference.keys())
 
-    def less(name: str) -> np.ndarray:
-        return np.array([one.shares[name] - two.shares[name] for one, two in pairs])
+    def subtracted(name: str) -> np.ndarray:
+        differences = [
+            of_head[seed].shares[name] - of_reference[seed].shares[name]
+            for seed in seeds
+        ]
+        return np.array(differences)
 
-    found = less(measure)
+    points = subtracted(measure)
     if matched:
-        found = found - slope([one for pair in pairs for one in pair]) * less(matched)
-    return Difference(float(found.mean()), *interval(found), len(pairs))
+        pairs = [(of_head[seed], of_reference[seed]) for seed in seeds]
+        points = points - slope(list(chain(*pairs))) * subtracted(matched)
+    low, high = interval(points)
+    return Difference(float(points.mean()), low, high, len(seeds))
 
 
 def mean(runs: Mapping[int, Run], measure: str) -> float | None:
     """A figure of a head over its seeds; None if it has none."""
     values = [
-        one.facts["figures"][measure]
-        for one in runs.values()
-        if measure in one.facts["figures"]
+        run.facts["figures"][measure]
+        for run in runs.values()
+        if measure in run.facts["figures"]
     ]
     return float(np.mean(values)) if values else None
 
@@ -230,33 +253,42 @@ def table(runs: Runs) -> Iterator[str]:
     )
     yield "|" + "---|" * 7
     for head, of_seeds in runs.items():
-        errors = [f"{mean(of_seeds, one):.1f} %" for one in (FAMILIAR, NOVEL, SAME)]
-        yield f"| {head} | {' | '.join([*errors, *facts_of_head(of_seeds, ENTROPY)])} |"
+        cells = [head]
+        for measure in (FAMILIAR, NOVEL, SAME):
+            cells.append(f"{mean(of_seeds, measure):.1f} %")
+        cells += facts_of_head(of_seeds, ENTROPY)
+        yield f"| {' | '.join(cells)} |"
 
 
 def facts_of_head(of_seeds: Mapping[int, Run], measure: str) -> list[str]:
     """Cells with the entropy of a head, its parameters and its seeds."""
     entropy = mean(of_seeds, measure)
-    parameters = next(iter(of_seeds.values())).facts["parameters"]
-    shown = "" if entropy is None else f"{entropy:.2f}"
-    return [shown, f"{parameters:,}", str(len(of_seeds))]
+    first, *_ = of_seeds.values()
+    parameters = first.facts["parameters"]
+    return [
+        "" if entropy is None else f"{entropy:.2f}",
+        f"{parameters:,}",
+        str(len(of_seeds)),
+    ]
 
 
 def view_differences(runs: Runs) -> Iterator[str]:
     """A row for each head: its novel error less that without routing and less that of
     the published twin, both also at equal familiar error.
     """
-    others = (UNIFORM, PUBLISHED)
-    columns = [
-        compared(runs, other, matched) for other in others for matched in ("", FAMILIAR)
-    ]
-    names = [f"less {other}" for other in others]
-    titles = [f"{name}{end}" for name in names for end in ("", ", at equal error")]
-    yield f"| novel error of | {' | '.join(titles)} | seeds |"
+    columns = {}
+    for reference in (UNIFORM, PUBLISHED):
+        title = f"less {reference}"
+        columns[title] = compared(runs, reference)
+        columns[f"{title}, at equal error"] = compared(runs, reference, FAMILIAR)
+    yield f"| novel error of | {' | '.join(columns)} | seeds |"
     yield "|" + "---|" * 6
     for head, of_seeds in runs.items():
-        cells = [column[head].cell if head in column else "" for column in columns]
-        yield f"| {head} | {' | '.join(cells)} | {len(of_seeds)} |"
+        cells = [head]
+        for column in columns.values():
+            cells.append(column[head].cell if head in column else "")
+        cells.append(str(len(of_seeds)))
+        yield f"| {' | '.join(cells)} |"
 
 
 def digit_table(runs: Runs) -> Iterator[str]:
@@ -269,54 +301,61 @@ def digit_table(runs: Runs) -> Iterator[str]:
         yield f"| {head} | {' | '.join([*errors, *facts])} |"
 
 
-def differences(runs: Runs, head: str, other: str) -> dict[str, Difference]:
+def differences(runs: Runs, head: str, reference: str) -> dict[str, Difference]:
     """A head less another in each test of digits."""
-    return {test: difference(runs, head, other, test) for test in digit_heads.TESTS}
+    return {test: difference(runs, head, reference, test) for test in digit_heads.TESTS}
 
 
-def pairs_table(runs: Runs, others: Mapping[str, str]) -> Iterator[str]:
+def pairs_table(runs: Runs, references: Mapping[str, str]) -> Iterator[str]:
     """Each head less another, a row for each pair, a column for each test of digits."""
     yield f"| error of | {' | '.join(digit_heads.TESTS)} |"
     yield "|---|" + "---|" * len(digit_heads.TESTS)
-    for head in in_common(runs, others):
-        cells = [one.cell for one in differences(runs, head, others[head]).values()]
-        yield f"| {head}, less {others[head]} | {' | '.join(cells)} |"
+    for head in in_common(runs, references):
+        reference = references[head]
+        cells = [f"{head}, less {reference}"]
+        for points in differences(runs, head, reference).values():
+            cells.append(points.cell)
+        yield f"| {' | '.join(cells)} |"
 
 
-def verdicts(runs: Runs, others: Mapping[str, str]) -> Iterator[str]:
+def verdicts(runs: Runs, references: Mapping[str, str]) -> Iterator[str]:
     """The tests of digits in which a head has fewer errors than another, or more, if
     there are enough seeds; a row for each pair.
     """
     yield "| head | compared with | fewer errors | more errors |"
     yield "|---|---|---|---|"
-    for head in in_common(runs, others, ENOUGH):
+    for head in in_common(runs, references, ENOUGH):
+        reference = references[head]
         tests: dict[str, list[str]] = {"fewer": [], "more": [], "open": []}
-        for test, one in differences(runs, head, others[head]).items():
-            tests[one.verdict].append(test)
-        cells = ["; ".join(tests[verdict]) for verdict in ("fewer", "more")]
-        yield f"| {head} | {others[head]} | {' | '.join(cells)} |"
+        for test, points in differences(runs, head, reference).items():
+            tests[points.verdict].append(test)
+        fewer, more = "; ".join(tests["fewer"]), "; ".join(tests["more"])
+        yield f"| {head} | {reference} | {fewer} | {more} |"
 
 
-def in_common(runs: Runs, others: Mapping[str, str], least: int = 1) -> list[str]:
+def in_common(runs: Runs, references: Mapping[str, str], least: int = 1) -> list[str]:
     """The heads that have so many seeds in common with those that they are compared
     with.
     """
-    return [
-        head
-        for head, other in others.items()
-        if len(runs.get(head, {}).keys() & runs.get(other, {}).keys()) >= least
-    ]
+    heads = []
+    for head, reference in references.items():
+        common = runs.get(head, {}).keys() & runs.get(reference, {}).keys()
+        if len(common) >= least:
+            heads.append(head)
+    return heads
 
 
 def compared(
-    runs: Runs, other: str = UNIFORM, matched: str = ""
+    runs: Runs, reference: str = UNIFORM, matched: str = ""
 ) -> dict[str, Difference]:
     """The heads that have seeds in common with another, each less that; see
     :func:`difference`.
     """
-    seeds = runs.get(other, {}).keys()
-    heads = [head for head in runs if head != other and seeds & runs[head].keys()]
-    return {head: difference(runs, head, other, matched=matched) for head in heads}
+    references = {head: reference for head in runs if head != reference}
+    return {
+        head: difference(runs, head, reference, matched=matched)
+        for head in in_common(runs, references)
+    }
 
 
 BOLD = (
@@ -328,7 +367,8 @@ BOLD = (
 def section() -> str:
     """The part of the page that follows from the results."""
     parts = []
-    if runs := of_digits():
+    runs = of_digits()
+    if runs:
         parts += ["## Digits", "", "Test errors, as means over the seeds:", ""]
         parts += [*digit_table(runs), ""]
         tables = {
@@ -336,13 +376,22 @@ def section() -> str:
             "Capsules compared with a plain network": PLAIN,
             "Evidence compared with equal shares": EVIDENT,
         }
-        for title, others in tables.items():
-            parts += [f"### {title}", "", *verdicts(runs, others), "", BOLD, ""]
-            parts += [*pairs_table(runs, others), ""]
+        for title, references in tables.items():
+            parts += [f"### {title}", "", *verdicts(runs, references), ""]
+            parts += [BOLD, "", *pairs_table(runs, references), ""]
     for view in VIEWPOINTS:
-        if runs := of_views(view):
+        runs = of_views(view)
+        if runs:
             parts += [f"## Novel {view}s", "", "Test errors, as means over the seeds:"]
-            parts += ["", *table(runs), "", BOLD, "", *view_differences(runs), ""]
+            parts += [
+                "",
+                *table(runs),
+                "",
+                BOLD,
+                "",
+                *view_differences(runs),
+                "",
+            ]
     return "\n".join(parts).strip()
 
 
@@ -378,56 +427,80 @@ def comparisons(runs: Runs) -> Iterator[str]:
     layouts = digit_heads.PAIRS.values()
     yield f"| head | compared with | {' | '.join(layouts)} |"
     yield "|---|---|" + "---|" * len(layouts)
-    for others in (WITHOUT, PLAIN, EVIDENT):
-        for head in in_common(runs, others, ENOUGH):
-            if head in digit_heads.DRAWN:
-                pairs = [
-                    difference(runs, head, others[head], test)
-                    for test in digit_heads.PAIRS
-                ]
-                found = [f"{FINDS[pair.verdict]} pairs" for pair in pairs]
-                yield f"| {head} | {others[head]} | {' | '.join(found)} |"
+    for references in (WITHOUT, PLAIN, EVIDENT):
+        for head in in_common(runs, references, ENOUGH):
+            if head not in digit_heads.DRAWN:
+                continue
+            reference = references[head]
+            cells = [head, reference]
+            for test in digit_heads.PAIRS:
+                verdict = difference(runs, head, reference, test).verdict
+                cells.append(f"{FINDS[verdict]} pairs")
+            yield f"| {' | '.join(cells)} |"
 
 
 def draw() -> Any:
     """Above, novel against familiar error, a dot for each seed; below, the differences
     with their intervals.
     """
-    views = {view: runs for view in VIEWPOINTS if (runs := of_views(view))}
+    views = {}
+    for view in VIEWPOINTS:
+        runs = of_views(view)
+        if runs:
+            views[view] = runs
     figure = new_figure(5.5 * len(views) + 0.5, 8.0, "constrained")
     panels = figure.subplots(2, len(views), squeeze=False, sharex="row")
     colours = {head: f"C{place}" for place, head in enumerate(HEADS)}
     for (above, below), (view, runs) in zip(panels.T, views.items(), strict=True):
         for head, of_seeds in runs.items():
-            errors = [
-                [one.facts["figures"][name] for one in of_seeds.values()]
-                for name in (FAMILIAR, NOVEL)
-            ]
-            above.plot(*errors, "o", color=colours[head], markersize=4, alpha=0.5)
-            above.plot(
-                *map(np.mean, errors),
-                "o",
-                color=colours[head],
-                markersize=9,
-                label=head,
-            )
+            _draw_errors(above, head, of_seeds, colours[head])
         if above is not panels[0, 0]:
             above.sharey(panels[0, 0])
-        above.set(
-            title=f"novel {view}s", xlabel="error on familiar views of other toys, %"
-        )
+        above.set_title(f"novel {view}s")
+        above.set_xlabel("error on familiar views of other toys, %")
         above.set_ylabel("error on novel views of other toys, %")
         intervals(below, compared(runs), colours)
         below.set_xlabel(f"novel error less that of {UNIFORM}, points")
         above.grid(alpha=0.3)
-    handles, labels = max(
-        (axes.get_legend_handles_labels() for axes in panels[0]),
-        key=lambda one: len(one[0]),
-    )
+    legends = [axes.get_legend_handles_labels() for axes in panels[0]]
+    handles, labels = max(legends, key=lambda legend: len(legend[0]))
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=4, fontsize=8, frameon=False
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=4,
+        fontsize=8,
+        frameon=False,
     )
     return figure
+
+
+def _draw_errors(
+    axes: Any,
+    head: str,
+    runs: Mapping[int, Run],
+    colour: str,
+) -> None:
+    """Draws a small dot for each seed of a head, and a large one for their mean."""
+    figures = [run.facts["figures"] for run in runs.values()]
+    familiar = [of_seed[FAMILIAR] for of_seed in figures]
+    novel = [of_seed[NOVEL] for of_seed in figures]
+    axes.plot(
+        familiar,
+        novel,
+        "o",
+        color=colour,
+        markersize=4,
+        alpha=0.5,
+    )
+    axes.plot(
+        np.mean(familiar),
+        np.mean(novel),
+        "o",
+        color=colour,
+        markersize=9,
+        label=head,
+    )
 
 
 def draw_digits() -> Any:
@@ -443,30 +516,33 @@ def draw_digits() -> Any:
     for axes in panels[len(heads) :]:
         axes.set_axis_off()
     for axes, head in zip(panels, heads, strict=False):
-        found = differences(runs, head, WITHOUT[head])
-        intervals(axes, found, dict.fromkeys(found, "C0"))
-        axes.set(title=head, xlabel=f"error less that of {WITHOUT[head]}, points")
+        reference = WITHOUT[head]
+        points = differences(runs, head, reference)
+        intervals(axes, points, dict.fromkeys(points, "C0"))
+        axes.set(title=head, xlabel=f"error less that of {reference}, points")
     return figure
 
 
 def intervals(
-    axes: Any, found: Mapping[str, Difference], colours: Mapping[str, str]
+    axes: Any, differences: Mapping[str, Difference], colours: Mapping[str, str]
 ) -> None:
     """Differences from top to bottom, each with its interval and the number of
     seeds.
     """
-    for place, (name, one) in enumerate(found.items()):
-        axes.plot([one.low, one.high], [place, place], color=colours[name], linewidth=2)
-        axes.plot(one.mean, place, "o", color=colours[name])
+    for place, (name, points) in enumerate(differences.items()):
+        colour = colours[name]
+        ends = [points.low, points.high]
+        axes.plot(ends, [place, place], color=colour, linewidth=2)
+        axes.plot(points.mean, place, "o", color=colour)
         axes.annotate(
-            str(one.seeds),
-            (one.high, place),
+            str(points.seeds),
+            (points.high, place),
             (4, -3),
             textcoords="offset points",
             fontsize=8,
         )
-    axes.set_yticks(range(len(found)), list(found), fontsize=9)
-    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_yticks(range(len(differences)), list(differences), fontsize=9)
+    axes.set_ylim(len(differences) - 0.5, -0.5)
     axes.axvline(0, color="0.5", linewidth=1)
     axes.set_title("95 % intervals, and the number of seeds", fontsize=9)
     axes.grid(alpha=0.3)
@@ -474,10 +550,10 @@ def intervals(
 
 def filled(page: str, figures: str) -> str:
     """A page with figures between its marks."""
-    begin, end = map(re.escape, MARKS)
+    begin, end = MARKS
     return re.sub(
-        f"{begin}.*{end}",
-        lambda _: f"{MARKS[0]}{figures}{MARKS[1]}",
+        f"{re.escape(begin)}.*{re.escape(end)}",
+        lambda _: f"{begin}{figures}{end}",
         page,
         flags=re.DOTALL,
     )
@@ -490,9 +566,8 @@ def pages() -> dict[Path, str]:
 
 if __name__ == "__main__":
     for path, figures in pages().items():
-        path.write_text(
-            filled(path.read_text(encoding="utf-8"), figures), encoding="utf-8"
-        )
+        page = filled(path.read_text(encoding="utf-8"), figures)
+        path.write_text(page, encoding="utf-8")
     draw().savefig(PICTURES / "where-routing-pays.png")
     if of_digits():
         draw_digits().savefig(PICTURES / "where-routing-pays-digits.png")
