@@ -147,11 +147,11 @@ def write_table(folder: Path) -> Path:
 
 _INTRODUCTION = """# The published experiments
 
-Written by `python -m recipes run`; do not edit. Each recipe is run by name, `python -m recipes run NAME`. Every figure
-is from the last epoch (or, where noted, from the first epoch that reached a validation accuracy); nothing was chosen on
-test images. The gap is our figure (quick preset, unless the paper preset was run) minus the published one. The quick
-presets train for minutes on a CPU what the papers trained for days: a gap shows how far minutes go, and the comparison
-between rows is what counts."""
+This page is written by `python -m recipes run`. Do not edit it. `python -m recipes run NAME` runs one recipe.
+
+Every figure is from the last epoch (or, where noted, from the first epoch that reached a validation accuracy). Nothing
+was chosen on test images. The gap is our figure (quick preset, unless the paper preset was run) minus the published
+one. The papers trained for days, and the quick presets train for minutes on a CPU. Compare the rows with each other."""
 
 
 def _overview(results: Mapping[str, _Results]) -> str:
