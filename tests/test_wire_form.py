@@ -223,8 +223,12 @@ def test_a_factory_may_call_what_comes_later_as_it_likes() -> None:
     }
 
 
-@pytest.mark.parametrize("reserved", RESERVED_FOR_MODELS)
-def test_no_argument_of_a_network_is_one_of_create_model(reserved: str) -> None:
+@pytest.mark.parametrize(
+    "reserved", [*RESERVED_FOR_MODELS, "training", "extra", "forward", "half"]
+)
+def test_no_argument_of_a_network_is_one_of_create_model_or_of_every_network(
+    reserved: str,
+) -> None:
     network: Any = type(
         "Odd", (), {"__init__": eval(f"lambda self, {reserved}=None: None")}
     )

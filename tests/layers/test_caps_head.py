@@ -72,3 +72,15 @@ def test_what_does_not_fit_is_said() -> None:
         head(torch.zeros(2, 8))
     with pytest.raises(ValueError, match="classes must be at least 1, got 0"):
         tc.CapsHead(0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the operators
+def test_quantized_layers_around_it_work() -> None:
+    """Quantizing the linear layers replaces their weights by functions."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 20), tc.CapsHead(3))
+    images = torch.rand(4, 1, 6, 6)
+    exact = network(images).activation
+    smaller = torch.ao.quantization.quantize_dynamic(network.eval(), {nn.Linear})
+    torch.testing.assert_close(smaller(images).activation, exact, atol=0.1, rtol=0.1)

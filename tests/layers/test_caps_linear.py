@@ -269,28 +269,50 @@ class TestExceptions:
             layer("shared")(Capsules(random(2, I, P), random(2, 6)))
 
 
-@pytest.mark.parametrize(
+EVERY_LAYER = pytest.mark.parametrize(
     "make",
     [
         lambda routing: tc.CapsLinear(4, 2, 8, 16, routing=routing),
+        lambda routing: tc.CapsHead(2, routing=routing).class_caps,
+        lambda routing: tc.layers.LocalCaps(4, 2, 8, 8, routing=routing),
         lambda routing: tc.CapsConv2d(4, 2, (4, 4), (4, 4), 3, routing=routing),
         lambda routing: tc.ClassCaps(4, 2, (4, 4), (4, 4), routing=routing),
-        lambda routing: tc.create_model(
-            "capsnet", image_shape=(1, 28, 28), classes=10, routing=routing
+        lambda routing: (
+            tc.create_model(
+                "capsnet", image_shape=(1, 28, 28), classes=10, routing=routing
+            ).class_caps
+        ),
+        lambda routing: (
+            tc.create_model("matrixcapsnet_small", routing=routing).class_caps
         ),
     ],
-    ids=["linear", "convolution", "classes", "network"],
+    ids=[
+        "linear",
+        "head",
+        "local",
+        "convolution",
+        "classes",
+        "network",
+        "matrix network",
+    ],
 )
-@pytest.mark.parametrize(
-    "routing", ["em", tc.routing.EMRouting, 3], ids=["name", "class", "number"]
-)
+
+
+@EVERY_LAYER
+def test_routings_by_name(make: Callable[..., Any]) -> None:
+    layer = make("em")
+    routing = getattr(layer, "routing", None) or layer.routings[0]
+    assert type(routing) is tc.routing.EMRouting
+    with pytest.raises(ValueError, match=r"routing must be one of .*'emm'"):
+        make("emm")
+
+
+@EVERY_LAYER
+@pytest.mark.parametrize("routing", [tc.routing.EMRouting, 3], ids=["class", "number"])
 def test_what_is_no_routing(make: Callable[..., object], routing: object) -> None:
     with pytest.raises(
         TypeError,
-        match=(
-            r"routing must be a Routing, such as \w+\(\), or "
-            r"create_routing\(name\), got"
-        ),
+        match=r"routing must be a Routing, such as \w+\(\), or the name of one, got",
     ):
         make(routing)
 

@@ -362,6 +362,18 @@ class TestOnnx:
 
     @pytest.mark.thorough
     @pytest.mark.filterwarnings("ignore")
+    def test_the_older_exporter_says_which_one_works(self, tmp_path: Path) -> None:
+        """It named an operator of this package, after pages of its graph."""
+        with pytest.raises(RuntimeError, match=r"use torch.onnx.export.*dynamo=True"):
+            torch.onnx.export(
+                Capsuled().eval(),
+                (torch.rand(2, 1, 9, 9),),
+                tmp_path / "model.onnx",
+                dynamo=False,
+            )
+
+    @pytest.mark.thorough
+    @pytest.mark.filterwarnings("ignore")
     def test_a_backend_asked_for_names_the_way_out(self) -> None:
         with (
             use_backend("native"),

@@ -59,7 +59,7 @@ class CapsConvNd(CapsuleLayer):
         dilation: between the positions of a window.
         groups: the types of children and of parents are split into this many groups;
             children vote for parents of their own group only.
-        routing: any routing; the layer keeps a copy for each group. Default: EM
+        routing: any routing, or the name of one; the layer keeps a copy for each group. Default: EM
             routing.
         competition: which of the parents that a child votes for compete for it.
             ``"image"``: all of them (the paper's meaning; ``"grid"`` is the same and
@@ -117,7 +117,7 @@ class CapsConvNd(CapsuleLayer):
         dilation: PerAxis = 1,
         groups: int = 1,
         *,
-        routing: Routing | None = None,
+        routing: Routing | str | None = None,
         competition: Competition = "image",
         pose_norm: PoseScale | None = None,
         residual: bool = False,

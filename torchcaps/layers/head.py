@@ -1,6 +1,7 @@
 """Class capsules on the features of any network, whatever their size."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class CapsHead(CapsuleLayer):
         types: of primary capsules at each position.
         dim: of their poses.
         pose_dim: of the poses of the classes.
-        routing: any routing; default: dynamic routing in 3 steps.
+        routing: any routing, or the name of one; default: dynamic routing in 3 steps.
 
     Shape:
         Features of any backbone, maps (B, C, H, W), vectors (B, C), or tokens (B, N,
@@ -65,7 +66,7 @@ class CapsHead(CapsuleLayer):
         types: int = 32,
         dim: int = 8,
         pose_dim: int = 16,
-        routing: Routing | None = None,
+        routing: Routing | str | None = None,
     ) -> None:
         super().__init__()
         check_size(classes=classes, types=types, dim=dim, pose_dim=pose_dim)
@@ -84,7 +85,7 @@ class CapsHead(CapsuleLayer):
             isinstance(self.primary, nn.LazyLinear)
             and self.primary.has_uninitialized_params()
         )
-        if not lazy and rows.shape[-1] != (channels := self.primary.weight.shape[1]):
+        if not lazy and rows.shape[-1] != (channels := _channels(self.primary)):
             raise ValueError(
                 f"features must have {channels} channels, got {tuple(features.shape)}"
             )
@@ -115,6 +116,14 @@ class CapsHead(CapsuleLayer):
     def forward(self, features: Tensor) -> Capsules:
         """The class capsules."""
         return self.class_caps(self.children_of(features))
+
+
+def _channels(layer: nn.Module) -> int:
+    """The channels that a linear layer takes; the weight of a quantized one is a
+    method.
+    """
+    weight: Any = layer.weight
+    return int((weight() if callable(weight) else weight).shape[1])
 
 
 def _rows(features: Tensor) -> Tensor:

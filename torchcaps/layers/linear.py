@@ -73,14 +73,16 @@ class CapsLinear(CapsuleLayer):
         in_pose: child pose: P for vectors, (M, P) for matrices.
         out_pose: parent pose: D for vectors, (M, D) for matrices.
         transforms: a row of the table.
-        routing: any routing; the layer keeps a copy of its own. Default: dynamic
+        routing: any routing, or the name of one; the layer keeps a copy of its own. Default: dynamic
             routing in 3 steps.
         init_std: standard deviation of the transforms' normal initialisation, truncated
             at twice that. By default J / sqrt(I D), by which children of length 1 that
             agree on nothing give parents of length about 1 before the squash, at any
             depth (0.07 for CapsNet's 1152 children; the released code has 0.1); sqrt(2
             / (P + J D)) for ``shared`` transforms, sqrt(2 / (P + D)) for ``subspace``.
-            Those of ``orthogonal`` do not depend on it.
+            Those of ``orthogonal`` do not depend on it. Children behind batch
+            normalisation are long, and with ``shared`` transforms there may be many:
+            then give a small one, such as 0.03 / sqrt(P), or all lengths start at 1.
         vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i
             W_{ij} + b_{ij}`. Without it most routings give the children u and -u the
             same activations.
@@ -121,7 +123,7 @@ class CapsLinear(CapsuleLayer):
         out_pose: Pose,
         *,
         transforms: Transforms = "full",
-        routing: Routing | None = None,
+        routing: Routing | str | None = None,
         init_std: float | None = None,
         vote_bias: bool = False,
         backend: str | None = None,

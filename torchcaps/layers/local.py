@@ -45,7 +45,7 @@ class LocalCaps(CapsuleLayer):
         resolution: of the parents' grid: that of the children, half of it (rounded up),
             or the double.
         axes: of the grid: 1, 2 or 3.
-        routing: any routing; default: dynamic routing in 3 steps.
+        routing: any routing, or the name of one; default: dynamic routing in 3 steps.
         pose_norm: how to normalise the parents' poses, a row of the table in
             :class:`~torchcaps.layers.PoseNorm`; None for not at all.
         vote_bias: whether to add a learned bias to the votes, :math:`V_{ij} = u_i
@@ -86,7 +86,7 @@ class LocalCaps(CapsuleLayer):
         resolution: Resolution = "same",
         axes: int = 2,
         *,
-        routing: Routing | None = None,
+        routing: Routing | str | None = None,
         pose_norm: PoseScale | None = None,
         vote_bias: bool = False,
         backend: str | None = None,

@@ -10,7 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from torchcaps.models.allowance import (
 )
 from torchcaps.models.pretrained import list_pretrained, pretrained_folder
 from torchcaps.names import needing
-from torchcaps.routing import Routing, constructor_arguments
+from torchcaps.routing import Routing, constructor_arguments, create_routing
 from torchcaps.routing.base import MOST_STEPS
 from torchcaps.spec import (
     NotKnown,
@@ -300,6 +300,8 @@ def _made(hint: Any, value: Any, argument: str) -> Any:
     """An argument as the constructor takes it, with what the configuration describes
     made.
     """
+    if isinstance(value, str) and Routing in (hint, *get_args(hint)):
+        return create_routing(value)
     if not isinstance(value, Mapping | list | tuple):
         return value
     value = of_before(value)

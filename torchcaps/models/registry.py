@@ -40,7 +40,7 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
     Raises:
         ValueError: when it decorates a class: if another network has that name, or the
             constructor takes an argument of a name that :func:`create_model` takes
-            itself.
+            itself, or that every network has as an attribute, such as ``training``.
     """
 
     def register(network: type) -> type:
@@ -52,6 +52,7 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
                 "as create_model does: give it "
                 "another name"
             )
+        check_argument_names(name, network)
         known = MODELS[name].network if name in MODELS else None
         if known is not None and (known is network or not same_class(known, network)):
             raise ValueError(
@@ -61,6 +62,19 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
         return network
 
     return register
+
+
+def check_argument_names(name: str, network: type) -> None:
+    """Raises a `ValueError` for an argument that is called as something that every
+    network has: it could not be kept under its name.
+    """
+    for argument in parameter_names(network):
+        if argument in ("training", "extra") or hasattr(Network, argument):
+            raise ValueError(
+                f"model {name!r}: {network.__name__} takes an argument {argument!r}, "
+                f"but every network has an attribute of that name: give the argument "
+                "another name"
+            )
 
 
 def list_models(pattern: str = "*", takes: str | None = None) -> list[str]:

@@ -111,7 +111,16 @@ def constant(function: Callable[..., str]) -> Callable[..., str]:
 
 @constant
 def only_stored() -> str:
-    """Why votes must be stored here, in words; empty if they need not."""
+    """Why votes must be stored here, in words; empty if they need not.
+
+    Raises:
+        RuntimeError: in an export by ``torch.onnx.export(dynamo=False)``.
+    """
+    if torch.onnx.is_in_onnx_export() and not torch.compiler.is_compiling():
+        raise RuntimeError(
+            "torch.onnx.export(..., dynamo=False) lacks operators that capsules need: "
+            "use torch.onnx.export(..., dynamo=True), or torchcaps export"
+        )
     if transformed():
         return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
     if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():

@@ -399,14 +399,17 @@ def create_routing(name: str, **arguments: Any) -> Routing:
 
 
 def routing_of(shape: LayerShape, routing: Any, default: Routing) -> Routing:
-    """The routing of a layer, with parameters for it: the one that was given, or the
-    default for None.
+    """The routing of a layer, with parameters for it: the one that was given, by name
+    or as an object, or the default for None.
 
     Raises:
         TypeError: if what was given is no routing.
+        ValueError: if there is no routing of that name.
     """
+    if isinstance(routing, str):
+        routing = create_routing(routing)
     if routing is not None and not isinstance(routing, Routing):
-        example = f"{type(default).__name__}(), or create_routing(name)"
+        example = f"{type(default).__name__}(), or the name of one"
         raise TypeError(
             f"routing must be a Routing, such as {example}, got {routing!r}"
         )
