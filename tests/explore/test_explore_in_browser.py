@@ -589,7 +589,7 @@ def test_another_network_is_waited_for_on_an_empty_page(page: Any) -> None:
     expect(page.locator("#opening[role=status]")).to_have_text("opening steps")
     for place in ("#right section:visible", "#classes:visible"):
         expect(page.locator(place)).to_have_count(0)
-    for place in ("#truth", "#answer", "#about", "#verdict"):
+    for place in ("#truth", "#answer", "#about", "#verdict", "#sample-class"):
         expect(page.locator(place)).to_have_text("")
     assert set(
         ink(page, *((x / 10, y / 10) for x in range(10) for y in range(10)))
@@ -603,6 +603,63 @@ def test_another_network_is_waited_for_on_an_empty_page(page: Any) -> None:
     )  # once, over all panels
     choose(page, "steps")
     expect(page.locator("#about")).to_contain_text("DynamicRouting")
+
+
+def test_a_picture_that_comes_while_a_network_opens_is_not_lost(
+    page: Any, tmp_path: Path
+) -> None:
+    choose(page, "layers")
+    hold(page, "api/network?")
+    page.select_option("#network", "trained")
+    page.wait_for_selector("body[data-held]")
+    page.set_input_files("#upload", digit(tmp_path))
+    page.evaluate("answer()")
+    expect(page.locator("#about")).to_contain_text("EfficientCapsNet")
+    settle(page)
+    expect(said(page)).to_have_text("0")
+    expect(page.locator("#truth")).to_have_text("")  # a test image has a label
+
+
+def test_where_routing_decides_nothing_it_is_said_once(page: Any) -> None:
+    """It was said twice, and play and compare were offered all the same."""
+    nothing = "Routing decided nothing."
+
+    def undecided(route: Any) -> None:
+        network = route.fetch().json()
+        verdict = {"routing": nothing, "decoder": "Drawings explain much."}
+        route.fulfill(json={**network, "decides": False, "verdict": verdict})
+
+    page.route("**/api/network?*", undecided)
+    choose(page, "steps")
+    expect(page.locator("#routing")).to_contain_text(nothing)
+    assert page.inner_text("body").count(nothing) == 1
+    for place in ("#play", "#stage", "#compare", "#maps"):
+        expect(page.locator(place)).to_be_hidden()
+    page.unroute("**/api/network?*")
+    choose(page, "layers")
+    choose(page, "steps")
+    for place in ("#play", "#stage", "#compare"):
+        expect(page.locator(place)).to_be_visible()
+
+
+def test_names_of_classes_over_the_steps_are_whole(page: Any) -> None:
+    """A column had room for three letters, and "frog" became "fro"."""
+
+    def named(route: Any) -> None:
+        network = route.fetch().json()
+        route.fulfill(json={**network, "classes": ["frog", *network["classes"][1:]]})
+
+    def top() -> float:
+        return float(page.locator("#assigned").get_attribute("data-top"))
+
+    choose(page, "trained")
+    assert top() == 16  # digits stand beside each other
+    page.route("**/api/network?*", named)
+    choose(page, "layers")
+    choose(page, "trained")
+    assert top() > 20  # and words on their ends, where they fit
+    page.unroute("**/api/network?*")
+    choose(page, "layers")
 
 
 @pytest.mark.parametrize("right", [True, False])

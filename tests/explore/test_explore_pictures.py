@@ -43,7 +43,10 @@ def test_a_trouble_with_the_page_ends_its_server() -> None:
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("nowhere", "nowhere"), ("plain", "nothing to explore in a MatrixCapsNetTwin")],
+    [
+        ("nowhere", "nowhere"),
+        ("plain", "nothing to show of MatrixCapsNetTwin, which has no capsules"),
+    ],
 )
 def test_networks_that_cannot_be_shown_are_a_short_error(
     name: str,

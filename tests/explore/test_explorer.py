@@ -295,7 +295,7 @@ class TestExplorer:
         assert network(torch.tensor([[2, 3, 4]])).activation.shape == (1, 2)
         with pytest.raises(
             ValueError,
-            match="OwnCapsulesOfWords whose words cannot be followed to the classes",
+            match="OwnCapsulesOfWords, whose words cannot be followed to the classes",
         ):
             Explorer({"own": Classifier(network)})
 
@@ -315,8 +315,15 @@ class TestExplorer:
         ):
             explorer.answer(explorer.look("nan", drawing))
 
+    def test_capsules_over_pixels_are_told_from_none(self) -> None:
+        """segcaps was said to have no capsules."""
+        network = create_model("segcaps", image_shape=(1, 32, 32), classes=2)
+        pixels = Classifier(network, task="segmentation")
+        with pytest.raises(ValueError, match="SegCaps, whose task is segmentation"):
+            Explorer({"pixels": pixels})
+
     def test_what_has_no_capsules(self) -> None:
-        with pytest.raises(ValueError, match="nothing to explore"):
+        with pytest.raises(ValueError, match="the page has nothing to show of"):
             Explorer(
                 {
                     "cnn": Classifier(

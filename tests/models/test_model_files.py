@@ -58,7 +58,7 @@ def damage(folder: Path, **arguments: object) -> None:
         {"routing": {"__routing__": "unheard of"}},
         {"routing": {"name": "unheard of"}},
         {"routing": {"steps": 3}},
-        {"routing": "dynamic"},
+        {"routing": "unheard of"},
         {"classes": "ten"},
         {"network": "ResNet"},
         {"network": None},

@@ -141,9 +141,9 @@ def test_a_report_says_so(tmp_path: Path) -> None:
     summary = {"verdict": vars(NOTHING)}
     index = write_report(tmp_path, digits_net(), image_set(SHAPE), summary, [])
     page = index.read_text()
-    assert (
-        page.count("Routing decided nothing") == 2
-    )  # in the headline, and in place of the maps
+    assert page.count("Routing decided nothing") == 1
+    routing = page[page.index("<h2>Routing</h2>") :]
+    assert routing.index("Routing decided nothing") < routing.index("<h2>", 4)
     assert "The decoder learned nothing" in page
     drawn = {path.name for path in index.parent.glob("*.png")}
     assert not {
@@ -160,6 +160,7 @@ def test_the_explorer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     told = explorer.network("a")
     assert told["verdict"]["routing"] == NOTHING.of_routing
+    assert not told["decides"]
     assert not told["decodes"]
     look = explorer.sample("a")
     assert explorer.pose(look, 0) is None

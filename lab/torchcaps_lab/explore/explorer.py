@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.models import CapsuleClassifier, SceneCapsNet
+from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import Examples
@@ -117,16 +118,9 @@ class _Opened:
         self, classifier: Classifier, samples: "Callable[[], Examples | None] | None"
     ) -> None:
         if not has_capsules(classifier):
-            what = (
-                "of series: its report shows them"
-                if classifier.scale is not None
-                else "without capsules"
-                if classifier.words is None
-                else "whose words cannot be followed to the classes"
-            )
             raise ValueError(
-                "there is nothing to explore in a "
-                f"{type(classifier.network).__name__} {what}"
+                f"the page has nothing to show of {type(classifier.network).__name__}, "
+                f"{_why_not(classifier)}"
             )
         self.classifier = classifier
         self.network: Any = classifier.network
@@ -194,6 +188,17 @@ def has_capsules(classifier: Classifier) -> bool:
     return isinstance(
         classifier.network, CapsuleClassifier if classifier.words is None else ROUTED
     )
+
+
+def _why_not(classifier: Classifier) -> str:
+    """Why a network cannot be explored, in words."""
+    if classifier.scale is not None:
+        return "a network over series: 'torchcaps explain' draws its report"
+    if classifier.words is not None:
+        return "whose words cannot be followed to the classes"
+    if any(isinstance(module, Routing) for module in classifier.network.modules()):
+        return f"whose task is {classifier.task.name}: 'torchcaps explain' draws its report"
+    return "which has no capsules"
 
 
 class Explorer:
@@ -516,6 +521,7 @@ class Explorer:
             "image_shape": list(classifier.image_shape),
             "decodes": getattr(network, "decoder", None) is not None
             and not (verdict and verdict.blind),
+            "decides": verdict is None or not verdict.even,
             "verdict": None
             if verdict is None
             else {"routing": verdict.of_routing, "decoder": verdict.of_decoder},

@@ -229,13 +229,24 @@ function drawBoxes(context, image, things, size) {
 
 function drawTable(canvas, rows, paint) {
   const columns = rows[0].length;
-  const [cell, high, top] = [Math.max(4, Math.min(22, 160 / columns)), Math.max(4, Math.min(9, 192 / rows.length)), columns <= 20 ? 16 : 0];
+  const [cell, high] = [Math.max(4, Math.min(22, 160 / columns)), Math.max(4, Math.min(9, 192 / rows.length))];
+  const font = "11px system-ui, sans-serif";
+  const measure = canvas.getContext("2d");
+  measure.font = font;
+  const widest = Math.max(...rows[0].map((_, x) => measure.measureText(name(x)).width));
+  const upright = widest > cell - 2; // names that are wider than a column stand on their ends
+  const top = columns > 20 ? 0 : upright ? Math.min(80, widest + 6) : 16;
+  canvas.dataset.top = top;
   const context = surface(canvas, cell * columns, top + high * rows.length);
-  context.font = "11px system-ui, sans-serif";
-  context.textAlign = "center";
+  context.font = font;
+  context.textAlign = upright ? "left" : "center";
   for (let x = 0; top && x < columns; x++) {
+    context.save();
     context.fillStyle = style(x === state.shown ? "red" : "grey");
-    context.fillText(name(x).slice(0, Math.floor(cell / 7)), (x + 0.5) * cell, 11, cell - 1);
+    context.translate((x + 0.5) * cell, upright ? top - 4 : 11);
+    if (upright) context.rotate(-Math.PI / 2);
+    context.fillText(name(x), 0, upright ? 4 : 0, upright ? top - 6 : cell - 1);
+    context.restore();
   }
   rows.forEach((row, y) => row.forEach((value, x) => {
     context.fillStyle = paint(value ?? 0);
@@ -352,7 +363,10 @@ $("clear").addEventListener("click", () => {
   showDrawing();
 });
 
+let opening = null; // what a picture waits for that comes while a network opens
 const showFile = latest(async (file) => {
+  await opening;
+  if (!state.network.draws) return;
   if (await see("look", { name: file.name }, file)) onCanvas();
 });
 
@@ -365,7 +379,7 @@ $("upload").addEventListener("change", (event) => {
 // A picture that is dropped on the page, or pasted, is as one that is uploaded.
 function take(event, given) {
   const [file] = given.files;
-  const draws = state.network?.draws;
+  const draws = opening !== null || state.network?.draws;
   if (!file || (event.type === "paste" && !draws)) return; // text, for the field that it came to
   event.preventDefault(); // a browser would leave the page for the file
   if (draws) showFile(file);
@@ -645,11 +659,12 @@ function nothing(section, text) {
 }
 
 const showMaps = latest(async () => {
+  if (!state.network.decides) return; // the section on routing says so
   const exhibit = await askOf("assignments", current());
   if (exhibit === undefined) return; // another one is on its way
   $("maps").hidden = false;
   nothing("maps", exhibit === null ? "The child capsules of this network do not lie at places of the image: each of them sees all of it."
-    : exhibit.layers.length ? "" : exhibit.text); // which says that routing decided nothing
+    : "");
   if (exhibit) says("maps", exhibit);
   $("layers").replaceChildren(...(exhibit?.layers ?? []).map(({ layer, share, extent }) => {
     const over = element("canvas", { role: "img", ariaLabel: `share of ${name(state.shown)} at each place of ${layer}` });
@@ -669,6 +684,14 @@ const showMaps = latest(async () => {
 
 const showRouting = latest(async () => {
   stop();
+  const { decides, verdict } = state.network;
+  $("routing-title").textContent = decides ? "Routing, step by step" : "Routing";
+  if (!decides) {
+    $("routing").hidden = false;
+    $("stage").hidden = $("play").parentElement.hidden = true;
+    nothing("routing", verdict.routing);
+    return;
+  }
   const exhibit = await askOf("routing", { look: state.look });
   if (exhibit === undefined) return;
   state.routing = exhibit;
@@ -774,7 +797,7 @@ const compare = sides.map((side) => latest(async () => {
 }));
 
 function showComparison() {
-  if (state.network.routings.length) compare.forEach((one) => one());
+  if (state.network.decides && state.network.routings.length) compare.forEach((one) => one());
 }
 
 // ---- swapping
@@ -816,7 +839,7 @@ function empty() {
   Object.assign(state, { look: null, past: null, said: null, fixed: null, pointed: null, shown: null, activation: null, pose: null, moved: [],
     routing: null, kept: null, picture: null, boxes: null, words: null, map: null });
   for (const panel of document.querySelectorAll("#right section, #classes")) panel.hidden = true;
-  for (const place of ["bars", "step-bars", "in-classes", "swapped"]) $(place).replaceChildren();
+  for (const place of ["bars", "step-bars", "in-classes", "swapped", "sample-class"]) $(place).replaceChildren();
   for (const side of sides) side.bars.replaceChildren();
   for (const place of ["about", "verdict"]) $(place).textContent = "";
   nothing("swap", KEEP);
@@ -829,6 +852,9 @@ function empty() {
 const choose = latest(async (network) => {
   empty();
   $("opening").textContent = `opening ${network}`;
+  let opened;
+  opening = new Promise((done) => { opened = done; });
+  $("left").inert = true; // what is on it is of the network before
   try {
     state.network = await ask("network", { name: network });
   } catch (error) {
@@ -836,12 +862,15 @@ const choose = latest(async (network) => {
     throw error;
   } finally {
     $("opening").textContent = "";
+    $("left").inert = false;
+    opened();
+    opening = null;
   }
-  const { model, parameters, image_shape, classes, routing, steps, samples, draws, reads, scenes, verdict } = state.network;
+  const { model, parameters, image_shape, classes, routing, steps, samples, draws, reads, scenes, verdict, decides } = state.network;
   const route = `${routing} in ${steps === null ? "one pass" : counted(steps)}`;
   const takes = reads ? "texts" : `images of ${image_shape.slice(1).join(" x ")}`;
   $("about").textContent = `${model}: ${parameters.toLocaleString("en")} parameters, ${takes}, ${route}.`;
-  $("verdict").textContent = verdict === null ? "" : `${verdict.routing} ${verdict.decoder}`;
+  $("verdict").textContent = verdict === null ? "" : decides ? `${verdict.routing} ${verdict.decoder}` : verdict.decoder;
   $("draw").querySelector(".says").textContent = reads ? "Type a question or a sentence; the network answers while you type."
     : !draws ? "This network takes other pictures than can be drawn: choose a test image."
     : `Draw ${scenes ? "several digits" : ""} with the mouse, a finger or the arrow keys; the network answers while you draw. `

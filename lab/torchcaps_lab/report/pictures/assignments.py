@@ -81,17 +81,17 @@ class Assignments(OfImages):
     @classmethod
     def of(cls, observation: Observation) -> "Assignments | None":
         """Of as many images as there are classes, but at least ten; None if no children
-        lie on a grid.
+        lie on a grid, unless routing decided nothing, which is said here.
         """
-        if not observation.maps:
+        verdict = observation.verdict
+        nothing = verdict.of_routing if verdict is not None and verdict.even else ""
+        if not observation.maps and not nothing:
             return None
         classes = observation.activation.shape[1]
         chosen = observation.selection.first(max(COLUMNS, classes))
         targets, even = observation.target[chosen], observation.even
-        verdict = observation.verdict
-        nothing = verdict.of_routing if verdict is not None and verdict.even else ""
         return cls(
-            title="Where each part of the image went",
+            title="Routing" if nothing else "Where each part of the image went",
             text=nothing or _meaning(observation),
             pictures=observation.selection.pictures[chosen],
             titles=observation.selection.titles_at(chosen),

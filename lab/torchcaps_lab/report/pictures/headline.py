@@ -88,7 +88,7 @@ class Headline(Exhibit):
             ""
             if worst is None
             else f"The worst class is {worst.name!r}: {worst.right} of {worst.images}.",
-            "" if verdict is None else verdict.of_routing,
+            "" if verdict is None or verdict.even else verdict.of_routing,
             "" if verdict is None else verdict.of_decoder,
         )
         text = " ".join(part for part in parts if part)

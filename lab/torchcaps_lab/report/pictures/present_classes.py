@@ -71,7 +71,8 @@ class PresentClasses(Exhibit):
                 f"The worst class is {worst!r}: found in {recalls[worst]:.1%} of its "
                 f"{figures[worst]['images']}."
             )
-        said += [] if verdict is None else [verdict.of_routing, verdict.of_decoder]
+        if verdict is not None:
+            said += ["" if verdict.even else verdict.of_routing, verdict.of_decoder]
         return cls(title=title, text=" ".join(filter(None, said)), figures=figures)
 
     def table(self) -> Table:
