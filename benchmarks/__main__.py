@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.cases import CASES, LayerCase, call_of
 from torchcaps import CapsLinear
-from torchcaps.ops.plan import BACKENDS
+from torchcaps.ops import BACKENDS
 
 PARTS = {
     "suite": "layers and networks with every backend (the default)",

@@ -19,9 +19,10 @@ import torch
 
 import torchcaps as tc
 from benchmarks import measure, report
+from benchmarks.about import ABOUT, About
 from benchmarks.cases import DIGITCAPS, LayerCase, call_of
 from benchmarks.report import Show
-from torchcaps.routing.base import ROUTINGS, About
+from torchcaps.routing import ROUTINGS
 
 BEGIN, END = "<!-- routings: begin -->", "<!-- routings: end -->"
 
@@ -111,7 +112,7 @@ _COSTS = {
     "multiply-adds": "cost",
     "kept for backward": "memory",
 }
-"""Titles of the columns, and the fields of :class:`~torchcaps.routing.base.About` in
+"""Titles of the columns, and the fields of :class:`~benchmarks.about.About` in
 them.
 """
 
@@ -120,7 +121,8 @@ def words(names: list[str]) -> str:
     """Two tables in Markdown: a description of each routing, and its parameters and
     costs.
     """
-    about = {name: ROUTINGS[name].about or About(*["not said"] * 8) for name in names}
+    unknown = About(*["not said"] * 8)  # a routing of a plug-in
+    about = {name: ABOUT.get(name, unknown) for name in names}
     return "\n\n".join(
         report.markdown(
             ["routing", *columns],

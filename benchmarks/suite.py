@@ -21,8 +21,7 @@ from benchmarks.measure import (
     peak_memory,
 )
 from benchmarks.report import Show
-from torchcaps.ops.fused import why_not
-from torchcaps.ops.plan import FUSED
+from torchcaps.ops import Votes, choose_backend
 
 FLOAT = 4
 """Bytes of a float32 number."""
@@ -68,8 +67,9 @@ class Row:
 
 def backends(device: str) -> list[str]:
     """The backends that run on a device."""
-    fused = FUSED[device]
-    return ["naive", "chunked", *([] if why_not(fused) else [fused])]
+    children = torch.zeros(1, 2**12, 8, device=device)
+    many = Votes(children, torch.zeros(2**12, 64, 8, 8, device=device))
+    return list(dict.fromkeys(["naive", "chunked", choose_backend(many).backend]))
 
 
 @dataclass(frozen=True)

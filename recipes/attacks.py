@@ -3,15 +3,15 @@
 import copy
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from recipes.kit.measures import percent
 from torchcaps.models import ImageClassifier
-from torchcaps.numerics import check_choice, check_finite, check_size
 from torchcaps.routing import DynamicRouting, EMRouting
+from torchcaps.spec import Size, Within, check
 from torchcaps_lab.data import Examples, Preprocess
 from torchcaps_lab.report import new_figure
 
@@ -93,7 +93,7 @@ def draw_sample(
     Raises:
         ValueError: if ``count`` is no whole number, or less than 1.
     """
-    check_size(count=count)
+    check(Size, count, "count")
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(test), generator=generator)[:count].sort().values
     batch = test.prepared(preprocess).__getitems__(chosen.tolist())
@@ -166,7 +166,9 @@ class Attacker:
     ) -> None:
         from art.estimators.classification import PyTorchClassifier
 
-        check_size(classes=classes, steps=steps, batch_size=batch_size)
+        check(Size, classes, "classes")
+        check(Size, steps, "steps")
+        check(Size, batch_size, "batch_size")
         self.steps = steps
         self.batch_size = batch_size
         on_gpu = device is not None and device.type == "cuda"
@@ -203,8 +205,8 @@ class Attacker:
         """
         from art.attacks.evasion import BasicIterativeMethod, FastGradientMethod
 
-        check_choice("attack", attack, ("FGSM", "BIM"))
-        check_finite(0, epsilon=epsilon)
+        check(Literal["FGSM", "BIM"], attack, "attack")
+        Within(0).check("epsilon", epsilon)
         if not epsilon:
             return pixels.clone()
         options: dict[str, Any] = {
@@ -312,7 +314,7 @@ def with_signs(pixels: Tensor, epsilon: float, seed: int = 0) -> Tensor:
 def _from_zero(epsilons: Sequence[float]) -> list[float]:
     """0, once, and behind it the other epsilons."""
     for epsilon in epsilons:
-        check_finite(0, epsilon=epsilon)
+        Within(0).check("epsilon", epsilon)
     return [0.0, *(epsilon for epsilon in epsilons if epsilon)]
 
 

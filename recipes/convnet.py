@@ -18,9 +18,8 @@ from torchcaps.models import (
     Prediction,
     register_model,
 )
-from torchcaps.numerics import Size, Sizes
 from torchcaps.routing import DynamicRouting, Routing
-from torchcaps.spec import settings
+from torchcaps.spec import Size, settings
 
 HAHN = "Hahn et al. 2019, its network of six convolutions"
 
@@ -70,7 +69,7 @@ class ConvNetCapsules(CapsuleClassifier):
 
     image_shape: tuple[int, int, int] = (1, 32, 32)
     classes: int = 5
-    widths: Sizes = (16, 32, 32, 64, 64, 128)
+    widths: tuple[Size, ...] = (16, 32, 32, 64, 64, 128)
     types: Size = 32
     dim: Size = 16
     activation: Literal["length", "learned"] = "length"
@@ -126,7 +125,7 @@ class ConvNet(ImageClassifier):
 
     image_shape: tuple[int, int, int] = (1, 32, 32)
     classes: int = 5
-    widths: Sizes = (16, 32, 32, 64, 64, 128)
+    widths: tuple[Size, ...] = (16, 32, 32, 64, 64, 128)
     hidden: Size | None = 512
 
     def __post_init__(self) -> None:

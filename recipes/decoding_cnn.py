@@ -10,8 +10,7 @@ from torchcaps.capsules import Capsules
 from torchcaps.layers import FullyConnectedDecoder, mask_capsules
 from torchcaps.models import Prediction, register_model
 from torchcaps.models.capsnet import CapsNetTwin
-from torchcaps.numerics import AnySizes, Size, ThreeSizes, TwoSizes
-from torchcaps.spec import settings
+from torchcaps.spec import Size, settings
 from torchcaps.squashing import length, squash
 
 
@@ -44,11 +43,11 @@ class DecodingCNN(CapsNetTwin):
     & Hu, CVPR 2021, whose network has convolutions of other sizes.
     """
 
-    channels: ThreeSizes = (32, 32, 16)
+    channels: tuple[Size, Size, Size] = (32, 32, 16)
     stride: Size = 2
-    hidden: TwoSizes = (136, 192)
+    hidden: tuple[Size, Size] = (136, 192)
     units: Size = 16
-    decoder_hidden: AnySizes = (256, 512)
+    decoder_hidden: tuple[Size, ...] = (256, 512)
     activation: Literal["softmax", "length"] = "softmax"
 
     def __post_init__(self) -> None:

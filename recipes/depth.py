@@ -20,10 +20,8 @@ from torchcaps import margin_loss
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, PoseNorm, PrimaryCaps
 from torchcaps.models import CapsuleClassifier, register_model
-from torchcaps.numerics import Size
 from torchcaps.routing import DynamicRouting
-from torchcaps.routing.base import Steps
-from torchcaps.spec import settings
+from torchcaps.spec import Size, settings
 from torchcaps.squashing import length
 from torchcaps_lab.data import Examples
 from torchcaps_lab.report import new_figure
@@ -69,7 +67,7 @@ class CapsuleStack(CapsuleClassifier):
     dim: Size = 8
     between: Between = "squash"
     vote_bias: bool = False
-    steps: Steps = 3
+    steps: Size = 3
 
     def __post_init__(self) -> None:
         self.features = nn.Sequential(

@@ -21,9 +21,8 @@ from recipes.kit.options import TrainingOptions
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models import Prediction, TextClassifier, register_model
-from torchcaps.numerics import Finite, Size
 from torchcaps.routing import InterestRouting, Routing, interests_of, label_aware
-from torchcaps.spec import settings
+from torchcaps.spec import Size, settings
 from torchcaps_lab.data import (
     DataSet,
     Examples,
@@ -246,7 +245,7 @@ class Interests(NextFilm):
     word_dim: int = 64
     dropout: float = 0.2
     interests: Size = 4
-    sharpness: Finite | None = None
+    sharpness: float | None = None
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
@@ -288,7 +287,7 @@ class AttentionToFilms(NextFilm):
     word_dim: int = 64
     dropout: float = 0.2
     interests: Size = 4
-    sharpness: Finite | None = None
+    sharpness: float | None = None
 
     def __post_init__(self) -> None:
         D = self.word_dim

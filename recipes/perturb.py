@@ -18,7 +18,6 @@ from recipes.kit.lab import Trained, at_random, run_name
 from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import CapsuleClassifier
-from torchcaps.models.base import in_precision_of
 from torchcaps_lab.data import Examples, Pairs
 from torchcaps_lab.report import default_sweep, evaluating, new_figure, perturb, shorten
 
@@ -127,7 +126,7 @@ def sweep(network: CapsuleClassifier, test: Examples, images: int) -> dict[int, 
         for label in test.labels.unique().tolist():
             places = (test.labels == label).nonzero().squeeze(1)[:images]
             batch = test.__getitems__(places.tolist())
-            capsules = network.encode(in_precision_of(network, batch.inputs.to(device)))
+            capsules = network.encode(batch.inputs.to(device))
             labels = batch.labels.to(device)
             grids = perturb(network, capsules, labels, offsets).float().cpu()
             change = changes(grids).mean(0)
@@ -152,7 +151,7 @@ def reconstruction_error(
     total, numbers = 0.0, 0
     with evaluating(network) as device:
         for batch in test.batches(batch_size):
-            capsules = network.encode(in_precision_of(network, batch.inputs.to(device)))
+            capsules = network.encode(batch.inputs.to(device))
             drawn = network.decode(capsules, batch.labels.to(device))
             difference = drawn.double() - batch.pictures.to(device)
             total += difference.square().sum().item()

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recipes.attacks import Scores
-from torchcaps.numerics import check_positive, check_size
+from torchcaps.spec import Size, Within, check
 from torchcaps_lab.report import reconstruction_error
 
 
@@ -48,8 +48,9 @@ def reconstructive(
     wrong class, and that the best one is kept, is ours: the attacker knows the
     detector.
     """
-    check_positive(epsilon=epsilon)
-    check_size(steps=steps, batch_size=batch_size)
+    Within(0, open=True).check("epsilon", epsilon)
+    check(Size, steps, "steps")
+    check(Size, batch_size, "batch_size")
     parts = zip(pixels.split(batch_size), labels.split(batch_size), strict=True)
     return torch.cat([_attacked(scores, *part, epsilon, steps) for part in parts])
 

@@ -26,8 +26,7 @@ from recipes.kit.options import TrainingOptions, option
 from torchcaps.capsules import Capsules
 from torchcaps.losses import length_cross_entropy
 from torchcaps.models import CapsuleClassifier
-from torchcaps.routing import create_routing
-from torchcaps.routing.base import ROUTINGS
+from torchcaps.routing import ROUTINGS, create_routing
 from torchcaps_lab.data import AffineRanges, Examples, apply_affine
 from torchcaps_lab.report import examine, fit_temperature
 from torchcaps_lab.report.calibration import calibration_error

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ from recipes.kit.lab import Lab, facts_of_network, in_package
 from recipes.kit.measures import half_interval, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
-from torchcaps.models import SetCapsNet, SetClassifier
-from torchcaps.models.network import NETWORKS
+from torchcaps.models import PooledSet, SetCapsNet, SetClassifier
 from torchcaps_lab.report import new_figure
 
 FACTS = facts_of("sets")
@@ -345,7 +344,8 @@ def network_of(
         **options.get(kind, {}),
     }
     arguments |= {key: value for key, value in head.items() if key != "name"}
-    return cast(SetClassifier, NETWORKS[kind].from_config(arguments))
+    network: type[SetClassifier] = SetCapsNet if kind == "SetCapsNet" else PooledSet
+    return network.from_config(arguments)
 
 
 @torch.no_grad()

@@ -25,9 +25,8 @@ from recipes.kit.options import TrainingOptions
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, register_model
-from torchcaps.numerics import FourSizes, Size
 from torchcaps.routing import InnerProductKMeansRouting, Routing
-from torchcaps.spec import settings
+from torchcaps.spec import Size, settings
 from torchcaps.squashing import length
 from torchcaps_lab.data.made import LAYOUTS, Scenes, arrange
 
@@ -66,7 +65,7 @@ class PooledCapsNet(CapsuleClassifier):
 
     image_shape: tuple[int, int, int] = (1, 28, 28)
     classes: int = 10
-    channels: FourSizes = (64, 64, 128, 128)
+    channels: tuple[Size, Size, Size, Size] = (64, 64, 128, 128)
     child_dim: Size = 8
     pose_dim: Size = 16
     transforms: Literal["full", "shared"] = "full"

@@ -9,6 +9,7 @@ go the names of its parameters, for a class those of its constructor, and the pu
 methods and properties that the class itself defines.
 """
 
+import ast
 import functools
 import importlib
 import inspect
@@ -52,6 +53,30 @@ def public_modules() -> Iterator[ModuleType]:
                 module = importlib.import_module(name)
                 if hasattr(module, "__all__"):
                     yield module
+
+
+def offered(module: ModuleType) -> list[str]:
+    """The public names of a package, and the others that it imports from its modules.
+
+    The others are documented and tested like the public ones: things that one gets by
+    their name, such as concrete routings, networks and data sets, and parts of them.
+    """
+    names = list(module.__all__)
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ImportFrom) and is_package(module):
+            names += [alias.name for alias in node.names if is_ours(node.module)]
+    return list(dict.fromkeys(names))
+
+
+def is_package(module: ModuleType) -> bool:
+    """Whether a module is a package of things that one gets by their name, and parts."""
+    below = hasattr(module, "__path__") and "." in module.__name__
+    return below and module.__name__ != "torchcaps.spec"
+
+
+def is_ours(module: str | None) -> bool:
+    """Whether a module is one of the two packages, or below."""
+    return (module or "").split(".")[0] in ("torchcaps", "torchcaps_lab")
 
 
 def lines_of(name: str, thing: Any) -> Iterator[str]:

@@ -6,15 +6,13 @@ import pytest
 
 from benchmarks import routings
 from benchmarks.__main__ import main
+from benchmarks.about import ABOUT
 from torchcaps import list_routings
-from torchcaps.routing.base import ROUTINGS
 
 
 @pytest.mark.parametrize("name", list_routings())
 def test_every_routing_says_what_it_is(name: str) -> None:
-    about = ROUTINGS[name].about
-    assert about is not None
-    for value in vars(about).values():
+    for value in vars(ABOUT[name]).values():
         assert value
         assert "|" not in value  # a column of the table
         assert "\n" not in value

@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 
 import torchcaps as tc
 from docs.site.linked import missing
-from tests.api_surface import public_modules
+from tests.api_surface import offered, public_modules
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "site" / "api"
@@ -32,7 +32,7 @@ def public_classes() -> dict[str, type]:
     for module in sorted(
         public_modules(), key=lambda module: -module.__name__.count(".")
     ):
-        for name in module.__all__:
+        for name in offered(module):
             thing = getattr(module, name)
             if inspect.isclass(thing) and thing.__module__.split(".")[0] in (
                 "torchcaps",

@@ -3,7 +3,7 @@ arguments.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from torchcaps.spec import Size as Size
 from torchcaps.spec import Within
 
 Choice = TypeVar("Choice", bound=str)
@@ -45,7 +46,6 @@ FloorOrNone = Annotated[float, replace(_FLOOR, zero=True)]
 ProperShare = Annotated[
     float, Within(0, math.nextafter(1, 0), words="a share in [0, 1)")
 ]
-Size = Annotated[int, Within(1)]
 
 
 @dataclass(frozen=True)
@@ -270,17 +270,6 @@ def _is_whole(number: Any) -> bool:
 
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def jsonable(value: Any) -> Any:
-    """A value for JSON, which has no NaN and no infinity: None in their place, in lists
-    and mappings too.
-    """
-    if isinstance(value, Mapping):
-        return {name: jsonable(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [jsonable(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_finite(least: float = -math.inf, /, **numbers: Any) -> None:

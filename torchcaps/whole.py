@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+__all__ = ["read_json", "write_whole"]
+
 UNFINISHED = ".unfinished"
 """The suffix of a file that is being written; what an interruption leaves can be
 removed.

@@ -12,7 +12,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from docutils import nodes
@@ -25,7 +25,7 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from tests.api_surface import public_modules
+from tests.api_surface import offered, public_modules
 
 PACKAGES = ("torchcaps", "torchcaps_lab")
 GUARDED = {"Image", "PILImage", "Figure", "ArgumentParser", "Starlette"}
@@ -39,7 +39,7 @@ def home_of(name: str, thing: Any) -> str:
     places = [
         module.__name__
         for module in public_modules()
-        if name in module.__all__
+        if name in offered(module)
         and getattr(module, name) is thing  # of the same name: an int is many things
     ]
     return max(places, key=lambda place: (place.count("."), place))
@@ -92,9 +92,18 @@ class Public(SphinxDirective):
         ]
 
     def table(self, module: Any) -> Iterator[str]:
-        """All names with their first sentences."""
+        """All names with their first sentences, the public ones first."""
+        yield from self.rows(module, module.__all__)
+        others = set(offered(module)) - set(module.__all__)
+        if others:
+            yield "Things that you get by their name, and parts, which may change:"
+            yield ""
+            yield from self.rows(module, others)
+
+    def rows(self, module: Any, names: Iterable[str]) -> Iterator[str]:
+        """A table of names with their first sentences."""
         yield from [".. list-table::", "   :widths: 30 70", "   :class: names", ""]
-        for name in sorted(module.__all__, key=str.lower):
+        for name in sorted(names, key=str.lower):
             thing = getattr(module, name)
             role = {
                 "class": "class",
@@ -116,7 +125,7 @@ class Public(SphinxDirective):
         package below.
         """
         names = sorted(
-            module.__all__,
+            offered(module),
             key=lambda name: (kind_of(getattr(module, name)) != "class", name.lower()),
         )
         for name in names:

@@ -31,9 +31,8 @@ from torchcaps.whole import LARGEST_NOTE, owned, read_json
 from torchcaps_lab.data import Examples, Preprocess
 from torchcaps_lab.data.bands import Levels, check_range
 from torchcaps_lab.data.base import Fit
-from torchcaps_lab.data.folder import check_resize
 from torchcaps_lab.data.handwriting import Read
-from torchcaps_lab.data.picture import as_numbers
+from torchcaps_lab.data.picture import as_numbers, check_resize
 from torchcaps_lab.data.reader import ImageReader, Reader, SeriesReader, TextReader
 from torchcaps_lab.data.series_set import Scale
 from torchcaps_lab.data.words import Reading, Words

@@ -15,7 +15,7 @@ import torchcaps
 from recipes.kit.base import Picture, Recipe, Study, get_recipe
 from recipes.kit.lab import Lab, PresetName
 from recipes.kit.results import read_results, result_path, write_table
-from torchcaps.numerics import jsonable
+from torchcaps.spec import jsonable
 from torchcaps.whole import write_whole
 
 ROOT = Path(__file__).parents[2]

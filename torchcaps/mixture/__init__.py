@@ -14,4 +14,4 @@ with needing("mixtures as estimators", "torchcaps[mixture]"):
     from torchcaps.mixture.gaussian import GaussianMixture
     from torchcaps.mixture.kmeans import KMeans, SoftKMeans
 
-__all__ = ["BinomialMixture", "GaussianMixture", "KMeans", "SoftKMeans", "point_votes"]
+__all__ = ["BinomialMixture", "GaussianMixture", "KMeans", "SoftKMeans"]

@@ -11,7 +11,6 @@ from torch.nn import functional
 from torchcaps.numerics import ProperShare, check_floor, full_precision
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import (
-    About,
     LayerShape,
     Routed,
     Routing,
@@ -112,17 +111,6 @@ class AttentionRouting(Routing):
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
-
-    about = About(
-        similarity="inner product with the parent",
-        update="layer normalisation of the sum of the votes",
-        activation="length of the pose, or a readout of it",
-        parameters="2 H; H + 1 for the readout",
-        cost="(2 r - 1) V",
-        memory="none",
-        source="Tsai et al. 2020",
-        reported="CIFAR-10 5.15 %, CIFAR-100 23.73 %",
-    )
 
     resumable = True
     uses_activation = False

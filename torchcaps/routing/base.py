@@ -146,36 +146,6 @@ def shape_of(shape: LayerShape | int, size: int | None) -> LayerShape:
     return LayerShape(None, shape, (size,), (size,))
 
 
-@dataclass(frozen=True)
-class About:
-    """A routing in words: its row in the table of ``python -m benchmarks routings``.
-
-    Symbols: children I, parents J, child dimension P, numbers of a vote H, steps r, and
-    V = I J P H, the multiply-adds of forming all votes of an example once.
-
-    Args:
-        similarity: of a vote and its parent.
-        update: of the parents.
-        activation: of the parents.
-        parameters: of the routing itself, beside the layer's transforms; a formula, or
-            none.
-        cost: multiply-adds of the forward pass for one example.
-        memory: numbers that are kept for the backward pass for one example, besides
-            inputs and parents.
-        source: authors and year.
-        reported: what they report, as test error unless it says otherwise.
-    """
-
-    similarity: str
-    update: str
-    activation: str
-    parameters: str
-    cost: str
-    memory: str
-    source: str
-    reported: str
-
-
 class Routing(nn.Module, ABC):
     """A routing algorithm: its settings, and the parameters it learns, if any.
 
@@ -198,9 +168,6 @@ class Routing(nn.Module, ABC):
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
-
-    about: ClassVar[About | None] = None
-    """What it is, in words."""
 
     trainable: ClassVar[bool] = True
     """Whether gradients flow through this routing."""

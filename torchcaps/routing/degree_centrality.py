@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.numerics import Floor, check_floor
 from torchcaps.ops import Given, Similarity, Votes, axes
-from torchcaps.routing.base import About, Routed, Routing, register_routing
+from torchcaps.routing.base import Routed, Routing, register_routing
 from torchcaps.routing.maps import Exponential
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
@@ -93,17 +93,6 @@ class DegreeCentralityRouting(Routing):
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
-
-    about = About(
-        similarity="degree among the votes for one parent; softmax over the children",
-        update="squashed sum of the votes",
-        activation="length of the pose",
-        parameters="none",
-        cost="3 V + 3 I J H",
-        memory="I J",
-        source="Venkataraman, Balasubramanian & Sarma 2020",
-        reported="none at hand",
-    )
 
     within_window = True
     uses_activation = False

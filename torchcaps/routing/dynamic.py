@@ -10,7 +10,6 @@ from torchcaps.ops import Agreement, InnerProduct, Votes
 from torchcaps.ops.agreement import Squashed, next_alpha, step_by_step
 from torchcaps.routing.base import (
     GRADIENTS,
-    About,
     Gradient,
     LayerShape,
     Routed,
@@ -150,17 +149,6 @@ class DynamicRouting(AgreementRouting):
         >>> routed.pose.shape, routed.assignment.shape
         (torch.Size([4, 10, 16]), torch.Size([4, 32, 10]))
     """
-
-    about = About(
-        similarity="inner product with the sum of the poses so far",
-        update="squashed sum of the votes",
-        activation="length of the pose",
-        parameters="none; J H with a bias",
-        cost="(2 r - 1) V",
-        memory="none",
-        source="Sabour, Frosst & Hinton 2017",
-        reported="MNIST 0.25 %, MultiMNIST 5.2 %",
-    )
 
     resumable = True
     uses_activation = False

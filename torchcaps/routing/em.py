@@ -26,7 +26,6 @@ from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.ops.backend import mean_of, variance_of
 from torchcaps.routing.base import (
     GRADIENTS,
-    About,
     Gradient,
     LayerShape,
     Routed,
@@ -531,17 +530,6 @@ class EMRouting(AgreementRouting):
         >>> parents.pose.shape, parents.activation.shape
         (torch.Size([4, 10, 4, 4]), torch.Size([4, 10]))
     """
-
-    about = About(
-        similarity="Gaussian likelihood and activation",
-        update="mean and variance of the votes",
-        activation="logistic function of the cost of the votes",
-        parameters="2 J",
-        cost="r V + 4 r I J H",
-        memory="none",
-        source="Hinton, Sabour & Frosst 2018",
-        reported="smallNORB 1.8 %",
-    )
 
     gaussian = True
 

@@ -12,7 +12,6 @@ from torchcaps.numerics import check_choice, check_floor, compute_dtype, full_pr
 from torchcaps.ops import Gaussian, Moments, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
-    About,
     LayerShape,
     Routed,
     Routing,
@@ -170,17 +169,6 @@ class Heinsen2019Routing(Routing):
         ... ).activation.shape
         torch.Size([4, 10])
     """
-
-    about = About(
-        similarity="Gaussian likelihood and score",
-        update="mean and variance of the votes",
-        activation="what using its children pays less what ignoring the others costs",
-        parameters="I J (H + 2)",
-        cost="2 r V + 5 r I J H",
-        memory="r I J",
-        source="Heinsen 2019",
-        reported="smallNORB 0.9 %",
-    )
 
     steps: Steps = 3
     model: Model = "gaussian"

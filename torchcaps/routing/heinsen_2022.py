@@ -12,7 +12,6 @@ from torch.nn import functional
 from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
 from torchcaps.routing.base import (
-    About,
     LayerShape,
     Routed,
     Routing,
@@ -210,17 +209,6 @@ class Heinsen2022Routing(Routing):
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
-
-    about = About(
-        similarity="inner product of the child and what the parent predicts",
-        update="sum of the votes, weighted by what they pay",
-        activation="length of the pose; of one number, that number",
-        parameters="I (P + 1) + 4 I J and 2 J P + 2 P H + J (P + H) for all transforms",
-        cost="(2 r - 1) I J P + r J P H",
-        memory="3 r I J",
-        source="Heinsen 2022",
-        reported="ImageNet, IMDB and others on top of pretrained networks",
-    )
 
     uses_activation = False
     masks_pairs = True

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torchcaps.numerics import Floor, Share, compute_dtype, full_precision
 from torchcaps.ops import Votes
 from torchcaps.routing.base import (
-    About,
     BatchStandard,
     LayerShape,
     Routed,
@@ -90,17 +89,6 @@ class HomogeneousRouting(Routing):
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 8])
     """
-
-    about = About(
-        similarity="none",
-        update="normalised sum of the children with elementwise weights, and ReLU",
-        activation="length of the pose",
-        parameters="I J H + H for all transforms",
-        cost="I J H",
-        memory="none",
-        source="Byerly, Kalganova & Dear 2021",
-        reported="MNIST about 0.2 %, 0.13 % with an ensemble",
-    )
 
     uses_activation = False
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torchcaps.numerics import Finite, check_choice, positive
 from torchcaps.ops import Given, InnerProduct, Votes
 from torchcaps.routing.base import (
-    About,
     LayerShape,
     Routed,
     Routing,
@@ -125,17 +124,6 @@ class InterestRouting(Routing):
         >>> interests.pose.shape
         torch.Size([2, 4, 16])
     """
-
-    about = About(
-        similarity="inner product with the sum of the poses so far, from learned parents",
-        update="squashed sum of the votes",
-        activation="length of the pose",
-        parameters="J H",
-        cost="2 r V",
-        memory="r I J",
-        source="Li et al. 2019",
-        reported="Recall@50 of Amazon Books 7.6 %",
-    )
 
     masks_pairs = True
 

@@ -13,7 +13,6 @@ from torchcaps.numerics import Positive, check_choice, positive, quotient
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
-    About,
     Routed,
     Routing,
     Steps,
@@ -303,19 +302,6 @@ class KernelDensityRouting(Routing):
         torch.Size([4, 10, 16])
     """
 
-    about = About(
-        similarity=(
-            "sum of one minus the squared distance of squashed vectors over the steps"
-        ),
-        update="squashed mean of the votes",
-        activation="length of the pose",
-        parameters="none",
-        cost="r V + 4 r I J H",
-        memory="none",
-        source="Zhao et al. 2019",
-        reported="EUR-Lex precision at 1 of 80.6 %",
-    )
-
     uses_activation = False
 
     steps: Steps = 3
@@ -350,17 +336,6 @@ class FastKernelDensityRouting(Routing):
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
-
-    about = About(
-        similarity="kernel of Epanechnikov",
-        update="mean of the votes",
-        activation="density at the pose",
-        parameters="none",
-        cost="(r + 1) V + r (r + 1) I J H",
-        memory="none",
-        source="Zhang, Zhao, Wu & Zhou 2018",
-        reported="nearly 40 % less time than routing before",
-    )
 
     within_window = True
 

@@ -16,7 +16,6 @@ from torchcaps.ops.agreement import Squashed
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
     GRADIENTS,
-    About,
     Gradient,
     Routed,
     Routing,
@@ -317,20 +316,6 @@ class InnerProductKMeansRouting(AgreementRouting):
         torch.Size([4, 10, 16])
     """
 
-    about = About(
-        similarity="inner product with the direction of the centre",
-        update="sum of the votes, squashed at the end",
-        activation="length of the pose",
-        parameters="none",
-        cost="(2 r - 1) V",
-        memory="none",
-        source="Su 2018",
-        reported=(
-            "two digits, one above the other, after training on single ones: "
-            "above 95 % right"
-        ),
-    )
-
     resumable = True
     uses_activation = False
     squash_start = 0.5
@@ -395,17 +380,6 @@ class EuclideanKMeansRouting(AgreementRouting):
         torch.Size([4, 10, 16])
     """
 
-    about = About(
-        similarity="negative squared distance",
-        update="mean of the votes",
-        activation="length of the pose",
-        parameters="none",
-        cost="r V + 3 r I J H",
-        memory="none",
-        source="Su 2018",
-        reported="none",
-    )
-
     resumable = True
     gaussian = True
 
@@ -457,17 +431,6 @@ class HardKMeansRouting(Routing):
         >>> routing(votes).assignment.unique()
         tensor([0., 1.])
     """
-
-    about = About(
-        similarity="squared distance, or inner product",
-        update="mean, or sum, of the votes that chose it",
-        activation="length of the pose",
-        parameters="none",
-        cost="r V + 3 r I J H",
-        memory="none",
-        source="Lloyd 1982; Su 2018",
-        reported="none: it does not train",
-    )
 
     trainable = False
     within_window = True

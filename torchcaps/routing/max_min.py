@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchcaps.numerics import Finite
 from torchcaps.ops import AssignmentMap, Votes
-from torchcaps.routing.base import About, Routed, Routing, Steps, register_routing
+from torchcaps.routing.base import Routed, Routing, Steps, register_routing
 from torchcaps.routing.dynamic import dynamic_routing
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind
@@ -94,17 +94,6 @@ class MaxMinRouting(Routing):
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
-
-    about = About(
-        similarity="as dynamic routing; shares between 0 and 1 in place of a softmax",
-        update="squashed sum of the votes",
-        activation="length of the pose",
-        parameters="none",
-        cost="r V + 2 r I J H",
-        memory="none",
-        source="Zhao et al. 2019",
-        reported="MNIST 0.20 %",
-    )
 
     within_window = True
     uses_activation = False

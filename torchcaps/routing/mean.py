@@ -4,7 +4,7 @@ from torch import Tensor
 
 from torchcaps.ops import Votes
 from torchcaps.ops.backend import mean_of
-from torchcaps.routing.base import About, Routed, Routing, register_routing
+from torchcaps.routing.base import Routed, Routing, register_routing
 from torchcaps.squashing import length
 
 
@@ -35,17 +35,6 @@ class MeanRouting(Routing):
         >>> routed.assignment.allclose(torch.full((4, 32, 10), 0.1))
         True
     """
-
-    about = About(
-        similarity="none",
-        update="mean of the votes",
-        activation="length of the pose",
-        parameters="none",
-        cost="V",
-        memory="none",
-        source="Paik, Kwak & Kim 2019",
-        reported="no routing that they tried does better",
-    )
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
         """Takes the means."""

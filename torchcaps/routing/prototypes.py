@@ -9,7 +9,6 @@ from torchcaps.numerics import Finite
 from torchcaps.ops import Gaussian, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
-    About,
     LayerShape,
     Routed,
     Routing,
@@ -83,17 +82,6 @@ class PrototypeRouting(Routing):
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
-
-    about = About(
-        similarity="negative squared distance to a learned prototype",
-        update="mean of the votes",
-        activation="share of the children",
-        parameters="J H",
-        cost="V + 3 I J H",
-        memory="none",
-        source="Everett, Zhong & Leontidis 2023",
-        reported="runs on Imagewoof",
-    )
 
     sharpness: Finite | None = None
 

@@ -11,7 +11,6 @@ from torchcaps.numerics import compute_dtype, full_precision
 from torchcaps.ops import Given, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
-    About,
     LayerShape,
     Routed,
     Routing,
@@ -70,17 +69,6 @@ class SelfRouting(Routing):
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 16])
     """
-
-    about = About(
-        similarity="none: a linear map of the child",
-        update="mean of the votes",
-        activation="share of the children",
-        parameters="I J (P + 1)",
-        cost="V + I J (P + H)",
-        memory="2 I J",
-        source="Hahn, Pyeon & Kim 2019",
-        reported="CIFAR-10 about 7.9 %",
-    )
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,6 @@ from torchcaps.numerics import full_precision
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
-    About,
     Gradient,
     LayerShape,
     Routed,
@@ -77,17 +76,6 @@ class SlotAttentionRouting(Routing):
         >>> layer(torch.randn(4, 100, 16)).pose.shape  # any number of features
         torch.Size([4, 5, 32])
     """
-
-    about = About(
-        similarity="inner product with a projection of the slot",
-        update="GRU cell and MLP of the mean value",
-        activation="share of the children",
-        parameters="(2 P + H) H, 6 H² of the GRU, 4 H² of the MLP, J H of the start",
-        cost="2 r I J P + r J (4 P H + 11 H²)",
-        memory="I P",
-        source="Locatello et al. 2020",
-        reported="CLEVR6 98.8 FG-ARI",
-    )
 
     resumable = True
 

@@ -11,7 +11,6 @@ from torchcaps.numerics import Floor, full_precision
 from torchcaps.ops import Gaussian, Gaussians, Votes
 from torchcaps.ops.backend import mean_of, variance_of
 from torchcaps.routing.base import (
-    About,
     Gradient,
     LayerShape,
     Routed,
@@ -79,17 +78,6 @@ class SlotMixtureRouting(Routing):
         >>> layer(torch.randn(4, 100, 16)).activation.sum(1).allclose(torch.ones(4))
         True
     """
-
-    about = About(
-        similarity="Gaussian likelihood and share of the children",
-        update="GRU cell and MLP of the mean, variance about it",
-        activation="share of the children",
-        parameters="P H, 6 H² of the GRU, 8 H² of the MLPs, J H of the start",
-        cost="r V + 4 r I J H + r J 11 H²",
-        memory="I P",
-        source="Kirilenko et al. 2024",
-        reported="other data",
-    )
 
     steps: Steps = 3
     start: Start = "queries"

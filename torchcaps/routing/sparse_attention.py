@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import AssignmentMap, InnerProduct, Votes
-from torchcaps.routing.base import About, Routed, Routing, register_routing
+from torchcaps.routing.base import Routed, Routing, register_routing
 from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
 
@@ -106,17 +106,6 @@ class SparseAttentionRouting(Routing):
         >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 8])
     """
-
-    about = About(
-        similarity="inner product with the sum of all votes; entmax in place of a softmax",
-        update="squashed sum of the votes",
-        activation="length of the pose",
-        parameters="none",
-        cost="2 V + 2 I J H",
-        memory="none",
-        source="Geng et al. 2024",
-        reported="a network of 110,000 parameters",
-    )
 
     within_window = True
     uses_activation = False

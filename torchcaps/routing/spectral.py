@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torchcaps.numerics import Finite, compute_dtype, positive, transformed
 from torchcaps.ops import Votes
 from torchcaps.routing.base import (
-    About,
     LayerShape,
     Routed,
     Routing,
@@ -169,17 +168,6 @@ class SpectralRouting(Routing):
         ... ).activation.shape
         torch.Size([4, 10])
     """
-
-    about = About(
-        similarity="none",
-        update="first singular vector of the votes",
-        activation="logistic function of its share of the variance",
-        parameters="J",
-        cost="2 V + I J H^2",
-        memory="J H^2",
-        source="Bahadori 2018",
-        reported="none at hand",
-    )
 
     sharpness: Finite = 1.0
     bias: Finite = 0.1

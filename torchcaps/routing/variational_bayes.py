@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torchcaps.ops import Gaussian, Moments, Normaliser, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
-    About,
     BatchStandard,
     LayerShape,
     Routed,
@@ -155,17 +154,6 @@ class VariationalBayesRouting(Routing):
         >>> layer(tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32))).pose.shape
         torch.Size([4, 10, 4, 4])
     """
-
-    about = About(
-        similarity="expected Gaussian likelihood under Normal-Wishart parents",
-        update="posterior of mean and precision",
-        activation="logistic function of the entropy, normalised over the batch",
-        parameters="2 J",
-        cost="r V + 4 r I J H",
-        memory="none",
-        source="Ribeiro, Leontidis & Kollias 2020",
-        reported="smallNORB 1.3 %",
-    )
 
     steps: Steps = 3
 

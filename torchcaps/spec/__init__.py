@@ -9,7 +9,15 @@ by name, nothing else is called, and text is never parsed again: a string where 
 is taken is a name.
 """
 
-from torchcaps.spec.fitting import Within, alternatives, check, complete, fit, is_finite
+from torchcaps.spec.fitting import (
+    Size,
+    Within,
+    alternatives,
+    check,
+    complete,
+    fit,
+    is_finite,
+)
 from torchcaps.spec.registry import (
     MISSING,
     RESERVED,
@@ -26,6 +34,27 @@ from torchcaps.spec.registry import (
     same_class,
 )
 from torchcaps.spec.settings import argument, check_fields, settings
-from torchcaps.spec.wire import Given, Spec, Typed, kept, make, of_old, plain, shown
+from torchcaps.spec.wire import (
+    Given,
+    Spec,
+    Typed,
+    jsonable,
+    kept,
+    make,
+    of_old,
+    plain,
+    shown,
+)
 
-__all__ = ["Registry", "Spec", "Within", "argument", "make", "settings"]
+__all__ = [
+    "Registry",
+    "Size",
+    "Spec",
+    "Within",
+    "argument",
+    "check",
+    "fit",
+    "jsonable",
+    "make",
+    "settings",
+]

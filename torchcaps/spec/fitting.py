@@ -146,6 +146,10 @@ class Within:
         """
 
 
+Size = Annotated[int, Within(1)]
+"""The type hint of an argument that is a size: a whole number of at least 1."""
+
+
 def is_finite(number: Any) -> TypeGuard[float]:
     """Whether it is a real number, and neither a bool, nor infinite, nor NaN."""
     return (

@@ -1,5 +1,6 @@
 """Things as they are written down: a name beside arguments, in JSON and YAML."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
@@ -189,3 +190,14 @@ def of_old(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if not all(isinstance(one, Mapping) for one in inner):
         raise ValueError(f"init_args must hold arguments by name, got {inner[0]!r}")
     return {**named, **inner[0], **inner[1], **rest}
+
+
+def jsonable(value: Any) -> Any:
+    """A value for JSON, which has no NaN and no infinity: None in their place, in lists
+    and mappings too.
+    """
+    if isinstance(value, Mapping):
+        return {name: jsonable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,7 +5,7 @@ measures.
 from json import dumps
 from typing import Literal
 
-from torchcaps.numerics import jsonable
+from torchcaps.spec import jsonable
 from torchcaps_lab.cli.places import Trained
 from torchcaps_lab.cli.runs import Split, open_run
 from torchcaps_lab.cli.strange import examine_strange, fit_again

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.models import CapsuleClassifier
-from torchcaps.numerics import jsonable
+from torchcaps.spec import jsonable
 from torchcaps.whole import written_whole
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli.places import Trained

@@ -4,19 +4,9 @@ import shlex
 from pathlib import Path
 
 from torchcaps.spec import settings
-from torchcaps_lab.data.base import Resize, register_dataset
-from torchcaps_lab.data.files import Listing, image_files, list_folder
+from torchcaps_lab.data.base import register_dataset
+from torchcaps_lab.data.files import Listing, list_folder
 from torchcaps_lab.data.listed import ListedImages
-from torchcaps_lab.data.picture import check_resize, fit_image, load_image
-
-__all__ = [
-    "ImageFolder",
-    "Resize",
-    "check_resize",
-    "fit_image",
-    "image_files",
-    "load_image",
-]
 
 
 @register_dataset("folder")

@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps_lab.data.bands import Levels
-from torchcaps_lab.data.base import Fit
+from torchcaps_lab.data.base import Fit, Resize
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import image_files
-from torchcaps_lab.data.folder import Resize, check_resize
 from torchcaps_lab.data.handwriting import Read
 from torchcaps_lab.data.picture import (
     as_numbers,
     as_picture,
     as_shown,
     as_source,
+    check_resize,
     fit_handwriting,
     in_mode,
     load_handwriting,

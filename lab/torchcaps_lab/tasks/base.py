@@ -10,8 +10,7 @@ from torch import Tensor
 
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction, Thing
-from torchcaps.numerics import jsonable
-from torchcaps.spec import Registry, package_of, plain
+from torchcaps.spec import Registry, jsonable, package_of, plain
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.report.calibration import Calibration
 from torchcaps_lab.report.cards import answer_card

@@ -47,6 +47,17 @@ class _Torchvision(MetaPathFinder):
 sys.meta_path.insert(0, _Torchvision())
 
 __all__ = [
+    "RunFolder",
+    "TrainingOptions",
+    "quiet_lightning",
+    "read_options",
+    "read_summary",
+    "train",
+    "train_with",
+    "training_options",
+]
+
+_PARTS = (
     "Caller",
     "History",
     "Learner",
@@ -54,7 +65,6 @@ __all__ = [
     "Optimisation",
     "OptimizerFactory",
     "RoutingHealth",
-    "RunFolder",
     "Running",
     "Schedule",
     "SchedulerFactory",
@@ -63,22 +73,16 @@ __all__ = [
     "Subject",
     "TrainerOptions",
     "TrainingDiverged",
-    "TrainingOptions",
     "circumstances",
     "evaluation_loader",
     "fit",
     "follow_record",
     "images_apart",
     "is_first_process",
-    "quiet_lightning",
-    "read_options",
-    "read_summary",
-    "train",
     "train_loader",
-    "train_with",
-    "training_options",
     "write_record",
-]
+)
+"""What other rooms and tests use of it, which is not public."""
 
 _MODULES = (
     "folder",
@@ -103,7 +107,7 @@ def __getattr__(name: str) -> Any:
     """Imports what is asked for, when it is: reading a run, or options, need not wait
     for torch and Lightning.
     """
-    if name in __all__:
+    if name in __all__ or name in _PARTS:
         modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
         return next(
             getattr(module, name) for module in modules if hasattr(module, name)

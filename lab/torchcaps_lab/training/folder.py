@@ -83,7 +83,7 @@ class RunFolder:
         """Writes the summary in one step, what is not finite as null: a folder that has
         one holds a finished run.
         """
-        from torchcaps.numerics import jsonable
+        from torchcaps.spec import jsonable
 
         write_whole(self.summary, json.dumps(jsonable(summary), indent=2) + "\n")
 

@@ -1,5 +1,3 @@
 """The primitive in plain PyTorch with bounded memory, on any device."""
 
 from torchcaps.ops.chunked.votes import ChunkedVotes
-
-__all__ = ["ChunkedVotes"]

@@ -3,5 +3,3 @@
 from torchcaps.ops.fused.call import Call
 from torchcaps.ops.fused.deferred import NativeVotes
 from torchcaps.ops.fused.operators import Kernels, TritonVotes, why_not
-
-__all__ = ["Call", "Kernels", "NativeVotes", "TritonVotes", "why_not"]
