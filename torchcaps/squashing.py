@@ -104,7 +104,7 @@ class _Length(torch.autograd.Function):
             return *torch.autograd.grad(
                 _length(pose, ctx.dim), pose, upstream, create_graph=True
             ), None
-        return pose * (upstream / found).masked_fill_(found == 0, 0.0), None
+        return pose * (upstream / torch.threshold(found, 0.0, math.inf)), None
 
 
 def _unit(length: Tensor, value: Tensor) -> Tensor:
@@ -203,7 +203,8 @@ class _Squash(torch.autograd.Function):
             )
             return *found, None, None
         along = (pose * upstream).sum(ctx.dim, keepdim=True)
-        along = along.mul_(ctx.kind.slope(n, factor)).div_(n).masked_fill_(n == 0, 0.0)
+        n = torch.threshold(n, 0.0, math.inf)  # what is divided by it is 0 there
+        along = along.mul_(ctx.kind.slope(n, factor)).div_(n)
         return torch.addcmul(upstream * factor, pose, along), None, None
 
 
@@ -251,6 +252,16 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
             else _squashed(wide, found, dim)[0]
         )
     return cast(squashed, dtype)
+
+
+def squash_by(constant: float, pose: Tensor) -> Tensor:
+    """The squash n² / (c + n²) along the last axis, as a formula.
+
+    Args:
+        constant: c.
+        pose: any shape.
+    """
+    return _squash(pose, _rational_in_squares(constant), -1)
 
 
 @settings

@@ -267,12 +267,12 @@ class CapsConvNd(CapsuleLayer):
         windows = self.windows(children)
         dtype = torch.promote_types(children.pose.dtype, self.weight.dtype)
         parts = [as_capsules(routed, self.out_pose, dtype) for routed in groups]
-        pose = torch.cat([part.pose for part in parts], dim=1).unflatten(
-            0, (-1, *windows.out)
-        )
-        activation = torch.cat([part.activation for part in parts], dim=1).unflatten(
-            0, (-1, *windows.out)
-        )
+        pose, activation = parts[0]
+        if len(parts) > 1:
+            pose = torch.cat([part.pose for part in parts], dim=1)
+            activation = torch.cat([part.activation for part in parts], dim=1)
+        pose = pose.unflatten(0, (-1, *windows.out))
+        activation = activation.unflatten(0, (-1, *windows.out))
         if self.identity_path is not None:
             pose = pose + self.identity_path(present(children, mask), windows).to(dtype)
         return Capsules(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchcaps.numerics import quotient
 from torchcaps.ops.fields import Fields, axes
-from torchcaps.ops.similarity import Similarity
+from torchcaps.ops.similarity import Gaussian, Similarity
 
 
 class AssignmentMap(Fields, ABC):
@@ -212,6 +212,40 @@ class Agreement(NamedTuple):
     orphan: bool = False
 
 
+class Mixture(NamedTuple):
+    """The settings of :func:`~torchcaps.routing.em_routing`, all steps of which a
+    backend may make at once.
+
+    Args:
+        temperatures: the inverse one of each step, lambda.
+        sharpness: of each E-step, one fewer.
+        floor: added to the variances.
+        scale: factor of the cost.
+        activation_scale: factor of ``beta_a``.
+        mass_factor: of the masses in the cost.
+        standardise: whether costs are standardised over the parents.
+        cost_floor: under their deviation, as a share of their mean size.
+
+    Example:
+        >>> tc.ops.backend.Mixture((0.5, 1.0), (1.0,)).steps
+        2
+    """
+
+    temperatures: tuple[float, ...]
+    sharpness: tuple[float, ...]
+    floor: float = 5e-4
+    scale: float = 1.0
+    activation_scale: float = 1.0
+    mass_factor: float = 1.0
+    standardise: bool = False
+    cost_floor: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """How many M-steps."""
+        return len(self.temperatures)
+
+
 SOFTMAX = Rule()
 """The rule of one softmax over the parents of the votes, and nothing else."""
 
@@ -244,6 +278,9 @@ class VoteSource(ABC):
     """Whether the backend reads the children of windows where they lie; for others they
     are copied together.
     """
+
+    mixes: ClassVar[bool] = False
+    """Whether the backend has :meth:`mixture`."""
 
     children: Tensor
     transforms: Tensor
@@ -310,6 +347,28 @@ class VoteSource(ABC):
             The poses (B, J, H), and what the last step compared the votes with, None if
             it was the first; or None alone where the backend cannot, and the steps are
             made one by one.
+        """
+        return None
+
+    def mixture(
+        self,
+        mixture: Mixture,
+        weights: Tensor | None,
+        costs: tuple[Tensor, Tensor],
+        seen: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Gaussian | None] | None:
+        """All steps of EM routing, where the backend has them in one.
+
+        Args:
+            mixture: what is to be done.
+            weights: the child activations ``a``, (N, G), or None for ones.
+            costs: ``beta_u`` and ``beta_a``, (J,) each.
+            seen: where each child is in the windows, if all parents that see it compete
+                for it: :meth:`~torchcaps.ops.Windows.seen`.
+
+        Returns:
+            The means (B, J, H), the logits of the activations (B, J), and what the last
+            step compared the votes with; or None alone where the backend cannot.
         """
         return None
 

@@ -95,10 +95,26 @@ class Normaliser:
         """Whether it is a softmax over the parents of the votes, with an orphan or
         without.
         """
-        if type(self) is not Normaliser or self.hard or self.mapping is not None:
+        return type(self) is Normaliser and self._bare
+
+    @property
+    def _bare(self) -> bool:
+        """Whether it is a softmax, of similarities as they are."""
+        if self.hard or self.mapping is not None:
             return False
         alone = self.prior is None and self.scale is None and self.offset is None
         return alone and not isinstance(self.sharpness, Tensor) and self.sharpness == 1
+
+    @property
+    def plain_over_windows(self) -> bool:
+        """Whether it is a softmax over the parents of all windows that see a child."""
+        return False
+
+    def seen(self, device: torch.device) -> Tensor | None:
+        """Where each child is in the windows whose parents all compete for it, as
+        :meth:`Windows.seen` has it; None where those of one window compete.
+        """
+        return None
 
     def adjusted(self, similarity: Similarity | None) -> Similarity | None:
         """The similarity that the parents compete with: sharpened, and with the
@@ -214,6 +230,16 @@ class GridWide(Normaliser):
 
     windows: Windows | None = None
     types: int = 1
+
+    @property
+    def plain_over_windows(self) -> bool:
+        """Whether it is a softmax over the parents of all windows that see a child."""
+        return type(self) is GridWide and self._bare and not self.orphan
+
+    def seen(self, device: torch.device) -> Tensor | None:
+        """Where each child is in the windows."""
+        assert self.windows is not None
+        return self.windows.seen(self.types, device)
 
     def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
         """The rule with the normaliser of each child, the same in all windows that see

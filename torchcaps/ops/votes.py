@@ -20,6 +20,7 @@ from torchcaps.ops.backend import (
     SOFTMAX,
     Agreement,
     Gaussians,
+    Mixture,
     Moments,
     Rule,
     VoteSource,
@@ -472,6 +473,41 @@ class Votes:
                 else agreement._replace(orphan=orphan),
                 bias,
             )
+
+    def mixture(
+        self,
+        mixture: Mixture,
+        weights: Tensor | None,
+        beta_u: Tensor,
+        beta_a: Tensor,
+    ) -> tuple[Tensor, Tensor, Gaussian | None] | None:
+        """All steps of EM routing at once, where the backend can:
+        :meth:`VoteSource.mixture`.
+
+        Args:
+            mixture: the settings.
+            weights: the child activations, (N, G); None for ones.
+            beta_u: (J,).
+            beta_a: (J,).
+
+        Raises:
+            TypeError: if the weights are no tensor.
+            ValueError: if they do not fit the votes.
+        """
+        normaliser = self.normaliser
+        plain = normaliser.plain and not normaliser.orphan
+        if self.mask is not None or not (plain or normaliser.plain_over_windows):
+            return None
+        if not beta_u.shape == beta_a.shape == self.shape[2:3]:
+            return None
+        with full_precision(self.children):
+            source = self.source
+            if weights is not None:
+                check_field("weights", weights, self.children)
+                weights = weights.to(self.dtype)
+            costs = beta_u.to(self.dtype), beta_a.to(self.dtype)
+            seen = normaliser.seen(self.children.device)
+            return source.mixture(mixture, weights, costs, seen)
 
     def gaussians(self, moments: Moments, floor: float) -> Gaussians:
         r"""The Gaussians of the M-step: :math:`\mu_j = S_j / N_j` and :math:`\sigma_j^2

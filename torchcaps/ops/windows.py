@@ -3,6 +3,7 @@ axes.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -144,6 +145,38 @@ class Windows:
             return self._children(types, device)
         return _kept_children(self, types, device)
 
+    def seen(self, types: int, device: torch.device) -> Tensor:
+        """Where each child of the grid of :meth:`pad` is in :meth:`children`, flattened,
+        int32 (G, places of a window); -1 where no window has it at that place.
+
+        The tensor is kept for the next call with the same windows: it must not be
+        written to.
+        """
+        if (
+            torch.compiler.is_compiling()
+            or torch._C._len_torch_dispatch_stack()
+            or transformed()
+        ):
+            return self._seen(types, device)
+        return _kept_seen(self, types, device)
+
+    def _seen(self, types: int, device: torch.device) -> Tensor:
+        window = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        place, inside = window, window == 0
+        for extent, out, kernel, stride, dilation in zip(
+            self.extent, self.out, self.kernel, self.stride, self.dilation, strict=True
+        ):
+            offset = torch.arange(kernel, device=device)
+            begin = torch.arange(extent, device=device)[:, None] - offset * dilation
+            along = begin.div(stride, rounding_mode="floor")
+            there = (begin == along * stride) & (along >= 0) & (along < out)
+            window = _outer(window * out, along, torch.add)
+            place = _outer(place * kernel, offset.expand(extent, -1), torch.add)
+            inside = _outer(inside, there, torch.logical_and)
+        flat = (window * math.prod(self.kernel) + place)[:, None] * types
+        flat = flat + torch.arange(types, device=device)[:, None]
+        return torch.where(inside[:, None], flat, -1).flatten(0, 1).to(torch.int32)
+
     def _children(self, types: int, device: torch.device) -> Tensor:
         sites = self.sites(device)[:, :, None] * types + torch.arange(
             types, device=device
@@ -181,3 +214,17 @@ def _kept_children(windows: Windows, types: int, device: torch.device) -> Tensor
 
 def _times(sizes: tuple[int, ...]) -> str:
     return "x".join(map(str, sizes))
+
+
+@lru_cache(maxsize=64)
+def _kept_seen(windows: Windows, types: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return windows._seen(types, device)
+
+
+def _outer(
+    table: Tensor, along: Tensor, join: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Tables (A, B) and (C, D) joined to (A * C, B * D)."""
+    joined = join(table[:, None, :, None], along[None, :, None, :])
+    return joined.flatten(2).flatten(0, 1)

@@ -18,12 +18,14 @@ from torchcaps.numerics import (
     FloorOrNone,
     NotNegative,
     Positive,
+    Rounding,
     Share,
     check_choice,
     positive,
+    standardised,
 )
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
-from torchcaps.ops.backend import mean_of, variance_of
+from torchcaps.ops.backend import Mixture, mean_of, variance_of
 from torchcaps.routing.base import (
     GRADIENTS,
     Gradient,
@@ -40,18 +42,6 @@ Schedule = Literal["released", "linear", "constant"]
 SCHEDULES = list(get_args(Schedule))
 Sharpness = float | Tensor | Sequence[float | Tensor]
 Learned = Literal["layer", "parent"]
-
-
-class Rounding(NamedTuple):
-    """An estimate of what the rounding of float32 is in standardised costs.
-
-    Args:
-        share: of their deviation, (B, 1).
-        logit: what it makes in the logits of the activations, (B, 1).
-    """
-
-    share: Tensor
-    logit: Tensor
 
 
 class EMState(NamedTuple):
@@ -220,66 +210,6 @@ def em_m_step(
     )
 
 
-_EPSILON = torch.finfo(torch.float32).eps
-"""In every dtype: with another bound in float64 the same weights would be another
-network.
-"""
-
-_RESOLVED = 5e-5
-"""What rounding may be of standardised costs. Activations of networks are then off by
-less than 1e-4, and costs that differ by a four-hundredth of their terms, as where
-something was learned, are as they were.
-"""
-
-
-def standardised(
-    cost: Tensor, terms: Tensor, floor: float = 0.0, before: Rounding | None = None
-) -> tuple[Tensor, Rounding]:
-    r"""Standardises costs over the parents, as far as they differ by more than
-    rounding.
-
-    .. math::
-        z_j = \frac{c_j - \bar c}{\max(\sigma, \rho / \tau)}, \quad
-        \sigma^2 = \operatorname{var} c + (f \operatorname{mean} |c|)^2 + 10^{-8}, \quad
-        \rho = \epsilon \operatorname{mean} t + \min(q \sigma, e \operatorname{mean} t)
-
-    Before a training the costs of the parents may differ by a millionth of their size.
-    Divided by that deviation, what float32 rounds, :math:`\epsilon`, would be a tenth
-    of the result. So the rounding :math:`\rho` is estimated, and :math:`\tau` = 5e-5 is
-    the most that it may be of z. It is that of the sums, and that of the step before:
-    at most its share q of the deviation there, because steps pass on what parents
-    differ by together with its error, and at most what its error e of the logits makes
-    of the masses.
-
-    Args:
-        cost: c, (B, J).
-        terms: t, the size of the numbers that costs were added up from, (B, J), without
-            gradient.
-        floor: f.
-        before: q and e; None in the first step.
-
-    Returns:
-        z, of mean 0 and of deviation 1 or less; and its rounding, q and, for an inverse
-        temperature of 1, e.
-    """
-    centred = cost - cost.mean(
-        -1, keepdim=True
-    )  # first: where costs differ little, gradients too would be rounding
-    square = centred.square().mean(-1, keepdim=True) + 1e-8
-    if floor:
-        square = square + (floor * cost.abs().mean(-1, keepdim=True)).square()
-    deviation, size = square.sqrt(), terms.mean(-1, keepdim=True)
-    rounding = _EPSILON * size
-    if before is not None:
-        rounding = rounding + torch.minimum(
-            before.share * deviation.detach(), before.logit * size
-        )
-    divisor = torch.maximum(deviation, rounding / _RESOLVED)
-    return centred / divisor, Rounding(
-        rounding / deviation.detach(), rounding / divisor.detach()
-    )
-
-
 def _smoothed(
     moments: Moments,
     settings: "EMSettings | EMRouting",
@@ -319,6 +249,41 @@ def em_similarity(state: EMState, sharpness: float | Tensor = 1.0) -> Gaussian:
         likelihood = likelihood.sharpened(sharpness)
     log_weight = torch.add(logsigmoid(state.logit), likelihood.log_weight, alpha=-0.5)
     return replace(likelihood, log_weight=log_weight)
+
+
+def _at_once(
+    votes: Votes,
+    weights: Tensor | None,
+    costs: tuple[Tensor, Tensor],
+    temperatures: Sequence[float],
+    settings: "EMSettings | EMRouting",
+    sharpness: Sequence[float | Tensor],
+) -> Routed | None:
+    """All steps by a backend that makes them at once; None where it has not these
+    settings.
+    """
+    if settings.mean_smoothing or settings.relative_floor:
+        return None
+    if any(isinstance(number, Tensor) for number in sharpness):
+        return None
+    factor = 1.0
+    if settings.mass_scale is not None and votes.shape[1]:
+        factor = settings.mass_scale * votes.parents / votes.shape[1]
+    mixture = Mixture(
+        tuple(map(float, temperatures)),
+        tuple(map(float, sharpness)),
+        settings.variance_floor,
+        settings.cost_scale,
+        settings.activation_scale,
+        factor,
+        settings.standardise,
+        settings.cost_floor,
+    )
+    fitted = votes.mixture(mixture, weights, *costs)
+    if fitted is None:
+        return None
+    mean, logit, similarity = fitted
+    return Routed(mean, logit.sigmoid(), votes, similarity, logit)
 
 
 def inverse_temperatures(
@@ -393,6 +358,13 @@ def em_routing(
         sharpness = [sharpness] * (steps - 1)
     if len(sharpness) != steps - 1:
         raise _miscounted(sharpness, steps - 1)
+    source = votes.source_on(votes.plan.choice.backend)
+    if source.mixes and gradient == "all":
+        fitted = _at_once(
+            votes, weights, (beta_u, beta_a), inverse_temperatures, settings, sharpness
+        )
+        if fitted is not None:
+            return fitted
     similarity: Gaussian | None = None
     state: EMState | None = None
     unit: Tensor | None = None

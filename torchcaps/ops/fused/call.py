@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import naive
-from torchcaps.ops.backend import SOFTMAX, Moments, Rule, VoteSource
+from torchcaps.ops.backend import SOFTMAX, Mixture, Moments, Rule, VoteSource
 from torchcaps.ops.closed_forms import attention_moments, uniform_moments
 from torchcaps.ops.derivatives import Tensors
+from torchcaps.ops.mixture import step_by_step
 from torchcaps.ops.similarity import Gaussian, InnerProduct, Similarity
 from torchcaps.ops.windows import in_windows
 
@@ -200,6 +201,91 @@ def _stored(call: Call) -> tuple[naive.NaiveVotes, Similarity | None]:
         in_windows(call.children, call.sites), call.transforms, call.coordinates
     )
     return votes, kinds[len(call.similarity)](*call.similarity)
+
+
+class Mixed(NamedTuple):
+    """What all steps of EM routing give, of T steps.
+
+    Args:
+        mean: after the last step, (B, J, H).
+        logit: of the activations, (B, J).
+        means: after the steps before, (T - 1, B, J, H).
+        precisions: after all steps, times the sharpness, (T, B, J, H).
+        log_weights: of the steps before, (T - 1, B, J).
+        logits: after the steps before, (T - 1, B, J).
+        masses: of all steps, (T, B, J).
+        rests: what rounding took from the means, (T, B, J, H).
+        roundings: of the standardised costs, (T, B, 2).
+        partitions: the normaliser of each child, (T, N, G), or none of them.
+    """
+
+    mean: Tensor
+    logit: Tensor
+    means: Tensor
+    precisions: Tensor
+    log_weights: Tensor
+    logits: Tensor
+    masses: Tensor
+    rests: Tensor
+    roundings: Tensor
+    partitions: Tensor
+
+    @classmethod
+    def empty(cls, call: Call, seen: Tensor | None, steps: int) -> "Mixed":
+        """Memory for it."""
+        B, _, J, M, _, D = sizes_of(call)
+        pair, field = (B, J), (B, J, M * D)
+        one, before = steps if seen is not None else 0, steps - 1
+        shapes: list[Sequence[int]] = [field, pair, (before, *field)]
+        shapes += [(steps, *field), (before, *pair), (before, *pair), (steps, *pair)]
+        shapes += [(steps, *field), (steps, B, 2), (one, *call.children.shape[:2])]
+        return cls(*(call.children.new_empty(shape) for shape in shapes))
+
+
+def stored_mixture(
+    tensors: Sequence[Any],
+    sites: Tensor | None,
+    seen: Tensor | None,
+    mixture: Mixture,
+) -> Tensors:
+    """All steps of EM routing, from stored votes: differentiable to any order.
+
+    Args:
+        tensors: children, transforms, coordinates, weights, beta_u and beta_a.
+        sites: of the call.
+        seen: where each child is in the windows, or None.
+        mixture: the settings.
+
+    Returns:
+        Means, logits, and the tensors of what the last step compared with.
+    """
+    children, transforms, coordinates, weights, *costs = tensors
+    votes = naive.NaiveVotes(in_windows(children, sites), transforms, coordinates)
+    if weights is not None:
+        weights = in_windows(weights, sites)
+
+    def moments(similarity: Gaussian | None) -> Moments:
+        rule = Rule()
+        if seen is not None:
+            partition = votes.log_partition(similarity, False)
+            partition = _combined(partition.reshape(len(children), -1), seen)
+            rule = Rule(log_partition=in_windows(partition, sites))
+        return votes.moments(similarity, weights, rule, True)
+
+    mean, logit, last = step_by_step(moments, mixture, *costs)
+    return mean, logit, *(() if last is None else last.tensors)
+
+
+def _combined(partition: Tensor, seen: Tensor) -> Tensor:
+    """Normalisers (N, W * I) over the parents of each window, to those over the windows
+    that see a child, (N, G); 0 for a child that none sees.
+    """
+    there = seen >= 0
+    table = partition[:, seen.clamp(min=0).long()]
+    table = table.masked_fill(~there, -math.inf)
+    none = ~there.any(1)
+    table = torch.where(none[:, None], 0.0, table)
+    return torch.where(none, 0.0, table.logsumexp(-1))
 
 
 class FusedVotes(VoteSource):

@@ -19,7 +19,6 @@ from torchcaps.numerics import positive
 from torchcaps.ops.derivatives import STORED, Tensors, check_forward_mode, gradients
 from torchcaps.ops.fused.call import (
     Call,
-    FusedVotes,
     readable,
     sizes_of,
     stored_moments,
@@ -355,7 +354,7 @@ _LIBRARY = torch.library.Library(
 )  # the operators live as long as this
 
 
-def _operator(
+def operator(
     name: str,
     schema: str,
     kernel: Callable[..., Any],
@@ -384,27 +383,13 @@ def _operator(
     return getattr(torch.ops.torchcaps, name).default
 
 
-_run_moments_backward = _operator(
+_run_moments_backward = operator(
     "moments_backward", _MOMENTS_BACKWARD, _moments_backward, _gradients_shapes
 )
-_run_scores_backward = _operator(
+_run_scores_backward = operator(
     "scores_backward", _SCORES_BACKWARD, _scores_backward, _gradients_shapes
 )
-_operator(
+operator(
     "moments", _MOMENTS, _moments, _moments_shapes, _moments_gradient, _moments_context
 )
-_operator("scores", _SCORES, _scores, _scores_shapes, _scores_gradient, _scores_context)
-
-
-class TritonVotes(FusedVotes):
-    """In Triton, on a GPU, or on a CPU under Triton's interpreter.
-
-    Example:
-        >>> from torchcaps.ops import InnerProduct, Rule
-        >>> tc.ops.fused.TritonVotes.supports(
-        ...     InnerProduct(torch.randn(2, 3, 5)), Rule()
-        ... )  # no reason against it
-        ''
-    """
-
-    backend = "triton"
+operator("scores", _SCORES, _scores, _scores_shapes, _scores_gradient, _scores_context)

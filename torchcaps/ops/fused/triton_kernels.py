@@ -13,9 +13,10 @@ exchange between lanes, the softmax a shuffle over the parents, and only the gra
 the transforms, summed over the rows, passes through shared memory. Two habits keep the
 compiler to that layout:
 
-- Parents come last in memory: fields ``[B, H, J]``, transforms ``[I, P, D, J]``. Fields
-  are loaded as a matrix ``[d m, b j]`` and reshaped; of a load with four axes the
-  compiler would choose another layout, and keep it.
+- Transforms have their parents last in memory, ``[I, P, D, J]``: they are read for
+  every child. Fields are read once, as their callers have them, ``[B, J, H]``, as a
+  matrix ``[d m, b j]`` that is reshaped; of a load with four axes the compiler would
+  choose another layout, and keep it.
 - The number of parents is not specialised: knowing it to be a multiple of 4, the
   compiler would give each lane 4 neighbouring parents for a wider load, outside the
   loop, and split the votes over lanes to make up for it.
@@ -67,6 +68,9 @@ class Tile:
             queueing for one.
         dot: the rows of a tile are enough for ``tl.dot`` to sum the transforms'
             gradient over them.
+        tiny: the least mass to divide by, :func:`torchcaps.numerics.positive`.
+        based: the gradient of the mass is what a vote at the mean is worth.
+        even: what each parent gets of a child in an even step.
     """
 
     M: int
@@ -85,6 +89,9 @@ class Tile:
     overlap: bool = False
     slots: int = 1
     dot: bool = False
+    tiny: float = 1e-19
+    based: bool = False
+    even: float = 1.0
 
 
 @triton.jit
@@ -119,20 +126,20 @@ def _grid_child(sites, i, rows, B, W, I, G):
 
 @triton.jit
 def _field_at(B, J, T: tl.constexpr):
-    """Offsets into a field [B, H, J], and what is inside it, [d m, b j]."""
+    """Offsets into a field [B, J, H], and what is inside it, [d m, b j]."""
     h = tl.arange(0, T.d * T.m)
     d, m = h // T.m, h % T.m
     pair = tl.arange(0, T.b * T.j)
     row = tl.program_id(0).to(tl.int64) * T.b + pair // T.j
     j = tl.program_id(2) * T.j + pair % T.j
-    at = (row[None, :] * (T.M * T.D) + (m * T.D + d)[:, None]) * J + j[None, :]
+    at = (row * J + j)[None, :] * (T.M * T.D) + (m * T.D + d)[:, None]
     inside = ((d < T.D) & (m < T.M))[:, None] & ((row < B) & (j < J))[None, :]
     return at, inside
 
 
 @triton.jit
 def _load_field(field, B, J, T: tl.constexpr):
-    """The part [d, m, b, j] of a field [B, H, J] of the parents; 0 outside."""
+    """The part [d, m, b, j] of a field [B, J, H] of the parents; 0 outside."""
     at, inside = _field_at(B, J, T)
     return tl.reshape(tl.load(field + at, mask=inside, other=0.0), [T.d, T.m, T.b, T.j])
 
@@ -140,7 +147,7 @@ def _load_field(field, B, J, T: tl.constexpr):
 @triton.jit
 def _store_field(field, value, B, J, T: tl.constexpr):
     """Writes the part [d, m, b, j] of a field of this program's children, [splits, B,
-    H, J].
+    J, H].
     """
     at, inside = _field_at(B, J, T)
     field += tl.program_id(1).to(tl.int64) * B * J * (T.M * T.D)
@@ -222,6 +229,15 @@ def _votes(children, transforms, coordinates, child, i, B, J, T: tl.constexpr):
 def _inner(x, y):
     """The sum over h = (d, m) of the product, [b, j]."""
     return tl.sum(tl.sum(x * y, 0), 0)
+
+
+@triton.jit
+def _compared(centre, precision, log_weight, B, J, T: tl.constexpr):
+    """What the votes are compared with, [d, m, b, j] twice and [b, j]."""
+    alpha = _load_field(centre, B, J, T) if centre is not None else None
+    beta = _load_field(precision, B, J, T) if precision is not None else None
+    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
+    return alpha, beta, gamma
 
 
 @triton.jit
@@ -344,16 +360,16 @@ def moments_kernel(
     # [B, I], the choice of a hard assignment, where a program does not see all parents
     best,
     sites,  # [W, I]
-    centre,  # alpha or the Gaussian's mean, [B, H, J]
-    precision,  # [B, H, J]
+    centre,  # alpha or the Gaussian's mean, [B, J, H]
+    precision,  # [B, J, H]
     log_weight,  # [B, J]
-    # What the mean is relative to, if the scatter is wanted and there is no Gaussian's
-    # mean, [B, H, J]
-    origin,
     mass,  # out: [splits, B, J]
-    # Out: the sum, or the relative mean if the scatter is wanted, [splits, B, H, J]
+    # Out: the sum, or the relative mean if the scatter is wanted, [splits, B, J, H]
     first_moment,
-    scatter,  # out: [splits, B, H, J] or None
+    scatter,  # out: [splits, B, J, H] or None
+    # Out: what the mean is relative to, if the scatter is wanted and there is no
+    # Gaussian's mean, [B, J, H]: the votes of the first child
+    origin,
     B,
     W,
     I,
@@ -369,10 +385,13 @@ def moments_kernel(
     the votes: float32 has the digits for a small deviation, not for a large mean.
     """
     rows = _rows(T)
-    alpha = _load_field(centre, B, J, T) if centre is not None else None
-    beta = _load_field(precision, B, J, T) if precision is not None else None
-    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
-    shift = _load_field(origin, B, J, T) if origin is not None else alpha
+    alpha, beta, gamma = _compared(centre, precision, log_weight, B, J, T)
+    shift = alpha
+    if origin is not None:
+        child = _grid_child(sites, 0, rows, B, W, I, G)
+        shift = _votes(children, transforms, coordinates, child, 0, B, J, T)
+        if tl.program_id(1) == 0:
+            _store_field(origin, shift, B, J, T)
     zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
     first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
     second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
@@ -386,7 +405,7 @@ def moments_kernel(
             share *= tl.load(weights + child, mask=rows < B, other=0.0)[:, None]
         zeroth += share
         if scatter is not None:
-            step = share / tl.maximum(zeroth, 1e-19)  # contract.positive
+            step = share / tl.maximum(zeroth, T.tiny)
             votes -= shift
             deviation = votes - first
             first += step[None, None] * deviation
@@ -422,9 +441,7 @@ def scores_kernel(
     """The logits, or what a normaliser over all parents is made of."""
     rows, parents = _rows(T), _parents(T)
     inside = rows < B
-    alpha = _load_field(centre, B, J, T) if centre is not None else None
-    beta = _load_field(precision, B, J, T) if precision is not None else None
-    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
+    alpha, beta, gamma = _compared(centre, precision, log_weight, B, J, T)
     block = tl.program_id(2) * (B.to(tl.int64) * I)
     begin, end = _children(I)
     for i in range(begin, end):
@@ -496,18 +513,43 @@ def _start(begin, end):
 
 
 @triton.jit
-def _worth(votes, worth_of_one, slope_sum, slope_scatter, final):
+def _worth(votes, base, slope_sum, slope_scatter, final):
     """What a share of a child is worth to each parent, [b, j], and the slope of that by
     its vote, [d, m, b, j].
     """
-    worth = worth_of_one + _inner(votes, slope_sum)
-    slope = slope_sum
     if slope_scatter is not None:
         deviation = votes - final
         scaled = deviation * slope_scatter
-        worth += _inner(deviation, scaled)
-        slope = slope_sum + 2.0 * scaled
-    return worth, slope
+        worth = base + _inner(deviation, slope_sum + scaled)
+        return worth, slope_sum + 2.0 * scaled
+    else:
+        return base + _inner(votes, slope_sum), slope_sum
+
+
+@triton.jit
+def _upstream(mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T: tl.constexpr):
+    """The worth of a vote at the mean, [b, j], or at 0 without a scatter; the gradients
+    of sum and scatter, and the mean, [d, m, b, j].
+
+    The mean of the votes is ``mean + rest``. About that, weighted deviations add up to
+    0; about the rounded mean they do not, which is no small thing beside the steep
+    gradients of the scatter that tight Gaussians have
+    (:func:`~torchcaps.ops.derivatives.about_mean`).
+    """
+    base = tl.full([T.b, T.j], 0.0, T.dtype)
+    if grad_mass is not None:
+        base = _load_pair(grad_mass, B, J, T)
+    slope_sum = _load_field(grad_sum, B, J, T)
+    if grad_scatter is not None:
+        slope_scatter = _load_field(grad_scatter, B, J, T)
+        final = _load_field(mean, B, J, T)
+        if not T.based:
+            base += _inner(final, slope_sum)
+        if rest is not None:
+            slope_sum -= 2.0 * slope_scatter * _load_field(rest, B, J, T)
+        return base, slope_sum, slope_scatter, final
+    else:
+        return base, slope_sum, None, None
 
 
 @triton.jit
@@ -519,34 +561,42 @@ def _weighted(assignment, worth, weights, grad_weights, child, B, T: tl.constexp
         return assignment
     else:
         inside = _rows(T) < B
-        _add(grad_weights, child, tl.sum(assignment * worth, 1), inside, T.overlap)
+        if grad_weights is not None:
+            _add(grad_weights, child, tl.sum(assignment * worth, 1), inside, T.overlap)
         return assignment * tl.load(weights + child, mask=inside, other=0.0)[:, None]
 
 
 @triton.jit
-def _normalised(
-    flow,
+def _flow(
+    share,
+    worth,
     assignment,
     log_partition,
     grad_log_partition,
+    worths,
     child,
     at,
     B,
     I,
     T: tl.constexpr,
 ):
-    """The gradient of the logits, [b, j], where the parents of the tile compete; else
-    that of the given normaliser.
+    """The gradient of the logits, [b, j], where the parents of the tile compete, or it
+    is known what a child is worth to all that do; else that of the given normaliser.
     """
-    total = tl.sum(flow, 1)
     inside = _rows(T) < B
-    if log_partition is None:
-        flow -= assignment * total[:, None]
-    elif T.by_row:
-        block = tl.program_id(2) * (B.to(tl.int64) * I)
-        tl.store(grad_log_partition + block + at, -total, mask=inside)
+    if worths is not None:
+        common = tl.load(worths + child, mask=inside, other=0.0)
+        flow = share * (worth - common[:, None])
     else:
-        _add(grad_log_partition, child, -total, inside, T.overlap)
+        flow = share * worth
+        total = tl.sum(flow, 1)
+        if log_partition is None:
+            flow -= assignment * total[:, None]
+        elif T.by_row:
+            block = tl.program_id(2) * (B.to(tl.int64) * I)
+            tl.store(grad_log_partition + block + at, -total, mask=inside)
+        else:
+            _add(grad_log_partition, child, -total, inside, T.overlap)
     return flow
 
 
@@ -562,17 +612,21 @@ def moments_backward_kernel(
     centre,
     precision,
     log_weight,
-    mean,  # the final mean, [B, H, J], or None
-    grad_mass,  # [B, J]
-    grad_sum,  # [B, H, J]
-    grad_scatter,  # [B, H, J] or None
-    grad_children,  # out, as are all below: [N, G, M, P]
+    mean,  # the final mean, [B, J, H], or None
+    rest,  # what rounding took from it, [B, J, H], or None
+    # What a child is worth to all parents that compete for it, [N, G], if that is known
+    worths,
+    grad_mass,  # [B, J], or None for 0
+    grad_sum,  # [B, J, H]
+    grad_scatter,  # [B, J, H] or None
+    # Out, as are all below: [N, G, M, P]; None where votes need no gradients
+    grad_children,
     grad_transforms,  # [I or slots, P, D, J], added to
     grad_coordinates,  # [I, H], added to
     grad_weights,  # [N, G]
     grad_log_partition,  # [N, G] or [blocks, B, I]
-    grad_centre,  # [splits, B, H, J]
-    grad_precision,  # [splits, B, H, J]
+    grad_centre,  # [splits, B, J, H]
+    grad_precision,  # [splits, B, J, H]
     grad_log_weight,  # [splits, B, J]
     B,
     W,
@@ -588,15 +642,10 @@ def moments_backward_kernel(
     from it add up to zero.
     """
     rows = _rows(T)
-    alpha = _load_field(centre, B, J, T) if centre is not None else None
-    beta = _load_field(precision, B, J, T) if precision is not None else None
-    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
-    worth_of_one = _load_pair(grad_mass, B, J, T)
-    slope_sum = _load_field(grad_sum, B, J, T)
-    slope_scatter = (
-        _load_field(grad_scatter, B, J, T) if grad_scatter is not None else None
+    alpha, beta, gamma = _compared(centre, precision, log_weight, B, J, T)
+    base, slope_sum, slope_scatter, final = _upstream(
+        mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T
     )
-    final = _load_field(mean, B, J, T) if grad_scatter is not None else None
     zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
     first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
     second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
@@ -609,15 +658,17 @@ def moments_backward_kernel(
         votes = _votes(children, transforms, coordinates, child, i, B, J, T)
         logits = _logits(votes, alpha, beta, gamma, J, T)
         assignment = _assignment(logits, best, log_partition, at, child, B, J, T)
-        worth, slope = _worth(votes, worth_of_one, slope_sum, slope_scatter, final)
+        worth, slope = _worth(votes, base, slope_sum, slope_scatter, final)
         share = _weighted(assignment, worth, weights, grad_weights, child, B, T)
         slope = share[None, None] * slope
-        if not T.hard:
-            flow = _normalised(
-                share * worth,
+        if not T.hard and (centre is not None or grad_log_partition is not None):
+            flow = _flow(
+                share,
+                worth,
                 assignment,
                 log_partition,
                 grad_log_partition,
+                worths,
                 child,
                 at,
                 B,
@@ -629,19 +680,20 @@ def moments_backward_kernel(
             )
             zeroth += flow
             slope += passed
-        _votes_backward(
-            slope,
-            children,
-            transforms,
-            child,
-            i,
-            grad_children,
-            grad_transforms,
-            grad_coordinates,
-            B,
-            J,
-            T,
-        )
+        if grad_children is not None:
+            _votes_backward(
+                slope,
+                children,
+                transforms,
+                child,
+                i,
+                grad_children,
+                grad_transforms,
+                grad_coordinates,
+                B,
+                J,
+                T,
+            )
     _store_similarity(
         beta,
         zeroth,
@@ -683,9 +735,7 @@ def scores_backward_kernel(
     """The gradients of the logits, or of their normaliser."""
     rows, parents = _rows(T), _parents(T)
     inside = rows < B
-    alpha = _load_field(centre, B, J, T) if centre is not None else None
-    beta = _load_field(precision, B, J, T) if precision is not None else None
-    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
+    alpha, beta, gamma = _compared(centre, precision, log_weight, B, J, T)
     zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
     first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
     second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
@@ -737,3 +787,120 @@ def scores_backward_kernel(
         J,
         T,
     )
+
+
+@triton.jit(do_not_specialize=SIZES)
+def worths_kernel(
+    children,  # the inputs are those of moments_backward_kernel
+    transforms,
+    coordinates,
+    log_partition,
+    sites,
+    centre,
+    precision,
+    log_weight,
+    mean,
+    rest,
+    grad_mass,
+    grad_sum,
+    grad_scatter,
+    worths,  # out: [N, G], added to
+    B,
+    W,
+    I,
+    G,
+    J,
+    T: tl.constexpr,
+):
+    """What each child is worth to all parents of all windows that compete for it,
+    ``sum_wj R_wij worth_wij``.
+    """
+    rows = _rows(T)
+    alpha = _load_field(centre, B, J, T)
+    beta = _load_field(precision, B, J, T)
+    gamma = _load_pair(log_weight, B, J, T)
+    base, slope_sum, slope_scatter, final = _upstream(
+        mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T
+    )
+    begin, end = _children(I)
+    start = _start(begin, end)
+    for step in range(0, end - begin):
+        i = tl.where(start + step < end, start + step, start + step - (end - begin))
+        child = _grid_child(sites, i, rows, B, W, I, G)
+        votes = _votes(children, transforms, coordinates, child, i, B, J, T)
+        logits = _logits(votes, alpha, beta, gamma, J, T)
+        assignment = _assignment(logits, None, log_partition, 0, child, B, J, T)
+        worth, _ = _worth(votes, base, slope_sum, slope_scatter, final)
+        _add(worths, child, tl.sum(assignment * worth, 1), rows < B, T.overlap)
+
+
+@triton.jit
+def _agreement_slope(votes, alpha, slope_sum, J, T: tl.constexpr):
+    """The gradient of the votes of one child by one step of routing by agreement, [d,
+    m, b, j].
+    """
+    logits = _logits(votes, alpha, None, None, J, T)
+    top, total = _normaliser(logits, T)
+    assignment = tl.exp(logits - top[:, None]) / total[:, None]
+    flow = assignment * _inner(votes, slope_sum)
+    flow -= assignment * tl.sum(flow, 1)[:, None]
+    return assignment[None, None] * slope_sum + flow[None, None] * alpha
+
+
+@triton.jit(do_not_specialize=SIZES)
+def agreement_backward_kernel(
+    children,  # the inputs are those of moments_backward_kernel
+    transforms,
+    coordinates,
+    sites,
+    even,  # the gradient of the sum of the even first step, [B, J, H], or None
+    alpha,  # what one step compared with, [B, J, H], or None
+    grad_sum,  # and the gradient of its sum
+    other_alpha,  # the same of another step
+    other_grad_sum,
+    grad_children,  # out: those of moments_backward_kernel
+    grad_transforms,
+    grad_coordinates,
+    B,
+    W,
+    I,
+    G,
+    J,
+    T: tl.constexpr,
+):
+    """What steps of routing by agreement pass on to children, transforms and
+    coordinates, once for all of them.
+    """
+    rows = _rows(T)
+    constant = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
+    if even is not None:
+        constant = _load_field(even, B, J, T) * T.even
+    if alpha is not None:
+        centre, slope_sum = _load_field(alpha, B, J, T), _load_field(grad_sum, B, J, T)
+    if other_alpha is not None:
+        other_centre = _load_field(other_alpha, B, J, T)
+        other_slope = _load_field(other_grad_sum, B, J, T)
+    begin, end = _children(I)
+    start = _start(begin, end)
+    for step in range(0, end - begin):
+        i = tl.where(start + step < end, start + step, start + step - (end - begin))
+        child = _grid_child(sites, i, rows, B, W, I, G)
+        slope = constant
+        if alpha is not None:
+            votes = _votes(children, transforms, coordinates, child, i, B, J, T)
+            slope += _agreement_slope(votes, centre, slope_sum, J, T)
+            if other_alpha is not None:
+                slope += _agreement_slope(votes, other_centre, other_slope, J, T)
+        _votes_backward(
+            slope,
+            children,
+            transforms,
+            child,
+            i,
+            grad_children,
+            grad_transforms,
+            grad_coordinates,
+            B,
+            J,
+            T,
+        )

@@ -7,7 +7,9 @@ transforms and coordinates, and of children that windows share) are summed by at
 additions, so their last digits differ from run to run.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,11 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchcaps.numerics import compute_dtype, positive
-from torchcaps.ops.derivatives import about_mean
+from torchcaps.numerics import compute_dtype
 from torchcaps.ops.fused import triton_kernels as device
+from torchcaps.ops.fused import triton_parents as between
 from torchcaps.ops.fused.call import Call, sizes_of
-from torchcaps.ops.naive import dense_votes
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,22 @@ class Tiling:
     """
 
     warps: int | None = None
-    numbers: int = 16
+    numbers: int | None = None
     parents: int | None = None
     splits: int | None = None
 
 
-WARPS, WARPS_BACKWARD = 4, 8
+TILES = {
+    "moments": (4, 16),
+    "scores": (4, 16),
+    "worths": (4, 16),
+    "backward": (8, 16),
+    "flow": (4, 16),
+    "passing": (8, 16),
+}
+"""Warps of a program, and numbers of a lane, by what a kernel does."""
+MOST_WARPS = 8
+
 PROGRAMS_PER_PROCESSOR = 8  # two or three run at a time; more even out the end
 # Of one program, so that loading the parents and merging the sums stay small beside
 # them
@@ -70,6 +81,14 @@ def prepare() -> None:
         )
 
 
+DTYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+def tiny(dtype: torch.dtype) -> float:
+    """The least mass to divide by, of :func:`torchcaps.numerics.positive`."""
+    return float(torch.finfo(dtype).tiny ** 0.5)
+
+
 def interpreted() -> bool:
     """Whether the kernels, and what they call of Triton's own, run in Triton's
     interpreter.
@@ -83,31 +102,8 @@ def moments(
     call: Call, *, orphan: bool, hard: bool, scatter: bool, tiling: Tiling | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """One E-step and its sums; see :class:`~torchcaps.ops.fused.operators.Kernels`."""
-    launch = Launch(call, tiling, WARPS, orphan=orphan, hard=hard)
-    mass = launch.empty(launch.splits, launch.B, launch.J)
-    first = launch.empty(launch.splits, launch.B, launch.H, launch.J)
-    second = torch.empty_like(first) if scatter else None
-    log_partition, best, tile = launch.competition()
-    gaussian = len(call.similarity) == 3
-    origin = None
-    if scatter:  # near the votes
-        origin = launch.similarity[0] if gaussian else launch.first_votes()
-    launch(
-        device.moments_kernel,
-        *(
-            *launch.votes,
-            call.weights,
-            log_partition,
-            best,
-            call.sites,
-            *launch.similarity,
-        ),
-        *(None if gaussian else origin, mass, first, second),
-        tile=tile,
-    )
-    if second is None or origin is None:
-        return mass.sum(0), first.sum(0).mT.contiguous(), None, None
-    return _merged(mass, first, second, origin)
+    launch = Launch(call, tiling, "moments", orphan=orphan, hard=hard)
+    return launch.merged(*launch.moments(scatter))
 
 
 def moments_backward(
@@ -125,20 +121,14 @@ def moments_backward(
     """The gradients of every tensor of the call; see
     :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
-    if rest is not None and grad_scatter is not None:
-        grad_mass, grad_sum = about_mean(mean, rest, grad_mass, grad_sum, grad_scatter)
-    launch = Launch(call, tiling, WARPS_BACKWARD, orphan=orphan, hard=hard)
+    launch = Launch(call, tiling, "backward", orphan=orphan, hard=hard)
     log_partition, best, tile = launch.competition()
     grads = Gradients(launch)
     grad_partition = grads.log_partition
     if tile.by_row:
         grad_partition = launch.empty(launch.blocks, launch.B, launch.I)
-    upstream = (
-        None if grad_scatter is None else _by_parent(mean),
-        grad_mass.contiguous(),
-        _by_parent(grad_sum),
-        None if grad_scatter is None else _by_parent(grad_scatter),
-    )
+    about = (None, None) if grad_scatter is None else (mean, rest)
+    upstream = (*about, None, grad_mass, grad_sum, grad_scatter)
     launch(
         device.moments_backward_kernel,
         *(
@@ -170,7 +160,7 @@ def scores(
     """The logits, or their normaliser; see
     :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
-    launch = Launch(call, tiling, WARPS, orphan=orphan)
+    launch = Launch(call, tiling, "scores", orphan=orphan)
     return launch.partition() if reduced else launch.logits()
 
 
@@ -186,11 +176,9 @@ def scores_backward(
     """The gradients of every tensor of the call; see
     :class:`~torchcaps.ops.fused.operators.Kernels`.
     """
-    launch = Launch(call, tiling, WARPS_BACKWARD, orphan=orphan)
+    launch = Launch(call, tiling, "backward", orphan=orphan)
     grads = Gradients(launch)
-    _scores_backward(
-        launch, scores.contiguous() if reduced else None, grad.contiguous(), grads
-    )
+    _scores_backward(launch, scores if reduced else None, grad, grads)
     return grads.call()
 
 
@@ -219,53 +207,76 @@ class Launch:
         self,
         call: Call,
         tiling: Tiling | None,
-        warps: int,
+        work: str,
         *,
         orphan: bool = False,
         hard: bool = False,
     ) -> None:
         _check_device(call.children)
-        tiling = tiling or Tiling()
         self.source = call
         self.dtype = compute_dtype(call.children, call.transforms, *call.similarity)
-        self.warps = tiling.warps or warps
-        self.B, self.I, self.J, M, P, D = sizes_of(call)
-        self.H, self.G = M * D, call.children.shape[1]
+        self.B, self.I, self.J, self.M, self.P, self.D = sizes_of(call)
+        self.H, self.G = self.M * self.D, call.children.shape[1]
         self.W = 1 if call.sites is None else len(call.sites)
-
-        m, d = triton.next_power_of_2(M), triton.next_power_of_2(D)
-        pairs = max(1, 32 * self.warps * tiling.numbers // (m * d))
-        j = triton.next_power_of_2(self.J)
-        if j > min(pairs, tiling.parents or pairs):
-            j = min(pairs, tiling.parents or BLOCK)
-        b = min(pairs // j, triton.next_power_of_2(max(self.B, 1)))
-        self.blocks = triton.cdiv(self.J, j)
-        self.tile = device.Tile(
-            *(M, P, D, tl.float64 if self.dtype == torch.float64 else tl.float32),
-            m=m,
-            d=d,
-            p=min(triton.next_power_of_2(P), max(1, PRODUCT // d)),
-            b=b,
-            j=j,
-            orphan=orphan,
-            hard=hard,
-            shared=call.transforms.shape[0] == 1 and self.I > 1,
-            overlap=call.sites is not None or self.blocks > 1,
-            slots=SLOTS,
-            dot=m * b >= 16 and self.dtype == torch.float32,
-        )
-        self.programs = triton.cdiv(self.B, self.tile.b)
-        self.splits = tiling.splits or self._splits()
-
+        self.orphan, self.hard, self.tiling = orphan, hard, tiling or Tiling()
+        self._cut(work)
         self.votes = (
             call.children,
             call.transforms.permute(0, 2, 3, 1).contiguous(),
             call.coordinates,
         )
-        fields = [
-            _by_parent(field) if field.ndim == 3 else field for field in call.similarity
-        ]
-        self.similarity = (*fields, None, None, None)[:3]
+        self.similarity = (*call.similarity, None, None, None)[:3]
+
+    def _cut(self, work: str) -> None:
+        """Cuts the call for a kernel that does this work."""
+        asked, (warps, numbers) = self.tiling, TILES[work]
+        numbers = asked.numbers or numbers
+        m, d = triton.next_power_of_2(self.M), triton.next_power_of_2(self.D)
+        j = triton.next_power_of_2(self.J)
+        while 32 * warps * numbers < m * d * j and warps < MOST_WARPS:
+            warps *= 2  # rather than blocks of parents
+        self.warps = asked.warps or warps
+        pairs = max(1, 32 * self.warps * numbers // (m * d))
+        if j > min(pairs, asked.parents or pairs):
+            j = min(pairs, asked.parents or BLOCK)
+        b = min(pairs // j, triton.next_power_of_2(max(self.B, 1)))
+        self.blocks = triton.cdiv(self.J, j)
+        self.tile = device.Tile(
+            *(self.M, self.P, self.D, DTYPES[self.dtype]),
+            m=m,
+            d=d,
+            p=min(triton.next_power_of_2(self.P), max(1, PRODUCT // d)),
+            b=b,
+            j=j,
+            orphan=self.orphan,
+            hard=self.hard,
+            shared=self.source.transforms.shape[0] == 1 and self.I > 1,
+            overlap=self.source.sites is not None or self.blocks > 1,
+            slots=SLOTS,
+            dot=m * b >= 16 and self.dtype == torch.float32,
+            tiny=tiny(self.dtype),
+        )
+        self.programs = triton.cdiv(self.B, b)
+        self.splits = asked.splits or self._splits()
+
+    def for_work(self, work: str) -> "Launch":
+        """The same call, cut for a kernel that does this work."""
+        launch = copy(self)
+        launch._cut(work)
+        return launch
+
+    def alone(self) -> "Launch":
+        """The votes, without what a call has beside them."""
+        launch = copy(self)
+        children, transforms, coordinates, _, _, sites, _ = self.source
+        launch.source = Call(children, transforms, coordinates, None, None, sites, ())
+        return launch.comparing()
+
+    def comparing(self, *similarity: Tensor) -> "Launch":
+        """The same votes, compared with something else."""
+        launch = copy(self)
+        launch.similarity = (*similarity, None, None, None)[:3]
+        return launch
 
     def __call__(
         self, kernel: Any, *arguments: Tensor | None, tile: device.Tile | None = None
@@ -274,14 +285,13 @@ class Launch:
         if self.B == 0:
             return
         sizes = (self.B, self.W, self.I, self.G, self.J)
-        with _on(self.source.children):
-            kernel[(self.programs, self.splits, self.blocks)](
-                *arguments,
-                *sizes,
-                tile or self.tile,
-                num_warps=self.warps,
-                num_stages=STAGES,
-            )
+        run(
+            kernel,
+            (self.programs, self.splits, self.blocks),
+            (*arguments, *sizes, tile or self.tile),
+            self.source.children.device,
+            self.warps,
+        )
 
     def _splits(self) -> int:
         wanted = PROGRAMS_PER_PROCESSOR * _processors(self.source.children.device)
@@ -296,21 +306,58 @@ class Launch:
         """Memory for a result."""
         return self.source.children.new_empty(shape, dtype=dtype or self.dtype)
 
-    def first_votes(self) -> Tensor:
-        """The first child's votes in each row, (B, H, J)."""
-        children, transforms, coordinates = self.source[:3]
-        first = (
-            children[:, :1]
-            if self.source.sites is None
-            else children[:, self.source.sites[:, 0]].flatten(0, 1)
+    def moments(
+        self, scatter: bool, log_partition: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Mass, sum (or relative mean), scatter of each split, and what means are
+        relative to.
+
+        Args:
+            scatter: whether it is wanted.
+            log_partition: in place of that of the call.
+        """
+        mass = self.empty(self.splits, self.B, self.J)
+        first = self.empty(self.splits, self.B, self.J, self.H)
+        second = torch.empty_like(first) if scatter else None
+        partition, best, tile = self.competition()
+        gaussian = self.similarity[1] is not None
+        origin = self.similarity[0] if gaussian else None
+        if scatter and not gaussian:
+            origin = self.empty(self.B, self.J, self.H)
+        self(
+            device.moments_kernel,
+            *(*self.votes, self.source.weights),
+            partition if log_partition is None else log_partition,
+            *(best, self.source.sites, *self.similarity),
+            *(mass, first, second, None if gaussian else origin),
+            tile=tile,
         )
-        first = first.reshape(self.B, 1, *children.shape[2:]).to(self.dtype)
-        votes = dense_votes(
-            first,
-            transforms[:1].to(self.dtype),
-            None if coordinates is None else coordinates[:1],
+        return mass, first, second, origin
+
+    def merged(
+        self,
+        mass: Tensor,
+        first: Tensor,
+        scatter: Tensor | None,
+        origin: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Mass, sum, scatter and rest of all splits."""
+        if scatter is None and len(mass) == 1:
+            return mass[0], first[0], None, None
+        total, moment = torch.empty_like(mass[0]), torch.empty_like(first[0])
+        within = rest = None
+        if scatter is not None:
+            within, rest = torch.empty_like(moment), torch.empty_like(moment)
+        self.parents()(
+            between.merge_kernel,
+            *(mass, first, scatter, origin, total, moment, within, rest),
+            *(self.B * self.J, len(mass)),
         )
-        return _by_parent(votes[:, 0])
+        return total, moment, within, rest
+
+    def parents(self, **options: Any) -> "Parents":
+        """What launches the kernels between passes over the children."""
+        return Parents(self, **options)
 
     def logits(self) -> Tensor:
         """The logits, (B, I, J)."""
@@ -329,6 +376,8 @@ class Launch:
         top = self.empty(self.blocks, self.B, self.I)
         best = self.empty(self.blocks, self.B, self.I, dtype=torch.int32)
         self._scores(None, None, top, best)
+        if self.blocks == 1:
+            return best[0]
         return best.gather(0, top.argmax(0, keepdim=True))[0]
 
     def _scores(self, *outputs: Tensor | None) -> None:
@@ -352,6 +401,44 @@ class Launch:
         return self.partition(), None, replace(self.tile, by_row=True)
 
 
+class Parents:
+    """Launches kernels of :mod:`torchcaps.ops.fused.triton_parents`.
+
+    Args:
+        launch: of the passes between which they lie.
+        options: of :class:`torchcaps.ops.fused.triton_parents.Block`.
+    """
+
+    def __init__(self, launch: Launch, **options: Any) -> None:
+        self.launch, self.pairs = launch, launch.B * launch.J
+        h = triton.next_power_of_2(launch.H)
+        self.block = between.Block(
+            launch.H,
+            h,
+            max(1, 256 // h),
+            DTYPES[launch.dtype],
+            tiny(launch.dtype),
+            **options,
+        )
+
+    def __call__(self, kernel: Any, *arguments: Any) -> None:
+        """Runs a kernel over all pairs of a row and a parent."""
+        self._run(kernel, triton.cdiv(self.pairs, self.block.j), arguments, self.block)
+
+    def by_row(self, kernel: Any, *arguments: Any) -> None:
+        """Runs a kernel of which a program has all parents of a row."""
+        block = replace(self.block, j=triton.next_power_of_2(self.launch.J))
+        self._run(kernel, self.launch.B, arguments, block)
+
+    def _run(
+        self, kernel: Any, programs: int, arguments: Sequence[Any], block: between.Block
+    ) -> None:
+        if self.pairs == 0:
+            return
+        device = self.launch.source.children.device
+        run(kernel, (programs,), (*arguments, block), device)
+
+
 class Gradients:
     """The gradients of a call in the layout of the kernels: zeros where programs add,
     else not yet written.
@@ -359,15 +446,11 @@ class Gradients:
 
     def __init__(self, launch: Launch) -> None:
         call, tile, dtype = launch.source, launch.tile, launch.dtype
-        _, P, D, J = launch.votes[1].shape
         each = torch.zeros_like if tile.overlap else torch.empty_like
         self.source = call
         self.children = each(call.children, dtype=dtype)
         self.transforms = torch.zeros(
-            tile.slots if tile.shared else launch.I,
-            P,
-            D,
-            J,
+            (tile.slots if tile.shared else launch.I, launch.P, launch.D, launch.J),
             dtype=dtype,
             device=call.children.device,
         )
@@ -380,12 +463,9 @@ class Gradients:
             self.log_partition = (torch.zeros_like if tile.hard else each)(
                 call.log_partition
             )
-        empty = [
-            launch.empty(launch.splits, *field.shape)
-            for field in launch.similarity
-            if field is not None
-        ]
-        self.fields = [field.zero_() for field in empty] if tile.hard else empty
+        self.fields = empty_fields(launch)
+        if tile.hard:
+            self.fields = [field.zero_() for field in self.fields]
 
     @property
     def votes(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -407,22 +487,32 @@ class Gradients:
 
     def call(self) -> Call:
         """In the layout of the call."""
-        shared = len(self.transforms) != len(self.source.transforms)
-        transforms = self.transforms.sum(0, keepdim=True) if shared else self.transforms
-        fields = [field.sum(0) for field in self.fields]
         return Call(
             self.children.to(self.source.children.dtype),
-            transforms.permute(0, 3, 1, 2)
-            .to(self.source.transforms.dtype)
-            .contiguous(),
+            self.in_order().to(self.source.transforms.dtype),
             self.coordinates,
             self.weights,
             self.log_partition,
             None,
             tuple(
-                field.mT.contiguous() if field.ndim == 3 else field for field in fields
+                field[0] if len(field) == 1 else field.sum(0) for field in self.fields
             ),
         )
+
+    def in_order(self) -> Tensor:
+        """The gradient of the transforms, (I or 1, J, P, D)."""
+        shared = len(self.transforms) != len(self.source.transforms)
+        transforms = self.transforms.sum(0, keepdim=True) if shared else self.transforms
+        return transforms.permute(0, 3, 1, 2).contiguous()
+
+
+def empty_fields(launch: Launch) -> list[Tensor]:
+    """Memory for the gradients of what the votes are compared with, by split."""
+    return [
+        launch.empty(launch.splits, *field.shape)
+        for field in launch.similarity
+        if field is not None
+    ]
 
 
 def _scores_backward(
@@ -434,25 +524,6 @@ def _scores_backward(
         *(*launch.votes, launch.source.sites, *launch.similarity, partition, grad),
         *(*into.votes, *into.similarity),
     )
-
-
-def _merged(
-    mass: Tensor, mean: Tensor, scatter: Tensor, origin: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mass, sum, scatter and rest, from mass, mean and scatter of each split (Chan,
-    Golub & LeVeque 1983).
-
-    Means are relative to the origin, (B, H, J).
-    """
-    if len(mass) == 1:
-        total, common, within = mass[0], mean[0], scatter[0]
-    else:
-        total = mass.sum(0)
-        common = (mass[:, :, None] * mean).sum(0) / positive(total)[:, None]
-        within = scatter.sum(0) + (mass[:, :, None] * (mean - common).square()).sum(0)
-    first = total[:, None] * (origin + common)
-    rest = common - (first / positive(total)[:, None] - origin)
-    return total, first.mT.contiguous(), within.mT.contiguous(), rest.mT.contiguous()
 
 
 def _mend_interpreter() -> None:
@@ -474,11 +545,6 @@ if interpreted():
     _mend_interpreter()
 
 
-def _by_parent(field: Tensor) -> Tensor:
-    """A field (B, J, H) of the parents in the layout of the kernels, (B, H, J)."""
-    return field.mT.contiguous()
-
-
 def _check_device(tensor: Tensor) -> None:
     if not tensor.is_cuda and not interpreted():
         raise RuntimeError(
@@ -487,8 +553,19 @@ def _check_device(tensor: Tensor) -> None:
         )
 
 
-def _on(tensor: Tensor) -> AbstractContextManager[Any]:
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+def run(
+    kernel: Any,
+    grid: tuple[int, ...],
+    arguments: Sequence[Any],
+    place: torch.device,
+    warps: int = 4,
+) -> None:
+    """Launches a kernel: every launch of this library's own goes through here."""
+    on: AbstractContextManager[Any] = nullcontext()
+    if place.type == "cuda" and place.index != torch.cuda.current_device():
+        on = torch.cuda.device(place)
+    with on:
+        kernel[grid](*arguments, num_warps=warps, num_stages=STAGES)
 
 
 @cache

@@ -1,0 +1,258 @@
+"""All steps of a routing in Triton against the same steps from stored votes in
+float64.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+if (
+    not torch.cuda.is_available()
+):  # before anything imports triton, as torch._dynamo does
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+from ops_cases import close
+
+from torchcaps import CapsConv2d, CapsLinear, Capsules, Votes, use_backend
+from torchcaps.ops import GridWide, InnerProduct, Windows
+from torchcaps.ops.backend import Mixture
+from torchcaps.ops.fused import Call, triton_layers
+from torchcaps.routing import (
+    DynamicRouting,
+    EMRouting,
+    EMSettings,
+    dynamic_routing,
+    em_routing,
+)
+
+THOROUGH = pytest.mark.thorough
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WINDOWS = Windows((5, 4), (3, 2), (1, 2), (0, 0), (1, 1))
+TYPES = 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one layer, and what its votes have."""
+
+    N: int = 3
+    I: int = 5
+    J: int = 3
+    M: int = 1
+    P: int = 4
+    D: int = 5
+    windows: bool = False
+    shared: bool = False
+    coordinates: bool = False
+    weights: bool = False
+
+    def call(self, dtype: torch.dtype = torch.float32) -> Call:
+        """Random votes."""
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+        sites, G, I = None, self.I, self.I
+        if self.windows:
+            sites = WINDOWS.children(TYPES, torch.device(DEVICE))
+            G, I = WINDOWS.padded * TYPES, sites.shape[1]
+        return Call(
+            normal(self.N, G, self.M, self.P),
+            normal(1 if self.shared else I, self.J, self.P, self.D),
+            normal(I, self.M * self.D) if self.coordinates else None,
+            normal(self.N, G).sigmoid() if self.weights else None,
+            None,
+            sites,
+            (),
+        )
+
+
+def leaf(tensor: Tensor | None) -> Tensor | None:
+    """The same numbers in float64 with gradients."""
+    return None if tensor is None else tensor.double().requires_grad_()
+
+
+def random_like(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Fixed gradients for outputs."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        torch.randn(one.shape, generator=generator).to(one.device, dtype)
+        for one in tensors
+    ]
+
+
+def named(tensors: Any) -> dict[str, Tensor]:
+    """By number, without those that are not there."""
+    there = [one for one in tensors if one is not None]
+    return {f"tensor{number}": one for number, one in enumerate(there)}
+
+
+AGREEMENT = [
+    (Sizes(), {}),
+    *(
+        pytest.param(sizes, options, marks=THOROUGH)
+        for sizes, options in (
+            (Sizes(), {"steps": 1}),
+            (Sizes(), {"steps": 2, "accumulate": False, "orphan": True}),
+            (Sizes(J=7, P=3, D=9), {"steps": 5}),
+            (Sizes(M=2, D=3, windows=True, coordinates=True), {"orphan": True}),
+            (Sizes(shared=True), {"steps": 4, "accumulate": False}),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=THOROUGH)], ids=str
+)
+@pytest.mark.parametrize(("sizes", "options"), AGREEMENT, ids=str)
+@pytest.mark.usefixtures("poisoned")
+def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> None:
+    options = {"steps": 3, "accumulate": True, "orphan": False, **options}
+    call = sizes.call(dtype)
+    shape = sizes.J, sizes.M * sizes.D
+    bias = torch.linspace(-1, 1, shape[0] * shape[1], dtype=dtype, device=DEVICE)
+    bias = bias.view(shape)
+    found = triton_layers.agreement(call, bias, constant=1.0, **options)
+
+    leaves = [leaf(one) for one in (*call[:3], bias)]
+    votes = Votes(*leaves[:3], backend="naive", sites=call.sites)  # type: ignore[arg-type]
+    routed = dynamic_routing(votes, bias=leaves[3], **options)
+    outputs = [routed.pose]
+    if isinstance(routed.similarity, InnerProduct):
+        outputs.append(routed.similarity.alpha)
+        close({"alpha": found.alphas[-1]}, {"alpha": outputs[1]}, 1e-5)
+    close({"pose": found.pose}, {"pose": routed.pose}, 1e-5)
+
+    upstream = random_like(outputs, dtype)
+    there = [one for one in leaves if one is not None]
+    expected = torch.autograd.grad(outputs, there, [one.double() for one in upstream])
+    del options["steps"]
+    grads = triton_layers.agreement_backward(
+        call, bias, found, *(*upstream, None)[:2], constant=1.0, **options
+    )
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-12
+    close(named(grads), named(expected), tolerance)
+
+
+MIXTURE = [
+    (Sizes(J=4, M=2, P=3, D=3, windows=True, weights=True), {"standardise": True}),
+    *(
+        pytest.param(sizes, options, marks=THOROUGH)
+        for sizes, options in (
+            (Sizes(weights=True), {}),
+            (Sizes(weights=True), {"steps": 1}),
+            (Sizes(J=7, P=3, D=9), {"cost_floor": 0.3, "standardise": True}),
+            (Sizes(coordinates=True), {"mass_scale": 3.0, "cost_scale": 0.5}),
+            (Sizes(windows=True), {"steps": 2}),
+            (Sizes(M=2, windows=True, shared=True, coordinates=True), {}),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=THOROUGH)], ids=str
+)
+@pytest.mark.parametrize(("sizes", "options"), MIXTURE, ids=str)
+@pytest.mark.usefixtures("poisoned")
+def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> None:
+    options = dict(options)
+    steps = options.pop("steps", 3)
+    call, settings = sizes.call(dtype), EMSettings(**options)
+    temperatures = tuple(0.5 + 0.3 * step for step in range(steps))
+    sharpness = tuple(0.7 + 0.1 * step for step in range(steps - 1))
+    costs = torch.linspace(-0.1, 0.2, 2 * sizes.J, dtype=dtype, device=DEVICE)
+    costs = costs.view(2, -1)
+    I = call.sites.shape[1] if call.sites is not None else sizes.I
+    mixture = Mixture(
+        temperatures,
+        sharpness,
+        settings.variance_floor,
+        settings.cost_scale,
+        settings.activation_scale,
+        1.0 if settings.mass_scale is None else settings.mass_scale * sizes.J / I,
+        settings.standardise,
+        settings.cost_floor,
+    )
+    normaliser = GridWide(windows=WINDOWS, types=TYPES) if sizes.windows else None
+    seen = normaliser.seen(torch.device(DEVICE)) if normaliser is not None else None
+    found = triton_layers.mixture(call, seen, *costs, mixture)
+
+    leaves = [leaf(one) for one in (*call[:4], *costs)]
+    votes = Votes(*leaves[:3], normaliser, backend="naive", sites=call.sites)  # type: ignore[arg-type]
+    routed = em_routing(
+        votes,
+        *leaves[3:],  # type: ignore[arg-type]
+        temperatures,
+        settings,
+        sharpness=sharpness,
+    )
+    close({"mean": found.mean}, {"mean": routed.pose}, 1e-5)
+    assert routed.logit is not None
+    close({"logit": found.logit}, {"logit": routed.logit}, 1e-5)
+
+    last = () if routed.similarity is None else routed.similarity.tensors
+    outputs = [routed.pose, routed.logit, *last]
+    upstream = random_like(outputs, dtype)
+    there = [one for one in leaves if one is not None]
+    expected = torch.autograd.grad(outputs, there, [one.double() for one in upstream])
+    upstream = (*upstream, None, None, None)[:5]
+    grads = triton_layers.mixture_backward(
+        call, seen, costs[0], found, upstream, mixture
+    )
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-12
+    close(named(grads), named(expected), tolerance)
+
+
+def test_where_a_child_is_seen_is_where_the_windows_have_it() -> None:
+    """Every place of every window is found again, and nothing else."""
+    device = torch.device("cpu")
+    for windows in (
+        WINDOWS,
+        Windows((7,), (3,), (2,), (1,), (2,)),
+        Windows((4, 3, 5), (2, 1, 3), (1, 2, 2), (1, 0, 1), (1, 1, 2)),
+    ):
+        children = windows.children(TYPES, device).flatten()
+        seen = windows.seen(TYPES, device)
+        assert len(seen) == windows.padded * TYPES
+        for child, places in enumerate(seen):
+            places = places[places >= 0]
+            assert (children[places] == child).all()
+            assert len(places) == (children == child).sum()
+
+
+@THOROUGH
+@pytest.mark.parametrize("steps", [1, 3])
+def test_gradients_that_are_differentiated_again(steps: int) -> None:
+    """Through the operators, as layers call them; what the last step compared with,
+    too.
+    """
+    torch.manual_seed(0)
+    double = {"dtype": torch.float64, "device": DEVICE}
+    routing = EMRouting.preset("standardised", steps=steps)
+    conv = CapsConv2d(2, 3, (2, 2), (2, 2), 3, 2, routing=routing).to(**double)
+    linear = CapsLinear(6, 3, 4, 5, routing=DynamicRouting(steps=steps, bias=True))
+    linear = linear.to(**double)
+    grid = torch.randn(1, 5, 5, 2, 2, 2, **double, requires_grad=True)
+    vectors = torch.randn(3, 6, 4, **double, requires_grad=True)
+    leaves = [*conv.parameters(), *linear.parameters(), grid, vectors]
+    results = {}
+    for backend in ("naive", "triton"):
+        with use_backend(backend):
+            parents = conv(Capsules(grid, torch.ones(grid.shape[:4], **double)))
+            routed = linear.route(Capsules(vectors, torch.ones(3, 6, **double)))
+            shares = routed.assignment
+        objective = parents.pose.square().sum() + parents.activation.sum()
+        objective = objective + routed.pose.pow(3).sum() + shares.square().sum()
+        first = torch.autograd.grad(objective, leaves, create_graph=True)
+        again = sum(gradient.square().sum() for gradient in first)
+        second = torch.autograd.grad(again, leaves)
+        results[backend] = named([parents.pose, parents.activation, *first, *second])
+    close(results["triton"], results["naive"], 1e-9)

@@ -1,0 +1,392 @@
+"""All steps of a routing in Triton, forward and backward: a few launches each.
+
+Between two passes over the children lies one kernel of
+:mod:`torchcaps.ops.fused.triton_parents`, and nothing in PyTorch.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from torchcaps.ops.backend import Mixture
+from torchcaps.ops.fused import triton_kernels as device
+from torchcaps.ops.fused import triton_parents as between
+from torchcaps.ops.fused.call import Call, Mixed
+from torchcaps.ops.fused.triton_launch import (
+    DTYPES,
+    Gradients,
+    Launch,
+    Tiling,
+    empty_fields,
+    run,
+)
+
+
+class Agreed(NamedTuple):
+    """What :func:`agreement` gives.
+
+    Args:
+        pose: (B, J, H).
+        alphas: what the steps but the first compared with, (steps - 1, B, J, H).
+        sums: what was squashed, (steps, B, J, H).
+    """
+
+    pose: Tensor
+    alphas: Tensor
+    sums: Tensor
+
+
+def agreement(
+    call: Call,
+    bias: Tensor | None,
+    *,
+    steps: int,
+    constant: float,
+    accumulate: bool,
+    orphan: bool,
+    tiling: Tiling | None = None,
+) -> Agreed:
+    """All steps of routing by agreement; see :func:`torchcaps.routing.dynamic_routing`.
+
+    Args:
+        call: of the votes, without similarity, weights and normaliser.
+        bias: (J, H) or None.
+        steps: how many.
+        constant: c of the squash n^2 / (c + n^2).
+        accumulate: whether alpha adds up the poses of all steps.
+        orphan: whether a logit 0 competes with the parents.
+        tiling: of the passes.
+    """
+    launch = Launch(call, tiling, "moments", orphan=orphan)
+    B, J, H = launch.B, launch.J, launch.H
+    sums = launch.empty(steps, B, J, H)
+    alphas = launch.empty(steps - 1, B, J, H)
+    pose = launch.empty(B, J, H)
+    parents = launch.parents(constant=constant)
+    for step in range(steps):
+        by_parent, scale = False, 1.0
+        if step:
+            _, parts, *_ = launch.comparing(alphas[step - 1]).moments(False)
+        elif _flat(call):
+            children, transforms, _ = launch.votes
+            parts = children.flatten(1) @ transforms.flatten(2).flatten(0, 1)
+            by_parent, scale = True, 1 / (J + orphan)
+        else:
+            _, parts, *_ = launch.moments(False)
+        last = step == steps - 1
+        adds = accumulate and step > 0 and not last
+        parents(
+            between.agreed_kernel,
+            *(parts, bias, alphas[step - 1] if adds else None, sums[step]),
+            *(pose if last else alphas[step], B * J, J),
+            *(1 if by_parent else len(parts), by_parent, scale),
+        )
+    return Agreed(pose, alphas, sums)
+
+
+def _flat(call: Call) -> bool:
+    """Whether the even sums of the votes are one matrix product."""
+    children, transforms, coordinates, _, _, sites, _ = call
+    vectors = children.shape[2] == 1 and len(transforms) == children.shape[1]
+    same = children.dtype == transforms.dtype
+    return vectors and same and coordinates is None and sites is None
+
+
+def agreement_backward(
+    call: Call,
+    bias: Tensor | None,
+    found: Agreed,
+    grad_pose: Tensor,
+    grad_alpha: Tensor | None,
+    *,
+    constant: float,
+    accumulate: bool,
+    orphan: bool,
+    tiling: Tiling | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The gradients of children, transforms, coordinates and bias.
+
+    Args:
+        call: as in :func:`agreement`.
+        bias: likewise.
+        found: what that gave.
+        grad_pose: (B, J, H).
+        grad_alpha: of what the last step compared with, (B, J, H), or None.
+        constant: as there.
+        accumulate: as there.
+        orphan: as there.
+        tiling: of the passes.
+    """
+    launch = Launch(call, tiling, "flow", orphan=orphan)
+    steps, parents = len(found.sums), launch.parents(constant=constant)
+    grad_sums = torch.empty_like(found.sums)
+    parts, later = grad_pose[None], None
+    for step in reversed(range(steps)):
+        passed = (
+            torch.empty_like(grad_pose) if accumulate and step < steps - 1 else None
+        )
+        parents(
+            between.agreed_backward_kernel,
+            *(parts, later, found.sums[step], passed, grad_sums[step]),
+            *(launch.B * launch.J, len(parts)),
+        )
+        later = passed if step < steps - 1 else grad_alpha
+        if step:
+            compared = launch.comparing(found.alphas[step - 1])
+            (parts,) = empty_fields(compared)
+            compared(
+                device.moments_backward_kernel,
+                *(*launch.votes, None, None, None, call.sites, *compared.similarity),
+                *(None, None, None, None, grad_sums[step], None),
+                *(None, None, None, None, None, parts, None, None),
+            )
+    grads = _agreed_votes(launch, found, grad_sums, orphan)
+    grad_bias = None if bias is None else grad_sums.sum((0, 1))
+    return (*grads, grad_bias)
+
+
+def _agreed_votes(
+    launch: Launch, found: Agreed, grad_sums: Tensor, orphan: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of children, transforms and coordinates: two steps at a time, the
+    even one beside the first two.
+    """
+    launch, steps = launch.for_work("passing"), len(grad_sums)
+    if steps > 3:  # several passes add to the gradients of the children
+        launch.tile = replace(launch.tile, overlap=True)
+    launch.tile = replace(launch.tile, even=1 / (launch.J + orphan))
+    grads = Gradients(launch)
+    even: Tensor | None = grad_sums[0]
+    compared = [(found.alphas[k - 1], grad_sums[k]) for k in range(1, steps)]
+    while even is not None or compared:
+        first, second = (*compared[:2], (None, None), (None, None))[:2]
+        launch(
+            device.agreement_backward_kernel,
+            *(*launch.votes, launch.source.sites, even),
+            *(*first, *second, *grads.votes),
+        )
+        even, compared = None, compared[2:]
+    return grads.children, grads.in_order(), grads.coordinates
+
+
+def mixture(
+    call: Call,
+    seen: Tensor | None,
+    unit_cost: Tensor,
+    activation_cost: Tensor,
+    settings: Mixture,
+    tiling: Tiling | None = None,
+) -> Mixed:
+    """All steps of EM routing; see :func:`torchcaps.routing.em_routing`.
+
+    Args:
+        call: of the votes with their weights, without similarity and normaliser.
+        seen: where each grid child is in the windows,
+            :meth:`torchcaps.ops.Windows.seen`, if all parents that see it compete for
+            it; None if those of one window do.
+        unit_cost: beta_u, (J,).
+        activation_cost: beta_a, (J,).
+        settings: of the steps.
+        tiling: of the passes.
+    """
+    launch = Launch(call, tiling, "moments")
+    out = Mixed.empty(call, seen, settings.steps)
+    options = {
+        "standardise": settings.standardise,
+        "cost_floor": settings.cost_floor > 0,
+    }
+    parents = launch.parents(**options)
+    numbers = numbers_of(settings, launch.dtype, call.children.device)
+    for step in range(settings.steps):
+        compared = launch
+        if step:
+            before = out.means, out.precisions, out.log_weights
+            compared = launch.comparing(*(field[step - 1] for field in before))
+        partition = None
+        if seen is not None:
+            partition = out.partitions[step]
+            _combine(compared if step else None, launch, seen, partition)
+        moments = compared.moments(True, partition)
+        last = step == settings.steps - 1
+        parents.by_row(
+            between.mixed_kernel,
+            *(*moments, unit_cost, activation_cost),
+            *(out.roundings[step - 1] if step else None, out.masses[step]),
+            *(out.mean if last else out.means[step], out.rests[step]),
+            *(out.precisions[step], out.logit if last else out.logits[step]),
+            *(None if last else out.log_weights[step], out.roundings[step]),
+            *(numbers[step], launch.B, launch.J, len(moments[0])),
+        )
+    return out
+
+
+@lru_cache(maxsize=64)
+def numbers_of(settings: Mixture, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The numbers of each M-step, (steps, 7), on the device: read there, they have the
+    digits of float64, where an argument of a kernel has those of float32.
+    """
+    floor, scale = settings.floor, settings.scale
+    common = floor, scale, settings.activation_scale, settings.mass_factor
+    sharpness = (*settings.sharpness, 1.0)
+    rows = [
+        (settings.temperatures[step], *common, settings.cost_floor, sharpness[step])
+        for step in range(settings.steps)
+    ]
+    with torch.inference_mode(False):
+        return torch.tensor(rows, dtype=dtype, device=device)
+
+
+def _combine(
+    compared: Launch | None, launch: Launch, seen: Tensor, into: Tensor
+) -> None:
+    """The normaliser of each child over the parents of all windows that see it.
+
+    Args:
+        compared: the votes with what they are compared with; None in the first step,
+            where all logits are 0.
+        launch: of the votes.
+        seen: as in :func:`mixture`.
+        into: (N, G).
+    """
+    partition = None if compared is None else compared.for_work("scores").partition()
+    if not into.numel():
+        return
+    sizes = *into.shape, launch.W * launch.I, seen.shape[1]
+    constants = math.log(launch.J), _CHILDREN, DTYPES[launch.dtype]
+    run(
+        between.combine_kernel,
+        (triton.cdiv(into.numel(), _CHILDREN),),
+        (partition, seen, into, *sizes, *constants),
+        seen.device,
+    )
+
+
+_CHILDREN = 128
+"""Of one program that combines normalisers."""
+
+
+def mixture_backward(
+    call: Call,
+    seen: Tensor | None,
+    unit_cost: Tensor,
+    found: Mixed,
+    upstream: Sequence[Tensor | None],
+    settings: Mixture,
+    tiling: Tiling | None = None,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of children, transforms, coordinates, weights, beta_u and beta_a.
+
+    Args:
+        call: as in :func:`mixture`.
+        seen: likewise.
+        unit_cost: likewise.
+        found: what that gave.
+        upstream: the gradients of mean and logit, and of the last mean, precision and
+            weight that votes were compared with; None for 0.
+        settings: as there.
+        tiling: of the passes.
+    """
+    launch = Launch(call, tiling, "backward")
+    launch.tile = replace(launch.tile, overlap=True, based=True)  # all steps add
+    grads, steps = Gradients(launch.alone()), settings.steps
+    worths = found.mean.new_zeros((steps, *call.children.shape[:2]))
+    costs = launch.empty(2, steps, launch.B, launch.J)
+    options = {
+        "standardise": settings.standardise,
+        "cost_floor": settings.cost_floor > 0,
+    }
+    parents = launch.parents(**options)
+    numbers = numbers_of(settings, launch.dtype, call.children.device)
+    grad_mean, grad_logit, *compared_with = upstream
+    parts: list[Tensor | None] = [None, None, None]
+    if grad_mean is not None:
+        parts[0] = grad_mean[None]
+    for step in reversed(range(steps)):
+        fields = [launch.empty(launch.B, launch.J)]
+        fields += [torch.empty_like(found.mean) for _ in range(2)]
+        last = step == steps - 1
+        parents.by_row(
+            between.mixed_backward_kernel,
+            *(found.masses[step], found.rests[step], found.precisions[step]),
+            *(found.logit if last else found.logits[step], unit_cost),
+            *(found.roundings[step - 1] if step else None, *parts),
+            *(grad_logit if last else None, *fields, costs[0, step], costs[1, step]),
+            *(numbers[step], launch.B, launch.J),
+            1 if parts[0] is None else parts[0].shape[0],
+        )
+        mean = found.mean if last else found.means[step]
+        parts = _mixed_pass(
+            launch, seen, grads, found, step, worths[step], (mean, fields)
+        )
+        if last and step:
+            parts = [*map(_with, parts, compared_with)]
+    grad_weights = None if call.weights is None else worths.sum(0)
+    grad_costs = costs.sum((1, 2))
+    return (
+        grads.children,
+        grads.in_order(),
+        grads.coordinates,
+        grad_weights,
+        *grad_costs,
+    )
+
+
+def _with(parts: Tensor | None, extra: Tensor | None) -> Tensor | None:
+    """A gradient as one more part; None for 0."""
+    if parts is None or extra is None:
+        return parts
+    return torch.cat([parts, extra[None]])
+
+
+def _mixed_pass(
+    launch: Launch,
+    seen: Tensor | None,
+    grads: Gradients,
+    found: Mixed,
+    step: int,
+    worths: Tensor,
+    upstream: tuple[Tensor, Sequence[Tensor]],
+) -> list[Tensor | None]:
+    """Adds the gradients of one step, and returns those of what it compared with.
+
+    Args:
+        launch: of the votes.
+        seen: as in :func:`mixture`.
+        grads: added to.
+        found: what :func:`mixture` gave.
+        step: from 0.
+        worths: of the children in this step, (N, G), zeros; filled if wanted.
+        upstream: the mean after the step, and the gradients of its moments.
+    """
+    call, (mean, (base, grad_sum, grad_scatter)) = launch.source, upstream
+    partition = None if seen is None else found.partitions[step]
+    moments = (base, grad_sum, grad_scatter)
+    compared, summed = launch, None
+    parts: list[Tensor | None] = [None, None, None]
+    if step:
+        fields = found.means, found.precisions, found.log_weights
+        compared = launch.comparing(*(field[step - 1] for field in fields))
+        parts[:] = empty_fields(compared)
+        if seen is not None:
+            first = compared.for_work("worths")
+            first.tile = replace(first.tile, overlap=True, based=True)
+            first(
+                device.worths_kernel,
+                *(*launch.votes, partition, call.sites, *compared.similarity),
+                *(mean, found.rests[step], *moments, worths),
+            )
+            summed = worths
+    weighed = worths if call.weights is not None and summed is None else None
+    compared(
+        device.moments_backward_kernel,
+        *(*launch.votes, call.weights, partition, None, call.sites),
+        *(*compared.similarity, mean, found.rests[step], summed, *moments),
+        *(*grads.votes, weighed, None, *parts),
+    )
+    return parts
