@@ -32,8 +32,9 @@ def compiling() -> ModuleType:
 
 def compiler() -> Any:
     """What compiles the kernels; None if they shall not be in the wheel."""
-    wanted = sys.platform == "linux" and os.environ.get("TORCHCAPS_KERNELS") != "0"
-    return compiling().find_compiler() if wanted else None
+    if sys.platform != "linux" or os.environ.get("TORCHCAPS_KERNELS") == "0":
+        return None
+    return compiling().find_compiler()
 
 
 class BuildWithKernels(build_py):
@@ -42,11 +43,10 @@ class BuildWithKernels(build_py):
     def run(self) -> None:
         """Copies and compiles."""
         super().run()
-        if self.editable_mode or (found := compiler()) is None:
-            return
-        compiling().compile_for_others(
-            found, Path(self.build_lib) / "torchcaps" / "ops" / "fused" / "built"
-        )
+        kernel_compiler = None if self.editable_mode else compiler()
+        if kernel_compiler is not None:
+            folder = Path(self.build_lib, "torchcaps", "ops", "fused", "built")
+            compiling().compile_for_others(kernel_compiler, folder)
 
 
 class KernelsOrNot(Distribution):
@@ -62,7 +62,10 @@ class WheelWithKernels(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         """The kernels know nothing of Python."""
-        return ("py3", "none", "any" if self.root_is_pure else super().get_tag()[2])
+        if self.root_is_pure:
+            return "py3", "none", "any"
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
 
 
 setup(

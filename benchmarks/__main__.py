@@ -51,14 +51,16 @@ def main(
     """Runs one part, and returns the exit status: 1 after an error."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", allow_abbrev=False)
     parts = parser.add_subparsers(dest="part", required=True)
-    for name, what in PARTS.items():
+    for name, description in PARTS.items():
         add_options(
             name,
-            parts.add_parser(name, help=what, description=what, allow_abbrev=False),
+            parts.add_parser(
+                name, help=description, description=description, allow_abbrev=False
+            ),
         )
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    named = given[:1] and given[0] in (*PARTS, "-h", "--help")
-    options = parser.parse_args(given if named else ["suite", *given])
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    named = words[:1] and words[0] in (*PARTS, "-h", "--help")
+    options = parser.parse_args(words if named else ["suite", *words])
     try:
         if getattr(options, "backends", None):
             check_backends(options.backends, options.device)

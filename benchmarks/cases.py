@@ -27,8 +27,8 @@ class Case(ABC):
     """Something to measure.
 
     Args:
-        name: of the layer or network.
-        batch: number of images.
+        name: the name of the layer or network.
+        batch: the number of images.
     """
 
     name: str
@@ -55,16 +55,18 @@ class Case(ABC):
         """How many numbers the votes of the largest layer have if they are stored,
         counted in a pass of one image.
         """
-        one, found = with_batch(self, 1), [0]
-        module = one.build()
+        single, sizes = with_batch(self, 1), [0]
+        module = single.build()
+
+        def note_size(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            sizes.append(math.prod(inputs[0].shape))
+
         for routing in module.modules():
             if isinstance(routing, Routing):
-                routing.register_forward_pre_hook(
-                    lambda _, given: found.append(math.prod(given[0].shape))
-                )
+                routing.register_forward_pre_hook(note_size)
         with torch.no_grad():
-            one.forward(module, one.inputs("cpu"))
-        return self.batch * max(found)
+            single.forward(module, single.inputs("cpu"))
+        return self.batch * max(sizes)
 
 
 def call_of(
@@ -98,10 +100,10 @@ class LayerCase(Case):
     """A routed layer on its own.
 
     Args:
-        layer: makes it, given its ``routing``.
+        layer: the function that makes the layer, given its ``routing``.
         sites: the axes of the children of an image.
         pose: the axes of a child's pose.
-        routing: makes the routing.
+        routing: the function that makes the routing.
     """
 
     layer: Callable[..., nn.Module]
@@ -141,9 +143,9 @@ class NetworkCase(Case):
 
     def inputs(self, device: str) -> tuple[Tensor, ...]:
         """Images and labels."""
-        return torch.rand(self.batch, 1, 28, 28).to(device), (
-            torch.arange(self.batch) % 10
-        ).to(device)
+        images = torch.rand(self.batch, 1, 28, 28)
+        labels = torch.arange(self.batch) % 10
+        return images.to(device), labels.to(device)
 
     def forward(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Any:
         """The prediction."""

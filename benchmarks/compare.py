@@ -48,8 +48,8 @@ def serve(
     arguments = backend, training == "1", device
     call_of(with_batch(case, 1), *arguments)()
     call = call_of(case, *arguments)
-    known = device == "cpu" and measure.HAVE_PEAK
-    _say({"peak": measure.peak_growth(call) if known else None})
+    measures_peak = device == "cpu" and measure.HAVE_PEAK
+    _say({"peak": measure.peak_growth(call) if measures_peak else None})
     measure.timed(call, device)
     for _ in sys.stdin:
         # Calls in a row: the first ones find caches full of what the other version left
@@ -69,12 +69,13 @@ class Pair(NamedTuple):
     """One call in two versions.
 
     Args:
-        case: name.
-        training: a training step, or the forward pass.
-        other: seconds of the other version.
-        this: seconds of this version.
-        other_peak: bytes of its extra memory; None where it is not known.
-        this_peak: bytes.
+        case: the name of the case.
+        training: whether it is a training step, or the forward pass.
+        other: the seconds of the other version.
+        this: the seconds of this version.
+        other_peak: the bytes of extra memory of the other version; None where that
+            cannot be measured.
+        this_peak: the bytes of extra memory of this version; None as above.
     """
 
     case: str
@@ -94,8 +95,8 @@ class Worker:
     """A process that runs a case on request.
 
     Args:
-        tree: folder that holds the version's ``torchcaps``.
-        arguments: of :func:`serve`.
+        tree: the folder that holds the version's ``torchcaps``.
+        arguments: the arguments of :func:`serve`.
     """
 
     def __init__(self, tree: Path, arguments: Sequence[str]) -> None:
@@ -136,35 +137,32 @@ class Worker:
         return float(self.answer())
 
 
-def run(given: argparse.Namespace, show: Show) -> None:
+def run(options: argparse.Namespace, show: Show) -> None:
     """Measures the cases in both versions.
 
     Raises:
         ValueError: if there is no version in the other folder.
     """
-    if not (given.against / "torchcaps" / "__init__.py").is_file():
+    against = options.against
+    if not (against / "torchcaps" / "__init__.py").is_file():
         raise ValueError(
             "--against must be the root of a checkout with a folder torchcaps in it, "
-            f"got {given.against}"
+            f"got {against}"
         )
-    options, about = Options.of(given), report.environment(given.device, given.threads)
-    backend = given.backends[0] if given.backends else "auto"
+    measuring = Options.of(options)
+    about = report.environment(options.device, options.threads)
+    backend = options.backends[0] if options.backends else "auto"
     pairs = []
-    for name in given.cases:
-        for training in (
-            (True,) if isinstance(CASES[name], NetworkCase) else (False, True)
-        ):
-            show(
-                f"measuring {name}, {'training step' if training else 'forward'}, in "
-                "both versions"
-            )
-            pairs.append(
-                paired(name, training, given.against.resolve(), backend, options)
-            )
+    for name in options.cases:
+        passes = (True,) if isinstance(CASES[name], NetworkCase) else (False, True)
+        for training in passes:
+            kind = "training step" if training else "forward"
+            show(f"measuring {name}, {kind}, in both versions")
+            pairs.append(paired(name, training, against.resolve(), backend, measuring))
     show("\n" + compare_table(pairs))
-    if given.out:
+    if options.out:
         rows = [{**pair._asdict(), "ratio": pair.ratio._asdict()} for pair in pairs]
-        report.write_json(given.out, **about, against=given.against.name, pairs=rows)
+        report.write_json(options.out, **about, against=against.name, pairs=rows)
 
 
 def paired(
@@ -203,12 +201,12 @@ def compare_table(pairs: list[Pair]) -> str:
             "" if peak is None else f"{peak / report.MIB:.1f}"
             for peak in (pair.other_peak, pair.this_peak)
         ]
-        middle = [
-            report.milliseconds(Spread.of(values).median)
-            for values in (pair.other, pair.this)
+        medians = [
+            report.milliseconds(Spread.of(seconds).median)
+            for seconds in (pair.other, pair.this)
         ]
-        what = "training" if pair.training else "forward"
-        rows.append((pair.case, what, *middle, report.times(pair.ratio), *memory))
+        kind = "training" if pair.training else "forward"
+        rows.append((pair.case, kind, *medians, report.times(pair.ratio), *memory))
     return report.table(
         (
             "case",

@@ -62,13 +62,13 @@ class Fault(NamedTuple):
     """Something that is tried, each time as expected or not.
 
     Args:
-        what: is tried.
-        expected: each time.
-        tries: given an empty folder, how often, and a source of chance, says for each
-            time whether it went as expected.
+        title: the fault that is tried.
+        expected: the behaviour that is expected each time.
+        tries: the function that, given an empty folder, how often, and a source of
+            chance, tries the fault and yields each time whether it went as expected.
     """
 
-    what: str
+    title: str
     expected: str
     tries: "Tries"
 
@@ -77,11 +77,11 @@ Tries = Callable[[Path, int, random.Random], Iterator[bool]]
 FAULTS: list[Fault] = []
 
 
-def fault(what: str, expected: str) -> Callable[[Tries], Tries]:
+def fault(title: str, expected: str) -> Callable[[Tries], Tries]:
     """Decorator: puts a function into the table."""
 
     def register(tries: Tries) -> Tries:
-        FAULTS.append(Fault(what, expected, tries))
+        FAULTS.append(Fault(title, expected, tries))
         return tries
 
     return register
@@ -104,19 +104,20 @@ def damaged(content: bytes, chance: random.Random) -> bytes:
     """The bytes with random changes: bits flipped, bytes removed or inserted, the end
     cut off.
     """
-    found = bytearray(content)
+    changed = bytearray(content)
     for _ in range(chance.choice((1, 1, 3, 10))):
-        place = chance.randrange(len(found) + 1) if found else 0
+        place = chance.randrange(len(changed) + 1) if changed else 0
         kind = chance.randrange(4)
-        if kind == 0 and found:
-            found[min(place, len(found) - 1)] ^= 1 << chance.randrange(8)
+        if kind == 0 and changed:
+            last = len(changed) - 1
+            changed[min(place, last)] ^= 1 << chance.randrange(8)
         elif kind == 1:
-            del found[place : place + chance.randrange(1, 20)]
+            del changed[place : place + chance.randrange(1, 20)]
         elif kind == 2:
-            found[place:place] = chance.randbytes(chance.randrange(1, 20))
+            changed[place:place] = chance.randbytes(chance.randrange(1, 20))
         elif chance.random() < 0.3:
-            del found[place:]
-    return bytes(found)
+            del changed[place:]
+    return bytes(changed)
 
 
 def misfit(options: Any, chance: random.Random) -> Any:
@@ -126,9 +127,8 @@ def misfit(options: Any, chance: random.Random) -> Any:
     if chance.random() < 0.3 or not options or not isinstance(options, dict | list):
         return chance.choice(TRIED["misfits"])
     changed: Any = options.copy()
-    key = chance.choice(
-        list(options) if isinstance(options, dict) else range(len(options))
-    )
+    keys = list(options) if isinstance(options, dict) else range(len(options))
+    key = chance.choice(keys)
     changed[key] = misfit(options[key], chance)
     return changed
 
@@ -141,11 +141,10 @@ def fuzzed_options(folder: Path, count: int, chance: random.Random) -> Iterator[
     text = yaml.safe_dump({**OPTIONS, "run": "x"}).encode()
     for number in range(count):
         path = folder / "config.yaml"
-        wrong = (
-            damaged(text, chance)
-            if number % 2
-            else yaml.safe_dump(misfit(OPTIONS, chance)).encode()
-        )
+        if number % 2:
+            wrong = damaged(text, chance)
+        else:
+            wrong = yaml.safe_dump(misfit(OPTIONS, chance)).encode()
         path.write_bytes(wrong)
 
         def act(path: Path = path) -> None:
@@ -166,9 +165,8 @@ def fuzzed_networks(folder: Path, count: int, chance: random.Random) -> Iterator
         config.write_bytes(text)
         weights.write_bytes(tensors)
         if number % 3 == 0:
-            weights.write_bytes(
-                damaged(tensors[: 8 + 2000], chance) + tensors[8 + 2000 :]
-            )
+            start, remainder = tensors[: 8 + 2000], tensors[8 + 2000 :]
+            weights.write_bytes(damaged(start, chance) + remainder)
         elif number % 3 == 1:
             config.write_bytes(damaged(text, chance))
         else:
@@ -244,7 +242,8 @@ def hostile_texts(folder: Path, count: int, chance: random.Random) -> Iterator[b
     """
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
-    mark, found = folder / "mark", list[bool]()
+    mark = folder / "mark"
+    as_expected: list[bool] = []
 
     @seed(0)
     @settings(
@@ -255,11 +254,12 @@ def hostile_texts(folder: Path, count: int, chance: random.Random) -> Iterator[b
         suppress_health_check=list(HealthCheck),
     )
     @given(texts(mark))
-    def one(text: str) -> None:
-        found.append(harmless(text, folder / "config.yaml") and not mark.exists())
+    def try_text(text: str) -> None:
+        is_harmless = harmless(text, folder / "config.yaml")
+        as_expected.append(is_harmless and not mark.exists())
 
-    one()
-    yield from found
+    try_text()
+    yield from as_expected
 
 
 class _Command:
@@ -286,11 +286,8 @@ def damaged_checkpoints(
     content = path.read_bytes()
     for number in range(count):
         place = chance.randrange(len(content))
-        flipped = (
-            content[:place]
-            + bytes([content[place] ^ 1 << chance.randrange(8)])
-            + content[place + 1 :]
-        )
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << chance.randrange(8)
         path.write_bytes(flipped if number % 2 else content[:place])
         yield not is_whole(path)
     torch.save({"state_dict": _Command(mark)}, path)
@@ -301,10 +298,8 @@ def damaged_checkpoints(
 
 
 def _train(folder: Path, epochs: int) -> None:
-    train_with(
-        RunFolder(folder),
-        training_options({**OPTIONS, "epochs": epochs, "run": str(folder)}),
-    )
+    options = {**OPTIONS, "epochs": epochs, "run": str(folder)}
+    train_with(RunFolder(folder), training_options(options))
 
 
 def _train_bounded(folder: Path, epochs: int, most_bytes: int | None) -> None:
@@ -360,18 +355,19 @@ def finish(
 def outcome(folder: Path) -> tuple[list[dict[str, str]], dict[str, torch.Tensor]]:
     """The metrics of a run, without the seconds, and its weights."""
     with (folder / "metrics.csv").open(newline="") as file:
-        rows = [
-            {name: value for name, value in row.items() if name != "seconds"}
-            for row in csv.DictReader(file)
-        ]
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row.pop("seconds", None)
     return rows, load_file(folder / "model" / "model.safetensors")
 
 
-def same(one: Path, other: Path) -> bool:
+def same(run: Path, expected: Path) -> bool:
     """Whether two runs have the same metrics and weights, bit by bit."""
-    (rows, weights), (others, expected) = outcome(one), outcome(other)
-    return rows == others and all(
-        torch.equal(weights[name], expected[name]) for name in weights | expected
+    rows, weights = outcome(run)
+    expected_rows, expected_weights = outcome(expected)
+    return rows == expected_rows and all(
+        torch.equal(weights[name], expected_weights[name])
+        for name in weights | expected_weights
     )
 
 
@@ -426,11 +422,12 @@ def full_disks(folder: Path, count: int, chance: random.Random) -> Iterator[bool
             room = chance.randrange(checkpoint.stat().st_size)
             filler = None if disk is None else _fill(disk, room)
             failed = finish(run, most_bytes=None if disk else room) == 1
-            kept = newest_checkpoint(run / "checkpoints") is not None
+            has_checkpoint = newest_checkpoint(run / "checkpoints") is not None
             if filler is not None:
                 filler.unlink()
+            resumed = finish(run) == 0
             yield (
-                failed and kept and finish(run) == 0 and same(run, folder / "unbroken")
+                failed and has_checkpoint and resumed and same(run, folder / "unbroken")
             )
 
 
@@ -463,20 +460,22 @@ def run(options: argparse.Namespace, show: Show) -> None:
     quiet_lightning()
     torch.set_num_threads(1)  # processes are forked
     counts = TRIED["counts"]["quick" if options.quick else "full"]
-    chance, rows, wrong = random.Random(options.seed), [], []
+    chance = random.Random(options.seed)
+    rows, wrong = [], []
     with tempfile.TemporaryDirectory() as root, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for what, expected, tries in FAULTS:
-            folder = Path(root) / tries.__name__
+        for title, expected, tries in FAULTS:
+            name = tries.__name__
+            folder = Path(root) / name
             folder.mkdir()
             start = time.perf_counter()
-            found = list(tries(folder, counts.get(tries.__name__, 1), chance))
+            results = list(tries(folder, counts.get(name, 1), chance))
             seconds = time.perf_counter() - start
-            show(f"{what}: {sum(found)} of {len(found)} ({seconds:.0f} s)")
-            rows.append(
-                (what, expected, str(len(found)), str(sum(found)), f"{seconds:.0f}")
-            )
-            wrong += [] if all(found) else [what]
+            tried, right = len(results), sum(results)
+            show(f"{title}: {right} of {tried} ({seconds:.0f} s)")
+            rows.append((title, expected, str(tried), str(right), f"{seconds:.0f}"))
+            if right < tried:
+                wrong.append(title)
     show(
         "\n" + markdown(("fault", "expected", "tried", "as expected", "seconds"), rows)
     )

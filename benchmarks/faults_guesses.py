@@ -29,26 +29,27 @@ def classes_by_name(folder: Path, count: int, chance: random.Random) -> Iterator
     names.
     """
     for number in range(count):
-        known = tuple(chance.sample(NAMES, 4))
-        some = tuple(chance.sample(known, chance.randrange(1, 5)))
-        images = torch.stack(
-            [torch.full((1, 3, 3), _shade(name), dtype=torch.uint8) for name in some]
-        )
-        found = Examples(images, torch.arange(len(some)), some).in_classes(known)
-        yield [_shade(known[label]) for label in found.labels.tolist()] == images[
-            :, 0, 0, 0
-        ].tolist()
+        classes = tuple(chance.sample(NAMES, 4))
+        some = tuple(chance.sample(classes, chance.randrange(1, 5)))
+        images = [
+            torch.full((1, 3, 3), _shade(name), dtype=torch.uint8) for name in some
+        ]
+        labels = torch.arange(len(some))
+        examples = Examples(torch.stack(images), labels, some)
+        yield _labels_fit(examples.in_classes(classes))
         root = folder / f"classes{number}"
-        for part, names in (("train", known), ("test", some)):
+        for part, names in (("train", classes), ("test", some)):
             for name in names:
-                (root / part / name).mkdir(parents=True)
-                Image.new("L", (4, 4), _shade(name)).save(
-                    root / part / name / f"{part}.png"
-                )
-        data = ImageFolder(root, validation=0)
-        yield [
-            _shade(data.classes[label]) for label in data.test.labels.tolist()
-        ] == data.test.inputs[:, 0, 0, 0].tolist()
+                path = root / part / name / f"{part}.png"
+                path.parent.mkdir(parents=True)
+                Image.new("L", (4, 4), _shade(name)).save(path)
+        yield _labels_fit(ImageFolder(root, validation=0).test)
+
+
+def _labels_fit(examples: Examples) -> bool:
+    """Whether each image has the shade of its class."""
+    shades = [_shade(examples.classes[label]) for label in examples.labels.tolist()]
+    return shades == examples.inputs[:, 0, 0, 0].tolist()
 
 
 @fault(
@@ -60,34 +61,30 @@ def changed_masks(folder: Path, count: int, chance: random.Random) -> Iterator[b
     without more options.
     """
     for number in range(count):
-        root, how = (
-            folder / f"masks{number}",
-            chance.choice(("drawn", "jpeg", "smaller")),
-        )
+        root = folder / f"masks{number}"
+        change = chance.choice(("drawn", "jpeg", "smaller"))
+        scale = 4 if change == "smaller" else 1
+        suffix = "jpg" if change == "jpeg" else "png"
         values = sorted(chance.sample((60, 120, 180, 255), chance.randrange(1, 4)))
         for part in ("images", "masks"):
             (root / part).mkdir(parents=True)
         for place in range(5):
             Image.new("L", (48, 48), 90).save(root / f"images/{place}.png")
-            scale = 4 if how == "smaller" else 1
             mask = Image.new("L", (48 * scale, 48 * scale), 0)
             for value in values:
-                left, top = (scale * chance.randrange(2, 24) for _ in range(2))
-                ImageDraw.Draw(mask).ellipse(
-                    (left, top, left + 18 * scale, top + 20 * scale), fill=value
-                )
-            mask = (
-                mask.resize((48, 48), Image.Resampling.BILINEAR)
-                if how == "smaller"
-                else mask
-            )
-            mask.save(root / f"masks/{place}.{'jpg' if how == 'jpeg' else 'png'}")
+                left = scale * chance.randrange(2, 24)
+                top = scale * chance.randrange(2, 24)
+                box = (left, top, left + 18 * scale, top + 20 * scale)
+                ImageDraw.Draw(mask).ellipse(box, fill=value)
+            if change == "smaller":
+                mask = mask.resize((48, 48), Image.Resampling.BILINEAR)
+            mask.save(root / f"masks/{place}.{suffix}")
         try:
             classes = Masks(root).classes
         except ValueError as error:
-            yield how != "drawn" and "nearest" in str(error)
+            yield change != "drawn" and "nearest" in str(error)
         else:
-            yield how == "drawn" and set(classes) <= {"0", *map(str, values)}
+            yield change == "drawn" and set(classes) <= {"0", *map(str, values)}
 
 
 @fault(
@@ -99,20 +96,19 @@ def deep_pictures(folder: Path, count: int, chance: random.Random) -> Iterator[b
     that is left they use all.
     """
     for number in range(count):
-        root, most = folder / f"deep{number}", 2 ** chance.randrange(9, 15) - 1
+        root = folder / f"deep{number}"
+        most = 2 ** chance.randrange(9, 15) - 1
         for name in ("a", "b"):
             (root / name).mkdir(parents=True)
             for place in range(3):
-                pixels = np.linspace(0, most, 32 * 32).reshape(32, 32).astype(np.uint16)
+                ramp = np.linspace(0, most, 32 * 32).astype(np.uint16)
+                pixels = ramp.reshape(32, 32)
                 pixels[0, 0] = chance.randrange(most)
-                Image.fromarray(np.roll(pixels, 32 * place + (name == "b"))).save(
-                    root / name / f"{place}.png"
-                )
+                shifted = np.roll(pixels, 32 * place + (name == "b"))
+                Image.fromarray(shifted).save(root / name / f"{place}.png")
         noted = any("--data.range" in note for note in ImageFolder(root).notes())
-        yield (
-            noted
-            and len(ImageFolder(root, range=(0, most)).train.inputs.unique()) >= 250
-        )
+        stretched = ImageFolder(root, range=(0, most)).train.inputs
+        yield noted and len(stretched.unique()) >= 250
 
 
 @fault(
@@ -122,23 +118,18 @@ def deep_pictures(folder: Path, count: int, chance: random.Random) -> Iterator[b
 def orders_of_axes(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Images of 1, 3 or 4 channels and sides of 1 to 40."""
     for number in range(count):
-        channels, height, width = (
-            chance.choice((1, 3, 4)),
-            chance.randrange(1, 40),
-            chance.randrange(1, 40),
-        )
+        channels = chance.choice((1, 3, 4))
+        height, width = chance.randrange(1, 40), chance.randrange(1, 40)
         images = torch.randint(0, 256, (12, channels, height, width), dtype=torch.uint8)
         labels = [place % 2 for place in range(12)]
-        given = images if number % 2 else images.permute(0, 2, 3, 1)
+        array = images if number % 2 else images.permute(0, 2, 3, 1)
         try:
-            data = MapStyle((given, labels), test=0, validation=0)
+            data = MapStyle((array, labels), test=0, validation=0)
             shape = data.image_shape
         except ValueError as error:
-            yield (
-                "NHWC" in str(error)
-                or "not clear" in str(error)
-                or "looks like" in str(error)
-            )
+            message = str(error)
+            reasons = ("NHWC", "not clear", "looks like")
+            yield any(reason in message for reason in reasons)
         else:
             yield shape[1:] == (height, width)
 

@@ -45,14 +45,20 @@ def _peak() -> float:
 
 
 def _wav(path: Path, rate: int, stated: int) -> None:
-    content = (
-        (10_000 * torch.sin(torch.arange(4000) / 3)).to(torch.int16).numpy().tobytes()
-    )
+    tone = 10_000 * torch.sin(torch.arange(4000) / 3)
+    content = tone.to(torch.int16).numpy().tobytes()
     form = struct.pack("<HHIIHH", 1, 1, rate, rate * 2 % 2**32, 2, 16)
-    head = (
-        b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", stated)
+    parts = (
+        b"RIFF",
+        struct.pack("<I", 36 + len(content)),
+        b"WAVEfmt ",
+        struct.pack("<I", 16),
+        form,
+        b"data",
+        struct.pack("<I", stated),
+        content,
     )
-    path.write_bytes(b"RIFF" + struct.pack("<I", 36 + len(content)) + head + content)
+    path.write_bytes(b"".join(parts))
 
 
 def _flac(path: Path, stated: int) -> None:
@@ -81,9 +87,8 @@ def stated_sizes(folder: Path, count: int, chance: random.Random) -> Iterator[bo
         yield _modest(lambda: list(table(folder / "a.csv", Columns())))
         (folder / "a.vec").write_text(f"{size} {size}\ncat{' 1' * len(letters)}\n")
         yield _modest(partial(read_vectors, folder / "a.vec", Words(("cat",))))
-        (folder / "a.json").write_text(
-            chance.choice(("[", '{"a":', '{"a": ' + "9" * 9)) * (len(letters) // 4)
-        )
+        piece = chance.choice(("[", '{"a":', '{"a": ' + "9" * 9))
+        (folder / "a.json").write_text(piece * (len(letters) // 4))
         yield _modest(partial(read_json, folder / "a.json", 2**26))
         many = min(len(letters), 2**17)
         texts = (
@@ -128,9 +133,9 @@ def annotations(folder: Path, count: int, chance: random.Random) -> Iterator[boo
     numbers: tuple[Any, ...] = (60, 40, 0, -1, 1e9, 1e400, "x", None, 2**40, [1])
     for _ in range(count):
         name, sides = chance.choice(names), chance.choices(numbers, k=2)
-        runs = "".join(
-            chr(chance.randrange(33, 127)) for _ in range(chance.randrange(20))
-        )
+        count_of_runs = chance.randrange(20)
+        letters = [chr(chance.randrange(33, 127)) for _ in range(count_of_runs)]
+        runs = "".join(letters)
         marks = (
             [chance.choices(numbers, k=8)],
             {"size": [40, 60], "counts": runs},
@@ -155,10 +160,9 @@ def annotations(folder: Path, count: int, chance: random.Random) -> Iterator[boo
             f"<annotation><filename>{name}</filename>{size}{_BOX}</annotation>"
         )
         for notes in (root / "all.json", root / "notes"):
-            files = list[str]()
-            yield _modest(partial(_read, root, notes, files)) and all(
-                "outside" not in file for file in files
-            )
+            files: list[str] = []
+            modest = _modest(partial(_read, root, notes, files))
+            yield modest and all("outside" not in file for file in files)
         yield _modest(lambda: Masks(root, masks="all.json", folds=2).train)
 
 
@@ -202,7 +206,8 @@ def links(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     )
     finish(folder / "whole", epochs=1)
     for number in range(count):
-        run, place = folder / f"run-{number}", chance.choice(places)
+        run = folder / f"run-{number}"
+        place = chance.choice(places)
         if number % 2:
             (folder / "whole").rename(run)
         path = run / place
@@ -210,14 +215,13 @@ def links(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
         aside = path.with_name(f"{path.name}.aside")
         if path.exists():
             path.rename(aside)
-        path.symlink_to(
-            elsewhere if "." not in path.name.lstrip(".") else elsewhere / files[0]
-        )
+        is_folder = "." not in path.name.lstrip(".")
+        path.symlink_to(elsewhere if is_folder else elsewhere / files[0])
         refused = finish(run, epochs=2) == 1
-        kept = sorted(one.name for one in elsewhere.iterdir()) == sorted(files)
+        names = sorted(file.name for file in elsewhere.iterdir())
         yield (
             refused
-            and kept
+            and names == sorted(files)
             and all((elsewhere / name).read_text() == "precious" for name in files)
         )
         path.unlink()

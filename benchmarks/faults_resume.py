@@ -123,10 +123,11 @@ def _keeps(network: Any, classes: int) -> bool:
         (module, module.training, len(module._forward_hooks))
         for module in network.modules()
     ]
-    kept = all(
+    weights_kept = all(
         _is(weight, *weights[name]) for name, weight in network.named_parameters()
     )
-    return after == modules and kept and network.config()["classes"] == classes
+    right_classes = network.config()["classes"] == classes
+    return after == modules and weights_kept and right_classes
 
 
 def _is(now: nn.Parameter, weight: nn.Parameter, copied: nn.Parameter) -> bool:

@@ -38,14 +38,8 @@ def greedy_networks(folder: Path, count: int, chance: random.Random) -> Iterator
             "image_shape": [1, size, size],
             "decoder_hidden": chance.choice(([1] * 200_000, [size, size])),
         }
-        path.write_text(
-            json.dumps(
-                {
-                    **config,
-                    "arguments": {**config["arguments"], name: value.get(name, size)},
-                }
-            )
-        )
+        arguments = {**config["arguments"], name: value.get(name, size)}
+        path.write_text(json.dumps({**config, "arguments": arguments}))
         begun = time.process_time()
         refused = False
         with suppress(MemoryError):

@@ -75,11 +75,11 @@ def seconds(wait: Wait, root: Path, folder: Path) -> float:
     path = os.pathsep.join([str(root), str(root / "lab")])
     # Python keeps what it compiled, as on a user's machine: the first round compiles,
     # the others do not.
-    given = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": path}
     with subprocess.Popen(
         [sys.executable, "-m", "torchcaps_lab", *wait.words, *new],
         cwd=folder,
-        env=given,
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -121,19 +121,21 @@ def run(options: argparse.Namespace, show: Callable[[str], None]) -> None:
         [ROOT] if options.against is None else [options.against.resolve(), ROOT]
     )
     rows: dict[str, list[float]] = {}
-    heads = ["processor seconds", *(["before"] if len(roots) > 1 else []), "now"]
-    show(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    titles = ["processor seconds", "before", "now"]
+    if len(roots) == 1:
+        titles.remove("before")
+    show(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     with TemporaryDirectory() as name:
-        write_photos(Path(name))
-        for what, wait in WAITS.items():
-            found = [
-                [seconds(wait, root, Path(name)) for root in roots]
-                for _ in range(options.runs)
-            ]
-            rows[what] = [
-                round(median(column), 2) for column in zip(*found, strict=True)
-            ]
-            show(f"| {what} | {' | '.join(f'{value:.2f}' for value in rows[what])} |")
+        folder = Path(name)
+        write_photos(folder)
+        for title, wait in WAITS.items():
+            measured: list[list[float]] = [[] for _ in roots]
+            for _ in range(options.runs):
+                for root, of_root in zip(roots, measured, strict=True):
+                    of_root.append(seconds(wait, root, folder))
+            rows[title] = [round(median(of_root), 2) for of_root in measured]
+            cells = [title, *(f"{value:.2f}" for value in rows[title])]
+            show(f"| {' | '.join(cells)} |")
     if options.out is not None:
         report.write_json(
             options.out,

@@ -1,7 +1,7 @@
 """Files of options that try to run something, and what they may do at most."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from torchcaps.spec import Registry, Spec
+from torchcaps.spec import Spec
 from torchcaps_lab.training import read_options, training_options
 
 TRIED: dict[str, Any] = yaml.safe_load(
@@ -57,34 +57,33 @@ def harmless(text: str, path: Path) -> bool:
             options = training_options(read_options(path))
         except ValueError:
             return not seen
-    kinds = [
-        spec for group in options.groups for spec in _things(dict(group.arguments))
-    ]
-    return not seen and all(
-        one.registry is None or _known(one, one.registry) for one in kinds
-    )
+    specs: list[Spec] = []
+    for group in options.groups:
+        specs += _specs_in(dict(group.arguments))
+    return not seen and all(map(_in_table, specs))
 
 
-def _known(spec: Spec, registry: Registry) -> bool:
-    return issubclass(spec.cls, registry.base) and spec.cls in (
-        *registry.values(),
-        *registry.classes(),
-    )
+def _in_table(spec: Spec) -> bool:
+    """Whether the class of a spec is in its registry, if it has one."""
+    registry = spec.registry
+    if registry is None:
+        return True
+    classes = (*registry.values(), *registry.classes())
+    return issubclass(spec.cls, registry.base) and spec.cls in classes
 
 
-def _things(value: Any) -> Iterator[Spec]:
+def _specs_in(value: Any) -> Iterator[Spec]:
     """All specs inside a value."""
     if isinstance(value, Spec):
         yield value
         value = value.arguments
-    for one in (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple)
-        else ()
-    ):
-        yield from _things(one)
+    entries: Iterable[Any] = ()
+    if isinstance(value, dict):
+        entries = value.values()
+    elif isinstance(value, list | tuple):
+        entries = value
+    for entry in entries:
+        yield from _specs_in(entry)
 
 
 def texts(mark: Path) -> st.SearchStrategy[str]:
@@ -112,20 +111,21 @@ def texts(mark: Path) -> st.SearchStrategy[str]:
     flow = st.lists(pair, min_size=1, max_size=4).map(
         lambda pairs: f"{{{', '.join(pairs)}}}"
     )
-    quoted = st.recursive(
-        st.tuples(gap, flow, gap).map("".join) | name,
-        lambda inner: (
-            inner.map(repr)
-            | inner.map(lambda one: '"' + one.replace('"', '\\"') + '"')
-            | inner.map(lambda one: f"|\n  {one}")
-            | inner.map(lambda one: f"\ufeff{one}")
-            | st.lists(inner, max_size=3).map(lambda several: f"[{', '.join(several)}]")
-        ),
-        max_leaves=4,
-    )
-    line = st.tuples(
-        place, st.just(":"), gap, tag, quoted | st.text(max_size=12), st.just("\n")
-    ).map("".join)
-    return st.tuples(start, st.lists(line, min_size=1, max_size=2).map("".join)).map(
-        "".join
+    plain = st.tuples(gap, flow, gap).map("".join) | name
+    quoted = st.recursive(plain, _quoted, max_leaves=4)
+    value = quoted | st.text(max_size=12)
+    line = st.tuples(place, st.just(":"), gap, tag, value, st.just("\n")).map("".join)
+    lines = st.lists(line, min_size=1, max_size=2).map("".join)
+    return st.tuples(start, lines).map("".join)
+
+
+def _quoted(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """Texts in quotes, as a block, behind a byte order mark, and several as a list."""
+    lists = st.lists(inner, max_size=3)
+    return (
+        inner.map(repr)
+        | inner.map(lambda text: '"' + text.replace('"', '\\"') + '"')
+        | inner.map(lambda text: f"|\n  {text}")
+        | inner.map(lambda text: f"\ufeff{text}")
+        | lists.map(lambda several: f"[{', '.join(several)}]")
     )

@@ -64,21 +64,21 @@ def interleaved(
     drift of the machine affects all.
 
     Args:
-        calls: by name.
-        runs: of each call.
-        device: ``cpu`` or ``cuda``.
-        seconds: no new round begins after this time, once there are three.
+        calls: the calls, by name.
+        runs: the number of runs of each call.
+        device: the device, ``cpu`` or ``cuda``.
+        seconds: the time after which no new round begins, once there are three.
     """
     for call in calls.values():
         timed(call, device)
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    seconds_of_calls: dict[str, list[float]] = {name: [] for name in calls}
     start = time.perf_counter()
     for done in range(runs):
         if done >= FEWEST and time.perf_counter() - start > seconds:
             break
         for name, call in calls.items():
-            found[name].append(timed(call, device))
-    return found
+            seconds_of_calls[name].append(timed(call, device))
+    return seconds_of_calls
 
 
 def full_float32() -> None:
@@ -171,11 +171,7 @@ def available_memory(device: str) -> float:
         return float(torch.cuda.mem_get_info()[0])
     info = Path("/proc/meminfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (
-            1024.0 * int(line.split()[1])
-            for line in lines
-            if line.startswith("MemAvailable")
-        ),
-        math.inf,
-    )
+    for line in lines:
+        if line.startswith("MemAvailable"):
+            return 1024.0 * int(line.split()[1])
+    return math.inf

@@ -67,12 +67,12 @@ def _version(package: str) -> str:
 
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
-    found = (
-        re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)
-        if info.exists()
-        else None
-    )
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    if info.exists():
+        pattern = r"^model name\s*:\s*(.+)$"
+        model = re.search(pattern, info.read_text(), re.MULTILINE)
+        if model is not None:
+            return model[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def heading(about: dict[str, Any]) -> str:
@@ -94,15 +94,25 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table with columns as wide as needed, the first aligned left, the others
     right.
     """
-    lines = [list(titles), *map(list, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
-    ends = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
-    return "\n".join("  ".join(map(format, line, ends)).rstrip() for line in lines)
+    columns = zip(titles, *rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    alignments = [f">{width}" for width in widths]
+    alignments[0] = f"<{widths[0]}"
+    lines = []
+    for row in (titles, *rows):
+        cells = map(format, row, alignments)
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def milliseconds(seconds: float) -> str:
     """As text, with two digits or, from 100 ms on, without decimals."""
-    return f"{1e3 * seconds:.{max(0, 2 - len(str(int(1e3 * seconds))) + (seconds < 1e-3))}f}"
+    value = 1e3 * seconds
+    if value < 1:
+        decimals = 2
+    else:
+        decimals = max(0, 2 - len(str(int(value))))
+    return f"{value:.{decimals}f}"
 
 
 def times(spread: Spread) -> str:
@@ -117,18 +127,18 @@ def suite_table(rows: "list[Row]") -> str:
 
 
 def _cells(row: "Row") -> tuple[str, ...]:
-    what = (
+    case = (
         row.case,
         str(row.batch),
         "training" if row.training else "forward",
         row.backend,
     )
     if not row.seconds:
-        return (*what, row.trouble, "", "")
+        return (*case, row.trouble, "", "")
     median, low, high = Spread.of(row.seconds)
     span = f"{milliseconds(low)}-{milliseconds(high)}"
     memory = "" if row.peak is None else f"{row.peak / MIB:.1f}"
-    return (*what, milliseconds(median), span, memory)
+    return (*case, milliseconds(median), span, memory)
 
 
 def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

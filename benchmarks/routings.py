@@ -10,7 +10,8 @@ algorithms are compared, not kernels.
 """
 
 import argparse
-from dataclasses import dataclass
+import math
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -55,27 +56,26 @@ def measured(
 ) -> dict[str, Measured]:
     """Measures the routings of these names on a layer, in turn."""
     torch.set_num_threads(options.threads)
-    trained = [name for name in names if ROUTINGS[name].trainable]
-    calls = {
-        (name, False): call_of(
-            cases(name, options.batch)[layer], options.backend, False
+    forward, training = {}, {}
+    for name in names:
+        case = cases(name, options.batch)[layer]
+        forward[f"{name}, forward"] = call_of(case, options.backend, False)
+        if ROUTINGS[name].trainable:
+            training[f"{name}, training"] = call_of(case, options.backend, True)
+    times = measure.interleaved({**forward, **training}, options.runs)
+    medians = {call: median(seconds) for call, seconds in times.items()}
+    memory = {}
+    if measure.HAVE_PEAK and not options.no_memory:
+        memory = {name: measure.peak_growth(call) for name, call in training.items()}
+    results = {}
+    for name in names:
+        training_step = f"{name}, training"
+        results[name] = Measured(
+            medians[f"{name}, forward"],
+            medians.get(training_step),
+            memory.get(training_step),
         )
-        for name in names
-    }
-    calls |= {
-        (name, True): call_of(cases(name, options.batch)[layer], options.backend, True)
-        for name in trained
-    }
-    times = measure.interleaved(
-        {str(key): call for key, call in calls.items()}, options.runs
-    )
-    found = {key: median(times[str(key)]) for key in calls}
-    wanted = trained if measure.HAVE_PEAK and not options.no_memory else []
-    memory = {name: measure.peak_growth(calls[name, True]) for name in wanted}
-    return {
-        name: Measured(found[name, False], found.get((name, True)), memory.get(name))
-        for name in names
-    }
+    return results
 
 
 def refused(names: list[str], backend: str) -> list[str]:
@@ -84,23 +84,22 @@ def refused(names: list[str], backend: str) -> list[str]:
     Raises:
         ValueError: if there is no other, with what the backend says to the last one.
     """
-    found: list[str] = []
-    why: Exception | None = None
+    errors: dict[str, Exception] = {}
     for name in names:
         try:
             for case in cases(name, 1).values():
                 call_of(case, backend, ROUTINGS[name].trainable)()
         except (RuntimeError, ValueError) as error:
-            found.append(name)
-            why = error
-    if len(found) == len(names):
+            errors[name] = error
+    if len(errors) == len(names):
+        *_, last = errors.values()
         raise ValueError(
-            f"--backend {backend} can do none of {', '.join(names)}: {why}"
+            f"--backend {backend} can do none of {', '.join(names)}: {last}"
         )
-    return found
+    return list(errors)
 
 
-_WHAT = {
+_DESCRIPTION = {
     "similarity": "similarity",
     "parents": "update",
     "activation": "activation",
@@ -121,39 +120,39 @@ def words(names: list[str]) -> str:
     """Two tables in Markdown: a description of each routing, and its parameters and
     costs.
     """
-    unknown = About(*["not said"] * 8)  # a routing of a plug-in
-    about = {name: ABOUT.get(name, unknown) for name in names}
-    return "\n\n".join(
-        report.markdown(
-            ["routing", *columns],
-            [
-                [f"`{name}`", *(getattr(one, c) for c in columns.values())]
-                for name, one in about.items()
-            ],
-        )
-        for columns in (_WHAT, _COSTS)
-    )
+    undescribed = About(*["not said"] * 8)  # a routing of a plug-in
+    tables = []
+    for columns in (_DESCRIPTION, _COSTS):
+        rows = []
+        for name in names:
+            about = ABOUT.get(name, undescribed)
+            cells = [getattr(about, column) for column in columns.values()]
+            rows.append([f"`{name}`", *cells])
+        tables.append(report.markdown(["routing", *columns], rows))
+    return "\n\n".join(tables)
 
 
-def figures(found: dict[str, dict[str, Measured]]) -> str:
+def figures(by_layer: dict[str, dict[str, Measured]]) -> str:
     """A table in Markdown of times and memory, the fastest training step of the first
     layer first.
     """
     titles = ["routing"]
-    for layer in found:
+    for layer in by_layer:
         titles += [f"{layer}: forward, ms", "training step, ms", "its memory, MiB"]
-    first = next(iter(found.values()))
-    order = sorted(
-        first,
-        key=lambda name: (first[name].training is None, first[name].training or 0.0),
-    )
+    first, *_ = by_layer.values()
+
+    def training_time(name: str) -> float:
+        seconds = first[name].training
+        return math.inf if seconds is None else seconds
+
     rows = []
-    for name in order:
+    for name in sorted(first, key=training_time):
         cells = [f"`{name}`"]
-        for one in (of_layer[name] for of_layer in found.values()):
-            training = "" if one.training is None else report.milliseconds(one.training)
-            memory = "" if one.memory is None else f"{one.memory / report.MIB:.0f}"
-            cells += [report.milliseconds(one.forward), training, memory]
+        for of_layer in by_layer.values():
+            forward, training, memory = astuple(of_layer[name])
+            cells.append(report.milliseconds(forward))
+            cells.append("" if training is None else report.milliseconds(training))
+            cells.append("" if memory is None else f"{memory / report.MIB:.0f}")
         rows.append(cells)
     return report.markdown(titles, rows)
 
@@ -164,8 +163,8 @@ def put_into(page: Path, text: str) -> None:
     Raises:
         ValueError: if the page does not have both marks.
     """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, behind_begin = page.read_text().partition(BEGIN)
+    _, end, after = behind_begin.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} must have the marks {BEGIN} and {END}")
     page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
@@ -177,11 +176,13 @@ def run(options: argparse.Namespace, show: Show) -> None:
     if not options.words:
         measure.full_float32()
         about = report.environment("cpu", options.threads)
-        left_out = (
-            refused(options.only, options.backend) if options.backend != "auto" else []
-        )
+        left_out: list[str] = []
+        if options.backend != "auto":
+            left_out = refused(options.only, options.backend)
         names = [name for name in options.only if name not in left_out]
-        found = {layer: measured(layer, names, options) for layer in cases("mean", 1)}
+        by_layer = {
+            layer: measured(layer, names, options) for layer in cases("mean", 1)
+        }
         where = (
             f"{about['hardware']}, {options.threads} threads, torch "
             f"{about['versions']['torch']}"
@@ -194,7 +195,7 @@ def run(options: argparse.Namespace, show: Show) -> None:
             settings += f"; backend {options.backend}"
         if left_out:
             settings += f", which cannot do {', '.join(left_out)}"
-        parts += [figures(found), f"{where}; {settings}. {options.note}".strip()]
+        parts += [figures(by_layer), f"{where}; {settings}. {options.note}".strip()]
     text = "\n\n".join(parts)
     show(text)
     if options.into is not None:

@@ -39,14 +39,16 @@ class Row:
     """One measured call.
 
     Args:
-        case: name of the layer or network.
-        batch: number of images.
-        training: a training step without the optimizer, or the forward pass.
-        backend: of the routing; ``cnn`` for a network without routing.
-        seconds: of each run; in each round, all rows of a case and a pass took turns.
-        votes: bytes that the votes of the largest layer would take.
-        peak: bytes of extra memory; None if it was not measured.
-        trouble: why it was not measured at all.
+        case: the name of the layer or network.
+        batch: the number of images.
+        training: whether it is a training step without the optimizer, or the forward
+            pass.
+        backend: the backend of the routing; ``cnn`` for a network without routing.
+        seconds: the seconds of each run; in each round, all rows of a case and a pass
+            took turns.
+        votes: the bytes that the votes of the largest layer would take.
+        peak: the bytes of extra memory; None if it was not measured.
+        trouble: the reason why it was not measured at all.
     """
 
     case: str
@@ -60,9 +62,10 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """The row for JSON, with the median of the seconds."""
-        return asdict(self) | (
-            {"median_seconds": Spread.of(self.seconds).median} if self.seconds else {}
-        )
+        row = asdict(self)
+        if self.seconds:
+            row["median_seconds"] = Spread.of(self.seconds).median
+        return row
 
 
 def backends(device: str) -> list[str]:
@@ -77,12 +80,12 @@ class Options:
     """How to measure.
 
     Args:
-        device: ``cpu`` or ``cuda``.
-        runs: of each call.
-        seconds: for the rounds of one comparison; at least three are made.
-        threads: of torch on a CPU.
-        batch: of all cases; None for their own.
-        backends: None for all that run on the device.
+        device: the device, ``cpu`` or ``cuda``.
+        runs: the number of runs of each call.
+        seconds: the time for the rounds of one comparison; at least three are made.
+        threads: the number of threads of torch on a CPU.
+        batch: the number of images of all cases; None for their own.
+        backends: the backends to measure; None for all that run on the device.
         memory: whether memory is measured, too.
     """
 
@@ -96,39 +99,39 @@ class Options:
 
     def case(self, case: Case) -> Case:
         """The case with the batch to measure."""
-        own = GPU_BATCH if self.device == "cuda" else None
-        return with_batch(case, own if self.batch is None else self.batch)
+        if self.batch is None and self.device == "cuda":
+            return with_batch(case, GPU_BATCH)
+        return with_batch(case, self.batch)
 
     @classmethod
-    def of(cls, given: argparse.Namespace) -> "Options":
+    def of(cls, options: argparse.Namespace) -> "Options":
         """From the command line.
 
         Raises:
             ValueError: if there is no such device.
         """
-        if given.device == "cuda" and not torch.cuda.is_available():
+        if options.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda needs a GPU that torch can use")
-        chosen = None if given.backends is None else tuple(given.backends)
         return cls(
-            given.device,
-            given.runs,
-            given.seconds,
-            given.threads,
-            given.batch,
-            chosen,
-            not given.no_memory,
+            device=options.device,
+            runs=options.runs,
+            seconds=options.seconds,
+            threads=options.threads,
+            batch=options.batch,
+            backends=None if options.backends is None else tuple(options.backends),
+            memory=not options.no_memory,
         )
 
 
-def run(given: argparse.Namespace, show: Show) -> None:
+def run(options: argparse.Namespace, show: Show) -> None:
     """Measures the cases, shows tables, and writes the results."""
-    options = Options.of(given)
-    about = report.environment(given.device, given.threads)
+    measuring = Options.of(options)
+    about = report.environment(options.device, options.threads)
     show(report.heading(about))
-    rows = measured(given.cases, options, show)
+    rows = measured(options.cases, measuring, show)
     show(f"\n{report.suite_table(rows)}")
-    if given.out:
-        report.write_json(given.out, **about, rows=[row.as_dict() for row in rows])
+    if options.out:
+        report.write_json(options.out, **about, rows=[row.as_dict() for row in rows])
 
 
 def measured(names: Iterable[str], options: Options, show: Show) -> list[Row]:
@@ -139,11 +142,10 @@ def measured(names: Iterable[str], options: Options, show: Show) -> list[Row]:
     for name in names:
         case = options.case(CASES[name])
         beside = options.case(BESIDE[name]) if name in BESIDE else None
-        for training in (True,) if isinstance(case, NetworkCase) else (False, True):
-            show(
-                f"measuring {case.name}, batch {case.batch}, "
-                f"{'training step' if training else 'forward'}"
-            )
+        passes = (True,) if isinstance(case, NetworkCase) else (False, True)
+        for training in passes:
+            kind = "training step" if training else "forward"
+            show(f"measuring {case.name}, batch {case.batch}, {kind}")
             rows += compare(case, training, options, beside)
     return rows
 
@@ -158,36 +160,32 @@ def compare(
         try:
             calls[backend] = _ready(case, backend, training, options.device)
         except MemoryError as error:
-            missing.append(
-                Row(case.name, case.batch, training, backend, trouble=str(error))
-            )
+            row = Row(case.name, case.batch, training, backend, trouble=str(error))
+            missing.append(row)
     if beside is not None:
         calls["cnn"] = call_of(beside, "auto", training, options.device)
     seconds = interleaved(calls, options.runs, options.device, options.seconds)
     del calls
     rows = []
     for backend, values in seconds.items():
-        what, called = (
-            (beside, "auto")
-            if backend == "cnn" and beside is not None
-            else (case, backend)
-        )
-        peak = (
-            peak_memory(what, called, training, options.device, options.threads)
-            if options.memory
-            else None
-        )
-        rows.append(
-            Row(
-                what.name,
-                what.batch,
-                training,
-                backend,
-                values,
-                FLOAT * what.votes,
-                peak,
+        called, called_backend = case, backend
+        if backend == "cnn" and beside is not None:
+            called, called_backend = beside, "auto"
+        peak = None
+        if options.memory:
+            peak = peak_memory(
+                called, called_backend, training, options.device, options.threads
             )
+        row = Row(
+            called.name,
+            called.batch,
+            training,
+            backend,
+            values,
+            FLOAT * called.votes,
+            peak,
         )
+        rows.append(row)
     return [*rows, *missing]
 
 
@@ -199,9 +197,10 @@ def _ready(case: Case, backend: str, training: bool, device: str) -> Call:
     """
     if backend == "naive":
         need = FLOAT * case.votes * (STORED if training else STORED // 2)
-        if need > (has := available_memory(device)):
+        free = available_memory(device)
+        if need > free:
             raise MemoryError(
-                f"may need {need / 2**30:.1f} GiB, {has / 2**30:.1f} GiB are free"
+                f"may need {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
             )
     call = call_of(case, backend, training, device)
     try:

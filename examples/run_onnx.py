@@ -23,15 +23,21 @@ def main(model: str, picture: str) -> None:
     if "image_shape" not in notes:
         raise SystemExit(f"{model} takes texts, this example shows pictures")
     channels, height, width = notes["image_shape"]
+    mode = "L" if channels == 1 else "RGB"
     try:
-        image = Image.open(picture).convert("L" if channels == 1 else "RGB")
+        image = Image.open(picture).convert(mode)
     except OSError as error:
         raise SystemExit(f"{picture} cannot be read: {error}") from error
     image = ImageOps.pad(image, (width, height), color=0)
-    pixels = np.asarray(image, dtype=np.float32).reshape(height, width, channels) / 255
-    activation, *_ = session.run(None, {"images": pixels.transpose(2, 0, 1)[None]})
-    for place in np.argsort(-activation[0])[:3]:
-        print(f"{notes['classes'][place]}: {activation[0, place]:.3f}")
+    pixels = np.asarray(image, dtype=np.float32) / 255
+    pixels = pixels.reshape(height, width, channels)
+    batch = pixels.transpose(2, 0, 1)[None]
+    activations, *_ = session.run(None, {"images": batch})
+    (activation,) = activations
+    most_active = np.argsort(-activation)[:3]
+    for label in most_active:
+        name = notes["classes"][label]
+        print(f"{name}: {activation[label]:.3f}")
 
 
 if __name__ == "__main__":

@@ -27,15 +27,15 @@ def signals(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(len(BEATS), (count,), generator=random)
     lengths = torch.randint(24, LONGEST + 1, (count,), generator=random)
-    made = 0.2 * torch.randn(count, 1, LONGEST, generator=random)
-    shapes = torch.tensor(list(BEATS.values()))
-    for signal, label, long in zip(
-        made[:, 0], labels.tolist(), lengths.tolist(), strict=True
-    ):
-        start = int(torch.randint(long - 15, (), generator=random))
-        signal[start : start + 16] += shapes[label].repeat_interleave(2)
-        signal[long:] = 3 * torch.randn(LONGEST - long, generator=random)
-    return made, lengths, labels
+    noisy = 0.2 * torch.randn(count, 1, LONGEST, generator=random)
+    beats = torch.tensor(list(BEATS.values())).repeat_interleave(2, dim=1)
+    for number in range(count):
+        signal, beat = noisy[number, 0], beats[labels[number]]
+        length = int(lengths[number])
+        start = int(torch.randint(length - 15, (), generator=random))
+        signal[start : start + 16] += beat
+        signal[length:] = 3 * torch.randn(LONGEST - length, generator=random)
+    return noisy, lengths, labels
 
 
 class Listener(nn.Module):
@@ -46,19 +46,33 @@ class Listener(nn.Module):
         self.primary = tc.PrimaryCaps1d(1, types=8, dim=8, kernel_size=9, stride=2)
         routing = tc.create_routing("dynamic", steps=2)
         self.convolution = tc.CapsConv1d(
-            8, 8, 8, 8, kernel_size=5, stride=2, routing=routing, init_std=None
+            8,
+            8,
+            in_pose=8,
+            out_pose=8,
+            kernel_size=5,
+            stride=2,
+            routing=routing,
+            init_std=None,
         )
         self.classes = tc.CapsLinear(
-            None, len(BEATS), 8, 8, transforms="shared", routing=routing
+            None,
+            len(BEATS),
+            in_pose=8,
+            out_pose=8,
+            transforms="shared",
+            routing=routing,
         )
 
     def forward(self, signals: Tensor, lengths: Tensor) -> tc.Capsules:
         """Only windows that end before the signal does take part."""
         children = self.primary(signals)  # poses (B, 28, 8, 8)
-        last = 2 * torch.arange(children.activation.shape[1]) + 9
-        there = (last <= lengths[:, None])[..., None].expand(-1, -1, 8)
-        phrases = self.convolution(children, there)  # poses (B, 12, 8, 8)
-        return self.classes(phrases, self.convolution.out_mask(there))
+        windows = torch.arange(children.activation.shape[1])
+        ends = 2 * windows + 9
+        inside = ends <= lengths[:, None]
+        mask = inside[..., None].expand(-1, -1, 8)
+        phrases = self.convolution(children, mask)  # poses (B, 12, 8, 8)
+        return self.classes(phrases, self.convolution.out_mask(mask))
 
 
 def main(steps: int = 200, batch: int = 64) -> float:
@@ -67,21 +81,22 @@ def main(steps: int = 200, batch: int = 64) -> float:
     model = Listener()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for step in range(steps):
-        made, lengths, labels = signals(batch, seed=step + 1)
-        loss = tc.margin_loss(model(made, lengths).activation, labels)
+        noisy, lengths, labels = signals(batch, seed=step + 1)
+        classes = model(noisy, lengths)
+        loss = tc.margin_loss(classes.activation, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     model.eval()
-    made, lengths, labels = signals(500, seed=0)
+    noisy, lengths, labels = signals(500, seed=0)
     with torch.no_grad():
-        return (
-            (model(made, lengths).activation.argmax(1) == labels).double().mean().item()
-        )
+        classes = model(noisy, lengths)
+    correct = classes.activation.argmax(1) == labels
+    return correct.double().mean().item()
 
 
 if __name__ == "__main__":
+    accuracy, chance = main(), 1 / len(BEATS)
     print(
-        f"{main():.1%} of 500 signals classified correctly (by chance: "
-        f"{1 / len(BEATS):.1%})"
+        f"{accuracy:.1%} of 500 signals classified correctly (by chance: {chance:.1%})"
     )

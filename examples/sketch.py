@@ -24,10 +24,10 @@ class Sketch(nn.Module):
     plain distance of their votes.
 
     Args:
-        pixels: in an image.
-        parts: how many primary capsules.
-        dim: of their poses.
-        classes: how many class capsules.
+        pixels: the number of pixels of an image.
+        parts: the number of primary capsules.
+        dim: the dimension of their poses.
+        classes: the number of class capsules.
     """
 
     def __init__(
@@ -68,19 +68,15 @@ def main(epochs: int = 30, batch: int = 64) -> float:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(epochs):
         for chosen in torch.randperm(len(images)).split(batch):
-            loss = nn.functional.cross_entropy(
-                model(images[chosen]).activation, labels[chosen]
-            )
+            lengths = model(images[chosen]).activation
+            loss = nn.functional.cross_entropy(lengths, labels[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     with torch.no_grad():
-        return (
-            (model(binary(digits.test)).activation.argmax(1) == digits.test.labels)
-            .double()
-            .mean()
-            .item()
-        )
+        classes = model(binary(digits.test))
+    correct = classes.activation.argmax(1) == digits.test.labels
+    return correct.double().mean().item()
 
 
 if __name__ == "__main__":

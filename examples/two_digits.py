@@ -128,7 +128,13 @@ def learn_to_draw(
     network.eval()
     drawings = digits.inputs.float() / 255
     moved = F.pad(drawings, (MARGIN,) * 4)
-    places = [(2, 2), (2, 1), (1, 2), (0, 3), (3, 0)]
+    places = [
+        (2, 2),
+        (2, 1),
+        (1, 2),
+        (0, 3),
+        (3, 0),
+    ]
     side = drawings.shape[-1]
     with torch.no_grad():
         poses = [
@@ -239,15 +245,15 @@ class TwoDigits(Exhibit):
 
     Attributes:
         columns: the pairs, one entry for each layout.
-        own: share of the child capsules over a digit that went to this digit.
-        other: share of the same that went to the other digit.
+        own_share: share of the child capsules over a digit that went to this digit.
+        other_share: share of the same that went to the other digit.
         entropy: of the assignments, relative to even ones.
         decided: share of the answers that change without routing.
     """
 
     columns: tuple[Columns, ...] = field(metadata={"plain": len})
-    own: float
-    other: float
+    own_share: float
+    other_share: float
     entropy: float
     decided: float
 
@@ -256,15 +262,16 @@ class TwoDigits(Exhibit):
         cls, pairs: list[Pairs], capsules: CapsuleClassifier, plain: ImageClassifier
     ) -> "TwoDigits":
         """Of all pairs the figures, and the first ones to show."""
-        looks = [
-            Observation(capsules, Selection(one.images, one.images)) for one in pairs
-        ]
-        shares = [assigned(one, look) for one, look in zip(pairs, looks, strict=True)]
-        own, other = torch.tensor(shares).mean(0).tolist()
-        entropy = mean_of([entropy_of(capsules, one.images) for one in pairs])
-        decided = mean_of(
-            [changed_without_routing(capsules, one.images) for one in pairs]
-        )
+        shares, entropies, changed, columns = [], [], [], []
+        for of_layout in pairs:
+            images = of_layout.images
+            look = Observation(capsules, Selection(images, images))
+            shares.append(assigned(of_layout, look))
+            entropies.append(entropy_of(capsules, images))
+            changed.append(changed_without_routing(capsules, images))
+            columns.append(columns_of(of_layout, look, plain))
+        own_share, other_share = torch.tensor(shares).mean(0).tolist()
+        entropy, decided = mean_of(entropies), mean_of(changed)
         return cls(
             title="Two digits in one image, after training on single digits",
             text=(
@@ -275,17 +282,15 @@ class TwoDigits(Exhibit):
                 "nothing where it went to neither. Below are drawings made from the pose "
                 f"of each digit alone. These are the first {SHOWN} pairs, mistakes "
                 "included. Of the child capsules over a digit, routing gave "
-                f"{own:.0%} to this digit and {other:.0%} to the other one. Without "
-                "routing every digit would get 10%. The entropy of the assignments is "
+                f"{own_share:.0%} to this digit and {other_share:.0%} to the other "
+                "one. Without routing every digit would get 10%. The entropy of the "
+                "assignments is "
                 f"{entropy:.2f} of that of an even split, and an even split changes "
                 f"{decided:.0%} of the answers."
             ),
-            columns=tuple(
-                columns_of(one, look, plain)
-                for one, look in zip(pairs, looks, strict=True)
-            ),
-            own=own,
-            other=other,
+            columns=tuple(columns),
+            own_share=own_share,
+            other_share=other_share,
             entropy=entropy,
             decided=decided,
         )
@@ -308,14 +313,15 @@ def assigned(pairs: Pairs, look: Observation) -> tuple[float, float]:
     """
     ((name, maps),) = look.maps.items()
     weights = pairs.halves(look.capsules[name].activation)
-    own, other = torch.zeros(2), torch.zeros(2)
+    to_own, to_other = torch.zeros(2), torch.zeros(2)
+    images = torch.arange(len(maps))
     for place in (0, 1):
         weight = weights[place]
-        for part, digit in ((own, place), (other, 1 - place)):
-            share = maps[torch.arange(len(maps)), :, :, pairs.labels[:, digit]]
-            over = pairs.halves(share)[place]
-            part[place] = (over * weight).sum() / weight.sum()
-    return own.mean().item(), other.mean().item()
+        for shares, digit in ((to_own, place), (to_other, 1 - place)):
+            share = maps[images, :, :, pairs.labels[:, digit]]
+            over_digit = pairs.halves(share)[place]
+            shares[place] = (over_digit * weight).sum() / weight.sum()
+    return to_own.mean().item(), to_other.mean().item()
 
 
 def entropy_of(network: CapsuleClassifier, images: Tensor) -> float:
@@ -375,7 +381,12 @@ def drawn_columns(columns: Columns) -> "Figure":
             figure.add_subplot(grid[row, column], xticks=[], yticks=[])
             for row in range(4)
         )
-        image.imshow(columns.images[column, 0].numpy(), cmap="gray", vmin=0, vmax=1)
+        image.imshow(
+            columns.images[column, 0].numpy(),
+            cmap="gray",
+            vmin=0,
+            vmax=1,
+        )
         image.set_title(title_of(columns, column), fontsize=9)
         show_shares(went, columns, column)
         for place, (axes, colour) in enumerate([(first, FIRST), (second, SECOND)]):
@@ -395,17 +406,17 @@ def title_of(columns: Columns, column: int) -> str:
     """What an image shows, and what both networks answer."""
     true = columns.labels[column]
     lines = [f"{true[0]} and {true[1]}"]
-    for name, found in (("capsules", columns.capsules), ("plain", columns.plain)):
-        right = set(found[column].tolist()) == set(true.tolist())
+    for name, predicted in (("capsules", columns.capsules), ("plain", columns.plain)):
+        right = set(predicted[column].tolist()) == set(true.tolist())
         sign = "✓" if right else "✗"
-        lines.append(f"{name}: {ordered(found[column], true)} {sign}")
+        lines.append(f"{name}: {ordered(predicted[column], true)} {sign}")
     return "\n".join(lines)
 
 
-def ordered(found: Tensor, true: Tensor) -> str:
-    """The digits that were found, in the order of those in the image."""
+def ordered(predicted: Tensor, true: Tensor) -> str:
+    """The predicted digits, in the order of those in the image."""
     order = {label: place for place, label in enumerate(true.tolist())}
-    digits = sorted(found.tolist(), key=lambda label: order.get(label, 2))
+    digits = sorted(predicted.tolist(), key=lambda label: order.get(label, 2))
     return ", ".join(map(str, digits))
 
 
@@ -421,9 +432,9 @@ def show_shares(axes: "Axes", columns: Columns, column: int) -> None:
     first, second = columns.shares[column]
     both = first + second
     colours = torch.tensor([FIRST, SECOND])
-    mixed = (first / both)[..., None] * colours[0] + (second / both)[
-        ..., None
-    ] * colours[1]
+    of_first = (first / both)[..., None] * colours[0]
+    of_second = (second / both)[..., None] * colours[1]
+    mixed = of_first + of_second
     cells = torch.cat([mixed, 0.85 * both[..., None]], 2)
     axes.imshow(cells.numpy(), extent=columns.extent, interpolation="nearest")
     axes.set(xlim=(0, width), ylim=(height, 0))
@@ -462,12 +473,10 @@ class Comparison(Exhibit):
             with even_assignments(capsules):
                 even = all_found(capsules, images, present)
             shares[name] = routed, even, all_found(plain, images, present)
-        ahead = [name for name, (routed, _, other) in shares.items() if other > routed]
-        better = (
-            f"The plain network is ahead on {', '.join(ahead)}."
-            if ahead
-            else "The capsules are level or ahead on all of them."
-        )
+        better = "The capsules are level or ahead on all of them."
+        ahead = [name for name, (routed, _, share) in shares.items() if share > routed]
+        if ahead:
+            better = f"The plain network is ahead on {', '.join(ahead)}."
         return cls(
             title="Beside a plain convolutional network",
             text=(
@@ -486,10 +495,9 @@ class Comparison(Exhibit):
 
     def table(self) -> Table:
         """A row for each kind of image."""
-        rows = [
-            [name, *(f"{share:.1%}" for share in shares)]
-            for name, shares in self.shares.items()
-        ]
+        rows = []
+        for name, shares in self.shares.items():
+            rows.append([name, *(f"{share:.1%}" for share in shares)])
         return Table(rows, ["images", "capsules", "without routing", "plain network"])
 
 
@@ -506,10 +514,9 @@ def learned_from_single(capsules: Classifier, test: Examples) -> Iterator[Exhibi
     """The standard report about single digits."""
     folder = RunFolder(capsules.run)
     with folder.metrics.open() as file:
-        metrics = [
-            {name: float(value) for name, value in row.items() if value}
-            for row in csv.DictReader(file)
-        ]
+        metrics = []
+        for row in csv.DictReader(file):
+            metrics.append({name: float(value) for name, value in row.items() if value})
     prepared = capsules.prepared(test)
     findings = examine(capsules.network, prepared)
     yield from exhibits_of_classifier(

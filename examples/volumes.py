@@ -21,27 +21,34 @@ SHAPES = ("ball", "cube", "octahedron")
 
 def figure(label: int, radius: int) -> np.ndarray:
     """A solid of 2 radius + 1 voxels along each axis."""
-    if SHAPES[label] == "cube":
-        return np.ones((2 * radius + 1,) * 3)
-    return (ball if SHAPES[label] == "ball" else octahedron)(radius).astype(float)
+    shape = SHAPES[label]
+    if shape == "ball":
+        return ball(radius).astype(float)
+    if shape == "octahedron":
+        return octahedron(radius).astype(float)
+    side = 2 * radius + 1
+    return np.ones((side, side, side))
 
 
 def volumes(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Volumes (B, 1, D, H, W) in [0, 1], and which solid is in each (B,)."""
     random = np.random.default_rng(seed)
     labels = random.integers(len(SHAPES), size=count)
-    made = np.zeros((count, 1, SIZE, SIZE, SIZE), dtype=np.float32)
-    for volume, label in zip(made[:, 0], labels, strict=True):
+    filled = np.zeros((count, 1, SIZE, SIZE, SIZE), dtype=np.float32)
+    for volume, label in zip(filled[:, 0], labels, strict=True):
         volume += 0.3 * binary_blobs(
-            SIZE, blob_size_fraction=0.2, n_dim=3, volume_fraction=0.2, rng=random
+            SIZE,
+            blob_size_fraction=0.2,
+            n_dim=3,
+            volume_fraction=0.2,
+            rng=random,
         )
         solid = figure(label, int(random.integers(3, 6)))
-        place = tuple(
-            slice(start, start + len(solid))
-            for start in random.integers(SIZE - len(solid) + 1, size=3)
-        )
-        volume[place] = np.maximum(volume[place], solid)
-    return torch.from_numpy(made), torch.from_numpy(labels)
+        side = len(solid)
+        x, y, z = random.integers(SIZE - side + 1, size=3)
+        place = volume[x : x + side, y : y + side, z : z + side]
+        np.maximum(place, solid, out=place)
+    return torch.from_numpy(filled), torch.from_numpy(labels)
 
 
 def network() -> nn.Sequential:
@@ -51,9 +58,14 @@ def network() -> nn.Sequential:
         nn.Conv3d(1, 8, 3, stride=2),  # (B, 8, 6, 6, 6)
         nn.BatchNorm3d(8),
         nn.ReLU(),
+        # poses (B, 4, 4, 4, 4, 6)
         tc.PrimaryCaps3d(
-            8, types=4, dim=6, kernel_size=3, stride=1
-        ),  # poses (B, 4, 4, 4, 4, 6)
+            8,
+            types=4,
+            dim=6,
+            kernel_size=3,
+            stride=1,
+        ),
         tc.CapsConv3d(
             4,
             4,
@@ -82,11 +94,13 @@ def main(steps: int = 150, batch: int = 32) -> float:
     model.eval()
     images, labels = volumes(300, seed=0)
     with torch.no_grad():
-        return (model(images).activation.argmax(1) == labels).double().mean().item()
+        classes = model(images)
+    correct = classes.activation.argmax(1) == labels
+    return correct.double().mean().item()
 
 
 if __name__ == "__main__":
+    accuracy, chance = main(), 1 / len(SHAPES)
     print(
-        f"{main():.1%} of 300 volumes classified correctly (by chance: "
-        f"{1 / len(SHAPES):.1%})"
+        f"{accuracy:.1%} of 300 volumes classified correctly (by chance: {chance:.1%})"
     )
