@@ -76,6 +76,9 @@ MASKS: dict[str, Any] = {
 normalised over several of them.
 """
 
+LEAST_WATCHED = 30
+"""Validation images, or texts, with fewer of which the best epoch is one of chance."""
+
 _TABLES, _TABLES_OF_SERIES = {".csv", ".tsv"}, {".ts", ".arff"}
 _TEXTS, _SERIES = (
     {".txt", ".label", ".pos"} | _TABLES,
@@ -146,9 +149,9 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
             {"data": f"Series, the series in {path}"},
         )
     elif _holds(path, _TEXTS):
-        found = _of_texts(path)
+        found = _of_texts(path, given or {})
     elif (path / "images").is_dir() and (path / "masks").is_dir():
-        found = _of_masks(path)
+        found = _of_masks(path, given or {})
     else:
         found = _of_images(path, given or {})
     run = _unused(
@@ -210,7 +213,7 @@ def _holds(path: Path, kinds: set[str]) -> bool:
     return not suffixes & image_suffixes()
 
 
-def _of_texts(path: Path) -> Guess:
+def _of_texts(path: Path, given: Mapping[str, Any]) -> Guess:
     """Options for texts; of a table its lines are counted, since few texts have few
     steps in large batches.
     """
@@ -224,7 +227,30 @@ def _of_texts(path: Path) -> Guess:
             f"{options['batch_size']}, for about {train // options['batch_size']} "
             "steps an epoch"
         )
+        return _watched(Guess(options, why), given, train // 9)
     return Guess(options, why)
+
+
+def _watched(found: Guess, given: Mapping[str, Any], validation: int) -> Guess:
+    """With the best epoch on the validation images kept, and an end where none is
+    better any more, if there are enough of these.
+
+    Args:
+        found: the other options.
+        given: options that were given, which may leave no validation images.
+        validation: about how many there are otherwise.
+    """
+    share = _as_read(given.get("data")).get("validation")
+    if validation < LEAST_WATCHED or share is not None:
+        return found
+    epochs = found.options.get("epochs", 20)
+    patience = max(10, epochs // 3)
+    options = {"keep": "best", "stop": "early", "patience": patience}
+    why = {
+        "keep": "best, the epoch that is best on the validation part",
+        "stop": f"early, after {patience} epochs that are not better",
+    }
+    return Guess({**found.options, **options}, {**found.why, **why})
 
 
 def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
@@ -294,10 +320,15 @@ def _of_images(root: Path, given: Mapping[str, Any]) -> Guess:
         )
     if "frozen_epochs" in options:
         why["frozen_epochs"] = f"{options['frozen_epochs']}, of the capsules alone"
-    return Guess({**options, "data": data}, why)
+    apart = listing.parts.get("validation")
+    return _watched(
+        Guess({**options, "data": data}, why),
+        given,
+        train // 9 if apart is None else len(apart),
+    )
 
 
-def _of_masks(root: Path) -> Guess:
+def _of_masks(root: Path, given: Mapping[str, Any]) -> Guess:
     """Options for pictures with masks: squares of three quarters of the smallest side,
     at most 128.
     """
@@ -326,9 +357,8 @@ def _of_masks(root: Path) -> Guess:
     if looks.levels is not None:
         data["range"] = list(looks.levels)
         said["data.range"] = _of_range(looks)
-    return Guess(
-        options, said | {name: f"{options[name]}" for name in ("batch_size", "epochs")}
-    )
+    said |= {name: f"{options[name]}" for name in ("batch_size", "epochs")}
+    return _watched(Guess(options, said), given, len(files) * 4 // 5 // 10)
 
 
 def _of_drawings(side: int, train: int) -> dict[str, Any]:
