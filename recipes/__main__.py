@@ -103,7 +103,13 @@ def run(arguments: list[str]) -> None:
         show=partial(print, flush=True),
     )
     recipe = get_recipe(options.recipe)
-    print(describe(recipe, {options.preset: result}, without_missing=True))
+    print(
+        describe(
+            recipe,
+            {options.preset: result},
+            without_missing=True,
+        )
+    )
     file = result_path(Path(options.results), options.recipe, options.preset)
     print(f"result {file}")
 
@@ -129,7 +135,13 @@ def listed(arguments: list[str]) -> None:
             for (name, preset), result in results.items()
             if name == recipe.name
         }
-        texts.append(describe(recipe, by_preset, published_only=not options.names))
+        texts.append(
+            describe(
+                recipe,
+                by_preset,
+                published_only=not options.names,
+            )
+        )
     print("\n\n".join(texts))
 
 

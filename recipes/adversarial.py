@@ -138,7 +138,12 @@ class Adversarial(Recipe[AdversarialSettings]):
         """Raises an error before any training if the library of attacks is missing."""
         import art.attacks.evasion  # noqa: F401
 
-    def measure(self, study: Study, row: str, shared: None) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: None,
+    ) -> dict[str, float]:
         """Nothing yet: the attacks need both networks, see :meth:`finish`."""
         return {}
 

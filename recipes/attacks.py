@@ -98,7 +98,12 @@ def draw_sample(
     chosen = torch.randperm(len(test), generator=generator)[:count].sort().values
     batch = test.prepared(preprocess).__getitems__(chosen.tolist())
     classes = len(test.classes)
-    further = torch.randint(1, classes, batch.labels.shape, generator=generator)
+    further = torch.randint(
+        1,
+        classes,
+        batch.labels.shape,
+        generator=generator,
+    )
     return Sample(batch.pictures, batch.labels, (batch.labels + further) % classes)
 
 
@@ -333,7 +338,12 @@ def attack_curves(
     """
     attacks = list(dict.fromkeys(key.attack for key in curves))
     figure = new_figure(9.0, 6.6)
-    panels = figure.subplots(len(attacks), 2, sharey=True, sharex="row")
+    panels = figure.subplots(
+        len(attacks),
+        2,
+        sharey=True,
+        sharex="row",
+    )
     for row, attack in enumerate(attacks):
         for axes, goal in zip(panels[row], (UNTARGETED, TARGETED), strict=True):
             for number, (network, of_noise) in enumerate(noise.items()):
@@ -371,7 +381,11 @@ def _set_axes(axes: "Axes", attack: str, goal: str, curve: Curve) -> None:
     epsilons = curve.epsilon
     # linear only from 0 to the first
     axes.set_xscale("symlog", linthresh=epsilons[1], linscale=0.3)
-    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons], fontsize=7)
+    axes.set_xticks(
+        epsilons,
+        [f"{epsilon:g}" for epsilon in epsilons],
+        fontsize=7,
+    )
     axes.set_xticks([], minor=True)
     axes.set_title(f"{attack}, {goal}", fontsize=10)
     axes.set_xlabel(

@@ -84,12 +84,22 @@ class ComputeRecipe(Recipe[TrainingOptions]):
     }
     lines: ClassVar = (
         *lines_of([(row, TEST_ERROR) for row in rows], PUBLISHED),
-        *lines_of([(row, MINUTES) for row in rows], {}, unit="", higher_is_better=None),
+        *lines_of(
+            [(row, MINUTES) for row in rows],
+            {},
+            unit="",
+            higher_is_better=None,
+        ),
     )
     settings: ClassVar = TrainingOptions
     grows: ClassVar = True
 
-    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> Mapping[str, float]:
         """The test error, and the time of the training."""
         trained = study.trained[row]
         return {
@@ -152,7 +162,12 @@ def _draw(axes: "Axes", points: Sequence[_Point], law: Law, aim: float) -> None:
     epochs = [point.epochs for point in points]
     axes.loglog(epochs, [point.error for point in points], "o")
     ends = [epochs[0], min(law.epochs_to(aim), _FAR)]
-    axes.loglog(ends, list(map(law.error_after, ends)), "--", color="C0")
+    axes.loglog(
+        ends,
+        list(map(law.error_after, ends)),
+        "--",
+        color="C0",
+    )
     axes.axhline(aim, color="0.5", linewidth=1)
     plain_ticks(axes.xaxis)
     plain_ticks(axes.yaxis)

@@ -26,7 +26,14 @@ HAHN = "Hahn et al. 2019, its network of six convolutions"
 
 def convolution(before: int, width: int, stride: int = 1) -> nn.Sequential:
     """A 3x3 convolution with batch normalisation and ReLU."""
-    weights = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+    weights = nn.Conv2d(
+        before,
+        width,
+        3,
+        stride,
+        padding=1,
+        bias=False,
+    )
     return nn.Sequential(weights, nn.BatchNorm2d(width), nn.ReLU())
 
 

@@ -184,7 +184,15 @@ def _lines() -> tuple[Line, ...]:
             Line(row, ENTROPY, unit="", higher_is_better=None),
         ]
         if changes["model_args"]["depth"] > 1:
-            lines += [Line(row, DEAD), Line(row, FLOW, unit="", higher_is_better=None)]
+            lines += [
+                Line(row, DEAD),
+                Line(
+                    row,
+                    FLOW,
+                    unit="",
+                    higher_is_better=None,
+                ),
+            ]
     return tuple(lines)
 
 
@@ -208,7 +216,12 @@ class Depth(Recipe[DepthSettings]):
         """The test images."""
         return data_of(study.settings.data).test
 
-    def measure(self, study: Study, row: str, test: Examples) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        test: Examples,
+    ) -> dict[str, float]:
         """Error, entropy and dead capsules of the trained network, gradients of the
         same network before training.
         """

@@ -104,7 +104,11 @@ def hide(images: Tensor, side: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     height, width = images.shape[-2:]
     top, left = (
-        torch.randint(extent - side + 1, (len(images), 1), generator=generator)
+        torch.randint(
+            extent - side + 1,
+            (len(images), 1),
+            generator=generator,
+        )
         for extent in (height, width)
     )
     rows, columns = torch.arange(height), torch.arange(width)
@@ -151,7 +155,12 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         sample = draw_sample(test, test.preprocess, settings.attacked)
         return Tests(shown, sample, test)
 
-    def measure(self, study: Study, row: str, tests: Tests) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        tests: Tests,
+    ) -> dict[str, float]:
         """The errors, and how many images of each group were wrong, for intervals."""
         network, classifier = study.trained[row].network, study.trained[row].classifier
         wrong = {name: shown.wrong(network) for name, shown in tests.shown.items()}

@@ -31,7 +31,12 @@ class EMFloor(Recipe[TrainingOptions]):
     rows: ClassVar = ROWS
     lines: ClassVar = lines_of(product(ROWS, (HELD_OUT, TEST_ERROR)), {})
 
-    def measure(self, study: Study, row: str, shared: Any) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> dict[str, float]:
         """The errors on both."""
         trained = study.trained[row]
         return {

@@ -183,10 +183,22 @@ def _draw(
         return
     colour = f"C{number}"
     means = [mean(compared.errors) for compared in by_count.values()]
-    above.plot(list(by_count), means, "o-", color=colour, label=network)
+    above.plot(
+        list(by_count),
+        means,
+        "o-",
+        color=colour,
+        label=network,
+    )
     for count, compared in by_count.items():
         errors = compared.errors
-        above.plot([count] * len(errors), errors, "_", color=colour, alpha=0.5)
+        above.plot(
+            [count] * len(errors),
+            errors,
+            "_",
+            color=colour,
+            alpha=0.5,
+        )
     if network != POOLED:
         below.errorbar(
             [count * 1.08 ** (number - 1) for count in by_count],

@@ -211,7 +211,11 @@ class MeanOfFilms(NextFilm):
     dropout: float = 0.2
 
     def __post_init__(self) -> None:
-        self.map = nn.Linear(self.word_dim, self.word_dim, bias=False)
+        self.map = nn.Linear(
+            self.word_dim,
+            self.word_dim,
+            bias=False,
+        )
 
     def interests_of(self, vectors: Tensor, present: Tensor) -> Tensor:
         """One interest each."""
@@ -311,10 +315,19 @@ class FilmInterests(Recipe[TrainingOptions]):
 
     name: ClassVar = "interests"
     rows: ClassVar = HEADS
-    lines: ClassVar = lines_of(product(HEADS, (HIT, GAIN)), {}, higher_is_better=True)
+    lines: ClassVar = lines_of(
+        product(HEADS, (HIT, GAIN)),
+        {},
+        higher_is_better=True,
+    )
     grows: ClassVar = True
 
-    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> Mapping[str, float]:
         """Whether the next film is among the first of those that a user does not have,
         and how far up.
         """

@@ -77,7 +77,12 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
         study.note(PAIRS, {OVERLAP: 100 * float(overlap)})
         return pairs
 
-    def measure(self, study: Study, row: str, pairs: Overlaid) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        pairs: Overlaid,
+    ) -> dict[str, float]:
         """The share of pairs in which a digit was missed."""
         return {ERROR: pair_error(study.trained[row].network, pairs)}
 

@@ -109,7 +109,11 @@ class Sweep(NamedTuple):
     grid: Tensor
 
 
-def sweep(network: CapsuleClassifier, test: Examples, images: int) -> dict[int, Sweep]:
+def sweep(
+    network: CapsuleClassifier,
+    test: Examples,
+    images: int,
+) -> dict[int, Sweep]:
     """Sweeps the pose of the true class, over the first test images of each class.
 
     Args:
@@ -192,7 +196,12 @@ class Perturb(Recipe[PerturbSettings]):
     )
     settings: ClassVar = PerturbSettings
 
-    def measure(self, study: Study, row: str, shared: Any) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> dict[str, float]:
         """Sweeps the poses of the first test images of each class; reconstructs
         others.
         """
@@ -232,11 +241,19 @@ def sweep_figure(
     """
     dimensions = len(next(iter(sweeps.values())).change) if sweeps else 1
     figure = new_figure(0.6 + 3.7 * len(sweeps), 1.1 + 0.285 * dimensions)
-    panels = figure.subplots(1, max(len(sweeps), 1), squeeze=False)[0]
+    panels = figure.subplots(
+        1,
+        max(len(sweeps), 1),
+        squeeze=False,
+    )[0]
     for axes, (name, of_class) in zip(panels, sweeps.items(), strict=False):
         D, V = of_class.grid.shape[:2]
         picture = tiles(of_class.grid).numpy()
-        axes.imshow(picture, extent=(0, V, D, 0), interpolation="nearest")
+        axes.imshow(
+            picture,
+            extent=(0, V, D, 0),
+            interpolation="nearest",
+        )
         ends = f"{values[0]:+.2f}", "0", f"{values[-1]:+.2f}"
         axes.set_xticks([0.5, V / 2, V - 0.5], ends)
         rows = [place + 0.5 for place in range(D)]
@@ -247,7 +264,14 @@ def sweep_figure(
         axes.spines[:].set_visible(False)
         for row, change in zip(rows, of_class.change.tolist(), strict=True):
             text = f"{change:.1f} %"
-            axes.text(V + 0.15, row, text, fontsize=7, va="center", color="0.3")
+            axes.text(
+                V + 0.15,
+                row,
+                text,
+                fontsize=7,
+                va="center",
+                color="0.3",
+            )
     panels[0].set_ylabel("dimension of the pose", fontsize=8)
     figure.suptitle(shorten(title, 80), fontsize=10)
     return figure

@@ -60,7 +60,11 @@ def _attacked(
 ) -> Tensor:
     low, high = (start - epsilon).clamp_min(0), (start + epsilon).clamp_max(1)
     images = best = attempt = start
-    least = torch.full((len(start),), torch.inf, device=start.device)
+    least = torch.full(
+        (len(start),),
+        torch.inf,
+        device=start.device,
+    )
     for _ in range(steps + 1):  # the last one only looks
         attempt = images.detach().requires_grad_()
         view = scores.preprocess.evaluate(attempt)

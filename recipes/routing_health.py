@@ -245,7 +245,12 @@ def measures(steps: int, primary: bool) -> dict[str, Measure]:
 def _lines(source: Source) -> Iterator[Line]:
     for row, steps in source.steps.items():
         for name, (_, unit, better) in measures(steps, source.primary).items():
-            yield Line(source.name(row), name, unit=unit, higher_is_better=better)
+            yield Line(
+                source.name(row),
+                name,
+                unit=unit,
+                higher_is_better=better,
+            )
     yield from (
         Line(source.pair(row), WORTH, unit="points", higher_is_better=True)
         for row in source.pairs
@@ -397,13 +402,27 @@ def steps_figure(title: str, rows: Mapping[str, Mapping[str, Any]]) -> "Figure":
         # so that curves that lie on each other can all be seen
         width = 1.2 + 0.5 * (len(rows) - 1 - rank)
         look = {"color": f"C{rank}", "linewidth": width}
-        _plot(left, curves, curves["accuracy"], "-", label=row, **look)
+        _plot(
+            left,
+            curves,
+            curves["accuracy"],
+            "-",
+            label=row,
+            **look,
+        )
         for place, layer in enumerate(reversed(_routed_layers(curves))):
             style = ("-", "--", ":")[min(place, 2)]
             if place:
                 look["linewidth"] = 1.0
             label = "" if place else row
-            _plot(right, curves, layer["entropy"], style, label=label, **look)
+            _plot(
+                right,
+                curves,
+                layer["entropy"],
+                style,
+                label=label,
+                **look,
+            )
     left.set(title="test accuracy", ylabel="% of images")
     right.set(title="entropy of the assignment", ylabel="0 hard, 1 uniform")
     for axes in (left, right):

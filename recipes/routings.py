@@ -166,7 +166,12 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
         moved = apply_affine(test.inputs, AffineRanges().draw(test.inputs))
         return Tested(test, replace(test, inputs=moved))
 
-    def measure(self, study: Study, row: str, tested: Tested) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        tested: Tested,
+    ) -> dict[str, float]:
         """Accuracy and calibration on the test images."""
         trained = study.trained[row]
         network, prepared = trained.network, trained.classifier.prepared

@@ -239,7 +239,12 @@ class Scenes(Recipe[SceneSettings]):
         """The first of the test scenes."""
         return first_of(data_of(study.settings.data).test, study.settings.scenes)
 
-    def measure(self, study: Study, row: str, scenes: Examples) -> Mapping[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        scenes: Examples,
+    ) -> Mapping[str, float]:
         """Which classes are found, and where, on test scenes and on larger canvases."""
         network: Any = study.trained[row].network
         validation = data_of(study.settings.data).validation

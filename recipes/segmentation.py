@@ -42,7 +42,11 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
 
     name: ClassVar = "segmentation"
     rows: ClassVar = ROWS
-    lines: ClassVar = lines_of(product(ROWS, (IOU, DICE)), {}, higher_is_better=True)
+    lines: ClassVar = lines_of(
+        product(ROWS, (IOU, DICE)),
+        {},
+        higher_is_better=True,
+    )
     settings: ClassVar = TrainingOptions
     grows: ClassVar = True
 
@@ -54,7 +58,12 @@ class SegmentationRecipe(Recipe[TrainingOptions]):
             data["fold"] = study.lab.seed % 5
         return study.lab.train(name, {**options, "data": data})
 
-    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> Mapping[str, float]:
         """Means over the classes, in percent, over the pixels of all test pictures."""
         summary = study.trained[row].summary
         return {IOU: 100 * summary["test_iou"], DICE: 100 * summary["test_dice"]}

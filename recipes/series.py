@@ -173,7 +173,12 @@ class SeriesRecipe(Recipe[SeriesSettings]):
         options["data"] = divided(options["data"], collection, study.lab.seed)
         return study.lab.train(name, options)
 
-    def measure(self, study: Study, row: str, shared: Any) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> dict[str, float]:
         """The test accuracy, and for capsules nothing more until the twin is there."""
         return {ACCURACY: study.trained[row].test_accuracy}
 
@@ -197,7 +202,11 @@ class SeriesRecipe(Recipe[SeriesSettings]):
         return {"accuracy": Picture(figure, self.caption), **studies[0].pictures}
 
 
-def divided(data: Mapping[str, Any], name: str, seed: int) -> dict[str, Any]:
+def divided(
+    data: Mapping[str, Any],
+    name: str,
+    seed: int,
+) -> dict[str, Any]:
     """A collection with the people that are tested, and validated on, with this
     seed.
     """

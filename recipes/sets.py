@@ -118,7 +118,14 @@ def graphs(name: str) -> Sets:
 
 def _rings(count: int) -> Sets:
     """Made-up graphs of 4 to 7 equal nodes: rings, and paths."""
-    edges, present = torch.zeros(count, 7, 7), torch.zeros(count, 7, dtype=torch.bool)
+    edges, present = (
+        torch.zeros(count, 7, 7),
+        torch.zeros(
+            count,
+            7,
+            dtype=torch.bool,
+        ),
+    )
     labels = torch.arange(count) % 2
     for graph in range(count):
         n = 4 + graph // 2 % 4
@@ -163,7 +170,11 @@ def shapes(
     clouds = []
     for body in bodies:
         body_seed = int(random.integers(2**31))
-        surface, _ = sample.sample_surface(body, count * points, seed=body_seed)
+        surface, _ = sample.sample_surface(
+            body,
+            count * points,
+            seed=body_seed,
+        )
         cloud = np.array(surface).reshape(count, points, 3)
         cloud = cloud * random.uniform(0.7, 1.3, (count, 1, 3))
         angles = [
@@ -171,7 +182,11 @@ def shapes(
             random.uniform(*tilt, count),
             random.uniform(0, 360, count),
         ]
-        turns = Rotation.from_euler("zxz", np.stack(angles, 1), degrees=True)
+        turns = Rotation.from_euler(
+            "zxz",
+            np.stack(angles, 1),
+            degrees=True,
+        )
         cloud = cloud @ turns.as_matrix().transpose(0, 2, 1)
         cloud += 0.03 * random.standard_normal(cloud.shape)
         lost = round(astray * points)
@@ -248,7 +263,11 @@ class SetsOfChildren(Recipe[SetsSettings]):
     name: ClassVar = "sets"
     rows: ClassVar = ROWS
     lines: ClassVar = (
-        *lines_of(((row, ACCURACY) for row in GRAPHS), {}, higher_is_better=True),
+        *lines_of(
+            ((row, ACCURACY) for row in GRAPHS),
+            {},
+            higher_is_better=True,
+        ),
         *lines_of(
             ((row, MARGIN) for row in GRAPHS), {}, unit="points", higher_is_better=None
         ),
@@ -278,7 +297,11 @@ class SetsOfChildren(Recipe[SetsSettings]):
             network, figures = measure(study, row, options, HEADS[data][head])
             study.note(row, figures)
             facts = facts_of_network(network, time.perf_counter() - start)
-            study.facts[row] = {"figures": figures, "run": row, **facts}
+            study.facts[row] = {
+                "figures": figures,
+                "run": row,
+                **facts,
+            }
         return study
 
     def _graphs(
@@ -372,7 +395,12 @@ def _figure(shown: Mapping[str, Any]) -> Any:
     """A box of axes for each shape."""
     figure = new_figure(11.0, 2.2)
     for number, shape in enumerate(SHAPES):
-        axes = figure.add_subplot(1, len(SHAPES), number + 1, projection="3d")
+        axes = figure.add_subplot(
+            1,
+            len(SHAPES),
+            number + 1,
+            projection="3d",
+        )
         points = tuple(zip(*shown["points"][number], strict=True))
         drawn = axes.scatter(
             *points,

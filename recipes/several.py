@@ -87,7 +87,12 @@ class Several(Recipe[SeveralSettings]):
         test = data_of(study.settings.data).test
         return twins_of(first_of(test, study.settings.scenes))
 
-    def measure(self, study: Study, row: str, scenes: Examples) -> Mapping[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        scenes: Examples,
+    ) -> Mapping[str, float]:
         """How many things are found of each class, and how precisely."""
         network: Any = study.trained[row].network
         answers = look_for_things(network, scenes)

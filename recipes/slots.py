@@ -150,7 +150,11 @@ class SlotNet(nn.Module):
     layers for the ``twin``.
     """
 
-    def __init__(self, train: Sequence[Sentence], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        train: Sequence[Sentence],
+        options: Mapping[str, Any],
+    ) -> None:
         super().__init__()
         words = sorted({word for sentence in train for word in sentence.words})
         self.words = {word: number for number, word in enumerate(words, 1)}
@@ -161,8 +165,17 @@ class SlotNet(nn.Module):
         hidden = options["twin_hidden" if self.twin else "hidden"]
         self.known = nn.Embedding(1 + len(self.words), size)
         nn.init.normal_(self.known.weight, std=0.3)
-        self.spelled = nn.EmbeddingBag(options["buckets"], size, mode="mean")
-        self.lstm = nn.LSTM(2 * size, hidden, batch_first=True, bidirectional=True)
+        self.spelled = nn.EmbeddingBag(
+            options["buckets"],
+            size,
+            mode="mean",
+        )
+        self.lstm = nn.LSTM(
+            2 * size,
+            hidden,
+            batch_first=True,
+            bidirectional=True,
+        )
         self.drop = nn.Dropout(options["dropout"])
         if self.twin:
             self.slot = nn.Linear(2 * hidden, len(self.slots))
@@ -290,7 +303,11 @@ def train_network(
     """
     train, validation, size = data["train"], data["valid"], options["batch_size"]
     network = SlotNet(train, options)
-    optimizer = torch.optim.Adam(network.parameters(), options["lr"], fused=True)
+    optimizer = torch.optim.Adam(
+        network.parameters(),
+        options["lr"],
+        fused=True,
+    )
     steps = options["epochs"] * -(-len(train) // size)
     rate = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, options["lr"], total_steps=steps, pct_start=0.1
@@ -339,7 +356,11 @@ class Slots(Recipe[SlotsSettings]):
         study = Study(lab, settings)
         for row in self.present(settings):
             data, head = ROWS[row]
-            options = {**vars(settings), **settings.sets[data], **HEADS[head]}
+            options = {
+                **vars(settings),
+                **settings.sets[data],
+                **HEADS[head],
+            }
             start, cpu_start = time.perf_counter(), time.process_time()
             with torch.random.fork_rng(devices=()):
                 torch.manual_seed(lab.seed)
@@ -430,8 +451,16 @@ def _picture(row: str, sentences: Sequence[Mapping[str, Any]]) -> Picture:
             )
             areas = [130 * share for share in shares]
             axes.scatter([place] * len(order), range(len(order)), areas, colours)
-        axes.set_yticks(range(len(order)), order, fontsize=8)
-        axes.set(xlim=(-0.7, 13.7), ylim=(len(order) - 0.5, -1.6), xticks=[])
+        axes.set_yticks(
+            range(len(order)),
+            order,
+            fontsize=8,
+        )
+        axes.set(
+            xlim=(-0.7, 13.7),
+            ylim=(len(order) - 0.5, -1.6),
+            xticks=[],
+        )
         axes.set_title(sentence["intent"], loc="left", fontsize=9)
         axes.spines[:].set_visible(False)
         axes.grid(axis="y", linewidth=0.4)

@@ -25,7 +25,12 @@ class SmallNORBEM(Recipe[TrainingOptions]):
         Line(BASE, THIRTEEN, 1.4, HINTON),
     )
 
-    def measure(self, study: Study, row: str, shared: Any) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> dict[str, float]:
         """The test error; of the base row also with 13 crops."""
         trained = study.trained[row]
         errors = {TEST_ERROR: trained.test_error}

@@ -145,7 +145,12 @@ class SmallNORBViewpoints(Recipe[TrainingOptions]):
         curve = Curve(study.lab.folder(name).path / "curve.json", thinned)
         return study.lab.train(name, options, [curve])
 
-    def measure(self, study: Study, row: str, shared: Any) -> dict[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> dict[str, float]:
         """The errors at the end; the curves have those after each epoch, and how many
         images of each toy were wrong.
         """

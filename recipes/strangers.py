@@ -56,7 +56,12 @@ INK, INK_SQUARES = (
 PLAIN = (AUC, AUC_ACTIVATION, INK, INK_SQUARES)
 """Measures that are no percentages."""
 
-BETTER = {AUC: True, AUC_ACTIVATION: True, INK: None, INK_SQUARES: None}
+BETTER = {
+    AUC: True,
+    AUC_ACTIVATION: True,
+    INK: None,
+    INK_SQUARES: None,
+}
 """Whether higher is better, of those for which lower is not."""
 
 MEASURES = (
@@ -151,7 +156,13 @@ def letters(image_shape: tuple[int, int, int]) -> Tensor:
         for letter, angle in product("ACEFHJKMNPRTUVWXY", (-10, 0, 10)):
             picture = Image.new("L", (160, 160), 255)
             canvas = ImageDraw.Draw(picture)
-            canvas.text((80, 80), letter, fill=0, font=font, anchor="mm")
+            canvas.text(
+                (80, 80),
+                letter,
+                fill=0,
+                font=font,
+                anchor="mm",
+            )
             picture = picture.rotate(angle, Image.Resampling.BICUBIC, fillcolor=255)
             drawn.append(read_handwriting(picture, image_shape).values)
     return torch.stack(drawn)
@@ -191,7 +202,13 @@ def interval(
     generator = torch.Generator().manual_seed(0)
 
     def resampled(scores: Tensor) -> Tensor:
-        return scores[torch.randint(len(scores), scores.shape, generator=generator)]
+        return scores[
+            torch.randint(
+                len(scores),
+                scores.shape,
+                generator=generator,
+            )
+        ]
 
     shares = []
     for _ in range(resamples):
@@ -307,7 +324,11 @@ class Strangers(Recipe[StrangersSettings]):
             },
         }
         if row != TWIN and "images" not in study.pictures:
-            shown = {"known": test.inputs.float() / 255, **strangers, **attacked}
+            shown = {
+                "known": test.inputs.float() / 255,
+                **strangers,
+                **attacked,
+            }
             caption = self.captions["images"].format(row=row, limit=limit)
             study.pictures["images"] = _images(classifier, shown, limit, caption)
         return figures
@@ -380,7 +401,11 @@ def _images(
     classifier: Classifier, kinds: Mapping[str, Tensor], limit: float, caption: str
 ) -> Picture:
     """An image of each kind, what the winning class draws, and the difference."""
-    cells: dict[str, list[Cell]] = {"image": [], "reconstruction": [], "difference": []}
+    cells: dict[str, list[Cell]] = {
+        "image": [],
+        "reconstruction": [],
+        "difference": [],
+    }
     for kind, images in kinds.items():
         seen, drawn = see(classifier, images[:1])
         error = seen.error.item()

@@ -128,7 +128,14 @@ class Transfer(Recipe[TransferSettings]):
     name: ClassVar = "transfer"
     rows: ClassVar = TOLD
     lines: ClassVar = (
-        *(Line(row, KEPT, higher_is_better=True) for row in (*TOLD, AGAIN)),
+        *(
+            Line(
+                row,
+                KEPT,
+                higher_is_better=True,
+            )
+            for row in (*TOLD, AGAIN)
+        ),
         *(
             Line(row, measure, unit="", higher_is_better=True)
             for row, measure in product((*TOLD, AGAIN), FOLLOWS.values())

@@ -235,7 +235,12 @@ class Recipe(Generic[Settings]):
     def begin(self, study: Study) -> Any:
         """Prepares what all rows are measured with, such as test images."""
 
-    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
+    def measure(
+        self,
+        study: Study,
+        row: str,
+        shared: Any,
+    ) -> Mapping[str, float]:
         """The figures of a row, by measure, from its network, ``study.trained[row]``,
         and what :meth:`begin` prepared.
         """

@@ -130,7 +130,12 @@ def _saved_studies(
     for seed, facts, curves in zip(
         result["seeds"], result["facts"], result["curves"], strict=True
     ):
-        study = Study(replace(lab, seed=seed), settings, facts=facts, curves=curves)
+        study = Study(
+            replace(lab, seed=seed),
+            settings,
+            facts=facts,
+            curves=curves,
+        )
         for row, facts_of_row in facts.items():
             for measure, value in facts_of_row["figures"].items():
                 study.figures[row, measure] = value
@@ -269,7 +274,14 @@ def _write(
     folder.mkdir(parents=True, exist_ok=True)
     for file, picture in files.items():
         picture.figure.savefig(folder / file, dpi=150)
-    text = json.dumps(jsonable(result), indent=1, ensure_ascii=False) + "\n"
+    text = (
+        json.dumps(
+            jsonable(result),
+            indent=1,
+            ensure_ascii=False,
+        )
+        + "\n"
+    )
     # lists of numbers take one line each
     text = re.sub(
         r"\[[^][{}\"]+\]", lambda numbers: " ".join(numbers.group().split()), text

@@ -190,7 +190,11 @@ class Lab:
                 options.
             ValueError: if options do not fit together.
         """
-        trainer = {"devices": 1, **config.get("trainer", {}), **self.trainer}
+        trainer = {
+            "devices": 1,
+            **config.get("trainer", {}),
+            **self.trainer,
+        }
         folder = self.folder(name)
         config_of_run = {
             **config,
