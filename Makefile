@@ -93,6 +93,7 @@ docs: setup
 house: setup
 	$(BIN)/python -m docs.house
 	$(BIN)/python -m tests.api_surface
+	$(BIN)/python -m docs.reading
 
 clean:
 	rm -rf .venv build dist htmlcov .coverage* *.egg-info lab/build lab/*.egg-info
