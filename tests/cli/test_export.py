@@ -257,7 +257,7 @@ def test_what_cannot_be_written(
         )
         == 1
     )
-    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+    assert f"folder {tmp_path / 'nowhere'} does not exist" in capsys.readouterr().err
 
 
 def test_writes_over_a_file_only_when_told_to(

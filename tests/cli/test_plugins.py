@@ -91,12 +91,12 @@ def test_arguments_are_told_apart():
         (["--import"], "--import needs the name of a module"),
         (
             ["--import", "no_such_module_here"],
-            "--import no_such_module_here: there is no such module",
+            "--import no_such_module_here: no such module",
         ),
         (["--import", "nowhere.py"], "nowhere.py: there is no such file"),
         (["--import", "broken_caps"], "--import broken_caps: ZeroDivisionError"),
         (["--import", "needs_more"], "needs_more: ModuleNotFoundError.*not_installed"),
-        (["--import", "json.py"], "json.py: another module is called 'json'"),
+        (["--import", "json.py"], "json.py: another module has the name 'json'"),
         (["--import", "twice_caps"], "twice_caps: .*'mean'"),
     ],
 )

@@ -39,7 +39,7 @@ OWNERS += [(group.__module__, group.__name__) for group in GROUPS]
 SAID = [
     *[((name, "--help"), 0, "show this help") for name in cli.COMMANDS],
     (("train", "nowhere"), 1, "there is no folder nowhere"),
-    (("train",), 2, "what to train on is missing: 'torchcaps train FOLDER'"),
+    (("train",), 2, "the data are missing: 'torchcaps train FOLDER'"),
     (
         ("train", "Digits", "--model", "capsnet_smal"),
         2,
@@ -70,7 +70,7 @@ SAID = [
         0,
         "capsnet_small_cnn  1,133,314 parameters at 1x28x28",
     ),
-    (("models", "nope"), 1, "no network fits 'nope'; there are attentioncapsnet, "),
+    (("models", "nope"), 1, "no network matches 'nope'; there are attentioncapsnet, "),
 ]
 
 

@@ -61,10 +61,13 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["models", "nope*"], "no network fits 'nope*'; there are attentioncapsnet, "),
+        (
+            ["models", "nope*"],
+            "no network matches 'nope*'; there are attentioncapsnet, ",
+        ),
         (
             ["models", "--pretrained", "nope"],
-            "no trained network fits 'nope'; there are ",
+            "no trained network matches 'nope'; there are ",
         ),
         (
             ["predict", "digits", ""],
@@ -80,7 +83,7 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["convert", "weights.pt", "--to", ""], "error: --to must not be empty"),
         (
             ["predict", "digits", "one.png", "--resize", "keep"],
-            "--resize keep is for networks of any size, a CapsNet",
+            "--resize keep is for networks of any size, and a CapsNet",
         ),
         (
             ["predict", "texts", "one.png"],
@@ -108,11 +111,11 @@ def told_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (
             ["transfer", "one.png", "one.png", "--run", "digits", "--out", "no/x.png"],
-            "--out: there is no folder no",
+            "--out: folder no",
         ),
         (
             ["transfer", "one.png", "one.png", "--run", "digits", "--out", "./one.png"],
-            "--out must be another file",
+            "--out must not be one of the input files",
         ),
         (
             ["train", "--data", "Digits", "--routing.steps", "2"],
@@ -348,14 +351,14 @@ def test_images_get_the_shape_that_the_network_takes(
     assert main(["evaluate", "digits", *others, "--json"]) == 0
     out, err = capsys.readouterr()
     brought = (
-        "note: images of another shape are brought to what the network takes, 8 x "
-        "8 pixels, grey\n"
+        "note: images of another shape are converted to 8 x 8 pixels, grey, as the "
+        "network takes them\n"
     )
     assert (json.loads(out)["images"], err) == (20, brought)
     assert main(["evaluate", "digits", *others, "--data.resize", "crop"]) == 0
     assert capsys.readouterr().err == brought + (
-        "note: resize crop fits these images to the network, it was trained with pad: "
-        "--data.resize pad\n"
+        "note: these images are resized with crop, but the network was trained with "
+        "pad: add --data.resize pad\n"
     )
     assert main(["evaluate", "digits", *others, "--data.size", "9"]) == 1
     assert (
@@ -477,6 +480,6 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
             capsys, "explore", "digits", "--port", str(port), "--open", "false"
         )
     assert error == (
-        f"torchcaps explore: error: port {port} of 127.0.0.1 is taken: --port "
+        f"torchcaps explore: error: port {port} of 127.0.0.1 is in use: --port "
         "0 takes a free one\n"
     )

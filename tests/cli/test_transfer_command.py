@@ -105,9 +105,12 @@ def test_networks_whose_classes_share_no_poses(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert transfer(folder, "masked") == 0
-    assert "each class has pose dimensions of its own" in capsys.readouterr().err
+    assert (
+        "each class of this network has its own pose dimensions"
+        in capsys.readouterr().err
+    )
     assert transfer(folder, "pose") == 1
-    assert "the style image would be drawn again" in capsys.readouterr().err
+    assert "it would draw the style image again" in capsys.readouterr().err
     assert transfer(folder, "none") == 1
     assert "this CapsNet has no decoder" in capsys.readouterr().err
 

@@ -347,7 +347,7 @@ def test_a_server_that_was_stopped_is_told(page: Any) -> None:
     page.route("**/api/network?*", lambda route: route.abort())
     page.select_option("#network", "steps")
     expect(page.locator("#message")).to_have_text(
-        "the server does not answer: was it stopped?"
+        "the server does not answer. Was it stopped?"
     )
     assert page.input_value("#network") == "trained"
     page.unroute("**/api/network?*")
@@ -599,7 +599,7 @@ def test_another_network_is_waited_for_on_an_empty_page(page: Any) -> None:
     expect(page.locator("#opening")).to_have_text("")
     choose(page, "trained")
     expect(page.locator("#verdict")).to_contain_text(
-        "Routing decided something."
+        "Routing had an effect."
     )  # once, over all panels
     choose(page, "steps")
     expect(page.locator("#about")).to_contain_text("DynamicRouting")
@@ -622,7 +622,7 @@ def test_a_picture_that_comes_while_a_network_opens_is_not_lost(
 
 def test_where_routing_decides_nothing_it_is_said_once(page: Any) -> None:
     """It was said twice, and play and compare were offered all the same."""
-    nothing = "Routing decided nothing."
+    nothing = "Routing had no effect here."
 
     def undecided(route: Any) -> None:
         network = route.fetch().json()

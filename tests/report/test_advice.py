@@ -45,7 +45,7 @@ class TestEachFactHasItsAdvice:
 
     def test_no_better_than_always_the_same(self):
         found = advice(EVEN, torch.zeros_like(EVEN))
-        assert "saying 'cat' every time gets 33.3% right" in found.hints[0].fact
+        assert "answering 'cat' every time gets 33.3% right" in found.hints[0].fact
         assert "--epochs" in found.hints[0].option
 
     @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ class TestEachFactHasItsAdvice:
             "erase": 0.25,
         }
         (hint,) = advice(EVEN, EVEN, {"preprocess": everything}, metrics).hints
-        assert hint.advice == "it learns its images by heart: add images"
+        assert hint.advice == "it overfits its training images: add images"
 
     def test_mistakes_without_one_reason(self):
         """The defect: 93 % of many images, no pair of classes above the others, was
@@ -119,7 +119,7 @@ class TestEachFactHasItsAdvice:
             for value in (0.3, 0.4, 0.5, 0.6, 0.7)
         ]
         (hint,) = advice(EVEN, EVEN, metrics=rows).hints
-        assert hint.advice == "it was still getting better: train longer"
+        assert hint.advice == "it was still improving: train longer"
         assert hint.option == "--epochs 20"
 
     def test_a_network_is_not_advised_instead_of_itself(self):
@@ -169,14 +169,14 @@ class TestEachFactHasItsAdvice:
             EVEN, EVEN, {"train_per_class": {"cat": 90, "dog": 90, "owl": 3}}
         ).hints
         assert hint.fact == "'owl' has 3 training images"
-        assert "collect 10 at least" in hint.advice
+        assert "collect at least 10" in hint.advice
         assert not hint.option
 
     def test_few_photos_start_from_a_trained_backbone(self):
         said = torch.where(torch.arange(900) % 10 == 0, (EVEN + 1) % 3, EVEN)
         summary = {"train_per_class": {"cat": 100, "dog": 80, "owl": 90}}
         found = advice(EVEN, said, summary, channels=3).hints[0]
-        assert found.fact.startswith("90 training photos of a class on average")
+        assert found.fact.startswith("90 training photos in each class on average")
         assert "torchcaps[photos]" in found.advice
         assert found.option.startswith(
             "--model capsnet_on_backbone --model_args.backbone timm/efficientnet_lite0 "
@@ -204,7 +204,7 @@ class TestEachFactHasItsAdvice:
         ).hints
         assert lost.fact == "none right: 'dog' 0 of 12"
         assert lost.option == taken.option == "torchcaps predict RUN photos/dog"
-        assert taken.fact == "taken for each other: 12 of 12 of 'dog' for 'cat'"
+        assert taken.fact == "confused with each other: 12 of 12 of 'dog' for 'cat'"
 
     def test_all_main_confusions_are_told(self):
         """Three of seven were."""
@@ -219,11 +219,11 @@ class TestEachFactHasItsAdvice:
         hint = next(
             hint
             for hint in advice(EVEN, said).hints
-            if hint.fact.startswith("taken for each other")
+            if hint.fact.startswith("confused with each other")
         )
         assert hint.fact.count(";") == 5
         assert hint.fact.startswith(
-            "taken for each other: 21 of 300 of 'owl' for 'dog'"
+            "confused with each other: 21 of 300 of 'owl' for 'dog'"
         )
         assert hint.option == "torchcaps explain RUN --split validation"
 
@@ -231,7 +231,7 @@ class TestEachFactHasItsAdvice:
         """They were to be weighed, or shown more often."""
         labels = torch.tensor([0] * 450 + [1] * 450)
         (hint,) = advice(labels, labels).hints
-        assert hint.fact == "1 of 3 classes without test images"
+        assert hint.fact == "1 of 3 classes have no test images"
         assert not hint.option
 
     @pytest.mark.parametrize("right", [0.6, 1.0])
@@ -239,15 +239,15 @@ class TestEachFactHasItsAdvice:
         """100 % right was 'the network has learned nothing of use yet'."""
         labels = torch.zeros(900, dtype=torch.int64)
         found = advice(labels, (torch.arange(900) >= 900 * right).long())
-        assert not any("nothing of use" in hint.advice for hint in found.hints)
+        assert not any("nothing useful" in hint.advice for hint in found.hints)
 
     def test_all_right_of_classes_that_are_far_from_balanced(self):
         labels = (torch.arange(900) < 5).long() + (torch.arange(900) < 2).long()
         assert not any(
-            "nothing of use" in hint.advice for hint in advice(labels, labels).hints
+            "nothing useful" in hint.advice for hint in advice(labels, labels).hints
         )
         guessed = advice(labels, torch.zeros_like(labels))
-        assert "nothing of use" in guessed.hints[0].advice
+        assert "nothing useful" in guessed.hints[0].advice
 
     def test_one_epoch(self):
         (hint,) = advice(
@@ -259,8 +259,8 @@ class TestEachFactHasItsAdvice:
         labels = torch.arange(60) % 3
         said = torch.where((labels == 0) & (torch.arange(60) < 24), 1, labels)
         confused, few = advice(labels, said).hints
-        assert confused.fact == "taken for each other: 8 of 20 of 'cat' for 'dog'"
-        assert "60 test images: the accuracy is 86.7% give or take 8.6%" in few.fact
+        assert confused.fact == "confused with each other: 8 of 20 of 'cat' for 'dog'"
+        assert "60 test images: the accuracy is 86.7% ± 8.6%" in few.fact
 
     def test_photos_that_were_made_small(self, tmp_path):
         Image.new("L", (200, 100)).save(tmp_path / "photo.png")
@@ -271,7 +271,7 @@ class TestEachFactHasItsAdvice:
         found = advice(EVEN, said, files=files, side=32)
         assert found.hints[-1].option == "--data.size 64"
         assert (
-            "photos of 100 pixels on the smaller side are made 32"
+            "photos with 100 pixels on the smaller side are reduced to 32"
             in found.hints[-1].fact
         )
         assert "--data.size" not in options(advice(EVEN, said, files=files, side=64))

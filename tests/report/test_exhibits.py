@@ -252,7 +252,7 @@ def test_a_task_of_several_labels_shows_each_image_for_each_of_its_classes(
         "What it learned", {}, [Quantity("exactly right", 0.5, percent=True)]
     )
     index = report.write_page(tmp_path, [summary, *report.exhibits_of(shown)])
-    assert "the capsule of a class that was said alone" in index.read_text()
+    assert "numbers of the capsule of a class that was said" in index.read_text()
     read = json.loads((index.parent / "exhibits.json").read_text())["exhibits"]
     assert [part["kind"] for part in read[:2]] == ["summary", "reconstructions"]
     assert read[1]["titles"] == list(titles)

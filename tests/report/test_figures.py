@@ -455,7 +455,8 @@ def test_the_grid_has_dimensions_down_and_values_across() -> None:
 
 def test_headings_of_mistakes() -> None:
     assert (
-        Mistake("", "4", "9", 0.81, 0.12).heading() == "true 4 → said 9\n(0.81 / 0.12)"
+        Mistake("", "4", "9", 0.81, 0.12).heading()
+        == "true 4 → answer 9\n(0.81 / 0.12)"
     )
     lines = (
         Mistake("", "Greater white-toothed shrew of the north", "dog", 1, 0)

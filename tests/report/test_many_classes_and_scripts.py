@@ -54,7 +54,7 @@ class TestManyClasses:
         assert confusion.pairs(9) == [(7, 93, 3), (12, 50, 1)]
         assert {7, 93, 12, 50} <= set(confusion.shown().tolist())
         assert len(confusion.shown()) == 40
-        assert "Most often taken: c7 for c93 (3), c12 for c50 (1)." in confusion.text
+        assert "Most often confused: c7 for c93 (3), c12 for c50 (1)." in confusion.text
 
     def test_half_the_examples_are_of_mistaken_classes(self):
         labels = torch.arange(30).repeat(2)

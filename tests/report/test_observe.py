@@ -167,7 +167,7 @@ def test_an_even_split_is_what_the_first_step_gives(orphan: bool, even: float) -
     torch.testing.assert_close(shown.layers[0].share, torch.full((2, 4, 4), even))
     assert shown.even == even
     assert (
-        f"every class {even:.2g}{', and no class as much' if orphan else ''};"
+        f"every class gets {even:.2g}{', and no class as much' if orphan else ''}."
         in shown.text
     )
     assert RoutingSteps.of(look(model, images_for(model, 1))).even == even

@@ -149,7 +149,7 @@ def test_a_network_without_mistakes_has_none_to_show(tmp_path: Path) -> None:
     images = image_set((1, 16, 16), 2, ("only",))
     index = write_report(tmp_path, tiny("sharedcapsnet_cnn", 1), images, {}, [])
     assert check(index) == {"confusion_matrix.png"}
-    assert "all 2 images are classified correctly" in Page(index).text
+    assert "All 2 images are classified correctly" in Page(index).text
 
 
 def test_misfits_write_nothing(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ class TestCommands:
         assert after.false_alarms == 0.2
         assert after.threshold < before.threshold
         assert f"saved in {Path('own', 'config.json')}" in told
-        assert "noise: 0.00% of 12 images are taken for known, AUC " in told
+        assert "noise: 0.00% of 12 images pass for known, AUC " in told
 
     def test_a_data_set_as_json(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -247,7 +247,7 @@ class TestCommands:
         assert main(["predict", "own", "noise/0.png"]) == 0
         told = capsys.readouterr().out
         assert (
-            "# none of these: an image is none of these if the reconstruction is off "
+            "# none of these: an image is none of these if its reconstruction differs "
             "by more than" in told
         )
         assert "noise/0.png: none of these, at best " in told
@@ -270,7 +270,7 @@ class TestCommands:
             ),
             (
                 ["bare", "--strange", "noise"],
-                "--strange: nothing was fitted that an image of no class is told by",
+                "--strange: nothing was fitted that an image of no class is recognised by",
             ),
             (
                 ["bare", "--false_alarms", "0.1"],

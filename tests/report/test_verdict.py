@@ -51,7 +51,7 @@ def test_routing_decides_nothing_if_it_is_even_and_even_ones_answer_the_same(
 ) -> None:
     verdict = Verdict(200, entropy, changed, None)
     assert verdict.even is even
-    assert verdict.of_routing.startswith("Routing decided nothing:") is even
+    assert verdict.of_routing.startswith("Routing had no effect") is even
 
 
 @pytest.mark.parametrize(
@@ -88,19 +88,17 @@ def test_one_step_of_routing_is_even_and_more_steps_of_a_trained_network_are_not
 @pytest.mark.parametrize(
     ("entropy", "changed", "said"),
     [
-        (0.9998, 0.03, "little"),
-        (0.97, 0.03, "something"),
-        (0.97, 0.0, "little"),
-        (0.9998, 0.0, "nothing"),
+        (0.9998, 0.03, "had little effect"),
+        (0.97, 0.03, "had an effect"),
+        (0.97, 0.0, "had little effect"),
+        (0.9998, 0.0, "had no effect"),
     ],
 )
 def test_how_much_routing_decided(entropy: float, changed: float, said: str) -> None:
     """Shares of photos that are even to 3 % were said to have decided something, as
     those of a good network.
     """
-    assert Verdict(63, entropy, changed, None).of_routing.startswith(
-        f"Routing decided {said}"
-    )
+    assert Verdict(63, entropy, changed, None).of_routing.startswith(f"Routing {said}")
 
 
 def test_what_is_not_there_is_not_judged() -> None:
@@ -141,9 +139,9 @@ def test_a_report_says_so(tmp_path: Path) -> None:
     summary = {"verdict": vars(NOTHING)}
     index = write_report(tmp_path, digits_net(), image_set(SHAPE), summary, [])
     page = index.read_text()
-    assert page.count("Routing decided nothing") == 1
+    assert page.count("Routing had no effect") == 1
     routing = page[page.index("<h2>Routing</h2>") :]
-    assert routing.index("Routing decided nothing") < routing.index("<h2>", 4)
+    assert routing.index("Routing had no effect") < routing.index("<h2>", 4)
     assert "The decoder learned nothing" in page
     drawn = {path.name for path in index.parent.glob("*.png")}
     assert not {

@@ -160,9 +160,9 @@ def _usage() -> str:
             *rows,
             "",
             "'torchcaps COMMAND --help' lists the options of a command.",
-            "'--import my_module' (or a .py file) executes a module of your own "
-            "first; its routings, networks,",
+            "'--import my_module' (or a .py file) executes your own module first. "
+            "Its routings, networks,",
             "data sets, tasks and similarities can then be named in any command.",
-            "TORCHCAPS_TRACEBACK=1 shows where an error came from.",
+            "TORCHCAPS_TRACEBACK=1 shows the full traceback of an error.",
         ]
     )

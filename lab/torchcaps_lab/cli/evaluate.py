@@ -85,9 +85,8 @@ def command(
     if apart:
         print(
             f"{strange}: {apart['undetected']:.2%} of {apart['strange_images']:,} "
-            "images are taken for known, AUC "
-            f"{apart['auc']:.4f}; false alarms: {apart['false_alarms']:.2%} of "
-            f"{apart['known_images']:,} {split} images"
+            f"images pass for known, AUC {apart['auc']:.4f}; false alarms: "
+            f"{apart['false_alarms']:.2%} of {apart['known_images']:,} {split} images"
         )
     for line in found.warnings:
         print(f"warning: {line}")

@@ -63,7 +63,7 @@ def command(
         if error.errno != errno.EADDRINUSE:
             raise
         raise OSError(
-            f"port {port} of {host} is taken: --port 0 takes a free one"
+            f"port {port} of {host} is in use: --port 0 takes a free one"
         ) from error
 
 
@@ -93,7 +93,7 @@ def _test_images(name: str, imported: list[str]) -> Examples | None:
     try:
         return open_run(name, imported=imported)[1]
     except (OSError, ValueError) as error:
-        _note(f"{name} is explored without its test images: {error}")
+        _note(f"{name} is shown without its test images: {error}")
         return None
 
 

@@ -136,7 +136,7 @@ def _form(asked: str | None, path: str | None) -> str:
 def _check_free(path: Path, overwrite: bool) -> None:
     """Raises an error unless a file can be written to the path."""
     if not path.parent.is_dir():
-        raise ValueError(f"--to: there is no folder {path.parent}")
+        raise ValueError(f"--to: folder {path.parent} does not exist")
     if path.is_dir():
         raise ValueError(f"--to must be a file, and {path} is a folder")
     if path.exists() and not overwrite:
@@ -187,14 +187,14 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
             )
             model.float()
             more = (
-                f"the network's own rounding errors make {own:g}: was it trained?"
+                f"the network's own rounding errors are {own:g}: was it trained?"
                 if own > CLOSE
                 else ""
             )
             raise ValueError(
                 (
-                    f"the answers of {KINDS[form]} are off by {off:g}, allowed is "
-                    f"{CLOSE:g} {more}"
+                    f"the answers of {KINDS[form]} differ by {off:g}, and {CLOSE:g} "
+                    f"is allowed {more}"
                 ).rstrip()
             )
     return off

@@ -35,7 +35,7 @@ def command(
     rows = [row for row in known["networks"] if fnmatch(row["name"], pattern)]
     if not rows:
         names = ", ".join(row["name"] for row in known["networks"])
-        raise ValueError(f"no network fits {pattern!r}; there are {names}")
+        raise ValueError(f"no network matches {pattern!r}; there are {names}")
     if json:
         print(jsons.dumps(rows))
         return
@@ -85,7 +85,7 @@ def _show_pretrained(pattern: str, as_json: bool) -> None:
     rows = [describe_pretrained(name) for name in names]
     if not rows:
         raise ValueError(
-            f"no trained network fits {pattern!r}; there are "
+            f"no trained network matches {pattern!r}; there are "
             f"{', '.join(list_pretrained())}"
         )
     if as_json:

@@ -15,9 +15,8 @@ GROUP = "torchcaps.plugins"
 """Entry-point group of installed packages; every command loads it."""
 
 HELP = (
-    "a module or .py file of your own to import first, which executes it: its "
-    "routings, networks, data sets, tasks "
-    "and similarities can then be named. May be given several times"
+    "import and execute this module or .py file first, so that you can name its "
+    "routings, networks, data sets, tasks and similarities; may be repeated"
 )
 
 
@@ -97,9 +96,8 @@ def import_named(name: str) -> ModuleType:
             and error.name == name.partition(".")[0]
         ):
             raise ValueError(
-                f"--import {name}: there is no such module in the working directory "
-                "or among the installed packages; "
-                "a .py file elsewhere goes by its path"
+                f"--import {name}: no such module in the working directory or among "
+                "the installed packages; name a .py file elsewhere by its path"
             ) from error
         raise ValueError(
             f"--import {name}: "
@@ -128,7 +126,7 @@ def _import_file(path: Path) -> ModuleType:
             and Path(str(loaded.__file__)).resolve() == path.resolve()
         ):
             return loaded
-        raise ValueError(f"another module is called {path.stem!r}: rename the file")
+        raise ValueError(f"another module has the name {path.stem!r}: rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

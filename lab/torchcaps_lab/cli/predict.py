@@ -131,8 +131,8 @@ def _check_resize(classifier: Classifier, resize: str | None) -> None:
         )
     if resize == "keep" and not classifier.network.any_size:
         raise ValueError(
-            "--resize keep is for networks of any size, a "
-            f"{type(classifier.network).__name__} has one"
+            "--resize keep is for networks of any size, and a "
+            f"{type(classifier.network).__name__} has a fixed size"
         )
 
 
@@ -232,8 +232,8 @@ def _short(name: str) -> str:
 def _text(classifier: Classifier, top: int | None) -> Show:
     print(f"# %: probability of the class: {_probability(classifier)}")
     print(
-        "# length: of its capsule, from 0 to 1: whether the class is there, each "
-        "class for itself; not a probability"
+        "# length: of its capsule, from 0 to 1; it tells whether the class is "
+        "present, independently of the others; not a probability"
     )
     if classifier.strangers is not None:
         print(f"# none of these: {classifier.strangers}")

@@ -63,8 +63,8 @@ def _take_shape(data: Spec, classifier: Classifier) -> tuple[str, ...]:
         arguments[name] = value
     colour = {1: "grey", 3: "colour"}.get(channels, f"{channels} channels")
     return (
-        f"images of another shape are brought to what the network takes, {height} x "
-        f"{width} pixels, {colour}",
+        f"images of another shape are converted to {height} x {width} pixels, "
+        f"{colour}, as the network takes them",
     )
 
 
@@ -84,8 +84,8 @@ def _other_fit(data: DataSet, classifier: Classifier) -> tuple[str, ...]:
     if fit in (None, usual) or usual == "keep":
         return ()
     return (
-        f"resize {fit} fits these images to the network, it was trained with {usual}: "
-        f"--data.resize {usual}",
+        f"these images are resized with {fit}, but the network was trained with "
+        f"{usual}: add --data.resize {usual}",
     )
 
 
@@ -113,8 +113,8 @@ def open_run(
     folder = RunFolder(Path(run))
     if named is None and split == "all":
         raise WrongUsage(
-            "--split all is for other images, named by --data: the run was trained on "
-            "some of its own"
+            "--split all is for other images, named by --data, because the run was "
+            "trained on some of its own"
         )
     if named is None:
         if not folder.config.is_file():
@@ -131,7 +131,8 @@ def open_run(
             images: Examples = getattr(data, split)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{error}; --data with a class and --data.root say where they are now"
+                f"{error}; name their new place with --data and a class, and "
+                "--data.root"
             ) from error
     else:
         classifier, spec = open_classifier(run), cast(Spec, named)

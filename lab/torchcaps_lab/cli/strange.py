@@ -19,8 +19,8 @@ from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.report.strangers import check_false_alarms, told_apart
 
 NOTHING = (
-    "is told by: that takes a classification, a decoder that learned to "
-    "reconstruct, and 20 validation images or more"
+    "is recognised by: this needs a classification, a decoder that learned to "
+    "reconstruct, and at least 20 validation images"
 )
 
 

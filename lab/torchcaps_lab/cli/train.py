@@ -36,8 +36,7 @@ def command(arguments: list[str]) -> None:
     parser.check_simple(tree)
     if what is None and not tree.keys() & {"data", "config", "resume"}:
         parser.error(
-            "what to train on is missing: 'torchcaps train FOLDER', or the name of a "
-            "data set"
+            "the data are missing: 'torchcaps train FOLDER', or the name of a data set"
         )
     _check_names(parser, tree)
     _check_data(parser, tree.get("data"))
@@ -115,9 +114,8 @@ def _check_names(parser: OptionParser, tree: Mapping[str, Any]) -> None:
         if name not in {*known, *classes}:
             parser.error(
                 f"{option} must be one of {sorted(known)}, got "
-                f"{name!r}{meant(name, [*known, *known.values()])}\n"
-                "  One of your own is known once its module is imported: --import "
-                "my_module"
+                f"{name!r}{meant(name, [*known, *known.values()])}\n  To use your "
+                "own, import its module with --import my_module"
             )
 
 
@@ -186,10 +184,10 @@ def _names(data: Any) -> bool:
 def train_parser() -> OptionParser:
     """The options of ``torchcaps train``."""
     description = (
-        "Train a network. 'torchcaps train FOLDER ...', a folder with a sub-folder of "
-        "images for each class, or the "
-        "name of a data set, comes first and guesses the options that are not given. "
-        "'--resume RUN' instead of '--run RUN' goes on with an interrupted run."
+        "Train a network. Name a folder with one sub-folder of images for each "
+        "class, or a data set, as in 'torchcaps train FOLDER'. It chooses and prints "
+        "the options that you leave out. '--resume RUN' instead of '--run RUN' "
+        "continues an interrupted run."
     )
     parser = OptionParser("torchcaps train", description)
     parser.add_argument(
@@ -202,7 +200,7 @@ def train_parser() -> OptionParser:
         "--run", metavar="FOLDER", help="folder to write; must be new or empty"
     )
     parser.add_argument(
-        "--resume", metavar="RUN", help="folder of an interrupted run, to go on with"
+        "--resume", metavar="RUN", help="folder of an interrupted run to continue"
     )
     parser.add_argument(
         "--allow_changes",
@@ -243,9 +241,6 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     say(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
     if "test_balanced_accuracy" in summary:
         balanced = summary["test_balanced_accuracy"]
-        say(
-            f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes, "
-            "each counting alike)"
-        )
+        say(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes)")
     for line in summary.get("warnings", []):
         say(f"warning: {line}")

@@ -93,13 +93,11 @@ def _check_out(out: str, *read: str) -> None:
             f"{', '.join(f'.{one}' for one in forms)}, got {out}"
         )
     if not path.parent.is_dir():
-        raise ValueError(f"--out: there is no folder {path.parent}")
+        raise ValueError(f"--out: folder {path.parent} does not exist")
     if any(
         path.exists() and Path(file).exists() and path.samefile(file) for file in read
     ):
-        raise ValueError(
-            f"--out must be another file than those that are read, got {path}"
-        )
+        raise ValueError(f"--out must not be one of the input files, got {path}")
 
 
 def _form(file: str) -> str:
@@ -127,16 +125,15 @@ def _check(classifier: Classifier) -> None:
         raise ValueError(f"this {type(network).__name__} has no decoder{advice}")
     if told == "pose":
         raise ValueError(
-            "the decoder of this network is told the pose alone, which says the class "
-            "as well: the style image would "
-            "be drawn again. Train one with --model_args.decoder_input pose_and_class"
+            "the decoder of this network gets only the pose, which also encodes the "
+            "class, so it would draw the style image again. Train one with "
+            "--model_args.decoder_input pose_and_class"
         )
     if told == "masked":
         print(
-            "note: in this network each class has pose dimensions of its own, so the "
-            "pose of another class means "
-            "nothing to it; --model_args.decoder_input pose_and_class trains one "
-            "whose classes share them",
+            "note: each class of this network has its own pose dimensions, so the "
+            "pose of another class means nothing to it; --model_args.decoder_input "
+            "pose_and_class trains one whose classes share them",
             file=sys.stderr,
         )
 

@@ -117,22 +117,22 @@ class AnnotatedImages(DataSet):
     Args:
         root: the folder of the images. Files of annotations name images by their paths
             below it.
-        annotations: a .json file as of COCO; or a folder of .xml files as of Pascal
-            VOC, one for each image; or a folder of .txt files as of YOLO, whose lines
-            are the number of a class, then centre, width and height of a box as shares
-            of the image's sides.
-        classes: their names. Default: the categories of COCO's file, all names in
-            VOC's, the lines of ``classes.txt`` beside YOLO's.
-        test_annotations: of the test images, in the same form; default: a share of the
-            images is put aside.
-        size: height and width of the images, one number for both. Default: their own,
+        annotations: a .json file as in COCO; a folder of .xml files as in Pascal VOC,
+            one for each image; or a folder of .txt files as in YOLO, whose lines are
+            the number of a class, then centre, width and height of a box as shares of
+            the image's sides.
+        classes: the names of the classes; default: the categories of COCO's file, all
+            names in VOC's, or the lines of ``classes.txt`` for YOLO.
+        test_annotations: the annotations of the test images, in the same form; default:
+            a share of the images becomes the test set.
+        size: height and width of the images, one number for both; default: their own,
             which must be the same for all.
         channels: 1 makes every image grey, 3 colour.
-        resize: how images get to that size; the boxes do, too. What a ``crop`` cuts off
-            is gone.
-        range: the values of pixels that become black and white; default: what the kind
-            of numbers can hold.
-        test: the share, the same for every ``seed``.
+        resize: how images and their boxes are resized; a ``crop`` discards everything
+            outside it.
+        range: the pixel values that become black and white; default: the whole range of
+            the type.
+        test: share of the images that become the test set, the same for every ``seed``.
 
     Raises:
         FileNotFoundError: there is no root, no file of annotations, or no image that

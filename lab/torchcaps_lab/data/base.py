@@ -71,9 +71,9 @@ class DataSet(ABC):
         model: the default network, by its registered name.
 
     Args:
-        validation: share of the training images put aside for validation, the same in
-            every class; 0 puts none aside.
-        seed: chooses which images those are; nothing else does.
+        validation: share of the training images that is used for validation, the same
+            in every class; 0 uses none.
+        seed: seed for the choice of these images.
 
     Raises:
         ValueError: `validation` is outside [0, 1), or `seed` is not a whole number.

@@ -27,7 +27,7 @@ class Digits(DataSet):
     Machine Learning Repository, 1998.
 
     Args:
-        size: height and width that the images are scaled to, with bilinear
+        size: height and width to which the images are scaled, with bilinear
             interpolation.
 
     Raises:

@@ -69,13 +69,14 @@ class Hub(ListedImages):
 
     Args:
         path: a name on the hub, such as ``ylecun/mnist``; a folder with parquet files
-            or images; a parquet file; or what ``save_to_disk`` of ``datasets`` wrote.
-        configuration: the name of the configuration, where the data set has several:
-            ``name`` of ``load_dataset``.
+            or images; a parquet file; or a folder written by ``save_to_disk`` of
+            ``datasets``.
+        configuration: the name of the configuration, if the data set has several
+            (``name`` of ``load_dataset``).
         image: the column of the images; default: the only such column.
         label: the column of the labels; default: the only column of classes, or the one
             called label.
-        revision: of the repository: a branch, a tag or a commit.
+        revision: the revision of the repository: a branch, a tag or a commit.
 
     Raises:
         ValueError: an argument is out of range; and, when images are first asked for,

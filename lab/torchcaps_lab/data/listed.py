@@ -193,8 +193,8 @@ class ListedData(DataSet):
 
     Args:
         test: share of the items that become the test set, the same in every class and
-            for every ``seed``; not used where the source has one. Which ones depends on
-            their contents, so that it hardly changes with the source.
+            for every ``seed``; ignored if the source has a test set; the choice depends
+            on their contents, so it barely changes when the source changes.
         classes: the names of the classes in the order of their labels, some of which
             may have no items; default: those of the training items.
 
@@ -431,24 +431,24 @@ class ListedImages(ListedData):
     """Images that are listed one by one, each with a class; subclasses list them.
 
     Args:
-        size: height and width of the images, one number for both. Default: their own
-            size, which must then be the same for all.
-        channels: 1 makes every image grey, 3 colour; default: 1 if they are all grey,
-            else 3. Images of other numbers of channels, such as .npy files and TIFF
-            files of many bands, keep theirs.
-        resize: how an image gets to `size`: keep its aspect ratio and `pad` with black,
-            keep it and `crop` the centre, or `stretch`; or cut out what was written by
-            hand (`handwriting`).
-        range: the values of pixels that become black and white, such as 0 and 4095 for
-            12-bit values in files of 16 bit; values beyond them become the same.
-            Default: what the kind of numbers can hold, 0 to 255 of 8 bit, 0 to 65535 of
-            16 bit, 0 to 1 of floating point.
+        size: height and width of the images, one number for both; default: their own
+            size, which must be the same for all.
+        channels: 1 makes every image grey, 3 colour; default: 1 if all are grey, and 3
+            otherwise; images with other numbers of channels, such as .npy files and
+            TIFF files of many bands, keep theirs.
+        resize: how images are resized: `pad` keeps the aspect ratio and adds black,
+            `crop` keeps it and cuts the centre, `stretch` changes it, and `handwriting`
+            cuts out handwriting.
+        range: the pixel values that become black and white, such as 0 and 4095 for
+            12-bit values in 16-bit files; values beyond them are clipped; default: the
+            whole range of the type, 0 to 255 for 8 bits, 0 to 65535 for 16 bits, 0 to 1
+            for floating point.
         skip_broken: leave out images that cannot be read, with a note, instead of
             raising an error.
-        memory: GiB of decoded images that are kept in memory; more are decoded once
-            into a file in the folder `decoded` of the data sets (the environment
-            variable TORCHCAPS_DATA, else torchcaps in the user's cache folder), and
-            read from there.
+        memory: GiB of decoded images that are kept in memory; larger data are decoded
+            once into a file in the folder `decoded` of the data sets (the environment
+            variable TORCHCAPS_DATA, or torchcaps in the user's cache folder), and read
+            from this file.
 
     Raises:
         ValueError: an argument is out of range.

@@ -62,8 +62,8 @@ class MapStyle(ListedImages):
 
     Args:
         data: the pairs to train on.
-        test_data: those to test on; without them a share of ``data`` is put aside.
-        validation_data: those for validation, likewise.
+        test_data: the pairs to test on; default: a share of ``data``.
+        validation_data: the pairs for validation; default: a share of ``data``.
         axes: the order of the axes of arrays, ``NHW``, ``NHWC`` or ``NCHW``; default:
             the likely one.
         classes: the names of the labels 0, 1, ...; default: ``data.classes``, or else

@@ -175,24 +175,25 @@ class Masks(DataSet):
     Args:
         root: the folder; if it does not exist, it is looked for in the folder of the
             data sets.
-        images: the folder of the pictures in it.
+        images: the folder of the pictures, below ``root``.
         masks: the folder of the masks, or a .json file.
-        names: of the classes; default: their values.
-        values: in masks, of the classes in their order; default: all that occur.
-        ignore: the value of pixels that count for nothing.
-        listed: a file with the names of the pictures to take, one a line and without
-            suffix; default: all.
-        cut: train on squares of this side, elsewhere in each epoch; default: on whole
-            pictures.
-        cuts: how many of each picture, in one batch.
-        fold: which block of pictures is the test, from 0.
-        folds: how many blocks, 2 or more.
+        names: the names of the classes; default: their values.
+        values: the values of the classes in masks, in their order; default: all that
+            occur.
+        ignore: the value of pixels that are ignored.
+        listed: a file with the names of the pictures to use, one in each line and
+            without suffix; default: all.
+        cut: train on squares of this side, at new places in each epoch; default: on
+            whole pictures.
+        cuts: number of squares of each picture in one batch.
+        fold: the number of the block of pictures that is the test set, from 0.
+        folds: number of blocks, at least 2.
         channels: 1 for grey pictures, 3 for colour; others must be those of the
             pictures.
-        nearest: take a pixel of a mask for the nearest of ``values``, where masks were
-            saved as JPEG or made smaller.
-        range: the values of pixels of pictures that become black and white; default:
-            what the kind of numbers can hold.
+        nearest: round each pixel of a mask to the nearest of ``values``, for masks that
+            were saved as JPEG or reduced in size.
+        range: the pixel values of pictures that become black and white; default: the
+            whole range of the type.
 
     Raises:
         FileNotFoundError: there is no such folder or file, or a picture has no mask.

@@ -49,15 +49,14 @@ class Text(ListedData):
             torchcaps in the user's cache folder).
         text: the column of the texts.
         label: the column of the labels.
-        longest: how many words of a text are read, from its beginning; a note says how
-            many texts are longer.
-        most: how many words the vocabulary has at most, the most frequent ones.
-        least: how often a word must occur to be in the vocabulary.
+        longest: number of words that are read of each text, from its beginning; a note
+            gives the number of longer texts.
+        most: the largest number of words in the vocabulary, the most frequent ones.
+        least: the number of times that a word must occur to be in the vocabulary.
         lower: whether texts are converted to lower case.
-        vectors: a file of word vectors that others trained, as text (GloVe, fastText,
-            word2vec). The words that it has start with them, scaled to deviate as the
-            random ones do, and learn on; ``word_dim`` of the network must be their
-            dimension.
+        vectors: a text file of pretrained word vectors (GloVe, fastText, word2vec); its
+            words start with these vectors, scaled to the deviation of random ones, and
+            are trained further; ``word_dim`` of the network must be their dimension.
 
     Raises:
         FileNotFoundError: there is no `root`, or no file `vectors`.

@@ -63,7 +63,8 @@ class Words:
         vocabulary: the words, the first of which has the number 2. 0 pads short texts,
             1 is any other word.
         lower: whether texts are converted to lower case.
-        longest: how many words of a text are read.
+        longest: number of words that are read of each text, from its beginning; a note
+            gives the number of longer texts.
 
     Raises:
         ValueError: a word occurs twice, or ``longest`` is less than 1.
@@ -99,8 +100,8 @@ class Words:
 
         Args:
             texts: the training texts.
-            most: how many words at most.
-            least: how often a word must occur.
+            most: the largest number of words in the vocabulary, the most frequent ones.
+            least: the number of times that a word must occur to be in the vocabulary.
             how: ``lower`` and ``longest``.
         """
         cut, counts = cls(**how), Counter[str]()

@@ -387,7 +387,7 @@ class Explorer:
         ):
             if numbers is not None and not numbers.isfinite().all():
                 raise ValueError(
-                    f"{taken.network} gives this input {what} that are not finite: "
+                    f"{taken.network} gives this input {what} that are not finite, so "
                     "nothing can be shown"
                 )
         there = self._networks[taken.network].there(activation)

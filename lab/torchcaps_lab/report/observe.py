@@ -72,7 +72,7 @@ class Selection:
     titles: tuple[str, ...] = ()
     order: Tensor | None = None
     example: int = 0
-    about: str = "the class in question"
+    about: str = "the selected class"
     note: str = ""
     classes: tuple[str, ...] = ()
 
@@ -154,11 +154,10 @@ def select_samples(findings: Findings, image_set: Examples) -> Selection:
         titles=tuple(_title(findings, image_set, index) for index in chosen.tolist()),
         order=order,
         example=int(first[findings.margin[chosen[first]].argmax()]),
-        about="the class that was said",
+        about="the predicted class",
         note=(
-            "These are the first images of each class; an arrow marks one that "
-            "was taken for another class, and is "
-            "drawn as one of that."
+            "These are the first images of each class. An arrow marks an image that "
+            "was assigned to another class, and it is drawn as that class."
         ),
         classes=tuple(image_set.classes),
     )
@@ -188,9 +187,8 @@ def select_examples(
         titles,
         about="its class",
         note=(
-            f"These are the clearest images of {most} classes, half of them those "
-            "with the most mistakes and half the "
-            "surest."
+            f"These are the clearest images of {most} classes. Half of the classes "
+            "have the most mistakes, and half are the surest."
         )
         if some
         else "These are the clearest images of each class.",

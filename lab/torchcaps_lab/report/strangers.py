@@ -115,9 +115,9 @@ class Strangers:
 
     def __str__(self) -> str:
         return (
-            "an image is none of these if the reconstruction is off by more than "
-            f"{self.threshold:.3g} of its energy, "
-            f"as for {self.false_alarms:.3g} of {self.images:,} validation images"
+            "an image is none of these if its reconstruction differs by more than "
+            f"{self.threshold:.3g} of its energy, which holds for "
+            f"{self.false_alarms:.3g} of {self.images:,} validation images"
         )
 
     def config(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Apart(NamedTuple):
     Args:
         auc: the area under the receiver operating characteristic: how often a stranger
             is the stranger of two images, one of each kind.
-        undetected: the share of the strangers that are taken for known.
+        undetected: the share of the strangers that pass for known.
         false_alarms: the share of the known images that are taken for strangers.
 
     Example:

@@ -84,33 +84,31 @@ class Verdict:
         if self.entropy is None:
             return ""
         entropy = (
-            f"The entropy of the assignments is {self.entropy:.4f} of that of even ones"
+            f"The entropy of the assignments is {self.entropy:.4f}, where 1 is even"
         )
         if self.changed is None:
-            tried = (
-                "What even assignments would answer cannot be tried with this routing."
-            )
+            tried = "Even assignments cannot be tested with this routing."
         else:
             tried = (
-                f"With even assignments in their place {self.changed:.1%} of "
-                f"{self.images} answers change."
+                f"With even assignments instead, {self.changed:.1%} of {self.images} "
+                "answers change."
             )
             if self.even and self.changed >= _CHANGED:
-                tried += " Those were close calls."
+                tried += " Those were close decisions."
         said = (
-            "Routing decided nothing: the assignments are even but for noise, and a "
-            "map of them would show nothing."
+            "Routing had no effect here: every child is shared almost evenly among "
+            "the classes, so there is no map to show."
             if self.even
             else (
-                "Routing decided little: the assignments are nearly even, and yet "
+                "Routing had little effect: the assignments are nearly even, but "
                 "some answers depend on them."
             )
             if self.entropy > _EVEN
-            else "Routing decided something."
+            else "Routing had an effect."
             if self.changed is None or self.changed >= _CHANGED
             else (
-                "Routing decided little: the assignments are not even, but the "
-                "answers hardly depend on them."
+                "Routing had little effect: the assignments are not even, but the "
+                "answers barely depend on them."
             )
         )
         return f"{said} {entropy}. {tried}"
@@ -130,10 +128,9 @@ class Verdict:
             return f"{told}."
         return (
             f"The decoder learned nothing: {told[0].lower()}{told[1:]} about their "
-            f"mean, less than {_EXPLAINED:.0%}, "
-            "so that it draws about the same image of all. There are no "
-            "reconstructions to show, and no numbers of a "
-            "pose whose meaning could be seen."
+            f"mean, less than {_EXPLAINED:.0%}. It draws almost the same image for "
+            "all of them, so reconstructions and the meaning of pose numbers are not "
+            "shown."
         )
 
 

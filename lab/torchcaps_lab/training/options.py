@@ -126,15 +126,15 @@ class Subject:
     """The network, its data and its task.
 
     Attributes:
-        data: the images: Digits, MNIST, FashionMNIST, ImageFolder, or any other
+        data: the data set: Digits, MNIST, FashionMNIST, ImageFolder, or any other
             DataSet.
-        task: what the network is for: Classification, SeveralLabels, any other Task, or
+        task: the task of the network: Classification, SeveralLabels, any other Task, or
             its name; default: that of the data set.
-        model: the name of a network; 'torchcaps models' lists them; default: that of
-            the data set, for images capsnet.
-        model_args: arguments of the network, in place of its defaults.
-        routing: of the class capsules; default: the network's own.
-        preprocess: how the images are prepared, at random in training; it is saved with
+        model: the name of a network, listed by 'torchcaps models'; default: that of the
+            data set, and capsnet for images.
+        model_args: arguments of the network that replace its defaults.
+        routing: the routing of the class capsules; default: the network's own.
+        preprocess: the preparation of images, at random in training; it is saved with
             the network.
 
     Example:
@@ -241,28 +241,28 @@ class Optimisation:
     """The losses, the optimizer and the schedule of its learning rate.
 
     Attributes:
-        loss: on the activations of the class capsules.
-        reconstruction: weight of the sum of squared errors of the reconstruction.
-        optimizer: its class, such as Adam, and its arguments.
-        lr: the learning rate, of the optimizer and where a scheduler begins or peaks;
-            "find" takes a tenth of the one with which the loss falls lowest in 100
-            steps of a network that is then thrown away, and keeps it as an option of
-            the run; default: that of the optimizer.
-        scheduler: of the learning rate; one that takes ``total_steps`` and was not
-            given any, such as OneCycleLR with only ``max_lr``, spans all steps of the
-            training.
+        loss: the loss of the activations of the class capsules.
+        reconstruction: weight of the reconstruction loss, the sum of squared errors.
+        optimizer: the class of the optimizer, such as Adam, and its arguments.
+        lr: the learning rate of the optimizer, and the start or peak of a scheduler;
+            "find" tries 100 steps on a network that is then discarded, takes a tenth of
+            the rate with the lowest loss, and records it as an option of the run;
+            default: that of the optimizer.
+        scheduler: the scheduler of the learning rate; one that takes ``total_steps``
+            and was not given any, such as OneCycleLR with only ``max_lr``, spans all
+            steps of the training.
         scheduler_interval: whether the scheduler steps each epoch or each step;
             ReduceLROnPlateau monitors the loss on the validation images after each
-            epoch, or on the training images if there are none.
-        class_weights: 'balanced' weights each image in the loss by how rare its class
-            is, N / (E N_c), for N training images of E classes, N_c of its own; numbers
-            weight the classes in their order, or by their names or numbers, {"cat": 2},
-            where those that are not named have 1; None weights all alike.
+            epoch, or on the training images if there are no validation images.
+        class_weights: 'balanced' weights each image in the loss by N / (E N_c), with N
+            training images, E classes and N_c images in its class; numbers weight the
+            classes in their order, or by name or number, {"cat": 2}, where all others
+            have 1; None weights all alike.
         ramp: settings of the routing that change evenly over the epochs, each with its
             first and its last value: {"sharpness": (0.5, 4.0)}; the network is saved
             with the value of the epoch that is kept.
-        shard_optimizer: each of several processes keeps only a share of the optimizer's
-            state; the steps are the same (ZeRO, stage 1: Rajbhandari et al. 2020).
+        shard_optimizer: shard the optimizer's state over several processes; the steps
+            are the same (ZeRO, stage 1: Rajbhandari et al. 2020).
 
     Raises:
         ValueError: if ``reconstruction`` is negative or not finite, or ``lr`` is not
@@ -399,25 +399,26 @@ class Schedule:
     """How long a training is, how large its steps are, and its random numbers.
 
     Attributes:
-        epochs: how many passes over the training images.
-        frozen_epochs: before those, passes in which only what stands on a pretrained
-            backbone is trained, on features that are computed once, of a few views of
-            each image: they take seconds. The learning rate falls from the optimizer's
-            own to 0. 0 trains all layers from the start.
-        batch_size: images in a step, over all processes together.
-        seed: of the initial weights, the order of the images and their random changes.
-        sampler: 'shuffled' takes each training image once in an epoch, 'balanced'
-            images of each class equally often, those of rare classes several times,
-            with the same random changes in one epoch.
+        epochs: number of passes over the training images.
+        frozen_epochs: number of epochs before the others, in which only the layers on
+            top of a pretrained backbone are trained, on features of a few views of each
+            image that are computed once; they take seconds; the learning rate falls
+            from the optimizer's own to 0; 0 trains all layers from the start.
+        batch_size: number of images in a step, over all processes together.
+        seed: the seed of the initial weights, the order of the images and their random
+            changes.
+        sampler: 'shuffled' takes each training image once in an epoch; 'balanced' takes
+            images of each class equally often, and repeats those of rare classes with
+            the same random changes in one epoch.
         stop_at: end after the first epoch in which the task's measure on the validation
-            images reaches this value; for a classification that is the accuracy, from 0
-            to 1. None trains all epochs.
-        stop: "early" ends when the task's measure on the validation images has not
-            improved for ``patience`` epochs; None does not.
-        patience: epochs without improvement, for ``stop``.
-        keep: which epoch is tested and saved: the "last", or the one with the "best"
-            value of the task's measure on the validation images, the first of equal
-            ones.
+            images reaches this value, for a classification the accuracy from 0 to 1;
+            None trains all epochs.
+        stop: "early" ends the training when the task's measure on the validation images
+            has not improved for ``patience`` epochs; None trains all epochs.
+        patience: number of epochs without improvement before ``stop`` ends the
+            training.
+        keep: the epoch that is tested and saved: the "last", or the "best" by the
+            task's measure on the validation images, the first of equal ones.
 
     Raises:
         ValueError: if ``epochs``, ``batch_size`` or ``patience`` is less than 1,
@@ -571,8 +572,8 @@ class Running:
     """Where and how a training runs.
 
     Attributes:
-        trainer: where and how it runs.
-        speed: what makes it faster.
+        trainer: where and how the training runs.
+        speed: options that make the training faster.
         report: whether to write the report at the end.
 
     Example:

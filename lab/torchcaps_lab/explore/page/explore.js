@@ -35,9 +35,9 @@ async function ask(path, query = {}, body = undefined) {
   try {
     answer = await fetch(address, body === undefined ? {} : { method: "POST", body });
   } catch {
-    throw new Error("the server does not answer: was it stopped?");
+    throw new Error("the server does not answer. Was it stopped?");
   }
-  const told = await answer.json().catch(() => ({ error: `the server says ${answer.status}` }));
+  const told = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   if (!answer.ok) throw new Error(told.error);
   return told;
 }
@@ -444,7 +444,7 @@ async function see(path, query, body) {
   if (state.words) {
     if (path === "sample") $("text").value = answer.text;
     says("words", activations);
-    $("classes").querySelector(".says").textContent = "Each bar is the activation of a class's capsule: whether the text is of this class.";
+    $("classes").querySelector(".says").textContent = "Each bar is the activation of a class's capsule. It tells whether the text belongs to this class.";
     $("words").hidden = false;
     showClasses();
     return true;
@@ -529,7 +529,7 @@ function showBoxes() {
     const size = `${Math.round(right - left)} x ${Math.round(bottom - top)} pixels`;
     return element("figure", {}, cut, element("figcaption", { textContent: `${name(label)} (${activation.toFixed(2)}): ${size}` }));
   }));
-  nothing("boxes", state.boxes.things.length ? "" : "No class is there: no capsule is longer than the network's threshold.");
+  nothing("boxes", state.boxes.things.length ? "" : "No class is present, because no capsule is longer than the network's threshold.");
 }
 
 const afterwards = later(() => {
@@ -663,7 +663,7 @@ const showMaps = latest(async () => {
   const exhibit = await askOf("assignments", current());
   if (exhibit === undefined) return; // another one is on its way
   $("maps").hidden = false;
-  nothing("maps", exhibit === null ? "The child capsules of this network do not lie at places of the image: each of them sees all of it."
+  nothing("maps", exhibit === null ? "The child capsules of this network have no place in the image. Each of them sees all of it."
     : "");
   if (exhibit) says("maps", exhibit);
   $("layers").replaceChildren(...(exhibit?.layers ?? []).map(({ layer, share, extent }) => {
@@ -696,7 +696,7 @@ const showRouting = latest(async () => {
   if (exhibit === undefined) return;
   state.routing = exhibit;
   $("routing").hidden = false;
-  nothing("routing", exhibit ? "" : "The classes of this network are not found by routing votes.");
+  nothing("routing", exhibit ? "" : "This network does not find its classes by routing votes.");
   $("stage").hidden = $("play").parentElement.hidden = exhibit === null;
   if (exhibit === null) return;
   says("routing", exhibit);
@@ -871,10 +871,10 @@ const choose = latest(async (network) => {
   const takes = reads ? "texts" : `images of ${image_shape.slice(1).join(" x ")}`;
   $("about").textContent = `${model}: ${parameters.toLocaleString("en")} parameters, ${takes}, ${route}.`;
   $("verdict").textContent = verdict === null ? "" : decides ? `${verdict.routing} ${verdict.decoder}` : verdict.decoder;
-  $("draw").querySelector(".says").textContent = reads ? "Type a question or a sentence; the network answers while you type."
-    : !draws ? "This network takes other pictures than can be drawn: choose a test image."
-    : `Draw ${scenes ? "several digits" : ""} with the mouse, a finger or the arrow keys; the network answers while you draw. `
-      + "The first stroke takes away an image that you did not draw.";
+  $("draw").querySelector(".says").textContent = reads ? "Type a question or a sentence. The network answers while you type."
+    : !draws ? "You cannot draw pictures for this network. Choose a test image."
+    : `Draw ${scenes ? "several digits" : ""} with the mouse, a finger or the arrow keys. The network answers while you draw. `
+      + "The first stroke removes an image that you did not draw.";
   $("draw-title").textContent = reads ? "Ask" : draws ? "Draw" : "Look";
   $("clear").hidden = $("upload").hidden = document.querySelector("label[for=upload]").hidden = !draws;
   $("invitation").hidden = !draws;
@@ -890,7 +890,7 @@ const choose = latest(async (network) => {
   drawOver();
   if (samples) await sample();
   else if (draws) await showDrawing();
-  else if (!reads) throw new Error(`${network} sees no pictures that can be drawn, and its test images are not on this machine`);
+  else if (!reads) throw new Error(`you cannot draw pictures for ${network}, and its test images are not on this machine`);
 });
 
 // ---- the keyboard

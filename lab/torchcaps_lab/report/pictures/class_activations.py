@@ -40,9 +40,9 @@ class ClassActivations(Exhibit):
         return cls(
             title="What the network sees",
             text=(
-                "Each bar is the activation of a class's capsule: whether the "
-                "class is there, from 0 to 1, each for "
-                "itself, so that they need not add up to 1."
+                "Each bar is the activation of a class's capsule, from 0 to 1. It "
+                "tells whether the class is present. The capsules are independent, "
+                "so the bars need not add up to 1."
             ),
             picture=observation.selection.pictures[place],
             activation=activation,

@@ -64,11 +64,10 @@ class ClassBoxes(OfImages):
         return cls(
             title="What is where",
             text=(
-                "A thing is what votes for one box or, without votes, a connected "
-                "part of a class's map. It has a "
-                "capsule of its own, routed from its children alone. The pose "
-                "says what it looks like and, with its last "
-                "four numbers, where it is: a box around it."
+                "A thing is a group of places that vote for one box or, without "
+                "votes, a connected part of a class's map. Each thing has its own "
+                "capsule, routed only from its children. The pose describes how the "
+                "thing looks, and its last four numbers are a box around it."
             ),
             pictures=selection.pictures[places],
             things=tuple(map(tuple, things)),

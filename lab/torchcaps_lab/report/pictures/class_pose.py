@@ -72,9 +72,8 @@ class ClassPose(Exhibit):
         return cls(
             title="The pose of a class",
             text=(
-                "A capsule says with the numbers of its pose what its class looks "
-                "like in this image, and the decoder "
-                "draws what they say."
+                "The numbers of the pose describe how the class looks in this image, "
+                "and the decoder draws an image from them."
             ),
             target=target,
             pose=pose,

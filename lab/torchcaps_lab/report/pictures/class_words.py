@@ -59,9 +59,7 @@ class ClassWords(Exhibit):
         """
         (reading,) = words.read([text])
         if not reading.length:
-            raise ValueError(
-                f"there are no words in {text!r}: nothing can be said of it"
-            )
+            raise ValueError(f"there are no words in {text!r}")
         found = shares_and_activation(model, reading.numbers[None])
         if found is None:
             return None

@@ -50,13 +50,12 @@ class Confusion(Exhibit):
     def of(cls, findings: Findings, classes: Sequence[str]) -> "Confusion":
         """Of images of one class each."""
         exhibit = cls(
-            title="Which classes are taken for which",
+            title="Which classes are confused",
             text=(
-                "Each row holds the images of one class, each column what the "
-                "network said. Numbers on the diagonal "
-                "are right; a dark cell beside it is a pair of classes that the "
-                "network cannot tell apart well. Colours "
-                "are stretched so that a few mistakes already show."
+                "Each row holds the images of one class, and each column the images "
+                "with one answer. Numbers on the diagonal are right. A dark cell off "
+                "the diagonal is a pair of classes that the network confuses. "
+                "Colours are stretched so that even a few mistakes show."
             ),
             counts=findings.confusion.cpu(),
             classes=tuple(classes),
@@ -68,10 +67,10 @@ class Confusion(Exhibit):
             f"{classes[true]} for {classes[said]} ({count})"
             for true, said, count in exhibit.pairs(_PAIRS)
         ]
-        most = f" Most often taken: {', '.join(named)}." if named else ""
+        most = f" Most often confused: {', '.join(named)}." if named else ""
         note = (
-            f" Of {len(classes)} classes the picture has the {CONFUSED} that are "
-            f"most often confused.{most}"
+            f" The picture has the {CONFUSED} most confused of the {len(classes)} "
+            f"classes.{most}"
         )
         return replace(exhibit, text=exhibit.text + note)
 

@@ -84,10 +84,12 @@ class Headline(Exhibit):
         )
         parts = (
             f"{accuracy:.1f} % ± {interval:.1f} points of {count:,} {what} are right.",
-            f"Guessing, always {classes[common]!r}, has {100 * guessing:.1f} %.",
+            f"Always answering {classes[common]!r} would get {100 * guessing:.1f} % "
+            "right.",
             ""
             if worst is None
-            else f"The worst class is {worst.name!r}: {worst.right} of {worst.images}.",
+            else f"The worst class is {worst.name!r}, with {worst.right} of "
+            f"{worst.images} right.",
             "" if verdict is None or verdict.even else verdict.of_routing,
             "" if verdict is None else verdict.of_decoder,
         )

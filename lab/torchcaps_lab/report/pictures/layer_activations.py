@@ -96,11 +96,10 @@ class LayerActivations(OfImages):
         return cls(
             title="Layer by layer",
             text=(
-                "Images and, from the lowest layer up, the activation of one type "
-                "of capsule at each position: of the "
-                "type that differs most between these images and places. The bars "
-                "are the activations of the classes, the "
-                "strongest in red."
+                "Images and, from the lowest layer up, the activation of one type of "
+                "capsule at each position. It is the type that differs most between "
+                "these images and places. The bars are the activations of the "
+                "classes, with the strongest in red."
             ),
             pictures=observation.selection.pictures[chosen],
             titles=observation.selection.titles_at(chosen),

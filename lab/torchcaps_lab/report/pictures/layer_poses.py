@@ -103,11 +103,10 @@ class LayerPoses(OfImages):
         return cls(
             title="Poses",
             text=(
-                "For one image, the numbers of the pose of the most active type "
-                "of each layer at each position, in "
-                "the rows and columns of its matrix (of a vector: in rows of "
-                "four). Numbers of a pose that change steadily "
-                "along a stroke describe it."
+                "For one image, the pose of the most active type of each layer at "
+                "each position. Its numbers are in the rows and columns of the "
+                "matrix, and those of a vector in rows of four. Numbers that change "
+                "steadily along a stroke describe it."
             ),
             picture=observation.selection.pictures[place],
             image_title=observation.selection.title(place),

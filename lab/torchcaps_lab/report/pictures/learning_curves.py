@@ -83,19 +83,17 @@ class LearningCurves(Exhibit):
         if not panels and not health:
             return None
         text = (
-            "How the network got better with each pass over the training images. "
-            "Where the validation curve turns back "
-            "while training goes on improving, the network learns its training images "
-            "by heart."
+            "These curves show the network after each pass over the training images. "
+            "If the validation curve gets worse while the training curve still "
+            "improves, the network overfits."
         )
         if any(panel.quantity == "entropy of the assignment" for panel in health):
             text += (
-                " Below, the health of the routing on a few images, layer by layer. "
-                "The entropy of the assignments is "
-                "1 while all parents get the same of each child, and falls to 0 as "
-                "each child finds its one parent. A "
-                "dead type of capsule is active nowhere in any of these images, and "
-                "so of no use."
+                " The curves below show the health of the routing on a few images, "
+                "layer by layer. The entropy of the assignments is 1 if all parents "
+                "get the same share of each child, and 0 if each child goes to one "
+                "parent. A dead type of capsule is not active anywhere in these "
+                "images, so it has no use."
             )
         return cls(title="Learning curves", text=text, panels=panels, health=health)
 

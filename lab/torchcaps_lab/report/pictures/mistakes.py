@@ -57,9 +57,10 @@ class Mistake(NamedTuple):
         """
         activations = f"({self.said_activation:.2f} / {self.true_activation:.2f})"
         if len(self.true) + len(self.said) <= 8:
-            return f"true {self.true} → said {self.said}\n{activations}"
+            return f"true {self.true} → answer {self.said}\n{activations}"
         return (
-            f"true {shorten(self.true)}\n→ said {shorten(self.said, 22)}\n{activations}"
+            f"true {shorten(self.true)}\n→ answer "
+            f"{shorten(self.said, 22)}\n{activations}"
         )
 
 
@@ -98,20 +99,17 @@ class Mistakes(Exhibit):
         wrong = int((findings.prediction != findings.labels).sum())
         high, wide = image_set.image_shape[1:]
         text = (
-            f"The network is wrong about {wrong} of {len(image_set)} images; these "
-            "are the clearest cases, the worst "
-            f"first, in the {wide} x {high} pixels that it sees. In brackets: how "
-            "sure it was of what it said, and how "
-            "sure of the true class. Look for images that you would get wrong too, "
-            "and for wrong labels."
+            f"The network is wrong about {wrong} of {len(image_set)} images. These "
+            f"are the clearest cases, worst first, in the {wide} x {high} pixels that "
+            "it sees. The numbers in brackets are its activations of the answer and "
+            "of the true class. Look for images that you would get wrong too, and "
+            "for wrong labels."
         )
         return cls(
             title="The worst mistakes",
             text=text
             if wrong
-            else (
-                f"There are none: all {len(image_set)} images are classified correctly."
-            ),
+            else (f"All {len(image_set)} images are classified correctly."),
             mistakes=tuple(_mistake(findings, image_set, index) for index in chosen),
             pictures=image_set.__getitems__(chosen).pictures.cpu(),
             wrong=wrong,

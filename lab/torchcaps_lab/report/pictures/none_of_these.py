@@ -82,10 +82,9 @@ class NoneOfThese(Exhibit):
         )
         known = strangers.known(error)
         text = (
-            "Each image was given to the decoder of its most active class, which "
-            "draws only what it knows: where the "
-            "difference is large, this is none of these classes. Known is what is at "
-            "most as strange as "
+            "The decoder draws each image from its most active class. If the "
+            "difference is large, the image belongs to none of these classes. An "
+            "image is known if it is at most as strange as "
             f"{1 - strangers.false_alarms:.3g} of {strangers.images:,} validation "
             f"images. {more}"
         )
@@ -145,11 +144,9 @@ def _strangest(
     batch = images.__getitems__(places[chosen].tolist())
     selection = Selection(batch.inputs, batch.pictures, classes=tuple(images.classes))
     more = (
-        f"These are the strangest of the {int(unknown.sum())} of {len(places):,} test "
-        "images that were taken for none "
-        "of the classes; above each, the class that comes nearest, and the share of "
-        "the validation images that are "
-        "less strange."
+        f"{int(unknown.sum())} of {len(places):,} test images were rejected as none "
+        "of the classes, and these are the strangest. Above each are the nearest "
+        "class and the share of the validation images that are less strange."
     )
     return NoneOfThese.of(
         Observation(model, selection, verdict=tested.verdict), strangers, more

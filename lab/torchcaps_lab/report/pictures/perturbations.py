@@ -79,15 +79,13 @@ class Perturbations(Exhibit):
         return cls(
             title="What the dimensions of a pose mean",
             text=(
-                "Images, each reconstructed from the capsule of "
-                f"{selection.about} while one number of its pose is "
-                "moved: each row is one dimension, the middle column the "
-                "untouched pose. A row in which the shape changes "
-                "steadily has learned something about it, such as its thickness, "
-                "its slant or the size of a loop. The "
-                "number behind a row is the mean difference of its outermost "
-                "images (1 is black against white): where it "
-                "is small, the decoder makes little use of this dimension. "
+                f"Images, each reconstructed from the capsule of {selection.about} "
+                "while one number of its pose moves. Each row is one dimension, and "
+                "the middle column is the unchanged pose. A row in which the shape "
+                "changes steadily has learned a property, such as thickness, slant "
+                "or the size of a loop. The number behind a row is the mean "
+                "difference of its outermost images (1 is black against white). If "
+                "it is small, the decoder makes little use of this dimension. "
                 f"{selection.note}"
             ).strip(),
             grids=grids,

@@ -88,12 +88,11 @@ class PoseReadout(Exhibit):
         return cls(
             title="What the dimensions of a pose tell",
             text=(
-                "How much of slant, thickness, aspect and size is read, linearly, "
-                "from all numbers of a pose and "
-                "from each alone: R², 1 is all and 0 nothing, on a quarter of the "
-                "images that the read-out was not fitted "
-                "to. Poses are those of the classes that were said, and what "
-                "classes differ in is left out on both sides."
+                "How well slant, thickness, aspect and size can be read, linearly, "
+                "from all numbers of a pose and from each alone. R² of 1 is all and "
+                "0 is nothing. It is measured on a quarter of the images, which the "
+                "read-out did not see. Poses are those of the predicted classes, and "
+                "differences between classes are removed on both sides."
             ),
             attributes=ATTRIBUTES,
             explained=readout.explained,

@@ -58,10 +58,9 @@ class PoseSwap(Exhibit):
         return cls(
             title="Swap poses",
             text=(
-                "The pose of one image, drawn by the capsule of the other's "
-                "class: what stays is what the numbers of "
-                "a pose mean in both, which is little where each class has "
-                "learned numbers of its own."
+                "The pose of one image, drawn by the capsule of the other's class. "
+                "It keeps the properties for which the numbers mean the same in both "
+                "classes. If each class has learned its own numbers, it keeps little."
             ),
             pictures=torch.stack(
                 [look.selection.pictures[place] for look, _, place in looks]

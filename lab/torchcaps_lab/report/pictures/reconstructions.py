@@ -49,11 +49,9 @@ class Reconstructions(OfImages):
         return cls(
             title="Reconstructions",
             text=(
-                "Images, and below each what the decoder draws from the "
-                f"{numbers} numbers of the capsule of "
-                f"{selection.about} alone. What is missing below is what the "
-                "capsule did not keep. "
-                f"{selection.note}"
+                "Images, and below each the drawing of the decoder from the "
+                f"{numbers} numbers of the capsule of {selection.about}. Details that "
+                f"are missing in the drawing are not in the capsule. {selection.note}"
             ).strip(),
             pictures=selection.pictures,
             reconstructions=observation.reconstructions,

@@ -78,23 +78,21 @@ class Reliability(Exhibit):
             for name, shares in probabilities.items()
         )
         text = (
-            "Of all images of which the network was 80 % sure it should be right "
-            "about 80 %: its points are on the "
-            "diagonal. Above it the network is better than it says, below it is too "
-            "sure of itself. The expected "
-            "calibration error is the mean distance from the diagonal, each image "
-            "counted: "
+            "If the network is 80 % sure, it should be right for about 80 % of these "
+            "images. Its points are then on the diagonal. Above the diagonal the "
+            "network is too cautious, and below it is too sure. The expected "
+            "calibration error is the mean distance from the diagonal over all "
+            "images: "
             + ", ".join(f"{curve.error:.1%} for {curve.name}" for curve in curves)
             + "."
         )
         if len(curves) > 1:
             text += (
-                " Calibrated probabilities are what 'torchcaps predict' prints: "
-                f"{calibration}."
+                f" 'torchcaps predict' prints calibrated probabilities ({calibration})."
             )
         how = "" if calibration is None else str(calibration)
         return cls(
-            title="How sure, and how often right",
+            title="Confidence and accuracy",
             text=text,
             curves=curves,
             calibration=how,
@@ -123,7 +121,7 @@ class Reliability(Exhibit):
                 label=curve.name,
             )
         labels = {
-            "xlabel": "probability of the class that was said",
+            "xlabel": "probability of the predicted class",
             "ylabel": "share that is right",
         }
         axes.set(xlim=(0, 1), ylim=(0, 1.02), **labels)

@@ -105,10 +105,9 @@ class RoutingSteps(Exhibit):
         return cls(
             title="Routing, step by step",
             text=(
-                "Each row is a child capsule, each column a class: a step assigns "
-                "each child to the classes that its "
-                "vote agrees with, and makes the classes anew from the votes of "
-                "their children."
+                "Each row is a child capsule, and each column is a class. A step "
+                "assigns each child to the classes that its vote agrees with. It "
+                "then computes the classes again from the votes of their children."
             ),
             picture=observation.selection.pictures[place],
             routing=type(model.routing).__name__,

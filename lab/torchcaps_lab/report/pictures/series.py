@@ -81,13 +81,13 @@ class SeriesOverTime(Exhibit):
         if not isinstance(series, SeriesSet):
             return
         said = (
-            "The strip below each series has, moment by moment, the colour of the "
-            "class for which it spoke most: whose "
-            "pose its votes made longer, the stronger the more."
+            "The strip below each series has, for each moment, the colour of the "
+            "class whose pose its votes made longer. The colour is stronger if they "
+            "added more."
             if isinstance(tested.model, SeriesCapsNet)
             else (
-                "This network has no capsules: which moment spoke for which class "
-                "is not known."
+                "This network has no capsules, so it cannot show which moment spoke "
+                "for which class."
             )
         )
         for title, file, chosen in (
@@ -191,7 +191,7 @@ def _shown(tested: Tested, series: SeriesSet, index: int) -> ShownSeries:
     wrong = "" if true == said else f", but it is {series.classes[true]}"
     sure = float(findings.activation[index, said])
     title = (
-        f"{Path(file).name or index}: said {series.classes[said]} ({sure:.2f}){wrong}"
+        f"{Path(file).name or index}: answer {series.classes[said]} ({sure:.2f}){wrong}"
     )
     shares = moment_shares(tested.model, values[None])
     return ShownSeries(

@@ -50,8 +50,8 @@ class Summary(Exhibit):
         :func:`measures`.
         """
         text = (
-            "What the run says of itself, and below it what was measured for this "
-            "report."
+            "The settings and results that the run recorded, followed by the "
+            "measurements of this report."
         )
         return cls(
             title=title, text=text, recorded=dict(recorded), measured=tuple(measured)

@@ -18,11 +18,11 @@ from torchcaps_lab.report.observe import Tested
 from torchcaps_lab.report.words import ROUTED, pieces_of, word_shares
 
 MEANING = (
-    "The colour of a word is that of the class for which it spoke most: to which "
-    "routing gave the capsules that saw "
-    "it. Half as strong as in the legend is an even share of what the class got from "
-    "the text, full strength twice "
-    "that or more, and all is paler where the class is hardly there."
+    "The colour of a word is that of the class for which it spoke most. It is the "
+    "class to which routing assigned the capsules that saw the word. Half the "
+    "strength of the legend means an even share of what the class got from the text, "
+    "and full strength means twice that or more. All colours are paler if the class "
+    "is barely present."
 )
 """What the colours say."""
 
@@ -118,8 +118,8 @@ class ColouredTexts(Exhibit):
             MEANING
             if isinstance(model, ROUTED)
             else (
-                "Of this network it is not known which word spoke for which "
-                "class, and so there are no colours."
+                "This network cannot show which word spoke for which class, so there "
+                "are no colours."
             )
         )
         return cls(
@@ -139,8 +139,8 @@ class ColouredTexts(Exhibit):
         count = int((findings.prediction != findings.labels).sum())
         if len(wrong):
             most = (
-                f"The network is wrong about {count} of {len(texts)} texts; the "
-                "worst are first."
+                f"The network is wrong about {count} of {len(texts)} texts. The worst "
+                "are first."
             )
             yield replace(
                 cls._chosen(tested, texts, wrong, most), title="The worst mistakes"
@@ -228,4 +228,6 @@ def _title(findings: Findings, texts: TextSet, index: int) -> str:
         if true == said
         else f", but it is {texts.classes[true]} ({float(activation[true]):.2f})"
     )
-    return f"{name}: said {texts.classes[said]} ({float(activation[said]):.2f}){wrong}"
+    return (
+        f"{name}: answer {texts.classes[said]} ({float(activation[said]):.2f}){wrong}"
+    )
