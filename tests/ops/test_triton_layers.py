@@ -127,15 +127,16 @@ def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) ->
     outputs = [routed.pose]
     if isinstance(routed.similarity, InnerProduct):
         outputs.append(routed.similarity.alpha)
-        close({"alpha": found.alphas[-1]}, {"alpha": outputs[1]}, 1e-5)
+        close({"alpha": found.alphas[-1].mT}, {"alpha": outputs[1]}, 1e-5)
     close({"pose": found.pose}, {"pose": routed.pose}, 1e-5)
 
     upstream = random_like(outputs, dtype)
     there = [one for one in leaves if one is not None]
     expected = torch.autograd.grad(outputs, there, [one.double() for one in upstream])
     del options["steps"]
+    alpha = upstream[1].mT.contiguous() if len(upstream) > 1 else None
     grads = triton_layers.agreement_backward(
-        call, bias, found, *(*upstream, None)[:2], constant=1.0, **options
+        call, bias, found, upstream[0], alpha, constant=1.0, **options
     )
     tolerance = 1e-4 if dtype == torch.float32 else 1e-12
     close(named(grads), named(expected), tolerance)

@@ -63,9 +63,9 @@ def _agree(*arguments: Any) -> tuple[Tensor, ...]:
 def _agree_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     call, _, options = _Agreeing.of(arguments)
     B, _, J, M, _, D = sizes_of(call)
-    shape, steps = (B, J, M * D), options["steps"]
+    field, steps = (B, M * D, J), options["steps"]
     new = call.children.new_empty
-    return new(shape), new((steps - 1, *shape)), new((steps, *shape))
+    return new((B, J, M * D)), new((steps - 1, *field)), new((steps, *field))
 
 
 def _agree_context(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, ...]) -> None:
@@ -86,7 +86,7 @@ def _agree_backward(*arguments: Any) -> list[Tensor]:
         bias,
         layers.Agreed(pose, alphas, sums),
         grad_pose.contiguous(),
-        grad_alpha,
+        None if grad_alpha is None else grad_alpha.mT.contiguous(),
         **options,
     )
     return [tensor for tensor in found if tensor is not None]
@@ -136,7 +136,7 @@ def _agree_gradient(ctx: Any, *upstream: Any) -> Any:
     grad_pose, grad_alphas, _ = upstream
     grad_alpha = None
     if grad_alphas is not None and len(grad_alphas):
-        grad_alpha = grad_alphas[-1]
+        grad_alpha = grad_alphas[-1].mT
     found = gradients(
         work,
         function,
@@ -161,6 +161,11 @@ _run_agree = operator(
     _agree_gradient,
     _agree_context,
 )
+
+
+def _as_called(field: Tensor) -> Tensor:
+    """A field as callers have it, (B, H, J) to (B, J, H)."""
+    return field.mT if field.ndim == 3 else field
 
 
 class _Mixing(NamedTuple):
@@ -218,7 +223,10 @@ def _mix_gradient(ctx: Any, *upstream: Any) -> Any:
     sites, seen = inputs[4:6]
     settings = _Mixing.of((*inputs, *ctx.numbers)).settings
     grad_mean, grad_logit, *fields = upstream[:5]
-    last = [None if field is None else field[-1] for field in fields]
+    last = []
+    if len(settings.sharpness):
+        for field, place in zip(fields, (-2, -2, -1), strict=True):
+            last.append(None if field is None else _as_called(field[place]))
 
     def work(tensors: Tensors, upstream: Tensors) -> Tensors:
         arguments = *tensors[:4], sites, seen, *tensors[4:], *ctx.numbers
@@ -230,8 +238,6 @@ def _mix_gradient(ctx: Any, *upstream: Any) -> Any:
         return stored_mixture(tensors, sites, seen, settings)
 
     tensors = [*inputs[:4], *inputs[6:]]
-    if len(found[2]) == 0:  # one step, without a similarity
-        last = []
     grads = gradients(work, function, tensors, (grad_mean, grad_logit, *last))
     return *grads[:4], None, None, *grads[4:], *(None for _ in ctx.numbers)
 
@@ -297,7 +303,7 @@ class TritonVotes(FusedVotes):
         )
         votes = self.children, self.transforms, self.coordinates, self.sites
         pose, alphas, _ = _run_agree(*votes, bias, *settings)
-        return pose, alphas[-1] if agreement.steps > 1 else None
+        return pose, alphas[-1].mT if agreement.steps > 1 else None
 
     def mixture(
         self,
@@ -317,6 +323,6 @@ class TritonVotes(FusedVotes):
         )
         last = None
         if len(temperatures) > 1:
-            fields = mixed.means, mixed.precisions[:-1], mixed.log_weights
-            last = Gaussian(*(field[-1] for field in fields))
+            mean, precision = mixed.means[-2].mT, mixed.precisions[-2].mT
+            last = Gaussian(mean, precision, mixed.log_weights[-1])
         return mixed.mean, mixed.logit, last

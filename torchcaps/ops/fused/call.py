@@ -209,12 +209,12 @@ class Mixed(NamedTuple):
     Args:
         mean: after the last step, (B, J, H).
         logit: of the activations, (B, J).
-        means: after the steps before, (T - 1, B, J, H).
-        precisions: after all steps, times the sharpness, (T, B, J, H).
+        means: after all steps, (T, B, H, J): fields as the kernels have them.
+        precisions: after all steps, times the sharpness, (T, B, H, J).
         log_weights: of the steps before, (T - 1, B, J).
         logits: after the steps before, (T - 1, B, J).
         masses: of all steps, (T, B, J).
-        rests: what rounding took from the means, (T, B, J, H).
+        rests: what rounding took from the means, (T, B, H, J).
         roundings: of the standardised costs, (T, B, 2).
         partitions: the normaliser of each child, (T, N, G), or none of them.
     """
@@ -234,9 +234,9 @@ class Mixed(NamedTuple):
     def empty(cls, call: Call, seen: Tensor | None, steps: int) -> "Mixed":
         """Memory for it."""
         B, _, J, M, _, D = sizes_of(call)
-        pair, field = (B, J), (B, J, M * D)
+        pair, field = (B, J), (B, M * D, J)
         one, before = steps if seen is not None else 0, steps - 1
-        shapes: list[Sequence[int]] = [field, pair, (before, *field)]
+        shapes: list[Sequence[int]] = [(B, J, M * D), pair, (steps, *field)]
         shapes += [(steps, *field), (before, *pair), (before, *pair), (steps, *pair)]
         shapes += [(steps, *field), (steps, B, 2), (one, *call.children.shape[:2])]
         return cls(*(call.children.new_empty(shape) for shape in shapes))

@@ -13,10 +13,10 @@ exchange between lanes, the softmax a shuffle over the parents, and only the gra
 the transforms, summed over the rows, passes through shared memory. Two habits keep the
 compiler to that layout:
 
-- Transforms have their parents last in memory, ``[I, P, D, J]``: they are read for
-  every child. Fields are read once, as their callers have them, ``[B, J, H]``, as a
-  matrix ``[d m, b j]`` that is reshaped; of a load with four axes the compiler would
-  choose another layout, and keep it.
+- Parents come last in memory: fields ``[B, H, J]``, transforms ``[I, P, D, J]``. Fields
+  are loaded as a matrix ``[d m, b j]`` and reshaped; of a load with four axes, or of
+  one with the numbers of a vote beside each other, the compiler would choose another
+  layout, and keep it: with Triton 3.6 that spills registers.
 - The number of parents is not specialised: knowing it to be a multiple of 4, the
   compiler would give each lane 4 neighbouring parents for a wider load, outside the
   loop, and split the votes over lanes to make up for it.
@@ -126,20 +126,20 @@ def _grid_child(sites, i, rows, B, W, I, G):
 
 @triton.jit
 def _field_at(B, J, T: tl.constexpr):
-    """Offsets into a field [B, J, H], and what is inside it, [d m, b j]."""
+    """Offsets into a field [B, H, J], and what is inside it, [d m, b j]."""
     h = tl.arange(0, T.d * T.m)
     d, m = h // T.m, h % T.m
     pair = tl.arange(0, T.b * T.j)
     row = tl.program_id(0).to(tl.int64) * T.b + pair // T.j
     j = tl.program_id(2) * T.j + pair % T.j
-    at = (row * J + j)[None, :] * (T.M * T.D) + (m * T.D + d)[:, None]
+    at = (row[None, :] * (T.M * T.D) + (m * T.D + d)[:, None]) * J + j[None, :]
     inside = ((d < T.D) & (m < T.M))[:, None] & ((row < B) & (j < J))[None, :]
     return at, inside
 
 
 @triton.jit
 def _load_field(field, B, J, T: tl.constexpr):
-    """The part [d, m, b, j] of a field [B, J, H] of the parents; 0 outside."""
+    """The part [d, m, b, j] of a field [B, H, J] of the parents; 0 outside."""
     at, inside = _field_at(B, J, T)
     return tl.reshape(tl.load(field + at, mask=inside, other=0.0), [T.d, T.m, T.b, T.j])
 
@@ -147,7 +147,7 @@ def _load_field(field, B, J, T: tl.constexpr):
 @triton.jit
 def _store_field(field, value, B, J, T: tl.constexpr):
     """Writes the part [d, m, b, j] of a field of this program's children, [splits, B,
-    J, H].
+    H, J].
     """
     at, inside = _field_at(B, J, T)
     field += tl.program_id(1).to(tl.int64) * B * J * (T.M * T.D)
@@ -229,15 +229,6 @@ def _votes(children, transforms, coordinates, child, i, B, J, T: tl.constexpr):
 def _inner(x, y):
     """The sum over h = (d, m) of the product, [b, j]."""
     return tl.sum(tl.sum(x * y, 0), 0)
-
-
-@triton.jit
-def _compared(centre, precision, log_weight, B, J, T: tl.constexpr):
-    """What the votes are compared with, [d, m, b, j] twice and [b, j]."""
-    alpha = _load_field(centre, B, J, T) if centre is not None else None
-    beta = _load_field(precision, B, J, T) if precision is not None else None
-    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
-    return alpha, beta, gamma
 
 
 @triton.jit
@@ -360,15 +351,15 @@ def moments_kernel(
     # [B, I], the choice of a hard assignment, where a program does not see all parents
     best,
     sites,  # [W, I]
-    centre,  # alpha or the Gaussian's mean, [B, J, H]
-    precision,  # [B, J, H]
+    centre,  # alpha or the Gaussian's mean, [B, H, J]
+    precision,  # [B, H, J]
     log_weight,  # [B, J]
     mass,  # out: [splits, B, J]
-    # Out: the sum, or the relative mean if the scatter is wanted, [splits, B, J, H]
+    # Out: the sum, or the relative mean if the scatter is wanted, [splits, B, H, J]
     first_moment,
-    scatter,  # out: [splits, B, J, H] or None
+    scatter,  # out: [splits, B, H, J] or None
     # Out: what the mean is relative to, if the scatter is wanted and there is no
-    # Gaussian's mean, [B, J, H]: the votes of the first child
+    # Gaussian's mean, [B, H, J]: the votes of the first child
     origin,
     B,
     W,
@@ -385,7 +376,9 @@ def moments_kernel(
     the votes: float32 has the digits for a small deviation, not for a large mean.
     """
     rows = _rows(T)
-    alpha, beta, gamma = _compared(centre, precision, log_weight, B, J, T)
+    alpha = _load_field(centre, B, J, T) if centre is not None else None
+    beta = _load_field(precision, B, J, T) if precision is not None else None
+    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
     shift = alpha
     if origin is not None:
         child = _grid_child(sites, 0, rows, B, W, I, G)
@@ -441,7 +434,9 @@ def scores_kernel(
     """The logits, or what a normaliser over all parents is made of."""
     rows, parents = _rows(T), _parents(T)
     inside = rows < B
-    alpha, beta, gamma = _compared(centre, precision, log_weight, B, J, T)
+    alpha = _load_field(centre, B, J, T) if centre is not None else None
+    beta = _load_field(precision, B, J, T) if precision is not None else None
+    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
     block = tl.program_id(2) * (B.to(tl.int64) * I)
     begin, end = _children(I)
     for i in range(begin, end):
@@ -505,19 +500,20 @@ def _store_similarity(
 
 
 @triton.jit
-def _start(begin, end):
-    """Where a program starts among its children: neighbours do at different ones, not
-    to queue for their gradients.
+def _staggered(I):
+    """The first and the last child of this program, and between them where it starts:
+    neighbours do at different ones, not to queue for their gradients.
     """
-    return begin + tl.program_id(0) * 7 % tl.maximum(end - begin, 1)
+    begin, end = _children(I)
+    return begin, end, begin + tl.program_id(0) * 7 % tl.maximum(end - begin, 1)
 
 
 @triton.jit
-def _worth(votes, base, slope_sum, slope_scatter, final):
+def _worth(votes, base, slope_sum, slope_scatter, final, scatter):
     """What a share of a child is worth to each parent, [b, j], and the slope of that by
-    its vote, [d, m, b, j].
+    its vote, [d, m, b, j]; ``scatter`` is None if there is none.
     """
-    if slope_scatter is not None:
+    if scatter is not None:
         deviation = votes - final
         scaled = deviation * slope_scatter
         worth = base + _inner(deviation, slope_sum + scaled)
@@ -549,7 +545,7 @@ def _upstream(mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T: tl.constex
             slope_sum -= 2.0 * slope_scatter * _load_field(rest, B, J, T)
         return base, slope_sum, slope_scatter, final
     else:
-        return base, slope_sum, None, None
+        return base, slope_sum, slope_sum, slope_sum  # Triton 3.6 returns no None
 
 
 @triton.jit
@@ -612,21 +608,21 @@ def moments_backward_kernel(
     centre,
     precision,
     log_weight,
-    mean,  # the final mean, [B, J, H], or None
-    rest,  # what rounding took from it, [B, J, H], or None
+    mean,  # the final mean, [B, H, J], or None
+    rest,  # what rounding took from it, [B, H, J], or None
     # What a child is worth to all parents that compete for it, [N, G], if that is known
     worths,
     grad_mass,  # [B, J], or None for 0
-    grad_sum,  # [B, J, H]
-    grad_scatter,  # [B, J, H] or None
+    grad_sum,  # [B, H, J]
+    grad_scatter,  # [B, H, J] or None
     # Out, as are all below: [N, G, M, P]; None where votes need no gradients
     grad_children,
     grad_transforms,  # [I or slots, P, D, J], added to
     grad_coordinates,  # [I, H], added to
     grad_weights,  # [N, G]
     grad_log_partition,  # [N, G] or [blocks, B, I]
-    grad_centre,  # [splits, B, J, H]
-    grad_precision,  # [splits, B, J, H]
+    grad_centre,  # [splits, B, H, J]
+    grad_precision,  # [splits, B, H, J]
     grad_log_weight,  # [splits, B, J]
     B,
     W,
@@ -642,15 +638,16 @@ def moments_backward_kernel(
     from it add up to zero.
     """
     rows = _rows(T)
-    alpha, beta, gamma = _compared(centre, precision, log_weight, B, J, T)
+    alpha = _load_field(centre, B, J, T) if centre is not None else None
+    beta = _load_field(precision, B, J, T) if precision is not None else None
+    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
     base, slope_sum, slope_scatter, final = _upstream(
         mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T
     )
     zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
     first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
     second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
-    begin, end = _children(I)
-    start = _start(begin, end)
+    begin, end, start = _staggered(I)
     for step in range(0, end - begin):
         i = tl.where(start + step < end, start + step, start + step - (end - begin))
         at = rows * I + i
@@ -658,7 +655,9 @@ def moments_backward_kernel(
         votes = _votes(children, transforms, coordinates, child, i, B, J, T)
         logits = _logits(votes, alpha, beta, gamma, J, T)
         assignment = _assignment(logits, best, log_partition, at, child, B, J, T)
-        worth, slope = _worth(votes, base, slope_sum, slope_scatter, final)
+        worth, slope = _worth(
+            votes, base, slope_sum, slope_scatter, final, grad_scatter
+        )
         share = _weighted(assignment, worth, weights, grad_weights, child, B, T)
         slope = share[None, None] * slope
         if not T.hard and (centre is not None or grad_log_partition is not None):
@@ -735,12 +734,13 @@ def scores_backward_kernel(
     """The gradients of the logits, or of their normaliser."""
     rows, parents = _rows(T), _parents(T)
     inside = rows < B
-    alpha, beta, gamma = _compared(centre, precision, log_weight, B, J, T)
+    alpha = _load_field(centre, B, J, T) if centre is not None else None
+    beta = _load_field(precision, B, J, T) if precision is not None else None
+    gamma = _load_pair(log_weight, B, J, T) if precision is not None else None
     zeroth = tl.full([T.b, T.j], 0.0, T.dtype)
     first = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
     second = tl.full([T.d, T.m, T.b, T.j], 0.0, T.dtype)
-    begin, end = _children(I)
-    start = _start(begin, end)
+    begin, end, start = _staggered(I)
     for step in range(0, end - begin):
         i = tl.where(start + step < end, start + step, start + step - (end - begin))
         at = rows * I + i
@@ -822,15 +822,14 @@ def worths_kernel(
     base, slope_sum, slope_scatter, final = _upstream(
         mean, rest, grad_mass, grad_sum, grad_scatter, B, J, T
     )
-    begin, end = _children(I)
-    start = _start(begin, end)
+    begin, end, start = _staggered(I)
     for step in range(0, end - begin):
         i = tl.where(start + step < end, start + step, start + step - (end - begin))
         child = _grid_child(sites, i, rows, B, W, I, G)
         votes = _votes(children, transforms, coordinates, child, i, B, J, T)
         logits = _logits(votes, alpha, beta, gamma, J, T)
         assignment = _assignment(logits, None, log_partition, 0, child, B, J, T)
-        worth, _ = _worth(votes, base, slope_sum, slope_scatter, final)
+        worth, _ = _worth(votes, base, slope_sum, slope_scatter, final, grad_scatter)
         _add(worths, child, tl.sum(assignment * worth, 1), rows < B, T.overlap)
 
 
@@ -853,8 +852,8 @@ def agreement_backward_kernel(
     transforms,
     coordinates,
     sites,
-    even,  # the gradient of the sum of the even first step, [B, J, H], or None
-    alpha,  # what one step compared with, [B, J, H], or None
+    even,  # the gradient of the sum of the even first step, [B, H, J], or None
+    alpha,  # what one step compared with, [B, H, J], or None
     grad_sum,  # and the gradient of its sum
     other_alpha,  # the same of another step
     other_grad_sum,
@@ -880,8 +879,7 @@ def agreement_backward_kernel(
     if other_alpha is not None:
         other_centre = _load_field(other_alpha, B, J, T)
         other_slope = _load_field(other_grad_sum, B, J, T)
-    begin, end = _children(I)
-    start = _start(begin, end)
+    begin, end, start = _staggered(I)
     for step in range(0, end - begin):
         i = tl.where(start + step < end, start + step, start + step - (end - begin))
         child = _grid_child(sites, i, rows, B, W, I, G)

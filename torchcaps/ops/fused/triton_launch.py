@@ -127,20 +127,24 @@ def moments_backward(
     grad_partition = grads.log_partition
     if tile.by_row:
         grad_partition = launch.empty(launch.blocks, launch.B, launch.I)
-    about = (None, None) if grad_scatter is None else (mean, rest)
-    upstream = (*about, None, grad_mass, grad_sum, grad_scatter)
+    about: list[Tensor | None] = [None, None, None]
+    if grad_scatter is not None:
+        fields = mean, rest, grad_scatter
+        about = [None if field is None else by_parent(field) for field in fields]
+    upstream = *about[:2], None, grad_mass, by_parent(grad_sum), about[2]
     launch(
         device.moments_backward_kernel,
-        *(
-            *launch.votes,
-            call.weights,
-            log_partition,
-            best,
-            call.sites,
-            *launch.similarity,
-            *upstream,
-        ),
-        *(*grads.votes, grads.weights, grad_partition, *grads.similarity),
+        *launch.votes,
+        call.weights,
+        log_partition,
+        best,
+        call.sites,
+        *launch.similarity,
+        *upstream,
+        *grads.votes,
+        grads.weights,
+        grad_partition,
+        *grads.similarity,
         tile=tile,
     )
     if tile.by_row:  # what the parents of all blocks competed for
@@ -225,7 +229,8 @@ class Launch:
             call.transforms.permute(0, 2, 3, 1).contiguous(),
             call.coordinates,
         )
-        self.similarity = (*call.similarity, None, None, None)[:3]
+        fields = [by_parent(one) if one.ndim == 3 else one for one in call.similarity]
+        self.similarity = (*fields, None, None, None)[:3]
 
     def _cut(self, work: str) -> None:
         """Cuts the call for a kernel that does this work."""
@@ -242,7 +247,10 @@ class Launch:
         b = min(pairs // j, triton.next_power_of_2(max(self.B, 1)))
         self.blocks = triton.cdiv(self.J, j)
         self.tile = device.Tile(
-            *(self.M, self.P, self.D, DTYPES[self.dtype]),
+            self.M,
+            self.P,
+            self.D,
+            DTYPES[self.dtype],
             m=m,
             d=d,
             p=min(triton.next_power_of_2(self.P), max(1, PRODUCT // d)),
@@ -317,19 +325,25 @@ class Launch:
             log_partition: in place of that of the call.
         """
         mass = self.empty(self.splits, self.B, self.J)
-        first = self.empty(self.splits, self.B, self.J, self.H)
+        first = self.empty(self.splits, self.B, self.H, self.J)
         second = torch.empty_like(first) if scatter else None
         partition, best, tile = self.competition()
         gaussian = self.similarity[1] is not None
         origin = self.similarity[0] if gaussian else None
         if scatter and not gaussian:
-            origin = self.empty(self.B, self.J, self.H)
+            origin = self.empty(self.B, self.H, self.J)
         self(
             device.moments_kernel,
-            *(*self.votes, self.source.weights),
+            *self.votes,
+            self.source.weights,
             partition if log_partition is None else log_partition,
-            *(best, self.source.sites, *self.similarity),
-            *(mass, first, second, None if gaussian else origin),
+            best,
+            self.source.sites,
+            *self.similarity,
+            mass,
+            first,
+            second,
+            None if gaussian else origin,
             tile=tile,
         )
         return mass, first, second, origin
@@ -342,16 +356,24 @@ class Launch:
         origin: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Mass, sum, scatter and rest of all splits."""
-        if scatter is None and len(mass) == 1:
-            return mass[0], first[0], None, None
-        total, moment = torch.empty_like(mass[0]), torch.empty_like(first[0])
+        total = torch.empty_like(mass[0])
+        moment = self.empty(self.B, self.J, self.H)
         within = rest = None
         if scatter is not None:
             within, rest = torch.empty_like(moment), torch.empty_like(moment)
         self.parents()(
             between.merge_kernel,
-            *(mass, first, scatter, origin, total, moment, within, rest),
-            *(self.B * self.J, len(mass)),
+            mass,
+            first,
+            scatter,
+            origin,
+            total,
+            moment,
+            within,
+            rest,
+            self.B * self.J,
+            self.J,
+            len(mass),
         )
         return total, moment, within, rest
 
@@ -494,9 +516,7 @@ class Gradients:
             self.weights,
             self.log_partition,
             None,
-            tuple(
-                field[0] if len(field) == 1 else field.sum(0) for field in self.fields
-            ),
+            tuple(map(_as_called, self.fields)),
         )
 
     def in_order(self) -> Tensor:
@@ -521,8 +541,13 @@ def _scores_backward(
     """The gradients of the logits, (B, I, J), or of their normaliser, (B, I)."""
     launch(
         device.scores_backward_kernel,
-        *(*launch.votes, launch.source.sites, *launch.similarity, partition, grad),
-        *(*into.votes, *into.similarity),
+        *launch.votes,
+        launch.source.sites,
+        *launch.similarity,
+        partition,
+        grad,
+        *into.votes,
+        *into.similarity,
     )
 
 
@@ -543,6 +568,17 @@ def _mend_interpreter() -> None:
 
 if interpreted():
     _mend_interpreter()
+
+
+def by_parent(field: Tensor) -> Tensor:
+    """A field (B, J, H) of the parents in the layout of the kernels, (B, H, J)."""
+    return field.mT.contiguous()
+
+
+def _as_called(field: Tensor) -> Tensor:
+    """The sum of a field of all splits, (splits, B, H, J) to (B, J, H)."""
+    total = field[0] if len(field) == 1 else field.sum(0)
+    return total.mT.contiguous() if total.ndim == 3 else total
 
 
 def _check_device(tensor: Tensor) -> None:

@@ -23,6 +23,7 @@ from torchcaps.ops.fused.triton_launch import (
     Gradients,
     Launch,
     Tiling,
+    by_parent,
     empty_fields,
     run,
 )
@@ -33,8 +34,8 @@ class Agreed(NamedTuple):
 
     Args:
         pose: (B, J, H).
-        alphas: what the steps but the first compared with, (steps - 1, B, J, H).
-        sums: what was squashed, (steps, B, J, H).
+        alphas: what the steps but the first compared with, (steps - 1, B, H, J).
+        sums: what was squashed, (steps, B, H, J).
     """
 
     pose: Tensor
@@ -65,27 +66,34 @@ def agreement(
     """
     launch = Launch(call, tiling, "moments", orphan=orphan)
     B, J, H = launch.B, launch.J, launch.H
-    sums = launch.empty(steps, B, J, H)
-    alphas = launch.empty(steps - 1, B, J, H)
+    sums = launch.empty(steps, B, H, J)
+    alphas = launch.empty(steps - 1, B, H, J)
     pose = launch.empty(B, J, H)
     parents = launch.parents(constant=constant)
     for step in range(steps):
-        by_parent, scale = False, 1.0
+        scale = 1.0
         if step:
             _, parts, *_ = launch.comparing(alphas[step - 1]).moments(False)
         elif _flat(call):
             children, transforms, _ = launch.votes
             parts = children.flatten(1) @ transforms.flatten(2).flatten(0, 1)
-            by_parent, scale = True, 1 / (J + orphan)
+            parts, scale = parts[None], 1 / (J + orphan)
         else:
             _, parts, *_ = launch.moments(False)
         last = step == steps - 1
         adds = accumulate and step > 0 and not last
         parents(
             between.agreed_kernel,
-            *(parts, bias, alphas[step - 1] if adds else None, sums[step]),
-            *(pose if last else alphas[step], B * J, J),
-            *(1 if by_parent else len(parts), by_parent, scale),
+            parts,
+            bias,
+            alphas[step - 1] if adds else None,
+            sums[step],
+            pose if last else alphas[step],
+            B * J,
+            J,
+            len(parts),
+            last,
+            scale,
         )
     return Agreed(pose, alphas, sums)
 
@@ -117,7 +125,7 @@ def agreement_backward(
         bias: likewise.
         found: what that gave.
         grad_pose: (B, J, H).
-        grad_alpha: of what the last step compared with, (B, J, H), or None.
+        grad_alpha: of what the last step compared with, (B, H, J), or None.
         constant: as there.
         accumulate: as there.
         orphan: as there.
@@ -133,8 +141,15 @@ def agreement_backward(
         )
         parents(
             between.agreed_backward_kernel,
-            *(parts, later, found.sums[step], passed, grad_sums[step]),
-            *(launch.B * launch.J, len(parts)),
+            parts,
+            later,
+            found.sums[step],
+            passed,
+            grad_sums[step],
+            launch.B * launch.J,
+            launch.J,
+            len(parts),
+            step == steps - 1,
         )
         later = passed if step < steps - 1 else grad_alpha
         if step:
@@ -142,12 +157,29 @@ def agreement_backward(
             (parts,) = empty_fields(compared)
             compared(
                 device.moments_backward_kernel,
-                *(*launch.votes, None, None, None, call.sites, *compared.similarity),
-                *(None, None, None, None, grad_sums[step], None),
-                *(None, None, None, None, None, parts, None, None),
+                *launch.votes,
+                None,
+                None,
+                None,
+                call.sites,
+                *compared.similarity,
+                None,
+                None,
+                None,
+                None,
+                grad_sums[step],
+                None,
+                None,
+                None,
+                None,
+                None,
+                None,
+                parts,
+                None,
+                None,
             )
     grads = _agreed_votes(launch, found, grad_sums, orphan)
-    grad_bias = None if bias is None else grad_sums.sum((0, 1))
+    grad_bias = None if bias is None else grad_sums.sum((0, 1)).mT
     return (*grads, grad_bias)
 
 
@@ -168,8 +200,12 @@ def _agreed_votes(
         first, second = (*compared[:2], (None, None), (None, None))[:2]
         launch(
             device.agreement_backward_kernel,
-            *(*launch.votes, launch.source.sites, even),
-            *(*first, *second, *grads.votes),
+            *launch.votes,
+            launch.source.sites,
+            even,
+            *first,
+            *second,
+            *grads.votes,
         )
         even, compared = None, compared[2:]
     return grads.children, grads.in_order(), grads.coordinates
@@ -216,12 +252,22 @@ def mixture(
         last = step == settings.steps - 1
         parents.by_row(
             between.mixed_kernel,
-            *(*moments, unit_cost, activation_cost),
-            *(out.roundings[step - 1] if step else None, out.masses[step]),
-            *(out.mean if last else out.means[step], out.rests[step]),
-            *(out.precisions[step], out.logit if last else out.logits[step]),
-            *(None if last else out.log_weights[step], out.roundings[step]),
-            *(numbers[step], launch.B, launch.J, len(moments[0])),
+            *moments,
+            unit_cost,
+            activation_cost,
+            out.roundings[step - 1] if step else None,
+            out.masses[step],
+            out.means[step],
+            out.mean if last else None,
+            out.rests[step],
+            out.precisions[step],
+            out.logit if last else out.logits[step],
+            None if last else out.log_weights[step],
+            out.roundings[step],
+            numbers[step],
+            launch.B,
+            launch.J,
+            len(moments[0]),
         )
     return out
 
@@ -305,25 +351,31 @@ def mixture_backward(
     numbers = numbers_of(settings, launch.dtype, call.children.device)
     grad_mean, grad_logit, *compared_with = upstream
     parts: list[Tensor | None] = [None, None, None]
-    if grad_mean is not None:
-        parts[0] = grad_mean[None]
     for step in reversed(range(steps)):
         fields = [launch.empty(launch.B, launch.J)]
-        fields += [torch.empty_like(found.mean) for _ in range(2)]
+        fields += [torch.empty_like(found.means[step]) for _ in range(2)]
         last = step == steps - 1
         parents.by_row(
             between.mixed_backward_kernel,
-            *(found.masses[step], found.rests[step], found.precisions[step]),
-            *(found.logit if last else found.logits[step], unit_cost),
-            *(found.roundings[step - 1] if step else None, *parts),
-            *(grad_logit if last else None, *fields, costs[0, step], costs[1, step]),
-            *(numbers[step], launch.B, launch.J),
+            found.masses[step],
+            found.rests[step],
+            found.precisions[step],
+            found.logit if last else found.logits[step],
+            unit_cost,
+            found.roundings[step - 1] if step else None,
+            parts[0],
+            grad_mean if last else None,
+            *parts[1:],
+            grad_logit if last else None,
+            *fields,
+            costs[0, step],
+            costs[1, step],
+            numbers[step],
+            launch.B,
+            launch.J,
             1 if parts[0] is None else parts[0].shape[0],
         )
-        mean = found.mean if last else found.means[step]
-        parts = _mixed_pass(
-            launch, seen, grads, found, step, worths[step], (mean, fields)
-        )
+        parts = _mixed_pass(launch, seen, grads, found, step, worths[step], fields)
         if last and step:
             parts = [*map(_with, parts, compared_with)]
     grad_weights = None if call.weights is None else worths.sum(0)
@@ -341,6 +393,7 @@ def _with(parts: Tensor | None, extra: Tensor | None) -> Tensor | None:
     """A gradient as one more part; None for 0."""
     if parts is None or extra is None:
         return parts
+    extra = by_parent(extra) if extra.ndim == 3 else extra
     return torch.cat([parts, extra[None]])
 
 
@@ -351,7 +404,7 @@ def _mixed_pass(
     found: Mixed,
     step: int,
     worths: Tensor,
-    upstream: tuple[Tensor, Sequence[Tensor]],
+    moments: Sequence[Tensor],
 ) -> list[Tensor | None]:
     """Adds the gradients of one step, and returns those of what it compared with.
 
@@ -362,11 +415,10 @@ def _mixed_pass(
         found: what :func:`mixture` gave.
         step: from 0.
         worths: of the children in this step, (N, G), zeros; filled if wanted.
-        upstream: the mean after the step, and the gradients of its moments.
+        moments: the gradients of those of the step.
     """
-    call, (mean, (base, grad_sum, grad_scatter)) = launch.source, upstream
+    call, mean = launch.source, found.means[step]
     partition = None if seen is None else found.partitions[step]
-    moments = (base, grad_sum, grad_scatter)
     compared, summed = launch, None
     parts: list[Tensor | None] = [None, None, None]
     if step:
@@ -378,15 +430,32 @@ def _mixed_pass(
             first.tile = replace(first.tile, overlap=True, based=True)
             first(
                 device.worths_kernel,
-                *(*launch.votes, partition, call.sites, *compared.similarity),
-                *(mean, found.rests[step], *moments, worths),
+                *launch.votes,
+                partition,
+                call.sites,
+                *compared.similarity,
+                mean,
+                found.rests[step],
+                *moments,
+                worths,
             )
             summed = worths
     weighed = worths if call.weights is not None and summed is None else None
     compared(
         device.moments_backward_kernel,
-        *(*launch.votes, call.weights, partition, None, call.sites),
-        *(*compared.similarity, mean, found.rests[step], summed, *moments),
-        *(*grads.votes, weighed, None, *parts),
+        *launch.votes,
+        call.weights,
+        partition,
+        None,
+        call.sites,
+        *compared.similarity,
+        mean,
+        found.rests[step],
+        summed,
+        *moments,
+        *grads.votes,
+        weighed,
+        None,
+        *parts,
     )
     return parts

@@ -89,42 +89,40 @@ def _summed(parts, at, mask, count, splits):
 
 
 @triton.jit
-def _pairs_at(pairs, T: tl.constexpr):
+def _pairs_at(pairs, J, T: tl.constexpr):
     """The pairs of a row and a parent of this program, [j], with what is inside; and
-    their numbers, [j, h].
+    their numbers, [j, h], as the passes have them, and as callers do.
     """
     pair = tl.program_id(0).to(tl.int64) * T.j + tl.arange(0, T.j)
     h = tl.arange(0, T.h)
     one = pair < pairs
-    return (
-        pair,
-        one,
-        pair[:, None] * T.H + h[None, :],
-        one[:, None] & (h < T.H)[None, :],
-    )
+    field = (pair // J * T.H)[:, None] * J + h[None, :] * J + (pair % J)[:, None]
+    outer = pair[:, None] * T.H + h[None, :]
+    return pair, one, field, outer, one[:, None] & (h < T.H)[None, :]
 
 
-@triton.jit(do_not_specialize=["pairs", "splits"])
+@triton.jit(do_not_specialize=["pairs", "J", "splits"])
 def merge_kernel(
     mass,  # of each split, as are all: [splits, B, J]
-    first_moment,  # relative means, or sums where there is no scatter: [splits, B, J, H]
-    scatter,  # [splits, B, J, H] or None
-    origin,  # what means are relative to, [B, J, H]
+    first_moment,  # relative means, or sums where there is no scatter: [splits, B, H, J]
+    scatter,  # [splits, B, H, J] or None
+    origin,  # what means are relative to, [B, H, J]
     mass_out,  # [B, J]
-    sum_out,  # [B, J, H]
-    scatter_out,  # [B, J, H]
-    rest_out,  # what the mean is more than sum / mass, rounded, [B, J, H]
+    sum_out,  # [B, J, H], as are the next two
+    scatter_out,
+    rest_out,  # what the mean is more than sum / mass, rounded
     pairs,
+    J,
     splits,
     T: tl.constexpr,
 ):
     """The moments of all splits."""
-    pair, one, field, inside = _pairs_at(pairs, T)
+    pair, one, field, outer, inside = _pairs_at(pairs, J, T)
     if scatter is None:
         total = _summed(mass, pair, one, pairs, splits)
         first = _summed(first_moment, field, inside, pairs.to(tl.int64) * T.H, splits)
         tl.store(mass_out + pair, total, mask=one)
-        tl.store(sum_out + field, first, mask=inside)
+        tl.store(sum_out + outer, first, mask=inside)
     else:
         total, mean, within = _merged(
             mass,
@@ -141,10 +139,10 @@ def merge_kernel(
         near = tl.load(origin + field, mask=inside, other=0.0)
         first = total[:, None] * (near + mean)
         tl.store(mass_out + pair, total, mask=one)
-        tl.store(sum_out + field, first, mask=inside)
-        tl.store(scatter_out + field, within, mask=inside)
+        tl.store(sum_out + outer, first, mask=inside)
+        tl.store(scatter_out + outer, within, mask=inside)
         rounded = first / _positive(total, T)[:, None] - near
-        tl.store(rest_out + field, mean - rounded, mask=inside)
+        tl.store(rest_out + outer, mean - rounded, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "G", "places", "slots"])
@@ -201,26 +199,21 @@ def combine_kernel(
 
 @triton.jit(do_not_specialize=["pairs", "J", "splits"])
 def agreed_kernel(
-    parts,  # sums of each split, [splits, B, J, H], or by parent [B, H, J]
+    parts,  # sums of each split, [splits, B, H, J]
     bias,  # [J, H] or None
-    alpha,  # what is added to the poses, [B, J, H], or None
-    sums,  # out: what was squashed, [B, J, H], or None
-    out,  # out: the poses, or what the next step compares with, [B, J, H]
+    alpha,  # what is added to the poses, [B, H, J], or None
+    sums,  # out: what was squashed, [B, H, J], or None
+    out,  # out: the poses, [B, J, H], or what the next step compares with, [B, H, J]
     pairs,
     J,
     splits,
-    by_parent: tl.constexpr,
+    outer_layout: tl.constexpr,  # of the poses
     scale: tl.constexpr,  # of the sums
     T: tl.constexpr,
 ):
     """The end of a step of routing by agreement."""
-    pair, _, field, inside = _pairs_at(pairs, T)
-    if by_parent:
-        h = tl.arange(0, T.h)
-        at = (pair // J)[:, None] * (T.H * J) + h[None, :] * J + (pair % J)[:, None]
-        total = tl.load(parts + at, mask=inside, other=0.0)
-    else:
-        total = _summed(parts, field, inside, pairs.to(tl.int64) * T.H, splits)
+    pair, _, field, outer, inside = _pairs_at(pairs, J, T)
+    total = _summed(parts, field, inside, pairs.to(tl.int64) * T.H, splits)
     total = total * scale
     if bias is not None:
         at = (pair % J)[:, None] * T.H + tl.arange(0, T.h)[None, :]
@@ -231,23 +224,32 @@ def agreed_kernel(
     pose = total * (tl.sqrt(square) / (T.constant + square))[:, None]
     if alpha is not None:
         pose += tl.load(alpha + field, mask=inside, other=0.0)
+    if outer_layout:
+        field = outer
     tl.store(out + field, pose, mask=inside)
 
 
-@triton.jit(do_not_specialize=["pairs", "splits"])
+@triton.jit(do_not_specialize=["pairs", "J", "splits"])
 def agreed_backward_kernel(
-    parts,  # of what the next step compared with: of each split, [splits, B, J, H]
+    # Of what the next step compared with, of each split, [splits, B, H, J]; or of the
+    # poses, [B, J, H]
+    parts,
     later,  # what flows through the sum of poses from the steps after that, or None
-    sums,  # [B, J, H]
-    passed,  # out: what flows on to the steps before, [B, J, H], or None
-    grad_sums,  # out: [B, J, H]
+    sums,  # [B, H, J]
+    passed,  # out: what flows on to the steps before, [B, H, J], or None
+    grad_sums,  # out: [B, H, J]
     pairs,
+    J,
     splits,
+    outer_layout: tl.constexpr,  # of the parts
     T: tl.constexpr,
 ):
     """The gradient of the sums of a step of routing by agreement."""
-    _, _, field, inside = _pairs_at(pairs, T)
-    grad = _summed(parts, field, inside, pairs.to(tl.int64) * T.H, splits)
+    _, _, field, outer, inside = _pairs_at(pairs, J, T)
+    if outer_layout:
+        grad = tl.load(parts + outer, mask=inside, other=0.0)
+    else:
+        grad = _summed(parts, field, inside, pairs.to(tl.int64) * T.H, splits)
     if later is not None:
         grad += tl.load(later + field, mask=inside, other=0.0)
     if passed is not None:
@@ -302,13 +304,16 @@ def _rounding(terms, deviation, before, row, J):
 
 @triton.jit
 def _row_at(J, T: tl.constexpr):
-    """The row of this program, its parents [j], what is inside, and their numbers."""
+    """The row of this program, its parents [j], what is inside, and their numbers, as
+    the passes have them, and as callers do.
+    """
     row = tl.program_id(0).to(tl.int64)
     j, h = tl.arange(0, T.j), tl.arange(0, T.h)
     inside = j < J
     pair = row * J + j
-    field = pair[:, None] * T.H + h[None, :]
-    return row, j, inside, pair, field, inside[:, None] & (h < T.H)[None, :]
+    field = (row * T.H + h)[None, :] * J + j[:, None]
+    outer = pair[:, None] * T.H + h[None, :]
+    return row, j, inside, pair, field, outer, inside[:, None] & (h < T.H)[None, :]
 
 
 @triton.jit
@@ -319,17 +324,18 @@ def _logsigmoid(x):
 
 @triton.jit(do_not_specialize=["B", "J", "splits"])
 def mixed_kernel(
-    mass,  # of each split, [splits, B, J], as are the next two, [splits, B, J, H]
+    mass,  # of each split, [splits, B, J], as are the next two, [splits, B, H, J]
     first_moment,
     scatter,
-    origin,  # what means are relative to, [B, J, H]
+    origin,  # what means are relative to, [B, H, J]
     unit_cost,  # [J]
     activation_cost,  # [J]
     before,  # what rounding was in the step before, [B, 2], or None
     mass_out,  # out: [B, J]
-    mean,  # [B, J, H]
-    rest,  # what rounding took from the mean, [B, J, H]
-    precision,  # times the sharpness, [B, J, H]
+    mean,  # [B, H, J]
+    pose,  # the same as the caller has it, [B, J, H], or None
+    rest,  # what rounding took from the mean, [B, H, J]
+    precision,  # times the sharpness, [B, H, J]
     logit,  # of the activation, [B, J]
     log_weight,  # of the next E-step, [B, J]
     rounding_out,  # [B, 2]
@@ -344,7 +350,7 @@ def mixed_kernel(
     scale, activation_scale = tl.load(numbers + 2), tl.load(numbers + 3)
     mass_factor, cost_floor = tl.load(numbers + 4), tl.load(numbers + 5)
     sharpness = tl.load(numbers + 6)
-    row, j, inside, pair, field, whole = _row_at(J, T)
+    row, j, inside, pair, field, outer, whole = _row_at(J, T)
     total, common, within = _merged(
         mass,
         first_moment,
@@ -361,6 +367,8 @@ def mixed_kernel(
     there = (total > T.tiny)[:, None]
     centre = tl.where(there, near + common, 0.0)
     tl.store(mean + field, centre, mask=whole)
+    if pose is not None:
+        tl.store(pose + outer, centre, mask=whole)
     tl.store(rest + field, tl.where(there, common - (centre - near), 0.0), mask=whole)
     variance = tl.where(there, within / _positive(total, T)[:, None], 0.0) + floor
     tl.store(precision + field, sharpness / variance, mask=whole)
@@ -393,13 +401,14 @@ def mixed_backward_kernel(
     logit,
     unit_cost,
     before,
-    grad_mean,  # of each split, [splits, B, J, H]; None for 0, as are the next three
-    grad_precision,  # [splits, B, J, H]
+    grad_mean,  # of each split, [splits, B, H, J]; None for 0, as are the next four
+    grad_pose,  # the same of the caller, [B, J, H]
+    grad_precision,  # [splits, B, H, J]
     grad_log_weight,  # [splits, B, J]
     grad_logit,  # [B, J]
     base,  # out: what a vote at the mean is worth, [B, J]
-    grad_sum,  # [B, J, H]
-    grad_scatter,  # [B, J, H]
+    grad_sum,  # [B, H, J]
+    grad_scatter,  # [B, H, J]
     grad_unit_cost,  # [B, J]
     grad_activation_cost,  # [B, J]
     numbers,
@@ -413,7 +422,7 @@ def mixed_backward_kernel(
     scale, activation_scale = tl.load(numbers + 2), tl.load(numbers + 3)
     mass_factor, cost_floor = tl.load(numbers + 4), tl.load(numbers + 5)
     sharpness = tl.load(numbers + 6)
-    row, j, inside, pair, field, whole = _row_at(J, T)
+    row, j, inside, pair, field, outer, whole = _row_at(J, T)
     count = B.to(tl.int64) * J
     total = tl.load(mass + pair, mask=inside, other=0.0)
     exact = tl.load(precision + field, mask=whole, other=1.0) / sharpness
@@ -464,6 +473,8 @@ def mixed_backward_kernel(
     moved = tl.full([T.j, T.h], 0.0, T.dtype)
     if grad_mean is not None:
         moved = _summed(grad_mean, field, whole, count * T.H, splits) * share
+    if grad_pose is not None:
+        moved += tl.load(grad_pose + outer, mask=whole, other=0.0) * share
     grad_total -= tl.sum(moved * tl.load(rest + field, mask=whole, other=0.0), 1)
     tl.store(base + pair, grad_total, mask=inside)
     tl.store(grad_sum + field, moved, mask=whole)
