@@ -40,8 +40,8 @@ def exportable(cls: TupleType) -> TupleType:
 
 @exportable
 class Capsules(NamedTuple):
-    """A set of capsules: the pose of each, and an activation that says whether its
-    entity is present.
+    """Capsules, each with a pose and an activation that tells whether its entity is
+    present.
 
     Args:
         pose: (B, *sites, D) for vector capsules, (B, *sites, M, D) for matrix capsules.
@@ -66,20 +66,20 @@ class Capsules(NamedTuple):
 
     @property
     def pose_shape(self) -> tuple[int, ...]:
-        """``(D,)`` for vector capsules, ``(M, D)`` for matrix capsules."""
+        """Return ``(D,)`` for vector capsules and ``(M, D)`` for matrix capsules."""
         return tuple(self.pose.shape[self.activation.ndim :])
 
     @property
     def device(self) -> torch.device:
-        """The device of the poses, as Captum asks it of what a layer takes."""
+        """Return the device of the poses, which Captum reads from a layer's input."""
         return self.pose.device
 
     def __repr__(self) -> str:
         return shapes_of(self)
 
     def flatten(self) -> "Capsules":
-        """The same capsules with all sites on one axis, pose (B, I, ...) and activation
-        (B, I).
+        """Return the same capsules with all sites on one axis, pose (B, I, ...) and
+        activation (B, I).
         """
         sites = self.activation.ndim - 1
         if sites == 1:
@@ -192,7 +192,7 @@ class Places(NamedTuple):
 
 @exportable
 class Prediction(NamedTuple):
-    """What a network says about a batch of images.
+    """The output of a network for a batch of images.
 
     Args:
         activation: of the classes, (B, E).

@@ -63,8 +63,8 @@ def margin_loss(
     weighting: Weighting = "paper",
     weight: Tensor | None = None,
 ) -> Tensor:
-    r"""Margin loss on the lengths of class capsules; several classes may be present at
-    once.
+    r"""Return the margin loss on the lengths of class capsules; several classes may be
+    present at once.
 
     .. math::
         L = \sum_k T_k \max(0, m^+ - a_k)^2 + \lambda (1 - T_k) \max(0, a_k - m^-)^2
@@ -189,7 +189,7 @@ class MarginLoss(ActivationLoss):
     weighting: Weighting = "paper"
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
-        """The loss, a scalar."""
+        """Return the loss, a scalar."""
         margins = self.present, self.absent, self.down_weight, self.weighting
         return margin_loss(activation, target, *margins, weight=self.class_weights)
 
@@ -200,7 +200,7 @@ def length_cross_entropy(
     inverse_temperature: float = 10.0,
     weight: Tensor | None = None,
 ) -> Tensor:
-    r"""Cross-entropy of :math:`\operatorname{softmax}(\lambda a)`.
+    r"""Return the cross-entropy of :math:`\operatorname{softmax}(\lambda a)`.
 
     Args:
         activation: (B, E).
@@ -243,21 +243,21 @@ class LengthCrossEntropy(ActivationLoss):
     inverse_temperature: Finite = 10.0
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
-        """The loss, a scalar."""
+        """Return the loss, a scalar."""
         return length_cross_entropy(
             activation, target, self.inverse_temperature, self.class_weights
         )
 
     def probabilities(self, activation: Tensor) -> Tensor:
-        """The softmax of the scaled lengths."""
+        """Return the softmax of the scaled lengths."""
         return (self.inverse_temperature * activation).softmax(1)
 
 
 def negative_log_likelihood(
     activation: Tensor, target: Tensor, weight: Tensor | None = None
 ) -> Tensor:
-    r"""Cross-entropy of activations that are shares of a whole, :math:`-\log (a_t /
-    \sum_j a_j)`.
+    r"""Return the cross-entropy of activations that are shares of a whole, :math:`-\log
+    (a_t / \sum_j a_j)`.
 
     For a network whose activations come from a softmax this is the usual cross-entropy.
 
@@ -290,12 +290,12 @@ class NegativeLogLikelihood(ActivationLoss):
     weighs: ClassVar[bool] = True
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
-        """The loss, a scalar."""
+        """Return the loss, a scalar."""
         return negative_log_likelihood(activation, target, self.class_weights)
 
 
 def reconstruction_loss(reconstruction: Tensor, images: Tensor) -> Tensor:
-    """Sum of squared errors of each image, averaged over the batch.
+    """Return the sum of squared errors of each image, averaged over the batch.
 
     The paper adds 0.0005 times this to the margin loss; so does its code, whose margin
     loss is 2 E times smaller: see ``weighting`` of :func:`margin_loss`.
@@ -348,7 +348,7 @@ class ReconstructionLoss(nn.Module):
     weight: Finite = 0.0005
 
     def forward(self, reconstruction: Tensor, images: Tensor) -> Tensor:
-        """The weighted loss, a scalar."""
+        """Return the weighted loss, a scalar."""
         return self.weight * reconstruction_loss(reconstruction, images)
 
 
@@ -359,8 +359,8 @@ def spread_loss(
     weight: Tensor | None = None,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""Spread loss: the true class should be more active than each of the others by a
-    margin.
+    r"""Return the spread loss, which asks that the true class is more active than each
+    of the others by a margin.
 
     .. math:: L = \sum_{i \ne t} \max(0, m - (a_t - a_i))^2
 
@@ -446,7 +446,7 @@ class SpreadLoss(ActivationLoss):
         self.advance(0, 1, 0)
 
     def advance(self, epoch: int, epochs: int, step: int) -> None:
-        """Sets the margin for the next step."""
+        """Set the margin for the next step."""
         if self.schedule == "linear":
             self.margin = Ramp(self.start, self.end).at(Advance(epoch, epochs, step))
         elif self.schedule == "stepped":
@@ -456,7 +456,7 @@ class SpreadLoss(ActivationLoss):
             self.margin = self.start + (self.end + 0.09 - self.start) * rise
 
     def forward(self, activation: Tensor, target: Tensor) -> Tensor:
-        """The loss at the present margin, a scalar."""
+        """Return the loss at the current margin, a scalar."""
         return spread_loss(
             activation, target, self.margin, self.class_weights, self.reduction
         )

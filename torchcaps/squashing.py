@@ -54,8 +54,8 @@ def _length(pose: Tensor, dim: Dims) -> Tensor:
 
 
 def length(pose: Tensor, dim: Dims = -1) -> Tensor:
-    r"""Euclidean length :math:`n = \sqrt{\langle s, s \rangle}` along ``dim``, which is
-    dropped; gradient 0 at 0.
+    r"""Return the Euclidean length :math:`n = \sqrt{\langle s, s \rangle}` along
+    ``dim``, which is dropped; gradient 0 at 0.
 
     Computed in float32 at least and returned in the dtype of ``pose``, for integers in
     the default one. NaN gives NaN, in value and gradient; a pose whose square overflows
@@ -209,7 +209,7 @@ class _Squash(torch.autograd.Function):
 
 
 def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
-    r"""Shortens a pose s of length n to a length below 1 and keeps its direction:
+    r"""Shorten a pose s of length n to a length below 1 and keep its direction:
     :math:`f(n)\, s / n`.
 
     =============== ================== ======================================
@@ -281,18 +281,18 @@ class Squash(nn.Module):
     dim: Dims = -1
 
     def forward(self, pose: Tensor) -> Tensor:
-        """Applies the squash, shape unchanged."""
+        """Apply the squash; the shape is unchanged."""
         return squash(pose, self.kind, self.dim)
 
     def extra_repr(self) -> str:
-        """Kind and axis."""
+        """Return kind and axis."""
         return f"kind={self.kind!r}, dim={self.dim}"
 
 
 @settings
 class LearnedSquash(nn.Module):
-    r"""The squash with a constant that is learned: :math:`f(n) = n^2 / (c + n^2)`, with
-    :math:`c = e^\theta`.
+    r"""Squash with a learned constant: :math:`f(n) = n^2 / (c + n^2)`, with :math:`c =
+    e^\theta`.
 
     It is the squash of Sabour et al. 2017 for a pose :math:`\sqrt c` times shorter:
     behind a layer whose own scale is free, such as :class:`~torchcaps.CapsLinear`, c
@@ -324,13 +324,13 @@ class LearnedSquash(nn.Module):
 
     @property
     def constant(self) -> Tensor:
-        """c."""
+        """Return c."""
         return self.log_constant.exp()
 
     def forward(self, pose: Tensor) -> Tensor:
-        """Applies the squash, shape unchanged."""
+        """Apply the squash; the shape is unchanged."""
         return squash(pose * self.constant.rsqrt(), dim=self.dim)
 
     def extra_repr(self) -> str:
-        """The constant of now, and the axis."""
+        """Return the current constant, and the axis."""
         return f"constant={self.constant.item():.4g}, dim={self.dim}"

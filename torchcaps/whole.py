@@ -52,7 +52,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text into a file, whole or not at all."""
+    """Write a text into a file, whole or not at all."""
     with written_whole(path) as part:
         part.write_text(text, encoding="utf-8")
 

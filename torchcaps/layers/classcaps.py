@@ -74,8 +74,8 @@ def coordinate_addition(
 
 
 class ClassCaps(CapsuleLayer):
-    r"""Every child of a map votes for every class, :math:`V_{yxtj} = u_{yxt} W_{tj} +
-    c_{yx}`.
+    """Route all children of a map to the classes, by votes :math:`V_{yxtj} = u_{yxt}
+    W_{tj} + c_{yx}`.
 
     All positions share the transforms, so the layer takes maps of any size; coordinate
     addition puts the position back into the votes. A map is the grid of capsules of an
@@ -179,8 +179,8 @@ class ClassCaps(CapsuleLayer):
         *,
         initial: Routed | None = None,
     ) -> Routed:
-        """Routes as :meth:`forward` does, but returns the votes and the last assignment
-        too.
+        """Route as :meth:`forward` does, but also return the votes and the last
+        assignment.
 
         Args:
             children: on a grid.
@@ -225,7 +225,7 @@ class ClassCaps(CapsuleLayer):
         *,
         initial: Routed | None = None,
     ) -> Capsules:
-        """Routes the children to the classes.
+        """Route the children to the classes.
 
         Args:
             children: on a grid.
@@ -238,8 +238,8 @@ class ClassCaps(CapsuleLayer):
         )
 
     def parents(self, routed: Routed, children: Capsules) -> Capsules:
-        """What :meth:`route` returned for these children, as :meth:`forward` returns
-        it.
+        """Return the result of :meth:`route` for these children in the form of
+        :meth:`forward`.
         """
         return as_capsules(
             routed,
@@ -248,7 +248,7 @@ class ClassCaps(CapsuleLayer):
         )
 
     def extra_repr(self) -> str:
-        """Types, classes and shapes of poses."""
+        """Return types, classes and shapes of poses."""
         return (
             f"{self.in_types}, {self.weight.shape[1]}, in_pose={self.in_pose}, "
             f"out_pose={self.out_pose}"

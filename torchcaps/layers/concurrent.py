@@ -16,7 +16,7 @@ def concurrent_routing(
     children: Capsules,
     rounds: int,
 ) -> list[Capsules]:
-    """Routes a stack of capsule layers concurrently.
+    """Route a stack of capsule layers concurrently.
 
     The first round routes the layers one after the other, from the bottom up. In each
     further round every layer makes the steps of its routing once more, from its own

@@ -26,8 +26,8 @@ DecoderInput = Literal["masked", "pose", "pose_and_class"]
 
 
 def mask_capsules(capsules: Capsules, target: Tensor | None = None) -> Tensor:
-    """The poses, (B, J, *pose), in their dtype, with 0 for all but the chosen classes,
-    even where a pose is NaN.
+    """Return the poses, (B, J, *pose), with 0 for all except the chosen classes, even
+    where a pose is NaN.
 
     Args:
         capsules: class capsules.
@@ -60,8 +60,8 @@ def chosen_classes(capsules: Capsules, target: Tensor | None = None) -> Tensor:
 
 @settings
 class FullyConnectedDecoder(nn.Module):
-    """Decodes masked class capsules to an image through fully connected layers, ReLU
-    between them, sigmoid at the end.
+    """Decode masked class capsules to an image, by fully connected layers with ReLU
+    between them and a sigmoid at the end.
 
     Args:
         in_features: numbers in all class poses together, J x H.
@@ -99,7 +99,7 @@ class FullyConnectedDecoder(nn.Module):
         )
 
     def forward(self, poses: Tensor) -> Tensor:
-        """Decodes."""
+        """Decode poses to images."""
         if not self.by_class:
             poses = poses.sum(1)  # all others are zero
         return self.layers(poses.flatten(1)).unflatten(1, self.image_shape)

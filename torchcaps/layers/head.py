@@ -16,8 +16,7 @@ from torchcaps.squashing import length, squash
 
 
 class CapsHead(CapsuleLayer):
-    r"""Capsules in place of the last linear layer of a network: features in, one
-    capsule a class out.
+    r"""Replace the last linear layer of a network by capsules, one for each class.
 
     .. math:: u_{nt} = \operatorname{squash}(W_t \, \operatorname{norm}(x_n)), \quad V_{ntj} = u_{nt} W_{tj}
 
@@ -79,7 +78,7 @@ class CapsHead(CapsuleLayer):
         nn.init.zeros_(self.class_caps.weight)
 
     def children_of(self, features: Tensor) -> Capsules:
-        """The primary capsules, poses (B, H, W, types, dim)."""
+        """Return the primary capsules, poses (B, H, W, types, dim)."""
         rows = _rows(features)
         lazy = (
             isinstance(self.primary, nn.LazyLinear)
@@ -108,13 +107,13 @@ class CapsHead(CapsuleLayer):
         start_length(self.class_caps, children)
 
     def route(self, features: Tensor) -> Routed:
-        """Routes as :meth:`forward` does, but returns the votes and the last assignment
-        too.
+        """Route as :meth:`forward` does, but also return the votes and the last
+        assignment.
         """
         return self.class_caps.route(self.children_of(features))
 
     def forward(self, features: Tensor) -> Capsules:
-        """The class capsules."""
+        """Return the class capsules."""
         return self.class_caps(self.children_of(features))
 
 

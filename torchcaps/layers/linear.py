@@ -53,7 +53,7 @@ def reflected(vectors: Tensor) -> Tensor:
 
 
 class CapsLinear(CapsuleLayer):
-    r"""Routes I children to J parents through votes :math:`V_{ij} = u_i W_{ij}`.
+    """Route I children to J parents through votes :math:`V_{ij} = u_i W_{ij}`.
 
     ============== ============================ ==================================================
     transforms     W                            parameters
@@ -172,8 +172,8 @@ class CapsLinear(CapsuleLayer):
         self.reset_parameters(init_std)
 
     def reset_parameters(self, init_std: float | None = None) -> None:
-        """Draws transforms and biases anew, if they are learned; ``init_std`` as in the
-        constructor.
+        """Initialise transforms and biases again, if they are learned; ``init_std`` as
+        in the constructor.
         """
         J, P, D = (
             1 if self.transforms == "subspace" else self.out_capsules,
@@ -196,7 +196,9 @@ class CapsLinear(CapsuleLayer):
         start_vote_bias(self.bias, init_std)
 
     def votes(self, children: Capsules | Tensor, mask: Tensor | None = None) -> Votes:
-        """The votes of the children, not yet formed; ``mask`` as in :meth:`forward`."""
+        """Return the votes of the children, which are formed later; ``mask`` as in
+        :meth:`forward`.
+        """
         there, _ = self._masks(children, mask)
         return self._votes(self._as_children(children, there)[0], there)
 
@@ -244,8 +246,8 @@ class CapsLinear(CapsuleLayer):
         *,
         initial: Routed | None = None,
     ) -> Routed:
-        """Routes as :meth:`forward` does, but returns the votes and the last assignment
-        too.
+        """Route as :meth:`forward` does, but also return the votes and the last
+        assignment.
 
         Args:
             children: capsules, or their poses alone.
@@ -266,7 +268,7 @@ class CapsLinear(CapsuleLayer):
         *,
         initial: Routed | None = None,
     ) -> Capsules:
-        """Routes the children to the parents.
+        """Route the children to the parents.
 
         Args:
             children: capsules, or their poses alone.
@@ -283,8 +285,8 @@ class CapsLinear(CapsuleLayer):
         return as_capsules(routed, self.out_pose, dtype)
 
     def parents(self, routed: Routed, children: Capsules | Tensor) -> Capsules:
-        """What :meth:`route` returned for these children, as :meth:`forward` returns
-        it.
+        """Return the result of :meth:`route` for these children in the form of
+        :meth:`forward`.
         """
         pose = children if isinstance(children, Tensor) else children[0]
         return as_capsules(
@@ -350,7 +352,7 @@ class CapsLinear(CapsuleLayer):
         ) if self.routing.uses_activation else None
 
     def extra_repr(self) -> str:
-        """Shapes and the kind of transforms."""
+        """Return shapes and the kind of transforms."""
         return shown(
             self, "in_capsules", "out_capsules", "in_pose", "out_pose", "transforms"
         )

@@ -23,8 +23,8 @@ Resolution = Literal["same", "half", "double"]
 
 
 class LocalCaps(CapsuleLayer):
-    r"""Capsules at each place of a grid, routed from the types of children in the
-    window there.
+    r"""Route the types of children in the window of each place to capsules at that
+    place.
 
     The vote of a type of children for a type of parents is a sum over the window,
 
@@ -127,8 +127,8 @@ class LocalCaps(CapsuleLayer):
         self.pose_norm = norm_of(out_types, out_dim, pose_norm)
 
     def windows(self, pose: Tensor) -> list[Tensor]:
-        """The windows of each phase, (B, *grid', in_types, numbers), from poses (B,
-        *grid, in_types, in_dim).
+        """Return the windows of each phase, (B, *grid', in_types, numbers), from poses
+        (B, *grid, in_types, in_dim).
         """
         double, stride = (
             self.resolution == "double",
@@ -151,7 +151,7 @@ class LocalCaps(CapsuleLayer):
         return parts
 
     def forward(self, children: Capsules) -> Capsules:
-        """Routes the children in each window to the parents at its place."""
+        """Route the children in each window to the parents at its place."""
         children = from_pair(children)
         check_map(children, self.in_types, (self.in_dim,), self.axes)
         parts = []
@@ -200,6 +200,6 @@ class LocalCaps(CapsuleLayer):
         return woven
 
     def extra_repr(self) -> str:
-        """Types, poses and window."""
+        """Return types, poses and window."""
         rest = shown(self, "in_dim", "out_dim", "kernel_size", "resolution", "axes")
         return f"{self.in_types}, {self.out_types}, {rest}"

@@ -22,7 +22,7 @@ PoseScale = Literal["element", "type"]
 
 
 class PoseNorm(nn.Module):
-    r"""Normalises the poses of capsules over the batch, as batch normalisation does
+    r"""Normalise the poses of capsules over the batch, as batch normalisation does
     channels.
 
     A parent is the mean of many votes that agree on little at first, so poses fade from
@@ -93,7 +93,7 @@ class PoseNorm(nn.Module):
             self.register_buffer("mean_square", torch.ones(types))
 
     def forward(self, pose: Tensor) -> Tensor:
-        """Normalises."""
+        """Normalise the poses."""
         if pose.ndim < 2 + len(self.pose) or pose.shape[-1 - len(self.pose) :] != (
             self.types,
             *self.pose,
@@ -125,7 +125,7 @@ class PoseNorm(nn.Module):
         return found
 
     def extra_repr(self) -> str:
-        """Types, pose and kind."""
+        """Return types, pose and kind."""
         return f"{self.types}, {self.pose}, kind={self.kind!r}"
 
 

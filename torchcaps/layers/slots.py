@@ -13,7 +13,7 @@ from torchcaps.squashing import SquashKind
 
 
 class SlotAnswer(NamedTuple):
-    """What a sentence says.
+    """The slots and the intent of sentences.
 
     Attributes:
         logits: of the slots of each word, (B, L, K): the loss is the cross-entropy of
@@ -48,8 +48,8 @@ class _Slots(CapsLinear):
 
 
 class SlotCaps(nn.Module):
-    r"""The slot of each word is where routing sends it; slots vote for the intent,
-    which has a say in the slots again.
+    r"""Route each word to its slot, and slots to intents, which influence the slots
+    again.
 
     .. math::
         V_{tk} = h_t W_k, \quad R_{tk} = \operatorname{softmax}_k \langle \alpha_k, V_{tk} \rangle, \quad
@@ -128,8 +128,8 @@ class SlotCaps(nn.Module):
         self.down = nn.Linear(intent_dim, pose_dim, bias=False) if pull else None
 
     def forward(self, words: Tensor, there: Tensor | None = None) -> SlotAnswer:
-        """Where words go, and what the sentences want; words that are not there may
-        hold any numbers.
+        """Return the slots of words and the intents of sentences; masked words may hold
+        any numbers.
         """
         votes = self.slot_caps.votes(words, there)
         routed = slot_routing(votes, steps=self.steps, squash_kind=self.squash)

@@ -50,7 +50,7 @@ def _log(probabilities: Tensor) -> Tensor:
 
 @dataclass(eq=False, repr=False)
 class BinomialMixture(Mixture):
-    r"""Which coin was tossed? A mixture of binomials, fitted by EM.
+    r"""Fit a mixture of binomials by EM, as for coins of unknown identity.
 
     A point holds how often each side came up, (heads, tails). With more columns it is a
     mixture of multinomials (dice).
@@ -109,8 +109,8 @@ class BinomialMixture(Mixture):
         return tags
 
     def fit_complete(self, X: ArrayLike, assignment: ArrayLike) -> "BinomialMixture":
-        r"""Maximum likelihood with complete data: somebody wrote down which coin it
-        was.
+        r"""Fit by maximum likelihood with complete data, when the coin of each round is
+        known.
 
         .. math::
             \theta_{jd} = \frac{\sum_{i: z_i = j} x_{id}}{\sum_{i: z_i = j} \sum_{d'} x_{id'}}, \quad

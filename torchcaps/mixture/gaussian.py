@@ -163,7 +163,7 @@ COVARIANCES: dict[str, Covariance] = {"diag": Diagonal(), "full": Full()}
 
 @dataclass(eq=False, repr=False)
 class GaussianMixture(Mixture):
-    r"""A mixture of Gaussians, fitted by EM.
+    r"""Fit a mixture of Gaussians by EM.
 
     .. math::
         R_{ij} = \operatorname{softmax}_j \log \big( \pi_j \mathcal N(x_i; \mu_j, \Sigma_j) \big), \quad

@@ -187,8 +187,8 @@ class CentreClustering(ClusterMixin, Clustering):
 
 
 class KMeans(CentreClustering):
-    r"""Lloyd's algorithm: every point goes to its nearest centre, every centre to the
-    mean of its points.
+    r"""Cluster by Lloyd's algorithm: every point goes to its nearest centre, and every
+    centre to the mean of its points.
 
     .. math:: L = \sum_i w_i \min_j d(x_i, c_j)
 
@@ -244,8 +244,8 @@ class KMeans(CentreClustering):
 
 
 class SoftKMeans(CentreClustering):
-    r"""K-Means with the minimum made smooth, so that it has gradients: the ancestor of
-    routing.
+    r"""Cluster by K-Means with a smooth minimum, so that it has gradients, as routing
+    does.
 
     .. math::
         L = -\frac1K \sum_i w_i \log \sum_j e^{-K d(x_i, c_j)}, \quad

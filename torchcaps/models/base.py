@@ -72,11 +72,11 @@ class ImageClassifier(Network):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes E, by the name that timm's users know."""
+        """Return the number of classes E, under timm's name."""
         return self.classes
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Makes the network one for another number of classes, in place.
+        """Change the network in place to another number of classes.
 
         Weights whose shape depends on the number are drawn anew, and learn, also where
         they were frozen. Everything else stays what it is: modules and other weights
@@ -103,7 +103,7 @@ class ImageClassifier(Network):
 
     @abstractmethod
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """Classifies images (B, C, H, W) with values in [0, 1].
+        """Classify images (B, C, H, W) with values in [0, 1].
 
         Args:
             images: the batch.
@@ -116,7 +116,7 @@ class ImageClassifier(Network):
         """
 
     def examples(self, batch: int) -> Tensor:
-        """A batch of what it takes, to try it on; always the same."""
+        """Return a batch of valid inputs to try the network on; always the same."""
         return torch.rand(
             batch, *self.image_shape, generator=torch.Generator().manual_seed(0)
         )
@@ -301,12 +301,12 @@ class CapsuleClassifier(ImageClassifier):
 
     @property
     def routing(self) -> Routing:
-        """The routing of the class capsules."""
+        """Return the routing of the class capsules."""
         return self.class_caps.routing
 
     @property
     def told(self) -> DecoderInput | None:
-        """What the decoder is told of a class, a row of
+        """Return the input of the decoder for a class, a row of
         :class:`~torchcaps.layers.PoseInput`; None without a decoder.
 
         All but ``masked`` have pose dimensions that mean the same in all classes.
@@ -321,29 +321,29 @@ class CapsuleClassifier(ImageClassifier):
         return "masked"
 
     def forward_features(self, images: Tensor) -> Capsules:
-        """The children of the class capsules, by the name that timm's users know:
-        :meth:`children_of`.
+        """Return :meth:`children_of`, under timm's name for the children of the class
+        capsules.
         """
         return self.children_of(images)
 
     @abstractmethod
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules that vote for the class capsules, with poses (B, *sites,
+        """Return the capsules that vote for the class capsules, with poses (B, *sites,
         *pose).
         """
 
     def encode(self, images: Tensor) -> Capsules:
-        """The class capsules of images (B, C, H, W)."""
+        """Return the class capsules of images (B, C, H, W)."""
         return self.class_caps(self.children_of(images))
 
     def route(self, images: Tensor) -> Routed:
-        """The routing of the class capsules: ``route(images).assignment`` is (B, I,
-        J).
+        """Return the routing of the class capsules: ``route(images).assignment`` is (B,
+        I, J).
         """
         return self.class_caps.route(self.children_of(images))
 
     def decode(self, capsules: Capsules, target: Tensor | None = None) -> Tensor:
-        """The image that the capsule of one class describes; ``target`` as in
+        """Draw the image that the capsule of one class describes; ``target`` as in
         :func:`~torchcaps.layers.mask_capsules`.
 
         Raises:
@@ -359,7 +359,7 @@ class CapsuleClassifier(ImageClassifier):
         return self.decoder(poses)
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """Class capsules and, with a decoder, the reconstruction."""
+        """Return class capsules and, with a decoder, the reconstruction."""
         capsules = self.encode(images)
         reconstruction = None if self.decoder is None else self.decode(capsules, target)
         return Prediction(capsules.activation, capsules, reconstruction)

@@ -188,7 +188,7 @@ class CapsNet(CapsuleClassifier):
         )
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The primary capsules, poses (B, H', W', types, primary_dim)."""
+        """Return the primary capsules, poses (B, H', W', types, primary_dim)."""
         self._check(images)
         return self.primary_caps(F.relu(self.norm(self.conv(self.features(images)))))
 
@@ -271,6 +271,6 @@ class CapsNetTwin(ImageClassifier):
         )
 
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
-        """The probability of each class."""
+        """Return the probability of each class."""
         self._check(images)
         return Prediction(self.head(self.features(images)).softmax(-1), None, None)

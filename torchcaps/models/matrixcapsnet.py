@@ -182,7 +182,7 @@ class MatrixCapsNet(CapsuleClassifier):
             )
 
     def layers_of(self, images: Tensor) -> dict[str, Capsules]:
-        """The capsules of each layer below the classes, by name."""
+        """Return the capsules of each layer below the classes, by name."""
         self._check(images)
         if self.same_padding:
             images = same_padded(images, self.conv.kernel_size[0], self.conv.stride[0])
@@ -195,7 +195,7 @@ class MatrixCapsNet(CapsuleClassifier):
         }
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The capsules of the last convolutional layer, poses (B, H', W', types,
+        """Return the capsules of the last convolutional layer, poses (B, H', W', types,
         *pose).
         """
         return self.layers_of(images)["conv_caps2"]

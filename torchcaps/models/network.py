@@ -59,8 +59,8 @@ NetworkType = TypeVar("NetworkType", bound="Network")
 
 
 class Network(nn.Module, ABC):
-    """Base of all networks: the arguments of its constructor and its weights are all
-    that a network is.
+    """Base of all networks, which are defined by the arguments of their constructor and
+    their weights.
 
     A subclass keeps the arguments of its constructor as attributes of the same names,
     for :meth:`config`. They are numbers, strings, None, routings where their type hint
@@ -130,10 +130,10 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the network says about a batch."""
+        """Return the output of the network for a batch."""
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments, ready for JSON.
+        """Return the constructor's arguments, ready for JSON.
 
         Raises:
             ValueError: if an argument is not kept, or is nothing that a configuration
@@ -158,7 +158,7 @@ class Network(nn.Module, ABC):
 
     @classmethod
     def from_config(cls: type[NetworkType], config: Mapping[str, Any]) -> NetworkType:
-        """The network with these constructor's arguments, freshly initialised.
+        """Create the network with these constructor's arguments, freshly initialised.
 
         Raises:
             ValueError: if an argument does not fit, or the class does not keep one, so
@@ -177,7 +177,7 @@ class Network(nn.Module, ABC):
     def save_pretrained(
         self, folder: str | Path, *, stored: str | None = None, **extra: Any
     ) -> None:
-        """Writes ``config.json`` and ``model.safetensors``.
+        """Write ``config.json`` and ``model.safetensors``.
 
         Args:
             folder: made if it is missing.
@@ -222,7 +222,7 @@ class Network(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(cls: type[NetworkType], source: str | Path) -> NetworkType:
-        """A network that :meth:`save_pretrained` wrote, in evaluation mode.
+        """Load a network that :meth:`save_pretrained` wrote, in evaluation mode.
 
         Args:
             source: as in :func:`load_pretrained`.
@@ -633,8 +633,8 @@ def _read_weights(
 
 
 def load_pretrained(source: str | Path) -> Any:
-    """A network that :meth:`Network.save_pretrained` wrote, in evaluation mode; no code
-    is executed.
+    """Load a network that :meth:`Network.save_pretrained` wrote, in evaluation mode; no
+    code is executed.
 
     ``CapsNet.from_pretrained(source)`` also checks the class.
 

@@ -28,7 +28,7 @@ MODELS: dict[str, Configuration] = {}
 
 
 def register_model(name: str, source: str, **arguments: Any) -> Callable[[type], type]:
-    """Class decorator: makes one configuration of a network known under a name.
+    """Register one configuration of a network under a name, as a class decorator.
 
     Args:
         name: what :func:`create_model` and the command line call it.
@@ -78,7 +78,7 @@ def check_argument_names(name: str, network: type) -> None:
 
 
 def list_models(pattern: str = "*", takes: str | None = None) -> list[str]:
-    """The names that :func:`create_model` knows, those that match a shell pattern.
+    """List the names that :func:`create_model` accepts, and that match a shell pattern.
 
     Args:
         pattern: of the names.
@@ -96,7 +96,7 @@ def taken_by(name: str) -> str:
 def create_model(
     name: str, pretrained: str | bool | None = None, **arguments: Any
 ) -> Any:
-    """A network by name.
+    """Create a network by name.
 
     Args:
         name: one of :func:`list_models`.

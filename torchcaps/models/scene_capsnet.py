@@ -32,7 +32,7 @@ from torchcaps.squashing import length
 def boxes_of_maps(
     maps: Tensor, cell: float, cut: float = 0.2, reach: float = 1.0
 ) -> Tensor:
-    r"""Boxes around what maps show, by its mean and its variance.
+    r"""Return boxes around the content of maps, from their mean and variance.
 
     .. math:: \mu \pm \sqrt{3 (\sigma^2 + r^2 / 12)}, \quad w_{yx} = \max(0, m_{yx} - \text{cut} \max m)
 
@@ -71,8 +71,8 @@ def boxes_of_maps(
 
 
 def box_iou(one: Tensor, other: Tensor) -> Tensor:
-    """Intersection over union of pairs of boxes (..., 4): (...); 0 where both are
-    empty.
+    """Return the intersection over union of pairs of boxes (..., 4): (...); 0 where
+    both are empty.
 
     Args:
         one: left, top, right, bottom.

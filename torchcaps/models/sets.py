@@ -63,8 +63,8 @@ class SetClassifier(Network):
     def features(
         self, elements: Tensor, there: Tensor | None, edges: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Features (B, sum of the channels, N), 0 where no element is, and which are
-        there, bool (B, N).
+        """Return features (B, sum of the channels, N), 0 for absent elements, and the
+        mask of present ones, bool (B, N).
 
         Args:
             elements: (B, N, C), for any N.
@@ -210,8 +210,8 @@ class SetCapsNet(SetClassifier):
     def children_of(
         self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
     ) -> Capsules:
-        """The capsules of all elements, poses (B, N, types, dim); arguments as in
-        :meth:`forward`.
+        """Return the capsules of all elements, poses (B, N, types, dim); arguments as
+        in :meth:`forward`.
         """
         return self._children(elements, there, edges)[0]
 
@@ -225,7 +225,7 @@ class SetCapsNet(SetClassifier):
     def route(
         self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
     ) -> Routed:
-        """The routing of the class capsules; the assignment is (B, N * types,
+        """Return the routing of the class capsules; the assignment is (B, N * types,
         classes).
         """
         return self.class_caps.route(*self._children(elements, there, edges))
@@ -233,7 +233,7 @@ class SetCapsNet(SetClassifier):
     def forward(
         self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
     ) -> Prediction:
-        """The class capsules of sets."""
+        """Return the class capsules of sets."""
         capsules = self.class_caps(*self._children(elements, there, edges))
         return Prediction(capsules.activation, capsules, None)
 
@@ -273,7 +273,7 @@ class PooledSet(SetClassifier):
     def forward(
         self, elements: Tensor, there: Tensor | None = None, edges: Tensor | None = None
     ) -> Prediction:
-        """The activations of the classes."""
+        """Return the activations of the classes."""
         features, there = self.features(elements, there, edges)
         if self.pool == "max":
             pooled = features.amax(

@@ -122,7 +122,7 @@ class SharedCapsNet(CapsuleClassifier):
         )
 
     def children_of(self, images: Tensor) -> Capsules:
-        """The last feature map, a child at each position: poses (B, H', W',
+        """Return the last feature map, a child at each position: poses (B, H', W',
         channels).
         """
         self._check(images)

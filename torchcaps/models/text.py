@@ -21,8 +21,8 @@ _START = 0.25
 
 
 class TextClassifier(ImageClassifier):
-    """Base of the networks that classify texts: rows of words in place of images, (B,
-    L) for any L.
+    """Base of the networks that classify texts, which are rows of words (B, L) for any
+    L.
 
     0 pads a text behind its end, and changes no answer; 1 is a word that is not in the
     vocabulary. Word vectors are learned with the network. In training some words count
@@ -73,7 +73,7 @@ class TextClassifier(ImageClassifier):
         self.drop = nn.Dropout(dropout)
 
     def examples(self, batch: int) -> Tensor:
-        """Texts of at most six words."""
+        """Return texts of at most six words."""
         generator = torch.Generator().manual_seed(0)
         words = torch.randint(
             UNKNOWN, RESERVED + self.vocabulary, (batch, 6), generator=generator
@@ -83,8 +83,8 @@ class TextClassifier(ImageClassifier):
         )
 
     def vectors(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """The vectors of words, 0 behind the end of a text, (B, word_dim, L), and where
-        there are words, bool (B, L).
+        """Return the vectors of words, 0 behind the end of a text, (B, word_dim, L),
+        and the mask of words, bool (B, L).
 
         Raises:
             ValueError: if the words do not fit the network.

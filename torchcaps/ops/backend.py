@@ -22,7 +22,7 @@ from torchcaps.ops.similarity import Gaussian, Similarity
 
 
 class AssignmentMap(Fields, ABC):
-    """Another map than the softmax from the logits of one child to its assignment.
+    """A map from the logits of one child to its assignment that replaces the softmax.
 
     One's own is a frozen dataclass like a :class:`~torchcaps.ops.Similarity`, for
     ``naive`` and ``chunked``.
@@ -43,8 +43,8 @@ class AssignmentMap(Fields, ABC):
 
     @abstractmethod
     def assignment(self, logits: Tensor) -> Tensor:
-        """The assignments ``R_ij`` (B, I, J) of logits (B, I, J): of all, or of some
-        rows and children.
+        """Return the assignments ``R_ij`` (B, I, J) of logits (B, I, J): of all, or of
+        some rows and children.
         """
 
 
@@ -252,8 +252,8 @@ SOFTMAX = Rule()
 
 @dataclass(eq=False)
 class VoteSource(ABC):
-    """The votes of one layer call, and what routing asks of them: the contract of a
-    backend.
+    """The contract of a backend: the votes of one layer call, and the sums that routing
+    needs of them.
 
     A backend is free to store the votes or to form them again, tile by tile, each time
     it is asked. All its results are differentiable in every tensor that went in. Inputs
@@ -289,8 +289,8 @@ class VoteSource(ABC):
 
     @property
     def empty(self) -> bool:
-        """Whether there are no children, parents or numbers in a pose, so that all sums
-        are 0; no examples are some.
+        """Return whether there are no children, parents or numbers in a pose, so that
+        all sums are 0; no examples are some.
         """
         sites = () if self.sites is None else self.sites.shape
         return 0 in (*self.children.shape[1:], *self.transforms.shape, *sites)
@@ -298,8 +298,8 @@ class VoteSource(ABC):
     @classmethod
     @abstractmethod
     def supports(cls, similarity: Similarity | None, rule: Rule) -> str:
-        """Whether this backend can do that similarity under that rule: empty, or why
-        not, in words.
+        """Return why this backend cannot compute that similarity under that rule; empty
+        if it can.
         """
 
     @abstractmethod
@@ -310,7 +310,7 @@ class VoteSource(ABC):
         rule: Rule,
         scatter: bool,
     ) -> Moments:
-        """One E-step and the sums of the M-step that follows.
+        """Compute one E-step and the sums of the M-step that follows.
 
         Args:
             similarity: of votes and parents; None before the first step, when all
@@ -321,8 +321,8 @@ class VoteSource(ABC):
         """
 
     def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-        r"""The most likely Gaussians of moments with a scatter: :math:`\mu_j = S_j /
-        N_j, \sigma_j^2 = Q_j / N_j + f`.
+        r"""Return the most likely Gaussians of moments with a scatter: :math:`\mu_j =
+        S_j / N_j, \sigma_j^2 = Q_j / N_j + f`.
 
         Args:
             moments: as :meth:`moments` gave them.
@@ -336,7 +336,7 @@ class VoteSource(ABC):
     def agree(
         self, agreement: Agreement, bias: Tensor | None
     ) -> tuple[Tensor, Tensor | None] | None:
-        """All steps of routing by agreement, where the backend has them in one: less
+        """Compute all steps of routing by agreement at once, if the backend can: less
         work than step by step.
 
         Args:
@@ -357,7 +357,7 @@ class VoteSource(ABC):
         costs: tuple[Tensor, Tensor],
         seen: Tensor | None,
     ) -> tuple[Tensor, Tensor, Gaussian | None] | None:
-        """All steps of EM routing, where the backend has them in one.
+        """Compute all steps of EM routing at once, if the backend can.
 
         Args:
             mixture: what is to be done.
@@ -374,14 +374,14 @@ class VoteSource(ABC):
 
     @abstractmethod
     def assignment(self, similarity: Similarity | None, rule: Rule) -> Tensor:
-        """The assignment probabilities ``R_ij``, (B, I, J)."""
+        """Return the assignment probabilities ``R_ij``, (B, I, J)."""
 
     @abstractmethod
     def logits(self, similarity: Similarity | None) -> Tensor:
-        """The logits ``l_ij``, (B, I, J)."""
+        """Return the logits ``l_ij``, (B, I, J)."""
 
     @abstractmethod
     def log_partition(self, similarity: Similarity | None, orphan: bool) -> Tensor:
-        """The normaliser ``Z_i`` over the parents of these votes (and the orphan), (B,
-        I).
+        """Return the normaliser ``Z_i`` over the parents of these votes (and the
+        orphan), (B, I).
         """

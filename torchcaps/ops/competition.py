@@ -14,7 +14,8 @@ from torchcaps.ops.windows import Windows
 
 @dataclass(frozen=True, eq=False)
 class Normaliser:
-    r"""Which parents compete for a child: :math:`R_{ij} = \exp(l_{ij} - Z_i)`.
+    r"""The rule by which parents compete for a child: :math:`R_{ij} = \exp(l_{ij} -
+    Z_i)`.
 
     This one lets all parents of the votes compete. A layer whose parents compete in
     another way, such as a convolution where a child is seen from several windows,
@@ -92,8 +93,8 @@ class Normaliser:
 
     @property
     def plain(self) -> bool:
-        """Whether it is a softmax over the parents of the votes, with an orphan or
-        without.
+        """Return whether it is a softmax over the parents of the votes, with an orphan
+        or without.
         """
         return type(self) is Normaliser and self._bare
 
@@ -107,7 +108,9 @@ class Normaliser:
 
     @property
     def plain_over_windows(self) -> bool:
-        """Whether it is a softmax over the parents of all windows that see a child."""
+        """Return whether it is a softmax over the parents of all windows that see a
+        child.
+        """
         return False
 
     def seen(self, device: torch.device) -> Tensor | None:
@@ -117,7 +120,7 @@ class Normaliser:
         return None
 
     def adjusted(self, similarity: Similarity | None) -> Similarity | None:
-        """The similarity that the parents compete with: sharpened, and with the
+        """Return the similarity that the parents compete with, sharpened and with the
         prior.
         """
         if similarity is not None and (
@@ -133,7 +136,7 @@ class Normaliser:
         )
 
     def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
-        """The rule for one E-step.
+        """Return the rule for one E-step.
 
         Args:
             source: of the votes, on a backend that can do the similarity.

@@ -15,7 +15,7 @@ FieldsType = TypeVar("FieldsType", bound="Fields")
 
 
 def axes(*layouts: str, default: Any = MISSING) -> Any:
-    """Declares a tensor of a :class:`Fields` dataclass by its axes, one letter each.
+    """Declare a tensor of a :class:`Fields` dataclass by its axes, one letter each.
 
     ``B`` rows of the batch, ``I`` children, ``J`` parents, ``H`` numbers of a vote; any
     other letter is an axis of its own. With several layouts the number of axes decides

@@ -64,8 +64,8 @@ _forced: ContextVar[str | None] = ContextVar("torchcaps_backend", default=None)
 
 @contextmanager
 def use_backend(name: str | None) -> Iterator[None]:
-    """Forces a backend inside the ``with`` block, for all votes and layers that were
-    not given one of their own.
+    """Use one backend inside the ``with`` block, for all votes and layers that name
+    none.
 
     It holds in the current thread only: not in other Python threads, such as those of
     ``nn.DataParallel``. Nor does it hold where ``torch.utils.checkpoint`` runs a

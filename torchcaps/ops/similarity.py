@@ -11,7 +11,7 @@ from torchcaps.squashing import length
 
 
 class Similarity(Fields, ABC):
-    r"""The logits :math:`l_{ij}` of votes: how well each fits its parent.
+    """The logits :math:`l_{ij}` of votes, which measure how well each fits its parent.
 
     A similarity of your own is a frozen dataclass that declares the axes of its tensors
     and has a method
@@ -45,13 +45,13 @@ class Similarity(Fields, ABC):
 
     @abstractmethod
     def logits(self, votes: Tensor) -> Tensor:
-        """The logits (B, I, J) of votes (B, I, J, H): of all of them, or of a tile of
-        some rows and children.
+        """Return the logits (B, I, J) of votes (B, I, J, H): of all of them, or of a
+        tile of some rows and children.
         """
 
     def sharpened(self, sharpness: float | Tensor) -> "Similarity":
-        """The similarity with logits ``sharpness`` times as large: a number, or one for
-        each parent, (J,).
+        """Return the similarity with logits ``sharpness`` times as large: a number, or
+        one for each parent, (J,).
 
         Raises:
             ValueError: if there are not as many numbers as parents.
@@ -78,11 +78,11 @@ class InnerProduct(Similarity):
     alpha: Tensor = axes("BJH")
 
     def logits(self, votes: Tensor) -> Tensor:
-        """The logits (B, I, J) of votes (B, I, J, H)."""
+        """Return the logits (B, I, J) of votes (B, I, J, H)."""
         return torch.einsum("bijh,bjh->bij", votes, self.alpha)
 
     def sharpened(self, sharpness: float | Tensor) -> "InnerProduct":
-        """The same with a longer alpha."""
+        """Return the same similarity with a longer alpha."""
         return InnerProduct(self.alpha * _for_each_number(sharpness, self.alpha))
 
 
@@ -113,7 +113,7 @@ class Gaussian(Similarity):
 
     @classmethod
     def spherical(cls, mean: Tensor, sharpness: float) -> "Gaussian":
-        r"""Equal spheres, as in K-Means: :math:`l_{ij} = -K |V_{ij} - \mu_j|^2`.
+        r"""Create equal spheres, as in K-Means: :math:`l_{ij} = -K |V_{ij} - \mu_j|^2`.
 
         Args:
             mean: :math:`\mu`, (B, J, H).
@@ -124,7 +124,7 @@ class Gaussian(Similarity):
         )
 
     def logits(self, votes: Tensor) -> Tensor:
-        """The logits (B, I, J) of votes (B, I, J, H)."""
+        """Return the logits (B, I, J) of votes (B, I, J, H)."""
         distance = (votes - self.mean[:, None]).square()
         return (
             self.log_weight[:, None]
@@ -132,7 +132,7 @@ class Gaussian(Similarity):
         )
 
     def sharpened(self, sharpness: float | Tensor) -> "Gaussian":
-        """The same with other precisions and weights."""
+        """Return the same similarity with other precisions and weights."""
         factor = _for_each_number(sharpness, self.precision)
         return Gaussian(self.mean, self.precision * factor, self.log_weight * sharpness)
 
@@ -166,7 +166,7 @@ class Distance(Similarity):
 
 @dataclass(frozen=True, eq=False)
 class Given(Similarity):
-    r"""Logits :math:`l_{ij}` that are given, whatever the votes are.
+    """Logits :math:`l_{ij}` that do not depend on the votes.
 
     Args:
         values: the logits, (B, I, J), or (I, J) for all rows.
@@ -183,7 +183,7 @@ class Given(Similarity):
     values: Tensor = axes("IJ", "BIJ")
 
     def logits(self, votes: Tensor) -> Tensor:
-        """The logits (B, I, J) of votes (B, I, J, H)."""
+        """Return the logits (B, I, J) of votes (B, I, J, H)."""
         return self.values.expand(votes.shape[:3])
 
 

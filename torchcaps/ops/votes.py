@@ -164,12 +164,12 @@ class Votes:
 
     @property
     def parents(self) -> int:
-        """The number of parents J."""
+        """Return the number of parents J."""
         return self.shape[2]
 
     @property
     def source(self) -> VoteSource:
-        """The votes on the backend of choice, whatever the similarity and the rule."""
+        """Return the votes on the chosen backend, whatever the similarity and the rule."""
         return self.source_on(self.plan.choice.backend)
 
     @property
@@ -194,7 +194,7 @@ class Votes:
         return self._plan
 
     def source_on(self, backend: str) -> VoteSource:
-        """The votes on one of :data:`BACKENDS`, made once."""
+        """Return the votes on one of :data:`BACKENDS`, made once."""
         source = self._sources.get(backend)
         if source is not None:
             return source
@@ -220,7 +220,7 @@ class Votes:
         return source
 
     def choose(self, similarity: Similarity | None = None) -> Choice:
-        """The backend that ``moments(similarity)`` runs on, and why:
+        """Return the backend of ``moments(similarity)`` and the reason:
         :func:`~torchcaps.ops.choose_backend`.
         """
         if self._offset_apart(similarity) is not None:
@@ -229,7 +229,7 @@ class Votes:
             return self._step(similarity).choice
 
     def restricted(self, **changes: Any) -> "Votes":
-        """The same votes under the normaliser with these arguments changed:
+        """Return the same votes under the normaliser with these arguments changed:
         ``restricted(orphan=True)``.
 
         The votes themselves are not formed again.
@@ -240,7 +240,7 @@ class Votes:
         return self.under(replace(self.normaliser, **changes))
 
     def under(self, normaliser: Normaliser) -> "Votes":
-        """The same votes under another normaliser; they are not formed again. A
+        """Return the same votes under another normaliser; they are not formed again. A
         `TypeError` if it is none.
         """
         check_normaliser(normaliser)
@@ -248,7 +248,7 @@ class Votes:
         return self._copied_under(normaliser)
 
     def over_children(self) -> "Votes":
-        """The same votes, of which the children compete for each parent:
+        """Return the same votes with children that compete for each parent:
         :class:`~torchcaps.ops.OverChildren`.
         """
         return self.under(
@@ -352,8 +352,8 @@ class Votes:
         raise ValueError(f"backend {choice.backend!r} cannot do {compared}: {trouble}")
 
     def with_bias(self, bias: Tensor) -> "Votes":
-        """The votes ``V_ij + b_ij`` with a bias for each pair, (I, J, H), or (1, J, H)
-        when all children share it.
+        """Return the votes ``V_ij + b_ij`` with a bias for each pair, (I, J, H), or (1,
+        J, H) when all children share it.
 
         Each row of a pose gets M more numbers, a 1 at its own place and 0 elsewhere,
         whose transform is the bias: so backends need not know of it.
@@ -396,7 +396,7 @@ class Votes:
         *,
         scatter: bool = False,
     ) -> Moments:
-        """One E-step and the sums of the M-step that follows.
+        """Compute one E-step and the sums of the M-step that follows.
 
         Args:
             similarity: of votes and parents; None before the first step: uniform
@@ -438,7 +438,7 @@ class Votes:
     def agree(
         self, agreement: Agreement, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None] | None:
-        """All steps of routing by agreement at once, where the backend can:
+        """Compute all steps of routing by agreement at once, if the backend can:
         :meth:`VoteSource.agree`.
 
         Args:
@@ -481,7 +481,7 @@ class Votes:
         beta_u: Tensor,
         beta_a: Tensor,
     ) -> tuple[Tensor, Tensor, Gaussian | None] | None:
-        """All steps of EM routing at once, where the backend can:
+        """Compute all steps of EM routing at once, if the backend can:
         :meth:`VoteSource.mixture`.
 
         Args:
@@ -510,8 +510,8 @@ class Votes:
             return source.mixture(mixture, weights, costs, seen)
 
     def gaussians(self, moments: Moments, floor: float) -> Gaussians:
-        r"""The Gaussians of the M-step: :math:`\mu_j = S_j / N_j` and :math:`\sigma_j^2
-        = Q_j / N_j + \text{floor}`.
+        r"""Return the Gaussians of the M-step: :math:`\mu_j = S_j / N_j` and
+        :math:`\sigma_j^2 = Q_j / N_j + \text{floor}`.
 
         Args:
             moments: of these votes, with the scatter.
@@ -528,8 +528,8 @@ class Votes:
         return self.source_on(self.plan.choice.backend).gaussians(moments, floor)
 
     def total(self) -> Tensor:
-        """The sum of the votes of all children for each parent, unweighted, (B, J, H),
-        whatever the normaliser.
+        """Return the sum of the votes of all children for each parent, unweighted, (B,
+        J, H), whatever the normaliser.
         """
         return self.under(Normaliser()).moments().sum * self.parents
 
@@ -548,8 +548,8 @@ class Votes:
         return offset
 
     def gram(self, weights: Tensor | None = None) -> Tensor:
-        """The second moments of the votes for each parent about 0, ``sum_i a_i V_ij
-        V_ij^T``, (B, J, H, H).
+        """Return the second moments of the votes for each parent about 0, ``sum_i a_i
+        V_ij V_ij^T``, (B, J, H, H).
 
         Args:
             weights: the child activations ``a``, (N, G); None for ones.
@@ -592,8 +592,8 @@ class Votes:
             return Moments(moments.mass + plus.mass, moments.sum + plus.sum, None)
 
     def assignment(self, similarity: Similarity | None = None) -> Tensor:
-        """The assignment probabilities (coupling coefficients) ``R_ij``, (B, I, J); 0
-        for children that are not there.
+        """Return the assignment probabilities (coupling coefficients) ``R_ij``, (B, I,
+        J); 0 for absent children.
 
         The normaliser's ``scale`` and ``offset``, which act after the softmax, are left
         out.
@@ -629,14 +629,14 @@ class Votes:
         return self._versions != (self.children._version, self.transforms._version)
 
     def logits(self, similarity: Similarity | None = None) -> Tensor:
-        """The logits ``l_ij`` that the parents compete with, (B, I, J)."""
+        """Return the logits ``l_ij`` that the parents compete with, (B, I, J)."""
         with full_precision(self.children):
             votes = self.restricted(mapping=None)
             _, source, similarity, _ = votes._step(similarity, reads=True)
             return source.logits(similarity)
 
     def dense(self) -> Tensor:
-        """All votes, (B, I, J, H), stored on any backend: to look at them."""
+        """Return all votes, (B, I, J, H), stored on any backend, for inspection."""
         source = self.source
         with full_precision(self.children):
             return dense_votes(
@@ -646,8 +646,8 @@ class Votes:
             )
 
     def present(self, weights: Tensor | None) -> Tensor | None:
-        """The child activations, (N, G), 0 for children that are not there; None if all
-        are 1.
+        """Return the child activations, (N, G), 0 for absent children; None if all are
+        1.
         """
         if self.mask is None:
             return weights
@@ -659,8 +659,8 @@ class Votes:
 
     @property
     def count(self) -> int | Tensor:
-        """The number of children in each row, to divide by: I, or with a mask a tensor
-        (B, 1), at least 1.
+        """Return the number of children in each row, to divide by: I, or with a mask a
+        tensor (B, 1), at least 1.
         """
         return (
             self.shape[1]
@@ -675,7 +675,7 @@ class Votes:
         return in_windows(field, self.sites)
 
     def fitting(self, fields: FieldsType) -> FieldsType:
-        """A similarity or rule whose tensors fit the votes, in the dtype of the
+        """Return a similarity or rule whose tensors fit the votes, in the dtype of the
         votes.
         """
         B, _, J, H = self.shape

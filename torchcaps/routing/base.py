@@ -34,7 +34,7 @@ Steps = Annotated[int, Within(1, MOST_STEPS)]
 
 
 class Routed(NamedTuple):
-    """What a routing function returns.
+    """The result of a routing function.
 
     Args:
         pose: the parents' poses, flattened, (B, J, H).
@@ -63,15 +63,16 @@ class Routed(NamedTuple):
 
     @property
     def assignment(self) -> Tensor:
-        """The assignment probabilities of the last step, (B, I, J); formed when
-        read.
+        """Return the assignment probabilities of the last step, (B, I, J); they are
+        formed when read.
         """
         return self.votes.assignment(self.similarity)
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What a layer asks of its routing: who votes for whom, and how large poses are.
+    """The shape that a layer passes to its routing: who votes for whom, and the size of
+    poses.
 
     Args:
         children: I, for a convolution those of one window; None for any number.
@@ -120,12 +121,12 @@ class LayerShape:
 
     @property
     def size(self) -> int:
-        """H = M * D, the numbers of a flattened vote."""
+        """Return H = M * D, the numbers of a flattened vote."""
         return math.prod(self.out_pose)
 
     @property
     def kinds(self) -> int:
-        """T, how many kinds of children have parameters of their own."""
+        """Return T, the number of kinds of children with separate parameters."""
         return self.types or self.children or 1
 
 
@@ -147,7 +148,7 @@ def shape_of(shape: LayerShape | int, size: int | None) -> LayerShape:
 
 
 class Routing(nn.Module, ABC):
-    """A routing algorithm: its settings, and the parameters it learns, if any.
+    """A routing algorithm with its settings and its learned parameters, if any.
 
     An algorithm implements :meth:`route`; one with parameters of its own also
     :meth:`make_parameters`. Constructor arguments are kept as attributes of the same
@@ -212,7 +213,7 @@ class Routing(nn.Module, ABC):
             cls.uses_activation = True
 
     def bind(self, shape: LayerShape | int, size: int | None = None) -> "Routing":
-        """A copy of this routing with fresh parameters.
+        """Return a copy of this routing with fresh parameters.
 
         Args:
             shape: of the layer; or only its number of parents, J.
@@ -227,24 +228,22 @@ class Routing(nn.Module, ABC):
         return bound
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """Creates the parameters, shaped for the layer; nothing by default."""
+        """Create the parameters, shaped for the layer; nothing by default."""
 
     def prepared(self, votes: Votes) -> Votes:
-        """The votes as :meth:`route` gets them with ``evidence``; by default as they
-        come.
-        """
+        """Return the votes for :meth:`route`, with ``evidence``; by default unchanged."""
         return votes
 
     @property
     def own_transforms(self) -> bool:
-        """Whether this routing, in its layer, works on the children with transforms of
-        its own: the layer has none.
+        """Return whether this routing transforms the children itself, so that its layer
+        has no transforms.
         """
         return False
 
     @abstractmethod
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Clusters the votes.
+        """Cluster the votes.
 
         Args:
             votes: of I children for J parents.
@@ -261,7 +260,7 @@ class Routing(nn.Module, ABC):
         initial: Routed | None = None,
         pairs: Tensor | None = None,
     ) -> Routed:
-        """Clusters the votes: :meth:`route`.
+        """Cluster the votes: :meth:`route`.
 
         Args:
             votes: of I children for J parents.
@@ -312,7 +311,7 @@ class Routing(nn.Module, ABC):
         )
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments.
+        """Return the constructor's arguments.
 
         Raises:
             ValueError: if one is not kept as an attribute of the same name.
@@ -348,12 +347,12 @@ line.
 
 
 def list_routings() -> list[str]:
-    """The names that :func:`create_routing` knows."""
+    """List the names that :func:`create_routing` accepts."""
     return sorted(ROUTINGS)
 
 
 def create_routing(name: str, **arguments: Any) -> Routing:
-    """A routing by name.
+    """Create a routing by name.
 
     Raises:
         ValueError: if there is no routing of that name.

@@ -37,7 +37,7 @@ def dynamic_routing(
     initial: Routed | None = None,
     softmax: Softmax = "parents",
 ) -> Routed:
-    r"""Routing by agreement.
+    r"""Route by agreement.
 
     .. math::
         R_{ij} = \operatorname{softmax}_j \langle \alpha_j, V_{ij} \rangle, \quad
@@ -167,15 +167,15 @@ class DynamicRouting(AgreementRouting):
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """The bias, if there is one."""
+        """Create the bias, if any."""
         if self.bias:
             self.offset = nn.Parameter(torch.full((shape.parents, shape.size), 0.1))
 
     def route(
         self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
     ) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are
-        not used again.
+        """Route the votes; the child activations are the lengths of their poses, and
+        are not used again.
         """
         if self.offset is not None:
             check_parents(self, self.offset, votes)

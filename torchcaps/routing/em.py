@@ -322,7 +322,7 @@ def em_routing(
     gradient: Gradient = "all",
     sharpness: Sharpness = 1.0,
 ) -> Routed:
-    r"""Routing by expectation maximisation: an M-step for each inverse temperature, an
+    """Route by expectation maximisation: an M-step for each inverse temperature, and an
     E-step between any two.
 
     Args:
@@ -535,7 +535,7 @@ class EMRouting(AgreementRouting):
 
     @classmethod
     def preset(cls, name: str, **arguments: Any) -> "EMRouting":
-        """One of :data:`EM_PRESETS`, with these arguments over its own.
+        """Create one of :data:`EM_PRESETS`, with these arguments instead of its own.
 
         Raises:
             ValueError: if there is no such preset.
@@ -544,8 +544,8 @@ class EMRouting(AgreementRouting):
         return cls(**{**EM_PRESETS[name], **arguments})
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """``beta_u`` and ``beta_a``, one of each a parent, and the logarithm of what
-        the sharpness is multiplied by.
+        """Create ``beta_u`` and ``beta_a``, one of each for each parent, and the
+        logarithm of the learned factor of the sharpness.
         """
         self._size = shape.size
         if self.learn_sharpness is not None:
@@ -558,7 +558,7 @@ class EMRouting(AgreementRouting):
         )
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; children are weighted by their activations."""
+        """Route the votes; children are weighted by their activations."""
         check_parents(self, self.unit_cost, votes)
         temperatures = inverse_temperatures(
             self.schedule, self.steps, self.inverse_temperature
@@ -575,8 +575,8 @@ class EMRouting(AgreementRouting):
         )
 
     def sharpnesses(self) -> list[float | Tensor]:
-        """The sharpness of each E-step, as it is now; one a parent, (J,), where each
-        learns its own.
+        """Return the current sharpness of each E-step; one for each parent, (J,), if
+        each learns its own.
         """
         if isinstance(self.sharpness, list):
             start = list(self.sharpness)

@@ -135,13 +135,13 @@ class InterestRouting(Routing):
         self.register_parameter("start", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """The parents to start from."""
+        """Create the parents to start from."""
         self.start = nn.Parameter(torch.randn(shape.parents, shape.size))
 
     def route(
         self, votes: Votes, activation: Tensor | None, pairs: Tensor | None = None
     ) -> Routed:
-        """Routes; children are weighted by their activations."""
+        """Route the votes; children are weighted by their activations."""
         check_parents(self, self.start, votes)
         start = votes.logits(
             InnerProduct(self.start.to(votes.dtype).expand(votes.shape[0], -1, -1))
@@ -158,8 +158,8 @@ class InterestRouting(Routing):
 
 
 def label_aware(interests: Tensor, label: Tensor, sharpness: float = 1.0) -> Tensor:
-    r"""What a user's interests say of one thing: :math:`\sum_j
-    \operatorname{softmax}_j(p \langle v_j, e \rangle) v_j`.
+    r"""Read a user's interests with one item: :math:`\sum_j \operatorname{softmax}_j(p
+    \langle v_j, e \rangle) v_j`.
 
     The paper raises the inner products to the power p, which is not defined where one
     is negative; here p multiplies them, as in code that is in use. The larger it is,
@@ -182,8 +182,8 @@ def label_aware(interests: Tensor, label: Tensor, sharpness: float = 1.0) -> Ten
 
 
 def interests_of(lengths: Tensor, most: int) -> Tensor:
-    r"""How many interests users have: :math:`\max(1, \min(J, \lceil \log_2 n \rceil))`
-    of n things, as a mask (B, J).
+    r"""Return the number of interests of users: :math:`\max(1, \min(J, \lceil \log_2 n
+    \rceil))` of n items, as a mask (B, J).
 
     Args:
         lengths: n, (B,).

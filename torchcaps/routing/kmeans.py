@@ -109,7 +109,8 @@ def inner_product_kmeans_routing(
     softmax: Softmax = "parents",
     gradient: Gradient = "all",
 ) -> Routed:
-    r"""Soft K-Means with the similarity :math:`\langle V_{ij}, s_j / |s_j| \rangle`.
+    r"""Route by soft K-Means with the similarity :math:`\langle V_{ij}, s_j / |s_j|
+    \rangle`.
 
     .. math::
         R_{ij} = \operatorname{softmax}_j \Big( K \Big\langle \frac{s_j}{|s_j|}, V_{ij} \Big\rangle \Big), \quad
@@ -336,8 +337,8 @@ class InnerProductKMeansRouting(AgreementRouting):
     def route(
         self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
     ) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are
-        not used again.
+        """Route the votes; the child activations are the lengths of their poses, and
+        are not used again.
         """
         return inner_product_kmeans_routing(
             votes,

@@ -114,7 +114,7 @@ class Within:
     words: str = ""
 
     def check(self, place: str, value: Any) -> None:
-        """Raises a ValueError that names the place unless the number, or each of
+        """Raise a ValueError that names the place unless the number, or each of
         several, is within.
         """
         for number in value if isinstance(value, list | tuple) else [value]:

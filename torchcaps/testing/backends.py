@@ -187,8 +187,8 @@ def check_backend(
     device: str = "cpu",
     tolerance: float | None = None,
 ) -> int:
-    """Asserts that a backend agrees with ``naive``, forward and backward, in everything
-    that it says it supports.
+    """Assert that a backend agrees with ``naive``, forward and backward, in everything
+    that it supports.
 
     Compared are moments with and without the scatter, assignments and normalisers, for
     all similarities and rules, odd sizes, shared transforms, coordinates, weights and

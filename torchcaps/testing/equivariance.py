@@ -9,7 +9,8 @@ from torchcaps.capsules import Capsules
 
 
 def orthogonal(rows: int, generator: torch.Generator | None = None) -> Tensor:
-    """A random rotation or reflection, float64 (rows, rows), uniformly distributed.
+    """Return a random rotation or reflection, float64 (rows, rows), uniformly
+    distributed.
 
     Args:
         rows: M of the poses.
@@ -25,7 +26,8 @@ def orthogonal(rows: int, generator: torch.Generator | None = None) -> Tensor:
 
 
 def signed_permutation(rows: int, generator: torch.Generator | None = None) -> Tensor:
-    """A random matrix that permutes axes and flips some of them, float64 (rows, rows).
+    """Return a random matrix that permutes axes and flips some of them, float64 (rows,
+    rows).
 
     These are the orthogonal matrices that leave Gaussians with diagonal covariances
     diagonal.
@@ -52,7 +54,7 @@ def assert_equivariant(
     atol: float = 1e-5,
     rtol: float = 1e-4,
 ) -> None:
-    r"""Asserts that a layer of matrix capsules is equivariant to a change of viewpoint.
+    r"""Assert that a layer of matrix capsules is equivariant to a change of viewpoint.
 
     .. math:: f(T M, a) = (T M', a') \quad \text{where} \quad (M', a') = f(M, a)
 

@@ -85,8 +85,8 @@ class Subject:
 def check_layer(
     layer: nn.Module, children: Capsules, *, skip: Collection[str] = ()
 ) -> None:
-    """Asserts that a layer of capsules, alone, has what a network of such layers relies
-    on.
+    """Assert that a layer of capsules, alone, has everything that a network of such
+    layers relies on.
 
     Checked are pickling, copies and ``state_dict``; shapes, for one example and for
     none too; that the examples of a batch are independent; float32 against float64;

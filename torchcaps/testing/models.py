@@ -50,7 +50,8 @@ def check_model(
     *,
     skip: Collection[str] = (),
 ) -> None:
-    """Asserts that a network has what training, saving and the command line rely on.
+    """Assert that a network has everything that training, saving and the command line
+    rely on.
 
     Checked are the configuration; forward and backward, with a gradient for every
     parameter; training and evaluation mode; one example alone and in a batch; autocast

@@ -89,7 +89,7 @@ class Problem:
 
 
 def check_routing(routing: Routing | str) -> None:
-    """Asserts that a routing has what every layer and network relies on.
+    """Assert that a routing has everything that layers and networks rely on.
 
     Checked are configuration and ``repr``; copies that
     :meth:`~torchcaps.routing.Routing.bind` makes; shapes; that the order of the

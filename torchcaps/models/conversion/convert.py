@@ -9,7 +9,7 @@ from torchcaps.models.network import Network
 
 
 def convert(file: str | Path, folder: str | Path) -> Network:
-    """Makes a network of this package out of weights that others trained, and saves it.
+    """Convert the weights of other authors to a network of this package, and save it.
 
     ============================== =========================================== ========================================
     network                        file                                        code that wrote it
