@@ -34,6 +34,7 @@ ORDER = (
     "layers",
     "losses",
     "models",
+    "table",
     "data",
     "report",
     "tasks",
@@ -44,10 +45,18 @@ ORDER = (
 )
 """Each room imports from those before it only."""
 
-BESIDE = {"mixture": "layers", "sklearn": "losses", "testing": "data"}
+BESIDE = {
+    "mixture": "layers",
+    "sklearn": "losses",
+    "testing": "data",
+    "kinds": "training",
+}
 """Rooms that no other imports from, and the last room of the order that they may stand
 on.
 """
+
+TABLE = f"{LAB}.kinds"
+"""The table of the kinds of input."""
 
 FRONT_DOORS = (PACKAGE, LAB, f"{LAB}.__main__")
 """Modules that are no room: they hand on what is in one."""
@@ -146,7 +155,13 @@ def _owner(source: str, name: str) -> str:
 
 
 def room(module: str) -> str:
-    """The room that a module is in; empty for a front door."""
+    """The room that a module is in; empty for a front door.
+
+    The folder of the kinds of input is two: the table that names them, which all may
+    read, and the kinds, which nobody imports.
+    """
+    if module == TABLE:
+        return "table"
     return "" if module in FRONT_DOORS else module.split(".")[1]
 
 

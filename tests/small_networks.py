@@ -39,6 +39,8 @@ SMALLER: dict[str, dict[str, Any]] = {
     "matrixcapsnet_small": {"types": (4, 3, 2)},
     "segcaps": {"channels": (4,), "types": (2, 3), "image_shape": (1, 8, 9)},
     "self_routing_resnet20": {"channels": 4, "blocks": 1, "types": 3, "pose_dim": 4},
+    "slot_autoencoder": {"channels": 4, "dim": 6, "image_shape": (3, 8, 9)},
+    "slot_autoencoder_mixture": {"channels": 4, "dim": 6, "image_shape": (3, 8, 9)},
     "unet": {"channels": (3, 4), "image_shape": (1, 8, 9)},
     "vbcapsnet": {"types": (4, 3, 2)},
 }

@@ -201,6 +201,8 @@ class Prediction(NamedTuple):
         boxes: where each class is, (B, E, 4): left, top, right, bottom in pixels of the
             image; zeros for nowhere. None for a network that does not say.
         places: what each place says; None for a network that does not find things.
+        masks: how much of each pixel each capsule draws, (B, E, H, W), 1 in all; None
+            for a network whose capsules draw no parts.
 
     Example:
         >>> prediction = tc.create_model("capsnet_digits")(torch.rand(2, 1, 8, 8))
@@ -213,6 +215,7 @@ class Prediction(NamedTuple):
     reconstruction: Tensor | None
     boxes: Tensor | None = None
     places: Places | None = None
+    masks: Tensor | None = None
 
     def __repr__(self) -> str:
         return shapes_of(self)

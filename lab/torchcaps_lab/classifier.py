@@ -458,7 +458,12 @@ class Classifier:
         answers = self._with_things(
             self.task.answers(prediction, self.classes), together
         )
-        more: dict[str, Sequence[Any]] = {"seen": [looked.note for _, looked in batch]}
+        more: dict[str, Sequence[Any]] = {
+            "seen": [
+                looked.note or answer.seen
+                for (_, looked), answer in zip(batch, answers, strict=True)
+            ]
+        }
         more["picture"] = [
             one.values if one.values.ndim == 3 else None for _, one in batch
         ]  # of texts there is none
@@ -667,12 +672,13 @@ class Classifier:
                 pose=capsules.pose[:: crops.shape[1]].float().cpu(),
                 activation=activation,
             )
-        rest = (prediction.reconstruction, prediction.boxes)
+        rest = (prediction.reconstruction, prediction.boxes, prediction.masks)
         others = (
             None if one is None else one[:: crops.shape[1]].float().cpu()
             for one in rest
         )
-        return Prediction(activation, capsules, *others)
+        reconstruction, boxes, masks = others
+        return Prediction(activation, capsules, reconstruction, boxes, masks=masks)
 
 
 def _levels(saved: Any) -> Levels | None:

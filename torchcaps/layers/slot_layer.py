@@ -84,7 +84,7 @@ class Slots(CapsuleLayer):
         features: numbers of a feature. None takes features of any size: the first batch
             sets it, and a linear layer maps them to ``dim`` numbers. Pass one batch
             through before an optimizer is made.
-        routing: such as ``create_routing("slot_mixture")``. Default: slot attention in
+        routing: an object or a name, such as ``"slot_mixture"``. Default: slot attention in
             3 steps from a learned Gaussian, which takes any number of slots.
 
     Shape:
@@ -115,7 +115,7 @@ class Slots(CapsuleLayer):
         dim: int = 64,
         *,
         features: int | None = None,
-        routing: Routing | None = None,
+        routing: Routing | str | None = None,
     ) -> None:
         super().__init__()
         check_size(slots=slots, dim=dim, **given(features=features))

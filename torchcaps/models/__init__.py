@@ -35,6 +35,10 @@ from torchcaps.models.sharedcapsnet import (
     SharedCapsNetMaps,
     SharedCapsNetTwin,
 )
+from torchcaps.models.slot_autoencoder import (
+    SlotAutoencoder,
+    SpatialBroadcastDecoder,
+)
 from torchcaps.models.text import TextClassifier
 from torchcaps.models.text_capsnet import TextCapsNet
 from torchcaps.models.text_cnn import TextCNN
@@ -54,6 +58,7 @@ __all__ = [
     "SetCapsNet",
     "SetClassifier",
     "SharedCapsNet",
+    "SlotAutoencoder",
     "TextClassifier",
     "Thing",
     "box_iou",

@@ -74,7 +74,7 @@ class SlotMixtureRouting(Routing):
     the code released with it has the factor :math:`1 / \sqrt H`.
 
     Example:
-        >>> layer = tc.Slots(5, dim=32, routing=tc.create_routing("slot_mixture"))
+        >>> layer = tc.Slots(5, dim=32, routing="slot_mixture")
         >>> layer(torch.randn(4, 100, 16)).activation.sum(1).allclose(torch.ones(4))
         True
     """

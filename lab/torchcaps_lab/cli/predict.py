@@ -70,11 +70,8 @@ def command(
     _check_resize(classifier, resize)
     if boxes is not None:
         _check_boxes(classifier)
-    if masks is not None and classifier.network.takes != "pixels":
-        raise ValueError(
-            f"--masks: a {type(classifier.network).__name__} does not predict a class "
-            "for each pixel"
-        )
+    if masks is not None:
+        _check_masks(classifier)
     with said_plainly():
         files = list(classifier.reader.named(images))
     bad: list[str] = []
@@ -146,6 +143,24 @@ def _check_boxes(classifier: Classifier) -> None:
             return
     raise ValueError(
         f"--boxes: a {type(classifier.network).__name__} does not predict boxes"
+    )
+
+
+def _check_masks(classifier: Classifier) -> None:
+    """Raises a `ValueError` unless the network predicts something for each pixel of a
+    black image.
+    """
+    if classifier.network.takes == "pixels":
+        return
+    if classifier.network.takes == "images":
+        ((_, answer),) = classifier.stream(
+            [torch.zeros(*classifier.image_shape)], "pad"
+        )
+        if answer.mask is not None:
+            return
+    raise ValueError(
+        f"--masks: a {type(classifier.network).__name__} does not predict a class "
+        "for each pixel"
     )
 
 

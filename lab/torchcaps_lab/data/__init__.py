@@ -2,6 +2,8 @@
 in three splits.
 """
 
+from typing import Any
+
 from torchcaps_lab.data.annotated import AnnotatedImages, AnnotatedSet
 from torchcaps_lab.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps_lab.data.base import (
@@ -64,6 +66,7 @@ from torchcaps_lab.data.text import Text
 from torchcaps_lab.data.text_set import TextSet, joined
 from torchcaps_lab.data.view import Preprocess, View
 from torchcaps_lab.data.words import Reading, Words
+from torchcaps_lab.kinds import public
 
 __all__ = [
     "MNIST",
@@ -99,3 +102,8 @@ __all__ = [
     "load_image",
     "register_dataset",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Data sets of the kinds of input."""
+    return public(name, __name__)

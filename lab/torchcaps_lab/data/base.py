@@ -13,10 +13,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.spec import Registry, Within, argument, is_finite, settings
+from torchcaps.spec import Within, argument, is_finite, settings
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import Changes, Manifest
 from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.kinds import SharedRegistry
 
 # Test sets that are drawn here (not given by a source) use this seed, never the user's:
 # runs with different seeds are then measured on the same images.
@@ -328,7 +329,7 @@ def find_data_dir(data_dir: str | Path | None) -> Path:
     )
 
 
-DATASETS = Registry("data set", DataSet)
+DATASETS = SharedRegistry("data set", DataSet)
 """The data sets that :func:`create_dataset` knows."""
 
 register_dataset = DATASETS.register

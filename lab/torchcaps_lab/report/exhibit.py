@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import dataclass_transform
 
-from torchcaps.spec import Registry
+from torchcaps_lab.kinds import SharedRegistry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -159,7 +159,7 @@ class OfImages(Exhibit):
         return cls.of(shown)
 
 
-EXHIBITS = Registry("kind of exhibit", Exhibit)
+EXHIBITS = SharedRegistry("kind of exhibit", Exhibit)
 """The exhibits that a report may show, by kind."""
 
 

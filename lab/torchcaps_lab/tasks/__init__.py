@@ -1,6 +1,9 @@
 """Tasks, what a network is for: its loss, measures, evaluation and answers."""
 
+from typing import Any
+
 from torchcaps.models import box_iou
+from torchcaps_lab.kinds import public
 from torchcaps_lab.tasks.base import (
     Answer,
     Criteria,
@@ -43,3 +46,8 @@ __all__ = [
     "mean_average_precision",
     "register_task",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Tasks of the kinds of input."""
+    return public(name, __name__)

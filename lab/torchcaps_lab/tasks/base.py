@@ -10,8 +10,9 @@ from torch import Tensor
 
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
 from torchcaps.models import ImageClassifier, Prediction, Thing
-from torchcaps.spec import Registry, jsonable, package_of, plain
+from torchcaps.spec import jsonable, package_of, plain
 from torchcaps_lab.data import Batch, Examples
+from torchcaps_lab.kinds import SharedRegistry
 from torchcaps_lab.report.calibration import Calibration
 from torchcaps_lab.report.cards import answer_card
 from torchcaps_lab.report.exhibit import Exhibit
@@ -292,6 +293,17 @@ class Task(ABC):
         """The measure that judges a training."""
         return self.measures[0]
 
+    @classmethod
+    def guess(cls, root: Path, given: Mapping[str, Any]) -> Any:
+        """Options of a training on a folder for this task, a ``Guess``; None, as here,
+        if what the folder holds decides.
+
+        Args:
+            root: the file or the folder.
+            given: options that were given beside it.
+        """
+        return None
+
     @abstractmethod
     def check(self, images: Examples) -> None:
         """Raises a `ValueError` if the targets of these images do not suit the task."""
@@ -407,7 +419,7 @@ class Task(ABC):
         return self.config() if known else {**self.config(), "import": module}
 
 
-TASKS = Registry("task", Task)
+TASKS = SharedRegistry("task", Task)
 """The tasks that :func:`create_task` knows."""
 
 

@@ -143,6 +143,8 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
         )
     if not path.exists():
         found = _by_name(str(named))
+    elif own := _of_task(path, given or {}):
+        found = own
     elif _holds(path, _SERIES):
         found = Guess(
             {"data": {"name": "Series", "root": str(path)}},
@@ -158,6 +160,23 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
         Path("runs") / (path.stem if path.is_file() else path.resolve().name).lower()
     )
     return Guess({**found.options, "run": run}, {**found.why, "run": run})
+
+
+def _of_task(path: Path, given: Mapping[str, Any]) -> Guess | None:
+    """Options of the task that was given, if it has its own for such a path."""
+    task = given.get("task")
+    if isinstance(task, Mapping):
+        task = task.get("name")
+    name = getattr(task, "text", task)
+    if not isinstance(name, str):
+        return None
+    from torchcaps_lab.tasks.base import TASKS, list_tasks  # waits for torch
+
+    if name not in list_tasks():
+        return None
+    kind: Any = TASKS.find(name)
+    guessed: Guess | None = kind.guess(path, given)
+    return guessed
 
 
 def _by_name(name: str) -> Guess:

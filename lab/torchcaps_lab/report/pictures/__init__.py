@@ -9,13 +9,14 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from torchcaps_lab.report.exhibit import list_exhibits
+from torchcaps_lab.kinds import public
+from torchcaps_lab.report.exhibit import EXHIBITS
 
 for _file in iter_modules(__path__):
     import_module(f"{__name__}.{_file.name}")
 _PICTURES = {
     kind.__name__: kind
-    for kind in list_exhibits().values()
+    for kind in dict.values(EXHIBITS)  # without those of the kinds of input
     if kind.__module__.startswith(f"{__name__}.")
 }
 __all__ = sorted(_PICTURES)
@@ -24,4 +25,4 @@ __all__ = sorted(_PICTURES)
 def __getattr__(name: str) -> Any:
     if name in _PICTURES:
         return _PICTURES[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return public(name, __name__)

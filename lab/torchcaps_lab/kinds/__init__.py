@@ -1,0 +1,88 @@
+"""The table of the kinds of input: the only place that names them.
+
+A kind is a package in this folder with everything that is special to it: its reader,
+its data sets, its networks, its task, its pictures. Its ``__init__.py`` imports the
+modules that register these, with ``@register_reader``, ``@register_dataset``,
+``@register_model``, ``@register_task`` and ``@register_exhibit``, and ``__all__`` names
+what is public. To add a kind, move into a folder and put its name into :data:`KINDS`.
+
+The rooms that all kinds share import none of them: they look up a reader, a data set or
+a task by name in a :class:`SharedRegistry`, which loads the kinds when it is first
+asked.
+"""
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from torchcaps.spec import Registry
+
+KINDS = ("objects",)
+"""The kinds, in the order in which they are asked what a path holds: the first that
+recognises it reads it, so the more special a kind is, the earlier it comes.
+"""
+
+_asked: list[str] = []
+"""The kinds whose modules were imported, or are being imported now."""
+
+
+def load() -> None:
+    """Import every kind, so that the registries know what it has."""
+    for name in KINDS:
+        if name not in _asked:
+            _asked.append(name)
+            import_module(f"{__name__}.{name}")
+
+
+def public(name: str, room: str = __name__) -> Any:
+    """Return what a kind exports under a name.
+
+    Args:
+        name: a name in the ``__all__`` of one of the kinds.
+        room: the module that was asked for it.
+
+    Raises:
+        AttributeError: no kind exports that name.
+    """
+    # A submodule that is being imported is asked for here before it is there.
+    if name.startswith("__") or find_spec(f"{room}.{name}") is not None:
+        raise AttributeError(f"module {room!r} has no attribute {name!r}")
+    load()
+    for kind in KINDS:
+        module = sys.modules[f"{__name__}.{kind}"]
+        if name in module.__all__:
+            return getattr(module, name)
+    raise AttributeError(f"module {room!r} has no attribute {name!r}")
+
+
+class SharedRegistry(Registry):
+    """A registry of classes to which the kinds of input add theirs.
+
+    It loads the kinds as soon as somebody looks something up, not when they register.
+    """
+
+    def find(self, name: object, place: str = "") -> type:
+        """The class of a name, see :meth:`torchcaps.spec.Registry.find`."""
+        load()
+        return super().find(name, place)
+
+    def classes(self) -> list[type]:
+        """All classes of the kind that can be made."""
+        load()
+        return super().classes()
+
+    def __iter__(self) -> Iterator[str]:
+        load()
+        return super().__iter__()
+
+    def items(self) -> Any:
+        """The names and their classes."""
+        load()
+        return super().items()
+
+    def values(self) -> Any:
+        """The classes."""
+        load()
+        return super().values()

@@ -1,0 +1,213 @@
+"""Pictures taken apart: the pixels of each slot, what each slot draws, and moves of the
+pose of one slot.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.models import ImageClassifier, SlotAutoencoder
+from torchcaps_lab.data import Examples
+from torchcaps_lab.report.canvas import (
+    colour_of,
+    label_row,
+    new_figure,
+    set_title,
+    show,
+)
+from torchcaps_lab.report.exhibit import Exhibit, Picture, pixels, register_exhibit
+from torchcaps_lab.report.findings import evaluating, predicted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOVES = 7
+_AXES = 3
+_FARTHEST = 2.0
+_LEAST_PIXELS = 0.01
+
+
+class TakenApart(NamedTuple):
+    """One picture.
+
+    Args:
+        image: (C, H, W) in [0, 1].
+        drawn: the reconstruction, likewise.
+        found: the slot of each pixel, int64 (H, W).
+        parts: what each slot draws, on grey where it draws nothing, (J, C, H, W).
+    """
+
+    image: Tensor
+    drawn: Tensor
+    found: Tensor
+    parts: Tensor
+
+
+@register_exhibit("slot_pictures", drawings="slots*.png")
+class SlotPictures(Exhibit):
+    """Pictures with the colours of their slots, and what each slot draws.
+
+    Attributes:
+        shown: the pictures.
+        part: of the pictures, in the name of the file.
+
+    Example:
+        >>> from torchcaps_lab.data import Shapes
+        >>> from torchcaps_lab.kinds.objects import SlotPictures
+        >>> network = tc.create_model("slot_autoencoder")
+        >>> some = Shapes(count=20, tests=2).test
+        >>> len(SlotPictures.of(network, some, "Shapes", "").shown)
+        2
+    """
+
+    shown: tuple[TakenApart, ...]
+    part: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        network: ImageClassifier,
+        images: Examples,
+        title: str,
+        text: str,
+        part: str = "",
+    ) -> "SlotPictures":
+        """What a network makes of pictures."""
+        shown: list[TakenApart] = []
+        for batch, prediction in predicted(network, images):
+            assert isinstance(network, SlotAutoencoder)
+            assert prediction.capsules is not None
+            colours, masks = network.each(prediction.capsules.pose)
+            grey = torch.full_like(colours, 0.5)
+            parts = torch.lerp(grey, colours.clamp(0, 1), masks[:, :, None])
+            assert prediction.reconstruction is not None
+            columns = (
+                batch.pictures,
+                prediction.reconstruction.clamp(0, 1),
+                masks.argmax(1),
+                parts,
+            )
+            rows = zip(*(column.cpu() for column in columns), strict=True)
+            shown += [TakenApart(*row) for row in rows]
+        return cls(title=title, text=text, shown=tuple(shown), part=part)
+
+    def draw(self) -> Iterator[Picture]:
+        """A row for each picture: it, its slots, the reconstruction, and each slot."""
+        file = f"slots-{self.part}.png" if self.part else "slots.png"
+        what = "Pictures, the slots of their pixels, reconstructions and single slots"
+        yield Picture(file, what, slots_figure(self.shown))
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the pictures, which the figure has."""
+        return {**super().to_json(), "shown": len(self.shown)}
+
+
+@register_exhibit("slot_moves", drawings="slot-moves.png")
+class SlotMoves(Exhibit):
+    """One slot whose pose moves along the directions in which the poses of objects
+    differ most.
+
+    Attributes:
+        drawn: what the slot draws, (directions, moves, C, H, W) in [0, 1].
+        moves: how far, in standard deviations.
+
+    Example:
+        >>> from torchcaps_lab.data import Shapes
+        >>> from torchcaps_lab.kinds.objects import SlotMoves
+        >>> network = tc.create_model("slot_autoencoder")
+        >>> moves = SlotMoves.of(network, Shapes(count=20, tests=8).test)
+        >>> moves.drawn.shape
+        torch.Size([3, 7, 3, 32, 32])
+    """
+
+    drawn: Tensor
+    moves: tuple[float, ...]
+
+    @classmethod
+    def of(cls, network: SlotAutoencoder, images: Examples) -> "SlotMoves":
+        """Moves of a slot of the first picture, along the principal directions of all
+        slots that draw a part of a picture.
+        """
+        few = images.subset(torch.arange(min(128, len(images))))
+        poses, areas = [], []
+        for _, prediction in predicted(network, few):
+            assert prediction.capsules is not None
+            assert prediction.masks is not None
+            found = torch.nn.functional.one_hot(
+                prediction.masks.argmax(1), prediction.masks.shape[1]
+            )
+            areas.append(found.float().mean((1, 2)).cpu())
+            poses.append(prediction.capsules.pose.float().cpu())
+        pose, area = torch.cat(poses), torch.cat(areas)
+        ground = area == area.amax(1, keepdim=True)
+        objects = pose[(area > _LEAST_PIXELS) & ~ground]
+        if len(objects) < 2:
+            objects = pose.flatten(0, 1)
+        centred = objects - objects.mean(0)
+        _, size, directions = torch.linalg.svd(centred, full_matrices=False)
+        deviation = size / max(len(objects) - 1, 1) ** 0.5
+        moves = torch.linspace(-_FARTHEST, _FARTHEST, _MOVES)
+        steps = deviation[:_AXES, None] * directions[:_AXES]
+        moved = objects[0] + moves[:, None, None] * steps
+        with evaluating(network) as device:
+            drawn = _alone(network, moved.movedim(1, 0).to(device)).cpu()
+        return cls(
+            title="What the pose of a slot says",
+            text="One object, drawn alone. Along each row its pose moves in a direction "
+            "in which the poses of objects differ: where it is, its colour or its "
+            "shape.",
+            drawn=drawn,
+            moves=tuple(moves.tolist()),
+        )
+
+    def draw(self) -> Iterator[Picture]:
+        """A row for each direction."""
+        rows, columns = self.drawn.shape[:2]
+        figure = new_figure(1.1 * columns + 0.6, 1.15 * rows + 0.4)
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for number, (axes, drawn) in enumerate(zip(grid, self.drawn, strict=True)):
+            for place, image, move in zip(axes, drawn, self.moves, strict=True):
+                show(place, image)
+                if number == 0:
+                    set_title(place, f"{move:+.1f}", fontsize=8)
+            label_row(axes[0], f"direction {number + 1}", 1.0)
+        yield Picture("slot-moves.png", "One slot with its pose moved", figure)
+
+
+def _alone(network: SlotAutoencoder, poses: Tensor) -> Tensor:
+    """What single slots (..., D) draw on black, (..., C, H, W)."""
+    _, height, width = network.image_shape
+    rows = poses.flatten(0, -2)[:, None]
+    decoder: Any = network.decoder
+    colours, claims = decoder.claimed(rows, height, width)
+    drawn = (colours * claims.sigmoid()[:, :, None])[:, 0].clamp(0, 1)
+    return drawn.unflatten(0, poses.shape[:-1])
+
+
+def slot_colours(slots: int) -> Tensor:
+    """A colour for each slot, (J, 3) in [0, 1]."""
+    codes = [colour_of(slot) for slot in range(slots)]
+    parts = [
+        [int(code[place : place + 2], 16) for place in (1, 3, 5)] for code in codes
+    ]
+    return torch.tensor(parts) / 255
+
+
+def slots_figure(shown: tuple[TakenApart, ...], side: float = 1.1) -> "Figure":
+    """A row for each picture."""
+    slots = len(shown[0].parts)
+    table = slot_colours(slots)
+    figure = new_figure((3 + slots) * side, (side + 0.05) * len(shown) + 0.3)
+    titles = ["image", "slots", "drawn", *(f"slot {slot + 1}" for slot in range(slots))]
+    grid = figure.subplots(len(shown), len(titles), squeeze=False)
+    for number, (axes, one) in enumerate(zip(grid, shown, strict=True)):
+        painted = table[one.found].movedim(-1, 0)
+        over = 0.3 * pixels(one.image).movedim(-1, 0) + 0.7 * painted
+        panels = (one.image, over, one.drawn, *one.parts)
+        for place, panel, title in zip(axes, panels, titles, strict=True):
+            show(place, panel)
+            if number == 0:
+                set_title(place, title, fontsize=8)
+    return figure

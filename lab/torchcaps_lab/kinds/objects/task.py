@@ -1,0 +1,253 @@
+"""Objects: to take pictures apart without labels."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.models import ImageClassifier, Prediction, SlotAutoencoder
+from torchcaps_lab.data import Batch, Examples
+from torchcaps_lab.kinds.objects.guess import guess_pictures
+from torchcaps_lab.kinds.objects.measures import (
+    UNKNOWN,
+    adjusted_rand_index,
+    best_overlap,
+    foreground_rand_index,
+)
+from torchcaps_lab.kinds.objects.pictures import SlotMoves, SlotPictures
+from torchcaps_lab.kinds.objects.sets import ObjectSet
+from torchcaps_lab.report.exhibit import Exhibit
+from torchcaps_lab.report.findings import check_asked, predicted
+from torchcaps_lab.report.observe import Metrics
+from torchcaps_lab.report.pictures.learning_curves import LearningCurves
+from torchcaps_lab.report.pictures.summary import Summary
+from torchcaps_lab.tasks.base import (
+    Answer,
+    Criteria,
+    Examination,
+    Forward,
+    Losses,
+    Measure,
+    Task,
+    register_task,
+)
+
+_SHOWN = 6
+"""Pictures of a report."""
+
+_LEAST_SHARE = 0.002
+"""Of the pixels: slots with fewer draw nothing."""
+
+_NAMES = {
+    "fg_ari": "FG-ARI",
+    "ari": "ARI with the ground",
+    "mbo": "mean best overlap",
+}
+
+
+@register_task("objects")
+class Objects(Task):
+    """Learns to take pictures apart into objects, without labels: by drawing them.
+
+    The loss is the mean squared error of the reconstruction. Networks must draw each
+    slot with a mask (:attr:`torchcaps.models.Prediction.masks`), as
+    :class:`~torchcaps.models.SlotAutoencoder` does. Where the objects of the pixels are
+    known, as in :class:`~torchcaps_lab.data.Shapes`, they only measure the result.
+
+    Example:
+        >>> from torchcaps_lab.tasks import Objects
+        >>> Objects().main.name, Objects().main.higher_is_better
+        ('error', False)
+    """
+
+    measures = (
+        Measure("error", higher_is_better=False, bounds=(0.0, 1.0), percent=False),
+    )
+
+    probability = "share of the pixels"
+
+    @classmethod
+    def guess(cls, root: Path, given: Mapping[str, Any]) -> Any:
+        """Options for the pictures of a folder and its sub-folders."""
+        return guess_pictures(root, given)
+
+    def check(self, images: Examples) -> None:
+        """Raise a `ValueError` unless the pictures have slots for classes."""
+        if not isinstance(images, ObjectSet):
+            raise ValueError(
+                "task 'objects' takes pictures without labels, as PictureFolder and "
+                "Shapes have: these have labels, such as "
+                f"{', '.join(map(repr, images.classes[:3]))}"
+            )
+
+    def loss(
+        self,
+        network: ImageClassifier,
+        forward: Forward,
+        batch: Batch,
+        criteria: Criteria,
+    ) -> Losses:
+        """The mean squared error of the reconstruction."""
+        prediction = forward(batch.inputs, batch.labels)
+        drawn = _drawn(prediction)
+        error = (drawn - batch.pictures.to(drawn)).square().mean()
+        return prediction, {"loss_of_drawing": error}
+
+    def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+        """``error``, the mean squared error of each image; ``fg_ari`` where objects are
+        known.
+        """
+        drawn = _drawn(prediction).detach()
+        difference = drawn.float() - batch.pictures.to(drawn.device)
+        figures = {"error": difference.square().flatten(1).mean(1)}
+        if _known(batch.labels):
+            found = _slots_of(prediction)
+            figures["fg_ari"] = foreground_rand_index(batch.labels, found).float()
+        return figures
+
+    def examine(
+        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+    ) -> Examination:
+        """Error of the reconstruction, objects of an image, and where they are known
+        FG-ARI, ARI and mean best overlap.
+        """
+        self.check(images)
+        check_asked(network, images, batch_size)
+        rows: dict[str, list[Tensor]] = {}
+        for batch, prediction in predicted(network, images, batch_size):
+            for name, values in self._figures(prediction, batch).items():
+                rows.setdefault(name, []).append(values.double().cpu())
+        each = {name: torch.cat(values) for name, values in rows.items()}
+        figures = {name: values.mean().item() for name, values in each.items()}
+        lines = [
+            f"error of the reconstruction {figures['error']:.4f}, "
+            f"{figures['objects']:.1f} objects in a picture"
+        ]
+        lines += [
+            f"{name} {figures[key]:.3f}" for key, name in _NAMES.items() if key in each
+        ]
+        details = {
+            f"{name}_of_images": values.tolist() for name, values in each.items()
+        }
+        return Examination(figures, details, tuple(lines))
+
+    def _figures(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+        figures = self.measure(prediction, batch)
+        found, true = (
+            _slots_of(prediction),
+            batch.labels.to(prediction.activation.device),
+        )
+        counts = [len(_things(mask, prediction.activation.shape[1])) for mask in found]
+        figures["objects"] = torch.tensor(counts) - 1.0
+        if _known(true):
+            figures["ari"] = adjusted_rand_index(true, found)
+            figures["mbo"] = best_overlap(true, found)
+        return figures
+
+    def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
+        """The slots of each picture: its classes are those that draw something, the one
+        with the most pixels, which is usually the ground, first.
+
+        The mask says for each pixel which of these classes it belongs to, by its place
+        among them. So 0 is the ground, and objects count from 1.
+        """
+        found = _slots_of(prediction)
+        poses = None if prediction.capsules is None else prediction.capsules.pose
+        answers = []
+        for row, mask in enumerate(found):
+            shares = _shares(mask, len(classes))
+            things = _things(mask, len(classes))
+            names = tuple(classes[slot] for slot in things)
+            lengths = prediction.activation[row].tolist()
+            answers.append(
+                Answer(
+                    names,
+                    dict(zip(classes, shares.tolist(), strict=True)),
+                    dict(zip(classes, lengths, strict=True)),
+                    poses=None
+                    if poses is None
+                    else dict(zip(classes, poses[row], strict=True)),
+                    seen=f"{len(things) - 1} objects and the ground",
+                    mask=_places(mask, things, len(classes)),
+                )
+            )
+        return answers
+
+    def _exhibits(
+        self,
+        network: ImageClassifier,
+        images: Examples,
+        summary: Mapping[str, Any],
+        metrics: Metrics,
+    ) -> Iterator[Exhibit | None]:
+        """Pictures taken apart, the worst ones, moves of poses, learning curves."""
+        examination = self.examine(network, images)
+        title = f"What this {type(network).__name__} found"
+        text = f"{'; '.join(examination.lines).capitalize()}."
+        some = images.subset(torch.arange(min(_SHOWN, len(images))))
+        yield SlotPictures.of(network, some, title, text)
+        measure, worst_first = "fg_ari_of_images", False
+        if measure not in examination.details:
+            measure, worst_first = "error_of_images", True
+        each = torch.tensor(examination.details[measure])
+        worst = images.subset(each.argsort(descending=worst_first)[:_SHOWN])
+        yield SlotPictures.of(
+            network,
+            worst,
+            "Where it fails",
+            "The pictures with the worst figures. Objects that share a slot have one "
+            "colour, and an object in two slots has two.",
+            "worst",
+        )
+        if isinstance(network, SlotAutoencoder):
+            yield SlotMoves.of(network, images)
+        yield LearningCurves.of(metrics)
+        yield Summary.of("Settings", summary, [])
+
+
+def _drawn(prediction: Prediction) -> Tensor:
+    """The reconstruction.
+
+    Raises:
+        ValueError: if the network draws no slots.
+    """
+    if prediction.reconstruction is None or prediction.masks is None:
+        raise ValueError(
+            "task 'objects' takes networks that draw each slot with a mask, such as "
+            "'slot_autoencoder'"
+        )
+    return prediction.reconstruction
+
+
+def _slots_of(prediction: Prediction) -> Tensor:
+    """The slot that draws most of each pixel, (B, H, W)."""
+    _drawn(prediction)
+    assert prediction.masks is not None
+    return prediction.masks.argmax(1)
+
+
+def _known(labels: Tensor) -> bool:
+    return bool((labels != UNKNOWN).any())
+
+
+def _shares(mask: Tensor, slots: int) -> Tensor:
+    """Of the pixels of an image, for each slot."""
+    return torch.bincount(mask.flatten(), minlength=slots) / mask.numel()
+
+
+def _places(mask: Tensor, things: Sequence[int], slots: int) -> Tensor:
+    """Each slot of a mask by its place among the slots that draw something; the ground
+    for those that hardly do.
+    """
+    table = torch.zeros(slots, dtype=torch.int64)
+    table[torch.tensor(things)] = torch.arange(len(things))
+    return table[mask]
+
+
+def _things(mask: Tensor, slots: int) -> list[int]:
+    """The slots that draw something, those with the most pixels first."""
+    shares = _shares(mask, slots)
+    order = shares.argsort(descending=True).tolist()
+    return [slot for slot in order if shares[slot] > _LEAST_SHARE]

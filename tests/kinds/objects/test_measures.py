@@ -1,0 +1,72 @@
+"""Measures of slots against scikit-learn's, and where their values are known."""
+
+import pytest
+import torch
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
+
+from torchcaps_lab.kinds.objects import (
+    adjusted_rand_index,
+    best_overlap,
+    foreground_rand_index,
+)
+
+B, H, W = 6, 9, 11
+
+
+def labels(most: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(most, (B, H, W), generator=generator)
+
+
+@pytest.mark.parametrize("objects", [1, 2, 5])
+@pytest.mark.parametrize("slots", [1, 2, 7])
+def test_the_rand_index_is_that_of_scikit_learn(objects: int, slots: int) -> None:
+    true, found = labels(objects, 0), labels(slots, 1)
+    found[:3] = true[:3] % slots  # some that agree in part
+    expected = [
+        adjusted_rand_score(one.flatten(), other.flatten())
+        for one, other in zip(true, found, strict=True)
+    ]
+    torch.testing.assert_close(
+        adjusted_rand_index(true, found), torch.tensor(expected, dtype=torch.float64)
+    )
+
+
+def test_in_the_foreground_only_pixels_of_objects_count() -> None:
+    true, found = labels(4, 0), labels(5, 1)
+    expected = [
+        adjusted_rand_score(one[one > 0], other[one > 0])
+        for one, other in zip(true, found, strict=True)
+    ]
+    torch.testing.assert_close(
+        foreground_rand_index(true, found), torch.tensor(expected, dtype=torch.float64)
+    )
+    changed = torch.where(true > 0, found, 4)
+    torch.testing.assert_close(
+        foreground_rand_index(true, changed), foreground_rand_index(true, found)
+    )
+
+
+def test_names_of_slots_do_not_matter() -> None:
+    true, order = labels(5, 0), torch.tensor([3, 0, 4, 1, 2])
+    one = torch.ones(B, dtype=torch.float64)
+    torch.testing.assert_close(adjusted_rand_index(true, order[true]), one)
+    torch.testing.assert_close(best_overlap(true, order[true]), one)
+
+
+def test_half_of_an_object_overlaps_it_by_a_half() -> None:
+    true = torch.zeros(1, 4, 8, dtype=torch.int64)
+    true[:, :, 4:] = 1
+    found = torch.zeros_like(true)
+    found[:, :, 6:] = 1
+    assert best_overlap(true, found).item() == 0.5
+
+
+def test_pixels_of_which_nothing_is_known_count_for_nothing() -> None:
+    true, found = labels(4, 0), labels(5, 1)
+    true[:, :, -3:] = 255
+    for measure in (adjusted_rand_index, foreground_rand_index, best_overlap):
+        torch.testing.assert_close(
+            measure(true, found), measure(true[:, :, :-3], found[:, :, :-3])
+        )

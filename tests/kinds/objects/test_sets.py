@@ -1,0 +1,101 @@
+"""Figures whose masks are known, and folders of pictures."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps_lab.data import PictureFolder, Shapes
+from torchcaps_lab.testing import check_dataset
+
+
+def pictures(folder: Path, count: int = 12) -> Path:
+    """A folder of red squares on black."""
+    for number in range(count):
+        picture = Image.new("RGB", (40, 30))
+        picture.paste((255, 0, 0), (number, 5, number + 10, 15))
+        place = folder / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        picture.save(place / f"{number}.png")
+    return folder
+
+
+def test_what_every_data_set_keeps(tmp_path: Path) -> None:
+    check_dataset(Shapes(count=60, tests=20))
+    check_dataset(PictureFolder(pictures(tmp_path), size=16))
+
+
+def test_each_object_has_one_colour_and_the_ground_is_black() -> None:
+    test = Shapes(count=20, tests=50).test
+    for image, labels in zip(test.inputs, test.labels, strict=True):
+        assert not image[:, labels == 0].any()
+        colours = [image[:, labels == number] for number in labels.unique() if number]
+        assert all((colour == colour[:, :1]).all() for colour in colours)
+        different = {tuple(colour[:, 0].tolist()) for colour in colours}
+        assert len(different) == len(colours)
+
+
+def test_images_have_as_many_objects_as_they_should() -> None:
+    """Some may be covered."""
+    test = Shapes(least=6, most=7, count=20, tests=100).test
+    counts = [one.unique().numel() - 1 for one in test.labels]
+    assert max(counts) == 7
+    assert sum(counts) / len(counts) > 5.5
+    assert len(test.classes) == 8
+
+
+def test_figures_may_be_alike_and_grounds_textured() -> None:
+    alike = Shapes(count=20, tests=100, alike=True).test
+    pairs = [
+        image[:, labels > 0].T.unique(dim=0).shape[0] < labels.unique().numel() - 1
+        for image, labels in zip(alike.inputs, alike.labels, strict=True)
+    ]
+    assert sum(pairs) > 20
+    textured = Shapes(count=20, tests=20, ground="textured").test
+    ground = textured.inputs.movedim(1, -1)[textured.labels == 0]
+    assert ground.float().std() > 5
+
+
+def test_the_seed_changes_neither_training_nor_test_images() -> None:
+    first, second = Shapes(count=30, tests=9), Shapes(count=30, tests=9, seed=4)
+    assert torch.equal(first.test.inputs, second.test.inputs)
+    both = [
+        torch.cat([data.train.inputs, data.validation.inputs]).sum()
+        for data in (first, second)
+    ]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"least": 6}, "least must be at most most, 5, got 6"),
+        ({"slots": 5}, "slots must be more than most, 5: .* got 5"),
+        ({"slots": 1}, "slots must be .*, got 1"),
+        ({"most": 9}, "most must be .*, got 9"),
+    ],
+)
+def test_figures_that_do_not_fit(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Shapes(**arguments)
+
+
+def test_sub_folders_are_no_classes(tmp_path: Path) -> None:
+    data = PictureFolder(pictures(tmp_path), slots=3, size=16)
+    assert data.classes == ("slot 1", "slot 2", "slot 3")
+    assert "2 sub-folders" in data.notes()[0]
+    parts = [len(part) for part in (data.train, data.validation, data.test)]
+    assert sum(parts) == 12
+    assert min(parts) >= 1
+
+
+def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        PictureFolder(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"at least three pictures.* holds 2"):
+        PictureFolder(pictures(tmp_path / "few", 2))
+    (pictures(tmp_path / "broken") / "a" / "0.png").write_bytes(b"no picture")
+    data = PictureFolder(tmp_path / "broken")
+    with pytest.raises(ValueError, match=r"0\.png"):
+        _ = data.train, data.test

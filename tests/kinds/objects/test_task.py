@@ -1,0 +1,111 @@
+"""The task objects: what it measures and answers, from training to export."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import torchcaps as tc
+from tests.kinds.objects.test_sets import pictures
+from torchcaps.models import Prediction
+from torchcaps_lab.cli import main
+from torchcaps_lab.data import Digits, Shapes
+from torchcaps_lab.tasks import Objects
+
+NETWORK: dict[str, Any] = {"channels": 4, "dim": 8}
+
+
+def test_perfect_slots_have_perfect_figures() -> None:
+    """A network that draws each object of Shapes with its own slot."""
+    test = Shapes(count=20, tests=12).test
+    batch = test.__getitems__(list(range(12)))
+    masks = torch.nn.functional.one_hot(batch.labels, 6).movedim(-1, 1).float()
+    activation = masks.flatten(2).amax(2)
+    prediction = Prediction(activation, None, batch.pictures, masks=masks)
+    measured = Objects().measure(prediction, batch)
+    torch.testing.assert_close(measured["fg_ari"], torch.ones(12))
+    assert not measured["error"].any()
+    answer, *_ = Objects().answers(prediction, test.classes)
+    mask = answer.mask
+    assert mask is not None
+    assert bool(((mask == 0) == (batch.labels[0] == 0)).all())
+    assert len(answer.classes) == batch.labels[0].unique().numel()
+    assert answer.classes[0] == "slot 1"
+    assert answer.seen == f"{len(answer.classes) - 1} objects and the ground"
+
+
+def test_it_takes_no_labels() -> None:
+    with pytest.raises(ValueError, match=r"without labels.*these have labels, such as"):
+        Objects().check(Digits().test)
+
+
+def test_other_networks_draw_no_slots() -> None:
+    network = tc.create_model("capsnet_digits")
+    test = Digits().test
+    with pytest.raises(ValueError, match=r"draw each slot with a mask.*autoencoder"):
+        Objects().measure(network(test[0].inputs), test[0])
+
+
+def test_learning_lowers_the_error() -> None:
+    torch.manual_seed(0)
+    data = Shapes(count=20, tests=8)
+    network = tc.models.SlotAutoencoder(classes=6, **NETWORK)
+    batch = data.test.__getitems__(list(range(8)))
+    optimizer = torch.optim.Adam(network.parameters(), 0.005)
+    errors = []
+    for _ in range(30):
+        prediction, parts = Objects().loss(network, network, batch, None)  # type: ignore[arg-type]
+        optimizer.zero_grad()
+        sum(parts.values()).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        errors.append(float(Objects().measure(prediction, batch)["error"].mean()))
+    assert errors[-1] < 0.8 * errors[0]
+
+
+def test_from_a_folder_of_pictures_to_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures(tmp_path / "shelf")
+    options = ["--epochs", "1", "--data.size", "16", "--model_args.channels", "4"]
+    main(["train", "shelf", "--task", "objects", *options, "--model_args.dim", "8"])
+    printed = capsys.readouterr().out
+    assert "guessed: model slot_autoencoder, 7 slots" in printed
+    assert "2 sub-folders of shelf are not used as classes" in printed
+    report = Path("runs/shelf/report")
+    names = {path.name for path in report.glob("*.png")}
+    assert {"slots.png", "slots-worst.png", "slot-moves.png"} <= names
+
+    main(["predict", "runs/shelf", "shelf/a/0.png", "--json", "--masks", "masks"])
+    row = json.loads(capsys.readouterr().out)
+    assert row["seen"] == f"{len(row['classes']) - 1} objects and the ground"
+    with Image.open("masks/0.png") as mask:
+        values = np.asarray(mask)
+    assert values.shape == (16, 16)
+    assert values.max() < len(row["classes"])
+
+    main(["evaluate", "runs/shelf"])
+    assert "error of the reconstruction" in capsys.readouterr().out
+    main(["explain", "runs/shelf"])
+    main(["export", "runs/shelf", "--to", "slots.onnx"])
+    assert "its answers differ" in capsys.readouterr().out
+
+
+def test_a_network_of_another_number_of_slots(tmp_path: Path) -> None:
+    """Slots from a learned Gaussian may be more than in training: their weights fit."""
+    few = tc.models.SlotAutoencoder(classes=3, **NETWORK).eval()
+    more = few.with_slots(5)
+    assert more.classes == 5
+    assert more(torch.rand(2, 3, 32, 32)).masks.shape == (2, 5, 32, 32)
+    again = more.with_slots(3)
+    images = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(again(images).masks, few(images).masks)
+    queries = tc.models.SlotAutoencoder(
+        classes=3, routing=tc.create_routing("slots"), **NETWORK
+    )
+    with pytest.raises(ValueError, match="start='normal'"):
+        queries.with_slots(5)

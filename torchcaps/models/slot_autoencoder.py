@@ -1,0 +1,226 @@
+"""Objects without labels: slots of an image, each of which draws its part of it
+(Locatello et al. 2020).
+"""
+
+import math
+from dataclasses import InitVar
+from typing import cast
+
+from torch import Tensor, nn
+
+from torchcaps.capsules import Capsules, Prediction
+from torchcaps.layers import CapsLinear, PositionCode, Slots
+from torchcaps.models.base import ImageClassifier, routing_of
+from torchcaps.models.registry import register_model
+from torchcaps.numerics import Size
+from torchcaps.routing import Routed, Routing, SlotAttentionRouting
+from torchcaps.routing.base import as_capsules
+from torchcaps.spec import settings
+
+_SCALE = 4
+"""Pixels along a side of the image for one place of the grid that slots are drawn from.
+"""
+
+_LARGEST_MAP = 40
+"""Larger images are halved once more before slots see them."""
+
+
+class SpatialBroadcastDecoder(nn.Module):
+    r"""Draws each slot by itself: colours, and how much of each pixel it claims.
+
+    The pose of a slot is copied to every place of a coarse grid, a code of the place is
+    added, and convolutions make an image of it. The image of all slots is the sum
+    :math:`\sum_j m_j c_j` of their colours c with masks m that are a softmax over the
+    slots.
+
+    Args:
+        dim: numbers of a pose.
+        channels: of the hidden convolutions.
+        colours: channels of the image.
+
+    Shape:
+        Poses (B, J, dim) and the height and width of the image to colours (B, J, C, H,
+        W) and masks (B, J, H, W).
+
+    Source: Watters et al. 2019, "Spatial Broadcast Decoder"; the masks: Locatello et
+    al. 2020, section 3.2. The last convolution draws the four pixels of a square at
+    once (Shi et al. 2016).
+
+    Example:
+        >>> decoder = tc.models.SpatialBroadcastDecoder(dim=16, channels=8, colours=3)
+        >>> colours, masks = decoder(torch.randn(2, 5, 16), 30, 32)
+        >>> colours.shape, masks.sum(1).allclose(torch.ones(2, 30, 32))
+        (torch.Size([2, 5, 3, 30, 32]), True)
+    """
+
+    def __init__(self, dim: int, channels: int, colours: int) -> None:
+        super().__init__()
+        self.place = PositionCode(dim)
+        self.draw = nn.Sequential(
+            nn.ConvTranspose2d(dim, channels, 4, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, 4 * (colours + 1), 3, padding=1),
+            nn.PixelShuffle(2),
+        )
+
+    def forward(self, pose: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Colours and masks of an image of that size."""
+        colours, claims = self.claimed(pose, height, width)
+        return colours, claims.softmax(1)
+
+    def claimed(self, pose: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+        """Colours, and how strongly each slot claims each pixel: the logits of the
+        masks.
+        """
+        rows, columns = -(-height // _SCALE), -(-width // _SCALE)
+        copies = pose.flatten(0, 1)[..., None, None].expand(-1, -1, rows, columns)
+        drawn = self.draw(self.place(copies))[..., :height, :width]
+        colours, claims = drawn.unflatten(0, pose.shape[:2]).tensor_split([-1], 2)
+        return colours, claims.squeeze(2)
+
+
+@register_model(
+    "slot_autoencoder",
+    "after Locatello et al. 2020, made small: slot attention and a decoder that draws "
+    "each slot",
+)
+@register_model(
+    "slot_autoencoder_mixture",
+    "its twin after Kirilenko et al. 2024: a Gaussian mixture of the features",
+    routing={"name": "slot_mixture", "start": "normal", "gradient": "last"},
+)
+@settings
+class SlotAutoencoder(ImageClassifier):
+    r"""Takes an image apart into slots, and draws it again slot by slot.
+
+    Convolutions make features, which get a code of their place. Slots share them out
+    among themselves and a :class:`~torchcaps.models.SpatialBroadcastDecoder` draws each
+    slot with its own mask. Trained to draw what it sees, it has no labels: an object
+    ends up in a slot because that is the shortest description.
+
+    Its classes are its slots, which have no order. The activation of a slot is the
+    largest share that it has of a pixel, so a slot that draws nothing has about 0.
+
+    Args:
+        image_shape: (C, H, W).
+        classes: the number of slots, one more than there are objects, or more.
+        channels: of the convolutions.
+        dim: numbers of the pose of a slot.
+        routing: of the features to the slots; one without transforms of its own gets
+            one for each slot, as in :class:`~torchcaps.CapsLinear`. Default: slot
+            attention in 3 steps, with gradients through the last.
+
+    Source: Locatello et al. 2020, "Object-Centric Learning with Slot Attention".
+
+    Example:
+        >>> network = tc.create_model(
+        ...     "slot_autoencoder", image_shape=(3, 32, 32), classes=6
+        ... )
+        >>> prediction = network(torch.rand(2, 3, 32, 32))
+        >>> prediction.masks.shape, prediction.capsules.pose.shape
+        (torch.Size([2, 6, 32, 32]), torch.Size([2, 6, 48]))
+    """
+
+    image_shape: tuple[int, int, int] = (3, 32, 32)
+    classes: Size = 6
+    channels: Size = 32
+    dim: Size = 48
+    routing: InitVar[Routing | None] = routing_of(
+        "slots", "The routing of the features to the slots."
+    )
+
+    def __post_init__(self, routing: Routing | None) -> None:
+        super().__init__(self.image_shape, self.classes)
+        routing = routing or SlotAttentionRouting(start="normal", gradient="last")
+        self.features = _encoder(self.image_shape, self.channels, self.dim)
+        self.slots: Slots | CapsLinear
+        if routing.own_transforms:
+            self.slots = Slots(
+                self.classes, self.dim, features=self.dim, routing=routing
+            )
+        else:
+            self.slots = CapsLinear(
+                None,
+                self.classes,
+                self.dim,
+                self.dim,
+                transforms="shared",
+                routing=routing,
+            )
+        self.decoder = SpatialBroadcastDecoder(
+            self.dim, self.channels, self.image_shape[0]
+        )
+
+    def route(self, images: Tensor) -> Routed:
+        """Where the features of images go, with the slots."""
+        self._check(images)
+        routed: Routed = self.slots.route(self.features(images))
+        return routed
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        """The slots of images (B, C, H, W), their masks, and what they draw together;
+        ``target`` changes nothing.
+        """
+        routed = self.route(images)
+        pose = as_capsules(routed, (self.dim,), images.dtype).pose
+        return self.drawn(pose)
+
+    def drawn(self, pose: Tensor) -> Prediction:
+        """What slots of these poses, (B, J, dim), draw."""
+        colours, masks = self.each(pose)
+        activation = masks.flatten(2).amax(2)
+        reconstruction = (colours * masks[:, :, None]).sum(1)
+        capsules = Capsules(pose, activation)
+        return Prediction(activation, capsules, reconstruction, masks=masks)
+
+    def with_slots(self, slots: int) -> "SlotAutoencoder":
+        """A copy of this network with another number of slots, and the same weights.
+
+        Raises:
+            ValueError: if the slots do not start from one learned Gaussian.
+        """
+        copy = type(self).from_config({**self.config(), "classes": slots})
+        state, fresh = self.state_dict(), copy.state_dict()
+        noise = [name for name in state if name.endswith("first.noise")]
+        if not noise:
+            raise ValueError(
+                f"a {type(self).__name__} has any number of slots only with "
+                "start='normal' in its routing"
+            )
+        for name in noise:
+            state[name] = fresh[name]
+        copy.load_state_dict(state)
+        return copy.to(next(self.parameters())).train(self.training)
+
+    def each(self, pose: Tensor) -> tuple[Tensor, Tensor]:
+        """What each slot draws, colours (B, J, C, H, W) and masks (B, J, H, W)."""
+        _, height, width = self.image_shape
+        drawn = self.decoder(pose, height, width)
+        return cast(tuple[Tensor, Tensor], drawn)
+
+
+class _Rows(nn.Module):
+    """Maps (B, C, H, W) as rows (B, H W, C)."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps.flatten(2).mT
+
+
+def _encoder(
+    image_shape: tuple[int, int, int], channels: int, dim: int
+) -> nn.Sequential:
+    """From images to features with the code of their place, (B, I, dim)."""
+    side = max(image_shape[1:])
+    halved = max(1, math.ceil(math.log2(side / _LARGEST_MAP)) + 1)
+    layers: list[nn.Module] = []
+    before = image_shape[0]
+    for _ in range(halved):
+        layers += [nn.Conv2d(before, channels, 5, stride=2, padding=2), nn.ReLU()]
+        before = channels
+    for _ in range(2):
+        layers += [nn.Conv2d(channels, channels, 5, padding=2), nn.ReLU()]
+    mlp = [nn.LayerNorm(channels), nn.Linear(channels, dim), nn.ReLU()]
+    rows = [PositionCode(channels), _Rows(), *mlp, nn.Linear(dim, dim)]
+    return nn.Sequential(*layers, *rows)
