@@ -10,7 +10,7 @@ JOBS ?= 2
 # Many processes import the same: what they compile of Python is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-all thorough cover lowest compile-test wheel lint bench guide docs house clean
+.PHONY: setup demo test test-all thorough cover lowest compile-test wheel release-check lint bench guide docs house clean
 
 setup: .venv/.installed
 
@@ -71,6 +71,10 @@ wheel:
 	.venv/wheel/bin/python -m pip install --quiet build
 	.venv/wheel/bin/python -m build --outdir dist
 	.venv/wheel/bin/python -m build --wheel --outdir dist lab
+
+# Builds both wheels, installs them into an empty environment and uses them there: some minutes.
+release-check: setup
+	TORCH="$(TORCH)" $(BIN)/python -m tests.release_check
 
 lint: setup
 	$(BIN)/ruff check .

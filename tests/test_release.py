@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from PIL import Image, ImageDraw
 
 import torchcaps
+from tests.release_check import PACKAGES, metadata_of, metadata_problems
 
 ROOT = Path(__file__).parents[1]
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
@@ -38,6 +40,38 @@ def test_the_hooks_are_those_of_make_lint() -> None:
         ".venv/bin/ruff",
         ".venv/bin/mypy",
     ]
+
+
+def test_the_metadata_of_both_packages_are_complete(tmp_path: Path) -> None:
+    for source in PACKAGES.values():
+        assert list(metadata_problems(metadata_of(source, tmp_path))) == []
+
+
+def test_missing_metadata_are_named() -> None:
+    bare = message_from_string("Metadata-Version: 2.4\nName: torchcaps\n\nShort.")
+    problems = set(metadata_problems(bare))
+    assert {"no License-Expression", "no classifier for Python 3.14"} <= problems
+    assert {"no licence file", "the long description is missing"} <= problems
+
+
+def test_a_tag_publishes_what_was_checked_without_a_secret() -> None:
+    text = (ROOT / ".github" / "workflows" / "publish.yml").read_text()
+    workflow = yaml.safe_load(text)
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # "on" is a truth value in YAML
+    assert workflow["permissions"] == {"contents": "read"}
+    jobs = workflow["jobs"]
+    publish = jobs["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert "secrets" not in text
+    assert {jobs[name]["needs"] for name in publish["needs"]} == {"check"}
+    assert any(
+        step.get("run") == "make release-check" for step in jobs["check"]["steps"]
+    )
+    uses = [
+        step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step
+    ]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[\w./-]+", action) for action in uses)
+    assert publish["steps"][-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
 
 
 def built(source: Path, folder: Path) -> Path:

@@ -76,7 +76,7 @@ toc_object_entries_show_parents = "hide"
 nitpicky = True
 
 html_theme = "furo"
-html_title = "torchcaps"
+html_title = f"torchcaps {version}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_additional_pages = {"index": "start.html"}
