@@ -107,6 +107,12 @@ class Classifier:
         task: Task | str | dict[str, Any] | None = None,
         resize: Fit | None = None,
     ) -> None:
+        if not isinstance(network, ImageClassifier):
+            raise TypeError(
+                "network must be a network that classifies, got "
+                f"{network if isinstance(network, str | Path) else type(network).__name__!r}"
+                ": Classifier.open(path) opens a saved one or a run"
+            )
         saved = network.extra
         self.network = network.eval()
         self.classes = tuple(

@@ -11,7 +11,7 @@ from PIL import Image
 
 import torchcaps_lab.cli as cli
 from tests.options import typed
-from torchcaps import create_model
+from torchcaps import Classifier, create_model
 from torchcaps.models import load_pretrained
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Words
@@ -483,3 +483,32 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         f"torchcaps explore: error: port {port} of 127.0.0.1 is in use: --port "
         "0 takes a free one\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("train photos --device cuda", "did you mean --trainer.accelerator?"),
+        ("train photos --img-size 64", "did you mean --data.size?"),
+        ("predict photo.jpg", "it takes RUN IMAGES, in this order"),
+        ("predict mnist/efficent_capsnet p.png", "mean mnist/efficient_capsnet?"),
+        ("explain runs/nope", "there is no folder runs/nope"),
+        ("evaluate digits --data Digits --strange words.txt", "has no decoder"),
+    ],
+)
+def test_a_first_try_is_told_what_to_type(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str, hint: str
+) -> None:
+    """The hint came late, named what fails too, or there was none."""
+    if "evaluate" in command:
+        bare = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
+        bare.save_pretrained(folder / "bare", classes=list("0123456789"))
+        command = command.replace("digits", "bare")
+    assert hint in told_by(capsys, *command.split())
+
+
+def test_python_says_what_to_give(folder: Path) -> None:
+    with pytest.raises(TypeError, match=r"Classifier\.open\(path\) opens a saved one"):
+        Classifier("photos/cats")
+    with pytest.raises(ValueError, match=r"give image_shape=\(channels, height, width"):
+        create_model("capsnet_digits", in_chans=1)

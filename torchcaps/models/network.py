@@ -33,6 +33,7 @@ from torchcaps.spec import (
     fit,
     kept,
     make,
+    meant,
     package_of,
     plain,
     same_class,
@@ -365,7 +366,8 @@ def _locate(source: str | Path) -> Path:
         return network_folder(folder)
     if folder.as_posix() in list_pretrained():
         return pretrained_folder(folder.as_posix())
-    known = ", ".join(list_pretrained())
+    near = meant(folder.as_posix(), list_pretrained())
+    known = f"{', '.join(list_pretrained())}{near}"
     if (
         is_path or len(folder.parts) != 2 or folder.is_absolute()
     ):  # a Hub repository reads owner/name
@@ -392,8 +394,8 @@ def _locate(source: str | Path) -> Path:
         RepositoryNotFoundError,
     ) as error:
         raise FileNotFoundError(
-            f"{source} is neither a folder, nor in the package, which has {known}, "
-            "nor a repository that can be reached"
+            f"{source} is no folder and no repository that can be reached, nor in the "
+            f"package, which has {known}"
         ) from error
 
 

@@ -64,6 +64,24 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
     return register
 
 
+FOREIGN = ("in_chans", "img_size")
+"""What timm calls the parts of ``image_shape``."""
+
+
+def check_foreign_names(name: str, arguments: Mapping[str, Any]) -> None:
+    """Raises a `ValueError` that names ``image_shape`` for the names that timm has for
+    its parts.
+    """
+    for argument in FOREIGN:
+        if argument in arguments and argument not in parameter_names(
+            MODELS[name].network
+        ):
+            raise ValueError(
+                f"{name} takes no argument {argument!r}: give image_shape=(channels, "
+                "height, width)"
+            )
+
+
 def check_argument_names(name: str, network: type) -> None:
     """Raises a `ValueError` for an argument that is called as something that every
     network has: it could not be kept under its name.
@@ -122,6 +140,7 @@ def create_model(
     if pretrained is not None and pretrained is not False:
         return _trained(name, pretrained, arguments)
     configuration = MODELS[name]
+    check_foreign_names(name, arguments)
     if why := refused(name, configuration.network, list(arguments)):
         raise ValueError(why)
     arguments = {**configuration.arguments, **arguments}

@@ -158,9 +158,16 @@ class OptionParser(ArgumentParser):
                 for name in self._option_string_actions
                 if name.startswith("--")
             ]
-            message += meant(unknown[1].replace("-", "_"), names).replace(
-                "mean ", "mean --"
+            name = unknown[1].replace("-", "_")
+            ours = OURS.get(name, "")
+            message += (
+                f"; did you mean --{ours}?"
+                if ours.partition(".")[0] in names
+                else meant(name, names).replace("mean ", "mean --")
             )
+        if message.startswith("the following arguments are required"):
+            places = [one.dest for one in self._actions if not one.option_strings]
+            message += f"; it takes {' '.join(map(str.upper, places))}, in this order"
         self.exit(
             2,
             f"{self.prog}: error: {shortened(message)}\n'{self.prog} --help' lists "
@@ -253,6 +260,18 @@ class OptionParser(ArgumentParser):
                     default=SUPPRESS,
                     help=told.get(one, "").replace("%", "%%"),
                 )
+
+
+OURS = {
+    "device": "trainer.accelerator",
+    "gpus": "trainer.devices",
+    "learning_rate": "lr",
+    "img_size": "data.size",
+    "image_size": "data.size",
+    "num_epochs": "epochs",
+    "output": "run",
+}
+"""Options of other packages' commands, by their names here."""
 
 
 class WrongUsage(ValueError):

@@ -74,9 +74,14 @@ def examine_strange(
         ValueError: if there is no threshold, or there are no such images.
     """
     if classifier.strangers is None:
+        decodes = getattr(classifier.network, "decoder", None) is not None
+        way = (
+            "try --false_alarms 0.05"
+            if decodes
+            else "this network has no decoder: train one that has"
+        )
         raise ValueError(
-            f"--strange: nothing was fitted that an image of no class {NOTHING}; try "
-            "--false_alarms 0.05"
+            f"--strange: nothing was fitted that an image of no class {NOTHING}; {way}"
         )
     if Path(strange).exists() or any(sign in strange for sign in "*?["):
         others = _errors(
