@@ -53,7 +53,7 @@ _LARGEST = 2**28
 
 
 class Classifier:
-    """A network that classifies images of any kind and size.
+    """Classify images of any kind and size with a trained network.
 
     ``Classifier.open("runs/photos")`` opens a run of ``torchcaps train``; so does the
     folder of a saved network, the name of a trained network in the package,
@@ -185,7 +185,7 @@ class Classifier:
     def open(
         cls, source: str | Path, device: torch.device | str = "cpu"
     ) -> "Classifier":
-        """Opens a trained network; executes no code that comes with it.
+        """Open a trained network; executes no code that comes with it.
 
         Args:
             source: the folder of a run, or of a saved network, or the name of a trained
@@ -210,8 +210,8 @@ class Classifier:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The summary of the run, ``summary.json``; empty without a run, or if it has
-        not ended.
+        """Return the summary of the run, ``summary.json``; empty without a run, or if
+        it has not ended.
 
         Raises:
             ValueError: if the file is damaged.
@@ -252,7 +252,7 @@ class Classifier:
     def push_to_hub(
         self, repo: str, *, licence: str = "other", private: bool = False
     ) -> str:
-        """Uploads this classifier to the Hugging Face Hub, with a card;
+        """Upload this classifier to the Hugging Face Hub, with a card;
         ``Classifier.open(repo)`` opens it again.
 
         The card has the network, the classes and the licence, and for a run its results
@@ -337,13 +337,13 @@ class Classifier:
         )
 
     def to(self, device: torch.device | str) -> "Classifier":
-        """This classifier, with its network moved to a device."""
+        """Move the network to a device, and return this classifier."""
         self.network.to(device)
         return self
 
     @property
     def device(self) -> torch.device:
-        """The device of the network."""
+        """Return the device of the network."""
         return next((p.device for p in self.network.parameters()), torch.device("cpu"))
 
     # An array or a tensor is one image or several, by its axes.
@@ -418,8 +418,8 @@ class Classifier:
         batch_size: int = 64,
         skip: "Callable[[Image, Exception], None] | None" = None,
     ) -> "Iterator[tuple[Image, Answer]]":
-        """Classifies images as they come, such as thousands of files, in the memory of
-        one batch.
+        """Classify images one batch at a time, such as thousands of files, in the
+        memory of one batch.
 
         Args:
             images: paths, or what else :meth:`predict` takes for one image.
@@ -534,8 +534,8 @@ class Classifier:
         }
 
     def pixels(self, image: "Image", resize: Fit | None = None) -> Tensor:
-        """One image as this classifier takes it, unprepared: float32 ``image_shape`` in
-        [0, 1].
+        """Return one image in the form of this classifier, unprepared: float32
+        ``image_shape`` in [0, 1].
 
         With ``resize="keep"`` it has the image's own height and width. For a text, the
         numbers of its words, int64 (L,). Raises what :meth:`predict` raises.
@@ -543,14 +543,14 @@ class Classifier:
         return self._look(image, resize).values
 
     def reading(self, text: str) -> Reading:
-        """A text as this classifier reads it; raises what :meth:`predict` raises."""
+        """Read a text as this classifier does; raises what :meth:`predict` raises."""
         if not isinstance(self.reader, TextReader):
             raise ValueError(f"this network takes {self.network.takes}, not texts")
         return self.reader.reading(text)
 
     @property
     def reader(self) -> Reader:
-        """How one image, one text or one series is read."""
+        """Return the reader of one image, one text or one series."""
         if self.scale is not None:
             return SeriesReader(self.scale, self.image_shape[0])
         return (
@@ -567,8 +567,8 @@ class Classifier:
         return self.reader.read(image, resize)
 
     def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
-        """The activations of the classes, float32 (B, E) on the CPU, averaged over the
-        crops of an image.
+        """Return the activations of the classes, float32 (B, E) on the CPU, averaged
+        over the crops of an image.
 
         Args:
             images: (B, *image_shape), bytes or floating point in [0, 1]; they are
@@ -599,7 +599,7 @@ class Classifier:
     def examine(
         self, images: Examples, batch_size: int = 128, crops: int | None = None
     ) -> Examination:
-        """Tests the network on images, as its task does.
+        """Test the network on images, as its task does.
 
         Args:
             images: not prepared yet.
@@ -612,8 +612,8 @@ class Classifier:
         return self.task.examine(self.network, self.prepared(images, crops), batch_size)
 
     def prepared(self, images: Examples, crops: int | None = None) -> Examples:
-        """Images, as they are in their data set, prepared for the network; raises what
-        :meth:`examine` raises.
+        """Prepare images of a data set for the network; raises what :meth:`examine`
+        raises.
         """
         images = self.reader.fitted(images)
         if images.raw_image_shape != self.image_shape:
@@ -630,8 +630,8 @@ class Classifier:
         )
 
     def by_name(self, images: Examples) -> Examples:
-        """The same images with the labels that the network has for their classes, which
-        are matched by name.
+        """Return the same images with the network's labels for their classes, which are
+        matched by name.
 
         Raises:
             ValueError: if there are images of a class that the network does not have.

@@ -29,8 +29,8 @@ duplicates.
 
 
 def check_dataset(source: DataSet | Callable[..., DataSet]) -> None:
-    """Asserts that a data set has three splits that fit together, and that they depend
-    on its seed only.
+    """Assert that a data set has three splits that fit together, and that they depend
+    only on its seed.
 
     All splits have images of one size, and labels or masks of the same classes, and
     they share no images. The same seed gives the same splits; another seed gives other

@@ -126,12 +126,12 @@ class DataSet(ABC):
 
     @property
     def train(self) -> Examples:
-        """The images to train on."""
+        """Return the images to train on."""
         return self._train_and_validation[0]
 
     @property
     def validation(self) -> Examples:
-        """The images to choose settings on; empty if none were put aside."""
+        """Return the images to choose settings on; empty without a validation share."""
         return self._train_and_validation[1]
 
     @cached_property
@@ -141,12 +141,12 @@ class DataSet(ABC):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The name of each label."""
+        """Return the name of each label."""
         return self.train.classes
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image."""
+        """Return channels, height and width of every image."""
         return self.train.image_shape
 
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class DataSet(ABC):
         return {"raw_image_shape": list(self.image_shape), "resize": self.resize}
 
     def fingerprint(self) -> str:
-        """A digest of what networks are trained and validated on: images, labels and
+        """Return a digest of the training and validation images, their labels and the
         names of classes, in their order.
 
         Training is resumed on the same images only if this is the same. Test images are
@@ -176,14 +176,14 @@ class DataSet(ABC):
         return mixed_digest(self.train.digest(), self.validation.digest())
 
     def manifest(self) -> Manifest | None:
-        """Which files the images come from, split by split; None if they are not files
-        of the user's own.
+        """Return the files of the images, split by split; None if they are not the
+        user's own files.
         """
         return None
 
     def follow(self, manifest: Manifest | None) -> Changes:
-        """Takes over the split of a manifest, whatever files were added since, and
-        returns what changed.
+        """Take over the split of a manifest, whatever files were added since, and
+        return the changes.
 
         Args:
             manifest: of a run; None for a run from before manifests were kept.
@@ -199,7 +199,7 @@ class DataSet(ABC):
         return Changes()
 
     def test_on_all(self) -> None:
-        """Makes every file a test image.
+        """Make every file a test image.
 
         Raises:
             ValueError: the images are not files.
@@ -210,8 +210,8 @@ class DataSet(ABC):
         )
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of results should know about the images, such as what was left
-        out and why; a sentence each.
+        """Return notes for a reader of results, such as the files that were left out
+        and why; a sentence each.
         """
         return ()
 
@@ -311,8 +311,8 @@ def mixed_digest(*digests: str) -> str:
 
 
 def find_data_dir(data_dir: str | Path | None) -> Path:
-    """The folder of the data sets: the argument, else $TORCHCAPS_DATA, else torchcaps
-    in the user's cache.
+    """Return the folder of the data sets: the argument, else $TORCHCAPS_DATA, else
+    torchcaps in the user's cache.
 
     Raises:
         ValueError: the argument is not a path.

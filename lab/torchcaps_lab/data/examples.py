@@ -251,12 +251,12 @@ class Examples(Dataset[Batch]):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image as a network sees it."""
+        """Return channels, height and width of every image as a network sees it."""
         return self.preprocess.image_shape(self.raw_image_shape)
 
     @property
     def raw_image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every image before it is prepared."""
+        """Return channels, height and width of every image before it is prepared."""
         _, channels, height, width = self.inputs.shape
         shape = channels, height, width
         return (
@@ -271,7 +271,9 @@ class Examples(Dataset[Batch]):
         return self.composition is not None and self.composition.several
 
     def to(self, device: torch.device | str) -> "Examples":
-        """The same images in the memory of a device; batches of them are made there."""
+        """Return the same images in the memory of a device; batches of them are made
+        there.
+        """
         return replace(
             self, inputs=self.inputs.to(device), labels=self.labels.to(device)
         )
@@ -338,7 +340,7 @@ class Examples(Dataset[Batch]):
         )
 
     def subset(self, indices: Tensor) -> "Examples":
-        """The images at `indices`, int64 (M,), in that order."""
+        """Return the images at `indices`, int64 (M,), in that order."""
         return replace(self, **self._rows(indices))
 
     def _rows(self, indices: Tensor) -> dict[str, Any]:
@@ -361,8 +363,8 @@ class Examples(Dataset[Batch]):
         }
 
     def digest(self) -> str:
-        """SHA-256 of the names of the classes and of all images and labels in their
-        order, in hexadecimal.
+        """Return SHA-256 of the names of the classes and of all images and labels in
+        their order, in hexadecimal.
         """
         found = hashlib.sha256(
             json.dumps([self.classes, self.inputs.shape, self.labels.shape]).encode()

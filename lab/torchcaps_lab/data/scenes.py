@@ -332,7 +332,7 @@ def ink_boxes(pictures: Tensor, ink: float = INK) -> Tensor:
 
 
 def class_boxes(parts: Parts, classes: int) -> Tensor:
-    """The box of each class in a scene without repeats, float32 (B, E, 4), see
+    """Return the box of each class in a scene without repeats, float32 (B, E, 4), see
     :func:`ink_boxes`; zeros if absent.
     """
     found = ink_boxes(parts.pictures)

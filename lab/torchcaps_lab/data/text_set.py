@@ -121,8 +121,8 @@ class TextSet(Examples):
 
 
 def joined(texts: TextSet, count: int, parts: int = 2, seed: int = 0) -> TextSet:
-    """Joins texts of different classes, which training has never shown together, with
-    masks as labels.
+    """Join texts of different classes, which training never shows together, with masks
+    as labels.
 
     The first part is any of the texts, each further part any text of a class that is
     not in it yet.

@@ -85,8 +85,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How images are prepared: training images at random, all others always in the same
-    way.
+    """Prepare images: training images at random, all others always in the same way.
 
     Training images are rescaled, shifted, turned, stretched, cropped, flipped,
     augmented, changed in brightness and in contrast, erased in part, binarised and
@@ -191,7 +190,8 @@ class Preprocess:
             )
 
     def image_shape(self, raw: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The shape in which the network sees images of the shape `raw`, (C, H, W).
+        """Return the shape in which the network sees images of the shape `raw`, (C, H,
+        W).
 
         Raises:
             ValueError: `crop` is larger than the images, or leaves no margin for
@@ -240,7 +240,7 @@ class Preprocess:
         return self._view(images)._replace(placed=placed if shades else None)
 
     def evaluate(self, images: Tensor) -> View:
-        """Images (B, C, H, W) in [0, 1] prepared for a test; of several crops, the
+        """Prepare images (B, C, H, W) in [0, 1] for a test; of several crops, the
         centre.
         """
         images = self._rescaled(images)
@@ -249,8 +249,8 @@ class Preprocess:
         )
 
     def evaluate_crops(self, images: Tensor) -> Tensor:
-        """All crops of images (B, C, H, W) that a network is tested on: (B, crops, C,
-        h, w), the centre first.
+        """Return all crops of images (B, C, H, W) for a test: (B, crops, C, h, w), the
+        centre first.
         """
         if self.crops == 1 or self.crop is None:
             return self.evaluate(images).images.unsqueeze(1)
@@ -258,7 +258,7 @@ class Preprocess:
         return self._view(parts.flatten(0, 1)).images.unflatten(0, parts.shape[:2])
 
     def config(self) -> dict[str, Any]:
-        """The options, ready for JSON."""
+        """Return the options, ready for JSON."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -266,7 +266,8 @@ class Preprocess:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Preprocess":
-        """From the result of :meth:`config`; missing options have their defaults.
+        """Create it from the result of :meth:`config`; missing options have their
+        defaults.
 
         Raises:
             ValueError: an option is unknown or out of range.

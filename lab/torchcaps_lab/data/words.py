@@ -52,8 +52,8 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Words:
-    """A vocabulary, and how texts are cut into words: everything needed to read texts
-    as in training.
+    """A vocabulary with the rules that cut texts into words, to read texts as in
+    training.
 
     A text is converted to a normal form of Unicode (NFKC) and, with ``lower``, to lower
     case. It is split at blanks; each punctuation mark and each Chinese character is a
@@ -96,7 +96,7 @@ class Words:
     def of(
         cls, texts: Sequence[str], most: int | None = None, least: int = 1, **how: Any
     ) -> "Words":
-        """The vocabulary of some texts, the most frequent words first.
+        """Build the vocabulary of some texts, the most frequent words first.
 
         Args:
             texts: the training texts.
@@ -117,7 +117,7 @@ class Words:
         return len(self.vocabulary)
 
     def split(self, text: str) -> list[str]:
-        """All words of a text, in the form of the vocabulary."""
+        """Return all words of a text, in the form of the vocabulary."""
         normalizer, cutter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         assert normalizer is not None
         assert cutter is not None
@@ -126,7 +126,7 @@ class Words:
         ]
 
     def read(self, texts: Sequence[str]) -> list[Reading]:
-        """Texts as a network reads them."""
+        """Read texts for a network."""
         readings = []
         for found in self._tokenizer.encode_batch(
             list(texts), add_special_tokens=False
@@ -138,7 +138,7 @@ class Words:
         return readings
 
     def config(self) -> dict[str, Any]:
-        """The vocabulary and its settings, ready for JSON."""
+        """Return the vocabulary and its settings, ready for JSON."""
         return {
             "vocabulary": list(self.vocabulary),
             "lower": self.lower,
@@ -147,7 +147,7 @@ class Words:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> "Words | None":
-        """From the result of :meth:`config`; None for None.
+        """Create it from the result of :meth:`config`; None for None.
 
         Raises:
             ValueError: it is damaged.

@@ -243,7 +243,7 @@ class Explorer:
         self._lock = RLock()
 
     def networks(self) -> list[str]:
-        """The names of the networks, the initial one first."""
+        """Return the names of the networks, the initial one first."""
         return list(self._networks)
 
     def warm_up(self) -> None:
@@ -259,7 +259,7 @@ class Explorer:
             _ = opened.reads or opened.extents
 
     def network(self, name: str) -> dict[str, Any]:
-        """Everything that the page shows about a network; reads its test images.
+        """Return everything that the page shows about a network; reads its test images.
 
         Raises:
             ValueError: if there is no such network.
@@ -268,7 +268,7 @@ class Explorer:
             return self._described(name, self._opened(name))
 
     def look(self, network: str, file: bytes, name: str = "the picture") -> str:
-        """Shows a network the picture in a file, and returns the number of the look.
+        """Show a network the picture in a file, and return the number of the look.
 
         Raises:
             ValueError: if there is no such network, or the bytes are not a picture, or
@@ -289,7 +289,7 @@ class Explorer:
             )
 
     def read(self, network: str, text: str, label: int | None = None) -> str:
-        """Shows a network a text, and returns the number of the look.
+        """Show a network a text, and return the number of the look.
 
         Args:
             network: its name.
@@ -315,8 +315,8 @@ class Explorer:
             return self._kept(_TextLook(network, text, label, shown))
 
     def sample(self, network: str, label: str | None = None, number: int = 0) -> str:
-        """Shows a network one of its test images, or texts, and returns the number of
-        the look.
+        """Show a network one of its test images, or texts, and return the number of the
+        look.
 
         Args:
             network: its name.
@@ -436,8 +436,8 @@ class Explorer:
     def decode(
         self, look: str, pose: list[float], target: int | None = None
     ) -> list[str]:
-        """The pictures that a pose gives in the capsule of a class, or of each class,
-        as ``data:`` addresses.
+        """Draw a pose in the capsule of a class, or of each class, as ``data:``
+        addresses.
 
         Raises:
             ValueError: if there is no such look or class, or the pose has another size
@@ -458,7 +458,7 @@ class Explorer:
     def compare(
         self, look: str, target: int, routing: str | None, steps: int | None
     ) -> dict[str, Any]:
-        """The same image and transforms with another routing to the classes:
+        """Route the same image and transforms to the classes with another routing:
         activations, assignments, pose.
 
         Args:

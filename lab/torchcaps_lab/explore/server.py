@@ -47,7 +47,7 @@ _HEADERS = {
 def application(
     explorer: Explorer, hosts: tuple[str, ...] = LOOPBACK, token: str | None = None
 ) -> "Starlette":
-    """The page as an ASGI application.
+    """Return the page as an ASGI application.
 
     Its answers are JSON. What a request has wrong is told as ``{"error": ...}`` with
     status 400; a body of more than :data:`MOST_BYTES` is not read to its end, status
@@ -284,7 +284,7 @@ def serve(
     port: int = 8765,
     ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves the page until it is interrupted.
+    """Serve the page until it is interrupted.
 
     Args:
         explorer: the networks.

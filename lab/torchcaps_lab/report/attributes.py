@@ -131,8 +131,8 @@ _DARK = 0.02
 
 
 def attributes(images: Tensor, threshold: float = 0.5) -> Tensor:
-    r"""Slant, thickness, aspect and size of the bright figure on the dark ground of
-    each image.
+    """Measure slant, thickness, aspect and size of the bright figure on the dark ground
+    of each image.
 
     ============= ==================================================================================================
     ``slant``     in degrees, how far the figure leans to the right, by the moments of its grey values: see
@@ -232,7 +232,7 @@ class Readout:
         return poses.flatten(1).to(self.weight) @ self.weight + self.bias
 
     def moved(self, poses: Tensor, values: Tensor) -> Tensor:
-        r"""The poses, moved so that these attributes are read from them.
+        r"""Move poses so that these attributes are read from them.
 
         .. math:: v' = v + (y - \hat y) (W^T \Sigma W)^{-1} W^T \Sigma
 
@@ -253,7 +253,7 @@ class Readout:
 
 
 def fit_readout(poses: Tensor, values: Tensor, labels: Tensor) -> Readout:
-    """Fits a :class:`Readout` to three of each four images, and tests it on the fourth.
+    """Fit a :class:`Readout` to three of each four images, and test it on the fourth.
 
     Args:
         poses: of one class of each image, (B, *pose).

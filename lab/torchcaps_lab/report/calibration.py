@@ -179,7 +179,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
 
 
 def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
-    r"""The temperature with the smallest negative log-likelihood.
+    r"""Return the temperature with the smallest negative log-likelihood.
 
     .. math::
         \min_T -\sum_n \sum_j t_{nj} \log p_{nj}(T), \quad

@@ -13,7 +13,7 @@ from torchcaps_lab.report.findings import evaluating, in_parts, kept
 
 
 def default_sweep() -> Tensor:
-    """The paper's perturbations: 11 values from -0.25 to 0.25 in steps of 0.05.
+    """Return the paper's perturbations: 11 values from -0.25 to 0.25 in steps of 0.05.
 
     Source: Sabour, Frosst & Hinton 2017, section 5.1.
     """
@@ -23,7 +23,7 @@ def default_sweep() -> Tensor:
 def perturb(
     model: CapsuleClassifier, capsules: Capsules, target: Tensor, values: Tensor
 ) -> Tensor:
-    r"""Decodes the capsule of one class with each number of its pose moved by each
+    r"""Decode the capsule of one class with each number of its pose moved by each
     value.
 
     .. math::
@@ -111,7 +111,7 @@ def pose_changes(grids: Tensor) -> Tensor:
 
 
 def poses_of(capsules: Capsules, target: Tensor) -> Tensor:
-    """The pose of one class of each image, (B, *pose).
+    """Return the pose of one class of each image, (B, *pose).
 
     Args:
         capsules: class capsules, poses (B, J, *pose).
@@ -160,8 +160,8 @@ def carried(
 
 
 def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tensor:
-    """What the decoder draws of poses of any making, each as that of the capsule of one
-    class; all others are masked.
+    """Draw any poses with the decoder, each as that of the capsule of one class; all
+    others are masked.
 
     Args:
         model: a network with a decoder, left in the mode that it came in.
@@ -198,8 +198,8 @@ def transfer(
     style_target: Tensor,
     steps: int = 1,
 ) -> Tensor:
-    r"""Draws the class of one image with the pose of another, in even steps from its
-    own pose.
+    r"""Draw the class of one image with the pose of another, in even steps from its own
+    pose.
 
     .. math:: x_t = \operatorname{decode}_c((1 - t) v_c + t\, v_{s \to c}), \quad t = 1/T, \dots, 1
 

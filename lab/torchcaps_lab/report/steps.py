@@ -216,8 +216,8 @@ def stretched(temperatures: Sequence[float], steps: int) -> list[float]:
 
 @contextmanager
 def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
-    """Inside the ``with`` block all routings of a network make this number of steps; 1
-    is uniform without evidence.
+    """Use this number of steps in all routings of a network inside the ``with`` block;
+    1 is uniform without evidence.
 
     EM routing keeps the first and the last inverse temperature of its training, and so
     its sharpness where that changes from step to step: see :func:`stretched`.
@@ -259,8 +259,8 @@ def routing_steps(network: nn.Module, steps: int) -> Iterator[None]:
 
 @contextmanager
 def even_assignments(network: nn.Module) -> Iterator[None]:
-    """Inside the ``with`` block all routings of a network split every child evenly: one
-    step, and no evidence of the children's own.
+    """Split every child evenly in all routings of a network inside the ``with`` block:
+    one step, and no evidence.
 
     Args:
         network: any network of torchcaps layers.

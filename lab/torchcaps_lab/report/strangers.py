@@ -30,7 +30,8 @@ _LEAST_ENERGY = 1e-6
 
 
 def reconstruction_error(pictures: Tensor, reconstructions: Tensor) -> Tensor:
-    r"""How far reconstructions are from images, relative to the energy of these, (B,).
+    r"""Return the distance of reconstructions from images, relative to the energy of
+    these, (B,).
 
     .. math:: e = \frac{\sum_p (x_p - y_p)^2}{\sum_p x_p^2}
 

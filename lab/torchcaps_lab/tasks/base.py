@@ -256,7 +256,7 @@ TaskType = TypeVar("TaskType", bound="type[Task]")
 
 
 class Task(ABC):
-    """What a network is for: its targets, loss, measures, evaluation and answers.
+    """The purpose of a network: its targets, loss, measures, evaluation and answers.
 
     A new task is one file: a subclass under ``@register_task(name)`` that implements
 
@@ -290,7 +290,7 @@ class Task(ABC):
 
     @property
     def main(self) -> Measure:
-        """The measure that judges a training."""
+        """Return the measure that judges a training."""
         return self.measures[0]
 
     @classmethod
@@ -306,7 +306,7 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, images: Examples) -> None:
-        """Raises a `ValueError` if the targets of these images do not suit the task."""
+        """Raise a `ValueError` if the targets of these images do not suit the task."""
 
     @abstractmethod
     def loss(
@@ -316,7 +316,7 @@ class Task(ABC):
         batch: Batch,
         criteria: Criteria,
     ) -> Losses:
-        """The prediction for a batch, and its loss.
+        """Return the prediction for a batch, and its loss.
 
         Args:
             network: for what ``forward`` does not return; in training mode or not.
@@ -330,15 +330,15 @@ class Task(ABC):
 
     @abstractmethod
     def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
-        """The :attr:`measures` of each image by name, each (B,); what is logged is the
-        mean over an epoch.
+        """Return the :attr:`measures` of each image by name, each (B,); the log has
+        their mean over an epoch.
         """
 
     @abstractmethod
     def examine(
         self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Examination:
-        """Tests a network on images, ``batch_size`` at a time; its training mode is
+        """Test a network on images, ``batch_size`` at a time; its training mode is
         restored.
 
         Raises:
@@ -348,15 +348,15 @@ class Task(ABC):
 
     @abstractmethod
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
-        """The answer for each image of a prediction; the docstring says what a
-        probability is here.
+        """Return the answer for each image of a prediction; the docstring defines the
+        probabilities.
         """
 
     def calibrate(
         self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Calibration | None:
-        """How to turn a network's activations into probabilities, fitted on images that
-        it was not trained on.
+        """Fit the map from activations to probabilities, on images that the network was
+        not trained on.
 
         It is saved with the network; predictions and the report use it. None, as here,
         if the task has no calibration, or there are too few images.
@@ -370,8 +370,8 @@ class Task(ABC):
         false_alarms: float = FALSE_ALARMS,
         batch_size: int = 128,
     ) -> Strangers | None:
-        """What tells images of none of the classes, fitted on images that the network
-        was not trained on.
+        """Fit the threshold for images of none of the classes, on images that the
+        network was not trained on.
 
         It is saved with the network, as the calibration is. None, as here, if the task
         has nothing of the kind.
@@ -386,7 +386,7 @@ class Task(ABC):
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
     ) -> Path | None:
-        """Writes a report into ``folder / "report"`` and returns the path of its page;
+        """Write a report into ``folder / "report"`` and return the path of its page;
         None if the task has none.
         """
         exhibits = self._exhibits(network, images, summary, metrics)
@@ -405,8 +405,8 @@ class Task(ABC):
         return None
 
     def config(self) -> dict[str, Any]:
-        """The name and the constructor's arguments, ready for JSON; :func:`as_task`
-        takes them back.
+        """Return the name and the constructor's arguments, ready for JSON;
+        :func:`as_task` takes them back.
         """
         return {**plain(self), "name": self.name}
 
@@ -424,8 +424,8 @@ TASKS = SharedRegistry("task", Task)
 
 
 def register_task(name: str) -> Callable[[TaskType], TaskType]:
-    """Class decorator: makes a task known to :func:`create_task`; a `ValueError` if the
-    name is taken.
+    """Register a task for :func:`create_task`, as a class decorator; a `ValueError` if
+    the name is taken.
     """
 
     def register(cls: TaskType) -> TaskType:

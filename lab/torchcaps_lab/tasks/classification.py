@@ -33,7 +33,7 @@ _LISTED = 20
 
 @register_task("classification")
 class Classification(Task):
-    """Predicts one class for each image: the most active one.
+    """Predict one class for each image: the most active one.
 
     Example:
         >>> from torchcaps_lab.tasks import Classification

@@ -35,7 +35,7 @@ from torchcaps_lab.tasks.things import count_figures, look_for_things
 
 @register_task("several_labels")
 class SeveralLabels(Task):
-    """Predicts all classes of each image; targets are masks, bool (B, E).
+    """Predict all classes of each image; targets are masks, bool (B, E).
 
     If every image is known to have ``count`` classes, the answer is the ``count`` most
     active ones; else all that are more active than a threshold. An image counts as

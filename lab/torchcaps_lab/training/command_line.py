@@ -48,7 +48,7 @@ class TrainingOptions:
     imported: tuple[str, ...] = ()
 
     def make(self) -> tuple[Subject, Optimisation, Schedule, Running]:
-        """The objects that the options describe.
+        """Create the objects that the options describe.
 
         Raises:
             ValueError: if they do not fit together.
@@ -56,7 +56,7 @@ class TrainingOptions:
         return cast(Any, tuple(group.make() for group in self.groups))
 
     def with_rate(self, lr: float) -> "TrainingOptions":
-        """The same with that learning rate."""
+        """Return the same options with that learning rate."""
         groups = [
             replace(
                 one,
@@ -70,7 +70,7 @@ class TrainingOptions:
         return replace(self, groups=tuple(groups))
 
     def plain(self) -> dict[str, Any]:
-        """All options by name, ready for JSON and YAML."""
+        """Return all options by name, ready for JSON and YAML."""
         values = {
             name: value
             for group in self.groups
@@ -95,7 +95,7 @@ def option_arguments() -> dict[str, Argument]:
 def training_options(
     values: Mapping[str, Any], imported: tuple[str, ...] = ()
 ) -> TrainingOptions:
-    """Checks options by name, as in a file, and fills in the others.
+    """Check options by name, as in a file, and fill in the others.
 
     A thing is its name, or a dict of ``name`` and arguments: names are those of data
     sets, tasks, routings and losses, of optimizers and schedulers of torch, and of

@@ -80,8 +80,8 @@ class RunFolder:
         return self.path / "data.json"
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Writes the summary in one step, what is not finite as null: a folder that has
-        one holds a finished run.
+        """Write the summary in one step, with null for values that are not finite; a
+        folder that has one holds a finished run.
         """
         from torchcaps.spec import jsonable
 
@@ -91,7 +91,7 @@ class RunFolder:
     def opened(
         self, config: str, resumed: bool, begin: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Locks the folder for this process while it trains; the lock of a process that
+        """Lock the folder for this process while it trains; the lock of a process that
         died is released.
 
         Args:
@@ -132,7 +132,7 @@ class RunFolder:
             lock.release()
 
     def unused(self) -> "RunFolder":
-        """The folder, if it is new or empty.
+        """Return the folder, if it is new or empty.
 
         Raises:
             FileExistsError: if it is not empty.
@@ -156,7 +156,7 @@ class RunFolder:
         return self
 
     def existing(self) -> "RunFolder":
-        """The folder, if it is that of a run.
+        """Return the folder, if it is that of a run.
 
         Raises:
             FileNotFoundError: if it is not that of a run.
@@ -180,7 +180,7 @@ def _counts(path: Path) -> bool:
 
 
 def read_summary(folder: RunFolder) -> dict[str, Any]:
-    """The summary of a finished run.
+    """Return the summary of a finished run.
 
     Raises:
         ValueError: if the file is damaged.

@@ -191,7 +191,7 @@ def typed(text: str) -> Typed:
 
 
 def read_options(path: Path, imported: Sequence[str] = ()) -> dict[str, Any]:
-    """The options in a file, by name, as plain values;
+    """Read the options in a file, by name, as plain values;
     :func:`~torchcaps_lab.training.training_options` checks them.
 
     Args:

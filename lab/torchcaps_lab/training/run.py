@@ -46,8 +46,8 @@ def train(
     running: Running | None = None,
     caller: Caller | None = None,
 ) -> dict[str, Any] | None:
-    """Trains a network, tests the last epoch, or the best if that is kept, and writes
-    the report.
+    """Train a network, test the last epoch, or the best if that is kept, and write the
+    report.
 
     The test images are read once, after the training. Continues from the newest
     checkpoint if the folder has one. Everything that can be checked is checked before
@@ -263,7 +263,7 @@ def save(
 def train_with(
     folder: RunFolder, options: TrainingOptions, **how: Any
 ) -> dict[str, Any] | None:
-    """Trains with options that :func:`~torchcaps_lab.training.training_options` has
+    """Train with options that :func:`~torchcaps_lab.training.training_options` has
     checked.
 
     Args:

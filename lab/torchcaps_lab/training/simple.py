@@ -27,8 +27,7 @@ def train(
     show: Callable[[str], None] | None = print,
     **options: Any,
 ) -> Classifier:
-    """Trains a network as ``torchcaps train`` does, with the same defaults, and opens
-    it.
+    """Train a network as ``torchcaps train`` does, with the same defaults, and open it.
 
         classifier = tc.train("photos", size=64, model="capsnet_small", epochs=30)
         classifier("new.jpg").classes, classifier.summary["test_accuracy"],

@@ -43,7 +43,7 @@ class Affine(NamedTuple):
 
     @property
     def matrix(self) -> Tensor:
-        """The linear part, (N, 2, 2)."""
+        """Return the linear part, (N, 2, 2)."""
         angle = self.rotation.deg2rad()
         cosine, sine = angle.cos(), angle.sin()
         one, zero = torch.ones_like(cosine), torch.zeros_like(cosine)
@@ -53,7 +53,7 @@ class Affine(NamedTuple):
 
 
 def apply_affine(images: Tensor, affine: Affine) -> Tensor:
-    """Transforms images with bilinear interpolation; pixels from outside are black.
+    """Transform images with bilinear interpolation; pixels from outside are black.
 
     Args:
         images: uint8 (N, C, H, W), H = W.
@@ -141,7 +141,7 @@ class AffineRanges:
     shift: float = 8.0
 
     def draw(self, images: Tensor, seed: int = TEST_SEED) -> Affine:
-        """A random transform for each of the images, uint8 (N, C, H, W)."""
+        """Draw a random transform for each of the images, uint8 (N, C, H, W)."""
         rotation, shear, *rest = torch.rand(
             6, len(images), generator=torch.Generator().manual_seed(seed)
         )

@@ -39,7 +39,7 @@ class Scenes(NamedTuple):
 def arrange(
     digits: Examples, layout: tuple[int, int], count: int, seed: int = 0
 ) -> Scenes:
-    """Places digits side by side; those of one image have different classes.
+    """Place digits side by side; those of one image have different classes.
 
     Args:
         digits: where they come from.

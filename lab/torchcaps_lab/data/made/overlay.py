@@ -39,7 +39,7 @@ class Overlaid(NamedTuple):
 
 @dataclass(frozen=True)
 class Overlay(Composition):
-    """Lays each digit on another of a different class, both moved at random.
+    """Lay each digit on another of a different class, both moved at random.
 
     As a composition of the digits that it lies on, it makes other pairs in each epoch.
 
@@ -209,8 +209,8 @@ class Pairs(MadeOf):
 
 
 def fixed_pairs(overlay: Overlay, count: int, seed: int) -> Overlaid:
-    """A fixed set of ``count`` pairs: the digits in their order, repeatedly, each with
-    a random other one.
+    """Return a fixed set of ``count`` pairs: the digits in their order, repeatedly,
+    each with a random other one.
     """
     indices = torch.arange(count) % len(overlay.digits)
     images = overlay.digits.inputs[indices].float() / 255
@@ -220,8 +220,8 @@ def fixed_pairs(overlay: Overlay, count: int, seed: int) -> Overlaid:
 
 
 def bounding_box_overlap(parts: Tensor) -> Tensor:
-    """Overlap of the bounding boxes of two digits, intersection over the smaller box,
-    (B,).
+    """Return the overlap of the bounding boxes of two digits, intersection over the
+    smaller box, (B,).
 
     Args:
         parts: each digit alone, (B, 2, C, H, W).
