@@ -138,14 +138,14 @@ def __getattr__(name: str) -> Any:
             obj=sys.modules[__name__],
         )
     if name in _OF_THE_LAB:
-        what, home = _OF_THE_LAB[name]
-        with needing(what, "torchcaps-lab"):
-            found = getattr(import_module(f"torchcaps_lab.{home}"), name)
+        purpose, home = _OF_THE_LAB[name]
+        with needing(purpose, "torchcaps-lab"):
+            value = getattr(import_module(f"torchcaps_lab.{home}"), name)
     else:
         homes = (import_module(f"{__name__}.{home}") for home in _HOMES)
-        found = next(getattr(home, name) for home in homes if hasattr(home, name))
-    globals()[name] = found
-    return found
+        value = next(getattr(home, name) for home in homes if hasattr(home, name))
+    globals()[name] = value
+    return value
 
 
 if (

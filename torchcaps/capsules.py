@@ -16,13 +16,13 @@ def shapes_of(named: NamedTuple) -> str:
     """A named tuple of tensors with their shapes in place of their numbers."""
     fields = zip(named._fields, named, strict=True)
     shown = [
-        f"{name}={tuple(one.shape) if isinstance(one, Tensor) else one!r}"
-        for name, one in fields
+        f"{name}={tuple(field.shape) if isinstance(field, Tensor) else field!r}"
+        for name, field in fields
     ]
     kinds = {
-        str(one.dtype).removeprefix("torch.")
-        for one in named
-        if isinstance(one, Tensor)
+        str(field.dtype).removeprefix("torch.")
+        for field in named
+        if isinstance(field, Tensor)
     }
     return f"{type(named).__name__}({', '.join([*shown, *sorted(kinds)])})"
 

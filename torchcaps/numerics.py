@@ -417,7 +417,7 @@ def _check_mask(mask: Tensor) -> None:
     """
     if mask.dtype == torch.bool or not mask.numel() or not at_hand(mask):
         return
-    low, high = (float(one) for one in mask.detach().aminmax())
+    low, high = (float(bound) for bound in mask.detach().aminmax())
     if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
         raise ValueError(
             f"target must be a mask of numbers in [0, 1], got {low:g} to {high:g}"

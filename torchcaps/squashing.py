@@ -92,19 +92,19 @@ class _Length(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pose: Tensor, dim: Dims) -> Tensor:
-        found = _found_length(pose, dim)
+        lengths = _found_length(pose, dim)
         ctx.dim = dim
-        ctx.save_for_backward(pose, found)
-        return found
+        ctx.save_for_backward(pose, lengths)
+        return lengths
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        pose, found = ctx.saved_tensors
+        pose, lengths = ctx.saved_tensors
         if torch.is_grad_enabled():  # it may be differentiated again
             return *torch.autograd.grad(
                 _length(pose, ctx.dim), pose, upstream, create_graph=True
             ), None
-        return pose * (upstream / torch.threshold(found, 0.0, math.inf)), None
+        return pose * (upstream / torch.threshold(lengths, 0.0, math.inf)), None
 
 
 def _unit(length: Tensor, value: Tensor) -> Tensor:
@@ -160,10 +160,10 @@ def kind_of(name: str, argument: str = "squash") -> Kind:
     Raises:
         ValueError: if there is none of that name; names the argument.
     """
-    found = SQUASHES.get(name)
-    if found is None:
+    kind = SQUASHES.get(name)
+    if kind is None:
         raise ValueError(f"{argument} must be one of {sorted(SQUASHES)}, got {name!r}")
-    return found
+    return kind
 
 
 def _squash(pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
@@ -198,10 +198,10 @@ class _Squash(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         pose, n, factor = ctx.saved_tensors
         if torch.is_grad_enabled():  # it may be differentiated again
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 _squash(pose, ctx.kind, ctx.dim), pose, upstream, create_graph=True
             )
-            return *found, None, None
+            return *gradients, None, None
         along = (pose * upstream).sum(ctx.dim, keepdim=True)
         n = torch.threshold(n, 0.0, math.inf)  # what is divided by it is 0 there
         along = along.mul_(ctx.kind.slope(n, factor)).div_(n)
@@ -238,18 +238,18 @@ def squash(pose: Tensor, kind: str = "sabour", dim: Dims = -1) -> Tensor:
         TypeError: if the pose is no tensor.
         ValueError: if ``kind`` is not in the table, or the pose is complex.
     """
-    found = kind_of(kind, "kind")
+    settings = kind_of(kind, "kind")
     dtype = real_dtype("pose", pose)
     if kind == "none":
         return cast(pose, dtype)
     wide = cast(pose, compute_dtype(pose))
     if only_formulas():
-        squashed = _squash(wide, found, dim)
+        squashed = _squash(wide, settings, dim)
     else:
         squashed = (
-            _Squash.apply(wide, found, dim)
+            _Squash.apply(wide, settings, dim)
             if _needs_gradient(wide)
-            else _squashed(wide, found, dim)[0]
+            else _squashed(wide, settings, dim)[0]
         )
     return cast(squashed, dtype)
 

@@ -101,7 +101,7 @@ NEVER = {
     "prototypes",
     "self_routing",
 }
-NEVER |= {"variational_bayes"}
+NEVER |= {"slot_mixture", "slots", "variational_bayes"}
 
 
 OURS = [

@@ -196,8 +196,10 @@ class ClassCaps(CapsuleLayer):
         children = present(children, mask)
         offsets = self._offsets(children, mask) if self.coordinates else None
         flat = children.flatten()
-        there = None if mask is None else mask.flatten(1)
-        votes = Votes(flat.pose, transforms, offsets, backend=self.backend, mask=there)
+        present_children = None if mask is None else mask.flatten(1)
+        votes = Votes(
+            flat.pose, transforms, offsets, backend=self.backend, mask=present_children
+        )
         if self.bias is not None:
             votes = votes.with_bias(
                 self.bias.expand(math.prod(grid), *self.bias.shape).flatten(0, 1)

@@ -55,11 +55,11 @@ def concurrent_routing(
         routed = [
             layer.route(inputs, initial=parents) for layer, inputs, parents in below
         ]
-        found = [
+        parents_of_layers = [
             layer.parents(parents, inputs)
             for (layer, inputs, _), parents in zip(below, routed, strict=True)
         ]
-        capsules = [children, *found]
+        capsules = [children, *parents_of_layers]
     # The last round calls the layers themselves, so that their hooks run, once for
     # each.
     below = list(zip(layers, capsules, routed, strict=False))

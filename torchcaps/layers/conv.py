@@ -216,7 +216,7 @@ class CapsConvNd(CapsuleLayer):
             activation = windows.pad(
                 children.activation.narrow(1 + self.axes, first, share)
             )
-            there = None if mask is None else windows.pad(mask[..., types])
+            group_mask = None if mask is None else windows.pad(mask[..., types])
             transforms = self.weight[:, types].flatten(0, 1)
             votes = Votes(
                 pose,
@@ -224,7 +224,7 @@ class CapsConvNd(CapsuleLayer):
                 normaliser=normaliser,
                 backend=self.backend,
                 sites=sites,
-                mask=there,
+                mask=group_mask,
             )
             if self.bias is not None:
                 votes = votes.with_bias(self.bias[:, types].flatten(0, 1))
@@ -318,8 +318,8 @@ class CapsConvNd(CapsuleLayer):
     def extra_repr(self) -> str:
         """Shapes, window and competition."""
         windows = "kernel_size", "stride", "padding", "dilation"
-        rest = shown(self, "in_pose", "out_pose", *windows, "groups", "competition")
-        return f"{self.in_types}, {self.out_types}, {rest}"
+        settings = shown(self, "in_pose", "out_pose", *windows, "groups", "competition")
+        return f"{self.in_types}, {self.out_types}, {settings}"
 
 
 class CapsConv1d(CapsConvNd):

@@ -252,8 +252,8 @@ class ToldDecoder(nn.Sequential):
 
     def forward(self, poses: Tensor, chosen: Tensor | None = None) -> Tensor:
         """Decodes masked poses, see :meth:`PoseInput.forward`."""
-        given, decoder = self
-        return decoder(given(poses, chosen))
+        as_input, decoder = self
+        return decoder(as_input(poses, chosen))
 
 
 def told(
@@ -278,6 +278,6 @@ def told(
     """
     check_choice("decoder_input", kind, get_args(DecoderInput))
     check_finite(0, pose_noise=noise)
-    given = PoseInput(classes, size, kind, noise)
-    decoder = make(given.out_features)
-    return decoder if kind == "masked" and not noise else ToldDecoder(given, decoder)
+    as_input = PoseInput(classes, size, kind, noise)
+    decoder = make(as_input.out_features)
+    return decoder if kind == "masked" and not noise else ToldDecoder(as_input, decoder)

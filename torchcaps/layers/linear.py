@@ -150,12 +150,14 @@ class CapsLinear(CapsuleLayer):
                 f"orthogonal transforms keep the dimension: in_pose is {in_pose}, "
                 f"out_pose is {out_pose}"
             )
-        own = in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
+        kinds = (
+            in_capsules if in_capsules and transforms in ("full", "orthogonal") else 1
+        )
         shape = LayerShape(
-            in_capsules, out_capsules, self.in_pose, self.out_pose, types=own
+            in_capsules, out_capsules, self.in_pose, self.out_pose, types=kinds
         )
         bound = routing_of(shape, routing, DynamicRouting())
-        pairs = (own, 1 if transforms == "subspace" else out_capsules)
+        pairs = (kinds, 1 if transforms == "subspace" else out_capsules)
         if (
             bound.own_transforms
         ):  # these votes are never formed: one transform of zeros stands for all pairs
@@ -199,8 +201,8 @@ class CapsLinear(CapsuleLayer):
         """Return the votes of the children, which are formed later; ``mask`` as in
         :meth:`forward`.
         """
-        there, _ = self._masks(children, mask)
-        return self._votes(self._as_children(children, there)[0], there)
+        child_mask, _ = self._masks(children, mask)
+        return self._votes(self._as_children(children, child_mask)[0], child_mask)
 
     def _masks(
         self, children: Capsules | Tensor, mask: Tensor | None
@@ -255,10 +257,12 @@ class CapsLinear(CapsuleLayer):
             initial: parents of an earlier call, from which a ``resumable`` routing goes
                 on.
         """
-        there, pairs = (None, None) if mask is None else self._masks(children, mask)
-        pose, activation = self._as_children(children, there)
+        child_mask, pairs = (
+            (None, None) if mask is None else self._masks(children, mask)
+        )
+        pose, activation = self._as_children(children, child_mask)
         return self.routing(
-            self._votes(pose, there), activation, initial=initial, pairs=pairs
+            self._votes(pose, child_mask), activation, initial=initial, pairs=pairs
         )
 
     def forward(
@@ -279,7 +283,10 @@ class CapsLinear(CapsuleLayer):
                 without parents is not there.
             initial: as in :meth:`route`.
         """
-        routed = self.route(children, mask, initial=initial)
+        if mask is None and initial is None:
+            routed = self.route(children)  # of a layer of yours, it may take no more
+        else:
+            routed = self.route(children, **given(mask=mask, initial=initial))
         pose = children if isinstance(children, Tensor) else children[0]
         dtype = torch.promote_types(pose.dtype, self.weight.dtype)
         return as_capsules(routed, self.out_pose, dtype)
@@ -330,15 +337,15 @@ class CapsLinear(CapsuleLayer):
         if (
             mask is not None
         ):  # before the length: its gradient would be NaN where a pose is
-            there = present(
+            masked = present(
                 Capsules(
                     pose, pose.new_zeros(sites) if activation is None else activation
                 ),
                 mask,
             )
             pose, activation = (
-                there.pose,
-                None if activation is None else there.activation,
+                masked.pose,
+                None if activation is None else masked.activation,
             )
         if len(sites) > 2:
             pose, activation = (

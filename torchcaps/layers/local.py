@@ -138,13 +138,13 @@ class LocalCaps(CapsuleLayer):
         padded = F.pad(pose, (0, 0, 0, 0) + (border, border) * self.axes)
         for axis in range(1, self.axes + 1):
             padded = padded.unfold(axis, self.kernel_size, stride)
-        found = padded.movedim(self.axes + 2, -1).flatten(self.axes + 2)
+        flat = padded.movedim(self.axes + 2, -1).flatten(self.axes + 2)
         if not double:
-            return [found]
+            return [flat]
         grid = pose.shape[1:-2]
         parts = []
         for phase in product((0, 1), repeat=self.axes):
-            part = found
+            part = flat
             for axis, (start, extent) in enumerate(zip(phase, grid, strict=True), 1):
                 part = part.narrow(axis, start, extent)
             parts.append(part)
@@ -171,13 +171,13 @@ class LocalCaps(CapsuleLayer):
             parts.append(
                 Capsules(
                     *(
-                        one.unflatten(0, windows.shape[: self.axes + 1])
-                        for one in parents
+                        parent.unflatten(0, windows.shape[: self.axes + 1])
+                        for parent in parents
                     )
                 )
             )
         pose, activation = (
-            self._woven([part[which] for part in parts]) for which in (0, 1)
+            self._woven([part[field] for part in parts]) for field in (0, 1)
         )
         return Capsules(
             pose if self.pose_norm is None else self.pose_norm(pose), activation
@@ -193,7 +193,11 @@ class LocalCaps(CapsuleLayer):
         woven = torch.stack(phases, 1 + axes).unflatten(
             1 + axes, (2,) * axes
         )  # [B, *grid, *phase, ...]
-        order = [one for axis in range(axes) for one in (1 + axis, 1 + axes + axis)]
+        order = [
+            axis_of_order
+            for axis in range(axes)
+            for axis_of_order in (1 + axis, 1 + axes + axis)
+        ]
         woven = woven.permute(0, *order, *range(1 + 2 * axes, woven.ndim))
         for axis in range(1, axes + 1):
             woven = woven.flatten(axis, axis + 1)
@@ -201,5 +205,5 @@ class LocalCaps(CapsuleLayer):
 
     def extra_repr(self) -> str:
         """Return types, poses and window."""
-        rest = shown(self, "in_dim", "out_dim", "kernel_size", "resolution", "axes")
-        return f"{self.in_types}, {self.out_types}, {rest}"
+        settings = shown(self, "in_dim", "out_dim", "kernel_size", "resolution", "axes")
+        return f"{self.in_types}, {self.out_types}, {settings}"

@@ -119,10 +119,12 @@ class PoseNorm(nn.Module):
     def _mean_square(self, flat: Tensor) -> Tensor:
         if not self.training or not flat.numel():  # an empty batch has no mean
             return self.mean_square
-        found = flat.square().mean((0, 2))
+        mean_square = flat.square().mean((0, 2))
         with torch.no_grad():
-            self.mean_square.lerp_(found.to(self.mean_square.dtype), self.momentum)
-        return found
+            self.mean_square.lerp_(
+                mean_square.to(self.mean_square.dtype), self.momentum
+            )
+        return mean_square
 
     def extra_repr(self) -> str:
         """Return types, pose and kind."""
@@ -187,10 +189,10 @@ class PoseMagnitude(nn.Module):
             if mask is None
             else mask.sum().clamp(min=1) * (square.numel() // mask.numel())
         )
-        found = square.sum() / numbers
+        mean_square = square.sum() / numbers
         self.batches += 1
         share = (1 / self.batches).clamp(min=self.momentum)
         self.mean_square.lerp_(
-            found.to(self.mean_square.dtype), share.to(self.mean_square.dtype)
+            mean_square.to(self.mean_square.dtype), share.to(self.mean_square.dtype)
         )
-        return found.sqrt()
+        return mean_square.sqrt()

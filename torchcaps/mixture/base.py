@@ -82,9 +82,9 @@ def plusplus_points(
         weights: of the points, (I,), or None for ones.
         random_state: as scikit-learn takes it.
     """
-    own = None if weights is None else weights.numpy()
+    sample_weights = None if weights is None else weights.numpy()
     _, chosen = kmeans_plusplus(
-        points.numpy(), count, sample_weight=own, random_state=random_state
+        points.numpy(), count, sample_weight=sample_weights, random_state=random_state
     )
     return torch.from_numpy(chosen)
 
@@ -94,8 +94,8 @@ def cluster_moments(points: Tensor, share: Tensor, *, scatter: bool = False) -> 
     (J, 1, D).
     """
     clusters = share.shape[1]
-    one = point_votes(points, 1)
-    votes = Votes(points.expand(clusters, *points.shape), one.transforms)
+    votes_of_one = point_votes(points, 1)
+    votes = Votes(points.expand(clusters, *points.shape), votes_of_one.transforms)
     return votes.moments(weights=share.T, scatter=scatter)
 
 

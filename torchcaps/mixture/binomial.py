@@ -129,16 +129,18 @@ class BinomialMixture(Mixture):
         """
         clusters = self._clusters()
         points = torch.tensor(self._validated(X, reset=True))
-        known = np.asarray(assignment)
+        labels = np.asarray(assignment)
         if (
-            known.shape != (len(points),)
-            or not np.isin(known, np.arange(clusters)).all()
+            labels.shape != (len(points),)
+            or not np.isin(labels, np.arange(clusters)).all()
         ):
             raise ValueError(
                 f"assignment must be {len(points)} integers from 0 to {clusters - 1}, "
                 f"got {assignment!r}"
             )
-        share = one_hot(torch.tensor(known.astype(np.int64)), clusters).to(points.dtype)
+        share = one_hot(torch.tensor(labels.astype(np.int64)), clusters).to(
+            points.dtype
+        )
         if (share.sum(0) == 0).any():
             raise ValueError(
                 f"assignment leaves out component {int(share.sum(0).argmin())}"
@@ -146,7 +148,7 @@ class BinomialMixture(Mixture):
         state = Coins(_shares(share.T @ points), share.mean(0))
         self.history_, self.n_iter_, self.converged_ = [self._export(state)], 1, True
         self._store(state, [self._mean_log_likelihood(points, None, state)])
-        self.labels_ = known.astype(np.int64)
+        self.labels_ = labels.astype(np.int64)
         return self
 
     def _clusters(self) -> int:
@@ -161,7 +163,7 @@ class BinomialMixture(Mixture):
     def _start(self, points: Tensor, weights: Tensor | None) -> Coins:
         shape = (self.n_components, points.shape[1])
         even = points.new_full((self.n_components,), 1 / self.n_components)
-        given = self._initial_weights(points)
+        start_weights = self._initial_weights(points)
         if self.probabilities_init is None:
             chosen = plusplus_points(
                 _shares(points), self.n_components, weights, self.random_state
@@ -178,7 +180,7 @@ class BinomialMixture(Mixture):
                     "probabilities_init must have rows >= 0 of sum 1, got "
                     f"{self.probabilities_init}"
                 )
-        return Coins(probabilities, even if given is None else given)
+        return Coins(probabilities, even if start_weights is None else start_weights)
 
     def _view(self, points: Tensor, state: Coins) -> tuple[Votes, Similarity]:
         ones = points.new_ones(len(points), 1)

@@ -57,14 +57,14 @@ class Mixture(DensityMixin, Clustering):
     def _initial_weights(self, points: Tensor) -> Tensor | None:
         if self.weights_init is None:
             return None
-        given = check_initial(
+        start = check_initial(
             "weights_init", self.weights_init, (self.n_components,), points
         )
-        if (given < 0).any() or not torch.isclose(given.sum(), given.new_ones(())):
+        if (start < 0).any() or not torch.isclose(start.sum(), start.new_ones(())):
             raise ValueError(
                 f"weights_init must be at least 0 and sum to 1, got {self.weights_init}"
             )
-        return given
+        return start
 
     def _learned(self, state: Any, **found: Tensor) -> Any:
         """The state with those of the tensors of an M-step that are to be learned."""

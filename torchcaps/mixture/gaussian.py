@@ -240,17 +240,17 @@ class GaussianMixture(Mixture):
         return super()._clusters()
 
     def _start(self, points: Tensor, weights: Tensor | None) -> Gaussians:
-        given = {
+        start = {
             "means": self._given(
                 "means_init", (self.n_components, points.shape[1]), points
             ),
             "covariances": self._initial_covariances(points),
             "weights": self._initial_weights(points),
         }
-        kept = {name: tensor for name, tensor in given.items() if tensor is not None}
-        if len(kept) == len(given):
-            return Gaussians(**kept)
-        return self._from_kmeans(points, weights)._replace(**kept)
+        chosen = {name: tensor for name, tensor in start.items() if tensor is not None}
+        if len(chosen) == len(start):
+            return Gaussians(**chosen)
+        return self._from_kmeans(points, weights)._replace(**chosen)
 
     def _given(
         self, name: str, shape: tuple[int, ...], points: Tensor

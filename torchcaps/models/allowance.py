@@ -185,9 +185,9 @@ def taking_no_memory() -> Iterator[None]:
 def _runs_on_meta(args: Any, kwargs: Mapping[str, Any]) -> bool:
     """Whether the arguments of an operation lie on ``meta``, or its result will."""
     devices = [
-        one.device.type
-        for one in tree_leaves((args, kwargs))
-        if isinstance(one, Tensor)
+        leaf.device.type
+        for leaf in tree_leaves((args, kwargs))
+        if isinstance(leaf, Tensor)
     ]
     return "meta" in devices or getattr(kwargs.get("device"), "type", "") == "meta"
 
@@ -198,7 +198,7 @@ def _foreseen(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """
     chosen = (
         {"device": torch.device("meta")}
-        if any(one.name == "device" for one in func._schema.arguments)
+        if any(parameter.name == "device" for parameter in func._schema.arguments)
         else {}
     )
     args, kwargs = tree_map_only(Tensor, _on_meta, (args, dict(kwargs)))
@@ -223,6 +223,6 @@ def _storages(result: Any) -> list[torch.UntypedStorage]:
     tensors = (
         [result]
         if isinstance(result, Tensor)
-        else [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        else [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     )
     return [tensor.untyped_storage() for tensor in tensors]

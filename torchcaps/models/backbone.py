@@ -158,9 +158,9 @@ class TimmBackbone(Backbone):
         except RuntimeError as error:
             raise ValueError(f"backbone {TIMM}{name}: {error}") from error
         self.channels = self.network.feature_info.channels()[-1]
-        known = getattr(self.network, "pretrained_cfg", {})
+        preprocessing = getattr(self.network, "pretrained_cfg", {})
         for key in ("mean", "std"):
-            values = torch.tensor(known.get(key, (0.5, 0.5, 0.5)))
+            values = torch.tensor(preprocessing.get(key, (0.5, 0.5, 0.5)))
             values = (
                 values
                 if len(values) == in_channels
@@ -192,19 +192,19 @@ def _numbers_only() -> Iterator[None]:
 
 def _weights_file(path: str) -> Path:
     """A file with weights, or the one that lies in a folder, or in that of a run."""
-    here = Path(path)
+    folder = Path(path)
     files = (
-        [network_folder(here) / name for name in (WEIGHTS_FILE, "pytorch_model.bin")]
-        if here.is_dir()
-        else [here]
+        [network_folder(folder) / name for name in (WEIGHTS_FILE, "pytorch_model.bin")]
+        if folder.is_dir()
+        else [folder]
     )
-    found = next((file for file in files if file.is_file()), None)
-    if found is None:
+    weights_path = next((file for file in files if file.is_file()), None)
+    if weights_path is None:
         raise FileNotFoundError(
             f"weights must be {HUB!r}, {IMAGENET!r}, a file, or a folder with "
             f"{WEIGHTS_FILE}, got {path!r}"
         )
-    return found
+    return weights_path
 
 
 def make_backbone(
@@ -235,13 +235,13 @@ def _load_own(backbone: Backbone, weights: str) -> None:
 
     prefix = "features."
     state = load_file(_weights_file(weights))
-    own = {
+    backbone_state = {
         name.removeprefix(prefix): tensor
         for name, tensor in state.items()
         if name.startswith(prefix)
     }
     try:
-        backbone.load_state_dict(own)
+        backbone.load_state_dict(backbone_state)
     except RuntimeError as error:
         raise ValueError(
             f"weights {weights} are not those of such a backbone: {error}"

@@ -125,12 +125,15 @@ class ImageClassifier(Network):
         channels, height, width = (
             (self.image_shape[0], "H", "W") if self.any_size else self.image_shape
         )
-        known = 2 if self.any_size else 4  # axes whose size is that of image_shape
+        checked_axes = (
+            2 if self.any_size else 4
+        )  # axes whose size is that of image_shape
         check_batch(
             "images",
             images,
             lambda shape: (
-                len(shape) == 4 and shape[1:known] == self.image_shape[: known - 1]
+                len(shape) == 4
+                and shape[1:checked_axes] == self.image_shape[: checked_axes - 1]
             ),
             f"(B, {channels}, {height}, {width})",
             IN_RANGE,
@@ -138,10 +141,10 @@ class ImageClassifier(Network):
         if (
             images.dtype
             == torch.float64
-            != (own := next(self.parameters(), images).dtype)
+            != (network_dtype := next(self.parameters(), images).dtype)
         ):  # autocast leaves it, too
             raise ValueError(
-                f"images must be {own}, as the parameters are, got {images.dtype}"
+                f"images must be {network_dtype}, as the parameters are, got {images.dtype}"
             )
 
 

@@ -247,7 +247,7 @@ def _with_flat_names(
 
 
 def _with_nested_names(
-    norm: nn.Module, state: dict[str, Tensor], prefix: str, *others: Any
+    norm: nn.Module, state: dict[str, Tensor], prefix: str, *more: Any
 ) -> None:
     for name, _ in norm.get_submodule("standard").named_buffers():
         if prefix + name in state:

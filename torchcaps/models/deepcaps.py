@@ -131,7 +131,8 @@ class DeepCaps(CapsuleClassifier):
             features = cell(features)
             maps.append(features)
         poses = [
-            capsules_of(one, self.types).flatten(1, 3) for one in (maps[-1], maps[-2])
+            capsules_of(feature_map, self.types).flatten(1, 3)
+            for feature_map in (maps[-1], maps[-2])
         ]
         pose = torch.cat(poses, 1)
         return Capsules(pose, length(pose))
@@ -309,10 +310,12 @@ class FieldWide(Normaliser):
 
     def rule(self, source: VoteSource, similarity: Similarity | None) -> Rule:
         """The rule with the normaliser of each child over the positions."""
-        here = source.log_partition(similarity, orphan=False).unflatten(
+        partition = source.log_partition(similarity, orphan=False).unflatten(
             0, (-1, self.positions)
         )
-        everywhere = here.logsumexp(1, keepdim=True).expand_as(here).flatten(0, 1)
+        everywhere = (
+            partition.logsumexp(1, keepdim=True).expand_as(partition).flatten(0, 1)
+        )
         return Rule(log_partition=everywhere)
 
 

@@ -134,7 +134,7 @@ class _Differences:
                 mine._modules[name] = self.take(mine._modules[name], was, new)
 
 
-def _differs(one: nn.Module, other: nn.Module) -> bool:
+def _differs(first: nn.Module, second: nn.Module) -> bool:
     """Whether two modules are of other kinds, or have other tensors or settings, those
     of their children apart.
     """
@@ -143,8 +143,8 @@ def _differs(one: nn.Module, other: nn.Module) -> bool:
         lambda module: module._parameters,
         lambda module: module._buffers,
     )
-    return type(one) is not type(other) or any(
-        _different(store(one), store(other)) for store in stores
+    return type(first) is not type(second) or any(
+        _different(store(first), store(second)) for store in stores
     )
 
 
@@ -153,17 +153,17 @@ def _is_as_made(mine: nn.Module, before: nn.Module, after: nn.Module) -> bool:
     name.
     """
     stores = ("_parameters", "_buffers")
-    there = all(
+    all_there = all(
         vars(mine)[store].keys() >= vars(before)[store].keys() for store in stores
     )
-    return type(mine) is type(before) is type(after) and there
+    return type(mine) is type(before) is type(after) and all_there
 
 
-def _put(store: dict[str, Any], name: str, value: Any, there: bool) -> None:
+def _put(store: dict[str, Any], name: str, value: Any, replaces: bool) -> None:
     """Sets a value, in the place of the old one in the order of names, or removes
     it.
     """
-    if there:
+    if replaces:
         store[name] = value
     else:
         store.pop(name, None)
@@ -177,14 +177,14 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _different(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """The names of what two modules do not have in common."""
     same = {
         name
-        for name in one.keys() & other.keys()
-        if _essence(one[name]) == _essence(other[name])
+        for name in first.keys() & second.keys()
+        if _essence(first[name]) == _essence(second[name])
     }
-    return [name for name in {**one, **other} if name not in same]
+    return [name for name in {**first, **second} if name not in same]
 
 
 def _essence(value: Any, inside: tuple[int, ...] = ()) -> Any:

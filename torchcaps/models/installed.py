@@ -52,10 +52,10 @@ def declare_torchvision() -> None:
     fails: "operator torchvision::nms does not exist". timm's networks call none of
     them.
     """
-    found = importlib.util.find_spec("torchvision")
-    if _kept or found is None or not found.submodule_search_locations:
+    module_spec = importlib.util.find_spec("torchvision")
+    if _kept or module_spec is None or not module_spec.submodule_search_locations:
         return
-    folder = Path(found.submodule_search_locations[0])
+    folder = Path(module_spec.submodule_search_locations[0])
     compiled = [
         path for path in folder.glob("_C*") if path.suffix in (".so", ".pyd")
     ]  # _C.so, since 0.29 _C_stable.so

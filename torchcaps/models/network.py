@@ -105,11 +105,11 @@ class Network(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Makes the class known to :func:`load_pretrained`."""
         super().__init_subclass__(**kwargs)
-        known = NETWORKS.get(cls.__name__)
-        if known is not None and not same_class(known, cls):
+        registered = NETWORKS.get(cls.__name__)
+        if registered is not None and not same_class(registered, cls):
             raise ValueError(
                 f"a network named {cls.__name__!r} exists already, "
-                f"{known.__module__}.{known.__qualname__}: saved "
+                f"{registered.__module__}.{registered.__qualname__}: saved "
                 "networks are known by that name, so give "
                 f"{cls.__module__}.{cls.__qualname__} another one"
             )
@@ -253,9 +253,9 @@ def _half(network: nn.Module) -> str | None:
     for name, kind in STORED.items():
         if kinds == {kind}:
             return name
-    found = ", ".join(sorted(map(str, kinds)))
+    dtypes = ", ".join(sorted(map(str, kinds)))
     raise ValueError(
-        f"the weights must be {default} to be saved, got {found}: call .to({default}) "
+        f"the weights must be {default} to be saved, got {dtypes}: call .to({default}) "
         "first"
     )
 
@@ -273,8 +273,8 @@ def _hint(cls: type, name: str) -> Any:
     """What an argument of a constructor takes; without a type hint, one that is called
     a routing takes one.
     """
-    known = declared(cls).arguments
-    hint = known[name].hint if name in known else Any
+    arguments = declared(cls).arguments
+    hint = arguments[name].hint if name in arguments else Any
     return (
         Routing | None
         if hint is Any and (name == "routing" or name.endswith("_routing"))
@@ -288,13 +288,13 @@ def _described(hint: Any, value: Any, argument: str) -> Any:
     Raises:
         ValueError: if it has no such form; names the argument.
     """
-    said = plain(value, argument)
-    if hint is Any and of_before(said) != of_before(value):
+    written = plain(value, argument)
+    if hint is Any and of_before(written) != of_before(value):
         raise ValueError(
             f"{argument} must say by its type hint what it takes, to be saved; got "
             f"{value!r}"
         )
-    return said
+    return written
 
 
 def _made(hint: Any, value: Any, argument: str) -> Any:
@@ -317,10 +317,12 @@ def of_before(value: Any) -> Any:
         return tuple(map(of_before, value))
     if not isinstance(value, Mapping):
         return value
-    found = {key: of_before(one) for key, one in value.items()}
-    if "__routing__" not in found:
-        return found
-    return make(fit(Routing, {"name": found.pop("__routing__"), **found}, "routing"))
+    converted = {key: of_before(item) for key, item in value.items()}
+    if "__routing__" not in converted:
+        return converted
+    return make(
+        fit(Routing, {"name": converted.pop("__routing__"), **converted}, "routing")
+    )
 
 
 def _imports(network: Network) -> list[str]:
@@ -367,13 +369,13 @@ def _locate(source: str | Path) -> Path:
     if folder.as_posix() in list_pretrained():
         return pretrained_folder(folder.as_posix())
     near = meant(folder.as_posix(), list_pretrained())
-    known = f"{', '.join(list_pretrained())}{near}"
+    pretrained = f"{', '.join(list_pretrained())}{near}"
     if (
         is_path or len(folder.parts) != 2 or folder.is_absolute()
     ):  # a Hub repository reads owner/name
         raise FileNotFoundError(
             f"{str(source)[:4000]} is not a folder with a saved network, nor in the "
-            f"package, which has {known}"
+            f"package, which has {pretrained}"
         )
     with needing("networks of the Hugging Face Hub", "torchcaps[hub]"):
         from huggingface_hub import snapshot_download
@@ -395,7 +397,7 @@ def _locate(source: str | Path) -> Path:
     ) as error:
         raise FileNotFoundError(
             f"{source} is no folder and no repository that can be reached, nor in the "
-            f"package, which has {known}"
+            f"package, which has {pretrained}"
         ) from error
 
 
@@ -460,14 +462,14 @@ def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
             arguments, "arguments", SPARE_STEPS + STEPS_EACH * len(header.shapes)
         )
         if name not in NETWORKS:
-            known = ", ".join(
+            network_names = ", ".join(
                 sorted(
                     name
                     for name, cls in NETWORKS.items()
                     if not inspect.isabstract(cls)
                 )
             )
-            raise NotKnown(f"network {name!r} is not known; known are {known}")
+            raise NotKnown(f"network {name!r} is not known; known are {network_names}")
         saved = _Saved(
             NETWORKS[name],
             arguments,
@@ -516,16 +518,16 @@ def _check_numbers(value: Any, place: str, longest: int) -> None:
     any network, or too many.
     """
     if isinstance(value, Mapping):
-        for key, one in value.items():
-            _check_numbers(one, f"{place}.{key}", longest)
+        for key, item in value.items():
+            _check_numbers(item, f"{place}.{key}", longest)
     elif isinstance(value, list):
         if len(value) > longest and not isinstance(value[0], str):
             raise ValueError(
                 f"{place} must hold at most {longest} values, for weights of so few "
                 f"tensors, got {len(value)}"
             )
-        for one in value:
-            _check_numbers(one, place, longest)
+        for item in value:
+            _check_numbers(item, place, longest)
     elif isinstance(value, int | float):
         most = MOST_STEPS if place.endswith(".steps") else LARGEST_NUMBER
         if not abs(value) <= most:
@@ -560,7 +562,7 @@ def _write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
     """
     header, end = {}, 0
     largest_first = sorted(
-        state.items(), key=lambda one: (-one[1].element_size(), one[0])
+        state.items(), key=lambda entry: (-entry[1].element_size(), entry[0])
     )  # so that all are aligned
     for name, tensor in largest_first:
         start, end = end, end + tensor.nbytes

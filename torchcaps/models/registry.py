@@ -45,7 +45,9 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
 
     def register(network: type) -> type:
         if taken := [
-            one for one in parameter_names(network) if one in RESERVED_FOR_MODELS
+            reserved
+            for reserved in parameter_names(network)
+            if reserved in RESERVED_FOR_MODELS
         ]:
             raise ValueError(
                 f"model {name!r}: {network.__name__} takes an argument {taken[0]!r}, "
@@ -53,10 +55,12 @@ def register_model(name: str, source: str, **arguments: Any) -> Callable[[type],
                 "another name"
             )
         check_argument_names(name, network)
-        known = MODELS[name].network if name in MODELS else None
-        if known is not None and (known is network or not same_class(known, network)):
+        registered = MODELS[name].network if name in MODELS else None
+        if registered is not None and (
+            registered is network or not same_class(registered, network)
+        ):
             raise ValueError(
-                f"a model named {name!r} exists already: a {known.__name__}"
+                f"a model named {name!r} exists already: a {registered.__name__}"
             )
         MODELS[name] = Configuration(network, arguments, source)
         return network
@@ -190,13 +194,13 @@ def _trained(name: str, data: str | bool, arguments: dict[str, Any]) -> Any:
             f"a trained network has its arguments already, got {', '.join(arguments)} "
             "besides pretrained"
         )
-    known = [one.partition("/")[0] for one in list_pretrained(f"*/{name}")]
-    if data is True and len(known) == 1:
-        (data,) = known
-    if data not in known:
+    data_names = [path.partition("/")[0] for path in list_pretrained(f"*/{name}")]
+    if data is True and len(data_names) == 1:
+        (data,) = data_names
+    if data not in data_names:
         asked = (
-            f"must be one of {known} for {name}"
-            if known
+            f"must be one of {data_names} for {name}"
+            if data_names
             else f"must be None for {name}, which was not trained"
         )
         raise ValueError(

@@ -54,8 +54,8 @@ def step_by_step(
                 alpha = next_alpha(pose, alpha, agreement.accumulate)
             if alpha is not None and constant:
                 alpha = alpha.detach()
-            found = total(None if alpha is None else InnerProduct(alpha))
-            pose = squashed(found if bias is None else found + bias)
+            total_vote = total(None if alpha is None else InnerProduct(alpha))
+            pose = squashed(total_vote if bias is None else total_vote + bias)
     assert pose is not None
     return pose, alpha
 

@@ -73,13 +73,15 @@ def gradients(
     if several(upstream):
         with torch.enable_grad():
             wanted = [
-                None if one is None or not one.requires_grad else one.view_as(one)
-                for one in tensors
+                None
+                if tensor is None or not tensor.requires_grad
+                else tensor.view_as(tensor)
+                for tensor in tensors
             ]
             outputs = function(
                 *(
-                    one if leaf is None else leaf
-                    for one, leaf in zip(tensors, wanted, strict=True)
+                    tensor if leaf is None else leaf
+                    for tensor, leaf in zip(tensors, wanted, strict=True)
                 )
             )
         return tuple(_differentiated(outputs, upstream, wanted, create_graph=again))
@@ -134,11 +136,11 @@ def _differentiated(
     ]
     if not flowing:
         return [None for _ in tensors]
-    there = [tensor for tensor in tensors if tensor is not None]
+    inputs = [tensor for tensor in tensors if tensor is not None]
     outputs, upstream = zip(*flowing, strict=True)
-    found = iter(
+    gradients = iter(
         torch.autograd.grad(
-            outputs, there, upstream, create_graph=create_graph, allow_unused=True
+            outputs, inputs, upstream, create_graph=create_graph, allow_unused=True
         )
     )
-    return [None if tensor is None else next(found) for tensor in tensors]
+    return [None if tensor is None else next(gradients) for tensor in tensors]

@@ -47,12 +47,12 @@ class Fields:
         declared = {
             name: value for name, value in vars(cls).items() if isinstance(value, Field)
         }
-        own = {
+        layouts = {
             name: value.metadata["axes"]
             for name, value in declared.items()
             if "axes" in value.metadata
         }
-        cls._layouts = {**cls._layouts, **own}
+        cls._layouts = {**cls._layouts, **layouts}
 
     def items(self) -> Iterator[tuple[str, Tensor, str]]:
         """Name, tensor and axes of each tensor that is there, those of inner ``Fields``
@@ -150,8 +150,8 @@ class Fields:
             for letter, size in zip(layout, tensor.shape, strict=True):
                 if sizes.get(letter, size) != size:
                     words = ", ".join(
-                        f"{one} = {sizes[one]}" if one in sizes else one
-                        for one in layout
+                        f"{axis} = {sizes[axis]}" if axis in sizes else axis
+                        for axis in layout
                     )
                     raise ValueError(
                         f"{name} of {type(self).__name__} must be ({words}), got "

@@ -68,12 +68,12 @@ def weighted_moments(
     with torch.no_grad():  # the mean but for rounding, which the sums below correct
         shift = torch.einsum("bij,bijh->bjh", share / positive(mass)[:, None], votes)
     centred = votes - shift[:, None]
-    rest = torch.einsum("bij,bijh->bjh", share, centred)
+    remainder = torch.einsum("bij,bijh->bjh", share, centred)
     second = torch.einsum("bij,bijh->bjh", share, centred.square())
     return Moments(
         mass,
-        mass[..., None] * shift + rest,
-        second - rest.square() / positive(mass)[..., None],
+        mass[..., None] * shift + remainder,
+        second - remainder.square() / positive(mass)[..., None],
     )
 
 

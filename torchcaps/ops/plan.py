@@ -205,26 +205,26 @@ def plan(facts: Facts) -> Plan:
     # An exported program with a size left open cannot hold a loop over tiles; sums
     # under given logits need none.
     tiles_first, stored_first = ("chunked", "naive"), ("naive", "chunked")
-    others = others_of_given = tiles_first
+    fallbacks = others_of_given = tiles_first
     if is_open:
-        others = stored_first
+        fallbacks = stored_first
     elif facts.numbers <= FEW_TILES:
-        others = others_of_given = stored_first
+        fallbacks = others_of_given = stored_first
     fused = FUSED.get(device)
     if fused is None:
-        choice = Choice(others[0], f"there are no fused kernels for {device}")
-        return Plan(choice, choice, others[1:], others[1:], facts.stored)
+        choice = Choice(fallbacks[0], f"there are no fused kernels for {device}")
+        return Plan(choice, choice, fallbacks[1:], fallbacks[1:], facts.stored)
     trouble = _missing(fused)
     if trouble:
-        choice = Choice(others[0], f"the {fused} kernels cannot run: {trouble}")
-        return Plan(choice, choice, others[1:], others[1:], facts.stored)
+        choice = Choice(fallbacks[0], f"the {fused} kernels cannot run: {trouble}")
+        return Plan(choice, choice, fallbacks[1:], fallbacks[1:], facts.stored)
     reason = f"votes of more than {few:,} numbers are not stored on {device}"
     choice = of_gaussians = Choice(fused, reason)
     if fused == FUSED["cpu"] and facts.vectors and not is_open:
         least, most = STORED_ROWS
         if facts.rows <= FEW_ROWS and least <= facts.numbers <= most:
             of_gaussians = Choice("naive", FEW_ROWS_REASON)
-    return Plan(choice, of_gaussians, others, others_of_given, facts.stored)
+    return Plan(choice, of_gaussians, fallbacks, others_of_given, facts.stored)
 
 
 def _always(choice: Choice, facts: Facts) -> Plan:

@@ -158,8 +158,8 @@ class Votes:
         self._plan: Plan | None = None
         self._sources: dict[str, VoteSource] = {}
         self._versions: tuple[int, int] | None = None
-        counted = not (self.children.is_inference() or transforms.is_inference())
-        if counted and not torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()  # which knows no inference tensors
+        if not (compiling or self.children.is_inference() or transforms.is_inference()):
             self._versions = self.children._version, transforms._version
 
     @property
@@ -342,10 +342,10 @@ class Votes:
         trouble = BACKENDS[choice.backend].supports(similarity, rule)
         if not trouble:
             return choice
-        others = plan.others
+        fallbacks = plan.others
         if isinstance(similarity, Given) and not scatter:
-            others = plan.others_of_given or (("chunked",) if reads else ())
-        for name in others:
+            fallbacks = plan.others_of_given or (("chunked",) if reads else ())
+        for name in fallbacks:
             if not BACKENDS[name].supports(similarity, rule):
                 return Choice(name, f"{choice.backend} cannot do this call: {trouble}")
         compared = "uniform logits" if similarity is None else type(similarity).__name__
@@ -727,13 +727,13 @@ def check_votes(
         ValueError: if a shape, a dtype or a device does not fit, or a site lies outside
             the children.
     """
-    given = (
+    arguments = (
         ("children", children),
         ("transforms", transforms),
         ("coordinates", coordinates),
         ("mask", mask),
     )
-    for name, tensor in given:
+    for name, tensor in arguments:
         if not isinstance(tensor, Tensor) and (
             tensor is not None or name in ("children", "transforms")
         ):
@@ -754,11 +754,11 @@ def check_votes(
     if children.ndim == 3:
         children = children.unsqueeze(2)
     N, G, M, P = children.shape
-    own, J, dim, D = transforms.shape
+    distinct, J, dim, D = transforms.shape
     W, I = (1, G) if sites is None else _checked_sites(sites, children).shape
-    if own not in (1, I):
+    if distinct not in (1, I):
         raise ValueError(
-            f"transforms are for {own} children (1 would mean shared by all), but "
+            f"transforms are for {distinct} children (1 would mean shared by all), but "
             f"there are {I}"
         )
     if dim != P:
@@ -835,11 +835,11 @@ def _range(sites: Tensor) -> tuple[int, int]:
     place since.
     """
     version = None if sites.is_inference() else sites._version
-    known = _RANGES.get(sites)
-    if known is None or known[0] is None or known[0] != version:
+    remembered = _RANGES.get(sites)
+    if remembered is None or remembered[0] is None or remembered[0] != version:
         least, largest = sites.aminmax()
-        known = _RANGES[sites] = (version, int(least), int(largest))
-    return known[1], known[2]
+        remembered = _RANGES[sites] = (version, int(least), int(largest))
+    return remembered[1], remembered[2]
 
 
 def choose_backend(votes: Votes, similarity: Similarity | None = None) -> Choice:

@@ -501,7 +501,7 @@ class BatchStandard(nn.BatchNorm1d):
         ):  # in a statement: where a compiler leaves sizes open it decides here
             many = False
         mean, variance = self.running_mean.to(batch), self.running_var.to(batch)
-        found = functional.batch_norm(
+        normalised = functional.batch_norm(
             batch,
             mean,
             variance,
@@ -514,4 +514,4 @@ class BatchStandard(nn.BatchNorm1d):
         ):  # only the copies were updated
             self.running_mean.copy_(mean)
             self.running_var.copy_(variance)
-        return found.movedim(1, self.axis)
+        return normalised.movedim(1, self.axis)

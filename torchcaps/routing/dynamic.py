@@ -90,13 +90,13 @@ def dynamic_routing(
     at_once = (
         weights is None and alpha is None and gradient == "all" and squashed is None
     )
-    found = votes.agree(agreement, bias) if at_once else None
-    if found is None:
+    all_steps = votes.agree(agreement, bias) if at_once else None
+    if all_steps is None:
         total = partial(_total, votes, weights)
-        found = step_by_step(
+        all_steps = step_by_step(
             total, agreement, bias, alpha, gradient == "last", squashed
         )
-    pose, alpha = found
+    pose, alpha = all_steps
     return Routed(
         pose, length(pose), votes, None if alpha is None else InnerProduct(alpha)
     )

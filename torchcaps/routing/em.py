@@ -351,7 +351,7 @@ def em_routing(
     """
     steps = len(inverse_temperatures)
     if not steps:
-        raise ValueError("inverse_temperatures must be one or more numbers, got none")
+        raise ValueError("steps must be at least 1, got 0 inverse_temperatures")
     if gradient not in GRADIENTS:
         raise ValueError(f"gradient must be one of {[*GRADIENTS]}, got {gradient!r}")
     if not isinstance(sharpness, Sequence):
@@ -586,4 +586,4 @@ class EMRouting(AgreementRouting):
         if self.log_sharpness is None:
             return start
         factor = self.log_sharpness.exp()
-        return [one * factor for one in start]
+        return [fixed * factor for fixed in start]

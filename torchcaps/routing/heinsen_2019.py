@@ -122,11 +122,11 @@ def _score(
     benefit, cost = benefit.expand(I, J), cost.expand(I, J)
     if present is None:
         return (used * (benefit + cost)).sum(1) - cost.sum(0)
-    there = votes.gather(present).to(mass.dtype)
+    presence = votes.gather(present).to(mass.dtype)
     with full_precision(mass):
         return (
-            torch.einsum("bij,ij->bj", there[..., None] * used, benefit + cost)
-            - there @ cost
+            torch.einsum("bij,ij->bj", presence[..., None] * used, benefit + cost)
+            - presence @ cost
         )
 
 
@@ -205,9 +205,9 @@ class Heinsen2019Routing(Routing):
 
     def _route(self, votes: Votes, activation: Tensor | None, bias: Tensor) -> Routed:
         benefit, cost = (
-            one.expand(-1, votes.parents)
-            for one in (self.benefit, self.cost)
-            if one is not None
+            parameter.expand(-1, votes.parents)
+            for parameter in (self.benefit, self.cost)
+            if parameter is not None
         )
         return heinsen_2019_routing(
             votes,

@@ -136,14 +136,14 @@ def heinsen_2022_routing(
             else present.sum(1, keepdim=True).clamp(min=1).to(dtype)
         )
         scale = count.rsqrt()  # of the children; they get it when they are added up
-        there = (
+        presence = (
             torch.einsum("bid,id->bi", children, weights.presence.expand(I, -1)) * scale
             + weights.presence_bias
         )
-        there = there.sigmoid()
+        presence = presence.sigmoid()
         if present is not None:
-            there = there * present
-        weighted = there[..., None] * children
+            presence = presence * present
+        weighted = presence[..., None] * children
         gain, cost = (
             (weights.benefit + weights.cost).mT,
             weights.cost.mT,
@@ -168,7 +168,7 @@ def heinsen_2022_routing(
                 logits = logits.masked_fill(~mask, torch.finfo(dtype).min)
             shares = torch.addcmul(-cost, logits.softmax(-2), gain)
             pooled = torch.matmul(shares, weighted) * scale[..., None]  # [B, J, d]
-            mass = (shares @ there[..., None]).squeeze(-1)  # [B, J]
+            mass = (shares @ presence[..., None]).squeeze(-1)  # [B, J]
             parents = (pooled * weights.vote) @ weights.vote_shared + mass[
                 ..., None
             ] * weights.vote_bias

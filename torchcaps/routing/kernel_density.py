@@ -46,9 +46,9 @@ class SquashedDistance(Similarity):
     def logits(self, votes: Tensor) -> Tensor:
         """The logits (B, I, J) of votes (B, I, J, H)."""
         short = squash(votes, self.squash_kind)
-        own = self.steps * (1 - short.square().sum(-1))
+        constant = self.steps * (1 - short.square().sum(-1))
         return (
-            own
+            constant
             + 2 * torch.einsum("bijh,bjh->bij", short, self.total)
             - self.squared[:, None]
         )

@@ -165,8 +165,8 @@ def inner_product_kmeans_routing(
             if centre is None or similarity is None or assignment == "soft":
                 centre = votes.moments(similarity, weights).sum
             else:
-                kept = partial(_moved_sum, old=centre)
-                centre = _straight_through(votes, similarity, weights, kept)
+                moved = partial(_moved_sum, old=centre)
+                centre = _straight_through(votes, similarity, weights, moved)
             if step < steps - 1:
                 similarity = InnerProduct(sharpness * normalize(centre, dim=-1))
     assert centre is not None

@@ -40,7 +40,7 @@ Softmax = Literal["parents", "children"]
 """Over what the softmax of an assignment is: which of them compete."""
 
 
-def competing(votes: Votes, softmax: Softmax, **others: bool) -> Votes:
+def competing(votes: Votes, softmax: Softmax, **settings: bool) -> Votes:
     r"""The votes with a softmax over the parents, or over the children: :math:`\sum_i
     R_{ij} = 1`.
 
@@ -48,21 +48,21 @@ def competing(votes: Votes, softmax: Softmax, **others: bool) -> Votes:
         votes: of I children for J parents.
         softmax: over ``"parents"``, as the votes come; or over ``"children"``, see
             :class:`~torchcaps.ops.OverChildren`.
-        others: settings that only make sense where parents compete, and whether they
+        settings: those that only make sense where parents compete, and whether they
             are chosen.
 
     Raises:
         ValueError: if there is no such softmax, or one of these settings is chosen
             beside ``"children"``.
     """
-    check_softmax(softmax, **others)
+    check_softmax(softmax, **settings)
     return votes if softmax == "parents" else votes.over_children()
 
 
-def check_softmax(softmax: Softmax, **others: bool) -> None:
+def check_softmax(softmax: Softmax, **settings: bool) -> None:
     """Checks what the softmax is over; raises as :func:`competing`."""
     check_choice("softmax", softmax, get_args(Softmax))
-    chosen = [name for name, value in others.items() if value]
+    chosen = [name for name, value in settings.items() if value]
     if softmax == "children" and chosen:
         raise ValueError(
             f"softmax must be over 'parents' with {chosen[0]}, where these compete "

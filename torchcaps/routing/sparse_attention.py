@@ -43,9 +43,9 @@ class Entmax(AssignmentMap):
         )
         mean = largest.cumsum(-1) / count
         deviation = largest.square().cumsum(-1) - count * mean.square()
-        rest = (1 - deviation) / count
-        some = rest > 0
-        threshold = mean - torch.where(some, torch.where(some, rest, 1.0).sqrt(), 0.0)
+        excess = (1 - deviation) / count
+        some = excess > 0
+        threshold = mean - torch.where(some, torch.where(some, excess, 1.0).sqrt(), 0.0)
         last = ((threshold <= largest) & some).sum(-1, keepdim=True).clamp(
             min=1
         ) - 1  # 0 only for NaN, which stays NaN

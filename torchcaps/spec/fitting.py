@@ -71,10 +71,10 @@ def fit(hint: Any, value: Any, place: str) -> Any:
     for meaning in meanings:
         for part, bounds in parts:
             if _takes(part, meaning):
-                found = _fitted(part, meaning, place)
+                fitted = _fitted(part, meaning, place)
                 for bound in bounds:
-                    bound.check(place, found)
-                return found
+                    bound.check(place, fitted)
+                return fitted
     raise ValueError(f"{place} must be {_expected(hint)}, got {meanings[-1]!r}")
 
 
@@ -166,11 +166,11 @@ def alternatives(
     if get_origin(hint) is Annotated:
         inner, *more = get_args(hint)
         yield from alternatives(
-            inner, (*bounds, *(one for one in more if isinstance(one, Within)))
+            inner, (*bounds, *(part for part in more if isinstance(part, Within)))
         )
     elif get_origin(hint) in (Union, types.UnionType):
-        for one in get_args(hint):
-            yield from alternatives(one, bounds)
+        for part in get_args(hint):
+            yield from alternatives(part, bounds)
     elif isinstance(hint, TypeVar):
         yield Any, bounds
     else:
@@ -193,7 +193,9 @@ def _takes(part: Any, value: Any) -> bool:
     if kind in (None, type(None)):
         return value is None
     if kind is Literal:
-        return any(value == one and type(value) is type(one) for one in get_args(part))
+        return any(
+            value == choice and type(value) is type(choice) for choice in get_args(part)
+        )
     if registry_of(part) is not None or is_dataclass(kind):
         is_thing = isinstance(value, kind) if inspect.isclass(kind) else callable(value)
         return (
@@ -227,12 +229,13 @@ def _fitted(part: Any, value: Any, place: str) -> Any:
     if kind is float:
         return float(value)
     if kind in _SEQUENCES:
-        found = _several(part, value, place, fit)
-        return found if kind is list else tuple(found)
+        items = _several(part, value, place, fit)
+        return items if kind is list else tuple(items)
     if kind in _MAPPINGS:
         hint = inner[1] if inner else Any
         return {
-            str(name): fit(hint, one, f"{place}.{name}") for name, one in value.items()
+            str(name): fit(hint, item, f"{place}.{name}")
+            for name, item in value.items()
         }
     return _untyped(value, place) if kind in (Any, object) else value
 
@@ -261,10 +264,10 @@ def _untyped(value: Any, place: str) -> Any:
         return _untyped(value.value, place)
     if isinstance(value, Mapping):
         return {
-            str(name): _untyped(one, f"{place}.{name}") for name, one in value.items()
+            str(name): _untyped(item, f"{place}.{name}") for name, item in value.items()
         }
     return (
-        [_untyped(one, place) for one in value]
+        [_untyped(item, place) for item in value]
         if isinstance(value, list | tuple)
         else value
     )
@@ -285,14 +288,14 @@ def _thing(registry: Registry, kind: Any, value: Any, place: str) -> Spec:
     cls = registry.find(name, place)
     if issubclass(kind, registry.base) and not issubclass(cls, kind):
         raise ValueError(f"{place} must be a {kind.__name__}, got {name!r}")
-    arguments = {key: one for key, one in value.items() if key != "name"}
+    arguments = {key: item for key, item in value.items() if key != "name"}
     return Spec(
         cls, complete(cls, arguments, place, int(registry.factory)), place, registry
     )
 
 
 def complete(
-    cls: Callable[..., Any], given: Mapping[str, Any], place: str, skip: int = 0
+    cls: Callable[..., Any], values: Mapping[str, Any], place: str, skip: int = 0
 ) -> dict[str, Any]:
     """The arguments of a class, each as its type hint asks for it, with the defaults of
     those that are not given.
@@ -301,30 +304,30 @@ def complete(
         ValueError: if the class takes no argument of a name, one is missing, or does
             not fit.
     """
-    known, within = declared(cls, skip), f"{place}." if place else ""
-    for name in given:
-        if name not in known.arguments and not known.open:
-            takes = ", ".join(known.arguments) or "nothing"
-            near = meant(str(name), known.arguments)
+    declaration, within = declared(cls, skip), f"{place}." if place else ""
+    for name in values:
+        if name not in declaration.arguments and not declaration.open:
+            takes = ", ".join(declaration.arguments) or "nothing"
+            near = meant(str(name), declaration.arguments)
             raise ValueError(
                 f"there is no option {within}{name}{near}\n  {place} takes {takes}"
             )
-    found = {}
-    for name, argument in known.arguments.items():
-        if name in given:
-            found[name] = fit(argument.hint, given[name], within + name)
+    completed = {}
+    for name, argument in declaration.arguments.items():
+        if name in values:
+            completed[name] = fit(argument.hint, values[name], within + name)
         elif argument.default is MISSING:
             raise ValueError(
                 f"{within}{name} is missing: {getattr(cls, '__name__', place)} needs it"
             )
         elif _is_plain(argument.default):
-            found[name] = fit_default(argument, within + name)
+            completed[name] = fit_default(argument, within + name)
     return {
-        **found,
+        **completed,
         **{
-            name: _untyped(one, within + name)
-            for name, one in given.items()
-            if name not in found
+            name: _untyped(value, within + name)
+            for name, value in values.items()
+            if name not in completed
         },
     }
 
@@ -356,7 +359,7 @@ def _words(part: Any) -> str:
     if registry is not None:
         return f"the name of a {registry.kind}"
     if kind is Literal:
-        return "one of " + ", ".join(repr(one) for one in get_args(part))
+        return "one of " + ", ".join(repr(choice) for choice in get_args(part))
     if is_dataclass(kind):
         return "options by name"
     if kind in _SEQUENCES:

@@ -106,19 +106,19 @@ class Registry(dict[str, Any]):
             *filter(None, [self.get(last)]),
             *(cls for cls in self.classes() if cls.__name__ == last),
         ]
-        found = [
+        matching = [
             cls
             for cls in called
             if not path or package_of(path[0]) == package_of(cls.__module__)
         ]
-        if not found:
+        if not matching:
             raise NotKnown(self.unknown(name, place or self.kind))
-        here = package_of(self.base.__module__)
-        own = [
-            cls for cls in found if package_of(cls.__module__) == here
+        package = package_of(self.base.__module__)
+        from_here = [
+            cls for cls in matching if package_of(cls.__module__) == package
         ]  # one of the user's goes by its path
-        self.check_arguments((own or found)[0])
-        return (own or found)[0]
+        self.check_arguments((from_here or matching)[0])
+        return (from_here or matching)[0]
 
     def check_arguments(self, cls: type) -> None:
         """Refuses a class with an argument that would take the place of the class's own
@@ -139,10 +139,10 @@ class Registry(dict[str, Any]):
     def unknown(self, name: object, place: str) -> str:
         """What to say of a name that is not known."""
         classes = sorted({cls.__name__ for cls in self.classes()})
-        known = sorted(self) or classes
+        names = sorted(self) or classes
         near = get_close_matches(str(name), [*self, *classes], 1)
         return (
-            f"{place} must be one of {known}, got {name!r}"
+            f"{place} must be one of {names}, got {name!r}"
             + (f"; did you mean {near[0]}?" if near else "")
             + (
                 "\n  One of your own is known once its module is imported: "
@@ -158,7 +158,10 @@ class Registry(dict[str, Any]):
             ValueError: if it takes an argument with a reserved name.
         """
         self.check_arguments(cls)
-        for name in (*(name for name, one in self.items() if one is cls), cls.__name__):
+        for name in (
+            *(name for name, registered in self.items() if registered is cls),
+            cls.__name__,
+        ):
             with suppress(ValueError):
                 if self.find(name) is cls:
                     return name
@@ -182,7 +185,10 @@ def registry_of(kind: Any) -> Registry | None:
     )
     if not inspect.isclass(result):
         return None
-    return next((one for one in Registry.every if issubclass(result, one.base)), None)
+    return next(
+        (registry for registry in Registry.every if issubclass(result, registry.base)),
+        None,
+    )
 
 
 def subclasses(base: type) -> Iterator[type]:
@@ -196,18 +202,18 @@ def subclasses(base: type) -> Iterator[type]:
             yield cls
 
 
-def same_class(one: type, other: type) -> bool:
+def same_class(first: type, second: type) -> bool:
     """Whether two classes are one, defined twice: its module was reloaded, or its cell
     in a notebook run again.
     """
     files = {
         getattr(sys.modules.get(cls.__module__), "__file__", None)
-        for cls in (one, other)
+        for cls in (first, second)
     }
-    one_module = one.__module__ == other.__module__ or (
+    one_module = first.__module__ == second.__module__ or (
         len(files) == 1 and None not in files
     )
-    return one_module and one.__qualname__ == other.__qualname__
+    return one_module and first.__qualname__ == second.__qualname__
 
 
 class Argument(NamedTuple):
@@ -242,18 +248,23 @@ def declared(cls: Callable[..., Any], skip: int = 0) -> Declared:
     ):  # hints of a module that is not imported
         hints = {}
     taken = _parameters(cls, skip)
-    named = {one.name: one for one in taken if one.kind not in _GATHERED}
+    named = {
+        parameter.name: parameter
+        for parameter in taken
+        if parameter.kind not in _GATHERED
+    }
     defaults = (
-        {one.name: one.default_factory for one in fields(cls)}
+        {parameter.name: parameter.default_factory for parameter in fields(cls)}
         if is_dataclass(cls)
         else {}
     )
     arguments = {
-        name: Argument(hints.get(name, Any), _default(one, defaults.get(name)))
-        for name, one in named.items()
+        name: Argument(hints.get(name, Any), _default(parameter, defaults.get(name)))
+        for name, parameter in named.items()
     }
     return Declared(
-        arguments, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken)
+        arguments,
+        any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken),
     )
 
 
@@ -275,7 +286,7 @@ def parameter_names(cls: Callable[..., Any], skip: int = 0) -> list[str]:
     """The names of what a class or a function takes; its type hints need not be known
     yet.
     """
-    return [one.name for one in _parameters(cls, skip)]
+    return [parameter.name for parameter in _parameters(cls, skip)]
 
 
 def argument_names(cls: type) -> dict[str, str]:
@@ -283,9 +294,9 @@ def argument_names(cls: type) -> dict[str, str]:
     them.
     """
     return {
-        one.name: one.metadata.get("argument", one.name)
-        for one in fields(cls)
-        if one.init
+        attribute.name: attribute.metadata.get("argument", attribute.name)
+        for attribute in fields(cls)
+        if attribute.init
     }
 
 
@@ -298,24 +309,31 @@ def refused(name: str, cls: type, arguments: Sequence[str]) -> str:
     """Why the constructor of a class does not take these arguments, in words about
     ``name``; empty if it does.
     """
-    known = declared(cls)
+    declaration = declared(cls)
     wrong = (
         None
-        if known.open
-        else next((one for one in arguments if one not in known.arguments), None)
+        if declaration.open
+        else next(
+            (
+                argument
+                for argument in arguments
+                if argument not in declaration.arguments
+            ),
+            None,
+        )
     )
-    takes = ", ".join(known.arguments) or "none"
+    takes = ", ".join(declaration.arguments) or "none"
     if wrong is None:
         return ""
     return (
-        f"{name} takes no argument {wrong!r}{meant(wrong, known.arguments)}; it "
+        f"{name} takes no argument {wrong!r}{meant(wrong, declaration.arguments)}; it "
         f"takes {takes}"
     )
 
 
-def meant(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+def meant(name: str, names: Mapping[str, Any] | Sequence[str]) -> str:
     """A question after the known name that looks like an unknown one."""
-    near = [one for one in known if one.startswith(name)] or get_close_matches(
-        name, known, 1
-    )
+    near = [
+        candidate for candidate in names if candidate.startswith(name)
+    ] or get_close_matches(name, names, 1)
     return f"; did you mean {near[0]}?" if near else ""

@@ -30,9 +30,9 @@ def argument(
             It may be given by place, too.
         init: False where a base takes the argument, and this class does not.
     """
-    known = {} if default is MISSING else {"default": default}
+    defaults = {} if default is MISSING else {"default": default}
     return field(
-        **known,
+        **defaults,
         metadata={} if alias is None else {"argument": alias},
         kw_only=kw_only,
         init=init,
@@ -67,63 +67,63 @@ def settings(cls: Decorated) -> Decorated:
     """
     bases = cls.__mro__[1:]
     base: Any = next(
-        one
-        for one in bases
-        if "__init__" in vars(one) and "__dataclass_fields__" not in vars(one)
+        item
+        for item in bases
+        if "__init__" in vars(item) and "__dataclass_fields__" not in vars(item)
     )
-    made: Any = dataclass(eq=False, repr=False)(cls)
-    keep = made.__init__
-    names = argument_names(made)
+    decorated: Any = dataclass(eq=False, repr=False)(cls)
+    keep = decorated.__init__
+    names = argument_names(decorated)
     attributes = {name: attribute for attribute, name in names.items()}
     by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
     taken = inspect.signature(keep).parameters.values()
     signature = inspect.Signature(
         [
-            one.replace(name=names.get(one.name, one.name), kind=by_place)
-            for one in taken
+            item.replace(name=names.get(item.name, item.name), kind=by_place)
+            for item in taken
         ]
     )
     handed = {
         name
-        for name, one in made.__dataclass_fields__.items()
-        if isinstance(one.type, InitVar)
+        for name, item in decorated.__dataclass_fields__.items()
+        if isinstance(item.type, InitVar)
     }
 
     @wraps(keep)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
         hints, of_base = declared(cls).arguments, declared(base).arguments
         try:
-            given = signature.bind(self, *values, **named)
+            bound = signature.bind(self, *values, **named)
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: {error}") from None
-        for name, value in given.arguments.items():
+        for name, value in bound.arguments.items():
             if name in hints and name not in (*handed, *of_base):
                 check(hints[name].hint, value, name)
-            given.arguments[name] = tuple(value) if isinstance(value, list) else value
-        given.apply_defaults()
+            bound.arguments[name] = tuple(value) if isinstance(value, list) else value
+        bound.apply_defaults()
         base.__init__(
             self,
             **{
-                name: given.arguments.get(name, getattr(cls, name, None))
+                name: bound.arguments.get(name, getattr(cls, name, None))
                 for name in of_base
             },
         )
         keep(
             **{
                 attributes.get(name, name): value
-                for name, value in given.arguments.items()
+                for name, value in bound.arguments.items()
             }
         )
 
-    for name in handed & vars(made).keys():
-        if not isinstance(vars(made)[name], property):
-            delattr(made, name)
+    for name in handed & vars(decorated).keys():
+        if not isinstance(vars(decorated)[name], property):
+            delattr(decorated, name)
     __init__.__annotations__ = {
         names.get(name, name): hint.type if isinstance(hint, InitVar) else hint
         for name, hint in keep.__annotations__.items()
     }
     vars(__init__)["__signature__"] = signature
-    made.__init__ = __init__
+    decorated.__init__ = __init__
     return cls
 
 

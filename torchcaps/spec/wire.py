@@ -104,7 +104,7 @@ def make(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(make, value))
     return (
-        {name: make(one) for name, one in value.items()}
+        {name: make(item) for name, item in value.items()}
         if isinstance(value, Mapping)
         else value
     )
@@ -128,9 +128,9 @@ def plain(value: Any, place: str = "argument") -> Any:
             raise ValueError(
                 f"{place} must have names for its values, got {wrong[0]!r}"
             )
-        return {key: plain(one, f"{place}.{key}") for key, one in value.items()}
+        return {key: plain(item, f"{place}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one, place) for one in value]
+        return [plain(item, place) for item in value]
     registry = registry_of(type(value))
     if registry is not None or (is_dataclass(value) and not isinstance(value, type)):
         name = {} if registry is None else {"name": registry.name_of(type(value))}
@@ -138,8 +138,8 @@ def plain(value: Any, place: str = "argument") -> Any:
         return {
             **name,
             **{
-                one: plain(kept(value, one), f"{place}.{one}")
-                for one in declared(kind).arguments
+                item: plain(kept(value, item), f"{place}.{item}")
+                for item in declared(kind).arguments
             },
         }
     raise ValueError(
@@ -159,7 +159,10 @@ def kept(owner: Any, argument: str) -> Any:
     try:
         return getattr(
             owner,
-            next((kept for kept, name in names.items() if name == argument), argument),
+            next(
+                (attribute for attribute, name in names.items() if name == argument),
+                argument,
+            ),
         )
     except AttributeError as error:
         kind = type(owner).__name__
@@ -180,16 +183,16 @@ def of_old(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if "class_path" not in value and "init_args" not in value:
         return value
-    rest = {
-        key: one
-        for key, one in value.items()
+    arguments = {
+        key: item
+        for key, item in value.items()
         if key not in ("class_path", "init_args", "dict_kwargs")
     }
     named = {"name": value["class_path"]} if "class_path" in value else {}
     inner = [value.get(key) or {} for key in ("init_args", "dict_kwargs")]
-    if not all(isinstance(one, Mapping) for one in inner):
+    if not all(isinstance(item, Mapping) for item in inner):
         raise ValueError(f"init_args must hold arguments by name, got {inner[0]!r}")
-    return {**named, **inner[0], **inner[1], **rest}
+    return {**named, **inner[0], **inner[1], **arguments}
 
 
 def jsonable(value: Any) -> Any:
@@ -197,7 +200,7 @@ def jsonable(value: Any) -> Any:
     and mappings too.
     """
     if isinstance(value, Mapping):
-        return {name: jsonable(one) for name, one in value.items()}
+        return {name: jsonable(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(one) for one in value]
+        return [jsonable(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

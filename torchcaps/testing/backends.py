@@ -294,16 +294,16 @@ def _check_agreement(
             problem.tensors(dtype, device),
             problem.tensors(torch.float64, torch.device("cpu")),
         )
-        found = _source(backend, problem, tensors).agree(
+        result = _source(backend, problem, tensors).agree(
             agreement, tensors["parents"][0]
         )
-        if found is None:
+        if result is None:
             continue
         total = partial(_total, _source(NaiveVotes, problem, reference), agreement)
         expected = step_by_step(total, agreement, reference["parents"][0])
         try:
             assert_same(
-                _with_gradients(_named(*found), tensors),
+                _with_gradients(_named(*result), tensors),
                 _with_gradients(_named(*expected), reference),
                 allowed,
             )
@@ -357,12 +357,14 @@ def _check_edges(
                 actual = _results(backend, problem, tensors, compared, rule)
                 expected = _results(NaiveVotes, problem, tensors, compared, rule)
                 finite = [
-                    what
-                    for what, tensor in expected.items()
-                    if not torch.equal(actual[what], tensor)
+                    field
+                    for field, tensor in expected.items()
+                    if not torch.equal(actual[field], tensor)
                 ]
                 assert_same(
-                    actual, {what: expected[what] for what in finite}, TOLERANCE[dtype]
+                    actual,
+                    {field: expected[field] for field in finite},
+                    TOLERANCE[dtype],
                 )
         except Exception as error:
             raise AssertionError(
@@ -380,13 +382,13 @@ def _expect_nan(
     with torch.no_grad():
         tensors["children"][0, 0] = torch.nan
     actual = _outputs(backend, PROBLEMS[0], tensors, similarity, rule)
-    for what, tensor in _outputs(
+    for name, tensor in _outputs(
         NaiveVotes, PROBLEMS[0], tensors, similarity, rule
     ).items():
-        hidden = int((tensor.isnan() & ~actual[what].isnan()).sum())
+        hidden = int((tensor.isnan() & ~actual[name].isnan()).sum())
         if hidden:
             raise AssertionError(
-                f"{what} hides NaN of a child's pose in {hidden} places"
+                f"{name} hides NaN of a child's pose in {hidden} places"
             )
 
 

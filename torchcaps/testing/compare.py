@@ -31,14 +31,14 @@ def assert_same(
         AssertionError: with the name of the first tensor that differs.
     """
     for name, tensor in expected.items():
-        other = actual[name]
-        if other.shape != tensor.shape:
+        result = actual[name]
+        if result.shape != tensor.shape:
             raise AssertionError(
-                f"{name} has shape {tuple(other.shape)}, not {tuple(tensor.shape)}"
+                f"{name} has shape {tuple(result.shape)}, not {tuple(tensor.shape)}"
             )
         if not tensor.numel():
             continue
-        error = (other.double() - tensor.double()).square().mean().sqrt()
+        error = (result.double() - tensor.double()).square().mean().sqrt()
         scale = tensor.double().square().mean().sqrt().clamp(min=LEAST_SCALE)
         if not error <= tolerance * scale:  # NaN included
             raise AssertionError(
@@ -63,13 +63,13 @@ def assert_same_on_backends(results: Callable[[str], Mapping[str, Tensor]]) -> N
         ):
             continue  # the reference, for another device, or not available here
         try:
-            found = results(backend)
+            result = results(backend)
         except ValueError as error:
             if f"backend {backend!r} cannot do" in str(error):
                 continue
             raise
         try:
-            assert_same(found, expected, TOLERANCE[torch.float64])
+            assert_same(result, expected, TOLERANCE[torch.float64])
         except AssertionError as error:
             raise AssertionError(f"on backend {backend}, {error}") from None
 
@@ -99,14 +99,14 @@ def with_gradients(
             )
             if not output.isinf().any():
                 objective = objective + (output.double().cpu() * upstream).sum()
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         objective, list(inputs.values()), materialize_grads=True, allow_unused=True
     )
     return {
         **outputs,
         **{
             f"the gradient of {name}": grad
-            for name, grad in zip(inputs, found, strict=True)
+            for name, grad in zip(inputs, gradients, strict=True)
         },
     }
 
@@ -135,11 +135,13 @@ def by_name(
     Raises:
         ValueError: if a name to skip is not that of a check.
     """
-    found = {check.__name__.removeprefix("_"): check for check in checks}
+    checks_by_name = {check.__name__.removeprefix("_"): check for check in checks}
     for name in skip:
-        if name not in found:
-            raise ValueError(f"skip must name checks of {list(found)}, got {name!r}")
-    return {name: check for name, check in found.items() if name not in skip}
+        if name not in checks_by_name:
+            raise ValueError(
+                f"skip must name checks of {list(checks_by_name)}, got {name!r}"
+            )
+    return {name: check for name, check in checks_by_name.items() if name not in skip}
 
 
 def assert_finite(tensors: Mapping[str, Tensor]) -> None:

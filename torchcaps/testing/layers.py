@@ -153,8 +153,8 @@ def _results(
     pose, activation = (
         field.detach().clone().requires_grad_(gradients) for field in children
     )
-    given = Capsules(pose, activation)
-    seen = _seen(layer(given) if mask is None else layer(given, mask))
+    capsules = Capsules(pose, activation)
+    seen = _seen(layer(capsules) if mask is None else layer(capsules, mask))
     if not gradients:
         return seen
     inputs = {
@@ -171,12 +171,12 @@ def _copies(subject: Subject) -> None:
     assert_same(
         _seen(pickle.loads(pickle.dumps(layer))(subject.children)), expected, 0.0
     )
-    other = copy.deepcopy(layer)
+    copied = copy.deepcopy(layer)
     with torch.no_grad():
-        for parameter in other.parameters():
+        for parameter in copied.parameters():
             parameter.zero_()
-    other.load_state_dict(layer.state_dict())
-    assert_same(_seen(other(subject.children)), expected, 0.0)
+    copied.load_state_dict(layer.state_dict())
+    assert_same(_seen(copied(subject.children)), expected, 0.0)
 
 
 def _shapes(subject: Subject) -> None:
@@ -215,17 +215,17 @@ def _dtypes(subject: Subject) -> None:
     layer = (
         subject.apart().float()
     )  # of a batch as small as this, statistics leave few digits
-    found = _results(layer, rounded, gradients=subject.learns)
+    result = _results(layer, rounded, gradients=subject.learns)
     expected = _results(
         copy.deepcopy(layer).double(),
         Capsules(*(f.double() for f in rounded)),
         None,
         subject.learns,
     )
-    assert_same(found, expected, TOLERANCE[torch.float32])
+    assert_same(result, expected, TOLERANCE[torch.float32])
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for scale in SCALES[: 2 if dtype == torch.float16 else 3]:
-            found = _results(
+            result = _results(
                 subject.copy(dtype),
                 subject.as_dtype(dtype, scale),
                 None,
@@ -234,13 +234,13 @@ def _dtypes(subject: Subject) -> None:
             assert_finite(
                 {
                     f"{name}, {dtype} times {scale:g},": tensor
-                    for name, tensor in found.items()
+                    for name, tensor in result.items()
                 }
             )
             for name in ("the parents' pose", "the parents' activation"):
-                if found[name].dtype != dtype:
+                if result[name].dtype != dtype:
                     raise AssertionError(
-                        f"{dtype} children: {name} is {found[name].dtype}"
+                        f"{dtype} children: {name} is {result[name].dtype}"
                     )
 
 
@@ -252,14 +252,17 @@ def _autocast(subject: Subject) -> None:
         )
         expected = _seen(copy.deepcopy(layer)(children))
         with torch.autocast("cpu", torch.bfloat16):
-            found, low = layer(children), layer(subject.as_dtype(torch.bfloat16, scale))
-        assert_same(_seen(found), expected, 1e-6)
+            parents, low = (
+                layer(children),
+                layer(subject.as_dtype(torch.bfloat16, scale)),
+            )
+        assert_same(_seen(parents), expected, 1e-6)
         assert_finite(_seen(low))
         for name, tensor in _seen(low).items():
             if tensor.dtype != torch.float32:
                 raise AssertionError(f"under autocast, {name} is {tensor.dtype}")
         if subject.learns:
-            total = torch.stack([tensor.sum() for tensor in (*found, *low)]).sum()
+            total = torch.stack([tensor.sum() for tensor in (*parents, *low)]).sum()
             gradients = torch.autograd.grad(
                 total,
                 list(layer.parameters()),
@@ -290,21 +293,22 @@ def _children_that_are_not_there(subject: Subject) -> None:
     expected = _results(layer, children, mask, subject.learns)
     gone = Capsules(*(field.clone() for field in children))
     gone.pose[~mask], gone.activation[~mask] = torch.nan, torch.nan
-    found = _results(layer, gone, mask, subject.learns)
-    assert_finite(found)
-    assert_same(found, expected, TOLERANCE[torch.float64])
+    result = _results(layer, gone, mask, subject.learns)
+    assert_finite(result)
+    assert_same(result, expected, TOLERANCE[torch.float64])
     for name in ("pose", "activation") if subject.learns else ():
-        if found[f"the gradient of the children's {name}"][~mask].any():
+        if result[f"the gradient of the children's {name}"][~mask].any():
             raise AssertionError(
                 f"the gradient of the {name} of a child that is not there is not 0"
             )
     assert_finite(_results(layer, gone, torch.zeros_like(mask), subject.learns))
     if hasattr(layer, "route"):
         routed = layer.route(gone, mask)
-        told = [
-            one.votes.mask for one in (routed if isinstance(routed, list) else [routed])
+        masks = [
+            group.votes.mask
+            for group in (routed if isinstance(routed, list) else [routed])
         ]
-        if sum(0 if part is None else int((~part).sum()) for part in told) < int(
+        if sum(0 if part is None else int((~part).sum()) for part in masks) < int(
             (~mask).sum()
         ):
             raise AssertionError("its votes were not told which children are not there")
@@ -318,9 +322,9 @@ def _not_a_number(subject: Subject) -> None:
     moved = _seen(layer(subject.children._replace(pose=pose)))
     pose[first] = torch.nan
     children = subject.children._replace(pose=pose)
-    for one in (layer, subject.copy()):
-        found = _seen(one(children))
-        for name, tensor in found.items():
+    for module in (layer, subject.copy()):
+        result = _seen(module(children))
+        for name, tensor in result.items():
             depends = moved[name][0] != expected[name][0]
             hidden = int((depends & ~tensor[0].isnan()).sum())
             if hidden:
@@ -338,14 +342,14 @@ def _not_a_number(subject: Subject) -> None:
 def _meta(subject: Subject) -> None:
     layer = subject.apart()
     expected = _seen(layer(subject.children))
-    found = _seen(
+    result = _seen(
         layer.to("meta")(Capsules(*(field.to("meta") for field in subject.children)))
     )
     for name, tensor in expected.items():
-        if not found[name].is_meta or found[name].shape != tensor.shape:
+        if not result[name].is_meta or result[name].shape != tensor.shape:
             raise AssertionError(
-                f"of meta tensors, {name} is {found[name].device} "
-                f"{tuple(found[name].shape)}"
+                f"of meta tensors, {name} is {result[name].device} "
+                f"{tuple(result[name].shape)}"
             )
 
 
@@ -366,9 +370,9 @@ def _gradients(subject: Subject) -> None:
     def parents(
         pose: Tensor, activation: Tensor, *parameters: Tensor
     ) -> tuple[Tensor, Tensor]:
-        given = dict(zip(named, parameters, strict=True))
-        found = torch.func.functional_call(layer, given, (Capsules(pose, activation),))
-        return found.pose, found.activation
+        state = dict(zip(named, parameters, strict=True))
+        result = torch.func.functional_call(layer, state, (Capsules(pose, activation),))
+        return result.pose, result.activation
 
     leaves = [field.clone().requires_grad_() for field in subject.children]
     torch.autograd.gradcheck(parents, (*leaves, *named.values()), fast_mode=True)

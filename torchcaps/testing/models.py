@@ -81,9 +81,9 @@ def check_model(
                 f"{type(network).__name__} is not an image classifier: inputs must "
                 "make a batch for it"
             )
-        given = inputs
+        images = inputs
         subject = Subject(
-            network, _images if given is None else lambda _, batch: given(batch)
+            network, _images if images is None else lambda _, batch: images(batch)
         )
         if (
             inputs is not None
@@ -133,15 +133,15 @@ def _expect_finite(output: Any, where: str) -> list[Tensor]:
 
 def _expect_close(actual: Any, expected: Any, where: str, tolerance: float) -> None:
     pairs = list(zip(_tensors(actual), _tensors(expected), strict=True))
-    for number, (one, other) in enumerate(pairs):
-        if one.shape != other.shape:
+    for number, (first, second) in enumerate(pairs):
+        if first.shape != second.shape:
             raise AssertionError(
-                f"{where} tensor {number} of its output is {tuple(one.shape)}, not "
-                f"{tuple(other.shape)}"
+                f"{where} tensor {number} of its output is {tuple(first.shape)}, not "
+                f"{tuple(second.shape)}"
             )
-        error = (one - other).abs().max().item() if one.numel() else 0.0
+        error = (first - second).abs().max().item() if first.numel() else 0.0
         allowed = tolerance * max(
-            1.0, other.abs().max().item() if other.numel() else 0.0
+            1.0, second.abs().max().item() if second.numel() else 0.0
         )
         if not error <= allowed:  # NaN included
             raise AssertionError(
@@ -192,8 +192,8 @@ def _configuration(subject: Subject) -> None:
     if again.config() != config:
         raise AssertionError(f"made again from {config}, it has {again.config()}")
     ours, theirs = (
-        {n: t.shape for n, t in one.state_dict().items()}
-        for one in (subject.network, again)
+        {n: t.shape for n, t in network.state_dict().items()}
+        for network in (subject.network, again)
     )
     if ours != theirs:
         raise AssertionError(
@@ -373,16 +373,16 @@ def _images_that_do_not_fit(subject: Subject) -> None:
         _expect_error(network, broken, f"images that hold {value}")
 
 
-def _expect_error(network: Network, images: Tensor, what: str) -> None:
+def _expect_error(network: Network, images: Tensor, problem: str) -> None:
     try:
         network(images)
     except ValueError:
         return
     except Exception as error:
         raise AssertionError(
-            f"{what} must raise a ValueError, but raise {error!r}"
+            f"{problem} must raise a ValueError, but raise {error!r}"
         ) from error
-    raise AssertionError(f"{what} must raise a ValueError, but are accepted")
+    raise AssertionError(f"{problem} must raise a ValueError, but are accepted")
 
 
 OF_IMAGES: tuple[Callable[[Subject], None], ...] = (

@@ -187,9 +187,9 @@ def _configuration(template: Routing) -> None:
 
 def _copies(template: Routing) -> None:
     problem = Problem.make()
-    routing, other = _bound(template, problem), template.bind(problem.shape)
-    if {id(one) for one in routing.parameters()} & {
-        id(one) for one in other.parameters()
+    routing, copied = _bound(template, problem), template.bind(problem.shape)
+    if {id(parameter) for parameter in routing.parameters()} & {
+        id(parameter) for parameter in copied.parameters()
     }:
         raise AssertionError("two copies that bind made share parameters")
     if list(template.parameters()):
@@ -199,10 +199,10 @@ def _copies(template: Routing) -> None:
     expected = _seen(routing(problem.votes(), problem.activation))
     twin = copy.deepcopy(routing)
     assert_same(_seen(twin(problem.votes(), problem.activation)), expected, 0.0)
-    other.to(problem.transforms.dtype).train(template.trainable).load_state_dict(
+    copied.to(problem.transforms.dtype).train(template.trainable).load_state_dict(
         routing.state_dict()
     )
-    assert_same(_seen(other(problem.votes(), problem.activation)), expected, 0.0)
+    assert_same(_seen(copied(problem.votes(), problem.activation)), expected, 0.0)
 
 
 def _shapes(template: Routing) -> None:
@@ -214,18 +214,18 @@ def _shapes(template: Routing) -> None:
         (1, 1, 1),
     ):
         problem = Problem.make(batch, children, parents)
-        found = _results(_bound(template, problem), problem)
+        result = _results(_bound(template, problem), problem)
         expected = {
             "the parents' pose": (batch, parents, M * D),
             "the parents' activation": (batch, parents),
             "the assignment": (batch, children, parents),
         }
         for name, shape in expected.items():
-            if found[name].shape != shape:
+            if result[name].shape != shape:
                 raise AssertionError(
-                    f"{name} has shape {tuple(found[name].shape)}, not {shape}"
+                    f"{name} has shape {tuple(result[name].shape)}, not {shape}"
                 )
-        assert_finite(found)
+        assert_finite(result)
 
 
 def _order_of_the_children(template: Routing) -> None:
@@ -233,7 +233,7 @@ def _order_of_the_children(template: Routing) -> None:
     order = torch.randperm(I, generator=torch.Generator().manual_seed(3))
     routing = _bound(template, problem)
     expected = _results(routing, problem)
-    found = _results(routing, problem.of_children(order))
+    result = _results(routing, problem.of_children(order))
     for name in (
         "the assignment",
         "the gradient of children",
@@ -245,7 +245,7 @@ def _order_of_the_children(template: Routing) -> None:
         expected["the gradient of coordinates"] = expected[
             "the gradient of coordinates"
         ][order]
-    assert_same(found, expected, TOLERANCE[torch.float64])
+    assert_same(result, expected, TOLERANCE[torch.float64])
 
 
 def _examples_of_a_batch(template: Routing) -> None:
@@ -272,11 +272,11 @@ def _dtypes(template: Routing) -> None:
     wide = Problem(*(tensor.double() for tensor in vars(exact).values()))
     routing = _bound(template, wide)
     expected = _results(routing, wide)
-    found = _results(copy.deepcopy(routing).float(), exact)
-    dtype = found["the parents' pose"].dtype
+    result = _results(copy.deepcopy(routing).float(), exact)
+    dtype = result["the parents' pose"].dtype
     if dtype != torch.float32:
         raise AssertionError(f"float32 poses give poses of {dtype}")
-    assert_same(found, expected, TOLERANCE[torch.float32])
+    assert_same(result, expected, TOLERANCE[torch.float32])
     half = Problem.make(dtype=torch.bfloat16)
     rounded = copy.deepcopy(routing).bfloat16()
     assert_finite(_results(rounded, half))
@@ -314,26 +314,26 @@ def _children_that_are_not_there(template: Routing) -> None:
     problem = Problem.make(shared=True)
     routing = _bound(template, problem)
     mask = torch.tensor([[True, False, True, True, False, True, True]]).repeat(B, 1)
-    there = mask[0].nonzero().squeeze(1)
-    expected = _results(routing, problem.of_children(there))
+    places = mask[0].nonzero().squeeze(1)
+    expected = _results(routing, problem.of_children(places))
     gone = Problem(*(tensor.clone() for tensor in vars(problem).values()))
     gone.children[~mask], gone.activation[~mask] = torch.nan, torch.nan
-    found = _results(routing, gone, mask)
-    assert_finite(found)
+    result = _results(routing, gone, mask)
+    assert_finite(result)
     for name in (
         "the assignment",
         "the gradient of children",
         "the gradient of activation",
     ):
-        if name in found:
-            if found[name][~mask].any():
+        if name in result:
+            if result[name][~mask].any():
                 raise AssertionError(f"{name} is not 0 for a child that is not there")
-            found[name] = found[name][:, there]
-    if "the gradient of coordinates" in found:
-        found["the gradient of coordinates"] = found["the gradient of coordinates"][
-            there
+            result[name] = result[name][:, places]
+    if "the gradient of coordinates" in result:
+        result["the gradient of coordinates"] = result["the gradient of coordinates"][
+            places
         ]
-    assert_same(found, expected, TOLERANCE[torch.float64])
+    assert_same(result, expected, TOLERANCE[torch.float64])
     assert_finite(_results(routing, gone, torch.zeros_like(mask)))
 
 
@@ -343,17 +343,17 @@ def _not_a_number(template: Routing) -> None:
     apart = _apart(copy.deepcopy(routing))
     expected = _seen(apart(problem.votes(), problem.activation))
     problem.children[0, 1] = torch.nan
-    for one in (apart, routing):
-        found = _seen(one(problem.votes(), problem.activation))
+    for module in (apart, routing):
+        result = _seen(module(problem.votes(), problem.activation))
         for name in ("the parents' pose", "the parents' activation"):
-            if not found[name][0].isnan().all():
-                first = found[name][0].flatten().tolist()[:4]
+            if not result[name][0].isnan().all():
+                first = result[name][0].flatten().tolist()[:4]
                 raise AssertionError(
                     f"{name} hides that a child's pose is NaN: {first}"
                 )
-            if one is apart:
+            if module is apart:
                 assert_same(
-                    {name: found[name][1:]},
+                    {name: result[name][1:]},
                     {name: expected[name][1:]},
                     TOLERANCE[torch.float64],
                 )
@@ -398,9 +398,9 @@ def _earlier_parents(template: Routing) -> None:
     if hasattr(routing, "steps"):
         short, long = _with_steps(routing, 2), _with_steps(routing, 4)
         half = short(problem.votes(), problem.activation)
-        found = short(problem.votes(), problem.activation, initial=half)
+        result = short(problem.votes(), problem.activation, initial=half)
         assert_same(
-            _seen(found),
+            _seen(result),
             _seen(long(problem.votes(), problem.activation)),
             TOLERANCE[torch.float64],
         )

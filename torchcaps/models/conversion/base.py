@@ -68,18 +68,18 @@ def outline(file: Path, make: Callable[[], Network]) -> dict[str, Tensor]:
         raise ValueError(f"{file} states sizes that no network has: {error}") from error
 
 
-def check_names(file: Path, found: set[str], expected: set[str]) -> None:
+def check_names(file: Path, names_in_file: set[str], expected: set[str]) -> None:
     """Raises a ``ValueError`` that names some of what is missing, or is there and
     should not be.
     """
-    for names, what in (
-        (expected - found, "lacks"),
-        (found - expected, "holds, besides,"),
+    for names, problem in (
+        (expected - names_in_file, "lacks"),
+        (names_in_file - expected, "holds, besides,"),
     ):
         if names:
             shown = ", ".join(sorted(names)[:4]) + (
                 f" and {len(names) - 4} more" if len(names) > 4 else ""
             )
             raise ValueError(
-                f"{file} is not the network that it seems to be: it {what} {shown}"
+                f"{file} is not the network that it seems to be: it {problem} {shown}"
             )

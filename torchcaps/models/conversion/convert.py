@@ -43,15 +43,17 @@ def convert(file: str | Path, folder: str | Path) -> Network:
         raise FileNotFoundError(f"{file} is not a file")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists already and is not empty")
-    found = _read(file)
-    network = _filled(file, found)
+    converted = _read(file)
+    network = _filled(file, converted)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         dir=folder.parent, prefix=f".{folder.name}-"
     ) as beside:
-        network.save_pretrained(Path(beside) / "model", **found.extra, source=file.name)
+        network.save_pretrained(
+            Path(beside) / "model", **converted.extra, source=file.name
+        )
         (Path(beside) / "model").replace(folder)
-    network.extra = {**found.extra, "source": file.name}
+    network.extra = {**converted.extra, "source": file.name}
     return network.eval()
 
 
@@ -71,18 +73,18 @@ def _read(file: Path) -> Converted:
     )
 
 
-def _filled(file: Path, found: Converted) -> Network:
+def _filled(file: Path, converted: Converted) -> Network:
     """The network with the weights in place; memory is taken once every shape that the
     file states was compared.
     """
     expected = {
-        name: own
-        for name, own in outline(file, found.make).items()
+        name: target
+        for name, target in outline(file, converted.make).items()
         if not name.endswith(COUNTER)
     }
     weights = {
         name: stored
-        for name, stored in found.weights.items()
+        for name, stored in converted.weights.items()
         if not name.endswith(COUNTER)
     }
     check_names(file, set(weights), set(expected))
@@ -94,7 +96,7 @@ def _filled(file: Path, found: Converted) -> Network:
                 f"{name}, "
                 f"got {stored.dtype} {stored.shape}"
             )
-    network, numbers = found.make(), found.read()
+    network, numbers = converted.make(), converted.read()
     state = network.state_dict()
     for name, stored in weights.items():
         if numbers[stored.name].is_meta or not numbers[stored.name].isfinite().all():

@@ -56,9 +56,12 @@ def read(file: Path) -> Converted:
     kernels = [layer for layer in capsnet.values() if "kernel" in layer]
     norms = [layer for layer in capsnet.values() if "gamma" in layer]
     caps = [layer for layer in capsnet.values() if "W" in layer]
-    four_axes = [*(one["kernel"] for one in kernels), *(one["W"] for one in caps)]
+    four_axes = [
+        *(stored_layer["kernel"] for stored_layer in kernels),
+        *(stored_layer["W"] for stored_layer in caps),
+    ]
     if (len(kernels), len(norms), len(caps)) != (5, 4, 1) or any(
-        len(one.shape) != 4 for one in four_axes
+        len(stored_layer.shape) != 4 for stored_layer in four_axes
     ):
         raise ValueError(
             f"{file} is not Efficient-CapsNet: expected five convolutions, four "
@@ -93,7 +96,9 @@ def read(file: Path) -> Converted:
     return Converted(
         make,
         weights,
-        partial(_numbers, file, [one.name for one in weights.values()]),
+        partial(
+            _numbers, file, [stored_layer.name for stored_layer in weights.values()]
+        ),
         extra,
     )
 
@@ -125,7 +130,7 @@ def _convolution(name: str, layer: dict[str, Stored]) -> dict[str, Stored]:
     }
     if "kernel" in layer:
         weights[f"{name}.weight"] = layer["kernel"]._replace(
-            layout=lambda own: own.movedim((0, 1), (-1, -2))
+            layout=lambda weight: weight.movedim((0, 1), (-1, -2))
         )
     return weights
 
@@ -138,11 +143,11 @@ def _capsules(layer: dict[str, Stored]) -> dict[str, Stored]:
         if key not in ("W", "b")
     }
     weights["class_caps.weight"] = layer["W"]._replace(
-        layout=lambda own: own.transpose(0, 1)
+        layout=lambda weight: weight.transpose(0, 1)
     )
     if "b" in layer:
         weights["class_caps.routing.offset"] = layer["b"]._replace(
-            layout=lambda own: own.T[..., None]
+            layout=lambda weight: weight.T[..., None]
         )
     return weights
 

@@ -56,22 +56,22 @@ def read(file: Path) -> Converted:
     weights = {}
     for name, tensor in state.items():
         if not name.endswith("CONST_one"):  # a buffer that holds a 1
-            own = _renamed(name)
+            new_name = _renamed(name)
             stored = Stored(
                 name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             )
-            weights[own] = (
+            weights[new_name] = (
                 stored._replace(layout=_rows)
-                if own.endswith("routing.bias")
+                if new_name.endswith("routing.bias")
                 else stored
             )
     extra = {**SMALLNORB, "preprocess": {}}
     return Converted(make, weights, partial(_tensors, file), extra)
 
 
-def _rows(own: Tensor) -> Tensor:
+def _rows(poses: Tensor) -> Tensor:
     """Poses of four rows each."""
-    return own.unflatten(-1, (4, -1))
+    return poses.unflatten(-1, (4, -1))
 
 
 def _declared(file: Path) -> dict[str, Tensor]:
@@ -106,9 +106,11 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
-        what = named.group(1) if named else "other things than tensors, or is damaged"
+        content = (
+            named.group(1) if named else "other things than tensors, or is damaged"
+        )
         raise ValueError(
-            f"{file} holds {what}; expected tensors by name, and nothing was executed"
+            f"{file} holds {content}; expected tensors by name, and nothing was executed"
         ) from None
     except Exception as error:  # torch raises many types
         raise ValueError(
@@ -138,5 +140,5 @@ def _renamed(name: str) -> str:
     match = re.fullmatch(rf"({'|'.join(map(re.escape, _PARTS))})\.(.+)", name)
     if match is None:
         return name
-    part, rest = match.groups()
-    return f"{_PARTS[part]}.{_ROUTING.get(rest, rest) if part.startswith('routings') else rest}"
+    part, parameter = match.groups()
+    return f"{_PARTS[part]}.{_ROUTING.get(parameter, parameter) if part.startswith('routings') else parameter}"

@@ -63,8 +63,8 @@ def _scattered(tile: Tile) -> tuple[Tensor, ...]:
     assert tile.mean is not None
     votes = tile.votes()
     shares, deviations = tile.shares(votes), votes - tile.mean[:, None]
-    rest = torch.einsum("bij,bijh->bjh", shares, deviations)
-    return torch.einsum("bij,bijh->bjh", shares, deviations.square()), rest
+    remainder = torch.einsum("bij,bijh->bjh", shares, deviations)
+    return torch.einsum("bij,bijh->bjh", shares, deviations.square()), remainder
 
 
 def _squared(tile: Tile) -> tuple[Tensor, ...]:
@@ -90,10 +90,10 @@ def moments(tile: Tile, scatter: bool, budget: int) -> Moments:
     if not scatter:
         return Moments(mass, total, None)
     mean = (total / positive(mass)[..., None]).detach()
-    second, rest = _by_tile(
+    second, remainder = _by_tile(
         _scattered, Tile(**{**vars(tile), "mean": mean}), ("BJH", "BJH"), budget
     )
-    return Moments(mass, total, second - rest.square() / positive(mass)[..., None])
+    return Moments(mass, total, second - remainder.square() / positive(mass)[..., None])
 
 
 def gram(tile: Tile, budget: int) -> Tensor:
@@ -121,12 +121,12 @@ class _Call(NamedTuple):
 
 
 def _by_tile(
-    work: Work, whole: Tile, layouts: tuple[str, ...], budget: int
+    work: Work, tile: Tile, layouts: tuple[str, ...], budget: int
 ) -> tuple[Tensor, ...]:
     """What the work gives for each tile, at its place in tensors with these axes, added
     up where tiles share one.
     """
-    return _ByTile.apply(_Call(work, whole, layouts, budget), *whole.tensors)
+    return _ByTile.apply(_Call(work, tile, layouts, budget), *tile.tensors)
 
 
 class _ByTile(torch.autograd.Function):
@@ -172,13 +172,13 @@ def _backward(
     call: _Call, tensors: Any, upstream: Any, wanted: Sequence[bool]
 ) -> Tensors:
     """The gradients of the tensors that are wanted, tile by tile."""
-    whole = call.whole.with_tensors(tensors)
+    tile = call.whole.with_tensors(tensors)
     grads = [
         torch.zeros_like(tensor) if needs else None
-        for tensor, needs in zip(whole.tensors, wanted, strict=True)
+        for tensor, needs in zip(tile.tensors, wanted, strict=True)
     ]
-    for rows, columns in tile_grid(whole.children, whole.transforms, call.budget):
-        part = _part(whole, rows, columns)
+    for rows, columns in tile_grid(tile.children, tile.transforms, call.budget):
+        part = _part(tile, rows, columns)
         with torch.enable_grad():
             leaves = [
                 tensor.detach().requires_grad_(needs)
@@ -192,7 +192,7 @@ def _backward(
             )
             if output.requires_grad
         ]
-        _add_gradients(flowing, leaves, _placed(whole, grads, rows, columns))
+        _add_gradients(flowing, leaves, _placed(tile, grads, rows, columns))
     return grads
 
 
@@ -212,10 +212,10 @@ def _add_gradients(
     if not flowing or not places:
         return
     outputs, upstream = zip(*flowing, strict=True)
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         outputs, [leaf for leaf, _ in places], upstream, allow_unused=True
     )
-    for (_, grad), piece in zip(places, found, strict=True):
+    for (_, grad), piece in zip(places, gradients, strict=True):
         if piece is not None:
             grad.add_(piece)
 
@@ -229,15 +229,15 @@ def _view(tensor: Tensor, layout: str, rows: slice, columns: slice) -> Tensor:
     return cut(tensor, layout, rows, columns)
 
 
-def _part(whole: Tile, rows: slice, columns: slice) -> Tile:
-    return whole.map(lambda tensor, layout: _view(tensor, layout, rows, columns))
+def _part(tile: Tile, rows: slice, columns: slice) -> Tile:
+    return tile.map(lambda tensor, layout: _view(tensor, layout, rows, columns))
 
 
 def _placed(
-    whole: Tile, grads: Sequence[Tensor | None], rows: slice, columns: slice
+    tile: Tile, grads: Sequence[Tensor | None], rows: slice, columns: slice
 ) -> list[Tensor | None]:
     """The views of the gradients that belong to a tile."""
     return [
         None if grad is None else _view(grad, layout, rows, columns)
-        for grad, (_, _, layout) in zip(grads, whole.items(), strict=True)
+        for grad, (_, _, layout) in zip(grads, tile.items(), strict=True)
     ]

@@ -197,19 +197,19 @@ class ChunkedMoments(torch.autograd.Function):
         _, J, _, D = inputs.transforms.shape
         mass = inputs.children.new_empty(B, J)
         total = inputs.children.new_empty(B, J, M * D)
-        second, rest = (
+        second, remainder = (
             (torch.empty_like(total), torch.empty_like(total))
             if scatter
             else (None, None)
         )
         for rows, tiles in _by_rows(inputs, options):
-            found = _scattered(tiles) if scatter else _summed(tiles)
-            mass[rows] = found[0].T
-            for field, part in zip((total, second, rest), found[1:], strict=False):
+            sums = _scattered(tiles) if scatter else _summed(tiles)
+            mass[rows] = sums[0].T
+            for field, part in zip((total, second, remainder), sums[1:], strict=False):
                 if field is not None:
                     field[rows] = uncolumns(part.flatten(2), M)
         ctx.options = options
-        ctx.save_for_backward(*tensors, total / positive(mass)[..., None], rest)
+        ctx.save_for_backward(*tensors, total / positive(mass)[..., None], remainder)
         return mass, total, second
 
     @staticmethod
@@ -217,12 +217,12 @@ class ChunkedMoments(torch.autograd.Function):
         ctx: Any, grad_mass: Tensor, grad_sum: Tensor, grad_scatter: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors."""
-        (*tensors, mean, rest), options = ctx.saved_tensors, ctx.options
+        (*tensors, mean, remainder), options = ctx.saved_tensors, ctx.options
 
         def work(tensors: Tensors, upstream: Any) -> Tensors:
             grad_mass, grad_sum, grad_scatter = upstream
             if grad_scatter is not None:
-                grad_mass, grad_sum = about_mean(mean, rest, *upstream)
+                grad_mass, grad_sum = about_mean(mean, remainder, *upstream)
             return _moments_backward(
                 tensors, (mean, grad_mass, grad_sum, grad_scatter), options
             )
