@@ -62,17 +62,19 @@ def by_windows(layer: CapsConvNd, children: Capsules) -> Capsules:
     windows, share, parts = layer.windows(children), layer.in_types // layer.groups, []
     for group, routing in enumerate(layer.routings):
         types = slice(group * share, (group + 1) * share)
-        own = Capsules(
+        own_capsules = Capsules(
             *(field.narrow(layer.axes + 1, types.start, share) for field in children)
         )
-        pose, activation = gathered(windows, own)
-        there, _ = gathered(
-            windows, Capsules(torch.ones_like(own.activation), own.activation)
+        pose, activation = gathered(windows, own_capsules)
+        present, _ = gathered(
+            windows,
+            Capsules(torch.ones_like(own_capsules.activation), own_capsules.activation),
         )
         transforms = layer.weight[:, types].flatten(0, 1)
         parts.append(
             routing(
-                Votes(pose, transforms, backend="naive", mask=there.bool()), activation
+                Votes(pose, transforms, backend="naive", mask=present.bool()),
+                activation,
             )
         )
     pose = torch.cat([part.pose for part in parts], 1).unflatten(-1, layer.out_pose)
@@ -112,9 +114,9 @@ def looped_assignment(
 
 def looped_totals(assignment: Tensor, windows: Windows, types: int) -> Tensor:
     """What each child that is seen gives away in all, to whatever parent."""
-    given = assignment.sum(-1).unflatten(0, (-1, math.prod(windows.out))).flatten(1)
+    share = assignment.sum(-1).unflatten(0, (-1, math.prod(windows.out))).flatten(1)
     places = torch.tensor(looped_children(windows, types)).flatten()
-    total = given.new_zeros(len(given), windows.padded * types).index_add(
-        1, places, given
+    total = share.new_zeros(len(share), windows.padded * types).index_add(
+        1, places, share
     )
     return total[:, places.unique()]

@@ -163,9 +163,9 @@ class TestOneWindow:
         around = Capsules(
             pad(children.pose, (0, 0, 0, 0, *beside)), pad(children.activation, beside)
         )
-        there = pad(torch.ones_like(children.activation, dtype=torch.bool), beside)
+        present = pad(torch.ones_like(children.activation, dtype=torch.bool), beside)
         torch.testing.assert_close(
-            layer(children), bare(around, there), rtol=1e-10, atol=1e-12
+            layer(children), bare(around, present), rtol=1e-10, atol=1e-12
         )
 
     def test_hard_assignments(self) -> None:

@@ -45,8 +45,8 @@ def layer(
 
 
 def with_routing(name: str, **options: Any) -> CapsLinear:
-    made = layer(routing=create_routing(name), **options)
-    return made.eval() if name == "hard_kmeans" else made
+    capsule_layer = layer(routing=create_routing(name), **options)
+    return capsule_layer.eval() if name == "hard_kmeans" else capsule_layer
 
 
 class TestVotes:
@@ -54,15 +54,17 @@ class TestVotes:
     @pytest.mark.parametrize("rows", [0, 2], ids=["vectors", "matrices"])
     def test_explicit(self, transforms: str, rows: int) -> None:
         pose = (rows,) if rows else ()
-        made = layer(transforms, (*pose, P) if rows else P, (*pose, D) if rows else D)
+        capsule_layer = layer(
+            transforms, (*pose, P) if rows else P, (*pose, D) if rows else D
+        )
         children = random(2, I, *pose, P)
-        weight = made.weight.expand(I, J, P, D)
+        weight = capsule_layer.weight.expand(I, J, P, D)
         if transforms == "factored":
-            weight = made.child_weight[:, None] @ weight
+            weight = capsule_layer.child_weight[:, None] @ weight
         expected = torch.einsum("bi...p,ijpd->bij...d", children, weight).reshape(
             2, I, J, -1
         )
-        torch.testing.assert_close(made.votes(children).dense(), expected)
+        torch.testing.assert_close(capsule_layer.votes(children).dense(), expected)
 
     @TRANSFORMS
     def test_number_of_parameters(self, transforms: str) -> None:
@@ -81,10 +83,10 @@ class TestForward:
     @TRANSFORMS
     @ROUTINGS
     def test_is_the_routing_of_its_votes(self, transforms: str, routing: str) -> None:
-        made = with_routing(routing, transforms=transforms)
+        capsule_layer = with_routing(routing, transforms=transforms)
         children = random(2, I, P)
-        pose, activation = made(children)
-        routed = made.routing(made.votes(children), length(children))
+        pose, activation = capsule_layer(children)
+        routed = capsule_layer.routing(capsule_layer.votes(children), length(children))
         assert pose.shape == (2, J, D)
         assert activation.shape == (2, J)
         torch.testing.assert_close(pose, routed.pose)
@@ -92,10 +94,10 @@ class TestForward:
 
     @ROUTINGS
     def test_matrix_poses(self, routing: str) -> None:
-        made = with_routing(routing, in_pose=(2, P), out_pose=(2, D))
+        capsule_layer = with_routing(routing, in_pose=(2, P), out_pose=(2, D))
         children = Capsules(random(2, I, 2, P), random(2, I).sigmoid())
-        pose, activation = made(children)
-        routed = made.route(children)
+        pose, activation = capsule_layer(children)
+        routed = capsule_layer.route(children)
         assert pose.shape == (2, J, 2, D)
         assert torch.equal(pose.flatten(2), routed.pose)
         assert torch.equal(activation, routed.activation)
@@ -105,33 +107,37 @@ class TestForward:
     def test_all_sites_are_children(
         self, sites: tuple[int, ...], pose: tuple[int, ...]
     ) -> None:
-        made = layer(
+        capsule_layer = layer(
             in_pose=pose if len(pose) > 1 else P,
             out_pose=(2, D) if len(pose) > 1 else D,
         )
         flat = random(3, I, *pose)
-        expected = made(flat)
+        expected = capsule_layer(flat)
         activation = flat.flatten(2).square().sum(-1).sqrt()
         for children in (flat.view(3, *sites, *pose), Capsules(flat, activation)):
-            torch.testing.assert_close(made(children), expected)
+            torch.testing.assert_close(capsule_layer(children), expected)
         torch.testing.assert_close(
-            made(Capsules(flat.view(3, *sites, *pose), activation.view(3, *sites))),
+            capsule_layer(
+                Capsules(flat.view(3, *sites, *pose), activation.view(3, *sites))
+            ),
             expected,
         )
 
     def test_sites_are_counted_in_order(self) -> None:
-        made = CapsLinear(6, J, P, D)
+        capsule_layer = CapsLinear(6, J, P, D)
         maps = random(2, 2, 3, P)
-        expected = torch.einsum("bp,jpd->bjd", maps[:, 1, 2], made.weight[1 * 3 + 2])
-        torch.testing.assert_close(made.votes(maps).dense()[:, 5], expected)
+        expected = torch.einsum(
+            "bp,jpd->bjd", maps[:, 1, 2], capsule_layer.weight[1 * 3 + 2]
+        )
+        torch.testing.assert_close(capsule_layer.votes(maps).dense()[:, 5], expected)
 
     @pytest.mark.parametrize("count", [1, 2, 13])
     def test_shared_takes_any_number_of_children(self, count: int) -> None:
         children = random(2, count, P)
-        made = layer("shared")
-        total = torch.einsum("bip,jpd->bjd", children, made.weight[0])
-        made.routing.steps = 1
-        torch.testing.assert_close(made(children).pose, squash(total / J))
+        capsule_layer = layer("shared")
+        total = torch.einsum("bip,jpd->bjd", children, capsule_layer.weight[0])
+        capsule_layer.routing.steps = 1
+        torch.testing.assert_close(capsule_layer(children).pose, squash(total / J))
 
     def test_activations_weight_the_children_where_the_routing_says_so(self) -> None:
         poses = random(2, I, P)
@@ -141,28 +147,32 @@ class TestForward:
             ("euclidean", True),
             ("em", True),
         ):
-            made = with_routing(name)
-            half = made(Capsules(poses, torch.ones(2, I) * (torch.arange(I) < 3)))
+            capsule_layer = with_routing(name)
+            half = capsule_layer(
+                Capsules(poses, torch.ones(2, I) * (torch.arange(I) < 3))
+            )
             same = torch.allclose(
-                half.pose, made(Capsules(poses, torch.ones(2, I))).pose
+                half.pose, capsule_layer(Capsules(poses, torch.ones(2, I))).pose
             )
             assert same != uses, name
 
     @pytest.mark.parametrize("backend", ["naive", "chunked"])
     def test_backend(self, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 50)
-        made = layer(backend=backend)
+        capsule_layer = layer(backend=backend)
         children = random(3, I, P)
         with use_backend("chunked" if backend == "naive" else "naive"):
-            assert backend in type(made.votes(children).source).__name__.lower()
-            other = layer()(children)
-        torch.testing.assert_close(made(children), other)
+            assert (
+                backend in type(capsule_layer.votes(children).source).__name__.lower()
+            )
+            expected = layer()(children)
+        torch.testing.assert_close(capsule_layer(children), expected)
 
 
 class TestInitialisation:
     @TRANSFORMS
     def test_given_deviation_cut_off_at_two(self, transforms: str) -> None:
-        made = CapsLinear(
+        capsule_layer = CapsLinear(
             None if transforms == "shared" else 40,
             30,
             8,
@@ -170,9 +180,9 @@ class TestInitialisation:
             transforms=transforms,
             init_std=0.1,
         )
-        assert made.weight.abs().max() <= 0.2
+        assert capsule_layer.weight.abs().max() <= 0.2
         assert (
-            0.08 < made.weight.std() < 0.1
+            0.08 < capsule_layer.weight.std() < 0.1
         )  # a normal cut off at two deviations has 0.88 of its deviation
 
     @pytest.mark.parametrize("transforms", ["full", "factored"])
@@ -181,7 +191,7 @@ class TestInitialisation:
         self, transforms: str, children: int
     ) -> None:
         torch.manual_seed(0)
-        made = CapsLinear(
+        capsule_layer = CapsLinear(
             children,
             10,
             8,
@@ -190,7 +200,7 @@ class TestInitialisation:
             routing=DynamicRouting(steps=1, squash="none"),
         )
         poses = torch.nn.functional.normalize(torch.randn(20, children, 8), dim=-1)
-        assert 0.5 < made(poses).activation.mean() < 2
+        assert 0.5 < capsule_layer(poses).activation.mean() < 2
 
     def test_default_is_that_of_the_docstring(self) -> None:
         torch.manual_seed(0)
@@ -204,18 +214,21 @@ class TestInitialisation:
             assert made.weight.std().item() == pytest.approx(0.88 * deviation, rel=0.02)
 
     def test_reset(self) -> None:
-        made = layer("factored")
-        before = [p.clone() for p in made.parameters()]
-        made.reset_parameters()
+        capsule_layer = layer("factored")
+        before = [p.clone() for p in capsule_layer.parameters()]
+        capsule_layer.reset_parameters()
         assert not any(
-            torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True)
+            torch.equal(a, b)
+            for a, b in zip(before, capsule_layer.parameters(), strict=True)
         )
 
 
 class TestRoutingOfALayer:
     def test_bias_has_the_size_of_the_poses(self) -> None:
-        made = CapsLinear(I, J, (2, P), (2, D), routing=DynamicRouting(bias=True))
-        assert made.routing.offset.shape == (J, 2 * D)
+        capsule_layer = CapsLinear(
+            I, J, (2, P), (2, D), routing=DynamicRouting(bias=True)
+        )
+        assert capsule_layer.routing.offset.shape == (J, 2 * D)
 
 
 class TestExceptions:
@@ -337,8 +350,8 @@ def test_what_are_no_children(children: Any) -> None:
 def test_votes_keep_the_transforms_that_a_layer_had(
     transforms: Any, backend: str
 ) -> None:
-    one = tc.CapsLinear(9, 3, 4, 4, transforms=transforms, backend=backend)
-    routed = one.route(3 * torch.randn(5, 9, 4))
+    single = tc.CapsLinear(9, 3, 4, 4, transforms=transforms, backend=backend)
+    routed = single.route(3 * torch.randn(5, 9, 4))
     before = routed.assignment
-    one.double().weight.data = torch.zeros_like(one.weight)
+    single.double().weight.data = torch.zeros_like(single.weight)
     torch.testing.assert_close(routed.assignment, before)

@@ -56,10 +56,10 @@ def test_every_layer_from_the_round_before(rounds: int) -> None:
             one_pass(layer, values[i], values[i + 1]) for i, layer in enumerate(linear)
         ]
         values = [bottom[number].flatten(1, 3), *new]
-    found = concurrent_routing(list(layers), children, rounds)
-    for capsules, expected in zip(found[1:], values[1:], strict=True):
+    routed = concurrent_routing(list(layers), children, rounds)
+    for capsules, expected in zip(routed[1:], values[1:], strict=True):
         torch.testing.assert_close(capsules.pose, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(found[0].pose, bottom[-1], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(routed[0].pose, bottom[-1], rtol=1e-10, atol=1e-12)
 
 
 def test_one_round_is_layer_by_layer() -> None:
@@ -74,9 +74,9 @@ def test_one_round_is_layer_by_layer() -> None:
 
 def test_more_rounds_of_one_layer_are_more_steps() -> None:
     layers, children = network()
-    (found,) = concurrent_routing([layers[0]], children, 3)
+    (actual,) = concurrent_routing([layers[0]], children, 3)
     layers[0].routing.steps = 3
-    torch.testing.assert_close(found, layers[0](children))
+    torch.testing.assert_close(actual, layers[0](children))
 
 
 def test_what_cannot_be() -> None:

@@ -220,9 +220,9 @@ class TestPoseInput:
         the class.
         """
         poses, labels = masked_poses()
-        given = PoseInput(3, 4, "pose_and_class").double()
-        pose, told = given(poses).split([4, 3], dim=1)
-        assert torch.equal(told, torch.nn.functional.one_hot(labels).double())
+        pose_input = PoseInput(3, 4, "pose_and_class").double()
+        pose, classes = pose_input(poses).split([4, 3], dim=1)
+        assert torch.equal(classes, torch.nn.functional.one_hot(labels).double())
         for label in range(3):
             of_class = pose[labels == label]
             torch.testing.assert_close(
@@ -231,26 +231,28 @@ class TestPoseInput:
             torch.testing.assert_close(
                 of_class.std(0, correction=0), torch.ones(4, dtype=torch.float64)
             )
-        torch.testing.assert_close(given.eval()(poses), torch.cat([pose, told], 1))
+        torch.testing.assert_close(
+            pose_input.eval()(poses), torch.cat([pose, classes], 1)
+        )
 
     def test_batches_count_alike_at_first(self) -> None:
         poses, _ = masked_poses(198)
-        whole, parts = (PoseInput(3, 4, "pose_and_class").double() for _ in range(2))
-        whole(poses)
+        at_once, parts = (PoseInput(3, 4, "pose_and_class").double() for _ in range(2))
+        at_once(poses)
         for part in poses.split(66):
             parts(part)
-        torch.testing.assert_close(parts.mean, whole.mean)
-        torch.testing.assert_close(parts.deviation, whole.deviation)
+        torch.testing.assert_close(parts.mean, at_once.mean)
+        torch.testing.assert_close(parts.deviation, at_once.deviation)
 
     def test_a_class_that_is_not_in_a_batch_keeps_its_figures(self) -> None:
         poses, labels = masked_poses()
-        given = PoseInput(3, 4, "pose_and_class").double()
-        given(poses)
-        before = given.mean[2].clone(), given.deviation[2].clone()
-        given(3 * poses[labels != 2])
-        assert torch.equal(given.mean[2], before[0])
-        assert torch.equal(given.deviation[2], before[1])
-        assert given.updates.tolist() == [2, 2, 1]
+        pose_input = PoseInput(3, 4, "pose_and_class").double()
+        pose_input(poses)
+        before = pose_input.mean[2].clone(), pose_input.deviation[2].clone()
+        pose_input(3 * poses[labels != 2])
+        assert torch.equal(pose_input.mean[2], before[0])
+        assert torch.equal(pose_input.deviation[2], before[1])
+        assert pose_input.updates.tolist() == [2, 2, 1]
 
     @pytest.mark.parametrize("kind", ["masked", "pose", "pose_and_class"])
     def test_noise_in_training_alone_and_on_the_chosen_pose(self, kind: str) -> None:
@@ -272,9 +274,9 @@ class TestPoseInput:
         model = create_model(
             "capsnet_digits", channels=4, types=2, decoder_input="pose_and_class"
         ).train(training)
-        given = model.decoder[0]
-        given.mean.normal_()
-        before = given.mean.clone()
+        pose_input = model.decoder[0]
+        pose_input.mean.normal_()
+        before = pose_input.mean.clone()
         images = model.decode(
             Capsules(torch.zeros(10, 10, 16), torch.rand(10, 10)), torch.arange(10)
         )
@@ -283,13 +285,13 @@ class TestPoseInput:
             for k in range(10)
         ]
         torch.testing.assert_close(images, torch.cat(drawn))
-        assert torch.equal(given.mean, before)
+        assert torch.equal(pose_input.mean, before)
 
     def test_whole_numbers_are_standardised(self) -> None:
         poses = torch.arange(2 * 3 * 4).view(2, 3, 4)
-        told = PoseInput(3, 4, "pose_and_class").eval()
-        assert told.deviation.fill_(2).eq(2).all()
-        assert torch.equal(told(poses), told(poses.float()))
+        pose_input = PoseInput(3, 4, "pose_and_class").eval()
+        assert pose_input.deviation.fill_(2).eq(2).all()
+        assert torch.equal(pose_input(poses), pose_input(poses.float()))
 
     def test_errors(self) -> None:
         with pytest.raises(

@@ -44,19 +44,21 @@ def stacked(
 
 @torch.no_grad()
 def deviations(layers: nn.Sequential, children: Capsules) -> list[float]:
-    found = [children.pose.std().item()]
+    by_layer = [children.pose.std().item()]
     for layer in layers:
         children = layer(children)
-        found.append(children.pose.std().item())
-    return found
+        by_layer.append(children.pose.std().item())
+    return by_layer
 
 
 @pytest.mark.parametrize("kind", ["element", "type"])
 @COMPETITIONS
 @ROUTINGS
 def test_normalised(preset: str, steps: int, competition: str, kind: str) -> None:
-    found = deviations(stacked(preset, steps, competition, pose_norm=kind), capsules(0))
-    assert max(found) < 3 * min(found)
+    by_layer = deviations(
+        stacked(preset, steps, competition, pose_norm=kind), capsules(0)
+    )
+    assert max(by_layer) < 3 * min(by_layer)
 
 
 @COMPETITIONS
@@ -69,8 +71,8 @@ def test_initial_transforms(preset: str, steps: int, competition: str) -> None:
     lost = deviations(layers[:3], capsules(0))
     assert lost[-1] < 0.3  # as they were: gone after three layers
     preserve_deviation(layers, capsules(0, 8, 10))
-    found = deviations(layers, capsules(1, 8, 10))
-    assert max(found) < 3 * min(found)
+    by_layer = deviations(layers, capsules(1, 8, 10))
+    assert max(by_layer) < 3 * min(by_layer)
     assert all(
         parameter.requires_grad and parameter.is_leaf
         for parameter in layers.parameters()
@@ -81,22 +83,23 @@ def test_initial_transforms(preset: str, steps: int, competition: str) -> None:
 @ROUTINGS
 def test_an_identity_path(preset: str, steps: int, competition: str) -> None:
     """Without normalisation, at stride 1: the child at the parent's place passes by."""
-    found = deviations(
+    by_layer = deviations(
         stacked(preset, steps, competition, strides=(), residual=True), capsules(0)
     )
-    assert max(found) < 3 * min(found)
+    assert max(by_layer) < 3 * min(by_layer)
 
 
 def test_a_network() -> None:
     torch.manual_seed(0)
     model = create_model("matrixcapsnet_small", types=(2, 3, 4), pose_norm=None)
-    images, others = torch.rand(2, 4, 2, 32, 32)
+    images, more_images = torch.rand(2, 4, 2, 32, 32)
     class_transforms = model.class_caps.weight.clone()
     preserve_deviation(model, images)
-    first, *rest = (
-        layer.capsules.pose.std() for layer in observe_layers(model, others).values()
+    first, *following = (
+        layer.capsules.pose.std()
+        for layer in observe_layers(model, more_images).values()
     )
-    for deviation in rest[:2]:
+    for deviation in following[:2]:
         assert deviation.item() == pytest.approx(first.item(), rel=0.2)
     assert torch.equal(
         model.class_caps.weight, class_transforms

@@ -166,10 +166,10 @@ the children's.
 @EVERY
 def test_children_of_0_have_parents_of_0(routing: str, layer: str) -> None:
     make, sites, pose = LAYERS[layer]
-    made = make(make_routing(routing)).eval()
-    if isinstance(made, ClassCaps):
-        made.coordinates = False
-    parents = made(Capsules(torch.zeros(2, *sites, *pose), torch.zeros(2, *sites)))
+    module = make(make_routing(routing)).eval()
+    if isinstance(module, ClassCaps):
+        module.coordinates = False
+    parents = module(Capsules(torch.zeros(2, *sites, *pose), torch.zeros(2, *sites)))
     assert (parents.pose == 0).all()
     assert routing in PROBABLE or layer == "local" or (parents.activation == 0).all()
 
@@ -308,8 +308,8 @@ class Mixing(Plain):
 
 class Wide(Plain):
     def parents(self, pose: Tensor, activation: Tensor) -> Capsules:
-        found = super().parents(pose, activation)
-        return found._replace(activation=found.activation.double())
+        parents = super().parents(pose, activation)
+        return parents._replace(activation=parents.activation.double())
 
 
 class Rooting(Plain):
@@ -339,11 +339,11 @@ class Silent(CapsLinear):
         self, children: Capsules, mask: Tensor | None = None, **options: Any
     ) -> Routed:
         if mask is not None:
-            kept = (
+            silenced = (
                 children.pose.where(mask[..., None], 0.0),
                 children.activation.where(mask, 0.0),
             )
-            children = Capsules(*kept)
+            children = Capsules(*silenced)
         return super().route(children, None, **options)
 
 
@@ -354,13 +354,13 @@ class Detached(Plain):
 
 class Rounding(Plain):
     def forward(self, children: Capsules, mask: Tensor | None = None) -> Capsules:
-        found = super().forward(children, mask)
+        parents = super().forward(children, mask)
         low = (
-            found.pose.bfloat16().to(found.pose)
+            parents.pose.bfloat16().to(parents.pose)
             if torch.is_autocast_enabled("cpu")
-            else found.pose
+            else parents.pose
         )
-        return found._replace(pose=low)
+        return parents._replace(pose=low)
 
 
 class Late(Plain):
@@ -369,8 +369,8 @@ class Late(Plain):
         self.offset = torch.zeros(2)
 
     def parents(self, pose: Tensor, activation: Tensor) -> Capsules:
-        found = super().parents(pose, activation)
-        return found._replace(pose=found.pose + self.offset.to(found.pose.dtype))
+        parents = super().parents(pose, activation)
+        return parents._replace(pose=parents.pose + self.offset.to(parents.pose.dtype))
 
 
 @pytest.mark.parametrize(

@@ -34,19 +34,20 @@ def test_volumes(example: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("example", ["sequences"], indirect=True)
 def test_what_lies_behind_a_signal_does_not_matter(example: dict[str, Any]) -> None:
-    made, lengths, _ = example["signals"](8, seed=1)
-    assert made.shape == (8, 1, 64)
+    noisy, lengths, _ = example["signals"](8, seed=1)
+    assert noisy.shape == (8, 1, 64)
     torch.manual_seed(0)
     model = example["Listener"]().eval()
-    other = made.clone()
-    for signal, long in zip(other[:, 0], lengths.tolist(), strict=True):
+    changed = noisy.clone()
+    for signal, long in zip(changed[:, 0], lengths.tolist(), strict=True):
         signal[long:] = 7
     with torch.no_grad():
         torch.testing.assert_close(
-            model(made, lengths).pose, model(other, lengths).pose
+            model(noisy, lengths).pose, model(changed, lengths).pose
         )
         assert not torch.allclose(
-            model(made, lengths).pose, model(other, torch.full_like(lengths, 64)).pose
+            model(noisy, lengths).pose,
+            model(changed, torch.full_like(lengths, 64)).pose,
         )
 
 

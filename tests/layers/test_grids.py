@@ -220,16 +220,16 @@ class TestConvolution:
         )
         deep.load_state_dict(flat.state_dict())
         parents = flat(children)
-        others = Capsules(
+        deep_parents = Capsules(
             *(
                 field.squeeze(1)
                 for field in deep(Capsules(*(f.unsqueeze(1) for f in children)))
             )
         )
-        torch.testing.assert_close(parents, others, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(parents, deep_parents, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(
             gradients(parents, list(children), flat),
-            gradients(others, list(children), deep),
+            gradients(deep_parents, list(children), deep),
             rtol=1e-10,
             atol=1e-12,
         )
@@ -422,17 +422,17 @@ class TestOverAllPositions:
         )
         (routed,) = layer.route(children)
         places = layer.windows(children).children(2, CPU).long().flatten()
-        given = routed.assignment.unflatten(0, (2, -1)).flatten(1, 2)  # [N, W * I, J]
+        shares = routed.assignment.unflatten(0, (2, -1)).flatten(1, 2)  # [N, W * I, J]
         total = torch.zeros(
             2, layer.windows(children).padded * 2, 3, dtype=torch.float64
-        ).index_add(1, places, given)
-        there = (
+        ).index_add(1, places, shares)
+        in_a_window = (
             layer.windows(children)
             .pad(torch.ones_like(children.activation))[..., None]
             .expand_as(total)
         )
         torch.testing.assert_close(
-            total[:, places], there[:, places], rtol=1e-10, atol=0
+            total[:, places], in_a_window[:, places], rtol=1e-10, atol=0
         )
 
     def test_types_do_not_compete(self) -> None:
@@ -501,15 +501,15 @@ class TestPrimary:
                 for name, value in flat.state_dict().items()
             }
         )
-        capsules, others = (
+        capsules, deep_capsules = (
             flat(maps),
             Capsules(*(field.squeeze(1) for field in deep(maps.unsqueeze(2)))),
         )
         assert capsules.activation.shape == (2, *flat.sites(*maps.shape[2:]))
-        torch.testing.assert_close(capsules, others, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(capsules, deep_capsules, rtol=1e-12, atol=1e-14)
         ours, theirs = (
             gradients(capsules, [maps], flat),
-            gradients(others, [maps], deep),
+            gradients(deep_capsules, [maps], deep),
         )
         torch.testing.assert_close(
             ours,

@@ -117,10 +117,10 @@ def test_adds_the_children_to_the_routed_poses(
         in_types, out_types, kernel, stride, padding, **options, residual=False
     )
     plain.load_state_dict(layer.state_dict(), strict=False)
-    found, routed = layer(children, mask), plain(children, mask)
-    torch.testing.assert_close(found.activation, routed.activation, rtol=0, atol=0)
+    parents, routed = layer(children, mask), plain(children, mask)
+    torch.testing.assert_close(parents.activation, routed.activation, rtol=0, atol=0)
     torch.testing.assert_close(
-        found.pose - routed.pose, looped(layer, children, mask), rtol=1e-9, atol=1e-10
+        parents.pose - routed.pose, looped(layer, children, mask), rtol=1e-9, atol=1e-10
     )
 
 
@@ -166,8 +166,8 @@ def test_the_mix_of_types_keeps_the_deviation() -> None:
     children = Capsules(torch.randn(8, 6, 6, 16, 4, 4), torch.rand(8, 6, 6, 16))
     layer = CapsConv2d(16, 64, (4, 4), (4, 4), 1, residual=True)
     assert layer.identity_path is not None
-    found = layer.identity_path(children, layer.windows(children))
-    assert found.std().item() == pytest.approx(1.0, rel=0.1)
+    actual = layer.identity_path(children, layer.windows(children))
+    assert actual.std().item() == pytest.approx(1.0, rel=0.1)
 
 
 @pytest.mark.thorough

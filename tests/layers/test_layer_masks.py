@@ -83,12 +83,12 @@ class TestLinear:
             assert gradient.isfinite().all()
         assert (broken.pose.grad[~mask] == 0).all()
         for number in range(2):
-            one = children.pose[number : number + 1]
-            kept = torch.where(
-                mask[number, ..., None, None], one, 0.0
+            pose = children.pose[number : number + 1]
+            masked = torch.where(
+                mask[number, ..., None, None], pose, 0.0
             )  # no vote, and so no sum
             torch.testing.assert_close(
-                parents.pose[number], layer(kept).pose[0], rtol=1e-9, atol=1e-12
+                parents.pose[number], layer(masked).pose[0], rtol=1e-9, atol=1e-12
             )
 
     def test_route_and_votes(self) -> None:
@@ -132,9 +132,9 @@ class TestClassCapsules:
             axes=1,
             backend=backend,
         ).double()
-        there = torch.tensor([True, True, False, True, False])
+        present = torch.tensor([True, True, False, True, False])
         assert_without(
-            layer, make_children(2, 5, 2), there, there[:, None].expand(2, 5, 2)
+            layer, make_children(2, 5, 2), present, present[:, None].expand(2, 5, 2)
         )
 
     def test_places_stay_where_they_are(self) -> None:
@@ -167,8 +167,8 @@ class TestConvolution:
             competition=competition,
             backend=backend,
         ).double()
-        there = torch.arange(10) < 6
-        mask = there[:, None].expand(2, 10, 2)
+        present = torch.arange(10) < 6
+        mask = present[:, None].expand(2, 10, 2)
         children = make_children(2, 10, 2)
         if competition == "position" and backend == "native":
             with pytest.raises(
@@ -206,7 +206,7 @@ def test_texts_of_different_lengths(routing: str) -> None:
     alone.
     """
     torch.manual_seed(0)
-    one = CapsConv1d(
+    first_layer = CapsConv1d(
         2, 3, 4, 4, 3, routing=create_routing(routing), competition="window"
     ).double()
     two = CapsConv1d(
@@ -217,19 +217,19 @@ def test_texts_of_different_lengths(routing: str) -> None:
     ).double()
     lengths = (12, 8)
     children = Capsules(random(2, 12, 2, 4), random(2, 12, 2, seed=1).sigmoid())
-    there = torch.arange(12) < torch.tensor(lengths)[:, None]
-    mask = there[..., None].expand(2, 12, 2)
-    middle = one(children, mask)
+    present = torch.arange(12) < torch.tensor(lengths)[:, None]
+    mask = present[..., None].expand(2, 12, 2)
+    middle = first_layer(children, mask)
     # A window that reaches beyond the end of a text is none of that text alone.
-    whole = torch.arange(10) < torch.tensor(lengths)[:, None] - 2
-    mask = whole[..., None].expand(2, 10, 3)
+    inside = torch.arange(10) < torch.tensor(lengths)[:, None] - 2
+    mask = inside[..., None].expand(2, 10, 3)
     top = two(middle, mask)
-    whole = torch.arange(5) < (torch.tensor(lengths)[:, None] - 2) // 2
-    parents = classes(top, whole[..., None].expand(2, 5, 2))
+    inside = torch.arange(5) < (torch.tensor(lengths)[:, None] - 2) // 2
+    parents = classes(top, inside[..., None].expand(2, 5, 2))
     for number, length in enumerate(lengths):
         alone = classes(
             two(
-                one(
+                first_layer(
                     Capsules(
                         *(field[number : number + 1, :length] for field in children)
                     )

@@ -45,7 +45,7 @@ def by_loop(
     Procedure 1 has it; (B, *grid, J, D).
     """
     B, inside, P = len(pose), pose.shape[1:-2], layer.in_dim
-    found = []
+    rows = []
     for place in product(*map(range, grid)):
         phase, children = seen(layer, place)
         votes = pose.new_zeros(B, layer.in_types, layer.out_types, layer.out_dim)
@@ -61,8 +61,8 @@ def by_loop(
         for _ in range(steps):
             parents = squash((logits.softmax(2) * votes).sum(1))
             logits = logits + (votes * parents[:, None]).sum(-1, keepdim=True)
-        found.append(parents)
-    return torch.stack(found, 1).unflatten(1, grid)
+        rows.append(parents)
+    return torch.stack(rows, 1).unflatten(1, grid)
 
 
 @pytest.mark.parametrize("backend", ["naive", "native"])
@@ -89,10 +89,10 @@ def test_every_place_routes_what_its_window_says(
     torch.testing.assert_close(capsules.activation, expected.norm(dim=-1))
     upstream = torch.randn_like(expected)
     ours = torch.autograd.grad(capsules.pose, (pose, layer.weight), upstream)
-    for one, other in zip(
+    for gradient, expected_gradient in zip(
         ours, torch.autograd.grad(expected, (pose, layer.weight), upstream), strict=True
     ):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
 def test_doubling_is_a_transposed_convolution_of_kernel_4_and_stride_2() -> None:

@@ -34,21 +34,21 @@ def over_poses(norm: PoseNorm) -> Callable[[Capsules], Capsules]:
 
 
 def test_element_standardises_each_element_of_each_type() -> None:
-    given = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
-    found = PoseNorm(2, (4, 3)).double()(given.pose)
+    inputs = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
+    actual = PoseNorm(2, (4, 3)).double()(inputs.pose)
     mean, variance = (
-        given.pose.mean((0, 1, 2)),
-        given.pose.var((0, 1, 2), unbiased=False),
+        inputs.pose.mean((0, 1, 2)),
+        inputs.pose.var((0, 1, 2), unbiased=False),
     )
-    torch.testing.assert_close(found, (given.pose - mean) / (variance + 1e-5).sqrt())
+    torch.testing.assert_close(actual, (inputs.pose - mean) / (variance + 1e-5).sqrt())
 
 
 def test_type_has_one_scale_a_type_and_no_shift() -> None:
-    given = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
-    found = PoseNorm(2, (4, 3), "type").double()(given.pose)
-    square = given.pose.square().mean((0, 1, 2, 4, 5))
+    inputs = capsules(5, 6, 7, 2, scale=3.0, shift=2.0)
+    actual = PoseNorm(2, (4, 3), "type").double()(inputs.pose)
+    square = inputs.pose.square().mean((0, 1, 2, 4, 5))
     torch.testing.assert_close(
-        found, given.pose / (square + 1e-5).sqrt()[:, None, None]
+        actual, inputs.pose / (square + 1e-5).sqrt()[:, None, None]
     )
 
 
@@ -72,24 +72,24 @@ def test_running_statistics_are_those_of_the_batches(kind: Any) -> None:
 def test_a_change_of_viewpoint_passes_through_one_scale_but_not_through_one_an_element() -> (
     None
 ):
-    given = capsules(5, 6, 7, 2, shift=1.0)
+    inputs = capsules(5, 6, 7, 2, shift=1.0)
     rotation = orthogonal(4, torch.Generator().manual_seed(0))
     for training in (True, False):
         norm = PoseNorm(2, (4, 3), "type").double().train(training)
-        assert_equivariant(over_poses(norm), given, rotation, atol=1e-6, rtol=1e-6)
+        assert_equivariant(over_poses(norm), inputs, rotation, atol=1e-6, rtol=1e-6)
     with pytest.raises(AssertionError, match="poses are off"):
         assert_equivariant(
-            over_poses(PoseNorm(2, (4, 3), "element").double()), given, rotation
+            over_poses(PoseNorm(2, (4, 3), "element").double()), inputs, rotation
         )
 
 
 @KINDS
 def test_half_precision(kind: Any) -> None:
     pose = capsules(5, 6, 7, 2, scale=300.0).pose.bfloat16()
-    found = PoseNorm(2, (4, 3), kind)(pose)
-    assert found.dtype == torch.bfloat16
+    actual = PoseNorm(2, (4, 3), kind)(pose)
+    assert actual.dtype == torch.bfloat16
     torch.testing.assert_close(
-        found, PoseNorm(2, (4, 3), kind)(pose.float()).bfloat16()
+        actual, PoseNorm(2, (4, 3), kind)(pose.float()).bfloat16()
     )
 
 
@@ -102,9 +102,9 @@ def test_gradcheck(kind: Any) -> None:
 @KINDS
 def test_constant_poses_stay_finite(kind: Any) -> None:
     pose = torch.zeros(3, 2, 4, 3, requires_grad=True)
-    found = PoseNorm(2, (4, 3), kind)(pose)
-    found.sum().backward()
-    assert found.isfinite().all()
+    actual = PoseNorm(2, (4, 3), kind)(pose)
+    actual.sum().backward()
+    assert actual.isfinite().all()
     assert pose.grad is not None
     assert pose.grad.isfinite().all()
 
@@ -112,14 +112,14 @@ def test_constant_poses_stay_finite(kind: Any) -> None:
 @KINDS
 def test_a_single_place_has_no_statistics_of_its_own(kind: Any) -> None:
     pose = capsules(1, 2).pose
-    found = PoseNorm(2, (4, 3), kind).double()(pose)
+    actual = PoseNorm(2, (4, 3), kind).double()(pose)
     if kind == "element":
         torch.testing.assert_close(
-            found, pose / math.sqrt(1 + 1e-5)
+            actual, pose / math.sqrt(1 + 1e-5)
         )  # the running statistics at the start
     else:
         torch.testing.assert_close(
-            found.square().mean((0, 2, 3)),
+            actual.square().mean((0, 2, 3)),
             torch.ones(2, dtype=torch.float64),
             rtol=1e-3,
             atol=0,
@@ -190,8 +190,8 @@ def at_the_start(count: int, **options: Any) -> list[float]:
 
 @KINDS
 def test_poses_of_ten_layers_keep_their_deviation(kind: Any) -> None:
-    found = at_the_start(10, pose_norm=kind)
-    assert max(found) < 3 * min(found)
+    actual = at_the_start(10, pose_norm=kind)
+    assert max(actual) < 3 * min(actual)
     assert at_the_start(3)[-1] < 0.01  # without, three layers are enough to lose them
 
 
@@ -216,9 +216,9 @@ def test_running_statistics_in_half_precision(kind: str) -> None:
     )
     poses = (3 + torch.randn(40, 5, 2, 2, 3)).bfloat16()
     for _ in range(4):
-        found, expected = half(poses), full(poses.float())
-        assert found.dtype == torch.bfloat16
-        torch.testing.assert_close(found, expected.bfloat16(), rtol=0.02, atol=0.02)
+        actual, expected = half(poses), full(poses.float())
+        assert actual.dtype == torch.bfloat16
+        torch.testing.assert_close(actual, expected.bfloat16(), rtol=0.02, atol=0.02)
     for buffer, wanted in zip(half.buffers(), full.buffers(), strict=True):
         torch.testing.assert_close(
             buffer, wanted.to(buffer.dtype), rtol=0.02, atol=0.02

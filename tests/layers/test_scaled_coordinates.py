@@ -45,11 +45,11 @@ def offsets(layer: ClassCaps, children: Capsules, mask: Tensor | None = None) ->
     )
     if mask is not None:
         plain = plain * mask[..., None, None]
-    found = votes.view_as(plain) - plain
+    actual = votes.view_as(plain) - plain
     torch.testing.assert_close(
-        found, found[:1, ..., :1, :1, :].expand_as(found), rtol=1e-9, atol=1e-9
+        actual, actual[:1, ..., :1, :1, :].expand_as(actual), rtol=1e-9, atol=1e-9
     )
-    return found[0, ..., 0, 0, :]
+    return actual[0, ..., 0, 0, :]
 
 
 @pytest.mark.parametrize("grid", [(5,), (4, 3), (1, 7), (1, 1), (2, 3, 5)], ids=str)
@@ -147,7 +147,7 @@ def test_children_that_are_not_there_do_not_count() -> None:
 def test_no_gradient_through_the_magnitude() -> None:
     """That of the poses is the one that fixed coordinates of the same size have."""
     children = capsules(4, 3)
-    found = []
+    results = []
     for layer in (
         make_layer(),
         make_layer(
@@ -157,12 +157,12 @@ def test_no_gradient_through_the_magnitude() -> None:
     ):
         pose = children.pose.clone().requires_grad_()
         parents = layer(children._replace(pose=pose))
-        found.append(
+        results.append(
             torch.autograd.grad(
                 parents.pose.square().sum() + parents.activation.sum(), pose
             )[0]
         )
-    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-9)
 
 
 def test_a_change_of_viewpoint_leaves_the_magnitude() -> None:

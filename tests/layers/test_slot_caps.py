@@ -82,37 +82,41 @@ def test_the_papers_algorithm_word_by_word(steps: int, pull: float) -> None:
 
 
 def test_assignments_are_shares_of_the_words_that_are_there() -> None:
-    found = layer()(sentences(), THERE)
-    torch.testing.assert_close(found.assignment.sum(2), THERE.double())
-    torch.testing.assert_close(found.logits.softmax(2)[THERE], found.assignment[THERE])
+    parents = layer()(sentences(), THERE)
+    torch.testing.assert_close(parents.assignment.sum(2), THERE.double())
+    torch.testing.assert_close(
+        parents.logits.softmax(2)[THERE], parents.assignment[THERE]
+    )
 
 
 def gradients(
     net: SlotCaps, words: torch.Tensor, there: torch.Tensor | None
 ) -> list[torch.Tensor]:
     words = words.clone().requires_grad_()
-    found = net(words, there)
+    prediction = net(words, there)
     weight = torch.arange(1.0, K + 1).double()
-    (found.assignment @ weight).square().sum().add(found.intents.pose.sum()).backward()
-    grads = [words.grad, *(one.grad for one in net.parameters())]
+    (prediction.assignment @ weight).square().sum().add(
+        prediction.intents.pose.sum()
+    ).backward()
+    grads = [words.grad, *(parameter.grad for parameter in net.parameters())]
     net.zero_grad()
-    return [one for one in grads if one is not None]
+    return [grad for grad in grads if grad is not None]
 
 
 def test_padding_changes_no_answer_and_no_gradient() -> None:
     net, words = layer(), sentences()[:1, :3]
     padded = torch.cat([words, torch.full((1, 2, P), torch.nan).double()], 1)
-    there = torch.tensor([[True] * 3 + [False] * 2])
-    alone, beside = net(words), net(padded, there)
+    present = torch.tensor([[True] * 3 + [False] * 2])
+    alone, beside = net(words), net(padded, present)
     torch.testing.assert_close(beside.assignment[:, :3], alone.assignment)
     torch.testing.assert_close(beside.intents.pose, alone.intents.pose)
-    (own, *others), (with_padding, *same) = (
+    (of_words, *of_weights), (with_padding, *same) = (
         gradients(net, words, None),
-        gradients(net, padded, there),
+        gradients(net, padded, present),
     )
-    torch.testing.assert_close(with_padding[:, :3], own)
+    torch.testing.assert_close(with_padding[:, :3], of_words)
     assert not with_padding[:, 3:].any()
-    torch.testing.assert_close(same, others)
+    torch.testing.assert_close(same, of_weights)
 
 
 def test_the_order_of_the_words_changes_their_order_only() -> None:
@@ -135,8 +139,8 @@ def test_the_intent_pulls_words_only_with_re_routing() -> None:
 
 
 def test_half_precision() -> None:
-    found = layer().bfloat16()(sentences().bfloat16(), THERE)
-    assert {one.dtype for one in (*found.slots, *found.intents)} == {torch.bfloat16}
+    actual = layer().bfloat16()(sentences().bfloat16(), THERE)
+    assert {one.dtype for one in (*actual.slots, *actual.intents)} == {torch.bfloat16}
 
 
 def test_bad_input() -> None:

@@ -165,8 +165,8 @@ def test_any_layer_can_be_started() -> None:
         for target in (0.1, 0.3, 0.6)
     ]
     assert all(
-        one < other
-        for one, other in pairwise(float(length.detach()) for length in lengths)
+        first < second
+        for first, second in pairwise(float(length.detach()) for length in lengths)
     )
     with pytest.raises(ValueError, match="target must be"):
         start_length(layer, children, 0.0)

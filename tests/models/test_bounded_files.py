@@ -111,8 +111,8 @@ def test_what_fits_its_weights_is_loaded(tmp_path: Path) -> None:
         network.save_pretrained(tmp_path / "x")
         again = load_pretrained(tmp_path / "x")
         assert all(
-            torch.equal(one, again.state_dict()[name])
-            for name, one in network.state_dict().items()
+            torch.equal(tensor, again.state_dict()[name])
+            for name, tensor in network.state_dict().items()
         )
 
 
@@ -121,21 +121,21 @@ def test_memory_is_known_before_it_is_taken_and_counted_while_it_is() -> None:
     with allowance:
         for _ in range(3):
             torch.ones(1000, 1000)  # given back at once
-        kept = torch.ones(500, 1000)
-        same = kept.view(-1)
-        kept.mul_(2)
-        assert allowance.taken == kept.nbytes == same.nbytes
-        assert allowance.taken_in_all == 3 * 4_000_000 + kept.nbytes
+        tensor = torch.ones(500, 1000)
+        same = tensor.view(-1)
+        tensor.mul_(2)
+        assert allowance.taken == tensor.nbytes == same.nbytes
+        assert allowance.taken_in_all == 3 * 4_000_000 + tensor.nbytes
         with pytest.raises(
             TooLarge,
             match="40,000,000,000 bytes beside 2,000,000: the file of weights holds 1",
         ):
             torch.ones(100_000, 100_000)
         with pytest.raises(TooLarge):
-            kept.view(-1)[:, None] + kept.view(
+            tensor.view(-1)[:, None] + tensor.view(
                 -1
             )  # of two small ones, each within what is allowed
-        assert allowance.taken == kept.nbytes
+        assert allowance.taken == tensor.nbytes
     assert float(same.sum()) == 2 * 500_000
 
 
@@ -150,7 +150,7 @@ def test_numbers_that_are_drawn_elsewhere_are_drawn() -> None:
             torch.empty(3, device="meta").uniform_(-1, 1),
         )
     assert all(map(torch.equal, expected, drawn))
-    assert [(one.shape, one.dtype, one.is_meta) for one in outline] == [
+    assert [(tensor.shape, tensor.dtype, tensor.is_meta) for tensor in outline] == [
         ((4, 5), torch.float64, True),
         ((3,), torch.float32, True),
     ]

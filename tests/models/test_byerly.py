@@ -19,14 +19,16 @@ SMALL = {"channels": 4, "growth": 2, "stages": (1, 2), "classes": 3}
 )
 def test_published_layers(name: str, children: list[tuple[int, int]]) -> None:
     model = create_model(name)
-    assert [(one.in_capsules, *one.in_pose) for one in model.branches] == children
+    assert [
+        (branch.in_capsules, *branch.in_pose) for branch in model.branches
+    ] == children
 
 
 def normalised(x: Tensor, axis: int) -> Tensor:
     """As the published code does it in training: over all axes but one, without a
     gain.
     """
-    axes = [one for one in range(x.ndim) if one != axis]
+    axes = [axis_of_mean for axis_of_mean in range(x.ndim) if axis_of_mean != axis]
     mean, variance = x.mean(axes, keepdim=True), x.var(axes, correction=0, keepdim=True)
     return (x - mean) / (variance + 1e-3).sqrt()
 
@@ -91,7 +93,10 @@ def test_no_transforms_that_nobody_uses() -> None:
     """
     layer = create_model("byerly_maps").branch1
     assert layer.in_capsules == 64
-    assert sum(one.numel() for one in layer.buffers() if one.ndim > 1) == 484 * 484
+    assert (
+        sum(tensor.numel() for tensor in layer.buffers() if tensor.ndim > 1)
+        == 484 * 484
+    )
 
 
 def test_batch_normalisation_over_processes() -> None:

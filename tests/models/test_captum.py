@@ -50,9 +50,9 @@ def test_methods_of_a_layer(name: str, place: str) -> None:
         tensor.shape for tensor in attr.LayerActivation(scores, layer).attribute(images)
     ]
     for method in (attr.LayerIntegratedGradients, attr.LayerConductance):
-        found = method(scores, layer).attribute(images, target=1, n_steps=2)
-        assert [tensor.shape for tensor in found] == shapes
-        assert all(tensor.isfinite().all() for tensor in found)
+        attributions = method(scores, layer).attribute(images, target=1, n_steps=2)
+        assert [tensor.shape for tensor in attributions] == shapes
+        assert all(tensor.isfinite().all() for tensor in attributions)
     cam = attr.LayerGradCam(scores, layer).attribute(images, target=1)
     assert [tensor.shape[0] for tensor in cam] == [2, 2]
     neuron = attr.NeuronConductance(scores, layer).attribute(
@@ -106,9 +106,9 @@ CHILDREN = tc.Capsules(torch.rand(2, 5, 5, 3, 4), torch.rand(2, 5, 5, 3))
 def test_a_pair_stands_for_capsules(layer: nn.Module) -> None:
     layer.eval()
     expected = layer(CHILDREN)
-    found = layer((CHILDREN.pose, CHILDREN.activation))
-    assert isinstance(found, tc.Capsules)
-    assert torch.equal(found.pose, expected.pose)
+    parents = layer((CHILDREN.pose, CHILDREN.activation))
+    assert isinstance(parents, tc.Capsules)
+    assert torch.equal(parents.pose, expected.pose)
     with layer.register_forward_hook(
         lambda module, inputs, output: (output.pose, output.activation)
     ):

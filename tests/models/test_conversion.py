@@ -127,11 +127,11 @@ def expect_the_same(network: Network, folder: Path) -> None:
         2, *network.image_shape, generator=torch.Generator().manual_seed(0)
     )
     with torch.no_grad():
-        found, expected = loaded(images), network(images)
-    assert torch.equal(found.activation, expected.activation)
-    assert torch.equal(found.capsules.pose, expected.capsules.pose)
+        actual, expected = loaded(images), network(images)
+    assert torch.equal(actual.activation, expected.activation)
+    assert torch.equal(actual.capsules.pose, expected.capsules.pose)
     if expected.reconstruction is not None:
-        assert torch.equal(found.reconstruction, expected.reconstruction)
+        assert torch.equal(actual.reconstruction, expected.reconstruction)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def other(
     def make(folder: Path) -> Path:
         theirs = {name: tensor.clone() for name, tensor in random_heinsen()[1].items()}
         result = change(theirs)
-        whole = theirs if result is None else result
-        torch.save(whole, folder / "x.pt", _use_new_zipfile_serialization=zipped)
+        complete = theirs if result is None else result
+        torch.save(complete, folder / "x.pt", _use_new_zipfile_serialization=zipped)
         return folder / "x.pt"
 
     return make

@@ -38,12 +38,12 @@ def test_published_sizes(
     assert numbers(model.decoder) == decoder
     assert numbers(model) - decoder == body
     assert sum(p.numel() for p in model.parameters()) - decoder == trainable
-    features, found = images(1, *model.image_shape), []
+    features, results = images(1, *model.image_shape), []
     for layer in model.eval().features:
         features = layer(features)
         if isinstance(layer, nn.Conv2d):
-            found.append(features.shape[-1])
-    assert found == maps
+            results.append(features.shape[-1])
+    assert results == maps
     prediction = model(images(2, *model.image_shape))
     assert prediction.capsules.pose.shape == (2, model.classes, 16)
     assert model.children_of(images(2, *model.image_shape)).pose.shape == (
@@ -143,8 +143,8 @@ def test_instance_normalisation_needs_two_places() -> None:
     model = create_model(
         "efficient_capsnet_smallnorb", image_shape=(2, 19, 23), decoder_channels=None
     )
-    one, other = model.children_of(images(2, 2, 19, 23)).pose
-    assert not torch.equal(one, other)
+    first, second = model.children_of(images(2, 2, 19, 23)).pose
+    assert not torch.equal(first, second)
     create_model("efficient_capsnet", image_shape=(2, 11, 11), decoder_hidden=None)
 
 
@@ -170,13 +170,15 @@ class TestDepthwisePrimaryCapsules:
         layer = PrimaryCaps(12, 3, 4, kernel, stride, groups=12, squash="none").double()
         features = images(3, 12, *size, dtype=torch.float64).requires_grad_()
         expected = layer.conv(features).movedim(1, -1).unflatten(-1, (3, 4))
-        found = layer(features).pose
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        pose = layer(features).pose
+        torch.testing.assert_close(pose, expected, rtol=1e-12, atol=1e-12)
         marks = torch.randn_like(expected)
         inputs = (features, layer.conv.weight, layer.conv.bias)
-        for one, other in zip(
-            torch.autograd.grad((found * marks).sum(), inputs),
+        for gradient, expected_gradient in zip(
+            torch.autograd.grad((pose * marks).sum(), inputs),
             torch.autograd.grad((expected * marks).sum(), inputs),
             strict=True,
         ):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(
+                gradient, expected_gradient, rtol=1e-12, atol=1e-12
+            )

@@ -409,9 +409,9 @@ class TestCapsNet:
             assert torch.equal(
                 model(pictures, longest).reconstruction, prediction.reconstruction
             )
-            other = model(pictures, (longest + 1) % 10)
-            assert torch.equal(other.activation, prediction.activation)
-            assert not torch.equal(other.reconstruction, prediction.reconstruction)
+            another = model(pictures, (longest + 1) % 10)
+            assert torch.equal(another.activation, prediction.activation)
+            assert not torch.equal(another.reconstruction, prediction.reconstruction)
             routed = model.route(pictures)
         assert torch.equal(routed.pose, prediction.capsules.pose)
         assert routed.assignment.shape == (3, model.class_caps.in_capsules, 10)

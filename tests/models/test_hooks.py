@@ -118,10 +118,10 @@ class Norms(TorchFunctionMode):
             and getattr(function, "__module__", "") == "torch.nn.functional"
         ):
             place = 2 if name in ("group_norm", "layer_norm") else 3
-            given = (*args, *[None] * 5)
+            padded = (*args, *[None] * 5)
             weight, bias = (
-                kwargs.get("weight", given[place]),
-                kwargs.get("bias", given[place + 1]),
+                kwargs.get("weight", padded[place]),
+                kwargs.get("bias", padded[place + 1]),
             )
             self.seen.append((name, weight is not None, bias is not None))
         return function(*args, **kwargs)

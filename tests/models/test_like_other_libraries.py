@@ -39,13 +39,15 @@ def test_tuples_of_tensors_show_shapes() -> None:
 )
 def test_another_number_of_classes(name: str) -> None:
     network = tc.create_model(name).double()
-    features = {key: one.clone() for key, one in network.state_dict().items()}
+    features = {key: tensor.clone() for key, tensor in network.state_dict().items()}
     network.reset_classifier(4)
     assert network.num_classes == network.classes == 4
     assert network.config()["classes"] == 4
     assert network(network.examples(2).double()).activation.shape == (2, 4)
     after = network.state_dict()
-    same = [key for key, one in features.items() if after[key].shape == one.shape]
+    same = [
+        key for key, feature in features.items() if after[key].shape == feature.shape
+    ]
     assert same
     assert all(torch.equal(after[key], features[key]) for key in same)
 

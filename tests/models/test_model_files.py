@@ -125,7 +125,7 @@ def test_what_is_no_configuration(saved: Path, text: str) -> None:
         ),
         (
             lambda state: {
-                name: one for name, one in state.items() if name != "conv.bias"
+                name: tensor for name, tensor in state.items() if name != "conv.bias"
             },
             "conv.bias is missing",
         ),
@@ -230,6 +230,6 @@ def test_weights_are_written_as_the_package_would(tmp_path: Path) -> None:
     read = load_file(tmp_path / "own")
     assert read.keys() == state.keys()
     assert all(
-        torch.equal(read[name], one) and read[name].dtype == one.dtype
-        for name, one in state.items()
+        torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype
+        for name, tensor in state.items()
     )

@@ -221,9 +221,9 @@ class TestConfiguration:
             create_routing("dynamic", bias=True),
         )
         again = round_trip(Layered([em, None, dynamic], {"top": dynamic}, routing=em))
-        made = (*again.layers, again.named["top"], again.routing)
+        routings = (*again.layers, again.named["top"], again.routing)
         for routing, expected in zip(
-            made, (em, None, dynamic, dynamic, em), strict=True
+            routings, (em, None, dynamic, dynamic, em), strict=True
         ):
             assert type(routing) is type(expected)
             assert expected is None or routing.config() == expected.config()
@@ -354,8 +354,8 @@ class TestNames:
     def test_another_class_of_the_same_name(
         self, stranger: Any, tmp_path: Path
     ) -> None:
-        other = tmp_path / "other.py"
-        other.write_text(MODULE.replace('"strange"', '"other"'))
+        second_file = tmp_path / "other.py"
+        second_file.write_text(MODULE.replace('"strange"', '"other"'))
         with pytest.raises(
             ValueError,
             match=(
@@ -363,7 +363,7 @@ class TestNames:
                 r".*other_networks\.Str"
             ),
         ):
-            load_module(other, "other_networks")
+            load_module(second_file, "other_networks")
         assert NETWORKS["Stranger"] is stranger.Stranger
         with pytest.raises(ValueError, match="'CapsNet' exists already"):
             type("CapsNet", (Network,), {})
@@ -414,9 +414,9 @@ print(NETWORKS["Cell"] is Cell, Cell is first)
             "text_encoder",
         ]
         rows = describe_models(names)
-        made = [create_model(name) for name in names]
+        networks = [create_model(name) for name in names]
         assert [row["parameters"] for row in rows] == [
-            sum(one.numel() for one in net.parameters()) for net in made
+            sum(parameter.numel() for parameter in net.parameters()) for net in networks
         ]
 
     def test_models_of_other_networks(self, stranger: Any) -> None:

@@ -32,13 +32,13 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 class TestTheBox:
     def test_every_file_in_it_is_known_by_its_hash(self) -> None:
-        found = {
+        files = {
             path.relative_to(pretrained.BOX).as_posix()
             for path in pretrained.BOX.rglob("*")
             if path.is_file()
         }
         lines = (pretrained.BOX / pretrained.SUMS).read_text().splitlines()
-        assert found == {line.split("  ")[1] for line in lines} | {pretrained.SUMS}
+        assert files == {line.split("  ")[1] for line in lines} | {pretrained.SUMS}
 
     def test_all_together_are_under_8_MB(self) -> None:
         assert (

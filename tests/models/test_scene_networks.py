@@ -18,15 +18,15 @@ SMALL = {"image_shape": (1, 32, 32), "classes": 4, "channels": (3, 5)}
 
 def network(name: str = "scene_capsnet", **more: Any) -> Any:
     torch.manual_seed(0)
-    made = create_model(name, **{**SMALL, **more})
+    model = create_model(name, **{**SMALL, **more})
     with torch.no_grad():
-        for module in made.modules():
+        for module in model.modules():
             if isinstance(
                 module, torch.nn.BatchNorm2d
             ):  # not those of a network that saw nothing yet
                 module.running_mean.uniform_(-0.2, 0.2)
                 module.running_var.uniform_(0.1, 0.3)
-    return made.eval()
+    return model.eval()
 
 
 def noise(*shape: int) -> Tensor:
@@ -39,17 +39,19 @@ class TestBoxesOfMaps:
         maps = torch.zeros(1, 2, 9, 12, dtype=torch.float64)
         maps[0, 0, 2:5, 3:10] = 0.6
         maps[0, 1, 7, 11] = 2.0
-        found = boxes_of_maps(maps, 4.0, cut)
+        boxes = boxes_of_maps(maps, 4.0, cut)
         assert torch.allclose(
-            found[0], torch.tensor([[12.0, 8, 40, 20], [44, 28, 48, 32]]).double()
+            boxes[0], torch.tensor([[12.0, 8, 40, 20], [44, 28, 48, 32]]).double()
         )
 
     def test_by_the_book(self) -> None:
         maps = noise(2, 3, 5, 6).double()
-        found = boxes_of_maps(maps, 8.0, 0.3)
+        boxes = boxes_of_maps(maps, 8.0, 0.3)
         for image in range(2):
-            for one in range(3):
-                weights = (maps[image, one] - 0.3 * maps[image, one].max()).clamp_min(0)
+            for number in range(3):
+                weights = (
+                    maps[image, number] - 0.3 * maps[image, number].max()
+                ).clamp_min(0)
                 weights = weights / weights.sum()
                 x = sum(
                     weights[i, j] * 8 * (j + 0.5) for i in range(5) for j in range(6)
@@ -60,7 +62,7 @@ class TestBoxesOfMaps:
                     for j in range(6)
                 )
                 half = (3 * (spread + 64 / 12)) ** 0.5
-                assert found[image, one, [0, 2]].tolist() == pytest.approx(
+                assert boxes[image, number, [0, 2]].tolist() == pytest.approx(
                     [(x - half).item(), (x + half).item()]
                 )
 
@@ -68,16 +70,16 @@ class TestBoxesOfMaps:
         maps = torch.zeros(1, 1, 5, 7, dtype=torch.float64)
         maps[0, 0, 2, 3] = 0.3
         for reach, side in ((1.0, 8), (3.0, 24), (1.5, 12)):
-            found = boxes_of_maps(maps, 8.0, reach=reach)[0, 0]
+            box = boxes_of_maps(maps, 8.0, reach=reach)[0, 0]
             middle = torch.tensor([28.0, 20, 28, 20]).double()
             half = side / 2 * torch.tensor([-1.0, -1, 1, 1]).double()
-            torch.testing.assert_close(found, middle + half)
+            torch.testing.assert_close(box, middle + half)
 
     def test_nowhere(self) -> None:
         maps = torch.zeros(1, 2, 3, 3, requires_grad=True)
-        found = boxes_of_maps(maps, 8.0)
-        assert (found == 0).all()
-        found.sum().backward()
+        boxes = boxes_of_maps(maps, 8.0)
+        assert (boxes == 0).all()
+        boxes.sum().backward()
         assert (maps.grad == 0).all()
 
 
@@ -109,35 +111,35 @@ class TestMaps:
         images = noise(2, 1, 32, 24)
         with torch.no_grad():
             scores = net.scores(net.features(images))
-            said = net(images)
+            prediction = net(images)
             assert torch.equal(net.maps_of(images), scores.relu())
             assert torch.allclose(
-                said.activation, (scores.mean((2, 3)) + net.bias).sigmoid()
+                prediction.activation, (scores.mean((2, 3)) + net.bias).sigmoid()
             )
-            assert torch.equal(said.boxes, boxes_of_maps(scores.relu(), 4, 0.2))
+            assert torch.equal(prediction.boxes, boxes_of_maps(scores.relu(), 4, 0.2))
 
 
 class TestThings:
     @pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.9])
     def test_connected_parts(self, share: float) -> None:
         """Against SciPy, cell by cell, on maps that wind through each other."""
-        there = (
+        present = (
             torch.rand(3, 4, 9, 13, generator=torch.Generator().manual_seed(0)) < share
         )
-        found, one = _lobes(there), np.ones((3, 3))
+        lobes, neighbours = _lobes(present), np.ones((3, 3))
         labels = np.stack(
-            [label(part, one)[0] for part in there.flatten(0, 1).numpy()]
-        ).reshape(there.shape)
+            [label(part, neighbours)[0] for part in present.flatten(0, 1).numpy()]
+        ).reshape(present.shape)
         for mine, theirs in zip(
-            found.flatten(0, 1), torch.from_numpy(labels).flatten(0, 1), strict=True
+            lobes.flatten(0, 1), torch.from_numpy(labels).flatten(0, 1), strict=True
         ):
             pairs = set(
                 zip(mine.flatten().tolist(), theirs.flatten().tolist(), strict=True)
             )
             assert (
                 len(pairs)
-                == len({one for one, _ in pairs})
-                == len({other for _, other in pairs})
+                == len({lobe for lobe, _ in pairs})
+                == len({part for _, part in pairs})
             )
 
     def test_how_many_parts_a_map_has(self) -> None:
@@ -178,8 +180,8 @@ class TestThingsByVotes:
         return net, Prediction(torch.ones(1, 1), None, None, None, places)
 
     def test_neighbours_that_vote_for_two_boxes_are_two_things(self) -> None:
-        one, other = torch.tensor([0.0, 0, 10, 10]), torch.tensor([10.0, 0, 20, 10])
-        votes = torch.stack([one, one + 1, other, other - 1, other])
+        first, second = torch.tensor([0.0, 0, 10, 10]), torch.tensor([10.0, 0, 20, 10])
+        votes = torch.stack([first, first + 1, second, second - 1, second])
         net, prediction = self.places(votes, torch.ones(5))
         seen: list[Tensor] = []
         net.alone = lambda places, image, there: (
@@ -213,30 +215,30 @@ class TestBoxes:
         net = network(cut=0.5)
         images = noise(2, 1, 32, 32)
         with torch.no_grad():
-            said = net(images)
+            prediction = net(images)
             assert torch.allclose(
-                said.boxes, boxes_of_maps(net.maps_of(images), 4, 0.5)
+                prediction.boxes, boxes_of_maps(net.maps_of(images), 4, 0.5)
             )
-        assert said.capsules.pose.shape == (2, 4, 16 + 4)
-        assert torch.equal(said.capsules.pose[..., -4:], said.boxes)
-        assert torch.equal(said.capsules.pose[..., :-4], net.route(images).pose)
+        assert prediction.capsules.pose.shape == (2, 4, 16 + 4)
+        assert torch.equal(prediction.capsules.pose[..., -4:], prediction.boxes)
+        assert torch.equal(prediction.capsules.pose[..., :-4], net.route(images).pose)
 
     def test_of_votes_are_means_over_the_children_of_a_class(self) -> None:
         net = network(boxes=True)
         images = noise(2, 1, 24, 32)
         with torch.no_grad():
             net.sides.weight.normal_()
-            maps, found = net.maps_of(images), net(images).boxes
+            maps, boxes = net.maps_of(images), net(images).boxes
             sides = net.sides(net.features(images)).exp() * 8
             for image in range(2):
-                for one in range(4):
+                for number in range(4):
                     total, box = 0.0, torch.zeros(4)
                     for row in range(6):
                         for column in range(8):
                             x, y, weight = (
                                 4 * column + 2,
                                 4 * row + 2,
-                                maps[image, one, row, column],
+                                maps[image, number, row, column],
                             )
                             left, top, right, bottom = sides[image, :, row, column]
                             box += weight * torch.stack(
@@ -244,7 +246,7 @@ class TestBoxes:
                             )
                             total += weight
                     assert torch.allclose(
-                        found[image, one], box / total, rtol=1e-4, atol=1e-4
+                        boxes[image, number], box / total, rtol=1e-4, atol=1e-4
                     )
 
     @pytest.mark.parametrize("name", ["scene_capsnet", "scene_cnn", "boxes"])
@@ -272,12 +274,12 @@ class TestAnySize:
         net = network(name)
         for height, width in ((33, 47), (5, 3), (1, 1)):
             images = noise(2, 1, height, width)
-            whole = torch.zeros(2, 1, -(-height // 4) * 4, -(-width // 4) * 4)
-            whole[:, :, :height, :width] = images
+            padded = torch.zeros(2, 1, -(-height // 4) * 4, -(-width // 4) * 4)
+            padded[:, :, :height, :width] = images
             with torch.no_grad():
-                said, expected = net(images), net(whole)
-            assert torch.equal(said.activation, expected.activation)
-            assert torch.equal(said.boxes, expected.boxes)
+                prediction, expected = net(images), net(padded)
+            assert torch.equal(prediction.activation, expected.activation)
+            assert torch.equal(prediction.boxes, expected.boxes)
 
     @pytest.mark.parametrize("boxes", [False, True])
     def test_nothing_to_see(self, boxes: bool) -> None:
@@ -285,9 +287,9 @@ class TestAnySize:
         with torch.no_grad():
             net.what.weight.zero_()  # no child is active anywhere
             net.what.bias.zero_()
-            said = net(torch.zeros(2, 1, 32, 32))
-        assert (said.activation == 0).all()
-        assert (said.boxes == 0).all()
+            prediction = net(torch.zeros(2, 1, 32, 32))
+        assert (prediction.activation == 0).all()
+        assert (prediction.boxes == 0).all()
 
 
 @pytest.mark.parametrize("name", ["scene_capsnet", "scene_cnn"])

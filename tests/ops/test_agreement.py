@@ -41,8 +41,8 @@ def tensors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Children, transforms and a bias."""
     B, I, J, P, D = size
-    found = numbers(B, I, P), numbers(I, J, P, D, seed=1), numbers(J, D, seed=2) / 10
-    return tuple(one.to(dtype).requires_grad_() for one in found)
+    drawn = numbers(B, I, P), numbers(I, J, P, D, seed=1), numbers(J, D, seed=2) / 10
+    return tuple(tensor.to(dtype).requires_grad_() for tensor in drawn)
 
 
 def routing(
@@ -86,14 +86,14 @@ def assert_same(
     work: Callable[[], Routed], leaves: tuple[Tensor, ...], rtol: float = 1e-10
 ) -> None:
     assert in_one(work())
-    found = outcome(work, leaves)
+    actual = outcome(work, leaves)
     with step_by_step():
         assert not in_one(work())
         expected = outcome(work, leaves)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.linalg.vector_norm(one - other) <= rtol * torch.linalg.vector_norm(
-            other
-        )
+    for value, expected_value in zip(actual, expected, strict=True):
+        assert torch.linalg.vector_norm(
+            value - expected_value
+        ) <= rtol * torch.linalg.vector_norm(expected_value)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -114,9 +114,9 @@ def test_is_the_same_step_by_step(
     size: tuple[int, ...], steps: int, options: dict[str, Any]
 ) -> None:
     *votes, bias = tensors(size)
-    given = {**options, "bias": bias} if "bias" in options else options
+    arguments = {**options, "bias": bias} if "bias" in options else options
     leaves = (*votes, bias) if "bias" in options else tuple(votes)
-    assert_same(routing(*votes, steps=steps, **given), leaves)
+    assert_same(routing(*votes, steps=steps, **arguments), leaves)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -127,11 +127,11 @@ def test_is_the_same_without_gradients(size: tuple[int, ...], steps: int) -> Non
     expected = work()
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            found = work()
-        assert torch.equal(found.pose, expected.pose)
-        assert (found.similarity is None) == (steps == 1)
+            actual = work()
+        assert torch.equal(actual.pose, expected.pose)
+        assert (actual.similarity is None) == (steps == 1)
         assert steps == 1 or torch.equal(
-            found.similarity.alpha, expected.similarity.alpha
+            actual.similarity.alpha, expected.similarity.alpha
         )
 
 
@@ -214,10 +214,10 @@ def test_nothing_is_read_that_nobody_wrote() -> None:
     expected = outcome(work, (*votes, bias))
     torch.use_deterministic_algorithms(True)  # which fills new memory with NaN
     try:
-        found = outcome(work, (*votes, bias))
+        actual = outcome(work, (*votes, bias))
     finally:
         torch.use_deterministic_algorithms(False)
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, actual, expected))
 
 
 def test_children_without_a_pose() -> None:
@@ -247,8 +247,8 @@ def test_a_checkpoint_and_a_second_backward_pass() -> None:
         lambda *votes: routing(*votes)().pose, *leaves, use_reentrant=False
     ).sum()
     for _ in range(2):
-        found = torch.autograd.grad(again, leaves, retain_graph=True)
-        assert all(map(torch.equal, found, expected))
+        gradients = torch.autograd.grad(again, leaves, retain_graph=True)
+        assert all(map(torch.equal, gradients, expected))
 
 
 def test_children_that_were_written_to() -> None:
@@ -310,6 +310,6 @@ def test_going_on_from_there() -> None:
     """What the last step compared with is handed on."""
     children, transforms, _ = tensors((3, 9, 4, 8, 16))
     votes = Votes(children, transforms, backend="native")
-    whole = dynamic_routing(votes, steps=4)
+    complete = dynamic_routing(votes, steps=4)
     halves = dynamic_routing(votes, steps=2, initial=dynamic_routing(votes, steps=2))
-    torch.testing.assert_close(halves.pose, whole.pose)
+    torch.testing.assert_close(halves.pose, complete.pose)

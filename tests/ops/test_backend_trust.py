@@ -44,7 +44,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def fields(**changes: Any) -> dict[str, Any]:
     """What makes votes, and what they are asked with."""
-    given = {
+    inputs = {
         "children": random(N, G, M, P),
         "transforms": random(G, J, P, D),
         "coordinates": random(G, H),
@@ -53,7 +53,7 @@ def fields(**changes: Any) -> dict[str, Any]:
         "log_partition": None,
         "similarity": Gaussian(random(N, J, H), random(N, J, H).exp(), random(N, J)),
     }
-    return given | changes
+    return inputs | changes
 
 
 class Given(Normaliser):
@@ -244,14 +244,14 @@ def test_other_dtypes_are_converted(backend: str) -> None:
         "naive",
         fields(**wide, similarity=similarity.map(lambda tensor, _: tensor.double())),
     )
-    for one, other in zip(mixed, expected, strict=True):
-        assert one.dtype == torch.float32
-        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+    for value, expected_value in zip(mixed, expected, strict=True):
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value.double(), expected_value, rtol=1e-4, atol=1e-4)
 
 
 def operator_arguments(**changes: Any) -> list[Any]:
     """Arguments of ``torch.ops.torchcaps.moments``."""
-    given = (
+    inputs = (
         fields(
             log_partition=random(N, G), sites=torch.arange(G, dtype=torch.int32)[None]
         )
@@ -266,8 +266,8 @@ def operator_arguments(**changes: Any) -> list[Any]:
         "sites",
     )
     return [
-        *(given[name] for name in names),
-        list(given["similarity"].tensors),
+        *(inputs[name] for name in names),
+        list(inputs["similarity"].tensors),
         "native",
     ]
 

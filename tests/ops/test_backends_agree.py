@@ -101,9 +101,9 @@ def test_layout_in_memory_does_not_matter(case: Case, view: object) -> None:
 )
 def test_expanded_weights(case: Case) -> None:
     inputs = case.inputs()
-    whole = dict(inputs, weights=inputs["weights"][:, :1].expand(-1, case.children))
+    complete = dict(inputs, weights=inputs["weights"][:, :1].expand(-1, case.children))
     for backend in (NaiveVotes, partial(ChunkedVotes, budget=30), NativeVotes):
-        moments = case.moments(backend, whole)
+        moments = case.moments(backend, complete)
         (gradient,) = torch.autograd.grad(moments.sum.square().sum(), inputs["weights"])
         same = dict(inputs, weights=inputs["weights"][:, :1].repeat(1, case.children))
         reference = case.moments(NaiveVotes, same)

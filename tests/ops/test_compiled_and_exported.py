@@ -44,10 +44,10 @@ def models(slow: Callable[[str], bool]) -> pytest.MarkDecorator:
     run.
     """
     names = [name for name in list_models(takes="images") if name != "capsnet_digits"]
-    others = [
+    remaining = [
         pytest.param(name, marks=SLOW if slow(name) else THOROUGH) for name in names
     ]
-    return pytest.mark.parametrize("name", ["capsnet_digits", *others])
+    return pytest.mark.parametrize("name", ["capsnet_digits", *remaining])
 
 
 @pytest.fixture(autouse=True)
@@ -170,10 +170,10 @@ def check_exported(model: nn.Module, images: Tensor) -> None:
     )
     for batch in (images, torch.rand(5, *images.shape[1:], dtype=torch.float64)):
         expected = model(batch)
-        found = again.module()(batch)
-        assert type(found) is type(expected)
+        actual = again.module()(batch)
+        assert type(actual) is type(expected)
         torch.testing.assert_close(
-            found.activation, expected.activation, rtol=1e-9, atol=1e-12
+            actual.activation, expected.activation, rtol=1e-9, atol=1e-12
         )
 
 
@@ -207,8 +207,8 @@ def test_every_routing_exports_with_any_batch(
     program = torch.export.export(
         layer, (children,), dynamic_shapes=(batch,), strict=False
     )
-    other = torch.randn(7, 5, 4, dtype=torch.float64)
-    torch.testing.assert_close(program.module()(other), layer(other))
+    larger = torch.randn(7, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(program.module()(larger), layer(larger))
 
 
 @pytest.mark.thorough
@@ -229,8 +229,8 @@ def test_a_strict_export_leaves_the_batch_open(name: str) -> None:
     program = torch.export.export(
         layer, (torch.randn(4, 6, 4),), dynamic_shapes=(batch,), strict=True
     )
-    other = torch.randn(7, 6, 4)
-    torch.testing.assert_close(program.module()(other), layer(other))
+    larger = torch.randn(7, 6, 4)
+    torch.testing.assert_close(program.module()(larger), layer(larger))
 
 
 class GivenLogits(nn.Module):
@@ -260,26 +260,26 @@ class GivenLogits(nn.Module):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("what", ["coordinates", "scatter", "windows"])
+@pytest.mark.parametrize("kind", ["coordinates", "scatter", "windows"])
 def test_given_logits_export_with_any_batch(
-    what: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torchcaps.ops.plan.FEW", {"cpu": 0})
     monkeypatch.setattr("torchcaps.ops.plan.FEW_TILES", 0)
     monkeypatch.setattr("torchcaps.ops.chunked.tiles.CPU_TILE", 100)
     torch.manual_seed(0)
-    layer, rest = (
-        GivenLogits(what),
+    layer, weights = (
+        GivenLogits(kind),
         (torch.randn(4, 3, 2, 5), torch.randn(4, 5), torch.randn(4, 3)),
     )
     shapes = ({0: torch.export.Dim("batch")}, None, None, None)
     program = torch.export.export(
-        layer, (torch.randn(3, 6, 2), *rest), dynamic_shapes=shapes
+        layer, (torch.randn(3, 6, 2), *weights), dynamic_shapes=shapes
     )
-    other = torch.randn(7, 6, 2)
+    larger = torch.randn(7, 6, 2)
     with use_backend("naive"):
-        expected = layer(other, *rest)
-    torch.testing.assert_close(program.module()(other, *rest), expected)
+        expected = layer(larger, *weights)
+    torch.testing.assert_close(program.module()(larger, *weights), expected)
 
 
 def saved(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -354,10 +354,10 @@ class TestOnnx:
         )
         program.save(tmp_path / "model.onnx")
         session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-        found = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-        for one, other in zip(found, model(images), strict=True):
+        output = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        for first, second in zip(output, model(images), strict=True):
             torch.testing.assert_close(
-                torch.from_numpy(one), other, rtol=1e-4, atol=1e-5
+                torch.from_numpy(first), second, rtol=1e-4, atol=1e-5
             )
 
     @pytest.mark.thorough
@@ -458,12 +458,12 @@ def test_operators_keep_the_rules_of_torch_library(
             torch.ops.torchcaps.moments, (*arguments, True, False, scatter)
         )
     with torch.no_grad():
-        mass, total, second, rest = torch.ops.torchcaps.moments(
+        mass, total, second, following = torch.ops.torchcaps.moments(
             *arguments, True, False, True
         )
     plain = [x.detach() if isinstance(x, Tensor) else x for x in arguments]
     plain[6] = [x.detach() for x in plain[6]]
-    upstream = (total / mass[..., None], mass, total, second, rest)
+    upstream = (total / mass[..., None], mass, total, second, following)
     torch.library.opcheck(
         torch.ops.torchcaps.moments_backward, (*plain, True, False, *upstream)
     )

@@ -115,8 +115,8 @@ def test_all_steps_together_give_the_gradients_of_stored_votes(
     expected, actual = (
         gradients(backend, routing, inputs) for backend in ("naive", "native")
     )
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    for value, expected_value in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, expected_value, rtol=1e-9, atol=1e-11)
     assert passed_on == [
         terms
     ]  # logits that are looked at by themselves share their coefficients with the step
@@ -149,7 +149,7 @@ def test_windows_and_coordinates(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        found = [
+        results = [
             gradients(
                 backend,
                 routing,
@@ -161,7 +161,7 @@ def test_windows_and_coordinates(
         ]
     finally:
         torch.set_num_threads(before)
-    for actual, expected in zip(found[1], found[0], strict=True):
+    for actual, expected in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
@@ -178,8 +178,8 @@ def competing(
     ).transpose(1, 2)
     log_weight = torch.randn(5, rows, generator=generator, dtype=torch.float64).T
     return tensors(rows, pose=pose), tuple(
-        one.detach().requires_grad_()
-        for one in (mean, spread.square() + 0.3, log_weight)
+        tensor.detach().requires_grad_()
+        for tensor in (mean, spread.square() + 0.3, log_weight)
     )
 
 
@@ -194,15 +194,15 @@ def normalised(
     and looked at if ``used``.
     """
     source = votes.source
-    found = source.log_partition(similarity, False)
-    partition = found.tanh() + 2.0 if used and partition is None else partition
+    log_partition = source.log_partition(similarity, False)
+    partition = log_partition.tanh() + 2.0 if used and partition is None else partition
     moments = source.moments(
         similarity, weights, tc.ops.Rule(log_partition=partition), True
     )
     loss = (
         moments.mass.sin().sum() + moments.mean.square().sum() + moments.variance.sum()
     )
-    return loss + found.square().sum() if used else loss
+    return loss + log_partition.square().sum() if used else loss
 
 
 @pytest.fixture
@@ -234,18 +234,18 @@ def test_logits_are_written_down_once_and_parents_get_gradients_once(
     rows: int, pose: int, passes: list[tuple[bool, bool]]
 ) -> None:
     inputs, parents = competing(rows, pose)
-    found = {}
+    results = {}
     for backend in ("naive", "native"):
         with tc.use_backend(backend):
             loss = normalised(
                 Votes(inputs[0], inputs[1]), Gaussian(*parents), inputs[2]
             )
-            found[backend] = torch.autograd.grad(
+            results[backend] = torch.autograd.grad(
                 loss, (*inputs, *parents), retain_graph=True
             )
     again = torch.autograd.grad(loss, (*inputs, *parents))
     for expected, actual, same in zip(
-        found["naive"], found["native"], again, strict=True
+        results["naive"], results["native"], again, strict=True
     ):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(same, actual, rtol=0, atol=0)
@@ -267,13 +267,13 @@ def test_logits_are_written_down_without_gradients_too_unless_they_are_many(
 ) -> None:
     monkeypatch.setattr(deferred, "_LOGITS", most)
     inputs, parents = competing()
-    found = []
+    results = []
     for backend in ("naive", "native"):
         with tc.use_backend(backend), torch.no_grad():
-            found.append(
+            results.append(
                 normalised(Votes(inputs[0], inputs[1]), Gaussian(*parents), inputs[2])
             )
-    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
     assert passes == [(written, False)] * 2
 
 
@@ -287,7 +287,7 @@ def test_logits_of_other_numbers_are_not_taken_for_these(
     rule = tc.ops.Rule(log_partition=torch.full((20, 40), 2.0, dtype=torch.float64))
     with tc.use_backend("native"), context():
         votes = Votes(inputs[0], inputs[1])
-        changed = Gaussian(*(one.detach().clone() for one in parents))
+        changed = Gaussian(*(tensor.detach().clone() for tensor in parents))
         expected = votes.source.moments(
             Gaussian(changed.mean + 1, *changed.tensors[1:]), None, rule, True
         )
@@ -295,7 +295,9 @@ def test_logits_of_other_numbers_are_not_taken_for_these(
         changed.mean.add_(1)
         actual = votes.source.moments(changed, None, rule, True)
         torch.testing.assert_close(actual.sum, expected.sum, rtol=0, atol=0)
-        votes.source.log_partition(Gaussian(*(one.detach() for one in parents)), False)
+        votes.source.log_partition(
+            Gaussian(*(tensor.detach() for tensor in parents)), False
+        )
         actual = votes.source.moments(changed, None, rule, True)  # of their own
         torch.testing.assert_close(actual.sum, expected.sum, rtol=0, atol=0)
 
@@ -313,7 +315,7 @@ def test_some_gradients_of_a_step_with_a_normaliser(asked: str) -> None:
     wanted = {"children": inputs[:1], "weights": inputs[2:], "parents": parents}.get(
         asked, (*inputs, *parents)
     )
-    found = []
+    results = []
     for backend in ("naive", "native"):
         with tc.use_backend(backend):
             loss = normalised(
@@ -323,8 +325,8 @@ def test_some_gradients_of_a_step_with_a_normaliser(asked: str) -> None:
                 given,
                 asked != "normaliser unused",
             )
-            found.append(torch.autograd.grad(loss, wanted))
-    for expected, actual in zip(*found, strict=True):
+            results.append(torch.autograd.grad(loss, wanted))
+    for expected, actual in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
 
@@ -345,7 +347,7 @@ def test_logits_are_as_they_were_under_another_number_of_threads() -> None:
         for _ in range(2)
     ]
     parents += [torch.zeros(28, 4, dtype=torch.float64, requires_grad=True)]
-    found, before = [], torch.get_num_threads()
+    results, before = [], torch.get_num_threads()
     for backend, threads in (
         ("naive", (2, 2, 2)),
         ("native", (2, 1, 2)),
@@ -364,10 +366,10 @@ def test_logits_are_as_they_were_under_another_number_of_threads() -> None:
             )
             torch.set_num_threads(threads[2])
             loss = moments.mean.sin().sum() + moments.variance.sum()
-            found.append(torch.autograd.grad(loss, (children, transforms, *parents)))
+            results.append(torch.autograd.grad(loss, (children, transforms, *parents)))
         finally:
             torch.set_num_threads(before)
-    for expected, *others in zip(*found, strict=True):
+    for expected, *others in zip(*results, strict=True):
         for actual in others:
             torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
 
@@ -401,9 +403,9 @@ def test_a_second_backward_pass_gives_the_same_and_so_do_two_losses_apart() -> N
         apart = [
             torch.autograd.grad(loss, inputs) for loss in losses
         ]  # neither graph is kept
-    for one, same, *parts in zip(together, again, *apart, strict=True):
-        torch.testing.assert_close(same, one, rtol=0, atol=0)
-        torch.testing.assert_close(parts[0] + parts[1], one, rtol=1e-12, atol=1e-13)
+    for value, same, *parts in zip(together, again, *apart, strict=True):
+        torch.testing.assert_close(same, value, rtol=0, atol=0)
+        torch.testing.assert_close(parts[0] + parts[1], value, rtol=1e-12, atol=1e-13)
 
 
 def test_tensors_that_are_thawed_later_have_gradients() -> None:
@@ -422,13 +424,13 @@ def test_checkpoints_and_second_derivatives() -> None:
     inputs = tensors(18)
     plain = gradients("native", dynamic, inputs)
     with tc.use_backend("native"):
-        kept = checkpoint(
+        saved = checkpoint(
             lambda *given: dynamic(Votes(*given[:2]), given[2]),
             *inputs,
             use_reentrant=False,
         )
         for actual, expected in zip(
-            torch.autograd.grad(kept, inputs), plain, strict=True
+            torch.autograd.grad(saved, inputs), plain, strict=True
         ):
             torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     small = tuple(
@@ -458,21 +460,21 @@ def test_another_number_of_threads_in_the_middle() -> None:
             first.sum.register_hook(lambda grad: torch.set_num_threads(1))
             moments = votes.moments(InnerProduct(first.sum.tanh()), inputs[2])
             moments = votes.moments(InnerProduct(moments.sum.tanh()), inputs[2])
-            found = torch.autograd.grad(
+            result = torch.autograd.grad(
                 moments.sum.square().sum() + moments.mass.sin().sum(), inputs
             )
     finally:
         torch.set_num_threads(before)
-    for actual, one in zip(found, expected, strict=True):
-        torch.testing.assert_close(actual, one, rtol=1e-9, atol=1e-11)
+    for actual, value in zip(result, expected, strict=True):
+        torch.testing.assert_close(actual, value, rtol=1e-9, atol=1e-11)
 
 
 def agreed(votes: Votes, weights: Tensor) -> Tensor:
     """All steps at once, and Gaussians at once."""
-    found = votes.agree(tc.ops.Agreement(3))
-    assert found is not None
+    actual = votes.agree(tc.ops.Agreement(3))
+    assert actual is not None
     return (
-        found[0].square().sum()
+        actual[0].square().sum()
         + votes.gaussians(
             votes.moments(weights=weights, scatter=True), 0.1
         ).precision.sum()
@@ -596,9 +598,11 @@ def test_votes_of_few_rows_are_formed_once(
     )
     monkeypatch.setattr(kernels, "_run", run)
     actual = gradients("native", dynamic, inputs)
-    for one, other in zip(actual, expected, strict=True):
+    for value, expected_value in zip(actual, expected, strict=True):
         bound = 1e-12 if dtype == torch.float64 else 2e-6
-        assert (one - other).abs().max() <= bound * other.abs().max()
+        assert (
+            value - expected_value
+        ).abs().max() <= bound * expected_value.abs().max()
     few = rows <= few_rows(inputs[0].dtype)
     # in the first step; read in two more, and in three backward; not needed where they
     # are passed on
@@ -618,13 +622,21 @@ def test_vectors_of_every_size(
     )
     if able < size:
         pytest.skip(f"this processor does not run {level}")
-    compiler, made = find_compiler(), tmp_path / "native.so"
+    compiler, built = find_compiler(), tmp_path / "native.so"
     assert compiler is not None
     subprocess.run(
-        [*compiler, *FLAGS, f"-march={level}", "-shared", str(SOURCE), "-o", str(made)],
+        [
+            *compiler,
+            *FLAGS,
+            f"-march={level}",
+            "-shared",
+            str(SOURCE),
+            "-o",
+            str(built),
+        ],
         check=True,
     )
-    library = kernel_library._loaded(made)
+    library = kernel_library._loaded(built)
     monkeypatch.setattr(kernels, "library", lambda: library)
     assert library.vector_bytes == size
     for routing, pose in ((dynamic, 1), (dynamic, 3), (gaussian, 1), (gaussian, 4)):
@@ -633,10 +645,12 @@ def test_vectors_of_every_size(
             narrow = tuple(tensor.detach().float().requires_grad_() for tensor in wide)
             expected = gradients("naive", routing, wide)
             for inputs, bound in ((wide, 1e-11), (narrow, 5e-6)):
-                for one, other in zip(
+                for gradient, expected_gradient in zip(
                     gradients("native", routing, inputs), expected, strict=True
                 ):
-                    assert (one - other).abs().max() <= bound * other.abs().max()
+                    assert (
+                        gradient - expected_gradient
+                    ).abs().max() <= bound * expected_gradient.abs().max()
 
 
 def test_kept_votes_are_those_of_the_numbers_that_are_there() -> None:

@@ -103,19 +103,19 @@ def objective(
 
 def derivatives(function: Function) -> list[Tensor]:
     """The gradients, those of a penalty on them, and those of a penalty on these."""
-    found = []
-    given = list(leaves().values())
-    value = function(*given)
+    derivatives_so_far = []
+    inputs = list(leaves().values())
+    value = function(*inputs)
     for create_graph in (True, True, False):
         gradients = torch.autograd.grad(
-            value, given, create_graph=create_graph, materialize_grads=True
+            value, inputs, create_graph=create_graph, materialize_grads=True
         )
-        found += gradients
+        derivatives_so_far += gradients
         if create_graph:
             value = (
                 torch.cat([gradient.flatten() for gradient in gradients]).sin().sum()
             )
-    return found
+    return derivatives_so_far
 
 
 @pytest.mark.parametrize(("backend", "similarity"), CALLS)
@@ -129,8 +129,8 @@ def test_second_and_third_derivatives(
 ) -> None:
     actual = derivatives(objective(backend, similarity, *options))
     expected = derivatives(objective("naive", similarity, *options))
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    for value, expected_value in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, expected_value, rtol=1e-6, atol=1e-8)
     assert expected[-4].abs().sum() > 0.01
 
 
@@ -212,9 +212,9 @@ class TestTransforms:
 def test_an_operator_called_by_name_gives_no_zeros(
     forward_mode: Callable[..., object], operator: str
 ) -> None:
-    given = leaves()
+    inputs = leaves()
     x, transforms, parents = (
-        given[name].detach() for name in ("children", "transforms", "parents")
+        inputs[name].detach() for name in ("children", "transforms", "parents")
     )
     options = (False, False, True) if operator == "moments" else (False, True)
     call = getattr(torch.ops.torchcaps, operator)
@@ -285,14 +285,14 @@ def test_dual_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_checkpoints(backend: str, similarity: str) -> None:
     def gradients(call: Function) -> tuple[Tensor, ...]:
-        given = list(leaves().values())
-        return torch.autograd.grad(call(*given), given, materialize_grads=True)
+        inputs = list(leaves().values())
+        return torch.autograd.grad(call(*inputs), inputs, materialize_grads=True)
 
     call = objective(backend, similarity)
     plain = gradients(call)
     saved = gradients(lambda *given: checkpoint(call, *given, use_reentrant=False))
-    for one, other in zip(saved, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    for first, second in zip(saved, plain, strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings(
@@ -305,9 +305,9 @@ def test_several_gradients_at_once(backend: str, similarity: str, again: bool) -
     """``is_grads_batched``, which is ``vectorize`` of ``torch.autograd.functional``,
     and a vmap of a backward pass.
     """
-    given = list(leaves().values())
+    inputs = list(leaves().values())
     value, factors = (
-        objective(backend, similarity)(*given),
+        objective(backend, similarity)(*inputs),
         torch.tensor([1.0, -2.0], dtype=torch.float64),
     )
 
@@ -317,21 +317,21 @@ def test_several_gradients_at_once(backend: str, similarity: str, again: bool) -
             "create_graph": again,
             "is_grads_batched": batched,
         }
-        found = torch.autograd.grad(
+        of_inputs = torch.autograd.grad(
             value,
-            given,
+            inputs,
             factor,
             materialize_grads=not batched,
             allow_unused=True,
             **options,
         )
-        return tuple(one for one in found if one is not None)
+        return tuple(tensor for tensor in of_inputs if tensor is not None)
 
-    expected = [one for one in gradients(factors[0]) if one.any()]
-    for found in (gradients(factors, True), torch.func.vmap(gradients)(factors)):
-        found = [one for one in found if one.any()]
+    expected = [tensor for tensor in gradients(factors[0]) if tensor.any()]
+    for actual in (gradients(factors, True), torch.func.vmap(gradients)(factors)):
+        actual = [tensor for tensor in actual if tensor.any()]
         torch.testing.assert_close(
-            found, [torch.stack([one, -2 * one]) for one in expected]
+            actual, [torch.stack([tensor, -2 * tensor]) for tensor in expected]
         )
 
 

@@ -38,9 +38,9 @@ def votes(children: int = 3, backend: str | None = None) -> Votes:
 
 
 def chosen(children: int = 3) -> str:
-    made = votes(children)
-    name = choose_backend(made).backend
-    assert type(made.source) is BACKENDS[name]
+    new_votes = votes(children)
+    name = choose_backend(new_votes).backend
+    assert type(new_votes.source) is BACKENDS[name]
     return name
 
 
@@ -110,11 +110,11 @@ class TestPlan:
         assert plan(facts).choice.backend == "chunked"
 
     def test_it_is_made_once_for_votes_and_their_copies(self) -> None:
-        made = votes(100)
-        made.moments()
-        assert made.restricted(orphan=True).plan is made.plan
+        new_votes = votes(100)
+        new_votes.moments()
+        assert new_votes.restricted(orphan=True).plan is new_votes.plan
         with use_backend("chunked"):
-            assert choose_backend(made).backend == "native"  # planned already
+            assert choose_backend(new_votes).backend == "native"  # planned already
 
 
 class TestFewRows:
@@ -158,8 +158,8 @@ class TestFewRows:
         [(FEW_ROWS + 1,), (1, STORED_ROWS[1] // 160 + 1), (1, 100), (1, 128, (4,))],
     )
     def test_others_are_not(self, sizes: tuple) -> None:
-        others = self.votes(*sizes)
-        assert choose_backend(others, self.gaussian(others)).backend == "native"
+        many_rows = self.votes(*sizes)
+        assert choose_backend(many_rows, self.gaussian(many_rows)).backend == "native"
 
     def test_a_backend_asked_for_stays(self) -> None:
         few = self.votes()
@@ -169,10 +169,10 @@ class TestFewRows:
     def test_give_the_same(self) -> None:
         few = self.votes()
         kernels = Votes(few.children, few.transforms, backend="native")
-        found, expected = (
+        actual, expected = (
             votes.moments(self.gaussian(few), scatter=True) for votes in (few, kernels)
         )
-        torch.testing.assert_close(tuple(found), tuple(expected), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(tuple(actual), tuple(expected), rtol=1e-4, atol=1e-4)
 
 
 def test_without_a_compiler_votes_go_tile_by_tile_with_a_warning(
@@ -265,9 +265,9 @@ def test_unknown_names_list_the_choices(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_restricted_votes_are_not_formed_again() -> None:
-    made = votes(backend="naive")
-    assert made.restricted(orphan=True).source is made.source
-    assert made.restricted(hard=True).normaliser.hard
+    new_votes = votes(backend="naive")
+    assert new_votes.restricted(orphan=True).source is new_votes.source
+    assert new_votes.restricted(hard=True).normaliser.hard
 
 
 @pytest.mark.parametrize(
@@ -310,12 +310,12 @@ def test_shapes_that_do_not_fit(
 
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
 def test_weights_of_second_moments_that_do_not_fit(backend: str) -> None:
-    made = Votes(torch.ones(2, 3, 4), torch.ones(3, 2, 4, 5), backend=backend)
+    new_votes = Votes(torch.ones(2, 3, 4), torch.ones(3, 2, 4, 5), backend=backend)
     for shape in ((1, 3), (2, 1), (3,)):
         with pytest.raises(
             ValueError, match=r"weights must be \(N, G\) = \(2, 3\), got shape"
         ):
-            made.gram(torch.ones(shape))
+            new_votes.gram(torch.ones(shape))
 
 
 @pytest.mark.parametrize("backend", sorted(set(BACKENDS) - {"triton"}))

@@ -26,8 +26,8 @@ def test_declared_fields_alone_are_listed_and_handed_on() -> None:
 
 def test_votes_under_another_normaliser_share_all_else() -> None:
     votes = tc.Votes(torch.randn(2, 6, 4), torch.randn(6, 3, 4, 5))
-    others = votes.under(tc.ops.Normaliser(orphan=True))
-    assert others.source is votes.source
-    assert others.normaliser.orphan
+    changed = votes.under(tc.ops.Normaliser(orphan=True))
+    assert changed.source is votes.source
+    assert changed.normaliser.orphan
     assert not votes.normaliser.orphan
-    assert others.shape == votes.shape
+    assert changed.shape == votes.shape

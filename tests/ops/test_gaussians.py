@@ -40,7 +40,7 @@ def moments(size: int, rows: int, parents: int, dtype: torch.dtype) -> Moments:
     total = torch.randn(rows, parents, size, generator=generator, dtype=dtype)
     scatter = torch.rand(rows, parents, size, generator=generator, dtype=dtype) * 5
     scatter[:, 0] *= 1e-6  # the floor is what counts
-    return Moments(*(one.requires_grad_() for one in (mass, total, scatter)))
+    return Moments(*(tensor.requires_grad_() for tensor in (mass, total, scatter)))
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,21 @@ def test_numbers_and_gradients(
     size: int, rows: int, parents: int, dtype: torch.dtype, tolerance: float
 ) -> None:
     torch.manual_seed(0)
-    given = moments(size, rows, parents, dtype)
-    found = votes(size, rows, parents, dtype).gaussians(given, 1e-3)
-    assert "Fitted" in type(found.mean.grad_fn).__name__  # by the kernels
-    wide = Moments(*(one.detach().double().requires_grad_() for one in given))
+    inputs = moments(size, rows, parents, dtype)
+    result = votes(size, rows, parents, dtype).gaussians(inputs, 1e-3)
+    assert "Fitted" in type(result.mean.grad_fn).__name__  # by the kernels
+    wide = Moments(*(tensor.detach().double().requires_grad_() for tensor in inputs))
     expected = fitted(wide, 1e-3)
     upstream = [torch.randn(one.shape, dtype=torch.float64) for one in expected]
     loss, reference = (
         sum(
-            (one * weight.to(one.dtype)).sum()
-            for one, weight in zip(gaussians, upstream, strict=True)
+            (gaussian * weight.to(gaussian.dtype)).sum()
+            for gaussian, weight in zip(gaussians, upstream, strict=True)
         )
-        for gaussians in (found, expected)
+        for gaussians in (result, expected)
     )
     results = zip(
-        (*found, *torch.autograd.grad(loss, given)),
+        (*result, *torch.autograd.grad(loss, inputs)),
         (*expected, *torch.autograd.grad(reference, wide)),
         strict=True,
     )
@@ -80,15 +80,15 @@ def test_numbers_and_gradients(
 
 @pytest.mark.parametrize("asked", range(4), ids=Gaussians._fields)
 def test_gradients_of_one_result(asked: int) -> None:
-    given = moments(16, 3, 5, torch.float64)
-    found = torch.autograd.grad(
-        votes().gaussians(given, 0.1)[asked].sin().sum(), given, allow_unused=True
+    inputs = moments(16, 3, 5, torch.float64)
+    gradients = torch.autograd.grad(
+        votes().gaussians(inputs, 0.1)[asked].sin().sum(), inputs, allow_unused=True
     )
     expected = torch.autograd.grad(
-        fitted(given, 0.1)[asked].sin().sum(), given, materialize_grads=True
+        fitted(inputs, 0.1)[asked].sin().sum(), inputs, materialize_grads=True
     )
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    for gradient, expected_gradient in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-14)
 
 
 def test_second_derivatives() -> None:
@@ -102,38 +102,38 @@ def test_second_derivatives() -> None:
     def found(*given: Tensor) -> Gaussians:
         return votes(3, 2, 2).gaussians(Moments(*given), 0.1)
 
-    inputs = [one.requires_grad_() for one in given]
+    inputs = [tensor.requires_grad_() for tensor in given]
     assert torch.autograd.gradcheck(found, inputs)
     assert torch.autograd.gradgradcheck(found, inputs)
 
 
 def test_a_parent_that_no_child_chose() -> None:
-    given = moments(16, 3, 5, torch.float32)
+    inputs = moments(16, 3, 5, torch.float32)
     with torch.no_grad():
-        for one in given:
+        for one in inputs:
             one[:, 1] = 0
-    found = votes(dtype=torch.float32).gaussians(given, 0.25)
-    assert (found.mean[:, 1] == 0).all()
-    assert (found.variance[:, 1] == 0.25).all()
-    grads = torch.autograd.grad(sum(one.sum() for one in found), given)
-    assert not any(one[:, 1].any() for one in grads)
+    gaussians = votes(dtype=torch.float32).gaussians(inputs, 0.25)
+    assert (gaussians.mean[:, 1] == 0).all()
+    assert (gaussians.variance[:, 1] == 0.25).all()
+    grads = torch.autograd.grad(sum(one.sum() for one in gaussians), inputs)
+    assert not any(grad[:, 1].any() for grad in grads)
 
 
 def test_what_has_no_logarithm() -> None:
     scatter = (
         torch.tensor([0.0, 0.0, -3.0, math.nan, math.inf, 1e-40]).expand(2, 1, 6).mT
     )
-    given = Moments(torch.ones(2, 6), torch.zeros(2, 6, 1), scatter)
-    found = votes(1, 2, 6, torch.float32).gaussians(given, 1.0)
-    expected = fitted(given, 1.0)
+    inputs = Moments(torch.ones(2, 6), torch.zeros(2, 6, 1), scatter)
+    gaussians = votes(1, 2, 6, torch.float32).gaussians(inputs, 1.0)
+    expected = fitted(inputs, 1.0)
     torch.testing.assert_close(
-        found.log_determinant,
+        gaussians.log_determinant,
         expected.log_determinant,
         rtol=1e-6,
         atol=1e-6,
         equal_nan=True,
     )
-    assert found.log_determinant[0].isnan().tolist() == [
+    assert gaussians.log_determinant[0].isnan().tolist() == [
         False,
         False,
         True,
@@ -146,11 +146,11 @@ def test_what_has_no_logarithm() -> None:
 @pytest.mark.parametrize("exponent", [-30, -3, -1e-3, -1e-6, 0, 1e-6, 1e-3, 3, 30])
 def test_logarithms(exponent: float) -> None:
     scatter = torch.logspace(exponent, exponent + 0.3, 48).view(1, 3, 16)
-    given = Moments(torch.ones(1, 3), torch.zeros(1, 3, 16), scatter)
-    found = votes(16, 1, 3, torch.float32).gaussians(given, 1e-38)
+    inputs = Moments(torch.ones(1, 3), torch.zeros(1, 3, 16), scatter)
+    gaussians = votes(16, 1, 3, torch.float32).gaussians(inputs, 1e-38)
     torch.testing.assert_close(
-        found.log_determinant.double(),
-        found.variance.double().log().sum(-1),
+        gaussians.log_determinant.double(),
+        gaussians.variance.double().log().sum(-1),
         rtol=3e-7,
         atol=3e-6,
     )
@@ -179,31 +179,34 @@ def test_moments_without_scatter_and_of_other_shapes() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_moments_of_few_digits_are_left_to_the_formula(dtype: torch.dtype) -> None:
-    given = Moments(
-        *(one.detach().to(dtype) for one in moments(16, 3, 5, torch.float32))
+    inputs = Moments(
+        *(tensor.detach().to(dtype) for tensor in moments(16, 3, 5, torch.float32))
     )
-    for one, other in zip(
-        votes(dtype=torch.float32).gaussians(given, 0.1),
-        fitted(given, 0.1),
+    for first, second in zip(
+        votes(dtype=torch.float32).gaussians(inputs, 0.1),
+        fitted(inputs, 0.1),
         strict=True,
     ):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 def test_other_similarities_and_backends_have_the_same_gaussians() -> None:
-    found = []
+    results = []
     for backend in ("naive", "chunked", "native"):
         children = votes().children.clone().requires_grad_()
-        one = Votes(children, votes().transforms, backend=backend)
-        gaussians = one.gaussians(
-            one.moments(InnerProduct(one.moments().sum), scatter=True), 0.01
+        votes_of_backend = Votes(children, votes().transforms, backend=backend)
+        gaussians = votes_of_backend.gaussians(
+            votes_of_backend.moments(
+                InnerProduct(votes_of_backend.moments().sum), scatter=True
+            ),
+            0.01,
         )
-        found.append(
+        results.append(
             (
                 *gaussians,
                 *torch.autograd.grad(sum(field.sum() for field in gaussians), children),
             )
         )
-    for others in found[1:]:
-        for actual, expected in zip(others, found[0], strict=True):
+    for others in results[1:]:
+        for actual, expected in zip(others, results[0], strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)

@@ -152,9 +152,9 @@ def test_a_compiler_that_speaks_in_another_encoding_is_no_end(
 
 def test_a_blank_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    found = find_compiler()
+    compiler = find_compiler()
     monkeypatch.setenv("CXX", "  ")
-    assert find_compiler() == found
+    assert find_compiler() == compiler
 
 
 def test_each_c_library_has_its_own(
@@ -225,11 +225,12 @@ def _listening() -> None:
 @pytest.mark.thorough
 def test_two_processes_at_once_compile_once(cache: Path) -> None:
     both = [started(SLOW="1") for _ in range(2)]
-    said = [process.communicate(timeout=120) for process in both]
+    outputs = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert {path.strip() for path, _ in said} == {str(library.build())}
+    assert {path.strip() for path, _ in outputs} == {str(library.build())}
     assert sorted(
-        warning.count("compiling torchcaps' C++ kernels, once") for _, warning in said
+        warning.count("compiling torchcaps' C++ kernels, once")
+        for _, warning in outputs
     ) == [0, 1]
     assert len(calls(cache)) == 1
 

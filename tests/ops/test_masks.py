@@ -25,9 +25,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def mask() -> Tensor:
-    there = torch.zeros(B, I, dtype=torch.bool)
-    there[:, THERE] = True
-    return there
+    present = torch.zeros(B, I, dtype=torch.bool)
+    present[:, THERE] = True
+    return present
 
 
 def similarity(name: str) -> Similarity | None:
@@ -86,34 +86,34 @@ def test_masked_out_is_left_out(
         )
 
     expected = results(children[:, THERE], transforms[THERE], weights[:, THERE], None)
-    found = results(children, transforms, weights, mask())
+    actual = results(children, transforms, weights, mask())
     for key in ("assignment", "dchildren", "dweights"):
-        assert not found[key][~mask()].any(), key
-        found[key] = found[key][:, THERE]
+        assert not actual[key][~mask()].any(), key
+        actual[key] = actual[key][:, THERE]
     away = torch.ones(I, dtype=torch.bool)
     away[THERE] = False
-    assert not found["dtransforms"][away].any()
-    found["dtransforms"] = found["dtransforms"][THERE]
-    close(found, expected, 1e-10)
+    assert not actual["dtransforms"][away].any()
+    actual["dtransforms"] = actual["dtransforms"][THERE]
+    close(actual, expected, 1e-10)
 
 
 @BACKENDS
 def test_each_row_has_its_own(backend: str) -> None:
     children, transforms = normal(B, I, M, P), normal(I, J, P, D, seed=1)
-    there = torch.tensor(
+    present = torch.tensor(
         [[True, False, True, False, True, True], [False, True, True, True, False, True]]
     )
-    votes = Votes(children, transforms, backend=backend, mask=there)
-    given = similarity("gaussian")
-    moments = votes.moments(given, scatter=True)
+    votes = Votes(children, transforms, backend=backend, mask=present)
+    gaussian = similarity("gaussian")
+    moments = votes.moments(gaussian, scatter=True)
     assert votes.count.tolist() == [[4], [4]]
     for row in range(B):
-        index = there[row].nonzero().squeeze(1)
+        index = present[row].nonzero().squeeze(1)
         alone = Votes(
             children[row : row + 1, index], transforms[index], backend=backend
         )
-        one = Gaussian(*(tensor[row : row + 1] for tensor in given.tensors))
-        expected = alone.moments(one, scatter=True)
+        of_row = Gaussian(*(tensor[row : row + 1] for tensor in gaussian.tensors))
+        expected = alone.moments(of_row, scatter=True)
         for name, tensor in expected._asdict().items():
             torch.testing.assert_close(
                 getattr(moments, name)[row], tensor[0], rtol=1e-10, atol=1e-12

@@ -203,11 +203,11 @@ def test_nor_under_a_similarity_or_rule_of_ones_own(
     monkeypatch.setitem(ROUTINGS, routing, RULES[routing])
     bound = max(transforms * J * P * D, B * I * (J + 1), B * I * P, 2 * BUDGET)
     assert bound < VOTES / 5
-    found = largest(monkeypatch, routing, backend, transforms, 1, coordinates)
+    most = largest(monkeypatch, routing, backend, transforms, 1, coordinates)
     if backend == "naive":
-        assert found >= VOTES
+        assert most >= VOTES
     else:
-        assert found <= bound
+        assert most <= bound
 
 
 FUSED = (

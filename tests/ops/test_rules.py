@@ -128,8 +128,10 @@ class TestSharpness:
     @EACH
     def test_one_changes_no_digit(self, backend: str) -> None:
         similarity = SIMILARITIES["gaussian"]
-        plain, one = votes(backend), votes(backend, Normaliser(sharpness=1.0))
-        assert torch.equal(plain.moments(similarity).sum, one.moments(similarity).sum)
+        plain, sharpened = votes(backend), votes(backend, Normaliser(sharpness=1.0))
+        assert torch.equal(
+            plain.moments(similarity).sum, sharpened.moments(similarity).sum
+        )
 
     def test_the_orphan_stays_where_it_is(self) -> None:
         similarity = SIMILARITIES["inner"]
@@ -151,16 +153,18 @@ class TestPriors:
         prior = pairs(by_row)
         e = (logits_of(similarity) * 0.5 + prior).exp()
         expected = e / (e.sum(-1, keepdim=True) + orphan)
-        made = votes(backend, Normaliser(orphan=orphan, prior=prior, sharpness=0.5))
+        new_votes = votes(
+            backend, Normaliser(orphan=orphan, prior=prior, sharpness=0.5)
+        )
         if similarity is None:
             expected = prior.exp() / (prior.exp().sum(-1, keepdim=True) + orphan)
             expected = expected.expand(B, I, J)
         torch.testing.assert_close(
-            made.assignment(similarity), expected, rtol=1e-10, atol=1e-12
+            new_votes.assignment(similarity), expected, rtol=1e-10, atol=1e-12
         )
         total = torch.einsum("bij,bijh->bjh", expected, votes().dense())
         torch.testing.assert_close(
-            made.moments(similarity).sum, total, rtol=1e-10, atol=1e-12
+            new_votes.moments(similarity).sum, total, rtol=1e-10, atol=1e-12
         )
 
     @OPEN
@@ -170,8 +174,8 @@ class TestPriors:
     ) -> None:
         prior = torch.zeros(I, J).double()
         prior[2, 1] = prior[5, 3] = -torch.inf
-        made = votes(backend, Normaliser(prior=prior))
-        assignment = made.assignment(similarity)
+        new_votes = votes(backend, Normaliser(prior=prior))
+        assignment = new_votes.assignment(similarity)
         assert not assignment[:, 2, 1].any()
         assert not assignment[:, 5, 3].any()
         torch.testing.assert_close(assignment.sum(-1), torch.ones(B, I).double())
@@ -190,12 +194,15 @@ class TestPriors:
             expected[n, j] += (c[n, i, j] + (b[n, i, j] if by_row else b[i, j])) * V[
                 n, i, j
             ]
-        made = votes(backend, Normaliser(offset=b))
+        new_votes = votes(backend, Normaliser(offset=b))
         torch.testing.assert_close(
-            made.moments(InnerProduct(agreement)).sum, expected, rtol=1e-10, atol=1e-12
+            new_votes.moments(InnerProduct(agreement)).sum,
+            expected,
+            rtol=1e-10,
+            atol=1e-12,
         )
         torch.testing.assert_close(
-            made.assignment(InnerProduct(agreement)), c, rtol=1e-10, atol=1e-12
+            new_votes.assignment(InnerProduct(agreement)), c, rtol=1e-10, atol=1e-12
         )
 
 
@@ -210,10 +217,10 @@ class TestPairWeights:
         use, ignore, f = pairs(by_row, 7), pairs(by_row, 8), normal(B, I).sigmoid()
         U = f[..., None] * logits_of(similarity).softmax(-1)
         expected = (use * U - ignore * (f[..., None] - U)).sum(1)
-        made = votes(backend, Normaliser(scale=use + ignore, offset=-ignore))
+        new_votes = votes(backend, Normaliser(scale=use + ignore, offset=-ignore))
         assert expected.min() < 0 < expected.max()
         torch.testing.assert_close(
-            made.moments(similarity, f).mass, expected, rtol=1e-10, atol=1e-12
+            new_votes.moments(similarity, f).mass, expected, rtol=1e-10, atol=1e-12
         )
 
     def test_shapes(self) -> None:
@@ -253,14 +260,16 @@ class TestHardBesideAnOrphan:
 class TestRestricted:
     def test_changes_what_is_named_and_nothing_else(self) -> None:
         prior = normal(I, J)
-        made = votes(normaliser=Normaliser(orphan=True, prior=prior, sharpness=2.0))
-        hard = made.restricted(hard=True)
+        new_votes = votes(
+            normaliser=Normaliser(orphan=True, prior=prior, sharpness=2.0)
+        )
+        hard = new_votes.restricted(hard=True)
         assert hard.normaliser.orphan
         assert hard.normaliser.hard
         assert hard.normaliser.prior is prior
         assert hard.normaliser.sharpness == 2.0
         assert hard.restricted(hard=False).restricted(sharpness=1.0).normaliser.orphan
-        assert not made.normaliser.hard
+        assert not new_votes.normaliser.hard
 
     def test_an_earlier_orphan_keeps_its_share(self) -> None:
         """It was dropped when hard was asked for."""
@@ -276,10 +285,11 @@ class TestRestricted:
 
     @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
     def test_votes_are_formed_once(self, backend: str) -> None:
-        made = votes(backend)
-        assert made.restricted(orphan=True).source is made.source
+        new_votes = votes(backend)
+        assert new_votes.restricted(orphan=True).source is new_votes.source
         assert (
-            made.restricted(sharpness=2.0).restricted(orphan=True).source is made.source
+            new_votes.restricted(sharpness=2.0).restricted(orphan=True).source
+            is new_votes.source
         )
 
 
@@ -298,7 +308,7 @@ class TestMapping:
         self, backend: str, similarity: Similarity | None
     ) -> None:
         factor = normal(J).exp()
-        made = votes(
+        new_votes = votes(
             backend,
             Normaliser(
                 mapping=Doubled(factor), sharpness=0.5, offset=torch.ones(I, J).double()
@@ -306,11 +316,11 @@ class TestMapping:
         )
         expected = (logits_of(similarity) * 0.5).softmax(-1) * factor
         torch.testing.assert_close(
-            made.assignment(similarity), expected, rtol=1e-10, atol=1e-12
+            new_votes.assignment(similarity), expected, rtol=1e-10, atol=1e-12
         )
         mass = (expected + 1).sum(1)
         torch.testing.assert_close(
-            made.moments(similarity).mass, mass, rtol=1e-10, atol=1e-12
+            new_votes.moments(similarity).mass, mass, rtol=1e-10, atol=1e-12
         )
 
     def test_no_map(self) -> None:
@@ -319,18 +329,18 @@ class TestMapping:
         ):
             Normaliser(mapping=3)
 
-    @pytest.mark.parametrize("other", [{"hard": True}, {"orphan": True}])
-    def test_alone(self, other: dict[str, bool]) -> None:
+    @pytest.mark.parametrize("rule", [{"hard": True}, {"orphan": True}])
+    def test_alone(self, rule: dict[str, bool]) -> None:
         with pytest.raises(
             ValueError, match="a mapping takes the place of the softmax"
         ):
-            Normaliser(mapping=Doubled(torch.ones(J)), **other)
+            Normaliser(mapping=Doubled(torch.ones(J)), **rule)
 
     def test_is_of_one_window(self) -> None:
         windows = Windows((3, 3), (2, 2), (1, 1), (0, 0), (1, 1))
         sites = windows.children(1, torch.device("cpu"))
         normaliser = GridWide(windows=windows, types=1, mapping=Doubled(torch.ones(J)))
-        made = Votes(
+        new_votes = Votes(
             torch.ones(2, 9, P),
             torch.ones(4, J, P, D),
             normaliser=normaliser,
@@ -339,7 +349,7 @@ class TestMapping:
         with pytest.raises(
             ValueError, match="Doubled is of one window only: use competition='window'"
         ):
-            made.moments()
+            new_votes.moments()
 
 
 class TestOverTheImage:
@@ -367,11 +377,11 @@ class TestOverTheImage:
             normal(4, J, seed=2),
             normal(8, 4, J, seed=3),
         )
-        made = self.made(
+        new_votes = self.made(
             backend, prior=prior, sharpness=0.5, scale=scale, offset=offset
         )
         similarity = InnerProduct(normal(8, J, D))
-        logits = 0.5 * similarity.logits(made.dense()) + prior
+        logits = 0.5 * similarity.logits(new_votes.dense()) + prior
         sites = self.windows.children(1, torch.device("cpu"))
         total = torch.zeros(2, 9).double()
         for n, w, i in itertools.product(range(2), range(4), range(4)):
@@ -379,11 +389,11 @@ class TestOverTheImage:
         partition = total[:, sites.long()].flatten(0, 1)
         expected = logits.exp() / partition[..., None]
         torch.testing.assert_close(
-            made.assignment(similarity), expected, rtol=1e-10, atol=1e-12
+            new_votes.assignment(similarity), expected, rtol=1e-10, atol=1e-12
         )
         mass = (scale * expected + offset).sum(1)
         torch.testing.assert_close(
-            made.moments(similarity).mass, mass, rtol=1e-10, atol=1e-12
+            new_votes.moments(similarity).mass, mass, rtol=1e-10, atol=1e-12
         )
 
 

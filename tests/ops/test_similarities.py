@@ -307,11 +307,11 @@ class TestWhoDoesIt:
     ) -> None:
         called = []
         for name, backend in BACKENDS.items():
-            whole = backend.moments
+            moments = backend.moments
             monkeypatch.setattr(
                 backend,
                 "moments",
-                lambda *a, name=name, whole=whole: called.append(name) or whole(*a),
+                lambda *a, name=name, whole=moments: called.append(name) or whole(*a),
             )
         few = Votes(torch.zeros(2, I, P), torch.zeros(I, J, P, D))
         few.moments(City(torch.zeros(2, J, D), torch.zeros(I, J), torch.ones(J)))
@@ -346,7 +346,7 @@ class TestWhoDoesIt:
 
     def test_who_was_asked_for_by_name_does_it_or_says_no(self) -> None:
         forced = Votes(torch.zeros(2, I, P), torch.zeros(I, J, P, D), backend="native")
-        own = City(torch.zeros(2, J, D), torch.zeros(I, J), torch.ones(J))
+        individual = City(torch.zeros(2, J, D), torch.zeros(I, J), torch.ones(J))
         message = (
             "backend 'native' cannot do City: the kernels have inner products and "
             "Gaussians, not City"
@@ -357,7 +357,7 @@ class TestWhoDoesIt:
             lambda own: choose_backend(forced, own),
         ):
             with pytest.raises(ValueError, match=message):
-                call(own)
+                call(individual)
         with pytest.raises(
             ValueError,
             match=r"backend 'native' cannot do uniform logits: .* weights of pairs",

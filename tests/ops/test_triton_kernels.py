@@ -197,10 +197,10 @@ def gradients(outputs: dict[str, Tensor], call: Call) -> dict[str, Tensor]:
         (output * upstream(output, k)).sum()
         for k, output in enumerate(outputs.values())
     )
-    found = torch.autograd.grad(
+    actual = torch.autograd.grad(
         objective, list(named(call).values()), materialize_grads=True, allow_unused=True
     )
-    return dict(zip(named(call), found, strict=True))
+    return dict(zip(named(call), actual, strict=True))
 
 
 def check_moments(
@@ -230,7 +230,7 @@ def check_moments(
     close(actual, expected, 1e-5)
 
     grads = [upstream(output, k).to(mass) for k, output in enumerate(expected.values())]
-    found = triton_launch.moments_backward(
+    result = triton_launch.moments_backward(
         call,
         moments.mean.detach().to(mass),
         *(*grads, None, None)[:3],
@@ -238,9 +238,9 @@ def check_moments(
         hard=case.hard,
         tiling=tiling,
     )
-    close(named(found), gradients(expected, reference), 1e-4)
+    close(named(result), gradients(expected, reference), 1e-4)
     for name, field in named(call).items():
-        assert named(found)[name].dtype == field.dtype, name
+        assert named(result)[name].dtype == field.dtype, name
 
 
 @pytest.mark.parametrize("case", representative(covering()), ids=str)
@@ -337,10 +337,18 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype, device: str) -> Non
     expected = triton_launch.moments(rounded, scatter=False, **options)
     assert mass.dtype == total.dtype == torch.float32
     torch.testing.assert_close((mass, total), expected[:2])
-    found = triton_launch.moments_backward(narrow, total, mass, total, None, **options)
-    assert found.children.dtype == found.transforms.dtype == dtype
+    gradients_of_narrow = triton_launch.moments_backward(
+        narrow, total, mass, total, None, **options
+    )
+    assert (
+        gradients_of_narrow.children.dtype
+        == gradients_of_narrow.transforms.dtype
+        == dtype
+    )
     exact = triton_launch.moments_backward(rounded, total, mass, total, None, **options)
-    close({"children": found.children}, {"children": exact.children}, 1e-2)
+    close(
+        {"children": gradients_of_narrow.children}, {"children": exact.children}, 1e-2
+    )
 
 
 @pytest.mark.thorough
@@ -400,10 +408,10 @@ def test_a_parent_without_mass_has_zero_moments_and_finite_gradients(
     assert scatter is not None
     for moment in (mass, total, scatter):
         assert (moment == 0).all()
-    found = triton_launch.moments_backward(
+    gradients_found = triton_launch.moments_backward(
         call, total, mass + 1, total + 1, scatter + 1, orphan=False, hard=False
     )
-    assert all(field.isfinite().all() for field in named(found).values())
+    assert all(field.isfinite().all() for field in named(gradients_found).values())
 
 
 def check_scores(
@@ -417,17 +425,19 @@ def check_scores(
     expected = {"scores": naive.logits_partition(logits, orphan) if reduced else logits}
     close({"scores": actual}, expected, 1e-5)
     grad = upstream(expected["scores"], 0).to(actual)
-    found = triton_launch.scores_backward(
+    result = triton_launch.scores_backward(
         call, actual, grad, orphan=orphan, reduced=reduced, tiling=tiling
     )
-    close(named(found), gradients(expected, reference), 1e-4)
+    close(named(result), gradients(expected, reference), 1e-4)
 
 
 @pytest.mark.parametrize("reduced", [False, True])
 @pytest.mark.parametrize(
     "case",
     representative(
-        [one for one in covering(weights=False) if one.partition != "given"][::2]
+        [tensor for tensor in covering(weights=False) if tensor.partition != "given"][
+            ::2
+        ]
     ),
     ids=str,
 )
@@ -671,15 +681,15 @@ def test_layers(routing: str, device: str) -> None:
         torch.randn(1, 2, 3, 2, 2, 2, device=device),
         torch.rand(1, 2, 3, 2, device=device),
     )
-    found = {}
+    results = {}
     for backend in ("naive", "triton"):
         with use_backend(backend):
             parents = classes(conv(children))
         weights = [*conv.parameters(), *classes.parameters()]
         loss = parents.pose.square().sum() + parents.activation.square().sum()
         gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
-        found[backend] = {"pose": parents.pose, "activation": parents.activation}
-        found[backend] |= {
+        results[backend] = {"pose": parents.pose, "activation": parents.activation}
+        results[backend] |= {
             f"d{number}": gradient for number, gradient in enumerate(gradients)
         }
-    close(found["triton"], found["naive"], 1e-3)
+    close(results["triton"], results["naive"], 1e-3)

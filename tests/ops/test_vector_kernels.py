@@ -117,8 +117,8 @@ def test_threads_give_the_same_bits_every_time(batch: int) -> None:
             ),
         ]
 
-    for one, other in zip(results(), results(), strict=True):
-        assert torch.equal(one, other)
+    for first, second in zip(results(), results(), strict=True):
+        assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_nothing_has_zeros(batch: int, children: int, parents: int) -> None:
     )
     call = Call(poses, transforms, None, None, None, None, (alpha,))
     mass = torch.ones(batch, parents)
-    found, total, *_ = passes.moments(call, orphan=False, hard=False, scatter=False)
-    assert not found.any()
+    sums, total, *_ = passes.moments(call, orphan=False, hard=False, scatter=False)
+    assert not sums.any()
     assert not total.any()
     for grad in passes.moments_backward(
         call, alpha, mass, alpha, None, orphan=False, hard=False

@@ -52,11 +52,11 @@ ROUTINGS: dict[str, Callable[[], Routing]] = {
 
 
 def poses(children: int, rows: int, offset: float) -> Tensor:
-    one = (
+    child = (
         torch.randn(B, 1, rows, P, generator=torch.manual_seed(0), dtype=torch.float64)
         + offset
     )
-    return one.float().double().repeat(1, children, 1, 1)
+    return child.float().double().repeat(1, children, 1, 1)
 
 
 def gradients(
@@ -77,11 +77,13 @@ def gradients(
         for output in outputs
     )
     assert isinstance(total, Tensor)
-    found = torch.autograd.grad(total, list(leaves.values()))
+    gradients_of_leaves = torch.autograd.grad(total, list(leaves.values()))
     return {
-        name: one.detach().double()
-        for name, one in zip(
-            [*map(str, range(len(outputs))), *leaves], [*outputs, *found], strict=True
+        name: tensor.detach().double()
+        for name, tensor in zip(
+            [*map(str, range(len(outputs))), *leaves],
+            [*outputs, *gradients_of_leaves],
+            strict=True,
         )
     }
 
@@ -95,14 +97,14 @@ def as_good(run: Callable[[str, torch.dtype], dict[str, Tensor]], backend: str) 
     roundings of the result.
     """
     right = run("naive", torch.float64)
-    allowed, found = (
+    allowed, actual = (
         errors(run("naive", torch.float32), right),
         errors(run(backend, torch.float32), right),
     )
     for name, tensor in right.items():
         rounding = 3e-6 * tensor.square().mean().sqrt().clamp(min=1e-3)
-        assert found[name] <= 10 * allowed[name] + rounding, (
-            f"{name}: {found[name]:.1e}, stored {allowed[name]:.1e}"
+        assert actual[name] <= 10 * allowed[name] + rounding, (
+            f"{name}: {actual[name]:.1e}, stored {allowed[name]:.1e}"
         )
 
 
@@ -135,7 +137,8 @@ def test_routings(
             return out.pose, out.activation
 
         return gradients(
-            loss, {key: one.to(dtype).requires_grad_() for key, one in start.items()}
+            loss,
+            {key: tensor.to(dtype).requires_grad_() for key, tensor in start.items()},
         )
 
     as_good(run, backend)
@@ -163,7 +166,8 @@ def test_similarities_of_ones_own(children: int, offset: float) -> None:
 
         start = {"pose": poses(children, 4, offset), "weight": transforms}
         return gradients(
-            loss, {key: one.to(dtype).requires_grad_() for key, one in start.items()}
+            loss,
+            {key: tensor.to(dtype).requires_grad_() for key, tensor in start.items()},
         )
 
     as_good(run, "chunked")

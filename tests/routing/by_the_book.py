@@ -51,24 +51,24 @@ def check_equations(
     """
     tensors = [*problem(shared), *parameters]
     upstream = normal(B, J, H, seed=8), normal(B, J, seed=9)
-    found, expected = [], []
-    for results in (found, expected):
-        children, transforms, *rest = leaves = [
+    actual, expected = [], []
+    for results in (actual, expected):
+        children, transforms, *following = leaves = [
             tensor.clone().requires_grad_() for tensor in tensors
         ]
         if results is expected:
             votes = torch.einsum(
                 "bimp,ijpd->bijmd", children, transforms.expand(I, -1, -1, -1)
             ).flatten(3)
-            seen = book(votes, *rest)
+            seen = book(votes, *following)
         else:
-            routed = route(Votes(children, transforms, backend=backend), *rest)
+            routed = route(Votes(children, transforms, backend=backend), *following)
             seen = routed.pose, routed.activation, routed.assignment
         gradients = torch.autograd.grad(
             seen[:2], leaves, upstream, materialize_grads=True, allow_unused=True
         )
         results += [seen, gradients]
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 class Equations:

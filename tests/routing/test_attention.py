@@ -57,9 +57,9 @@ def test_matrix_poses_are_compared_as_wholes() -> None:
     rows = torch.einsum("ijpd,mn->ijmpnd", transforms, torch.eye(M).double()).reshape(
         I, J, M * P, M * D
     )
-    found = attention_routing(Votes(children, transforms))
+    routed = attention_routing(Votes(children, transforms))
     expected = attention_routing(Votes(children.flatten(2), rows))
-    torch.testing.assert_close(found.pose, expected.pose)
+    torch.testing.assert_close(routed.pose, expected.pose)
 
 
 def test_a_pose_of_one_number_is_not_normalised() -> None:

@@ -107,8 +107,8 @@ def test_last_gradient_is_another_one() -> None:
 def test_squash_kind() -> None:
     votes = Votes(*problem()[:2])
     expected = squash(votes.dense().sum(1) / J, "tanh")
-    found = dynamic_routing(votes, steps=1, squash_kind="tanh").pose
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    pose = dynamic_routing(votes, steps=1, squash_kind="tanh").pose
+    torch.testing.assert_close(pose, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_bias_starts_at_a_tenth_for_each_number_of_each_parent() -> None:

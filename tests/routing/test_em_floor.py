@@ -198,7 +198,7 @@ def test_votes_that_do_not_spread(layer: str, active: int) -> None:
     """All is finite, gradients too."""
     routing = EMRouting.preset("soft", relative_floor=0.01)
     shared: dict[str, Any] = {"routing": routing}
-    made = (
+    module = (
         CapsConv2d(3, 4, (2, 3), (2, 3), 3, 2, **shared)
         if layer == "conv"
         else ClassCaps(3, 4, (2, 3), (2, 3), coordinates=False, **shared)
@@ -209,9 +209,9 @@ def test_votes_that_do_not_spread(layer: str, active: int) -> None:
     tensors = [
         children.pose.requires_grad_(),
         children.activation.requires_grad_(),
-        *made.parameters(),
+        *module.parameters(),
     ]
-    parents = made(Capsules(*tensors[:2]))
+    parents = module(Capsules(*tensors[:2]))
     gradients = torch.autograd.grad(
         parents.pose.square().sum() + parents.activation.sum(), tensors
     )
@@ -225,7 +225,7 @@ def test_rounding_is_no_spread(dtype: torch.dtype, tolerance: float) -> None:
     """The votes of the only child that is there are their own means, to the last bit or
     nearly so.
     """
-    found = []
+    results = []
     for backend in ("naive", "chunked", "native"):
         children, transforms = (
             normal(2, 20, 4, 4).to(dtype),
@@ -240,11 +240,11 @@ def test_rounding_is_no_spread(dtype: torch.dtype, tolerance: float) -> None:
         gradient = torch.autograd.grad(
             routed.activation.sum() + routed.pose.square().sum(), transforms
         )[0]
-        found.append((routed.activation, gradient))
-    for activation, gradient in found[1:]:
-        torch.testing.assert_close(activation, found[0][0])
+        results.append((routed.activation, gradient))
+    for activation, gradient in results[1:]:
+        torch.testing.assert_close(activation, results[0][0])
         assert (
-            gradient - found[0][1]
+            gradient - results[0][1]
         ).norm() < tolerance * gradient.norm()  # three sharp steps: rounding grows
 
 
@@ -271,12 +271,12 @@ def test_precision(dtype: torch.dtype) -> None:
     layer = CapsConv2d(
         3, 4, (2, 3), (2, 3), 3, routing=EMRouting.preset("soft", relative_floor=0.01)
     )
-    found = []
+    results = []
     for scale in (1e-6, 1.0, 1e6):
         children = Capsules(*(field.to(dtype) for field in feature_map()))
         parents = layer.to(dtype)(children._replace(pose=children.pose * scale))
         parents.pose.sum().backward()
         assert layer.weight.grad.isfinite().all()
-        found.append(parents.activation)
-    torch.testing.assert_close(found[0], found[1], rtol=0.05, atol=0.02)
-    torch.testing.assert_close(found[2], found[1], rtol=0.05, atol=0.02)
+        results.append(parents.activation)
+    torch.testing.assert_close(results[0], results[1], rtol=0.05, atol=0.02)
+    torch.testing.assert_close(results[2], results[1], rtol=0.05, atol=0.02)

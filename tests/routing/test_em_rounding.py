@@ -55,11 +55,11 @@ def test_float32_is_near_float64(
     apart: float, tolerance: float, sharpness: Any, steps: int, backend: str
 ) -> None:
     """However little the parents differ."""
-    found, expected = (
+    activation, expected = (
         activations(backend, dtype, apart, sharpness=sharpness, steps=steps)[0]
         for dtype in (torch.float32, torch.float64)
     )
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(activation.double(), expected, rtol=0, atol=tolerance)
 
 
 @BACKENDS
@@ -68,8 +68,8 @@ def test_the_gradient_is_that_of_the_costs_and_not_of_their_rounding(
 ) -> None:
     norms = []
     for apart in (1.0, 1e-4):
-        found, children = activations(backend, torch.float32, apart)
-        norms.append(torch.autograd.grad(found[:, 0].sum(), children)[0].norm())
+        activation, children = activations(backend, torch.float32, apart)
+        norms.append(torch.autograd.grad(activation[:, 0].sum(), children)[0].norm())
     assert norms[1] < 10 * norms[0]
 
 
@@ -100,29 +100,29 @@ def test_rounding_is_at_most_its_share() -> None:
     deviation = []
     for spread in torch.logspace(-9, 0, 91, dtype=torch.float64):
         cost = 2000 * (1 + spread * unit)
-        found, rounding = standardised(cost, cost.abs())
-        deviation.append(float(found.std(correction=0)))
+        standard, rounding = standardised(cost, cost.abs())
+        deviation.append(float(standard.std(correction=0)))
         assert float(rounding.logit) <= 5.001e-5
-        assert (found.argsort() == unit.argsort()).all()
+        assert (standard.argsort() == unit.argsort()).all()
     assert deviation == sorted(deviation)
     assert deviation[-1] == pytest.approx(1)
 
 
 def test_equal_costs_give_zeros_with_finite_gradients() -> None:
     cost = torch.full((2, 5), -1234.5, requires_grad=True)
-    found, _ = standardised(cost, cost.detach().abs())
-    found[:, 0].sum().backward()
-    assert found.eq(0).all()
+    standard, _ = standardised(cost, cost.detach().abs())
+    standard[:, 0].sum().backward()
+    assert standard.eq(0).all()
     assert cost.grad is not None
     assert cost.grad.isfinite().all()
 
 
 def test_a_floor_of_costs_brings_activations_together() -> None:
-    found = [
+    results = [
         activations("naive", torch.float64, 1.0, steps=1, cost_floor=floor)[0]
         for floor in (0.0, 0.1, 1.0)
     ]
-    spread = [float(one.detach().std()) for one in found]
+    spread = [float(tensor.detach().std()) for tensor in results]
     assert spread == sorted(spread, reverse=True)
     with pytest.raises(ValueError, match="cost_floor must be"):
         EMRouting(cost_floor=-0.1)

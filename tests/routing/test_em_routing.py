@@ -140,13 +140,13 @@ def results(
     problem: Problem, votes: Votes, lambdas: Sequence[float], **settings: Any
 ) -> tuple[Tensor, ...]:
     """Of the library: poses, activations and the last R."""
-    others = {
+    temperatures = {
         name: settings.pop(name)
         for name in ("sharpness", "gradient")
         if name in settings
     }
     routed = em_routing(
-        votes, *problem.arguments(), lambdas, EMSettings(**settings), **others
+        votes, *problem.arguments(), lambdas, EMSettings(**settings), **temperatures
     )
     return routed.pose, routed.activation, routed.assignment
 
@@ -166,21 +166,21 @@ def check(
     **settings: Any,
 ) -> None:
     """Agreement with the book in float64, on the very votes that the library forms."""
-    found = results(problem, problem.votes(backend), lambdas, **settings)
+    actual = results(problem, problem.votes(backend), lambdas, **settings)
     dense = problem.votes().dense().double()
     mean, active, R = book(
-        dense, *(one.double() for one in problem.arguments()), lambdas, **settings
+        dense, *(tensor.double() for tensor in problem.arguments()), lambdas, **settings
     )
     middle = mean.mean((1, 2), keepdim=True)  # votes far from zero: the distances count
-    close(found[0].double() - middle, mean - middle, tolerance)
-    close(found[1], active, tolerance)
+    close(actual[0].double() - middle, mean - middle, tolerance)
+    close(actual[1], active, tolerance)
     # A logit of float32 means, rounded at the size of the votes, is known to that over
     # sigma and no better.
     floor = settings.get("variance_floor", 5e-4)
     rounding = (
-        float(torch.finfo(found[0].dtype).eps) * float(mean.abs().max()) / floor**0.5
+        float(torch.finfo(actual[0].dtype).eps) * float(mean.abs().max()) / floor**0.5
     )
-    close(found[2], R, tolerance + 10 * rounding)
+    close(actual[2], R, tolerance + 10 * rounding)
 
 
 PROBLEMS: dict[str, dict[str, Any]] = {
@@ -252,7 +252,7 @@ def test_equations_and_their_gradients(
         tensor.requires_grad_()
         for tensor in (problem.children, problem.transforms, *problem.arguments())
     ]
-    found = results(
+    result = results(
         problem, problem.votes(backend), LAMBDAS[:steps], gradient=gradient, **settings
     )
     both = [
@@ -265,14 +265,14 @@ def test_equations_and_their_gradients(
         )
         for kind in (gradient, "last" if gradient == "all" else "all")
     ]
-    torch.testing.assert_close(found, both[0], rtol=1e-9, atol=1e-9)
-    upstream = [normal(*one.shape, seed=5) for one in found[:2]]
-    actual, expected, other = (
-        torch.autograd.grad(seen[:2], inputs, upstream) for seen in (found, *both)
+    torch.testing.assert_close(result, both[0], rtol=1e-9, atol=1e-9)
+    upstream = [normal(*one.shape, seed=5) for one in result[:2]]
+    actual, expected, one_step_back = (
+        torch.autograd.grad(seen[:2], inputs, upstream) for seen in (result, *both)
     )
-    for one, right in zip(actual, expected, strict=True):
-        close(one, right, 1e-7)
-    assert torch.allclose(other[0], expected[0], rtol=1e-3) == (steps == 1)
+    for value, right in zip(actual, expected, strict=True):
+        close(value, right, 1e-7)
+    assert torch.allclose(one_step_back[0], expected[0], rtol=1e-3) == (steps == 1)
 
 
 class TestSettings:
@@ -299,18 +299,18 @@ class TestSettings:
         problem = Problem(far=100.0, inactive=False)
         problem.activation = torch.ones_like(problem.activation)
         settings = EMSettings(mean_smoothing=0.1)
-        one = em_routing(
+        routed = em_routing(
             problem.votes(backend), *problem.arguments(), [0.001], settings
         )
         votes = problem.votes().dense()
-        torch.testing.assert_close(one.pose, 0.9 * votes.mean(1))
+        torch.testing.assert_close(routed.pose, 0.9 * votes.mean(1))
         # the mean is off by 10: the variance is 100 and more, and so the cost of every
         # unit is about log 10
-        variance = (votes - one.pose[:, None]).square().mean(1) + 5e-4
+        variance = (votes - routed.pose[:, None]).square().mean(1) + 5e-4
         assert (variance > 80).all()
         cost = ((problem.beta_u[:, None] + variance.log() / 2) * 11 / 4).sum(-1)
         torch.testing.assert_close(
-            one.activation, (0.001 * (problem.beta_a - cost)).sigmoid()
+            routed.activation, (0.001 * (problem.beta_a - cost)).sigmoid()
         )
 
     def test_with_scaled_mass_doubled_children_cost_the_same(self) -> None:
@@ -520,8 +520,8 @@ def test_last_gradient_in_half_precision() -> None:
         )
         loss = routed.pose.sum() + routed.activation.sum()
         assert all(
-            one.abs().sum() > 0
-            for one in torch.autograd.grad(loss, (children, transforms, betas))
+            tensor.abs().sum() > 0
+            for tensor in torch.autograd.grad(loss, (children, transforms, betas))
         )
 
 
@@ -654,16 +654,16 @@ class TestModule:
     def test_gradient_reaches_the_function(self) -> None:
         problem = Problem()
         problem.children.requires_grad_()
-        found = []
+        collected = []
         for gradient in ("all", "last"):
             bound = EMRouting(gradient=gradient).bind(4, 9).double()
-            found.append(
+            collected.append(
                 torch.autograd.grad(
                     bound(problem.votes(), problem.activation).pose.sum(),
                     problem.children,
                 )[0]
             )
-        assert not torch.allclose(*found, rtol=1e-3)
+        assert not torch.allclose(*collected, rtol=1e-3)
 
 
 def entropy(routing: EMRouting, votes: Votes) -> float:
@@ -716,7 +716,10 @@ class TestSharpness:
         assert (routing.log_sharpness.grad != 0).all()
         with torch.no_grad():
             routing.log_sharpness.fill_(-100.0)
-        assert all((torch.as_tensor(one) > 0).all() for one in routing.sharpnesses())
+        assert all(
+            (torch.as_tensor(sharpnesse) > 0).all()
+            for sharpnesse in routing.sharpnesses()
+        )
 
     @pytest.mark.parametrize("sharpness", ["mean", 0.25, [0.1, 0.5]])
     def test_config(self, sharpness: Any) -> None:

@@ -215,11 +215,13 @@ def test_activations_are_used_or_not(name: str) -> None:
     """
     layer = CapsLinear(6, 3, 4, 4, routing=create_routing(name)).double().eval()
     poses, activation = (tensor.detach() for tensor in random((2, 6, 4), (2, 6)))
-    alone, given = layer(poses), layer(Capsules(poses, length(poses)))
-    other = layer(Capsules(poses, activation.sigmoid()))
-    assert torch.equal(alone.pose, given.pose)
-    assert torch.equal(alone.activation, given.activation)
-    assert torch.equal(other.pose, given.pose) == (not layer.routing.uses_activation)
+    alone, with_lengths = layer(poses), layer(Capsules(poses, length(poses)))
+    with_others = layer(Capsules(poses, activation.sigmoid()))
+    assert torch.equal(alone.pose, with_lengths.pose)
+    assert torch.equal(alone.activation, with_lengths.activation)
+    assert torch.equal(with_others.pose, with_lengths.pose) == (
+        not layer.routing.uses_activation
+    )
 
 
 def test_another_route_gets_the_activations() -> None:
@@ -454,7 +456,7 @@ def test_parameters(
 ) -> None:
     bound = create_routing(name, **arguments).bind(shape)
     assert {
-        name: tuple(one.shape) for name, one in bound.named_parameters()
+        name: tuple(parameter.shape) for name, parameter in bound.named_parameters()
     } == expected
 
 
@@ -611,10 +613,10 @@ class TestGoingOn:
         start = create_routing("dynamic", steps=2)(votes)
         routing = create_routing("dynamic", steps=1, gradient="last")
         expected = create_routing("dynamic", steps=3, gradient="last")(votes)
-        found = routing(votes, initial=start)
+        routed = routing(votes, initial=start)
         gradients = [
-            torch.autograd.grad(one.pose.square().sum(), children, retain_graph=True)
-            for one in (found, expected)
+            torch.autograd.grad(tensor.pose.square().sum(), children, retain_graph=True)
+            for tensor in (routed, expected)
         ]
         torch.testing.assert_close(*gradients)
 
@@ -622,9 +624,9 @@ class TestGoingOn:
         children, transforms, _, _ = problem()
         before = create_routing("euclidean", steps=2)(Votes(children, transforms))
         votes = Votes(children * 0.5, transforms)
-        found = create_routing("euclidean", steps=1)(votes, initial=before)
+        routed = create_routing("euclidean", steps=1)(votes, initial=before)
         distance = (votes.dense() - before.pose[:, None]).square().sum(-1)
-        torch.testing.assert_close(found.assignment, (-distance).softmax(-1))
+        torch.testing.assert_close(routed.assignment, (-distance).softmax(-1))
 
     def test_parents_of_another_layer(self) -> None:
         children, transforms, _, activation = problem()

@@ -118,9 +118,9 @@ def assert_same(routed: Routed, expected: Routed, leaves: list[Tensor]) -> None:
         one.pose.square().sum() + one.activation.sum() + one.assignment.square().sum()
         for one in (routed, expected)
     )
-    actual, right = (torch.autograd.grad(one, leaves) for one in both)
-    for one, other in zip(actual, right, strict=True):
-        torch.testing.assert_close(one, other)
+    actual, right = (torch.autograd.grad(tensor, leaves) for tensor in both)
+    for first, second in zip(actual, right, strict=True):
+        torch.testing.assert_close(first, second)
 
 
 @every
@@ -197,8 +197,8 @@ def test_any_other_similarity_has_it_too() -> None:
     votes = EvidentVotes(
         Votes(random(B, I, P), random(I, J, P, D)), random(I, J, P), random(I, J)
     )
-    given = Given(random(B, I, J))
-    for similarity in (given, Adjusted(InnerProduct(random(B, J, D)), 2.0)):
+    given_logits = Given(random(B, I, J))
+    for similarity in (given_logits, Adjusted(InnerProduct(random(B, J, D)), 2.0)):
         expected = similarity.logits(votes.dense()) + votes.evidence()
         torch.testing.assert_close(votes.logits(similarity), expected)
         torch.testing.assert_close(

@@ -77,20 +77,20 @@ def test_probabilities_are_the_sigmoids_of_the_logits() -> None:
     children, transforms, a = problem()
     votes = Votes(children, transforms)
     logits = heinsen_2019_routing(votes, a.logit(), *EACH[:2], logits=True)
-    found = heinsen_2019_routing(votes, a, *EACH[:2])
-    torch.testing.assert_close(found.activation, logits.activation.sigmoid())
-    torch.testing.assert_close(found.pose, logits.pose)
+    routed = heinsen_2019_routing(votes, a, *EACH[:2])
+    torch.testing.assert_close(routed.activation, logits.activation.sigmoid())
+    torch.testing.assert_close(routed.pose, logits.pose)
 
 
 def test_shared_parameters_are_tied_ones() -> None:
     children, transforms, a = problem(shared=True)
     votes = Votes(children, transforms)
     use, ignore, bias = SHARED
-    found = route(votes, a, use, ignore, bias)
+    routed = route(votes, a, use, ignore, bias)
     expected = route(
         votes, a, use.expand(I, J), ignore.expand(I, J), bias.expand(I, J, H)
     )
-    torch.testing.assert_close(found[:2], expected[:2])
+    torch.testing.assert_close(routed[:2], expected[:2])
 
 
 def test_any_number_of_parents() -> None:
@@ -108,7 +108,7 @@ def test_any_number_of_parents() -> None:
     children, _, a = problem()
     transform = normal(1, 1, P, D, seed=1)
     for parents in (1, 2, 7):
-        found = routing(Votes(children, transform.expand(1, parents, P, D)), a)
+        routed = routing(Votes(children, transform.expand(1, parents, P, D)), a)
         bias = (
             routing.bias
             + torch.linspace(-1, 1, parents).double()[:, None] * routing.spread
@@ -121,20 +121,20 @@ def test_any_number_of_parents() -> None:
         mu, score, _ = book(
             V, a.logit(), routing.benefit, routing.cost, bias, "gaussian"
         )
-        torch.testing.assert_close(found.pose, mu)
-        torch.testing.assert_close(found.activation, score.sigmoid())
+        torch.testing.assert_close(routed.pose, mu)
+        torch.testing.assert_close(routed.activation, score.sigmoid())
 
 
 def test_parameters_of_the_authors_layers() -> None:
     """smallNORB's two: any number of 4 x 4 children to 64, and 64 to 5."""
     routing = Heinsen2019Routing()
     shared = sum(
-        one.numel()
-        for one in routing.bind(LayerShape(None, 64, (4, 4), (4, 4))).parameters()
+        parameter.numel()
+        for parameter in routing.bind(LayerShape(None, 64, (4, 4), (4, 4))).parameters()
     )
     each = sum(
-        one.numel()
-        for one in routing.bind(LayerShape(64, 5, (4, 4), (4, 4))).parameters()
+        parameter.numel()
+        for parameter in routing.bind(LayerShape(64, 5, (4, 4), (4, 4))).parameters()
     )
     assert (shared + 64 * 16, each + 64 * 5 * 16) == (64 * 34, 64 * 5 * 34)
 
@@ -150,8 +150,8 @@ def test_a_layer_whose_parents_share_their_transforms_takes_any_number_of_them()
         transforms="subspace",
         routing=Heinsen2019Routing(any_parents=True),
     )
-    parameters = sum(one.numel() for one in layer.parameters())
+    parameters = sum(parameter.numel() for parameter in layer.parameters())
     for parents in (J, 2, 9):
         layer.out_capsules = parents
         assert layer(normal(B, I, M, P).float()).pose.shape == (B, parents, M, D)
-    assert sum(one.numel() for one in layer.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in layer.parameters()) == parameters

@@ -109,8 +109,8 @@ def test_gradients(children: int) -> None:
     results = []
     for by_the_book in (False, True):
         leaves = [
-            one.clone().requires_grad_()
-            for one in (normal(B, I, d, seed=20), *weights(children))
+            tensor.clone().requires_grad_()
+            for tensor in (normal(B, I, d, seed=20), *weights(children))
         ]
         x, w = leaves[0], VectorWeights(*leaves[1:])
         y, _ = book(x, w) if by_the_book else heinsen_2022_routing(x, w, steps=3)
@@ -179,7 +179,7 @@ def test_a_layer_masks_pairs(children: int | None, backend: str, steps: int) -> 
         layer.route(sites, mask[:, None]).assignment, R, rtol=1e-10, atol=1e-12
     )
     leaves, upstream = [x, *layer.parameters()], normal(B, J, D, seed=30)
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         pose,
         leaves,
         upstream,
@@ -190,7 +190,7 @@ def test_a_layer_masks_pairs(children: int | None, backend: str, steps: int) -> 
     wanted = torch.autograd.grad(
         expected, leaves, upstream, materialize_grads=True, allow_unused=True
     )
-    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(gradients, wanted, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
@@ -208,11 +208,11 @@ def test_in_a_layer_a_child_without_parents_is_not_there(backend: str) -> None:
     mask[:, 2] = False
     x[:, 2] = torch.nan
     x.requires_grad_()
-    routed, there = layer.route(x, mask), torch.arange(I) != 2
-    expected = layer.route(x[:, there], mask[:, there])
+    routed, present = layer.route(x, mask), torch.arange(I) != 2
+    expected = layer.route(x[:, present], mask[:, present])
     torch.testing.assert_close(routed.pose, expected.pose, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(
-        routed.assignment[:, there], expected.assignment, rtol=1e-11, atol=1e-13
+        routed.assignment[:, present], expected.assignment, rtol=1e-11, atol=1e-13
     )
     assert not routed.assignment[:, 2].any()
     (gradient,) = torch.autograd.grad(routed.pose, x, normal(B, J, D))
@@ -244,15 +244,18 @@ def test_parameters() -> None:
     children.
     """
     each = Heinsen2022Routing().bind(LayerShape(1152, 10, (8,), (16,)))
-    own, shared = (
+    of_children, shared = (
         1152 * (8 + 1 + 4 * 10),
         10 * 8 + 8 * 16 + 10 * 16 + 16 * 8 + 2 * 10 * 8,
     )
-    assert sum(one.numel() for one in each.parameters()) == own + shared
+    assert (
+        sum(parameter.numel() for parameter in each.parameters())
+        == of_children + shared
+    )
     torch.manual_seed(0)
     any_number = Heinsen2022Routing().bind(LayerShape(None, 10, (8,), (16,)))
     assert sum(
-        one.numel() for one in any_number.parameters()
+        parameter.numel() for parameter in any_number.parameters()
     ) == 8 + 1 + 2 * 10 + shared + 2 * 10 * (8 + 1)
     assert abs(each.presence.std() - 2 / 8**0.5) < 0.02
     assert abs(each.benefit.std() - 1) < 0.02
@@ -306,17 +309,17 @@ def test_assignments_are_read_whichever_backend_was_asked_for(competition: str) 
     layer = CapsConv2d(
         2, J, d, D, 2, routing=Heinsen2022Routing(), competition=competition
     )
-    children, found = (
+    children, results = (
         Capsules(normal(B, 3, 3, 2, d).float(), torch.ones(B, 3, 3, 2)),
         [],
     )
     for layer.backend in ("naive", "native"):
         (routed,) = layer.route(children)
-        found.append(routed.assignment)
+        results.append(routed.assignment)
         assert torch.equal(
             routed.votes.logits(routed.similarity), routed.similarity.values
         )
-    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*results)
 
 
 def test_a_class_has_a_score() -> None:

@@ -16,11 +16,15 @@ B, I, J, H = 4, 5, 3, 6
 @pytest.mark.parametrize("children", [I, 1], ids=["each", "shared"])
 def test_equations(children: int) -> None:
     leaves = [
-        one.requires_grad_()
-        for one in (normal(B, I, H), normal(children, J, H, seed=1), normal(H, seed=2))
+        tensor.requires_grad_()
+        for tensor in (
+            normal(B, I, H),
+            normal(children, J, H, seed=1),
+            normal(H, seed=2),
+        )
     ]
     u, w, b = leaves
-    found = homogeneous_routing(
+    routed = homogeneous_routing(
         u, w, b, BatchStandard(H, axis=2, epsilon=1e-3).double()
     )
     s = (u[:, :, None] * w).sum(1)
@@ -28,15 +32,19 @@ def test_equations(children: int) -> None:
     expected = (centred / (centred.square().mean((0, 1)) + 1e-3).sqrt() + b).clamp(
         min=0
     )
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(routed, expected, rtol=1e-10, atol=1e-12)
     upstream = normal(B, J, H, seed=3)
-    results = [torch.autograd.grad(one, leaves, upstream) for one in (found, expected)]
+    results = [
+        torch.autograd.grad(tensor, leaves, upstream) for tensor in (routed, expected)
+    ]
     torch.testing.assert_close(*results, rtol=1e-8, atol=1e-10)
 
 
 def test_parameters() -> None:
     layer = CapsLinear(I, J, H, H, routing=HomogeneousRouting())
-    assert {name: tuple(one.shape) for name, one in layer.named_parameters()} == {
+    assert {
+        name: tuple(parameter.shape) for name, parameter in layer.named_parameters()
+    } == {
         "routing.scale": (I, J, H),
         "routing.bias": (H,),
     }
@@ -58,5 +66,5 @@ def test_poses_of_another_shape_are_sums_of_votes() -> None:
 def test_half_precision_outside_does_not_reach_the_sums() -> None:
     u, w = normal(B, I, H).float(), normal(I, J, H, seed=1).float()
     with torch.autocast("cpu", torch.bfloat16):
-        found = homogeneous_routing(u, w)
-    torch.testing.assert_close(found, homogeneous_routing(u, w), rtol=0, atol=0)
+        routed = homogeneous_routing(u, w)
+    torch.testing.assert_close(routed, homogeneous_routing(u, w), rtol=0, atol=0)

@@ -68,14 +68,14 @@ def test_a_layer_with_padding_and_fewer_interests() -> None:
     layer = CapsLinear(
         None, J, D, D, transforms="subspace", routing=InterestRouting()
     ).double()
-    found = layer(Capsules(ITEMS, torch.ones(B, I).double()), PAIRS)
-    assert (found.activation > 0).tolist() == interests_of(THERE.sum(1), J).tolist()
+    parents = layer(Capsules(ITEMS, torch.ones(B, I).double()), PAIRS)
+    assert (parents.activation > 0).tolist() == interests_of(THERE.sum(1), J).tolist()
     padded = torch.cat([ITEMS, torch.full((B, 2, D), torch.nan)], 1)
     more = torch.cat([PAIRS, torch.zeros(B, 2, J).bool()], 1)
     torch.testing.assert_close(
-        layer(Capsules(padded, torch.ones(B, I + 2).double()), more).pose, found.pose
+        layer(Capsules(padded, torch.ones(B, I + 2).double()), more).pose, parents.pose
     )
-    found.pose.sum().backward()
+    parents.pose.sum().backward()
     assert isinstance(layer.routing, InterestRouting)
     assert layer.routing.start.grad.isfinite().all()
     assert layer.routing.start.grad.any()

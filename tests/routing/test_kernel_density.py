@@ -77,10 +77,10 @@ def test_stops_when_settled(backend: str, settled: float) -> None:
     children, transforms, _ = problem()
     votes = Votes(children, 0.3 * transforms, backend=backend)
     steps = steps_until_settled(votes.dense().numpy(), settled)
-    found = kernel_density_routing(votes, steps=100, settled=settled)
+    routed = kernel_density_routing(votes, steps=100, settled=settled)
     expected = kernel_density_routing(votes, steps=steps)
-    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=0)
-    torch.testing.assert_close(found.assignment, expected.assignment, rtol=0, atol=0)
+    torch.testing.assert_close(routed[:2], expected[:2], rtol=0, atol=0)
+    torch.testing.assert_close(routed.assignment, expected.assignment, rtol=0, atol=0)
     torch.testing.assert_close(
         kernel_density_routing(votes, steps=2, settled=1e-9).pose,
         kernel_density_routing(votes, steps=2).pose,
@@ -114,14 +114,14 @@ def test_several_numbers_of_steps_are_seen() -> None:
 def test_children_that_are_not_there_do_not_settle_anything() -> None:
     children, transforms, _ = problem()
     mask = torch.tensor([True, False, True, True, False]).expand(B, I)
-    found = kernel_density_routing(
+    routed = kernel_density_routing(
         Votes(children, 0.3 * transforms, mask=mask), steps=50, settled=0.01
     )
-    there = mask[0]
+    present = mask[0]
     expected = kernel_density_routing(
-        Votes(children[:, there], 0.3 * transforms[there]), steps=50, settled=0.01
+        Votes(children[:, present], 0.3 * transforms[present]), steps=50, settled=0.01
     )
-    torch.testing.assert_close(found.pose, expected.pose, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(routed.pose, expected.pose, rtol=1e-10, atol=1e-12)
 
 
 def fast_book(

@@ -119,7 +119,9 @@ def lloyd(
 @STEPS
 @METRICS
 def test_hard_is_lloyds_algorithm(backend: str, steps: int, metric: str) -> None:
-    votes = Votes(*(one.requires_grad_() for one in problem()[:2]), backend=backend)
+    votes = Votes(
+        *(tensor.requires_grad_() for tensor in problem()[:2]), backend=backend
+    )
     routed = hard_kmeans_routing(votes, steps=steps, metric=metric)
     centre, assignment = map(
         torch.from_numpy,
@@ -192,7 +194,7 @@ def test_hard_ignores_children_without_activation() -> None:
 def test_hard_refuses_to_train() -> None:
     routing, votes = (
         HardKMeansRouting().bind(J, H),
-        Votes(*(one.requires_grad_() for one in problem()[:2])),
+        Votes(*(tensor.requires_grad_() for tensor in problem()[:2])),
     )
     with pytest.raises(RuntimeError, match=r"cannot train.*\.eval\(\)"):
         routing(votes)
@@ -264,7 +266,9 @@ class TestStraightThrough:
     def test_poses_and_assignments_are_those_of_hard_kmeans(
         self, backend: str, steps: int, metric: str
     ) -> None:
-        votes = Votes(*(one.requires_grad_() for one in problem()[:2]), backend=backend)
+        votes = Votes(
+            *(tensor.requires_grad_() for tensor in problem()[:2]), backend=backend
+        )
         route = (
             euclidean_kmeans_routing
             if metric == "euclidean"
@@ -287,22 +291,22 @@ class TestStraightThrough:
         """With the sums S of two steps: dS / dV of the hard ones is dS / dV of the soft
         ones, at hard first centres.
         """
-        found = []
+        results = []
         for assignment in ("straight_through", "soft"):
             children, transforms = leaves = [
-                one.requires_grad_() for one in problem()[:2]
+                tensor.requires_grad_() for tensor in problem()[:2]
             ]
             votes = Votes(children, transforms, backend=backend)
             # After the first step, which is soft in both, the centres are the same.
             routed = inner_product_kmeans_routing(
                 votes, steps=2, squash_kind="none", assignment=assignment
             )
-            found.append(
+            results.append(
                 torch.autograd.grad(
                     routed.pose, leaves, normal(*routed.pose.shape, seed=8)
                 )
             )
-        torch.testing.assert_close(*found, **EXACT)
+        torch.testing.assert_close(*results, **EXACT)
 
     @STEPS
     def test_every_step_is_hard_plus_soft_minus_soft_without_gradient(
@@ -467,9 +471,9 @@ def test_the_gradient_of_the_last_step_is_that_of_one_step_from_its_start(
     routed = create_routing(name, steps=4, gradient="last", **options)(votes)
     every = create_routing(name, steps=4, **options)(votes)
     torch.testing.assert_close(routed.pose, every.pose)
-    gradient, one, through_all = (
-        torch.autograd.grad(one.pose.square().sum(), children, retain_graph=True)[0]
-        for one in (routed, expected, every)
+    gradient, single, through_all = (
+        torch.autograd.grad(tensor.pose.square().sum(), children, retain_graph=True)[0]
+        for tensor in (routed, expected, every)
     )
-    torch.testing.assert_close(gradient, one)
+    torch.testing.assert_close(gradient, single)
     assert not torch.allclose(gradient, through_all)

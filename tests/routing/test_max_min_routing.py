@@ -50,9 +50,9 @@ def test_equations(backend: str, steps: int, lower: float, upper: float) -> None
 
 class TestMap:
     def test_between_the_bounds(self) -> None:
-        found = MaxMin(0.25, 0.75).assignment(normal(B, I, J))
-        assert (found.amin(-1) == 0.25).all()
-        assert (found.amax(-1) == 0.75).all()
+        assignment = MaxMin(0.25, 0.75).assignment(normal(B, I, J))
+        assert (assignment.amin(-1) == 0.25).all()
+        assert (assignment.amax(-1) == 0.75).all()
 
     def test_scale_and_shift_of_the_logits_do_not_matter(self) -> None:
         logits = normal(B, I, J)
@@ -62,9 +62,9 @@ class TestMap:
 
     def test_equal_logits_give_all_to_all_and_no_gradient(self) -> None:
         logits = torch.full((B, I, J), 2.0, requires_grad=True)
-        found = MaxMin(0.1, 0.9).assignment(logits)
-        torch.testing.assert_close(found, torch.full((B, I, J), 0.9))
-        (gradient,) = torch.autograd.grad(found.sum(), logits)
+        assignment = MaxMin(0.1, 0.9).assignment(logits)
+        torch.testing.assert_close(assignment, torch.full((B, I, J), 0.9))
+        (gradient,) = torch.autograd.grad(assignment.sum(), logits)
         assert not gradient.any()
 
     def test_shares_do_not_compete(self) -> None:

@@ -33,8 +33,8 @@ def test_equations(backend: str, children: int) -> None:
         normal(children, J, seed=4),
     )
     routed = self_routing(Votes(u, W1, backend=backend), a, W2, b2)
-    found = routed.pose, routed.activation, routed.assignment
-    torch.testing.assert_close(found, book(u, a, W1, W2, b2), rtol=1e-12, atol=1e-12)
+    actual = routed.pose, routed.activation, routed.assignment
+    torch.testing.assert_close(actual, book(u, a, W1, W2, b2), rtol=1e-12, atol=1e-12)
 
 
 def test_starts_uniform() -> None:

@@ -179,15 +179,21 @@ def test_queries_are_for_as_many_slots_as_there_are() -> None:
 
 def test_the_gradient_of_the_last_step_is_that_of_one_step_from_its_start() -> None:
     children = numbers(B, I, H).requires_grad_()
-    routing, one = bound("queries", steps=4, gradient="last"), bound("queries", steps=1)
+    routing, single = (
+        bound("queries", steps=4, gradient="last"),
+        bound("queries", steps=1),
+    )
     before = bound("queries", steps=3)(votes_of(children))
-    expected = one(
+    expected = single(
         votes_of(children), initial=before._replace(pose=before.pose.detach())
     )
     routed = routing(votes_of(children))
     torch.testing.assert_close(routed.pose, expected.pose)
     torch.testing.assert_close(
-        *(torch.autograd.grad(one.pose.sum(), children) for one in (routed, expected))
+        *(
+            torch.autograd.grad(tensor.pose.sum(), children)
+            for tensor in (routed, expected)
+        )
     )
 
 

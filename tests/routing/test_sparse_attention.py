@@ -61,13 +61,13 @@ class TestEntmax:
     @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
     def test_is_the_solution(self, scale: float) -> None:
         logits = scale * normal(4, 6, 9) + 50
-        found = Entmax().assignment(logits)
+        assignment = Entmax().assignment(logits)
         expected = np.apply_along_axis(entmax, 2, logits.numpy())
         torch.testing.assert_close(
-            found, torch.from_numpy(expected), rtol=1e-9, atol=1e-11
+            assignment, torch.from_numpy(expected), rtol=1e-9, atol=1e-11
         )
-        torch.testing.assert_close(found.sum(-1), torch.ones(4, 6).double())
-        assert (found == 0).any() == (scale > 0.5)
+        torch.testing.assert_close(assignment.sum(-1), torch.ones(4, 6).double())
+        assert (assignment == 0).any() == (scale > 0.5)
 
     def test_ties_and_one_parent(self) -> None:
         for logits in (
@@ -76,11 +76,11 @@ class TestEntmax:
             torch.full((1, 1, 3), -7.0),
         ):
             logits.requires_grad_()
-            found = Entmax().assignment(logits)
+            assignment = Entmax().assignment(logits)
             torch.testing.assert_close(
-                found, torch.full_like(found, 1 / found.shape[-1])
+                assignment, torch.full_like(assignment, 1 / assignment.shape[-1])
             )
-            (gradient,) = torch.autograd.grad(found.square().sum(), logits)
+            (gradient,) = torch.autograd.grad(assignment.square().sum(), logits)
             assert gradient.isfinite().all()
 
     def test_gradient_against_differences(self) -> None:
@@ -90,13 +90,13 @@ class TestEntmax:
 class TestOrthogonal:
     def test_products_of_reflections(self) -> None:
         vectors = normal(3, 2, 4, 4)
-        found = reflected(vectors)
+        actual = reflected(vectors)
         expected = np.eye(4)
         for v in vectors[1, 0].numpy():
             expected = expected @ (np.eye(4) - 2 * np.outer(v, v) / (v @ v))
-        torch.testing.assert_close(found[1, 0], torch.from_numpy(expected))
+        torch.testing.assert_close(actual[1, 0], torch.from_numpy(expected))
         torch.testing.assert_close(
-            found @ found.mT, torch.eye(4).double().expand(3, 2, 4, 4)
+            actual @ actual.mT, torch.eye(4).double().expand(3, 2, 4, 4)
         )
 
     def test_a_layer_keeps_lengths_and_angles(self) -> None:

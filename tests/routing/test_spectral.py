@@ -106,12 +106,12 @@ class TestTransforms:
             return lambda children: jvp(function, (children,), (direction,))[1]
 
         def again(value: Tensor) -> Tensor:
-            (gradient,) = torch.autograd.grad(value, given, create_graph=True)
+            (gradient,) = torch.autograd.grad(value, inputs, create_graph=True)
             return (gradient * direction).sum()
 
-        given = children.clone().requires_grad_()
-        found = along(along(along(objective)))(children)
-        torch.testing.assert_close(found, again(again(again(objective(given)))))
+        inputs = children.clone().requires_grad_()
+        actual = along(along(along(objective)))(children)
+        torch.testing.assert_close(actual, again(again(again(objective(inputs)))))
 
 
 def test_no_votes() -> None:

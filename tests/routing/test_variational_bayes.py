@@ -114,9 +114,9 @@ class TestNormalisation:
 
     def test_of_another_axis(self) -> None:
         batch = normal(5, J, H)
-        found = BatchStandard(H, axis=2).double()(batch)
-        torch.testing.assert_close(found.mean((0, 1)), torch.zeros(H).double())
-        torch.testing.assert_close(found, BatchStandard(H).double()(batch.mT).mT)
+        actual = BatchStandard(H, axis=2).double()(batch)
+        torch.testing.assert_close(actual.mean((0, 1)), torch.zeros(H).double())
+        torch.testing.assert_close(actual, BatchStandard(H).double()(batch.mT).mT)
 
     def test_one_number_alone(self) -> None:
         norm = BatchStandard(J).double()
