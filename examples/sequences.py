@@ -25,14 +25,34 @@ def signals(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     beat it holds (B,).
     """
     random = torch.Generator().manual_seed(seed)
-    labels = torch.randint(len(BEATS), (count,), generator=random)
-    lengths = torch.randint(24, LONGEST + 1, (count,), generator=random)
-    noisy = 0.2 * torch.randn(count, 1, LONGEST, generator=random)
+    labels = torch.randint(
+        len(BEATS),
+        (count,),
+        generator=random,
+    )
+    lengths = torch.randint(
+        24,
+        LONGEST + 1,
+        (count,),
+        generator=random,
+    )
+    noisy = 0.2 * torch.randn(
+        count,
+        1,
+        LONGEST,
+        generator=random,
+    )
     beats = torch.tensor(list(BEATS.values())).repeat_interleave(2, dim=1)
     for number in range(count):
         signal, beat = noisy[number, 0], beats[labels[number]]
         length = int(lengths[number])
-        start = int(torch.randint(length - 15, (), generator=random))
+        start = int(
+            torch.randint(
+                length - 15,
+                (),
+                generator=random,
+            )
+        )
         signal[start : start + 16] += beat
         signal[length:] = 3 * torch.randn(LONGEST - length, generator=random)
     return noisy, lengths, labels
@@ -43,7 +63,13 @@ class Listener(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.primary = tc.PrimaryCaps1d(1, types=8, dim=8, kernel_size=9, stride=2)
+        self.primary = tc.PrimaryCaps1d(
+            1,
+            types=8,
+            dim=8,
+            kernel_size=9,
+            stride=2,
+        )
         routing = tc.create_routing("dynamic", steps=2)
         self.convolution = tc.CapsConv1d(
             8,

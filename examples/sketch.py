@@ -41,7 +41,13 @@ class Sketch(nn.Module):
             nn.Tanh(),
         )
         routing = tc.create_routing("euclidean", steps=3, distance="plain")
-        self.classes = tc.CapsLinear(parts, classes, dim, 16, routing=routing)
+        self.classes = tc.CapsLinear(
+            parts,
+            classes,
+            dim,
+            16,
+            routing=routing,
+        )
 
     def forward(self, images: Tensor) -> tc.Capsules:
         """From binary images (B, 1, H, W) to the poses (B, J, 16) of the classes, and

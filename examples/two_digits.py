@@ -57,7 +57,11 @@ if TYPE_CHECKING:
 SIZE, MARGIN = 12, 2
 """Pixels of a digit, and of the black border around it."""
 
-DATA = {"name": "Padded", "data": {"name": "Digits", "size": SIZE}, "pad": MARGIN}
+DATA = {
+    "name": "Padded",
+    "data": {"name": "Digits", "size": SIZE},
+    "pad": MARGIN,
+}
 TRAINING: dict[str, Any] = {
     "data": DATA,
     "model_args": {"channels": [32, 32, 64, 64], "batch_norm": True},
@@ -190,7 +194,11 @@ class Pairs(NamedTuple):
 def pairs_of(digits: Examples, layout: str, count: int = 500) -> Pairs:
     """Pairs of different digits, drawn at random, the same ones each time."""
     generator = torch.Generator().manual_seed(0)
-    chosen = torch.randint(len(digits), (2, 2 * count), generator=generator)
+    chosen = torch.randint(
+        len(digits),
+        (2, 2 * count),
+        generator=generator,
+    )
     labels = digits.labels[chosen]
     different = (labels[0] != labels[1]).nonzero()[:count, 0]
     chosen, labels = chosen[:, different], labels[:, different]

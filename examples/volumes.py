@@ -76,7 +76,13 @@ def network() -> nn.Sequential:
             routing=routing,
             init_std=None,
         ),
-        tc.CapsLinear(2**3 * 4, len(SHAPES), in_pose=6, out_pose=8, routing=routing),
+        tc.CapsLinear(
+            2**3 * 4,
+            len(SHAPES),
+            in_pose=6,
+            out_pose=8,
+            routing=routing,
+        ),
     )
 
 

@@ -94,11 +94,11 @@ class Public(SphinxDirective):
     def table(self, module: Any) -> Iterator[str]:
         """All names with their first sentences, the public ones first."""
         yield from self.rows(module, module.__all__)
-        others = set(offered(module)) - set(module.__all__)
-        if others:
+        parts = set(offered(module)) - set(module.__all__)
+        if parts:
             yield "Things that you get by their name, and parts, which may change:"
             yield ""
-            yield from self.rows(module, others)
+            yield from self.rows(module, parts)
 
     def rows(self, module: Any, names: Iterable[str]) -> Iterator[str]:
         """A table of names with their first sentences."""
@@ -161,22 +161,22 @@ def comment_on(name: str, module: Any) -> list[str]:
     parts = pkgutil.iter_modules(module.__path__, f"{module.__name__}.")
     for place in (module.__name__, *(part.name for part in parts)):
         try:
-            found = ModuleAnalyzer.for_module(place).find_attr_docs()
+            comments = ModuleAnalyzer.for_module(place).find_attr_docs()
         except PycodeError:
             continue
-        if ("", name) in found:
-            return found["", name]
+        if ("", name) in comments:
+            return comments["", name]
     return []
 
 
 def plain(
-    app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]
+    app: Sphinx, kind: str, name: str, thing: Any, options: Any, lines: list[str]
 ) -> None:
     """Docstrings are plain text with roles and tables: a star is a star, and a name may
     end with a line.
     """
     lines[:] = [escaped(line) for line in lines]
-    if what in ("property", "attribute", "data"):
+    if kind in ("property", "attribute", "data"):
         lines[:0] = [
             "..",
             "",
@@ -202,23 +202,19 @@ def escaped_text(text: str) -> str:
 
 
 def foreign(
-    app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any
+    app: Sphinx, kind: str, name: str, thing: Any, skip: bool, options: Any
 ) -> bool | None:
     """Leaves out what others put into our classes, and the fields of tuples, which the
     class explains.
     """
-    function = (
-        getattr(thing, "fget", None) or getattr(thing, "func", None) or thing
-    )  # of properties
-    written_in = getattr(
-        inspect.unwrap(function) if callable(function) else function, "__module__", None
-    )
-    return (
-        True
-        if type(thing).__name__ == "_tuplegetter"
-        or not (written_in or "torchcaps").startswith(PACKAGES)
-        else None
-    )
+    # of properties
+    function = getattr(thing, "fget", None) or getattr(thing, "func", None) or thing
+    if callable(function):
+        function = inspect.unwrap(function)
+    written_in = getattr(function, "__module__", None) or "torchcaps"
+    if type(thing).__name__ == "_tuplegetter" or not written_in.startswith(PACKAGES):
+        return True
+    return None
 
 
 def find(
@@ -240,44 +236,45 @@ def find(
     described = by_last_part(
         tuple(name for name, entry in domain.objects.items() if not entry.aliased)
     )
-    found = {
+    candidates = {
         name
         for name in described.get(target.split(".")[-1], ())
         if f".{name}".endswith(f".{target}")
     }
-    found = {
-        name
-        for name in found
-        if not any(is_alias(name, other) for other in found - {name})
-    }
-    found = {within} if within in domain.objects else found
-    if len(found) == 1:
-        (name,) = found
+    names = {name for name in candidates if not has_alias(name, candidates)}
+    if within in domain.objects:
+        names = {within}
+    if len(names) == 1:
+        (name,) = names
         return domain.resolve_xref(
             env, node["refdoc"], app.builder, node["reftype"], name, node, text
         )
-    if target.count("[") != target.count(
-        "]"
-    ):  # a piece of a type, which Sphinx cuts at its commas
+    # a piece of a type, which Sphinx cuts at its commas
+    if target.count("[") != target.count("]"):
         return text
     return text if target in GUARDED or exists(target) or exists(within) else None
+
+
+def has_alias(name: str, candidates: set[str]) -> bool:
+    """Whether the same thing is described under a longer one of the names."""
+    return any(is_alias(name, longer) for longer in candidates - {name})
 
 
 @functools.lru_cache(maxsize=1)
 def by_last_part(names: tuple[str, ...]) -> dict[str, list[str]]:
     """Dotted names by what stands behind the last dot."""
-    found: dict[str, list[str]] = {}
+    dotted: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(name.split(".")[-1], []).append(name)
-    return found
+        dotted.setdefault(name.split(".")[-1], []).append(name)
+    return dotted
 
 
-def is_alias(name: str, other: str) -> bool:
+def is_alias(name: str, longer: str) -> bool:
     """Whether the same thing is described under another, longer name."""
     return (
-        len(other) > len(name)
+        len(longer) > len(name)
         and thing_at(name) is not None
-        and thing_at(name) is thing_at(other)
+        and thing_at(name) is thing_at(longer)
     )
 
 
