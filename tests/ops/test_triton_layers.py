@@ -82,14 +82,14 @@ def random_like(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Fixed gradients for outputs."""
     generator = torch.Generator().manual_seed(1)
     return [
-        torch.randn(one.shape, generator=generator).to(one.device, dtype)
-        for one in tensors
+        torch.randn(tensor.shape, generator=generator).to(tensor.device, dtype)
+        for tensor in tensors
     ]
 
 
 def named(tensors: Any) -> dict[str, Tensor]:
     """By number, without those that are not there."""
-    there = [one for one in tensors if one is not None]
+    there = [tensor for tensor in tensors if tensor is not None]
     return {f"tensor{number}": one for number, one in enumerate(there)}
 
 
@@ -119,7 +119,7 @@ def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) ->
     shape = sizes.J, sizes.M * sizes.D
     bias = torch.linspace(-1, 1, shape[0] * shape[1], dtype=dtype, device=DEVICE)
     bias = bias.view(shape)
-    found = triton_layers.agreement(call, bias, constant=1.0, **options)
+    actual = triton_layers.agreement(call, bias, constant=1.0, **options)
 
     leaves = [leaf(one) for one in (*call[:3], bias)]
     votes = Votes(*leaves[:3], backend="naive", sites=call.sites)  # type: ignore[arg-type]
@@ -127,16 +127,18 @@ def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) ->
     outputs = [routed.pose]
     if isinstance(routed.similarity, InnerProduct):
         outputs.append(routed.similarity.alpha)
-        close({"alpha": found.alphas[-1].mT}, {"alpha": outputs[1]}, 1e-5)
-    close({"pose": found.pose}, {"pose": routed.pose}, 1e-5)
+        close({"alpha": actual.alphas[-1].mT}, {"alpha": outputs[1]}, 1e-5)
+    close({"pose": actual.pose}, {"pose": routed.pose}, 1e-5)
 
     upstream = random_like(outputs, dtype)
     there = [one for one in leaves if one is not None]
-    expected = torch.autograd.grad(outputs, there, [one.double() for one in upstream])
+    expected = torch.autograd.grad(
+        outputs, there, [tensor.double() for tensor in upstream]
+    )
     del options["steps"]
     alpha = upstream[1].mT.contiguous() if len(upstream) > 1 else None
     grads = triton_layers.agreement_backward(
-        call, bias, found, upstream[0], alpha, constant=1.0, **options
+        call, bias, actual, upstream[0], alpha, constant=1.0, **options
     )
     tolerance = 1e-4 if dtype == torch.float32 else 1e-12
     close(named(grads), named(expected), tolerance)
@@ -184,7 +186,7 @@ def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> N
     )
     normaliser = GridWide(windows=WINDOWS, types=TYPES) if sizes.windows else None
     seen = normaliser.seen(torch.device(DEVICE)) if normaliser is not None else None
-    found = triton_layers.mixture(call, seen, *costs, mixture)
+    actual = triton_layers.mixture(call, seen, *costs, mixture)
 
     leaves = [leaf(one) for one in (*call[:4], *costs)]
     votes = Votes(*leaves[:3], normaliser, backend="naive", sites=call.sites)  # type: ignore[arg-type]
@@ -195,18 +197,20 @@ def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> N
         settings,
         sharpness=sharpness,
     )
-    close({"mean": found.mean}, {"mean": routed.pose}, 1e-5)
+    close({"mean": actual.mean}, {"mean": routed.pose}, 1e-5)
     assert routed.logit is not None
-    close({"logit": found.logit}, {"logit": routed.logit}, 1e-5)
+    close({"logit": actual.logit}, {"logit": routed.logit}, 1e-5)
 
     last = () if routed.similarity is None else routed.similarity.tensors
     outputs = [routed.pose, routed.logit, *last]
     upstream = random_like(outputs, dtype)
     there = [one for one in leaves if one is not None]
-    expected = torch.autograd.grad(outputs, there, [one.double() for one in upstream])
+    expected = torch.autograd.grad(
+        outputs, there, [tensor.double() for tensor in upstream]
+    )
     upstream = (*upstream, None, None, None)[:5]
     grads = triton_layers.mixture_backward(
-        call, seen, costs[0], found, upstream, mixture
+        call, seen, costs[0], actual, upstream, mixture
     )
     tolerance = 1e-4 if dtype == torch.float32 else 1e-12
     close(named(grads), named(expected), tolerance)
