@@ -19,10 +19,10 @@ from PIL import Image
 from benchmarks.faults import fault, finish, no_crash
 from torchcaps.whole import read_json
 from torchcaps_lab.data import AnnotatedImages, Masks
-from torchcaps_lab.data.series_files import Columns, read_sound, table
-from torchcaps_lab.data.sound import Sound
-from torchcaps_lab.data.word_vectors import read_vectors
-from torchcaps_lab.data.words import Words
+from torchcaps_lab.kinds.series.files import Columns, read_sound, table
+from torchcaps_lab.kinds.series.sound import Sound
+from torchcaps_lab.kinds.texts.word_vectors import read_vectors
+from torchcaps_lab.kinds.texts.words import Words
 from torchcaps_lab.training import read_options
 
 SECONDS, MEBIBYTES = 20, 1024

@@ -12,6 +12,7 @@ beside what the run said.
 import argparse
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.runs import open_run
 from torchcaps_lab.data import DataSet, Examples
 from torchcaps_lab.data.made import LAYOUTS, arrange
+from torchcaps_lab.data.reader import Reader
 from torchcaps_lab.report import Calibration, ask
 from torchcaps_lab.tasks import SeveralLabels
 
@@ -146,11 +148,10 @@ def pack(options: argparse.Namespace) -> None:
     network.save_pretrained(
         folder,
         stored=options.stored,
-        resize=options.resize,
         **saved_with(classifier, options),
     )
     config = folder / "config.json"
-    if network.takes == "words":  # a word in each line takes as much room again
+    if classifier.reader.written:  # a word in each line takes as much room again
         text = json.dumps(json.loads(config.read_text()), ensure_ascii=False)
         config.write_text(text + "\n", encoding="utf-8")
     packed = Classifier.open(folder)
@@ -166,25 +167,24 @@ def saved_with(classifier: Classifier, options: argparse.Namespace) -> dict[str,
     """What is saved beside the weights: all that the run saved, with another task,
     calibration and size of images where the options say so.
     """
-    extra = {
-        name: value
-        for name, value in classifier.network.extra.items()
-        if name not in ("resize", "calibration", "task")
-    }
+    card = replace(classifier.card, reader=reader_of(classifier, options))
     if options.count:
-        task, calibration = SeveralLabels(options.count), None
-    else:
-        task = classifier.task
-        calibration = classifier.calibration or fitted(classifier, options)
-    extra["task"] = task.saved()
-    extra["calibration"] = None if calibration is None else calibration.config()
+        card = replace(card, task=SeveralLabels(options.count), calibration=None)
+    elif card.calibration is None:
+        card = replace(card, calibration=fitted(classifier, options))
     data = data_of(options)
     if data in MEANINGS:
-        extra["meanings"] = MEANINGS[data]
-    if options.canvas:
-        channels, *_ = classifier.image_shape
-        extra["raw_image_shape"] = [channels, *options.canvas]
-    return extra
+        card = card.with_extra("meanings", MEANINGS[data])
+    return card.saved()
+
+
+def reader_of(classifier: Classifier, options: argparse.Namespace) -> Reader:
+    """The reader of the run, with the fit and the size that the options say."""
+    if not classifier.reader.pictures:
+        return classifier.reader
+    channels, *_ = classifier.image_shape
+    shape = (channels, *options.canvas) if options.canvas else None
+    return classifier.reader.changed(resize=options.resize, image_shape=shape)
 
 
 def data_of(options: argparse.Namespace) -> str:
@@ -269,7 +269,7 @@ def write_card(
     summary = json.loads((options.run / "summary.json").read_text())
     network = packed.network
     rows = {
-        "data": data_in_words(summary, network.takes == "words"),
+        "data": data_in_words(summary, packed.reader.written),
         **tested,
         "last epoch": figures(summary["last_epoch"]),
         "training": (
@@ -324,8 +324,8 @@ def data_in_words(summary: dict[str, Any], texts: bool) -> str:
 
 def said_of_input(options: argparse.Namespace, packed: Classifier) -> str:
     """What may be given to it."""
-    words = packed.words
-    if words is not None:
+    if packed.reader.written:
+        words = packed.reader.words
         return INPUT["text"].format(longest=words.longest, words=len(words))
     if packed.image_shape[0] not in (1, 3):
         return "Pairs of images, as the data has them."
@@ -344,7 +344,7 @@ def figures(last: dict[str, Any]) -> str:
 
 def prepared(packed: Classifier) -> str:
     """What is done with pixels before the network sees them."""
-    if packed.words is not None:
+    if packed.reader.written:
         return "the numbers of the words"
     preprocess, (channels, height, width) = packed.preprocess, packed.image_shape
     steps = [f"{channels} x {height} x {width} in [0, 1]"]

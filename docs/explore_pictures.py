@@ -313,7 +313,7 @@ VIEWS = {
 
 def view_of(classifier: Classifier) -> str:
     """The picture that a network belongs to."""
-    if classifier.words is not None:
+    if classifier.reader.written:
         return "explore-words"
     if isinstance(classifier.network, SceneCapsNet):
         return "explore-scenes"

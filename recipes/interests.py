@@ -60,6 +60,7 @@ class FilmHistories(DataSet):
     """
 
     gives = "words"
+    reads = "texts"
     model = "interests"
 
     made: int = 0
@@ -111,10 +112,6 @@ class FilmHistories(DataSet):
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
         """The number of films."""
         return {"vocabulary": len(self.words)}
-
-    def kept(self) -> dict[str, Any]:
-        """The films."""
-        return {"words": self.words.config(), "raw_image_shape": list(self.image_shape)}
 
 
 def _read() -> list[list[str]]:

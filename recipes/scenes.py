@@ -16,7 +16,8 @@ from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier, boxes_of_maps
 from torchcaps_lab.data import Batch, Examples, class_boxes
-from torchcaps_lab.data.scenes import INK, Scenery
+from torchcaps_lab.data.boxes import INK
+from torchcaps_lab.kinds.scenes.made import Scenery
 from torchcaps_lab.report import evaluating
 from torchcaps_lab.report.boxes import Boxed, boxes_figure
 from torchcaps_lab.tasks import average_precision, box_iou

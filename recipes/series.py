@@ -32,13 +32,13 @@ from recipes.kit.options import TrainingOptions, option
 from torchcaps_lab.data import Series, SeriesSet
 from torchcaps_lab.data.base import find_data_dir
 from torchcaps_lab.data.listed import Listed
-from torchcaps_lab.data.series_files import Columns, SeriesItem, list_series
-from torchcaps_lab.data.sound import Sound
-from torchcaps_lab.report.pictures.series import (
+from torchcaps_lab.kinds.series.files import Columns, SeriesItem, list_series
+from torchcaps_lab.kinds.series.pictures import (
     ShownSeries,
     moment_shares,
     series_figure,
 )
+from torchcaps_lab.kinds.series.sound import Sound
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from recipes.kit.options import TrainingOptions
 from recipes.scenes import on_larger_canvases
 from torchcaps.models import Thing, load_pretrained
 from torchcaps_lab.data import Examples
-from torchcaps_lab.data.scenes import Scenery
+from torchcaps_lab.kinds.scenes.made import Scenery
 from torchcaps_lab.report.boxes import Boxed, boxes_figure
 from torchcaps_lab.tasks import (
     Looked,
@@ -112,7 +112,7 @@ class Several(Recipe[SeveralSettings]):
     def finish(self, study: Study, scenes: Examples) -> None:
         """The first scenes with what is found in them."""
         few = first_of(scenes, 10)
-        answers = look_for_things(study.trained[CAPSULES].network, few)  # type: ignore[arg-type]
+        answers = look_for_things(study.trained[CAPSULES].network, few)
 
         def named(things: list[Thing]) -> list[tuple[str, list[float]]]:
             return [

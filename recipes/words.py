@@ -21,8 +21,8 @@ from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import TextClassifier
 from torchcaps_lab.data import TextSet, joined
+from torchcaps_lab.kinds.texts.pictures import ColouredText, ColouredTexts
 from torchcaps_lab.report.canvas import colour_of, new_figure
-from torchcaps_lab.report.pictures.words import ColouredText, ColouredTexts
 from torchcaps_lab.tasks import SeveralLabels
 
 if TYPE_CHECKING:
@@ -154,13 +154,13 @@ def _coloured(trained: Trained, pairs: TextSet, count: int = 8) -> "Figure":
     classifier = trained.classifier
     network = classifier.network
     assert isinstance(network, TextClassifier)
-    assert classifier.words is not None
+    reader: Any = classifier.reader
     chosen = [text for text in pairs.texts if len(text) < 110][:count]
     titles = [
         f"predicted: {', '.join(answer.top(2))}"
         for _, answer in classifier.stream(chosen)
     ]
-    shown = ColouredTexts.of(network, classifier.words, chosen, titles, pairs.classes)
+    shown = ColouredTexts.of(network, reader.words, chosen, titles, pairs.classes)
     return coloured_figure(shown.texts, pairs.classes)
 
 

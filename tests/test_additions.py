@@ -22,6 +22,8 @@ MOST = {
 }
 """Files to read for each, at most."""
 
+KINDS = "lab/torchcaps_lab/kinds/"
+
 WORKS = """
 import torch, torchcaps as tc
 from torchcaps.testing import check_backend, check_routing
@@ -36,6 +38,27 @@ assert set(create_task("shortlist", length=1).examine(network, data.test).figure
 shown = list_exhibits()["longest_poses"].of(Observation(network, Selection(images, images)))
 assert [picture.file for picture in shown.draw()] == ["longest_poses.png"]
 check_backend(tc.ops.BACKENDS["one_by_one"])
+"""
+
+KIND_WORKS = """
+from pathlib import Path
+from torchcaps_lab.cli import main
+lines = []
+for k in range(80):
+    sign, name = (1, "up") if k % 2 else (-1, "down")
+    numbers = " ".join(f"{sign * (j + k / 100):.3f}" for j in range(5))
+    lines.append(f"{name}: {numbers}")
+Path("slopes.vec").write_text("\\n".join(lines))
+commands = [
+    ["check", "slopes.vec"],
+    ["train", "slopes.vec"],
+    ["predict", "runs/slopes", "slopes.vec"],
+    ["explain", "runs/slopes"],
+    ["export", "runs/slopes", "--to", "slopes.onnx"],
+]
+for words in commands:
+    assert main(words) == 0, words
+assert "Mean vectors" in Path("runs/slopes/report/index.html").read_text()
 """
 
 
@@ -67,39 +90,58 @@ def test_little_is_to_be_read(what: str) -> None:
     "diff", sorted(DIFFS.glob("*.diff")), ids=lambda diff: diff.stem
 )
 def test_two_files_are_touched(diff: Path) -> None:
+    """Or a folder and a file, by a kind of input."""
     touched = re.findall(r"^\+\+\+ b/(.+)$", diff.read_text(), re.MULTILINE)
-    assert len(touched) <= 2
+    kinds = {file.rpartition("/")[0] for file in touched if file.startswith(KINDS)}
+    if diff.stem == "kind":
+        assert {*touched} - {f"{KINDS}__init__.py"}
+        assert len(kinds - {KINDS.rstrip("/")}) == 1
+        assert all(file.startswith(KINDS) for file in touched)
+    else:
+        assert len(touched) <= 2
 
 
-@pytest.mark.thorough
-def test_they_work(tmp_path: Path) -> None:
-    """All of them, on a copy of the two packages."""
+def run_with(diffs: list[Path], code: str, folder: Path) -> subprocess.CompletedProcess:
+    """Run code in a folder, on a copy of the two packages with these changes."""
     for package in ("torchcaps", "lab/torchcaps_lab"):
         shutil.copytree(
             ROOT / package,
-            tmp_path / package,
+            folder / package,
             ignore=shutil.ignore_patterns("__pycache__", "weights"),
         )
-    for diff in DIFFS.glob("*.diff"):
+    for diff in diffs:
         subprocess.run(
             ["git", "apply", "--recount", diff],
-            cwd=tmp_path,
+            cwd=folder,
             check=True,
             capture_output=True,
         )
-    paths = f"{tmp_path}{os.pathsep}{tmp_path / 'lab'}"
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": paths,
+        "PYTHONPATH": f"{folder}{os.pathsep}{folder / 'lab'}",
         "PYTHONSAFEPATH": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", WORKS],
-        cwd=tmp_path,
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+@pytest.mark.thorough
+def test_they_work(tmp_path: Path) -> None:
+    """All of them at once."""
+    done = run_with(sorted(DIFFS.glob("*.diff")), WORKS, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_new_kind_of_input_is_one_folder_and_one_name(tmp_path: Path) -> None:
+    """Its reader, data set, network, task and picture: check, train, predict, explain
+    and export know it.
+    """
+    done = run_with([DIFFS / "kind.diff"], KIND_WORKS, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -227,7 +227,9 @@ class TestWhatIsSavedWithIt:
         classifier = Classifier.open(folder)
         assert (classifier.classes, classifier.image_shape) == (("a", "b"), (1, 12, 12))
         assert classifier.task.name == "classification"  # saved before there were tasks
-        classifier.preprocess = replace(classifier.preprocess, crops=crops)
+        classifier.reader = classifier.reader.changed(
+            preprocess=replace(classifier.preprocess, crops=crops)
+        )
         images = torch.rand(5, 1, 12, 12)
         parts = (
             images[:, None, :, 3:9, 3:9] if crops == 1 else thirteen_crops(images, 6)

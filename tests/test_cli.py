@@ -198,8 +198,9 @@ class TestPreprocess:
     def test_settings_are_kept_with_the_network(self, prepared_run):
         network = load_pretrained(prepared_run / "model")
         assert network.image_shape == (3, 10, 10)
-        assert network.extra["raw_image_shape"] == [3, 16, 18]
-        assert Preprocess.from_config(network.extra["preprocess"]) == self.PREPROCESS
+        reader = network.extra["reader"]
+        assert (reader["name"], reader["image_shape"]) == ("images", [3, 16, 18])
+        assert Preprocess.from_config(reader["preprocess"]) == self.PREPROCESS
 
     def test_evaluate_averages_the_crops_as_the_summary_does(
         self, prepared_run, colour_folder, capsys

@@ -13,8 +13,8 @@ import torchcaps as tc
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, MadeQuestions, Text, TextSet, Words, joined
+from torchcaps_lab.kinds.texts.coloured import word_shares
 from torchcaps_lab.report.pictures import ColouredTexts
-from torchcaps_lab.report.words import word_shares
 from torchcaps_lab.tasks import SeveralLabels
 
 LARGE = (
@@ -80,7 +80,7 @@ def test_the_run_says_what_it_is(run: Path) -> None:
         "classification",
     )
     saved = json.loads((run / "model" / "config.json").read_text())["extra"]
-    assert {"lovely", "dull", "film"} <= set(saved["words"]["vocabulary"])
+    assert {"lovely", "dull", "film"} <= set(saved["reader"]["words"]["vocabulary"])
 
 
 def test_the_report_colours_words(run: Path) -> None:

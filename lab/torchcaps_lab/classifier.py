@@ -3,7 +3,6 @@ and its task.
 """
 
 import json
-import math
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,41 +14,28 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 import torch
 from torch import Tensor
 
-from torchcaps.models import (
-    ImageClassifier,
-    Prediction,
-    SceneCapsNet,
-    SceneTwin,
-    Thing,
-    load_pretrained,
-)
+from torchcaps.models import ImageClassifier, Prediction, load_pretrained
 from torchcaps.models.base import in_precision_of
 from torchcaps.models.network import network_folder
 from torchcaps.names import needing
 from torchcaps.numerics import check_size
 from torchcaps.whole import LARGEST_NOTE, owned, read_json
+from torchcaps_lab.card import Card
 from torchcaps_lab.data import Examples, Preprocess
-from torchcaps_lab.data.bands import Levels, check_range
 from torchcaps_lab.data.base import Fit
-from torchcaps_lab.data.handwriting import Read
-from torchcaps_lab.data.picture import as_numbers, check_resize
-from torchcaps_lab.data.reader import ImageReader, Reader, SeriesReader, TextReader
-from torchcaps_lab.data.series_set import Scale
-from torchcaps_lab.data.words import Reading, Words
-from torchcaps_lab.report.calibration import Calibration
+from torchcaps_lab.data.reader import Read
+from torchcaps_lab.kinds import load
 from torchcaps_lab.report.cards import facts_card
 from torchcaps_lab.report.strangers import Strangers, reconstruction_error
 from torchcaps_lab.tasks import Answer, Examination, Task, as_task
 from torchcaps_lab.tasks.labels import finite_warning
+from torchcaps_lab.tasks.things import finds_things, with_things
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image as PILImage
 
     Image: TypeAlias = str | Path | PILImage | np.ndarray | Tensor
-
-_LARGEST = 2**28
-"""Most numbers of an image that a saved network may demand."""
 
 
 class Classifier:
@@ -113,53 +99,21 @@ class Classifier:
                 f"{network if isinstance(network, str | Path) else type(network).__name__!r}"
                 ": Classifier.open(path) opens a saved one or a run"
             )
-        saved = network.extra
+        card = Card.of(network)
         self.network = network.eval()
         self.classes = tuple(
-            classes
-            or saved.get("classes")
-            or (str(label) for label in range(network.classes))
+            classes or card.classes or (str(label) for label in range(network.classes))
         )
-        self.preprocess = preprocess or Preprocess.from_config(
-            saved.get("preprocess", {})
+        self.task = as_task(task or card.task)
+        self.reader = card.reader.changed(
+            preprocess=preprocess, image_shape=image_shape, resize=resize
         )
-        channels, height, width = (
-            image_shape or saved.get("raw_image_shape") or network.image_shape
-        )
-        self.image_shape = (channels, height, width)
-        self.task = as_task(task or saved.get("task", "classification"))
-        fit = saved.get(
-            "resize", "pad"
-        )  # of the data that it was trained on, of any size or not
-        self.resize: Fit = resize or (
-            "pad" if fit == "keep" and not network.any_size else fit
-        )
-        self.levels = _levels(saved.get("range"))
-        self.calibration = Calibration.from_config(saved.get("calibration"))
-        self.strangers = Strangers.from_config(saved.get("strangers"))
-        self.words = Words.from_config(saved.get("words"))
-        self.scale = Scale.from_config(saved.get("scale"))
+        self.calibration = card.calibration
+        self.strangers = Strangers.from_config(card.extra.get("strangers"))
+        self.extra = dict(card.extra)
         self.run: Path | None = None
-        self.named = bool(classes or saved.get("classes"))
-        if self.resize != "keep":
-            check_resize(self.resize)
-        self._check_fit(self.resize)
-        if network.takes == "words" and self.words is None:
-            raise ValueError(
-                "the network takes words, and no vocabulary was saved with it: save "
-                "it with words=..."
-            )
-        if network.takes == "series" and self.scale is None:
-            raise ValueError(
-                "the network takes series, and no scale was saved with it: save it "
-                "with scale=..."
-            )
-        known = getattr(network, "vocabulary", None)
-        if self.words is not None and known is not None and len(self.words) > known:
-            raise ValueError(
-                f"the network knows {known} words, and the vocabulary saved with it "
-                f"has {len(self.words)}"
-            )
+        self.named = bool(classes or card.classes)
+        self.reader.check(network)
         if len(self.classes) != network.classes:
             raise ValueError(
                 f"classes must name the {network.classes} classes of the network, got "
@@ -167,19 +121,36 @@ class Classifier:
             )
         if len(set(self.classes)) != network.classes:
             raise ValueError(f"classes must have different names, got {self.classes}")
-        if math.prod(self.image_shape) > _LARGEST:
-            raise ValueError(
-                f"image_shape must have at most {_LARGEST} numbers, got "
-                f"{self.image_shape}"
-            )
-        seen = self.preprocess.image_shape(self.image_shape)
-        if seen != network.image_shape and not (
-            network.any_size and seen[0] == network.image_shape[0]
-        ):
-            raise ValueError(
-                f"image_shape {self.image_shape} is prepared to {seen}, but the "
-                f"network takes {network.image_shape}"
-            )
+
+    @property
+    def card(self) -> Card:
+        """What is saved with the network, so that it is opened as this classifier."""
+        card = Card(
+            self.classes if self.named else None,
+            self.task,
+            self.reader,
+            self.calibration,
+            self.extra,
+        )
+        strangers = None if self.strangers is None else self.strangers.config()
+        return card.with_extra("strangers", strangers)
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """How inputs are prepared for the network."""
+        return self.reader.preprocess
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the images that are read, before they are prepared."""
+        shape: tuple[int, int, int] = getattr(self.reader, "image_shape", (1, 1, 1))
+        return shape
+
+    @property
+    def resize(self) -> Fit | None:
+        """How images get to ``image_shape``; None for other kinds of input."""
+        fit: Fit | None = getattr(self.reader, "resize", None)
+        return fit
 
     @classmethod
     def open(
@@ -197,6 +168,7 @@ class Classifier:
             TypeError: if the source is not a path.
             ValueError: if it is damaged, or needs a module that was not imported.
         """
+        load()  # a saved network may be of any of the kinds of input
         network = load_pretrained(source)
         try:
             classifier = cls(network).to(device)
@@ -233,8 +205,7 @@ class Classifier:
             f"{len(self.classes)}: "
             f"{', '.join(self.classes[:5])}{', ...' * (len(self.classes) > 5)}"
         )
-        if self.network.takes == "images":
-            facts["images"] = f"{self.image_shape}, resize {self.resize!r}"
+        facts |= self.reader.facts()
         accuracy = self.summary.get(f"test_{self.task.main.name}")
         if isinstance(accuracy, float):
             facts[f"test {self.task.main.name}"] = self.task.main.text(accuracy)
@@ -277,7 +248,7 @@ class Classifier:
         api = HfApi()
         name: str = api.create_repo(repo, private=private, exist_ok=True).repo_id
         with TemporaryDirectory() as folder:
-            self.network.save_pretrained(folder, **self._extra())
+            self.network.save_pretrained(folder, **self.card.saved())
             # Of the pictures of a report, one that shows no image: those of the data
             # may be private.
             picture = (
@@ -293,19 +264,6 @@ class Classifier:
             )
             api.upload_folder(repo_id=name, folder_path=folder)
         return name
-
-    def _extra(self) -> dict[str, Any]:
-        """What is saved with the network, so that it is opened as this classifier."""
-        names = ("preprocess", "calibration", "strangers", "words", "scale")
-        parts = {name: getattr(self, name) for name in names}
-        return {
-            **self.network.extra,
-            **{name: part.config() for name, part in parts.items() if part is not None},
-            "classes": list(self.classes),
-            "raw_image_shape": list(self.image_shape),
-            "resize": self.resize,
-            "task": self.task.saved(),
-        }
 
     def _card(self, repo: str, licence: str, drawn: bool) -> str:
         """The card of a repository on the Hub, its README.md."""
@@ -457,13 +415,15 @@ class Classifier:
         return max(1, batch_size // self.preprocess.crops)
 
     def _answered(self, batch: list[tuple[Any, Read]]) -> Iterator[tuple[Any, Answer]]:
-        together = self.reader.together([looked.values for _, looked in batch])
+        together = self.reader.collate([looked.values for _, looked in batch])
         prediction = self._predict(together)
         for line in finite_warning(prediction.activation, "their answers say nothing"):
             warnings.warn(line, stacklevel=3)
-        answers = self._with_things(
-            self.task.answers(prediction, self.classes), together
-        )
+        answers = self.task.answers(prediction, self.classes)
+        if finds_things(self.network):
+            answers = with_things(
+                self.network, self.task, self.classes, answers, self._ready(together)
+            )
         more: dict[str, Sequence[Any]] = {
             "seen": [
                 looked.note or answer.seen
@@ -495,43 +455,10 @@ class Classifier:
                 ),
             )
 
-    def _with_things(self, answers: list[Answer], pixels: Tensor) -> list[Answer]:
-        """Answers with everything that is there of a class; warns where a network tells
-        one box a class for several.
-        """
-        if not isinstance(self.network, SceneCapsNet | SceneTwin):
-            return answers
-        images = in_precision_of(
-            self.network, self.preprocess.evaluate(pixels.to(self.device)).images
-        )
-        if isinstance(self.network, SceneTwin):
-            for answer, parts in zip(
-                answers, self.network.parts_of(images).tolist(), strict=True
-            ):
-                for name in answer.classes:
-                    if parts[self.classes.index(name)] > 1:
-                        warnings.warn(
-                            f"{name} is seen in several places, and told in one box "
-                            "around them",
-                            stacklevel=4,
-                        )
-            return answers
-        found = self.network.things_of(images, getattr(self.task, "threshold", 0.5))
-        return [
-            replace(answer, things=self._by_class(answer, things))
-            for answer, things in zip(answers, found, strict=True)
-        ]
-
-    def _by_class(
-        self, answer: Answer, things: list[Thing]
-    ) -> dict[str, Sequence[Thing]]:
-        named = {
-            name: [one for one in things if self.classes[one.label] == name]
-            for name in answer.classes
-        }
-        return {
-            name: mine or (answer.things or {})[name] for name, mine in named.items()
-        }
+    def _ready(self, values: Tensor) -> Tensor:
+        """Inputs as the network takes them: prepared, in its precision."""
+        prepared = self.preprocess.evaluate(values.to(self.device)).images
+        return in_precision_of(self.network, prepared)
 
     def pixels(self, image: "Image", resize: Fit | None = None) -> Tensor:
         """Return one image in the form of this classifier, unprepared: float32
@@ -542,28 +469,12 @@ class Classifier:
         """
         return self._look(image, resize).values
 
-    def reading(self, text: str) -> Reading:
-        """Read a text as this classifier does; raises what :meth:`predict` raises."""
-        if not isinstance(self.reader, TextReader):
-            raise ValueError(f"this network takes {self.network.takes}, not texts")
-        return self.reader.reading(text)
-
-    @property
-    def reader(self) -> Reader:
-        """Return the reader of one image, one text or one series."""
-        if self.scale is not None:
-            return SeriesReader(self.scale, self.image_shape[0])
-        return (
-            ImageReader(self.image_shape, self.resize, self.levels)
-            if self.words is None
-            else TextReader(self.words)
-        )
-
     def _look(self, image: "Image", resize: Fit | None) -> Read:
         """The pixels, and a note on how they were made, if that depends on the
         image.
         """
-        self._check_fit(resize or self.resize)
+        if resize == "keep" and self.reader.pictures:
+            self.reader.check_fit(self.network, resize)
         return self.reader.read(image, resize)
 
     def activations(self, images: Tensor, batch_size: int = 128) -> Tensor:
@@ -591,7 +502,7 @@ class Classifier:
             )
         parts = images.split(self._at_once(batch_size))
         found = [
-            self._predict(as_numbers(part, self.levels)).activation.float().cpu()
+            self._predict(self.reader.numbers(part)).activation.float().cpu()
             for part in parts
         ]
         return torch.cat(found) if found else torch.empty(0, len(self.classes))
@@ -616,11 +527,6 @@ class Classifier:
         raises.
         """
         images = self.reader.fitted(images)
-        if images.raw_image_shape != self.image_shape:
-            raise ValueError(
-                f"the images are {images.raw_image_shape}, the network takes "
-                f"{self.image_shape}"
-            )
         images = self.by_name(images)
         options = self.preprocess.config()
         return images.prepared(
@@ -648,17 +554,6 @@ class Classifier:
             )
         return images
 
-    def _check_fit(self, resize: str) -> None:
-        if (
-            resize == "keep"
-            and self.network.takes == "images"
-            and not self.network.any_size
-        ):
-            raise ValueError(
-                "resize 'keep' is for networks of any size, a "
-                f"{type(self.network).__name__} has one"
-            )
-
     @torch.no_grad()
     def _predict(self, pixels: Tensor) -> Prediction:
         """The prediction, with activations averaged over the crops of each image,
@@ -685,15 +580,6 @@ class Classifier:
         )
         reconstruction, boxes, masks = others
         return Prediction(activation, capsules, reconstruction, boxes, masks=masks)
-
-
-def _levels(saved: Any) -> Levels | None:
-    """The range of pixels that was saved with a network; a `ValueError` unless it is
-    one.
-    """
-    levels = tuple(saved) if isinstance(saved, list | tuple) else saved
-    check_range(levels)
-    return levels
 
 
 def _is_several(images: Any) -> bool:

@@ -6,17 +6,8 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from torchcaps_lab.data import (
-    NO_CLASS,
-    DataSet,
-    Examples,
-    MaskSet,
-    SeriesSet,
-    TextSet,
-)
-from torchcaps_lab.data.words import PADDING, RESERVED
+from torchcaps_lab.data import DataSet, Examples
 
 __all__ = ["check_dataset"]
 
@@ -130,18 +121,11 @@ def _check_batches(split: str, images: Examples) -> None:
     batch, again = images.__getitems__(rows), images.__getitems__(rows)
     count, classes = len(rows), len(images.classes)
     labels = batch.labels
-    if isinstance(images, TextSet):
-        _check_words(split, images, batch.inputs)
-    elif isinstance(images, SeriesSet):
-        _check_series(split, images.image_shape[0], batch.inputs)
-    else:
-        _check_pixels(split, (count, *images.image_shape), batch.pictures)
+    wrong = images.wrong_in(batch)
+    _require(not wrong, f"{split}: {wrong}")
     mask = labels.dtype == torch.bool and labels.shape == (count, classes)
-    pixels = isinstance(images, MaskSet)
-    known = labels[labels != NO_CLASS] if pixels else labels
-    label = labels.dtype == torch.int64 and labels.shape == (
-        batch.inputs[:, 0].shape if pixels else (count,)
-    )
+    known = images.labelled(labels)
+    label = labels.dtype == torch.int64 and labels.shape == images.labels[rows].shape
     _require(
         mask or (label and bool(((known >= 0) & (known < classes)).all())),
         f"{split}: labels must be int64 (B,) below {classes} or bool (B, {classes}), "
@@ -162,73 +146,9 @@ def _check_batches(split: str, images: Examples) -> None:
     )
 
 
-def _check_pixels(split: str, expected: tuple[int, ...], pixels: Tensor) -> None:
-    _require(
-        tuple(pixels.shape) == expected and pixels.dtype == torch.float32,
-        f"{split}: a batch is {pixels.dtype} {tuple(pixels.shape)}, not float32 "
-        f"{expected}",
-    )
-    low, high = float(pixels.min()), float(pixels.max())
-    _require(
-        0 <= low <= high <= 1,
-        f"{split}: pixels go from {low:g} to {high:g}, not from 0 to 1",
-    )
-
-
-def _check_words(split: str, texts: TextSet, words: Tensor) -> None:
-    """Asserts that word numbers are in range, only padding follows the end of a text,
-    and no text is empty.
-    """
-    last = RESERVED + len(texts.words) - 1
-    _require(
-        words.dtype == torch.int64 and words.ndim == 2,
-        f"{split}: a batch must be int64 (B, L), got {words.dtype}",
-    )
-    low, high = int(words.min()), int(words.max())
-    _require(
-        0 <= low <= high <= last,
-        f"{split}: words go from {low} to {high}, not from 0 to {last}",
-    )
-    there = (words != PADDING).int()
-    _require(
-        bool((there.diff(dim=1) <= 0).all()),
-        f"{split}: there are words after the end of a text",
-    )
-    _require(bool(there[:, 0].all()), f"{split}: there are texts without words")
-
-
-def _check_series(split: str, channels: int, series: Tensor) -> None:
-    """Asserts that series are finite, and say where they are: from their beginning on,
-    and 0 behind their end.
-    """
-    _require(
-        series.dtype == torch.float32
-        and series.ndim == 3
-        and series.shape[1] == channels + 1,
-        f"{split}: a batch is {series.dtype} {tuple(series.shape)}, not float32 (B, "
-        f"{channels + 1}, L)",
-    )
-    there = series[:, -1]
-    _require(
-        bool(series.isfinite().all()), f"{split}: series hold NaN or infinite numbers"
-    )
-    _require(
-        bool(((there == 0) | (there == 1)).all()),
-        f"{split}: the last channel is neither 0 nor 1",
-    )
-    _require(
-        bool((there.diff(dim=1) <= 0).all() and there[:, 0].all()),
-        f"{split}: series do not begin at once",
-    )
-    _require(
-        not bool((series * (there == 0)[:, None]).any()),
-        f"{split}: something is behind the end of a series",
-    )
-
-
 def _check_disjoint(sets: Mapping[str, Examples]) -> None:
     """Asserts that splits share neither images nor files."""
-    shown = {split: _contents(images) for split, images in sets.items()}
+    shown = {split: images.contents() for split, images in sets.items()}
     for one, other in (
         ("validation", "train"),
         ("test", "train"),
@@ -244,12 +164,6 @@ def _check_disjoint(sets: Mapping[str, Examples]) -> None:
             common <= DUPLICATES * len(shown[one]),
             f"{common} of {len(shown[one])} images in {one} are in {other} too",
         )
-
-
-def _contents(images: Examples) -> list[bytes]:
-    if isinstance(images, TextSet):
-        return [text.encode() for text in images.texts]
-    return [image.cpu().contiguous().numpy().tobytes() for image in images.inputs]
 
 
 def _check_seeds(
@@ -294,12 +208,5 @@ def _check_seeds(
 
 
 def _same(one: Examples, other: Examples) -> bool:
-    if isinstance(one, TextSet):
-        return _contents(one) == _contents(other) and torch.equal(
-            one.labels, other.labels
-        )
-    pairs: list[tuple[Tensor, Tensor]] = [
-        (one.inputs, other.inputs),
-        (one.labels, other.labels),
-    ]
-    return all(torch.equal(first, second) for first, second in pairs)
+    same = one.contents() == other.contents()
+    return same and torch.equal(one.labels, other.labels)

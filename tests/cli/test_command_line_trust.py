@@ -130,10 +130,12 @@ class TestSavedNetworkCarriesItsPreprocessing:
         self, run, photos, tmp_path, capsys
     ):
         network = tc.load_pretrained(run / "model")
+        reader = network.extra["reader"]
         kept = {
-            name: value
-            for name, value in network.extra.items()
-            if name not in ("resize", "calibration")
+            "classes": network.extra["classes"],
+            "task": network.extra["task"],
+            "preprocess": reader["preprocess"],
+            "raw_image_shape": reader["image_shape"],
         }
         network.save_pretrained(tmp_path / "old" / "model", **kept)
         files = sorted(photos.glob("*/00.png"))

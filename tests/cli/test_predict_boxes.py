@@ -166,7 +166,8 @@ class TestKeep:
     def test_is_for_networks_of_any_size(self, folder: Path) -> None:
         network = create_model("capsnet_digits")
         with pytest.raises(
-            ValueError, match="'keep' is for networks of any size, a CapsNet has one"
+            ValueError,
+            match="'keep' is for networks of any size, and a CapsNet has a fixed size",
         ):
             Classifier(network, resize="keep")
         network.save_pretrained(folder / "small", resize="keep")  # as its data do

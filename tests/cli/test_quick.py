@@ -15,6 +15,7 @@ from torchcaps import list_models, list_routings, models, routing
 from torchcaps.spec import MISSING, declared
 from torchcaps_lab import cli, data
 from torchcaps_lab.cli.source import arguments_of, documented, sketches
+from torchcaps_lab.cli.train import DATA
 from torchcaps_lab.training.command_line import GROUPS
 from torchcaps_lab.training.guess import in_source
 
@@ -143,4 +144,4 @@ def test_arguments_of_data_are_found_in_the_source():
         if isinstance(cls, type) and issubclass(cls, data.DataSet)
     ]
     taken = {name for cls in kinds for name in declared(cls).arguments}
-    assert taken <= arguments_of("torchcaps_lab.data", "DataSet")
+    assert taken <= arguments_of(DATA, "DataSet")

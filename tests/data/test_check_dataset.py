@@ -32,6 +32,8 @@ from torchcaps_lab.data import (
     FashionMNIST,
     Hub,
     ImageFolder,
+    ImageTable,
+    PictureFolder,
     Series,
     SmallNORB,
     Text,
@@ -109,6 +111,9 @@ def makers(
                 folder / f"pixels/{part}/{number}.png",
                 test_pixel_masks.labels_of(number) + shift,
             )
+    images = sorted((folder / "images").rglob("*.png"))
+    rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in images]
+    (folder / "images.csv").write_text("\n".join(["image,label", *rows]))
     (folder / "annotated").mkdir()
     boxes = {
         str(side): [("cat", (0, 0, side, 9)), ("dog", (30, 0, 32, side))]
@@ -122,9 +127,12 @@ def makers(
         "hub": partial(Hub, str(folder / "hub")),
         "fashion_mnist": partial(TinyFashion, **data_dir),
         "folder": partial(ImageFolder, str(folder / "images")),
+        "image_table": partial(ImageTable, folder / "images.csv", file="image"),
         "masks": partial(data.Masks, folder / "pixels"),
         "mnist": partial(TinyMNIST, **data_dir),
+        "picture_folder": partial(PictureFolder, folder / "images", size=16),
         "series": partial(Series, str(folder / "series.csv")),
+        "shapes": partial(data.Shapes, 60, 20),
         "smallnorb": partial(SmallNORB, str(folder), size=12),
         "text": partial(Text, str(folder / "texts.csv")),
     }

@@ -297,9 +297,12 @@ def test_datasets_by_name(tmp_path: Path) -> None:
         "fashion_mnist",
         "folder",
         "hub",
+        "image_table",
         "masks",
         "mnist",
+        "picture_folder",
         "series",
+        "shapes",
         "smallnorb",
         "text",
     ]

@@ -12,8 +12,10 @@ from PIL import Image, ImageDraw
 
 from tests.data.folders import make_root
 from tests.runs import status
-from torchcaps_lab.data import ImageFolder, Masks
-from torchcaps_lab.data.check import check_folder
+from torchcaps_lab.card import Card
+from torchcaps_lab.data import ImageFolder, Masks, Preprocess
+from torchcaps_lab.kinds.images.check import check_folder
+from torchcaps_lab.tasks import Classification
 from torchcaps_lab.training.guess import guess
 
 
@@ -184,7 +186,8 @@ def test_twelve_bits_in_sixteen_are_spread_over_all_grey_levels(tmp_path: Path) 
     )
     data = ImageFolder(root, range=(0, 4095))
     assert len(data.train.inputs.unique()) > 200
-    assert data.kept()["range"] == [0, 4095]
+    card = Card.of_training(data, Preprocess(), Classification())
+    assert card.saved()["reader"]["range"] == [0, 4095]
     assert plain.fingerprint() != data.fingerprint()
     found = guess(root)
     assert found.options["data"]["range"] == [0, 4095]

@@ -34,9 +34,9 @@ from torchcaps_lab.data import (
     load_image,
     stable_split,
 )
-from torchcaps_lab.data.check import check_folder
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.data.picture import image_suffixes
+from torchcaps_lab.kinds.images.check import check_folder
 
 ODD = [Path(name).name for name in (*BROKEN, *LEFT_OUT, *READ)] + ["linked"]
 

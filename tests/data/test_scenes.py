@@ -19,8 +19,9 @@ from torchcaps_lab.data import (
     class_boxes,
     ink_boxes,
 )
-from torchcaps_lab.data.scenes import INK, _Place
-from torchcaps_lab.tasks.detection import _true_boxes
+from torchcaps_lab.data.boxes import INK
+from torchcaps_lab.kinds.scenes.made import _Place
+from torchcaps_lab.kinds.scenes.task import _true_boxes
 
 SMALL = {"canvas": (48, 56), "smallest": 10.0, "largest": 18.0, "clutter": 3}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchcaps_lab.data import MadeSeries, Scale, Series, SeriesSet
-from torchcaps_lab.data.sound import Sound
+from torchcaps_lab.kinds.series.sound import Sound
 from torchcaps_lab.testing import check_dataset
 
 soundfile = pytest.importorskip("soundfile", reason="it is in the extra series")

@@ -294,7 +294,7 @@ def test_text_of_runs_that_make_up_no_picture_reaches_no_other_code(
     """Thousands of random texts: pycocotools alone writes beyond its memory, and ends
     the process.
     """
-    from torchcaps_lab.data.coco import Coco
+    from torchcaps_lab.kinds.scenes.coco import Coco
 
     pytest.importorskip("pycocotools")
     image = {"id": 1, "file_name": "a.png", "width": 60, "height": 40}

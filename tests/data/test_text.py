@@ -7,8 +7,8 @@ import torch
 
 from torchcaps.models import create_model
 from torchcaps_lab.data import Manifest, Text, TextSet
-from torchcaps_lab.data.text_files import named_texts
-from torchcaps_lab.data.words import RESERVED
+from torchcaps_lab.kinds.texts.files import named_texts
+from torchcaps_lab.kinds.texts.words import RESERVED
 
 
 def write(root: Path, files: dict[str, str], encoding: str = "utf-8") -> Path:

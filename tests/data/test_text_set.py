@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchcaps_lab.data import Digits, MadeQuestions, Preprocess, TextSet, Words, joined
-from torchcaps_lab.data.words import PADDING
+from torchcaps_lab.kinds.texts.words import PADDING
 from torchcaps_lab.testing import check_dataset
 
 

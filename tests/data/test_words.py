@@ -3,7 +3,7 @@
 import pytest
 
 from torchcaps_lab.data import Words
-from torchcaps_lab.data.words import UNKNOWN
+from torchcaps_lab.kinds.texts.words import UNKNOWN
 
 
 class TestWords:

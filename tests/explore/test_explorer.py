@@ -35,8 +35,8 @@ from torchcaps_lab.explore import (
 from torchcaps_lab.explore.explorer import MOST_LOOKS
 from torchcaps_lab.explore.samples import digit_scenes
 from torchcaps_lab.explore.server import MOST_BYTES, _body, _Calls
+from torchcaps_lab.kinds.texts.coloured import word_shares
 from torchcaps_lab.report.exhibit import png
-from torchcaps_lab.report.words import word_shares
 
 uvicorn = pytest.importorskip("uvicorn")
 
@@ -268,7 +268,8 @@ class TestExplorer:
     def test_a_clean_canvas_is_no_mistake(self) -> None:
         clean = png(torch.zeros(1, 28, 28))
         explorer = Explorer({"a": small()})
-        explorer._networks["a"].classifier.resize = "handwriting"
+        opened = explorer._networks["a"].classifier
+        opened.reader = opened.reader.changed(resize="handwriting")
         assert explorer.answer(explorer.look("a", clean))["activations"][
             "said"
         ] in range(10)
@@ -362,7 +363,7 @@ class TestTexts:
         assert shown["known"] == [True, True, False, False]
         assert answer["there"] == [shown["said"]]
         classifier = asked._networks["asked"].classifier
-        numbers = classifier.reading("Who wrote that ?").numbers[None]
+        numbers = classifier.reader.reading("Who wrote that ?").numbers[None]
         expected = word_shares(classifier.network, numbers)
         torch.testing.assert_close(
             torch.tensor(shown["shares"]), expected[0], rtol=1e-4, atol=1e-5

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from torchcaps import create_model, create_routing, list_models
 from torchcaps.models import CapsuleClassifier
-from torchcaps_lab.report.pictures.series import moment_shares
+from torchcaps_lab.kinds.series.pictures import moment_shares
 
 NAMES = list_models(takes="series")
 SMALL = {"in_channels": 2, "classes": 3, "channels": (6, 8), "strides": (1, 2)}

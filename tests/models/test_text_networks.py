@@ -16,7 +16,7 @@ from torchcaps import (
 )
 from torchcaps.models import TextCapsNet, TextClassifier, TextPooled, text
 from torchcaps.models.registry import MODELS
-from torchcaps_lab.data.words import PADDING, RESERVED, UNKNOWN, Words
+from torchcaps_lab.kinds.texts.words import PADDING, RESERVED, UNKNOWN, Words
 
 NAMES = [
     name

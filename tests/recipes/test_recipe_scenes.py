@@ -12,7 +12,8 @@ from recipes.scenes import (
 )
 from torchcaps.models import Prediction, create_model
 from torchcaps_lab.data import Digits, class_boxes
-from torchcaps_lab.data.scenes import INK, Scenery
+from torchcaps_lab.data.boxes import INK
+from torchcaps_lab.kinds.scenes.made import Scenery
 
 
 def test_peaks_by_hand():

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from tests.report.small import answers
-from torchcaps_lab.data import Examples
+from torchcaps_lab.data import Examples, TextSet
 from torchcaps_lab.report.pictures import Advice
 
 
@@ -123,11 +123,9 @@ class TestEachFactHasItsAdvice:
         assert hint.option == "--epochs 20"
 
     def test_a_network_is_not_advised_instead_of_itself(self):
-        texts = type(
-            "Texts",
-            (),
-            {"what": "texts", "classes": ("cat", "dog", "owl"), "files": None},
-        )()
+        facts = {"what": "texts", "pictured": False, "larger": TextSet.larger}
+        facts |= {"classes": ("cat", "dog", "owl"), "files": None}
+        texts = type("Texts", (), facts)()
         flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
         findings = answers(3, EVEN, EVEN)
         for model, option in (

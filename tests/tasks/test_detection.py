@@ -15,6 +15,7 @@ from torchcaps.losses import MarginLoss, ReconstructionLoss
 from torchcaps.models import Places, Prediction, Thing
 from torchcaps_lab.data import Digits, Examples, Preprocess, Scenery
 from torchcaps_lab.explore import digit_samples
+from torchcaps_lab.kinds.scenes.task import _true_boxes
 from torchcaps_lab.tasks import (
     Criteria,
     Detection,
@@ -27,7 +28,6 @@ from torchcaps_lab.tasks import (
     owners,
     vote_loss,
 )
-from torchcaps_lab.tasks.detection import _true_boxes
 
 TRUE = torch.tensor(
     [

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.runs import TINY, status
 from torchcaps.spec import Typed
 from torchcaps_lab.training import read_options
-from torchcaps_lab.training.guess import guess
+from torchcaps_lab.training.guess import guess, over
 
 
 @pytest.fixture(autouse=True, params=[False], ids=[""])
@@ -86,7 +86,7 @@ def test_a_folder_alone_is_enough_and_its_run_is_resumed_and_evaluated_as_any(
 
 
 def test_given_options_win(photos):
-    options, said = guess(photos).over({"data": {"size": 32}, "model": "capsnet"})
+    options, said = over(guess(photos), {"data": {"size": 32}, "model": "capsnet"})
     assert (options["data"]["size"], options["model"]) == (32, "capsnet")
     assert not [
         line
@@ -150,8 +150,8 @@ def test_another_backbone_of_timm_is_trained_in_the_same_way(photos):
 
 @pytest.mark.parametrize("pretrained", [True], indirect=True)
 def test_crops_follow_a_size_that_is_given(photos, pretrained):
-    options, _ = guess(photos, {"data": {"size": Typed("180", 180)}}).over(
-        {"data": {"size": 180}}
+    options, _ = over(
+        guess(photos, {"data": {"size": Typed("180", 180)}}), {"data": {"size": 180}}
     )
     assert (options["data"]["size"], options["preprocess"]["crop"]) == (180, 160)
 
@@ -173,7 +173,7 @@ def test_epochs_are_guessed_for_a_number_of_steps(photos):
 
 
 def test_a_given_optimizer_goes_by_its_own_rate(photos):
-    options, _ = guess(photos).over({"optimizer": {"lr": 0.01}})
+    options, _ = over(guess(photos), {"optimizer": {"lr": 0.01}})
     assert (options["optimizer"]["name"], options["optimizer"]["lr"]) == ("AdamW", 0.01)
     assert "scheduler" not in options
 
@@ -255,12 +255,12 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_epoch_that_is_best_on_validation_images_is_kept(many: Path) -> None:
     """Validation was 73 % right at epoch 16 and 53 % at the last, which was kept."""
-    options, said = guess(many).over({})
+    options, said = over(guess(many), {})
     assert (options["keep"], options["stop"]) == ("best", "early")
     assert options["patience"] >= options["epochs"] // 3
     assert any(line.startswith("guessed: keep best") for line in said)
     assert any(line.startswith("guessed: stop early, after") for line in said)
-    options, said = guess(many).over({"keep": "last", "stop": None})
+    options, said = over(guess(many), {"keep": "last", "stop": None})
     assert (options["keep"], options["stop"]) == ("last", None)
     assert not any("keep" in line or "stop" in line for line in said)
 

@@ -58,7 +58,6 @@ __all__ = [
     "SetCapsNet",
     "SetClassifier",
     "SharedCapsNet",
-    "SlotAutoencoder",
     "TextClassifier",
     "Thing",
     "box_iou",

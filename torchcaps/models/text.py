@@ -12,7 +12,7 @@ from torchcaps.models.base import ImageClassifier
 from torchcaps.numerics import check_size
 
 PADDING, UNKNOWN, RESERVED = 0, 1, 2
-"""As in :mod:`torchcaps_lab.data.words`: padding, unknown words, and the first word of
+"""As in :mod:`torchcaps_lab.kinds.texts.words`: padding, unknown words, and the first word of
 the vocabulary.
 """
 

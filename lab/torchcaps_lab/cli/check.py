@@ -1,49 +1,48 @@
-"""Check a folder of images: classes, formats, sizes, copies, broken files."""
+"""Check a folder or a file: what 'torchcaps train' would do with it, and what is wrong
+with it.
+"""
 
 import shlex
 from json import dumps
 
 from torchcaps_lab.cli.places import Existing
-from torchcaps_lab.data.check import FolderReport, check_folder
-from torchcaps_lab.data.doubts import range_option
 from torchcaps_lab.data.manifest import count_of
-from torchcaps_lab.training.guess import guess
+from torchcaps_lab.look import Guess, Place
+from torchcaps_lab.training.guess import over, seen
 
 
 def command(folder: Existing, *, json: bool = False) -> None:
-    """Read every image of a folder as 'torchcaps train --data ImageFolder' would.
+    """Read every example of a folder or a file as 'torchcaps train' would.
 
     Args:
-        folder: with a sub-folder for each class, or with train and test that hold these
+        folder: what to check, anything that 'torchcaps train' takes: a folder with a
+            sub-folder of images for each class, images with a table of labels, with
+            masks or with boxes, texts, series or sounds
         json: print JSON
 
     Raises:
         ValueError: if files cannot be read, or images of the same content are in
             several parts or classes.
     """
-    found = check_folder(folder)
-    print(
-        dumps(found.json())
-        if json
-        else "\n".join([*found.lines(), *_next(folder, found)])
-    )
-    if found.problems:
+    place = Place(folder)
+    reader, found = seen(place, {})
+    report = reader.report(place, found)
+    if json:
+        print(dumps(report.json()))
+    else:
+        print("\n".join(report.lines()))
+    if isinstance(found, Guess) and not json:
+        advised = report.advised(found.options)
+        for line in _advice(folder, found, advised):
+            print(line)
+    if report.problems:
         raise ValueError(
-            f"{count_of(found.problems, 'problem')} in {folder}, see above"
+            f"{count_of(report.problems, 'problem')} in {folder}, see above"
         )
 
 
-def _next(folder: str, found: FolderReport) -> list[str]:
-    """The command that trains on the folder as it is; none while its folders forbid
-    that.
-    """
-    if found.folders or not found.sizes:
-        return []
-    size = guess(folder).options["data"].get("size")
-    given = {
-        "--data.size": size and str(size),
-        "--data.range": found.range and range_option(found.range),
-        "--data.skip_broken": "true" if found.broken else None,
-    }
-    options = [word for name, value in given.items() if value for word in (name, value)]
-    return [f"train on it: {shlex.join(['torchcaps', 'train', folder, *options])}"]
+def _advice(folder: str, found: Guess, advised: dict[str, str]) -> list[str]:
+    """What a training would choose, and the command that trains."""
+    words = [word for option in advised.items() for word in option]
+    command = shlex.join(["torchcaps", "train", folder, *words])
+    return [*over(found, {})[1], f"train on it: {command}"]

@@ -24,7 +24,8 @@ def command(
 
     Args:
         run: folder of a run; with --data also of a saved network, or its name
-        data: other images than those of the run, as in 'torchcaps train'
+        data: other data than that of the run: a folder or a file, or a data set, as in
+            'torchcaps train'
         split: which of the images; all: of --data
         out: folder to write 'report/' into; default: the run, or 'explain-SPLIT' in it
             for other images

@@ -211,11 +211,7 @@ def _off(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
 
 def _examples(classifier: Classifier) -> Tensor:
     """Five example inputs: two are used for tracing, all for comparison."""
-    if classifier.network.takes != "images":
-        return classifier.network.examples(5)
-    return torch.rand(
-        5, *classifier.image_shape, generator=torch.Generator().manual_seed(0)
-    )
+    return classifier.reader.trial(classifier.network, 5)
 
 
 def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@ tasks.
 """
 
 import json as jsons
+import math
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -41,11 +42,9 @@ def command(
         return
     width = max(len(row["name"]) for row in rows)
     for row in rows:
-        shape = (
-            "x".join(map(str, row["image_shape"]))
-            if row["takes"] == "images"
-            else row["takes"]
-        )
+        shape = row["takes"]
+        if math.prod(row["image_shape"]) > 1:
+            shape = "x".join(map(str, row["image_shape"]))
         print(
             f"{row['name']:{width}} {row['parameters']:>10,} parameters at {shape:9} "
             f"{row['source']}"

@@ -13,6 +13,7 @@ from argparse import (
 )
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from torchcaps.spec import MISSING, alternatives, declared, fit, meant, registry_of
@@ -20,6 +21,11 @@ from torchcaps_lab.cli.output import shortened
 from torchcaps_lab.cli.plugins import add_import
 from torchcaps_lab.cli.source import Sketch, docstring, documented, sketches
 from torchcaps_lab.training.reading import put, typed
+
+OF_TRAINING = ("size", "channels", "range", "cut")
+"""Guessed arguments of a data set that are for a training: a trained network has its
+own.
+"""
 
 
 class OptionParser(ArgumentParser):
@@ -136,6 +142,7 @@ class OptionParser(ArgumentParser):
             return value
         action, hint = self._named[name], self._hint(name)
         try:
+            value = data_at(value) if name == "data" else value
             return (
                 [fit(hint, one, name) for one in value]
                 if action.nargs in ("+", "*")
@@ -276,6 +283,35 @@ OURS = {
 
 class WrongUsage(ValueError):
     """Options that do not fit each other."""
+
+
+def data_at(value: Any) -> Any:
+    """The data set that a reader recognises at a path, where a path is named in place
+    of a data set; anything else as it is.
+
+    Args:
+        value: the option ``data``, as typed: a name, or a name and arguments.
+    """
+    from torchcaps_lab.data.base import DATASETS
+    from torchcaps_lab.training.guess import guess
+    from torchcaps_lab.training.reading import merged
+
+    arguments = dict(value) if isinstance(value, Mapping) else {"name": value}
+    named = arguments.pop("name", None)
+    text = getattr(named, "text", named)
+    is_path = isinstance(text, str) and Path(text).exists()
+    if not is_path or text in {
+        *DATASETS,
+        *(cls.__name__ for cls in DATASETS.classes()),
+    }:
+        return value
+    seen = guess(text).options["data"]
+    # A trained network says what shape it takes, where a data set leaves that open.
+    parameters = inspect.signature(DATASETS.find(seen["name"])).parameters
+    free = [key for key in OF_TRAINING if key in parameters]
+    free = [key for key in free if parameters[key].default is None]
+    place = {key: argument for key, argument in seen.items() if key not in free}
+    return merged(place, arguments)
 
 
 def parser_of(command: str) -> OptionParser:

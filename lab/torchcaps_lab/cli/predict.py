@@ -120,25 +120,17 @@ def _check_folder(option: str, path: Path) -> None:
         raise ValueError(f"--{option} {path} {state}: choose another folder")
 
 
-def _check_resize(classifier: Classifier, resize: str | None) -> None:
-    if resize is not None and classifier.network.takes != "images":
-        raise ValueError(
-            f"--resize is for images: a {type(classifier.network).__name__} takes "
-            f"{classifier.network.takes}"
-        )
-    if resize == "keep" and not classifier.network.any_size:
-        raise ValueError(
-            "--resize keep is for networks of any size, and a "
-            f"{type(classifier.network).__name__} has a fixed size"
-        )
+def _check_resize(classifier: Classifier, resize: Fit | None) -> None:
+    try:
+        classifier.reader.check_fit(classifier.network, resize)
+    except ValueError as error:
+        raise ValueError(f"--{error}".replace("resize 'keep'", "resize keep")) from None
 
 
 def _check_boxes(classifier: Classifier) -> None:
     """Raises a `ValueError` unless the network predicts boxes for a black image."""
-    if classifier.network.takes == "images":
-        ((_, answer),) = classifier.stream(
-            [torch.zeros(*classifier.image_shape)], "pad"
-        )
+    if classifier.reader.pictures:
+        ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)])
         if answer.things is not None:
             return
     raise ValueError(
@@ -147,15 +139,9 @@ def _check_boxes(classifier: Classifier) -> None:
 
 
 def _check_masks(classifier: Classifier) -> None:
-    """Raises a `ValueError` unless the network predicts something for each pixel of a
-    black image.
-    """
-    if classifier.network.takes == "pixels":
-        return
-    if classifier.network.takes == "images":
-        ((_, answer),) = classifier.stream(
-            [torch.zeros(*classifier.image_shape)], "pad"
-        )
+    """Raises a `ValueError` unless the network predicts a class for each pixel."""
+    if classifier.reader.pictures:
+        ((_, answer),) = classifier.stream([torch.zeros(*classifier.image_shape)])
         if answer.mask is not None:
             return
     raise ValueError(
@@ -193,18 +179,14 @@ def _masks(classifier: Classifier, folder: Path, resize: Any) -> Show:
     """Writes ``photo.png``, the number of the class of each pixel, and
     ``photo.overlay.png`` for ``photo.jpg``.
     """
-    from torchcaps_lab.report.exhibit import png
-    from torchcaps_lab.report.pictures.segments import indexed, overlay
-
     written: Counter[str] = Counter()
 
     def draw(file: str, answer: Answer) -> None:
-        assert answer.mask is not None
-        count, path = len(classifier.classes), _file_in(folder, file, written)
-        indexed(answer.mask, count).save(path)
-        path.with_suffix(".overlay.png").write_bytes(
-            png(overlay(classifier.pixels(file, resize), answer.mask, count))
-        )
+        path = _file_in(folder, file, written)
+        picture = classifier.pixels(file, resize)
+        drawings = classifier.task.drawings(answer, picture, classifier.classes)
+        for end, content in drawings.items():
+            path.with_suffix(end).write_bytes(content)
 
     return draw
 
@@ -279,7 +261,7 @@ def _csv(classifier: Classifier, top: int | None) -> Show:
         "probability" if classifier.calibration is None else "calibrated_probability"
     )
     table = writer(sys.stdout, lineterminator="\n")
-    texts = classifier.reader.items == "texts"
+    texts = classifier.reader.written
     more = ["known", "strangeness"] if classifier.strangers is not None else []
     table.writerow(
         [

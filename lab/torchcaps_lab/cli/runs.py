@@ -26,10 +26,10 @@ def open_classifier(path: str, device: str = "cpu") -> Classifier:
     """
     config = Path(path) / "config.yaml"
     classifier = Classifier.open(path)
-    if (
-        "resize" not in classifier.network.extra and config.is_file()
-    ):  # saved before networks stored it
-        classifier.resize = _recorded_resize(config) or classifier.resize
+    saved = classifier.network.extra
+    before = not saved.keys() & {"resize", "reader"}  # before networks stored it
+    if before and config.is_file() and classifier.reader.pictures:
+        classifier.reader = classifier.reader.changed(resize=_recorded_resize(config))
     try:
         return classifier.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -48,6 +48,8 @@ def _take_shape(data: Spec, classifier: Classifier) -> tuple[str, ...]:
     """Fills in the size and channels that the network takes where the options of images
     name none; a note on it.
     """
+    if not classifier.reader.pictures:
+        return ()
     channels, height, width = classifier.image_shape
     arguments: dict[str, Any] = data.arguments
     shape = {"size": (height, width), "channels": channels}
@@ -56,8 +58,9 @@ def _take_shape(data: Spec, classifier: Classifier) -> tuple[str, ...]:
         for name, value in shape.items()
         if name in arguments and arguments[name] is None
     }
-    if arguments.get("range", ()) is None and classifier.levels is not None:
-        arguments["range"] = list(classifier.levels)
+    levels = getattr(classifier.reader, "levels", None)
+    if arguments.get("range", ()) is None and levels is not None:
+        arguments["range"] = list(levels)
     if not missing:
         return ()
     for name, value in missing.items():
@@ -82,7 +85,7 @@ def _other_fit(data: DataSet, classifier: Classifier) -> tuple[str, ...]:
     was trained on.
     """
     fit, usual = getattr(data, "resize", None), classifier.resize
-    if fit in (None, usual) or usual == "keep":
+    if usual is None or fit in (None, usual) or usual == "keep":
         return ()
     return (
         f"these images are resized with {fit}, but the network was trained with "

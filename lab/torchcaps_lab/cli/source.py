@@ -4,7 +4,7 @@ need not wait for torch.
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -62,15 +62,16 @@ def docstring(module: str, name: str = "") -> str:
     return ast.get_docstring(_node(module, name) if name else _parsed(module)) or ""
 
 
-def arguments_of(room: str, base: str) -> set[str]:
-    """What the constructors of a class in a room of this package, and of all that
-    derive from it there, take.
+def arguments_of(rooms: Sequence[str], base: str) -> set[str]:
+    """What the constructors of a class in rooms of this package, and of all that derive
+    from it there, take.
     """
-    paths = (
-        path.relative_to(_place(room)).with_suffix("").parts
+    modules = [
+        ".".join((room, *path.relative_to(_place(room)).with_suffix("").parts))
+        for room in rooms
         for path in _place(room).rglob("*.py")
-    )
-    nodes = (node for path in paths for node in _parsed(".".join((room, *path))).body)
+    ]
+    nodes = [node for module in modules for node in _parsed(module).body]
     known = [node for node in nodes if isinstance(node, ast.ClassDef)]
     waiting, names = [node for node in known if node.name == base], set[str]()
     while waiting:

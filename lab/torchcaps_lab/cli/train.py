@@ -15,11 +15,14 @@ from torchcaps_lab.cli.output import say
 from torchcaps_lab.cli.parser import OptionParser
 from torchcaps_lab.cli.plugins import add_import, importing, named_imports
 from torchcaps_lab.cli.source import arguments_of
-from torchcaps_lab.training.guess import guess, in_source
+from torchcaps_lab.training.guess import guess, in_source, over
 from torchcaps_lab.training.reading import as_yaml, merged, read_options
 
 if TYPE_CHECKING:
     from torchcaps_lab.training import RunFolder, TrainingOptions
+
+DATA = "torchcaps_lab.data", "torchcaps_lab.kinds"
+"""The rooms that have data sets."""
 
 _OF_THE_COMMAND = "allow_changes", "print_config"
 
@@ -62,7 +65,7 @@ def command(arguments: list[str]) -> None:
         other = "--resume" if resume is not None else "--data"
         if resume is not None or _names(given.get("data")):
             parser.error(f"{what} and {other} both name the images: give one of them")
-        given, guessed = guess(what, given).over(given)
+        given, guessed = over(guess(what, given), given)
     try:
         with importing():
             chosen = training.training_options(given, tuple(imports))
@@ -126,7 +129,7 @@ def _check_data(parser: OptionParser, data: Any) -> None:
     data = data.value if isinstance(data, Typed) else data
     if not isinstance(data, Mapping) or "torchcaps_lab.data" in sys.modules:
         return
-    known = {"name", *arguments_of("torchcaps_lab.data", "DataSet")}
+    known = {"name", *arguments_of(DATA, "DataSet")}
     if unknown := [name for name in data if name not in known]:
         parser.error(
             "there is no option "

@@ -110,7 +110,7 @@ def _check(classifier: Classifier) -> None:
     little is to be expected of it.
     """
     network = classifier.network
-    if network.takes != "images":
+    if not classifier.reader.pictures:
         raise ValueError(
             f"a {type(network).__name__} takes {network.takes} and draws no images"
         )

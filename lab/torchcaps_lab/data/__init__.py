@@ -4,7 +4,6 @@ in three splits.
 
 from typing import Any
 
-from torchcaps_lab.data.annotated import AnnotatedImages, AnnotatedSet
 from torchcaps_lab.data.augment import RandomShift, mixed_seed, random_integers
 from torchcaps_lab.data.base import (
     DataSet,
@@ -15,6 +14,7 @@ from torchcaps_lab.data.base import (
     stable_split,
     stratified_split,
 )
+from torchcaps_lab.data.boxes import class_boxes, ink_boxes
 from torchcaps_lab.data.cifar10 import CIFAR10
 from torchcaps_lab.data.digits import Digits
 from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
@@ -37,7 +37,6 @@ from torchcaps_lab.data.made import (
 )
 from torchcaps_lab.data.manifest import Changes, Entry, Manifest
 from torchcaps_lab.data.map_style import MapStyle
-from torchcaps_lab.data.masks import NO_CLASS, Cuts, Masks, MaskSet, ScenePixels
 from torchcaps_lab.data.mnist import MNIST, FashionMNIST, read_idx
 from torchcaps_lab.data.picture import load_image
 from torchcaps_lab.data.preprocess import (
@@ -51,10 +50,6 @@ from torchcaps_lab.data.preprocess import (
     standardise,
     thirteen_crops,
 )
-from torchcaps_lab.data.questions import MadeQuestions
-from torchcaps_lab.data.scenes import DigitScenes, Scenery, class_boxes, ink_boxes
-from torchcaps_lab.data.series import MadeSeries, Series
-from torchcaps_lab.data.series_set import Scale, SeriesSet
 from torchcaps_lab.data.smallnorb import SmallNORB, read_binary_matrix
 from torchcaps_lab.data.strong import (
     RandAugment,
@@ -62,43 +57,32 @@ from torchcaps_lab.data.strong import (
     RandomRotation,
     RandomZoom,
 )
-from torchcaps_lab.data.text import Text
-from torchcaps_lab.data.text_set import TextSet, joined
 from torchcaps_lab.data.view import Preprocess, View
-from torchcaps_lab.data.words import Reading, Words
 from torchcaps_lab.kinds import public
 
 __all__ = [
     "MNIST",
     "Affine",
     "AffineRanges",
-    "AnnotatedImages",
     "Batch",
     "DataSet",
     "Digits",
     "Examples",
     "ImageFolder",
     "MapStyle",
-    "Masks",
     "Overlaid",
     "Overlay",
     "Padded",
     "Pairs",
     "Preprocess",
-    "Scenery",
     "Scenes",
-    "Series",
-    "SeriesSet",
     "SmallNORB",
-    "TextSet",
-    "Words",
     "apply_affine",
     "arrange",
     "bounding_box_overlap",
     "class_boxes",
     "find_data_dir",
     "fixed_pairs",
-    "joined",
     "load_image",
     "register_dataset",
 ]

@@ -138,12 +138,15 @@ def order_of(
         return axes
     if len(shape) == 3:
         return "NHW"
-    last, first = shape[3] in USUAL_CHANNELS, shape[1] in USUAL_CHANNELS
+    last = shape[3] in USUAL_CHANNELS
+    first = shape[1] in USUAL_CHANNELS
     _, *sides = shape
     if not last and not first:
-        last, first = sides[2] < min(sides[:2]), sides[0] < min(sides[1:])
+        last = sides[2] < min(sides[:2])
+        first = sides[0] < min(sides[1:])
     if not last and not first:
-        last, first = sides[0] == sides[1], sides[1] == sides[2]
+        last = sides[0] == sides[1]
+        first = sides[1] == sides[2]
     if last == first:
         raise ValueError(
             f"the order of the axes of {name}, {shape}, is not clear: it may be (N, "

@@ -80,7 +80,8 @@ class Bands:
         """The same as bytes, see :func:`to_8_bit`."""
         kind = self.pixels.dtype
         if levels is None and kind.kind in "iu" and kind not in (np.uint8, np.uint16):
-            least, most = int(self.pixels.min()), int(self.pixels.max())
+            least = int(self.pixels.min())
+            most = int(self.pixels.max())
             raise ValueError(
                 f"pixels of {kind} have no usual range, got {least} to {most}: range "
                 "says which values become black "
@@ -111,11 +112,6 @@ def check_range(levels: Levels | None) -> None:
         )
 
 
-def with_range(kept: dict[str, Any], levels: Levels | None) -> dict[str, Any]:
-    """What is saved with a network, and the range of pixels if one was given."""
-    return kept if levels is None else {**kept, "range": list(levels)}
-
-
 def to_8_bit(pixels: np.ndarray, levels: Levels | None = None) -> np.ndarray:
     """Scale pixels to bytes: the levels become 0 and 255.
 
@@ -144,11 +140,16 @@ def to_8_bit(pixels: np.ndarray, levels: Levels | None = None) -> np.ndarray:
 def _usual_levels(pixels: np.ndarray) -> Levels:
     if pixels.dtype == np.bool_:
         return 0, 1
-    least, most = float(pixels.min()), float(pixels.max())
+    least = float(pixels.min())
+    most = float(pixels.max())
     if pixels.dtype.kind == "f":
-        low, high, kind = 0, 1, "floating-point pixels must lie in [0, 1]"
+        low = 0
+        high = 1
+        kind = "floating-point pixels must lie in [0, 1]"
     else:  # Pillow gives 16-bit grey as I;16 or, depending on its version and on the format, as 32-bit I.
-        low, high, kind = 0, 65535, "pixels must be 16 bit, 0..65535"
+        low = 0
+        high = 65535
+        kind = "pixels must be 16 bit, 0..65535"
     if not low <= least <= most <= high:
         raise ValueError(
             f"{kind}, got {least:g} to {most:g}: range says which values become black "

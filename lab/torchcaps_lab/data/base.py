@@ -67,8 +67,10 @@ class DataSet(ABC):
             with a network.
         validation_share: the argument ``validation``; the attribute of that name are
             the images.
-        gives: what it consists of, `images`, `words` or `series`; networks must take
+        gives: what it consists of, such as `images` or `words`; networks must take
             that, see :attr:`torchcaps.models.ImageClassifier.takes`.
+        reads: the registered name of the reader that reads new inputs as those of this
+            data set.
         model: the default network, by its registered name.
 
     Args:
@@ -97,6 +99,8 @@ class DataSet(ABC):
     task: ClassVar[str | Mapping[str, Any]] = "classification"
 
     gives: ClassVar[str] = "images"
+
+    reads: ClassVar[str] = "images"
 
     model: ClassVar[str] = "capsnet"
 
@@ -149,6 +153,10 @@ class DataSet(ABC):
         """Return channels, height and width of every image."""
         return self.train.image_shape
 
+    def default_task(self) -> str | Mapping[str, Any]:
+        """The task of networks that are trained on it, unless another is chosen."""
+        return self.task
+
     def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
         """Arguments of a network for it, besides the number of classes; a `ValueError`
         if it cannot be prepared so.
@@ -160,11 +168,16 @@ class DataSet(ABC):
         vectors that others trained.
         """
 
+    @property
+    def read_shape(self) -> tuple[int, int, int]:
+        """The shape that new images are read in, before they are prepared."""
+        return self.image_shape
+
     def kept(self) -> dict[str, Any]:
-        """What is saved with a network that was trained on it: how new images are read.
-        For JSON.
+        """What is saved with a network that was trained on it beside its reader, its
+        classes and its task. For JSON.
         """
-        return {"raw_image_shape": list(self.image_shape), "resize": self.resize}
+        return {}
 
     def fingerprint(self) -> str:
         """Return a digest of the training and validation images, their labels and the
@@ -217,7 +230,8 @@ class DataSet(ABC):
 
     @cached_property
     def _train_and_validation(self) -> tuple[Examples, Examples]:
-        train, validation = self.load_train(), self.load_validation()
+        train = self.load_train()
+        validation = self.load_validation()
         if validation is not None:
             return train, validation.in_classes(train.classes, "the validation images")
         rest, held_out = stratified_split(

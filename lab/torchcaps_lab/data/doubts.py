@@ -81,7 +81,8 @@ def range_for(extents: Iterable[Extent]) -> Levels | None:
     rows = list(extents)
     if not rows:
         return None
-    least, most = min(row.least for row in rows), max(row.most for row in rows)
+    least = min(row.least for row in rows)
+    most = max(row.most for row in rows)
     if all(row.kind == "integer" for row in rows) and least >= 0:
         top = (1 << max(int(most).bit_length(), 8)) - 1
         return None if top == 65535 else (0, top)
@@ -104,10 +105,12 @@ def image_doubts(images: Tensor, names: Sequence[str]) -> Iterator[str]:
     """For people: what speaks against images as they were read, uint8 (N, C, H, W):
     blank ones, an unused range.
     """
-    blank, brightest = [], 0
+    blank = []
+    brightest = 0
     for start in range(0, len(images), _AT_ONCE):
         rows = images[start : start + _AT_ONCE].flatten(1)
-        least, most = rows.amin(1), rows.amax(1)
+        least = rows.amin(1)
+        most = rows.amax(1)
         empty = (least == most) & ((least == 0) | (least == 255))
         blank += [names[start + row] for row in empty.nonzero().flatten().tolist()]
         brightest = max(brightest, int(most.max()))

@@ -167,6 +167,17 @@ class Examples(Dataset[Batch]):
     what: ClassVar[str] = "images"
     """What the items are called in messages."""
 
+    larger: ClassVar[str] = "--model capsnet_on_backbone"
+    """The option that takes a network that can learn more of them."""
+
+    forgetting: ClassVar[str] = ""
+    """The options that keep a network from learning them by heart, where they cannot be
+    changed in training.
+    """
+
+    pictured: ClassVar[bool] = True
+    """Whether each can be shown as a picture, and prepared as one."""
+
     inputs: Tensor
     labels: Tensor
     classes: tuple[str, ...]
@@ -182,7 +193,7 @@ class Examples(Dataset[Batch]):
                 f"files must name {len(self.inputs)} files, one per image, got "
                 f"{len(self.files)}"
             )
-        if self.what != "images" and (
+        if not self.pictured and (
             self.preprocess != _AS_THEY_ARE or self.composition is not None
         ):
             raise ValueError(
@@ -197,7 +208,9 @@ class Examples(Dataset[Batch]):
             )
 
     def _check_labels(self) -> None:
-        labels, count, classes = self.labels, len(self.inputs), len(self.classes)
+        labels = self.labels
+        count = len(self.inputs)
+        classes = len(self.classes)
         if classes > MOST_CLASSES:
             raise ValueError(
                 f"there may be at most {MOST_CLASSES:,} classes, got {classes:,} for "
@@ -270,6 +283,44 @@ class Examples(Dataset[Batch]):
         """
         return self.composition is not None and self.composition.several
 
+    def contents(self) -> list[bytes]:
+        """What each of them is: two of the same content are copies."""
+        return [row.cpu().contiguous().numpy().tobytes() for row in self.inputs]
+
+    def labelled(self, labels: Tensor) -> Tensor:
+        """The labels of a batch that stand for a class."""
+        return labels
+
+    def wrong_in(self, batch: Batch) -> str:
+        """What is wrong with the inputs of a batch of these; empty if nothing is."""
+        pixels = batch.pictures
+        shape = (len(batch.indices), *self.image_shape)
+        if tuple(pixels.shape) != shape or pixels.dtype != torch.float32:
+            return (
+                f"a batch is {pixels.dtype} {tuple(pixels.shape)}, not float32 {shape}"
+            )
+        low = float(pixels.min())
+        high = float(pixels.max())
+        if not 0 <= low <= high <= 1:
+            return f"pixels go from {low:g} to {high:g}, not from 0 to 1"
+        return ""
+
+    def written(self, index: int) -> str:
+        """The text of one of them.
+
+        Raises:
+            TypeError: they are not written.
+        """
+        raise TypeError(f"{self.what} have no text")
+
+    def counts(self) -> dict[str, int]:
+        """How many of them show each class, by its name."""
+        if self.labels.dtype == torch.bool:
+            numbers = self.labels.sum(0)
+        else:
+            numbers = torch.bincount(self.labels, minlength=len(self.classes))
+        return dict(zip(self.classes, numbers.tolist(), strict=True))
+
     def to(self, device: torch.device | str) -> "Examples":
         """Return the same images in the memory of a device; batches of them are made
         there.
@@ -328,10 +379,8 @@ class Examples(Dataset[Batch]):
 
     def _joined(self, other: "Examples") -> "Examples":
         """These and other images of the same size and classes."""
-        inputs, labels = (
-            torch.cat([self.inputs, other.inputs]),
-            torch.cat([self.labels, other.labels]),
-        )
+        inputs = torch.cat([self.inputs, other.inputs])
+        labels = torch.cat([self.labels, other.labels])
         return replace(
             self,
             inputs=inputs,

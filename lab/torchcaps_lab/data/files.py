@@ -19,17 +19,7 @@ from torchcaps_lab.data.listed import (
 )
 from torchcaps_lab.data.manifest import some
 from torchcaps_lab.data.picture import BY_PLUGIN, image_suffixes
-
-_JUNK = (
-    "thumbs.db",
-    "desktop.ini",
-    "__macosx",
-    "@eadir",
-    "$recycle.bin",
-    "system volume information",
-    "lost+found",
-)
-"""Files that operating systems leave in folders, besides hidden ones."""
+from torchcaps_lab.look import is_junk
 
 
 @dataclass(frozen=True)
@@ -251,11 +241,6 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(Listing(root=folder)._images(folder, set()))
 
 
-def is_junk(path: Path) -> bool:
-    """Whether a path is hidden, or a file that operating systems leave in folders."""
-    return path.name.startswith(".") or path.name.lower() in _JUNK
-
-
 def is_there(kind: Callable[[], bool]) -> bool:
     """The result of a check such as ``path.is_dir``; False without permission to
     look.
@@ -279,7 +264,8 @@ def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
     there are no others.
     """
     named: dict[str, Path] = {}
-    folders, others = _folders(root), []
+    folders = _folders(root)
+    others = []
     for path in folders:
         part = part_called(path.name)
         if part is None:

@@ -8,11 +8,13 @@ middle.
 """
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from torchcaps_lab.data.reader import Read
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,7 +27,8 @@ LARGEST = 256
 BOX = 20 / 28
 """The side of the sign's box over that of the picture."""
 
-THINNEST, USUAL = 0.11, 0.16
+THINNEST = 0.11
+USUAL = 0.16
 """Widths of strokes over the side of the box: strokes thinner than the first are
 widened to the second, as in MNIST.
 """
@@ -39,18 +42,6 @@ SMALLEST = 0.06
 
 _ORIENTATION = 0x0112
 """The tag of Exif for the orientation."""
-
-
-class Read(NamedTuple):
-    """One input as a network takes it, before it is prepared.
-
-    Attributes:
-        values: the numbers: of a picture (C, H, W), of a text (L,), of a series (C, L).
-        note: how they were made, for people, if that depends on the input; else empty.
-    """
-
-    values: Tensor
-    note: str
 
 
 def read_handwriting(image: "Image", image_shape: tuple[int, int, int]) -> Read:
@@ -188,7 +179,8 @@ def _ground(pixels: np.ndarray) -> np.ndarray:
     terms = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], 1)  # [H W, 6]
     some = np.linspace(0, len(x) - 1, min(len(x), 4001)).astype(int)
     colours = pixels.reshape(-1, 3)
-    base, seen = terms[some], colours[some]
+    base = terms[some]
+    seen = colours[some]
     fitted = np.broadcast_to(np.median(seen, 0), seen.shape)
     surface = np.zeros((6, 3))
     for _ in range(12):

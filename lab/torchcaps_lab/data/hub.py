@@ -188,7 +188,8 @@ class Hub(ListedImages):
         import datasets
 
         table = self.splits[split]
-        labels, feature = table[label][:], table.features[label]
+        labels = table[label][:]
+        feature = table.features[label]
         pixels = table.select_columns([image]).cast_column(
             image, datasets.Image(decode=False)
         )

@@ -4,7 +4,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -23,7 +23,6 @@ from torchcaps_lab.data.bands import (
     Range,
     channels_of,
     check_range,
-    with_range,
 )
 from torchcaps_lab.data.base import (
     TEST_SEED,
@@ -239,19 +238,47 @@ class ListedData(DataSet):
         listed = self.list_images()
         trained = listed.parts.get("train", listed.parts.get("all", ()))
         listed.classes = (
-            self.named
-            or listed.classes
-            or tuple(sorted({item.category for item in trained}))
+            self.named or listed.classes or tuple(sorted(self._labels_in(trained)))
         )
-        root, things = getattr(self, "root", ""), f"{self.thing.removesuffix('s')}s"
+        root = getattr(self, "root", "")
+        things = f"{self.thing.removesuffix('s')}s"
         if len(listed.classes) < 2:
             holds = f"{root} must hold {things} of" if root else "there must be"
             raise ValueError(f"{holds} two or more classes, got {listed.classes}")
         for part, items in listed.parts.items():
             called = things if part == "all" else f"the {part} {things}"
-            names = sorted({item.category for item in items})
+            names = sorted(self._labels_in(items))
             places_of(names, listed.classes, f"{called} of {root}" if root else called)
         return listed
+
+    def labels_of(self, category: str) -> tuple[str, ...]:
+        """The labels that the category of an item stands for: itself, unless an item
+        may have several.
+        """
+        return (category,)
+
+    def targets(self, entries: Sequence[Entry], classes: Sequence[str]) -> Tensor:
+        """The labels of items, int64 (N,), or masks, bool (N, E), where an item may
+        have several.
+
+        Args:
+            entries: the items.
+            classes: the names of the labels.
+        """
+        label_of = {name: label for label, name in enumerate(classes)}
+        labels = [label_of[entry.category] for entry in entries]
+        return torch.tensor(labels, dtype=torch.int64)
+
+    def group_of(self, category: str) -> str:
+        """The group that an item belongs to: the same share of each is put aside."""
+        return category
+
+    def _labels_in(self, items: Iterable[Item | Entry]) -> set[str]:
+        """The labels of items."""
+        labels = set[str]()
+        for category in {item.category for item in items}:
+            labels.update(self.labels_of(category))
+        return labels
 
     def load_train(self) -> Examples:
         """Read what to train on, including what is for validation unless that has a
@@ -310,7 +337,7 @@ class ListedData(DataSet):
             else ()
         )
         manifest = self.manifest().merged(self._read.same)
-        tested = {entry.category for entry in manifest.parts["test"]}
+        tested = self._labels_in(manifest.parts["test"])
         return (
             *unknown,
             *self.listed.notes,
@@ -335,7 +362,8 @@ class ListedData(DataSet):
         Files of the same pixels are known once they are decoded: what was decoded is
         then divided anew.
         """
-        left_out, decoded = dict(self.listed.left_out), dict[str, Tensor]()
+        left_out = dict(self.listed.left_out)
+        decoded = dict[str, Tensor]()
         same: Mapping[str, str] = {}
         while True:
             manifest = self._parts(left_out, same)
@@ -373,7 +401,7 @@ class ListedData(DataSet):
             part: [self._entry(item) for item in items if item.name not in left_out]
             for part, items in self.listed.parts.items()
         }
-        divided = partial(_divided, None if self._unrecorded else same)
+        divided = partial(_divided, None if self._unrecorded else same, self.group_of)
         if "all" in entries:
             entries["train"], entries["test"] = divided(
                 entries.pop("all"), self.test_share, TEST_SEED
@@ -383,26 +411,27 @@ class ListedData(DataSet):
             entries["train"], entries["validation"] = divided(
                 entries["train"], share, self.seed
             )
-        for category in {item.category for item in self.listed.items} - {
-            entry.category for entry in entries["train"]
-        }:
-            reasons = some(
-                [
-                    f"{name} ({why})"
-                    for name, why in left_out.items()
-                    if category in Path(name).parts
-                ]
-            )
-            found = f": {reasons}" if reasons else ""
-            raise ValueError(
-                f"class {category!r} holds no training {self.thing} that can be "
-                f"read{found}"
-            )
+        self._check_trained(entries["train"], left_out)
         return Manifest(
             self.listed.classes,
             {part: tuple(entries[part]) for part in PARTS},
             left_out,
         )
+
+    def _check_trained(self, train: Sequence[Entry], left_out: dict[str, str]) -> None:
+        """Raise a `ValueError` if there is nothing to train on of a class."""
+        trained = {entry.category for entry in train}
+        for category in {item.category for item in self.listed.items} - trained:
+            reasons = [
+                f"{name} ({why})"
+                for name, why in left_out.items()
+                if category in Path(name).parts
+            ]
+            because = f": {some(reasons)}" if reasons else ""
+            raise ValueError(
+                f"class {category!r} holds no training {self.thing} that can be "
+                f"read{because}"
+            )
 
     def _entry(self, item: Item) -> Entry:
         return Entry(item.name, item.category, self._digest(item))
@@ -470,10 +499,6 @@ class ListedImages(ListedData):
             raise ValueError(f"memory must be 0 GiB or more, got {self.memory}")
         check_range(self.levels)
 
-    def kept(self) -> dict[str, Any]:
-        """As always, with the range of pixels if one was given."""
-        return with_range(super().kept(), self.levels)
-
     @property
     def sides(self) -> tuple[int, int] | None:
         """Height and width to resize to, if any."""
@@ -530,7 +555,6 @@ class ListedImages(ListedData):
         count = len(entries) + len(decoded)
         how = self.resize if self.levels is None else f"{self.resize} {self.levels}"
         store = ImageStore(shape, count * math.prod(shape) > self.memory * GIB, how)
-        label_of = {name: label for label, name in enumerate(manifest.classes)}
         sets: dict[str, Examples] = {}
         problems: dict[str, BrokenImage] = {}
         for part in PARTS:
@@ -545,12 +569,9 @@ class ListedImages(ListedData):
             images, broken = store.decode([entry.digest for entry in rows], picture)
             problems |= {rows[index].name: problem for index, problem in broken.items()}
             if not problems:
-                labels = torch.tensor(
-                    [label_of[entry.category] for entry in rows], dtype=torch.int64
-                )
                 sets[part] = Examples(
                     images,
-                    labels,
+                    self.targets(rows, manifest.classes),
                     manifest.classes,
                     tuple(item.title for item in items),
                 )
@@ -683,18 +704,18 @@ def _handwriting(
 
 
 def _divided(
-    same: Mapping[str, str] | None, entries: Sequence[Entry], share: float, seed: int
+    same: Mapping[str, str] | None,
+    group_of: Callable[[str], str],
+    entries: Sequence[Entry],
+    share: float,
+    seed: int,
 ) -> tuple[list[Entry], list[Entry]]:
     """The rest and the share put aside, chosen by content; None: by index, as it was
     before runs kept a record.
     """
-    label_of = {
-        name: label
-        for label, name in enumerate(sorted({entry.category for entry in entries}))
-    }
-    labels = torch.tensor(
-        [label_of[entry.category] for entry in entries], dtype=torch.int64
-    )
+    groups = [group_of(entry.category) for entry in entries]
+    number_of = {name: number for number, name in enumerate(sorted({*groups}))}
+    labels = torch.tensor([number_of[name] for name in groups], dtype=torch.int64)
     if same is None:
         rest, aside = stratified_split(labels, share, seed)
     else:

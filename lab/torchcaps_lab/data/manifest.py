@@ -141,15 +141,20 @@ class Manifest:
 
         An image that is gone is found under another name by its content, in its class.
         """
-        now = {entry.name: entry for entry in present if entry.category in self.classes}
-        known = {entry.name for part in self.parts.values() for entry in part}
+        before = [entry for part in self.parts.values() for entry in part]
+        # An item of several labels has all of them as its category.
+        categories = {*self.classes, *(entry.category for entry in before)}
+        now = {entry.name: entry for entry in present if entry.category in categories}
+        known = {entry.name for entry in before}
         fresh = {
             entry[1:]: entry
             for entry in reversed(present)
             if entry.name not in known | self.left_out.keys()
         }
         parts: dict[str, list[Entry]] = {part: [] for part in PARTS}
-        removed, changed, renamed = [], [], []
+        removed = []
+        changed = []
+        renamed = []
         for part, entries in self.parts.items():
             for entry in entries:
                 found = now.get(entry.name) or fresh.pop(entry[1:], None)

@@ -101,7 +101,8 @@ class MapStyle(ListedImages):
                 "hold: call it in Python with "
                 "data=, as in torchcaps.train(data=pairs, run=..., resume=True)"
             )
-        data, test_data = self.data, self.test_data
+        data = self.data
+        test_data = self.test_data
         if test_data is None:
             data, test_data = _divided(data)
         given = {"train": data, "validation": self.validation_data, "test": test_data}
@@ -124,7 +125,9 @@ class MapStyle(ListedImages):
         """The pairs of each split, each asked for its label and for facts about its
         image.
         """
-        listed, kinds, numbers = Listed(), set[type](), set[int | str]()
+        listed = Listed()
+        kinds = set[type]()
+        numbers = set[int | str]()
         for part, pairs in self.given.items():
             rows = listed.parts.setdefault(part, [])
             names = self._names_in(part)

@@ -127,10 +127,8 @@ class MNIST(PublishedData):
         images_path, labels_path = (
             path or self._download(name, missing) for name, path in found.items()
         )
-        images, labels = (
-            self._read(images_path, ndim=3),
-            self._read(labels_path, ndim=1),
-        )
+        images = self._read(images_path, ndim=3)
+        labels = self._read(labels_path, ndim=1)
         if len(images) != len(labels):
             raise ValueError(
                 f"{images_path} holds {len(images)} images but {labels_path} holds "

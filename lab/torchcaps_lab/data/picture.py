@@ -24,7 +24,8 @@ from torchcaps_lab.data.bands import (
     to_8_bit,
 )
 from torchcaps_lab.data.base import Resize
-from torchcaps_lab.data.handwriting import Read, read_handwriting, upright
+from torchcaps_lab.data.handwriting import read_handwriting, upright
+from torchcaps_lab.data.reader import Read
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -445,16 +446,19 @@ def _check_axes(image: Any) -> None:
     """
     if image.ndim != 3:
         return
-    kind, order, here, there = "an array", "(H, W, C)", image.shape[2], image.shape[0]
-    turned, how = "(C, H, W)", "image.transpose(1, 2, 0)"
+    kind = "an array"
+    order = "(H, W, C)"
+    here = image.shape[2]
+    there = image.shape[0]
+    turned = "(C, H, W)"
+    how = "image.transpose(1, 2, 0)"
     if isinstance(image, Tensor):
-        kind, order, here, there = (
-            "a tensor",
-            "(C, H, W)",
-            image.shape[0],
-            image.shape[2],
-        )
-        turned, how = "(H, W, C)", "image.permute(2, 0, 1)"
+        kind = "a tensor"
+        order = "(C, H, W)"
+        here = image.shape[0]
+        there = image.shape[2]
+        turned = "(H, W, C)"
+        how = "image.permute(2, 0, 1)"
     if there in (1, 3) and here not in (1, 2, 3, 4):
         raise ValueError(
             f"{kind} is {order}: this one, {tuple(image.shape)}, would have {here} "

@@ -19,7 +19,10 @@ from torchcaps.spec import check_fields
 from torchcaps_lab.data.augment import mix, random_integers
 
 # One stream of random numbers for each class below; RandomShift has the unnumbered one.
-_CROP, _BRIGHTNESS, _CONTRAST, _FLIP = 1, 2, 3, 4
+_CROP = 1
+_BRIGHTNESS = 2
+_CONTRAST = 3
+_FLIP = 4
 
 MOST_PIXELS = 2**14
 """Most pixels on a side of an image; larger ones would fill the memory."""
@@ -153,7 +156,8 @@ def thirteen_crops(images: Tensor, size: int) -> Tensor:
             f"{min(images.shape[2:]) - 6} for images of "
             f"{images.shape[2]} x {images.shape[3]}, got {size}"
         )
-    top, left = vertical // 2, horizontal // 2
+    top = vertical // 2
+    left = horizontal // 2
     offsets = [(0, 0)] + [
         (x * d, y * d) for d in (1, 2, 3) for x in (1, -1) for y in (1, -1)
     ]

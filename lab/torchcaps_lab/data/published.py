@@ -76,10 +76,8 @@ class PublishedData(DataSet):
             try:
                 # pooch moves a file to its place only when the hash is right, in one
                 # step.
-                path, download = (
-                    self._places[0],
-                    BoundedDownload(self.most, self.seconds),
-                )
+                path = self._places[0]
+                download = BoundedDownload(self.most, self.seconds)
                 return Path(
                     pooch.retrieve(
                         mirror + name,
@@ -132,7 +130,8 @@ class BoundedDownload:
         import requests
         from urllib3.exceptions import HTTPError
 
-        end, done = time.monotonic() + self.seconds, 0
+        end = time.monotonic() + self.seconds
+        done = 0
         try:
             with (
                 requests.get(url, stream=True, timeout=30) as response,

@@ -1,66 +1,54 @@
-"""What a network reads, one kind of input in each class: how it is found, brought to
-numbers, batched and told of.
+"""The interface of a reader: how one kind of input is recognised, read, batched and
+saved.
 """
 
-import math
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from torchcaps_lab.data.bands import Levels
-from torchcaps_lab.data.base import Fit, Resize
+from torchcaps.spec import fit
+from torchcaps_lab.data.base import DataSet
+from torchcaps_lab.data.counts import DataReport, Report
 from torchcaps_lab.data.examples import Examples
-from torchcaps_lab.data.files import image_files
-from torchcaps_lab.data.handwriting import Read
-from torchcaps_lab.data.picture import (
-    as_numbers,
-    as_picture,
-    as_shown,
-    as_source,
-    check_resize,
-    fit_handwriting,
-    in_mode,
-    load_handwriting,
-    open_image,
-    to_tensor,
-)
-from torchcaps_lab.data.series_files import (
-    SOUNDS,
-    TABLES,
-    Columns,
-    SeriesItem,
-    read_sound,
-    table,
-)
-from torchcaps_lab.data.series_set import Scale, SeriesSet, padded
-from torchcaps_lab.data.text_files import named_texts
-from torchcaps_lab.data.text_set import TextSet
-from torchcaps_lab.data.words import (
-    PADDING,
-    RESERVED,
-    UNKNOWN,
-    Reading,
-    Words,
-    together,
-)
+from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.kinds import SharedRegistry
 
-_LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow."""
+if TYPE_CHECKING:
+    from torchcaps.models import ImageClassifier
+    from torchcaps_lab.data.base import Fit
+    from torchcaps_lab.look import Guess, Place
+
+
+class Read(NamedTuple):
+    """One input as a network takes it, before it is prepared.
+
+    Attributes:
+        values: the numbers: of a picture (C, H, W), of a text (L,), of a series (C, L).
+        note: how they were made, for people, if that depends on the input; else empty.
+    """
+
+    values: Tensor
+    note: str
+
+
+_AS_THEY_ARE = Preprocess()
 
 
 class Reader(ABC):
-    """A kind of input."""
+    """How one kind of input is recognised, read, batched and saved with a network.
 
-    kind: ClassVar[type[Examples]]
-    """The data sets that hold it."""
+    A subclass under ``@register_reader(name)`` lies with its kind, in
+    ``torchcaps_lab/kinds``. ``check``, ``train``, ``predict`` and ``explain`` all ask
+    :meth:`sees` what a path holds, so that they agree.
+    """
+
+    name: ClassVar[str]
+    """The name that it is registered under, set by :func:`register_reader`."""
+
+    examples: ClassVar[type[Examples]] = Examples
+    """The class of its examples."""
 
     takes: ClassVar[str]
     """As :attr:`torchcaps.models.ImageClassifier.takes`."""
@@ -71,36 +59,108 @@ class Reader(ABC):
     axes: ClassVar[Mapping[int, str]]
     """The axes of a batch that may have any length, by their places."""
 
+    pictures: ClassVar[bool] = False
+    """Whether what it reads can be shown as a picture."""
+
+    written: ClassVar[bool] = False
+    """Whether what it reads is written, so that a page asks for text."""
+
+    preprocess: Preprocess = _AS_THEY_ARE
+    """How a batch is prepared for the network."""
+
+    @classmethod
+    def sees(cls, place: "Place", given: Mapping[str, Any]) -> "Guess | None":
+        """Return the options of a training on what lies at a path; None if that is not
+        of this kind.
+
+        Args:
+            place: the file or the folder.
+            given: the options that the user gave, which the others have to suit.
+
+        Raises:
+            ValueError: it is of this kind, and cannot be trained on.
+        """
+        return None
+
+    @classmethod
+    def missing(cls, place: "Place") -> str:
+        """Why a path that no reader recognises cannot be trained on."""
+        return (
+            f"{place.path} must be a folder, a table of texts or of images (.csv or "
+            ".tsv), a file of series (.ts or .arff), or YOLO's data.yaml"
+        )
+
+    @classmethod
+    def report(cls, place: "Place", seen: "Guess | ValueError") -> Report:
+        """Return what there is to say of a path before a training on it.
+
+        Args:
+            place: the file or the folder.
+            seen: what :meth:`sees` returned or raised.
+        """
+        if isinstance(seen, ValueError):
+            return DataReport(problems=(str(seen),))
+        data: Any = fit(DataSet, seen.options["data"], "data")
+        try:
+            return DataReport.of(data.make())
+        except ValueError as error:
+            return DataReport(problems=(str(error),))
+
+    @classmethod
+    def of_network(
+        cls, network: "ImageClassifier", saved: Mapping[str, Any]
+    ) -> "Reader | None":
+        """Return the reader of a network that was saved without the name of one; None
+        if the network takes another kind of input.
+
+        Args:
+            network: the network.
+            saved: what was saved with it.
+
+        Raises:
+            ValueError: something is missing that the reader needs.
+        """
+        return None
+
+    @classmethod
     @abstractmethod
-    def read(self, given: Any, resize: Fit | None = None) -> Read:
+    def of_data(cls, data: Any, preprocess: Preprocess) -> "Reader":
+        """Return the reader of networks that are trained on a data set.
+
+        Args:
+            data: the data set.
+            preprocess: how its examples are prepared.
+        """
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Reader":
+        """Return the reader that :meth:`config` describes."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """The arguments of this reader, ready for JSON, to be saved with a network."""
+
+    @abstractmethod
+    def read(self, given: Any, resize: "Fit | None" = None) -> Read:
         """One input as numbers, unprepared, and a note on how they were made, if that
         depends on the input.
 
+        Args:
+            given: the input, such as the path of a file, a text or a tensor.
+            resize: how pictures get to the size of the network; None: as it was saved.
+
         Raises:
-            ValueError: if it cannot be read.
+            ValueError: it cannot be read.
         """
+
+    def numbers(self, values: Tensor) -> Tensor:
+        """A batch in the range that the network takes."""
+        return values
 
     @abstractmethod
-    def together(self, rows: Sequence[Tensor]) -> Tensor:
+    def collate(self, rows: Sequence[Tensor]) -> Tensor:
         """Inputs that :meth:`read` made, as one batch."""
-
-    def alike(self, one: Tensor, other: Tensor) -> bool:
-        """Whether two inputs can be in one batch."""
-        return True
-
-    def most(self, row: Tensor, size: int) -> int:
-        """How many inputs like this one take the memory of a batch of ``size`` usual
-        ones.
-        """
-        return size
-
-    def fitted(self, images: Examples) -> Examples:
-        """A data set as the network reads it; a `ValueError` if it holds another kind
-        of input.
-        """
-        if images.what != self.kind.what:
-            raise ValueError(f"the network takes {self.takes}, these are {images.what}")
-        return images
 
     @abstractmethod
     def named(self, names: Sequence[str]) -> Iterable[Any]:
@@ -114,329 +174,112 @@ class Reader(ABC):
     def __str__(self) -> str:
         """For people: what the file of an exported network takes."""
 
+    def suited(self, network: "ImageClassifier") -> "Reader":
+        """This reader for a network that does not take all that it may read."""
+        return self
 
-@dataclass(frozen=True)
-class ImageReader(Reader):
-    """Images of any kind and size: see
-    :meth:`torchcaps_lab.classifier.Classifier.predict`.
+    def check(self, network: "ImageClassifier") -> None:  # noqa: B027  # many take all
+        """Raise a `ValueError` if the network does not take what this reader reads."""
 
-    Args:
-        image_shape: (C, H, W) of those that the network takes, before they are
-            prepared.
-        resize: how images of another size get there.
-        levels: the values of pixels that become black and white; default: the range of
-            their kind.
-    """
+    def check_fit(self, network: "ImageClassifier", resize: "Fit | None") -> None:
+        """Raise a `ValueError` if inputs cannot get to the size of the network so.
 
-    image_shape: tuple[int, int, int]
-    resize: Fit = "pad"
-    levels: Levels | None = None
-
-    kind = Examples
-    takes = "images"
-    items = "files"
-    axes = MappingProxyType({0: "batch"})
-
-    def read(self, given: Any, resize: Fit | None = None) -> Read:
-        """Float32 in [0, 1], of ``image_shape``, or with ``keep`` of its own height and
-        width.
+        Args:
+            network: the network.
+            resize: the option ``resize``; None: it was not given.
         """
-        fit = resize or self.resize
-        if fit == "handwriting":
-            if isinstance(given, str | Path):
-                found = load_handwriting(
-                    Path(given), self.image_shape, levels=self.levels
-                )
-            else:
-                source = (
-                    as_shown(given)
-                    if self.levels is None
-                    else as_source(given, self.levels)
-                )
-                found = fit_handwriting(source, self.image_shape, self.levels)
-            return found._replace(values=found.values.float() / 255)
-        if fit != "keep":
-            check_resize(fit)
-        return Read(self._pixels(given, fit), "")
-
-    def _pixels(self, image: Any, fit: Fit) -> Tensor:
-        channels = self.image_shape[0]
-        if isinstance(image, str | Path):
-            picture = open_image(Path(image), channels, levels=self.levels)
-        else:
-            source = (
-                as_picture(image)
-                if channels in (1, 3) or not hasattr(image, "shape")
-                else None
+        if resize is not None:
+            raise ValueError(
+                f"resize is for images: a {type(network).__name__} takes {self.takes}"
             )
-            if source is None:
-                numbers = _with_channels(as_numbers(image, self.levels), channels)
-                return (
-                    numbers
-                    if fit == "keep"
-                    else _fit_numbers(numbers, self.image_shape, fit)
-                )
-            picture = in_mode(source, channels, self.levels)
-        shape = (
-            (channels, picture.height, picture.width)
-            if fit == "keep"
-            else self.image_shape
-        )
-        return to_tensor(picture, shape, "pad" if fit == "keep" else fit).float() / 255
 
-    def together(self, rows: Sequence[Tensor]) -> Tensor:
-        """Images of one shape, (B, C, H, W)."""
-        return torch.stack(list(rows))
+    def changed(self, **settings: Any) -> "Reader":
+        """Return this reader with other settings.
+
+        Args:
+            settings: fields by name; None leaves a field as it is.
+
+        Raises:
+            ValueError: this kind of input has no such setting.
+        """
+        wrong = [name for name, value in settings.items() if value is not None]
+        if wrong:
+            raise ValueError(
+                f"{wrong[0]} is for images: the network takes {self.takes}"
+            )
+        return self
+
+    def facts(self) -> dict[str, str]:
+        """For people: facts about the inputs, by name."""
+        return {}
 
     def alike(self, one: Tensor, other: Tensor) -> bool:
-        """Whether both have one shape."""
-        return one.shape == other.shape
+        """Whether two inputs can be in one batch."""
+        return True
 
     def most(self, row: Tensor, size: int) -> int:
-        """As many as have the pixels of ``size`` images of ``image_shape``."""
-        return -(-size * math.prod(self.image_shape) // row.numel())
+        """How many inputs like this one take the memory of a batch of ``size`` usual
+        ones.
+        """
+        return size
 
-    def named(self, names: Sequence[str]) -> Iterator[Path]:
-        """The named files, with folders and patterns expanded; missing files are
-        reported when they are read.
+    def fitted(self, examples: Examples) -> Examples:
+        """Examples as the network reads them.
 
         Raises:
-            ValueError: if a folder holds no images, no file fits a pattern, or a name
-                is empty.
+            ValueError: they are of another kind of input, or do not fit.
         """
-        for name in names:
-            path = Path(name)
-            if not name:
-                raise ValueError(
-                    "images must be names of files or folders, got an empty one"
-                )
-            if path.is_dir():
-                found = image_files(path)
-            elif not path.exists() and any(sign in name for sign in "*?["):
-                found = sorted(
-                    one
-                    for one in Path(path.anchor).glob(name.removeprefix(path.anchor))
-                    if one.is_file()
-                )
-            else:
-                found = [path]
-            if not found:
-                raise ValueError(
-                    f"there are no images in {name}"
-                    if path.is_dir()
-                    else f"no file fits the pattern {name}"
-                )
-            yield from found
+        if examples.what != self.examples.what:
+            raise ValueError(
+                f"the network takes {self.takes}, these are {examples.what}"
+            )
+        return examples
 
-    def notes(self) -> dict[str, Any]:
-        """Shape, range and fit of the images."""
-        told = {
-            "image_shape": list(self.image_shape),
-            "pixels": "float32 in [0, 1]",
-            "resize": self.resize,
-        }
-        return told if self.levels is None else {**told, "range": list(self.levels)}
+    def unexplored(self, network: "ImageClassifier") -> str:
+        """Why there is nothing to explore in a network; empty if there is.
 
-    def __str__(self) -> str:
-        return (
-            f"images (batch, {str(self.image_shape)[1:-1]}), float32 in [0, 1]; "
-            "preparing them is in it"
-        )
+        Args:
+            network: the network.
+        """
+        return f"a network over {self.takes}: 'torchcaps explain' draws its report"
 
-
-@dataclass(frozen=True)
-class TextReader(Reader):
-    """Texts, as the numbers of their words.
-
-    Args:
-        words: the vocabulary of the network.
-    """
-
-    words: Words
-
-    kind = TextSet
-    takes = "words"
-    items = "texts"
-    axes = MappingProxyType({0: "batch", 1: "length"})
-
-    def read(self, given: Any, resize: Fit | None = None) -> Read:
-        """The numbers of the words of a text, int64 (L,)."""
-        return Read(self.reading(given).numbers, "")
-
-    def reading(self, text: Any) -> Reading:
-        """A text with the places of its words.
+    def followed(self, network: "ImageClassifier", given: str) -> Any:
+        """Return an exhibit of what each part of a written input spoke for.
 
         Raises:
-            ValueError: if it is no string, or has no words.
-            UserWarning: as a warning, if none of its words is known.
+            ValueError: inputs are not written.
         """
-        if not isinstance(text, str):
-            raise ValueError(f"a text must be a string, got {type(text).__name__}")
-        (reading,) = self.words.read([text])
-        if not reading.length:
-            raise ValueError(f"there are no words in {text!r}")
-        if reading.unknown == len(reading.numbers):
-            warnings.warn(
-                f"no word of {beginning(text, 60)!r} was in the training texts: its "
-                "answer is a guess",
-                stacklevel=2,
-            )
-        return reading
+        raise ValueError(f"the network takes {self.takes}, not texts")
 
-    def together(self, rows: Sequence[Tensor]) -> Tensor:
-        """Texts of any lengths, (B, longest)."""
-        return together(rows)
+    def samples(self, name: str, classes: Sequence[str], tell: Any) -> Any:
+        """Return examples to try a network on; None if there are none for it.
 
-    def fitted(self, images: Examples) -> Examples:
-        """The texts in the words of the network."""
-        super().fitted(images)
-        assert isinstance(images, TextSet)
-        return images.in_words(self.words)
-
-    def named(self, names: Sequence[str]) -> Iterable[Any]:
-        """Texts, lines of files, or whole files in folders."""
-        return named_texts(names)
-
-    def notes(self) -> dict[str, Any]:
-        """The vocabulary, and the numbers that stand for no word of it."""
-        return {
-            "padding": PADDING,
-            "unknown": UNKNOWN,
-            "first": RESERVED,
-            "words": self.words.config(),
-        }
-
-    def __str__(self) -> str:
-        return (
-            "words (batch, length), int64: the numbers of its vocabulary, which "
-            "lies in it"
-        )
-
-
-@dataclass(frozen=True)
-class SeriesReader(Reader):
-    """Series, as numbers in the scale of the network, and sounds.
-
-    Args:
-        scale: of the network.
-        channels: of its series.
-    """
-
-    scale: Scale
-    channels: int
-
-    kind = SeriesSet
-    takes = "series"
-    items = "series"
-    axes = MappingProxyType({0: "batch", 2: "length"})
-
-    def read(self, given: Any, resize: Fit | None = None) -> Read:
-        """A series (C, L), float32: of a tensor or an array (C, L), an item of a file,
-        or the file of a sound.
+        Args:
+            name: the name of the data that it was trained on.
+            classes: the names of its classes.
+            tell: is called with the reason if examples are damaged and not used.
         """
-        values = given.values if isinstance(given, SeriesItem) else given
-        if isinstance(given, str | Path):
-            values = read_sound(Path(given), self.scale.sound)
-        values = torch.as_tensor(values, dtype=torch.float32)
-        if (
-            values.ndim != 2
-            or len(values) != self.channels
-            or not values.shape[1]
-            or not values.isfinite().all()
-        ):
-            raise ValueError(
-                f"a series must be finite numbers ({self.channels}, L), "
-                f"{self.channels} channels of L moments, got "
-                f"{(*values.shape,)}{f' of {given}' if isinstance(given, SeriesItem) else ''}"
-            )
-        return Read(self.scale(values), "")
+        return None
 
-    def together(self, rows: Sequence[Tensor]) -> Tensor:
-        """Series of any lengths, (B, C + 1, longest)."""
-        return padded(rows, self.channels)
+    def trial(self, network: "ImageClassifier", count: int) -> Tensor:
+        """A batch of made-up inputs, unprepared, to try a network on."""
+        return network.examples(count)
 
-    def fitted(self, images: Examples) -> Examples:
-        """The series in the scale of the network; a `ValueError` if sounds were made
-        into other series.
-        """
-        super().fitted(images)
-        assert isinstance(images, SeriesSet)
-        if images.scale.sound != self.scale.sound:
-            raise ValueError(
-                f"the network takes {self.scale.sound}, these are {images.scale.sound}"
-            )
-        return replace(images, scale=self.scale)
 
-    def named(self, names: Sequence[str]) -> Iterable[Any]:
-        """All series of files, and the sounds in folders."""
-        for name in names:
-            path = Path(name)
-            if path.suffix.lower() in TABLES:
-                yield from table(path, Columns(*self.scale.columns))
-            elif path.is_dir():
-                yield from (
-                    one
-                    for one in sorted(path.rglob("*"))
-                    if one.suffix.lower() in SOUNDS
-                )
-            else:
-                yield path
+READERS = SharedRegistry("reader", Reader)
+"""The readers by name."""
 
-    def notes(self) -> dict[str, Any]:
-        """The scale, and how sounds become series."""
-        return {"channels": self.channels, "scale": self.scale.config()}
 
-    def __str__(self) -> str:
-        return (
-            f"series (batch, {self.channels + 1}, length), float32, in the scale "
-            "that lies in it; the last is 1"
-        )
+def register_reader(name: str) -> Any:
+    """Decorate a :class:`Reader` so that it is known, and asked, as ``name``."""
+
+    def enter(cls: type[Reader]) -> type[Reader]:
+        cls.name = name
+        return READERS.register(name)(cls)
+
+    return enter
 
 
 def beginning(text: str, most: int) -> str:
     """A text, cut after ``most`` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _fit_numbers(
-    image: Tensor, image_shape: tuple[int, int, int], resize: Resize
-) -> Tensor:
-    """Numbers (C, H, W) in [0, 1] in another shape."""
-    image = _with_channels(image, image_shape[0])
-    height, width = image_shape[1:]
-    if image.shape[1:] == (height, width):
-        return image
-    scales = height / image.shape[1], width / image.shape[2]
-    if resize != "stretch":
-        scales = (min(scales),) * 2 if resize == "pad" else (max(scales),) * 2
-    size = [
-        max(1, round(extent * scale))
-        for extent, scale in zip(image.shape[1:], scales, strict=True)
-    ]
-    image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(
-        0, 1
-    )
-    missing = [want - have for want, have in zip((height, width), size, strict=True)]
-    top, left = (round(extent / 2) for extent in missing)
-    return F.pad(
-        image, (left, missing[1] - left, top, missing[0] - top)
-    )  # negative padding crops
-
-
-def _with_channels(image: Tensor, channels: int) -> Tensor:
-    """Grey as colour, colour as grey, transparent parts black; else the channels must
-    be right.
-    """
-    found = len(image)
-    if found == 4 and channels in (1, 3):
-        image, found = image[:3] * image[3:], 3
-    if found == channels:
-        return image
-    if (found, channels) == (1, 3):
-        return image.expand(3, -1, -1)
-    if (found, channels) == (3, 1):
-        return (image * image.new_tensor(_LUMA)[:, None, None]).sum(0, keepdim=True)
-    raise ValueError(
-        f"an image of {found} channels cannot be made into one of {channels}; "
-        "arrays are (H, W) or (H, W, C), tensors (C, H, W)"
-    )

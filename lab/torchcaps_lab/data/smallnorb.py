@@ -285,10 +285,8 @@ class SmallNORB(PublishedData):
                 f"{cat} holds {len(labels)} labels but {info} holds {len(facts)} rows"
             )
         if ((labels < 0) | (labels >= len(self.class_names))).any():
-            last, found = (
-                len(self.class_names) - 1,
-                f"{int(labels.min())} to {int(labels.max())}",
-            )
+            last = len(self.class_names) - 1
+            found = f"{int(labels.min())} to {int(labels.max())}"
             raise ValueError(
                 f"{cat} must hold labels in 0..{last}, got labels from {found}"
             )

@@ -21,9 +21,13 @@ from torchcaps_lab.data.preprocess import _draw, _to_share
 
 # Streams of random numbers; those of a RandAugment follow each other, three for each
 # operation.
-_ROTATE, _ZOOM, _ERASE, _AUGMENT = 10, 12, 20, 100
+_ROTATE = 10
+_ZOOM = 12
+_ERASE = 20
+_AUGMENT = 100
 
-ANGLE, STRETCH = Within(0, 180), Within(0, 0.9)
+ANGLE = Within(0, 180)
+STRETCH = Within(0, 0.9)
 """Bounds of the degrees of a rotation, and of the share of a zoom."""
 
 

@@ -176,7 +176,8 @@ class Preprocess:
             raise ValueError("crops=13 needs crop, the size of each of them, got None")
 
     def _check_statistics(self) -> None:
-        mean, deviation = self.mean, self.deviation
+        mean = self.mean
+        deviation = self.deviation
         if mean is None and deviation is None:
             return
         if mean is None or deviation is None or len(mean) != len(deviation):
@@ -234,7 +235,8 @@ class Preprocess:
         images = self._rescaled(images)
         for change in self._changes(MOVES, seed):
             images = change(images, indices, epoch)
-        placed, shades = images, self._changes(SHADES, seed)
+        placed = images
+        shades = self._changes(SHADES, seed)
         for change in shades:
             images = change(images, indices, epoch)
         return self._view(images)._replace(placed=placed if shades else None)

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.models import CapsuleClassifier, SceneCapsNet
 from torchcaps.routing import Routing
 from torchcaps.routing.base import ROUTINGS
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import Examples
 from torchcaps_lab.data.bands import Bands
 from torchcaps_lab.data.picture import opened
-from torchcaps_lab.data.text_set import TextSet
 from torchcaps_lab.report import (
     Exhibit,
     Extent,
@@ -28,21 +26,20 @@ from torchcaps_lab.report import (
     Selection,
     exchangeable_routings,
     layer_extents,
+    list_exhibits,
     other_routing,
 )
 from torchcaps_lab.report.exhibit import pngs
 from torchcaps_lab.report.findings import evaluating
 from torchcaps_lab.report.pictures.assignments import Assignments
 from torchcaps_lab.report.pictures.class_activations import ClassActivations
-from torchcaps_lab.report.pictures.class_boxes import ClassBoxes
 from torchcaps_lab.report.pictures.class_pose import ClassPose
-from torchcaps_lab.report.pictures.class_words import ClassWords
 from torchcaps_lab.report.pictures.none_of_these import NoneOfThese
 from torchcaps_lab.report.pictures.pose_swap import PoseSwap
 from torchcaps_lab.report.pictures.routing_steps import RoutingSteps
 from torchcaps_lab.report.verdict import Verdict, judge
-from torchcaps_lab.report.words import ROUTED
 from torchcaps_lab.tasks import SeveralLabels
+from torchcaps_lab.tasks.things import counts_things
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -108,7 +105,7 @@ class _TextLook(NamedTuple):
     network: str
     text: str
     label: int | None
-    words: ClassWords
+    words: Any
 
 
 class _Opened:
@@ -129,7 +126,7 @@ class _Opened:
     @property
     def reads(self) -> bool:
         """Whether it takes texts."""
-        return self.classifier.words is not None
+        return self.classifier.reader.written
 
     @cached_property
     def samples(self) -> Examples | None:
@@ -183,22 +180,17 @@ def has_capsules(classifier: Classifier) -> bool:
     """Whether there is something to explore in a network: capsules over images, or
     which lead from words to classes.
     """
-    if classifier.scale is not None:
-        return False
-    return isinstance(
-        classifier.network, CapsuleClassifier if classifier.words is None else ROUTED
-    )
+    return not classifier.reader.unexplored(classifier.network)
 
 
 def _why_not(classifier: Classifier) -> str:
     """Why a network cannot be explored, in words."""
-    if classifier.scale is not None:
-        return "a network over series: 'torchcaps explain' draws its report"
-    if classifier.words is not None:
-        return "whose words cannot be followed to the classes"
-    if any(isinstance(module, Routing) for module in classifier.network.modules()):
-        return f"whose task is {classifier.task.name}: 'torchcaps explain' draws its report"
-    return "which has no capsules"
+    network = classifier.network
+    routes = any(isinstance(module, Routing) for module in network.modules())
+    if classifier.reader.pictures and routes:
+        task = classifier.task.name
+        return f"whose task is {task}: 'torchcaps explain' draws its report"
+    return classifier.reader.unexplored(network)
 
 
 class Explorer:
@@ -302,16 +294,14 @@ class Explorer:
         """
         with self._lock:
             opened = self._opened(network)
-            words = opened.classifier.words
-            if words is None:
+            if not opened.reads:
                 raise ValueError(f"{network} takes pictures, not texts")
             if len(text) > MOST_LETTERS:
                 raise ValueError(
                     f"a text must have at most {MOST_LETTERS:,} letters, got "
                     f"{len(text):,}"
                 )
-            shown = ClassWords.of(opened.network, words, text)
-            assert shown is not None
+            shown = opened.classifier.reader.followed(opened.network, text)
             return self._kept(_TextLook(network, text, label, shown))
 
     def sample(self, network: str, label: str | None = None, number: int = 0) -> str:
@@ -339,12 +329,9 @@ class Explorer:
                 range(len(opened.samples)) if label is None else opened.places[label]
             )
             place = places[number % len(places)]
-            if isinstance(opened.samples, TextSet):
-                return self.read(
-                    network,
-                    opened.samples.texts[place],
-                    int(opened.samples.labels[place]),
-                )
+            if opened.reads:
+                text = opened.samples.written(place)
+                return self.read(network, text, int(opened.samples.labels[place]))
             one = opened.samples[place]
             labels = one.labels[0]
             known = (
@@ -400,8 +387,9 @@ class Explorer:
             }
         shown = self._exhibit(look, "activations", None, ClassActivations.of)
         least = getattr(self._networks[taken.network].classifier.task, "threshold", 0.5)
+        class_boxes: Any = list_exhibits()["class_boxes"]
         boxes = self._exhibit(
-            look, "boxes", None, lambda seen: ClassBoxes.of(seen, least)
+            look, "boxes", None, lambda seen: class_boxes.of(seen, least)
         )
         strangers = self._networks[taken.network].classifier.strangers
         none = strangers and self._exhibit(
@@ -534,7 +522,7 @@ class Explorer:
             ],
             "draws": not opened.reads and classifier.image_shape[0] in (1, 3),
             "reads": opened.reads,
-            "scenes": isinstance(network, SceneCapsNet),
+            "scenes": counts_things(network),
             "samples": 0 if opened.samples is None else len(opened.samples),
             "sorted": bool(opened.places),
             "meanings": network.extra.get("meanings", {}),

@@ -8,48 +8,19 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch.nn import functional as F
 
-from torchcaps.models import SceneCapsNet
 from torchcaps_lab.classifier import Classifier
 from torchcaps_lab.data import (
     DataSet,
     Digits,
     Examples,
-    Scenery,
-    Text,
-    TextSet,
     create_dataset,
 )
 from torchcaps_lab.data.made import arrange
+from torchcaps_lab.kinds import public
 from torchcaps_lab.tasks import SeveralLabels
-
-QUESTIONS = {
-    "ABBR": ("What does NASA stand for ?", "What is the abbreviation of Texas ?"),
-    "DESC": ("What is a capsule ?", "Why is the sky blue ?", "How do birds fly ?"),
-    "ENTY": (
-        "What animal has the longest neck ?",
-        "What color is a ruby ?",
-        "What is the best wine with fish ?",
-    ),
-    "HUM": (
-        "Who wrote Hamlet ?",
-        "Who was the first man on the moon ?",
-        "What company makes the most cars ?",
-    ),
-    "LOC": (
-        "Where is the Eiffel Tower ?",
-        "What is the capital of Peru ?",
-        "What country has the most rivers ?",
-    ),
-    "NUM": (
-        "How far is it to the moon ?",
-        "When did the war end ?",
-        "How many people live in Rome ?",
-    ),
-}
-"""Made-up questions for networks trained on TREC, if TREC is not on this machine."""
+from torchcaps_lab.tasks.things import counts_things
 
 _SMALLNORB = 96  # pixels of its side; each divisor is a possible size
 _DIGITS = tuple(str(digit) for digit in range(10))
@@ -76,8 +47,11 @@ def local_samples(
         None if there are no images for it.
     """
     data = name.partition("/")[0]
-    if classifier.words is not None:
-        return _questions(data, classifier, tell)
+    if not classifier.reader.pictures:
+        written: Examples | None = classifier.reader.samples(
+            data, classifier.classes, tell
+        )
+        return written
     if isinstance(classifier.task, SeveralLabels) and classifier.classes == _DIGITS:
         return digit_scenes(classifier, tell)
     options: dict[str, dict[str, Any]] = {
@@ -87,7 +61,7 @@ def local_samples(
     if not _SMALLNORB % classifier.image_shape[1]:
         options["smallnorb"] = {"size": classifier.image_shape[1]}
     if data in options:
-        found = _test_images(partial(create_dataset, data, **options[data]), tell)
+        found = read_test_images(partial(create_dataset, data, **options[data]), tell)
         if found is not None and (found.raw_image_shape, found.classes) == (
             classifier.image_shape,
             classifier.classes,
@@ -98,7 +72,7 @@ def local_samples(
     return None
 
 
-def _test_images(opened: Callable[[], DataSet], tell: Tell) -> Examples | None:
+def read_test_images(opened: Callable[[], DataSet], tell: Tell) -> Examples | None:
     """The test images of a data set, or None if they are not on this machine, or
     damaged.
     """
@@ -140,30 +114,11 @@ def digit_scenes(classifier: Classifier, tell: Tell = warnings.warn) -> Examples
         tell: as in :func:`local_samples`.
     """
     _, height, width = classifier.image_shape
-    digits = _test_images(partial(create_dataset, "mnist", download=False), tell)
+    digits = read_test_images(partial(create_dataset, "mnist", download=False), tell)
     if digits is None:
         digits = digit_samples((1, 28, 28))
-    if isinstance(classifier.network, SceneCapsNet):
-        return replace(digits, composition=Scenery(digits, (height, width)))
+    if counts_things(classifier.network):
+        scenery = public("Scenery")(digits, (height, width))
+        return replace(digits, composition=scenery)
     images, present = arrange(digits, (max(1, height // 28), max(1, width // 28)), 200)
     return Examples(images, present, digits.classes)
-
-
-def _questions(data: str, classifier: Classifier, tell: Tell) -> TextSet | None:
-    """TREC's test questions, or made-up ones."""
-    if (
-        data != "trec"
-        or classifier.words is None
-        or set(classifier.classes) != set(QUESTIONS)
-    ):
-        return None
-    test = _test_images(partial(Text, data), tell)
-    if isinstance(test, TextSet) and test.classes == classifier.classes:
-        return test.in_words(classifier.words)
-    asked = [
-        (text, classifier.classes.index(name))
-        for name, texts in QUESTIONS.items()
-        for text in texts
-    ]
-    texts, labels = zip(*asked, strict=True)
-    return TextSet.of(texts, torch.tensor(labels), classifier.classes, classifier.words)

@@ -1,10 +1,11 @@
 """The table of the kinds of input: the only place that names them.
 
 A kind is a package in this folder with everything that is special to it: its reader,
-its data sets, its networks, its task, its pictures. Its ``__init__.py`` imports the
-modules that register these, with ``@register_reader``, ``@register_dataset``,
-``@register_model``, ``@register_task`` and ``@register_exhibit``, and ``__all__`` names
-what is public. To add a kind, move into a folder and put its name into :data:`KINDS`.
+its data sets, its networks, its task, its pictures. Every file in it is imported, and
+registers what it has with ``@register_reader``, ``@register_dataset``,
+``@register_model``, ``@register_task`` and ``@register_exhibit``. Its ``__init__.py``
+imports what others may ask for, and ``__all__`` names what is public. To add a kind,
+move into a folder and put its name into :data:`KINDS`.
 
 The rooms that all kinds share import none of them: they look up a reader, a data set or
 a task by name in a :class:`SharedRegistry`, which loads the kinds when it is first
@@ -15,11 +16,12 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any
 
 from torchcaps.spec import Registry
 
-KINDS = ("objects",)
+KINDS = ("objects", "scenes", "pixels", "images", "series", "texts")
 """The kinds, in the order in which they are asked what a path holds: the first that
 recognises it reads it, so the more special a kind is, the earlier it comes.
 """
@@ -33,14 +35,16 @@ def load() -> None:
     for name in KINDS:
         if name not in _asked:
             _asked.append(name)
-            import_module(f"{__name__}.{name}")
+            kind = import_module(f"{__name__}.{name}")
+            for file in iter_modules(kind.__path__):
+                import_module(f"{kind.__name__}.{file.name}")
 
 
 def public(name: str, room: str = __name__) -> Any:
     """Return what a kind exports under a name.
 
     Args:
-        name: a name in the ``__all__`` of one of the kinds.
+        name: a name that the package of one of the kinds has.
         room: the module that was asked for it.
 
     Raises:
@@ -52,7 +56,7 @@ def public(name: str, room: str = __name__) -> Any:
     load()
     for kind in KINDS:
         module = sys.modules[f"{__name__}.{kind}"]
-        if name in module.__all__:
+        if hasattr(module, name):
             return getattr(module, name)
     raise AttributeError(f"module {room!r} has no attribute {name!r}")
 

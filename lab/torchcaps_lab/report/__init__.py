@@ -4,6 +4,9 @@ pictures, a file each.
 Matplotlib is imported by the functions that draw.
 """
 
+from typing import Any
+
+from torchcaps_lab.kinds import public
 from torchcaps_lab.report.attributes import (
     ATTRIBUTES,
     Readout,
@@ -79,7 +82,6 @@ from torchcaps_lab.report.strangers import (
     told_apart,
 )
 from torchcaps_lab.report.verdict import Verdict, judge
-from torchcaps_lab.report.words import word_shares
 
 from torchcaps_lab.report import pictures  # isort: skip  # which registers them
 
@@ -116,3 +118,8 @@ __all__ = [
     "transfer",
     "write_page",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What the kinds of input show."""
+    return public(name, __name__)

@@ -528,7 +528,7 @@ class Tested:
         """Whether routing and decoder do anything, as the run found or else measured
         now; None for texts.
         """
-        if self.images.what != "images":
+        if not self.images.pictured:
             return None
         found = self.summary.get("verdict")
         return judge(self.model, self.images) if found is None else Verdict(**found)

@@ -117,7 +117,7 @@ def exhibits_of_classifier(
     tested = Tested(model, image_set, findings, summary, metrics)
     for kind in _placed():
         found = list(kind.of_test(tested))
-        if image_set.what == "images":
+        if image_set.pictured:
             found.append(kind.of_images(tested.shown, tested.examples))
         yield from (exhibit for exhibit in found if exhibit is not None)
 

@@ -154,7 +154,7 @@ def reconstruction_errors(
         image_set: at least one image, prepared for it.
         batch_size: how many at a time.
     """
-    if image_set.what != "images":
+    if not image_set.pictured:
         return None
     found = []
     for batch, prediction in predicted(model, image_set, batch_size):

@@ -17,14 +17,6 @@ from torchcaps_lab.tasks.base import (
     register_task,
 )
 from torchcaps_lab.tasks.classification import Classification
-from torchcaps_lab.tasks.detection import (
-    Detection,
-    average_precision,
-    box_loss,
-    owners,
-    vote_loss,
-)
-from torchcaps_lab.tasks.segmentation import Segmentation, dice_loss
 from torchcaps_lab.tasks.several_labels import SeveralLabels
 from torchcaps_lab.tasks.things import (
     Looked,
@@ -39,7 +31,6 @@ __all__ = [
     "Looked",
     "SeveralLabels",
     "Task",
-    "average_precision",
     "box_iou",
     "count_figures",
     "look_for_things",

@@ -352,6 +352,21 @@ class Task(ABC):
         probabilities.
         """
 
+    def drawings(
+        self, answer: Answer, picture: Tensor, classes: Sequence[str]
+    ) -> dict[str, bytes]:
+        """What is written beside an answer: files by the ends of their names.
+
+        Args:
+            answer: the answer for one input.
+            picture: the input as a picture, (C, H, W) in [0, 1].
+            classes: the names of all classes.
+
+        Returns:
+            Nothing, as here, if the task has nothing to draw.
+        """
+        return {}
+
     def calibrate(
         self, network: ImageClassifier, images: Examples, batch_size: int = 128
     ) -> Calibration | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, Prediction, SceneCapsNet
+from torchcaps.models import ImageClassifier, Prediction
 from torchcaps.numerics import check_size, given
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
@@ -30,7 +30,7 @@ from torchcaps_lab.tasks.base import (
     register_task,
 )
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
-from torchcaps_lab.tasks.things import count_figures, look_for_things
+from torchcaps_lab.tasks.things import count_figures, counts_things, look_for_things
 
 
 @register_task("several_labels")
@@ -160,9 +160,7 @@ class SeveralLabels(Task):
             _labels(images, batch_size),
             images,
         )
-        if not getattr(images, "several", False) or not isinstance(
-            network, SceneCapsNet
-        ):
+        if not (images.several and counts_things(network)):
             return found
         figures, line = count_figures(
             look_for_things(network, images, self.threshold, batch_size)
@@ -229,7 +227,7 @@ class SeveralLabels(Task):
         images.
         """
         found = self.examine(network, images)
-        verdict = judge(network, images) if images.what == "images" else None
+        verdict = judge(network, images) if images.pictured else None
         lines = [
             line for line in found.lines if not line.startswith(" ")
         ]  # those of classes are a table here
@@ -239,7 +237,7 @@ class SeveralLabels(Task):
         )
         yield PresentClasses.of(title, lines, rows, verdict)
         yield LearningCurves.of(metrics)
-        selection = None if images.what == "texts" else _each_class(images)
+        selection = _each_class(images) if images.pictured else None
         if selection is not None and selection.target is not None:
             first = [
                 int((selection.target == label).nonzero()[0])

@@ -4,17 +4,21 @@ precisely.
 
 import contextlib
 import io
+import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.models import SceneCapsNet, Thing, box_area
+from torchcaps.models import Thing, box_area
 from torchcaps.names import needing
-from torchcaps_lab.data import Batch, Examples, ink_boxes
+from torchcaps_lab.data import Batch, Examples
+from torchcaps_lab.data.boxes import ink_boxes
 from torchcaps_lab.report.findings import check_asked, predicted
+from torchcaps_lab.tasks.base import Answer, Task
 
 Things = Sequence[Sequence[Thing]]
 """Those of each image."""
@@ -22,6 +26,73 @@ Things = Sequence[Sequence[Thing]]
 _FAINT = (
     0.05  # things of classes with a larger activation count in the average precision
 )
+
+
+def finds_things(network: Any) -> bool:
+    """Whether a network says where things are, each for itself, or in how many places a
+    class is.
+    """
+    return hasattr(network, "things_of") or hasattr(network, "parts_of")
+
+
+def counts_things(network: Any) -> bool:
+    """Whether a network has a capsule for each thing, several of a class included."""
+    return hasattr(network, "things_of")
+
+
+def with_things(
+    network: Any,
+    task: Task,
+    classes: Sequence[str],
+    answers: Sequence[Answer],
+    images: Tensor,
+) -> list[Answer]:
+    """Return answers with everything that is there of each predicted class.
+
+    Args:
+        network: the network, one that :func:`finds_things`.
+        task: what it is for.
+        classes: the names of its classes.
+        answers: the answers for the images.
+        images: the images, prepared for the network.
+
+    Warns:
+        UserWarning: a network without a capsule for each thing draws one box around
+            several things of a class.
+    """
+    if not counts_things(network):
+        for answer, parts in zip(
+            answers, network.parts_of(images).tolist(), strict=True
+        ):
+            _warn_of_several(answer, classes, parts)
+        return list(answers)
+    things = network.things_of(images, getattr(task, "threshold", 0.5))
+    return [
+        replace(answer, things=_by_class(answer, classes, seen))
+        for answer, seen in zip(answers, things, strict=True)
+    ]
+
+
+def _warn_of_several(
+    answer: Answer, classes: Sequence[str], parts: Sequence[int]
+) -> None:
+    for name in answer.classes:
+        if parts[classes.index(name)] > 1:
+            warnings.warn(
+                f"{name} is seen in several places, and told in one box around them",
+                stacklevel=5,
+            )
+
+
+def _by_class(
+    answer: Answer, classes: Sequence[str], things: Sequence[Thing]
+) -> dict[str, Sequence[Thing]]:
+    """The things of each predicted class; the box of the answer where there is none."""
+    by_class: dict[str, Sequence[Thing]] = {}
+    for name in answer.classes:
+        mine = [thing for thing in things if classes[thing.label] == name]
+        by_class[name] = mine or (answer.things or {})[name]
+    return by_class
 
 
 def true_things(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -79,7 +150,7 @@ class Looked(NamedTuple):
 
 @torch.no_grad()
 def look_for_things(
-    network: SceneCapsNet,
+    network: Any,
     images: Examples,
     threshold: float = 0.5,
     batch_size: int = 128,

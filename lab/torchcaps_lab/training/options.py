@@ -158,7 +158,7 @@ class Subject:
         Raises:
             ValueError: if there is no such task, or the images do not have its targets.
         """
-        task = as_task(self.data.task if self.task is None else self.task)
+        task = as_task(self.data.default_task() if self.task is None else self.task)
         task.check(self.data.train)
         return task
 

@@ -13,6 +13,7 @@ from lightning import Trainer
 import torchcaps
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.whole import write_whole
+from torchcaps_lab.card import Card
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.report.verdict import judge
@@ -132,7 +133,7 @@ def train(
                 if len(test)
                 else {}
             ),
-            **(_verdict(network, test) if len(test) and test.what == "images" else {}),
+            **(_verdict(network, test) if len(test) and test.pictured else {}),
             **({"notes": notes} if notes else {}),
             "last_epoch": metrics[-1] if metrics else {},
             **circumstances(runner, metrics),
@@ -153,7 +154,7 @@ def _header(subject: Subject, network: ImageClassifier, fitting: Fitting) -> lis
     )
     shape = (
         f" of {' x '.join(map(str, data.image_shape))} (C x H x W)"
-        if data.gives == "images"
+        if data.train.pictured
         else ""
     )
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -249,15 +250,11 @@ def save(
         task.calibrate(network, validation),
         task.fit_strangers(network, validation),
     )
-    network.save_pretrained(
-        folder.model,
-        classes=list(subject.data.classes),
-        preprocess=subject.preprocess.config(),
-        **subject.data.kept(),
-        task=task.saved(),
-        calibration=None if calibration is None else calibration.config(),
-        strangers=None if strangers is None else strangers.config(),
+    card = Card.of_training(subject.data, subject.preprocess, task)
+    card = replace(card, calibration=calibration).with_extra(
+        "strangers", None if strangers is None else strangers.config()
     )
+    network.save_pretrained(folder.model, **card.saved())
 
 
 def train_with(

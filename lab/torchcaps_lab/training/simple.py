@@ -12,7 +12,7 @@ from torchcaps_lab.data.base import DATASETS
 from torchcaps_lab.training.command_line import option_arguments, training_options
 from torchcaps_lab.training.fitting import quiet_lightning
 from torchcaps_lab.training.folder import RunFolder
-from torchcaps_lab.training.guess import guess
+from torchcaps_lab.training.guess import guess, over
 from torchcaps_lab.training.progress import can_rewrite
 from torchcaps_lab.training.reading import merged, read_options
 from torchcaps_lab.training.run import train_with
@@ -123,7 +123,7 @@ def _over_guesses(
         return merged(own, given), []
     found = guess(data, given)
     if not resume:
-        return found.over(given)
+        return over(found, given)
     source = {
         name: value
         for name, value in found.options["data"].items()

@@ -45,8 +45,10 @@ class Affine(NamedTuple):
     def matrix(self) -> Tensor:
         """Return the linear part, (N, 2, 2)."""
         angle = self.rotation.deg2rad()
-        cosine, sine = angle.cos(), angle.sin()
-        one, zero = torch.ones_like(cosine), torch.zeros_like(cosine)
+        cosine = angle.cos()
+        sine = angle.sin()
+        one = torch.ones_like(cosine)
+        zero = torch.zeros_like(cosine)
         rotation = torch.stack([cosine, sine, -sine, cosine], -1).unflatten(-1, (2, 2))
         shear = torch.stack([one, -self.shear, zero, one], -1).unflatten(-1, (2, 2))
         return rotation @ shear @ torch.diag_embed(self.scale)
@@ -102,15 +104,14 @@ def shift_limits(images: Tensor, matrix: Tensor, most: float) -> tuple[Tensor, T
     # Interpolation spreads a pixel over less than one pixel in x and in y, before the
     # transform; the first pixel outside the canvas must get nothing of it.
     room = (size + 1) / 2 - matrix.abs().sum(2)
-    low, high = [], []
+    low = []
+    high = []
     for axis in (0, 1):
         moved = matrix[:, axis] @ pixels
         low.append(-room[:, axis] - moved.where(ink, torch.inf).amin(1))
         high.append(room[:, axis] - moved.where(ink, -torch.inf).amax(1))
-    least, largest = (
-        torch.stack(low, 1).clamp_min(-most),
-        torch.stack(high, 1).clamp_max(most),
-    )
+    least = torch.stack(low, 1).clamp_min(-most)
+    largest = torch.stack(high, 1).clamp_max(most)
     middle = (least + largest) / 2
     fits = least <= largest
     return least.where(fits, middle), largest.where(fits, middle)

@@ -28,7 +28,7 @@ class MadeOf(DataSet):
     def __init__(self, data: DataSet) -> None:
         if not isinstance(data, DataSet):
             raise TypeError(f"data must be a data set, such as Digits(), got {data!r}")
-        if data.gives != "images":
+        if data.gives != DataSet.gives:
             raise ValueError(
                 f"data must give images, {type(data).__name__} gives {data.gives}"
             )

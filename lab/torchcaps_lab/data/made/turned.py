@@ -59,7 +59,8 @@ def turn(images: Tensor, degrees: float) -> Tensor:
     """Images, uint8 (N, C, H, W), turned counterclockwise around their centre; pixels
     from outside are black.
     """
-    sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+    sine = math.sin(math.radians(degrees))
+    cosine = math.cos(math.radians(degrees))
     return _warp(images, [[cosine, -sine, 0.0], [sine, cosine, 0.0]])
 
 

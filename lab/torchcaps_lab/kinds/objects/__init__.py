@@ -9,14 +9,4 @@ from torchcaps_lab.kinds.objects.pictures import SlotMoves, SlotPictures
 from torchcaps_lab.kinds.objects.sets import ObjectSet, PictureFolder, Shapes
 from torchcaps_lab.kinds.objects.task import Objects
 
-__all__ = [
-    "ObjectSet",
-    "Objects",
-    "PictureFolder",
-    "Shapes",
-    "SlotMoves",
-    "SlotPictures",
-    "adjusted_rand_index",
-    "best_overlap",
-    "foreground_rand_index",
-]
+__all__: list[str] = []

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps_lab.data.files import image_files
+from torchcaps_lab.look import Guess, epochs_for
 
 OBJECTS: dict[str, Any] = {
     "task": "objects",
@@ -31,8 +32,6 @@ def guess_pictures(root: Path, given: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: if it is no folder.
     """
-    from torchcaps_lab.training.guess import Guess, epochs_for
-
     if not root.is_dir():
         raise ValueError(f"task 'objects' takes a folder of pictures, {root} is a file")
     count = len(image_files(root))

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torchcaps.numerics import Size
 from torchcaps.spec import Within, argument, settings
-from torchcaps_lab.data import MaskSet
 from torchcaps_lab.data.base import (
     TEST_SEED,
     DataSet,
@@ -24,6 +23,7 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.files import image_files, seen_from
 from torchcaps_lab.data.picture import BrokenImage, check_resize, load_image
 from torchcaps_lab.kinds.objects.measures import UNKNOWN
+from torchcaps_lab.kinds.pixels.masks import MaskSet
 
 Ground = Literal["plain", "textured"]
 AtLeastTwo = Annotated[int, Within(2)]

@@ -18,6 +18,7 @@ from torchcaps_lab.kinds.objects.measures import (
 )
 from torchcaps_lab.kinds.objects.pictures import SlotMoves, SlotPictures
 from torchcaps_lab.kinds.objects.sets import ObjectSet
+from torchcaps_lab.kinds.pixels.pictures import drawings_of
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import check_asked, predicted
 from torchcaps_lab.report.observe import Metrics
@@ -145,6 +146,12 @@ class Objects(Task):
             figures["ari"] = adjusted_rand_index(true, found)
             figures["mbo"] = best_overlap(true, found)
         return figures
+
+    def drawings(
+        self, answer: Answer, picture: Tensor, classes: Sequence[str]
+    ) -> dict[str, bytes]:
+        """The slot of each pixel, and the slots laid over the picture."""
+        return drawings_of(answer.mask, picture, len(classes))
 
     def answers(self, prediction: Prediction, classes: Sequence[str]) -> list[Answer]:
         """The slots of each picture: its classes are those that draw something, the one

@@ -28,10 +28,6 @@ _TOO_FEW = 10  # training images of a class
 _PHOTOS = 1000
 _GOOD = 0.97
 _KORNIA = ("rotate", "zoom", "randaugment")
-_FORGET = {
-    "texts": "--model_args.dropout 0.7 --model_args.hidden_words 0.1",
-    "series": "--model_args.dropout 0.5",
-}
 _LOOKED_AT = 50  # files whose size is looked up
 
 
@@ -179,8 +175,8 @@ def _curves(
     elif gap > 0.1 or (gap > 0.04 and 1 - seen > 2 * (1 - train[-1])):
         options = (
             _augmentation(summary.get("preprocess", {}))
-            if images.what == "images"
-            else _FORGET[images.what]
+            if images.pictured
+            else images.forgetting
         )
         extra = any(f".{name} " in options for name in _KORNIA)
         yield Hint(
@@ -245,13 +241,9 @@ def _larger(images: Examples, summary: Mapping[str, Any]) -> str:
     model = summary.get("model", "")
     if model.startswith("capsnet_on_backbone"):
         return "--model_args.widths [64,128,256]"
-    if images.what == "series":
-        return "--model_args.channels [128,128,128]"
-    if model == "text_pooled":
+    if images.larger == f"--model {model}":
         return "--model_args.types 30"
-    return "--model " + (
-        "capsnet_on_backbone" if images.what == "images" else "text_pooled"
-    )
+    return images.larger
 
 
 def _unfinished(
@@ -281,7 +273,7 @@ def _pretrained(
     if (
         not counts
         or timm
-        or images.what != "images"
+        or not images.pictured
         or images.image_shape[0] != 3
         or findings.accuracy >= _GOOD
     ):

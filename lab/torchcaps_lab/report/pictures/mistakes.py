@@ -120,7 +120,7 @@ class Mistakes(Exhibit):
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Mistakes]":
         """Of what a classifier was tested on."""
-        if tested.images.what == "images":
+        if tested.images.pictured:
             yield cls.of(tested.findings, tested.images)
 
     def table(self) -> Table | None:

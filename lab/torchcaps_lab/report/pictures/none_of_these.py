@@ -108,7 +108,7 @@ class NoneOfThese(Exhibit):
         threshold.
         """
         strangers = Strangers.from_config(tested.model.extra.get("strangers"))
-        if strangers is not None and tested.images.what == "images":
+        if strangers is not None and tested.images.pictured:
             yield _strangest(tested.model, tested, strangers)
 
     def draw(self) -> Iterator[Picture]:

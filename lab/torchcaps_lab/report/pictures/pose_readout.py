@@ -103,7 +103,7 @@ class PoseReadout(Exhibit):
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[PoseReadout | None]":
         """Of what a classifier was tested on."""
-        if tested.images.what == "images":
+        if tested.images.pictured:
             yield cls.of(tested.model, tested.images)
 
 

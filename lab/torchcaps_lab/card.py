@@ -1,0 +1,129 @@
+"""The card of a network: what is saved with it so that it can be used."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchcaps.models import ImageClassifier
+from torchcaps_lab.data import DataSet, Preprocess
+from torchcaps_lab.data.reader import READERS, Reader
+from torchcaps_lab.report.calibration import Calibration
+from torchcaps_lab.tasks import Task, as_task
+
+_FIELDS = ("classes", "task", "reader", "calibration")
+
+_OF_EARLIER = ("preprocess", "raw_image_shape", "resize", "range", "words", "scale")
+"""What earlier versions saved in place of the reader."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is saved with a network so that it can be used.
+
+    Attributes:
+        classes: the names of the classes; None: they go by their numbers.
+        task: what the network is for.
+        reader: how its inputs are read and prepared.
+        calibration: how activations become probabilities; None if nothing was fitted.
+        extra: what others saved beside these, by name, ready for JSON.
+
+    Example:
+        >>> from torchcaps_lab.card import Card
+        >>> card = Card.of(tc.create_model("capsnet_digits"))
+        >>> card.task.name, card.reader.name
+        ('classification', 'images')
+    """
+
+    classes: tuple[str, ...] | None
+    task: Task
+    reader: Reader
+    calibration: Calibration | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, network: ImageClassifier) -> "Card":
+        """Return the card of a network, also of one that an earlier version saved.
+
+        Args:
+            network: the network, with what was saved beside it as its ``extra``.
+
+        Raises:
+            ValueError: something in it is damaged or missing, or of a kind that is not
+                known.
+        """
+        saved = network.extra
+        classes = saved.get("classes")
+        others = {*_FIELDS}
+        if "reader" not in saved:
+            others |= {*_OF_EARLIER}
+        return cls(
+            tuple(classes) if classes else None,
+            as_task(saved.get("task", "classification")),
+            _reader_of(network).suited(network),
+            Calibration.from_config(saved.get("calibration")),
+            {name: value for name, value in saved.items() if name not in others},
+        )
+
+    @classmethod
+    def of_training(cls, data: DataSet, preprocess: Preprocess, task: Task) -> "Card":
+        """Return the card of a network that is trained on a data set.
+
+        Args:
+            data: the data set.
+            preprocess: how its examples are prepared.
+            task: what the network is for.
+        """
+        reader = READERS.find(data.reads).of_data(data, preprocess)  # type: ignore[attr-defined]
+        return cls(tuple(data.classes), task, reader, extra=data.kept())
+
+    def with_extra(self, name: str, value: Any) -> "Card":
+        """Return this card with something beside it; None takes it away."""
+        extra = {key: one for key, one in self.extra.items() if key != name}
+        return replace(self, extra=extra if value is None else {**extra, name: value})
+
+    def saved(self) -> dict[str, Any]:
+        """The card, ready for JSON: :meth:`of` reads it."""
+        calibration = None if self.calibration is None else self.calibration.config()
+        saved = {
+            **self.extra,
+            "task": self.task.saved(),
+            "reader": {"name": self.reader.name, **self.reader.config()},
+            "calibration": calibration,
+        }
+        if self.classes is not None:
+            saved["classes"] = list(self.classes)
+        return saved
+
+
+def _reader_of(network: ImageClassifier) -> Reader:
+    """The reader that was saved with a network, or that one needs."""
+    saved = network.extra
+    if "reader" in saved:
+        return _reader_named(saved["reader"])
+    # What is special is saved under names of its own, and asked first.
+    for name in sorted(READERS, key=lambda name: name == DataSet.reads):
+        found: Reader | None = READERS[name].of_network(network, saved)
+        if found is not None:
+            return found
+    raise ValueError(
+        f"nothing is known that reads what the network takes, {network.takes}"
+    )
+
+
+def _reader_named(config: Any) -> Reader:
+    """The reader that was saved by its name and arguments."""
+    if not isinstance(config, Mapping) or "name" not in config:
+        raise ValueError(
+            "the reader that was saved with the network is damaged: it must be a name "
+            f"and arguments, got {str(config)[:80]!r}"
+        )
+    arguments = {name: value for name, value in config.items() if name != "name"}
+    kind: Any = READERS.find(config["name"], "reader")
+    try:
+        reader: Reader = kind.from_config(arguments)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(
+            f"the reader {config['name']!r} that was saved with the network is "
+            f"damaged: {error!r}"
+        ) from error
+    return reader

@@ -1,0 +1,41 @@
+"""Boxes around the ink of pictures."""
+
+import torch
+from torch import Tensor
+
+from torchcaps_lab.data.examples import Parts
+
+INK = 0.25
+"""Pixels that are at least this bright belong to a digit."""
+
+
+def ink_boxes(pictures: Tensor, ink: float = INK) -> Tensor:
+    """The smallest boxes around all bright pixels: left, top, right, bottom; pixel k
+    covers [k, k + 1].
+
+    Args:
+        pictures: (..., C, H, W).
+        ink: least brightness.
+
+    Returns:
+        float32 (..., 4), zeros if nothing is bright.
+    """
+    brightest = pictures.amax(-3)
+    sides = []
+    for axis in (-2, -1):  # what is left over are columns, then rows
+        seen = brightest.amax(axis) >= ink
+        low = seen.int().argmax(-1)
+        high = seen.shape[-1] - seen.flip(-1).int().argmax(-1)
+        sides.append((low * seen.any(-1), high * seen.any(-1)))
+    (left, right), (top, bottom) = sides
+    return torch.stack([left, top, right, bottom], -1).float()
+
+
+def class_boxes(parts: Parts, classes: int) -> Tensor:
+    """Return the box of each class in a scene without repeats, float32 (B, E, 4), see
+    :func:`ink_boxes`; zeros if absent.
+    """
+    found = ink_boxes(parts.pictures)
+    return found.new_zeros(len(found), classes, 4).scatter(
+        1, parts.labels[..., None].expand(-1, -1, 4), found
+    )

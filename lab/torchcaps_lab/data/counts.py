@@ -1,0 +1,81 @@
+"""A report about a data set before any training on it: its splits, its classes, its
+doubts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from torchcaps_lab.data.base import DataSet
+from torchcaps_lab.data.manifest import readable
+
+
+class Report(Protocol):
+    """What ``torchcaps check`` says of a path."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What should be repaired before a training, for people."""
+
+    def json(self) -> dict[str, Any]:
+        """The whole report, ready for JSON."""
+
+    def lines(self) -> list[str]:
+        """The whole report for people, line by line."""
+
+    def advised(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """The options that the command which trains needs beside the path.
+
+        Args:
+            options: those that would be guessed.
+        """
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """How many examples of each class a data set has, and what is wrong with it.
+
+    Attributes:
+        what: what the examples are called.
+        examples: how many examples each split has.
+        classes: how many of them show each class, by split.
+        notes: what a reader of results should know.
+        problems: why it cannot be trained on.
+    """
+
+    what: str = "examples"
+    examples: dict[str, int] = field(default_factory=dict)
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, data: DataSet) -> "DataReport":
+        """Read a data set, and count."""
+        examples = dict[str, int]()
+        classes = dict[str, dict[str, int]]()
+        for part in ("train", "validation", "test"):
+            split = getattr(data, part)
+            examples[part] = len(split)
+            classes[part] = split.counts()
+        return cls(data.train.what, examples, classes, data.notes())
+
+    def json(self) -> dict[str, Any]:
+        """The whole report, ready for JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The whole report for people, line by line."""
+        lines = []
+        for part, counts in self.classes.items():
+            count = self.examples[part]
+            lines.append(f"{part}: {count:,} {self.what} of {len(counts)} classes")
+            for name, number in counts.items():
+                share = number / max(count, 1)
+                lines.append(f"  {readable(name)}: {number:,} ({share:.1%})")
+        lines += self.notes
+        return lines + [f"PROBLEM: {problem}" for problem in self.problems]
+
+    def advised(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """Nothing: all is guessed from the path."""
+        return {}

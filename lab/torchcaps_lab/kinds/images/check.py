@@ -1,0 +1,452 @@
+"""A report about a folder of images, before any training on it: classes, formats,
+sizes, copies, broken files.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps_lab.data.alike import first_alike, look_of, pixels_digest
+from torchcaps_lab.data.bands import Bands, Levels
+from torchcaps_lab.data.doubts import (
+    Extent,
+    extent_of,
+    files_doubts,
+    names_doubts,
+    range_for,
+    range_option,
+    range_text,
+)
+from torchcaps_lab.data.files import ImageFile, looked_through
+from torchcaps_lab.data.handwriting import is_turned
+from torchcaps_lab.data.manifest import (
+    PARTS,
+    Entry,
+    Manifest,
+    copies_lines,
+    count_of,
+    left_out_lines,
+    readable,
+    some,
+    untested_lines,
+)
+from torchcaps_lab.data.picture import BrokenImage, opened, pictured
+from torchcaps_lab.data.store import threaded
+
+_FREQUENT = 10  # sizes that are listed one by one
+_FEW = 10  # images of a class that are hardly enough to learn what it looks like
+# Times the images of the smallest class, above which a class counts more than others
+_UNEVEN = 5
+_THIN = 8  # pixels of the shorter side, or share of the longer one
+
+_UNSEEN = torch.zeros(0)
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """The result of :func:`check_folder`.
+
+    Attributes:
+        classes: how many images each class has, by split; ``all`` if the splits have no
+            folders of their own.
+        formats: how many images have each format, judging by their content.
+        modes: how many have each kind of pixels, by its name in Pillow.
+        sizes: how many have each size, height x width.
+        extreme: which images are very small, or very long, with their sizes.
+        moving: names of images of several frames, the first of which counts.
+        turned: how many are turned by their EXIF orientation.
+        broken: why files cannot be read, by name.
+        left_out: why files are not taken for images of a class, by name.
+        copies: for people: which images have the same pixels.
+        near_copies: for people: which images are nearly the same as another one.
+        folders: for people: what is wrong with the folders of the classes.
+        contradictions: for people: which images of the same content are in several
+            parts or classes.
+        notes: what else a reader of results should know.
+        range: the values of pixels of more than 8 bit that should become black and
+            white; None for the usual ones.
+    """
+
+    classes: dict[str, dict[str, int]]
+    formats: dict[str, int]
+    modes: dict[str, int]
+    sizes: dict[str, int]
+    extreme: tuple[str, ...]
+    moving: tuple[str, ...]
+    turned: int
+    broken: dict[str, str]
+    left_out: dict[str, str]
+    copies: tuple[str, ...]
+    near_copies: tuple[str, ...]
+    folders: tuple[str, ...]
+    contradictions: tuple[str, ...]
+    notes: tuple[str, ...]
+    range: Levels | None = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What should be repaired, for people: folders, broken files, copies of images
+        in several splits or classes.
+        """
+        broken = [f"{name} ({why})" for name, why in self.broken.items()]
+        found = (
+            [f"{count_of(broken, 'file')} cannot be read: {some(broken)}"]
+            if broken
+            else []
+        )
+        return (*self.folders, *found, *self.contradictions)
+
+    def json(self) -> dict[str, Any]:
+        """The whole report, ready for JSON."""
+        return {**asdict(self), "problems": self.problems}
+
+    def advised(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """Size and range of the images, and whether broken ones are left out; nothing
+        while the folders forbid a training.
+        """
+        if self.folders or not self.sizes:
+            return {}
+        advised = {}
+        size = options.get("data", {}).get("size")
+        if size:
+            advised["--data.size"] = str(size)
+        if self.range:
+            advised["--data.range"] = range_option(self.range)
+        if self.broken:
+            advised["--data.skip_broken"] = "true"
+        return advised
+
+    def lines(self) -> list[str]:
+        """The whole report for people, line by line."""
+        lines = []
+        for part, classes in self.classes.items():
+            total = sum(classes.values())
+            lines.append(f"{part}: {total:,} images of {len(classes)} classes")
+            lines += [
+                f"  {readable(name)}: {count:,} ({count / max(total, 1):.1%})"
+                for name, count in classes.items()
+            ]
+        for what, counts in (
+            ("formats", self.formats),
+            ("pixels", self.modes),
+            ("sizes", self.sizes),
+        ):
+            frequent = [
+                f"{name} {count:,}" for name, count in list(counts.items())[:_FREQUENT]
+            ]
+            more = len(counts) - len(frequent)
+            lines.append(
+                f"{what}: {', '.join(frequent)}"
+                + (f" and {more:,} others" if more else "")
+            )
+        if self.extreme:
+            lines.append(
+                f"{count_of(self.extreme)} of a side below {_THIN} pixels, or {_THIN} "
+                "times as long as wide: "
+                f"{some(self.extreme)}"
+            )
+        if self.moving:
+            lines.append(
+                f"{count_of(self.moving)} of several frames, the first of which "
+                f"counts: {some(self.moving)}"
+            )
+        if self.turned:
+            lines.append(
+                f"{self.turned:,} turned upright, as their EXIF orientation says"
+            )
+        lines += [
+            *left_out_lines(self.left_out),
+            *self.copies,
+            *self.near_copies,
+            *self.notes,
+        ]
+        return lines + [f"PROBLEM: {problem}" for problem in self.problems]
+
+
+class _Look(NamedTuple):
+    """What was found in a file that was read in full."""
+
+    pixels: str
+    look: Tensor
+    format: str = ""
+    mode: str = ""
+    size: str = ""
+    frames: int = 1
+    turned: bool = False
+    extent: Extent | None = None
+    blank: bool = False
+    outside: str = ""
+    broken: str = ""
+
+
+def check_folder(root: str | Path) -> FolderReport:
+    """Reads every image of a folder in full, one after the other; only the report is
+    kept.
+
+    Args:
+        root: as of :class:`~torchcaps_lab.data.ImageFolder`.
+
+    Raises:
+        FileNotFoundError: there is no `root`.
+        NotADirectoryError: `root` is not a folder.
+        ValueError: it is unclear which folders are classes, or there are no images in
+            them.
+    """
+    listing = looked_through(Path(root).expanduser())
+    if not listing.items:
+        raise ValueError("; ".join(listing.refused))
+    files = [file for part in listing.parts.values() for file in part]
+    looks = dict(
+        zip(
+            files,
+            threaded(lambda index: _look(files[index].path), range(len(files))),
+            strict=True,
+        )
+    )
+    deep = all(look.extent is not None for look in looks.values() if not look.broken)
+    if not deep:  # one range is for all images, so none is guessed for some of them
+        looks = {
+            file: look._replace(broken=look.broken or look.outside)
+            for file, look in looks.items()
+        }
+    whole = {file: look for file, look in looks.items() if not look.broken}
+    parts = {
+        part: tuple(
+            Entry(file.name, file.category, whole[file].pixels)
+            for file in rows
+            if file in whole
+        )
+        for part, rows in listing.parts.items()
+    }
+    manifest = Manifest(listing.classes, parts)
+    counts = {part: _counts(listing.classes, rows) for part, rows in parts.items()}
+    levels = range_for(
+        look.extent for look in whole.values() if look.extent is not None
+    )
+    return FolderReport(
+        classes=counts,
+        formats=_ranked([look.format for look in whole.values()]),
+        modes=_ranked([look.mode for look in whole.values()]),
+        sizes=_ranked([look.size for look in whole.values()]),
+        extreme=tuple(
+            f"{file.name} ({look.size})"
+            for file, look in whole.items()
+            if _is_extreme(look)
+        ),
+        moving=tuple(file.name for file, look in whole.items() if look.frames > 1),
+        turned=sum(look.turned for look in whole.values()),
+        broken={file.name: look.broken for file, look in looks.items() if look.broken},
+        left_out=listing.left_out,
+        copies=tuple(_copies(whole)),
+        near_copies=tuple(_near_copies(whole)),
+        folders=tuple(listing.refused),
+        contradictions=tuple(copies_lines(manifest)),
+        notes=(
+            *listing.notes,
+            *_too_few(counts),
+            *_untested(counts),
+            *_uneven(counts),
+            *names_doubts(listing.classes),
+            *_doubts(whole),
+            *_of_range(levels, whole),
+        ),
+        range=levels if deep else None,
+    )
+
+
+def _look(path: Path) -> _Look:
+    try:
+        with opened(path) as image:
+            kind = image.format or ""
+            mode = image.mode
+            frames = getattr(image, "n_frames", 1)
+            turned = is_turned(
+                image
+            )  # before the pixels are decoded, which turns those of TIFF
+            extent = extent_of(image)
+            levels = None if extent is None else range_for([extent])
+            outside = "" if levels is None else _outside(image)
+            upright = pictured(image, levels)
+            digest = pixels_digest(image if isinstance(image, Bands) else upright)
+    except BrokenImage as problem:
+        return _Look("", _UNSEEN, broken=problem.why)
+    except OSError as error:
+        return _Look("", _UNSEEN, broken=str(error.strerror))
+    size = f"{upright.height} x {upright.width}"
+    blank = upright.getextrema() in (((0, 0),) * 3, ((255, 255),) * 3)
+    return _Look(
+        digest,
+        look_of(upright),
+        kind,
+        mode,
+        size,
+        frames,
+        turned,
+        extent,
+        blank,
+        outside,
+    )
+
+
+def _doubts(looks: dict[ImageFile, _Look]) -> list[str]:
+    """For people: blank images, and classes that go by facts of their files."""
+    blank = [file.name for file, look in looks.items() if look.blank]
+    lines = [
+        f"{count_of(blank)} all black or all white, where transparent parts show "
+        f"black: {some(blank)}"
+    ]
+    kinds = {"format": "format", "kind of pixels": "mode", "size": "size"}
+    facts = {
+        kind: [(file.category, getattr(look, name)) for file, look in looks.items()]
+        for kind, name in kinds.items()
+    }
+    return [*(lines if blank else ()), *files_doubts(facts)]
+
+
+def _of_range(levels: Levels | None, looks: dict[ImageFile, _Look]) -> list[str]:
+    """For people: that pixels of more than 8 bit use another range than they could."""
+    if levels is None:
+        return []
+    deep = [look.extent for look in looks.values() if look.extent is not None]
+    used = range_text(
+        (min(extent.least for extent in deep), max(extent.most for extent in deep))
+    )
+    line = f"pixels of more than 8 bit in {count_of(deep)} are {used}"
+    if others := len(looks) - len(deep):
+        return [
+            f"{line}, beside {others:,} of 8 bit: bring them to one kind, since a "
+            "range counts for all images"
+        ]
+    return [
+        f"{line}: --data.range {range_option(levels)!r} spreads these over all grey "
+        "levels"
+    ]
+
+
+def _outside(image: Any) -> str:
+    """Why a picture cannot be read without a range; empty if it can."""
+    try:
+        pictured(image)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _counts(classes: Sequence[str], rows: Sequence[Entry]) -> dict[str, int]:
+    found = Counter(entry.category for entry in rows)
+    return {name: found[name] for name in classes}
+
+
+def _too_few(counts: dict[str, dict[str, int]]) -> list[str]:
+    """For people: classes with too few images to put any aside for validation or
+    test.
+    """
+    aside = [
+        part
+        for part in PARTS
+        if part not in counts and not (part == "train" and "all" in counts)
+    ]
+    shared = counts.get("all") or counts["train"]
+    few = [
+        f"{name} ({count})" for name, count in shared.items() if 0 < count <= len(aside)
+    ]
+    return (
+        [
+            f"too few images of a class to put some aside for {' and '.join(aside)}: "
+            f"{some(few)}"
+        ]
+        if few
+        else []
+    )
+
+
+def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
+    """For people: classes with few images to learn from, or far fewer than another."""
+    shared = {
+        name: count
+        for name, count in (counts.get("all") or counts["train"]).items()
+        if count
+    }
+    few = [f"{name} ({count})" for name, count in shared.items() if count < _FEW]
+    lines = (
+        [
+            f"classes of fewer than {_FEW} images, hardly enough to learn from: "
+            f"{some(few)}"
+        ]
+        if few
+        else []
+    )
+    if shared and max(shared.values()) >= _UNEVEN * min(shared.values()):
+        most, least = (pick(shared, key=shared.__getitem__) for pick in (max, min))
+        lines.append(
+            f"{readable(most)} has {shared[most]:,} images and {readable(least)} "
+            f"{shared[least]:,}: "
+            "--sampler balanced draws them equally often, --class_weights balanced "
+            "weighs rare ones more"
+        )
+    return lines
+
+
+def _is_extreme(look: _Look) -> bool:
+    short, long = sorted(map(int, look.size.split(" x ")))
+    return short < _THIN or long >= _THIN * short
+
+
+def _untested(counts: dict[str, dict[str, int]]) -> list[str]:
+    """For people: classes without test images, in a folder of their own or to put
+    aside.
+    """
+    tested = counts.get("test") or {
+        name: count - 1 for name, count in counts["all"].items()
+    }
+    return untested_lines([name for name, count in tested.items() if count == 0])
+
+
+def _ranked(names: Sequence[str]) -> dict[str, int]:
+    """How often each name occurs, the most frequent first."""
+    return dict(Counter(names).most_common())
+
+
+def _copies(looks: dict[ImageFile, _Look]) -> list[str]:
+    """For people: images of the same pixels."""
+    groups: dict[str, list[str]] = {}
+    for file, look in looks.items():
+        groups.setdefault(look.pixels, []).append(file.name)
+    several = [" = ".join(names) for names in groups.values() if len(names) > 1]
+    return (
+        [f"{count_of(several)} there more than once: {some(several)}"]
+        if several
+        else []
+    )
+
+
+def _near_copies(looks: dict[ImageFile, _Look]) -> list[str]:
+    """For people: images that look like another one, of other pixels; each with the
+    first of these.
+    """
+    seen = list(
+        {
+            look.pixels: (file.name, look.look)
+            for file, look in reversed(looks.items())
+        }.values()
+    )[::-1]
+    if not seen:
+        return []
+    names = [name for name, _ in seen]
+    hashes = torch.stack([look for _, look in seen])
+    first = first_alike(hashes, hashes, earlier=True)
+    found = [
+        f"{names[place]} ~ {name}"
+        for name, place in zip(names, first, strict=True)
+        if place >= 0
+    ]
+    return (
+        [f"{count_of(found)} nearly the same as another one: {some(found)}"]
+        if found
+        else []
+    )

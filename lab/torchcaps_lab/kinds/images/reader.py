@@ -1,0 +1,403 @@
+"""Reads images: how they are recognised, and how they get to the size of a network."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.models import CapsuleClassifier, ImageClassifier
+from torchcaps_lab.data.bands import Levels, check_range
+from torchcaps_lab.data.base import Fit, Resize
+from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.files import (
+    ImageFile,
+    image_files,
+    list_folder,
+    looked_through,
+)
+from torchcaps_lab.data.picture import (
+    as_numbers,
+    as_picture,
+    as_shown,
+    as_source,
+    check_resize,
+    fit_handwriting,
+    image_suffixes,
+    in_mode,
+    load_handwriting,
+    open_image,
+    to_tensor,
+)
+from torchcaps_lab.data.reader import Read, Reader, Report, register_reader
+from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.kinds.images.check import check_folder
+from torchcaps_lab.kinds.images.guess import guess_of_files
+from torchcaps_lab.kinds.images.table import TableForm, table_of_images
+from torchcaps_lab.look import Guess, Place, trained_of
+
+_LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in grey (ITU-R BT.601), as in Pillow."""
+
+_LARGEST = 2**28
+"""Most numbers of an image that a saved network may demand."""
+
+
+@register_reader("images")
+@dataclass(frozen=True)
+class ImageReader(Reader):
+    """Images of any kind and size: see
+    :meth:`torchcaps_lab.classifier.Classifier.predict`.
+
+    Args:
+        image_shape: (C, H, W) of those that the network takes, before they are
+            prepared.
+        resize: how images of another size get there.
+        levels: the values of pixels that become black and white; default: the range of
+            their kind.
+        preprocess: how they are prepared for the network.
+    """
+
+    image_shape: tuple[int, int, int]
+    resize: Fit = "pad"
+    levels: Levels | None = None
+    preprocess: Preprocess = field(default_factory=Preprocess)
+
+    takes = "images"
+    items = "files"
+    axes = MappingProxyType({0: "batch"})
+    pictures = True
+
+    @classmethod
+    def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
+        """A folder of class folders, or images whose labels stand in a table."""
+        form = table_of_images(place)
+        if form is not None and (place.is_file or not _has_class_folders(place.path)):
+            return _of_table(place, form, given)
+        if place.is_file or not place.suffixes & image_suffixes():
+            return None
+        return _of_folder(place.path, given)
+
+    @classmethod
+    def missing(cls, place: Place) -> str:
+        """What is missing of a folder of class folders."""
+        if place.is_file:
+            return super().missing(place)
+        try:
+            return "; ".join(looked_through(place.path).refused)
+        except ValueError as error:
+            return str(error)
+
+    @classmethod
+    def report(cls, place: Place, seen: Guess | ValueError) -> Report:
+        """Every image of the folder, read in full; or the examples of a table."""
+        if isinstance(seen, Guess) and seen.options["data"]["name"] != "ImageFolder":
+            return super().report(place, seen)
+        return check_folder(place.path)
+
+    @classmethod
+    def of_network(
+        cls, network: ImageClassifier, saved: Mapping[str, Any]
+    ) -> "ImageReader | None":
+        """The reader of a network that was saved with a shape, or with nothing."""
+        if network.takes != cls.takes:
+            return None
+        config = {"image_shape": network.image_shape, **saved}
+        if "raw_image_shape" in saved:
+            config["image_shape"] = saved["raw_image_shape"]
+        return cls.from_config(config)
+
+    @classmethod
+    def of_data(cls, data: Any, preprocess: Preprocess) -> "ImageReader":
+        """Shape and fit of the images of a data set, and the range of their pixels."""
+        levels = getattr(data, "levels", None)
+        return cls(data.read_shape, data.resize, levels, preprocess)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "ImageReader":
+        """The reader that :meth:`config` describes."""
+        channels, height, width = config["image_shape"]
+        levels = config.get("range")
+        levels = tuple(levels) if isinstance(levels, list | tuple) else levels
+        check_range(levels)
+        resize: Fit = config.get("resize", "pad")
+        if resize != "keep":
+            check_resize(resize)
+        preprocess = Preprocess.from_config(config.get("preprocess", {}))
+        return cls((channels, height, width), resize, levels, preprocess)
+
+    def config(self) -> dict[str, Any]:
+        """Shape, fit, range of pixels and preprocessing."""
+        config = {
+            "image_shape": list(self.image_shape),
+            "resize": self.resize,
+            "preprocess": self.preprocess.config(),
+        }
+        return config if self.levels is None else {**config, "range": list(self.levels)}
+
+    def suited(self, network: ImageClassifier) -> "ImageReader":
+        """This reader, which pads images for a network of one size."""
+        if self.resize == "keep" and not network.any_size:
+            return replace(self, resize="pad")
+        return self
+
+    def check(self, network: ImageClassifier) -> None:
+        """Raise a `ValueError` unless images of this shape are prepared to that of the
+        network.
+        """
+        self.check_fit(network, self.resize)
+        if math.prod(self.image_shape) > _LARGEST:
+            raise ValueError(
+                f"image_shape must have at most {_LARGEST} numbers, got "
+                f"{self.image_shape}"
+            )
+        seen = self.preprocess.image_shape(self.image_shape)
+        if seen != network.image_shape and not (
+            network.any_size and seen[0] == network.image_shape[0]
+        ):
+            raise ValueError(
+                f"image_shape {self.image_shape} is prepared to {seen}, but the "
+                f"network takes {network.image_shape}"
+            )
+
+    def check_fit(self, network: ImageClassifier, resize: Fit | None) -> None:
+        """Raise a `ValueError` if a network of one size should keep that of images."""
+        if resize == "keep" and not network.any_size:
+            raise ValueError(
+                "resize 'keep' is for networks of any size, and a "
+                f"{type(network).__name__} has a fixed size"
+            )
+
+    def changed(self, **settings: Any) -> "ImageReader":
+        """This reader with other settings; None leaves one as it is."""
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        if "image_shape" in chosen:
+            channels, height, width = chosen["image_shape"]
+            chosen["image_shape"] = (channels, height, width)
+        if chosen.get("resize", "keep") != "keep":
+            check_resize(chosen["resize"])
+        return replace(self, **chosen)
+
+    def facts(self) -> dict[str, str]:
+        """Their shape and fit."""
+        return {"images": f"{self.image_shape}, resize {self.resize!r}"}
+
+    def unexplored(self, network: ImageClassifier) -> str:
+        """Why there is nothing to explore: the network has no capsules."""
+        return "" if isinstance(network, CapsuleClassifier) else "which has no capsules"
+
+    def read(self, given: Any, resize: Fit | None = None) -> Read:
+        """Float32 in [0, 1], of ``image_shape``, or with ``keep`` of its own height and
+        width.
+        """
+        fit = resize or self.resize
+        if fit == "handwriting":
+            if isinstance(given, str | Path):
+                sign = load_handwriting(
+                    Path(given), self.image_shape, levels=self.levels
+                )
+            else:
+                source = (
+                    as_shown(given)
+                    if self.levels is None
+                    else as_source(given, self.levels)
+                )
+                sign = fit_handwriting(source, self.image_shape, self.levels)
+            return sign._replace(values=sign.values.float() / 255)
+        if fit != "keep":
+            check_resize(fit)
+        return Read(self._pixels(given, fit), "")
+
+    def _pixels(self, image: Any, fit: Fit) -> Tensor:
+        channels = self.image_shape[0]
+        if isinstance(image, str | Path):
+            picture = open_image(Path(image), channels, levels=self.levels)
+        else:
+            source = (
+                as_picture(image)
+                if channels in (1, 3) or not hasattr(image, "shape")
+                else None
+            )
+            if source is None:
+                numbers = _with_channels(as_numbers(image, self.levels), channels)
+                return (
+                    numbers
+                    if fit == "keep"
+                    else _fit_numbers(numbers, self.image_shape, fit)
+                )
+            picture = in_mode(source, channels, self.levels)
+        shape = (
+            (channels, picture.height, picture.width)
+            if fit == "keep"
+            else self.image_shape
+        )
+        return to_tensor(picture, shape, "pad" if fit == "keep" else fit).float() / 255
+
+    def numbers(self, values: Tensor) -> Tensor:
+        """Images in [0, 1]."""
+        return as_numbers(values, self.levels)
+
+    def collate(self, rows: Sequence[Tensor]) -> Tensor:
+        """Images of one shape, (B, C, H, W)."""
+        return torch.stack(list(rows))
+
+    def alike(self, one: Tensor, other: Tensor) -> bool:
+        """Whether both have one shape."""
+        return one.shape == other.shape
+
+    def most(self, row: Tensor, size: int) -> int:
+        """As many as have the pixels of ``size`` images of ``image_shape``."""
+        return -(-size * math.prod(self.image_shape) // row.numel())
+
+    def fitted(self, examples: Examples) -> Examples:
+        """Images of the shape that the network takes, prepared for it."""
+        images = super().fitted(examples)
+        if images.raw_image_shape != self.image_shape:
+            raise ValueError(
+                f"the images are {images.raw_image_shape}, the network takes "
+                f"{self.image_shape}"
+            )
+        return images
+
+    def trial(self, network: ImageClassifier, count: int) -> Tensor:
+        """Images of noise, unprepared."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.rand(count, *self.image_shape, generator=generator)
+
+    def named(self, names: Sequence[str]) -> Iterator[Path]:
+        """The named files, with folders, tables and patterns expanded; missing files
+        are reported when they are read.
+
+        Raises:
+            ValueError: if a folder holds no images, no file fits a pattern, or a name
+                is empty.
+        """
+        for name in names:
+            if not name:
+                raise ValueError(
+                    "images must be names of files or folders, got an empty one"
+                )
+            files = self._files(name)
+            if not files:
+                raise ValueError(
+                    f"there are no images in {name}"
+                    if Path(name).is_dir()
+                    else f"no file fits the pattern {name}"
+                )
+            yield from files
+
+    def _files(self, name: str) -> list[Path]:
+        """The image files that one name stands for."""
+        path = Path(name)
+        if path.is_dir():
+            return self.in_folder(path)
+        if not path.exists() and any(sign in name for sign in "*?["):
+            fitting = Path(path.anchor).glob(name.removeprefix(path.anchor))
+            return sorted(file for file in fitting if file.is_file())
+        form = table_of_images(Place(path)) if path.is_file() else None
+        return [path] if form is None else form.paths()
+
+    def in_folder(self, folder: Path) -> list[Path]:
+        """The images in a folder, as they would be trained on."""
+        return image_files(folder)
+
+    def notes(self) -> dict[str, Any]:
+        """Shape, range and fit of the images."""
+        told = {
+            "image_shape": list(self.image_shape),
+            "pixels": "float32 in [0, 1]",
+            "resize": self.resize,
+        }
+        return told if self.levels is None else {**told, "range": list(self.levels)}
+
+    def __str__(self) -> str:
+        return (
+            f"images (batch, {str(self.image_shape)[1:-1]}), float32 in [0, 1]; "
+            "preparing them is in it"
+        )
+
+
+def _has_class_folders(folder: Path) -> bool:
+    """Whether a folder can be trained on without a table."""
+    try:
+        return not looked_through(folder).refused
+    except ValueError:
+        return False
+
+
+def _of_folder(root: Path, given: Mapping[str, Any]) -> Guess:
+    listing = list_folder(root)
+    count = len(listing.items)
+    train = trained_of(count)
+    if "train" in listing.parts:
+        train = len(listing.parts["train"]) * 9 // 10
+    files = [file.path for file in listing.items if isinstance(file, ImageFile)]
+    said = f"ImageFolder, {count:,} images of {len(listing.classes)} classes in {root}"
+    data = {"name": "ImageFolder", "root": str(root)}
+    apart = listing.parts.get("validation")
+    validation = None if apart is None else len(apart)
+    return guess_of_files(data, said, files, train, given, validation)
+
+
+def _of_table(place: Place, form: TableForm, given: Mapping[str, Any]) -> Guess:
+    files = form.paths()
+    said = f"ImageTable, {len(files):,} images with labels in {form.table}"
+    guess = guess_of_files(
+        form.arguments(place), said, files, trained_of(len(files)), given
+    )
+    why = {**guess.why, **form.reasons()}
+    if not form.several:
+        return guess._replace(why=why)
+    # Photos may show several of the classes, so none is left out of the loss.
+    options = {**guess.options, "task": {"name": "several_labels"}}
+    why["task"] = "several_labels, since images have several labels"
+    return Guess(options, why)
+
+
+def _fit_numbers(
+    image: Tensor, image_shape: tuple[int, int, int], resize: Resize
+) -> Tensor:
+    """Numbers (C, H, W) in [0, 1] in another shape."""
+    image = _with_channels(image, image_shape[0])
+    height, width = image_shape[1:]
+    if image.shape[1:] == (height, width):
+        return image
+    scales = height / image.shape[1], width / image.shape[2]
+    if resize != "stretch":
+        scales = (min(scales),) * 2 if resize == "pad" else (max(scales),) * 2
+    size = [
+        max(1, round(extent * scale))
+        for extent, scale in zip(image.shape[1:], scales, strict=True)
+    ]
+    image = F.interpolate(image[None], size, mode="bicubic", antialias=True)[0].clamp(
+        0, 1
+    )
+    missing = [want - have for want, have in zip((height, width), size, strict=True)]
+    top, left = (round(extent / 2) for extent in missing)
+    return F.pad(
+        image, (left, missing[1] - left, top, missing[0] - top)
+    )  # negative padding crops
+
+
+def _with_channels(image: Tensor, channels: int) -> Tensor:
+    """Grey as colour, colour as grey, transparent parts black; else the channels must
+    be right.
+    """
+    count = len(image)
+    if count == 4 and channels in (1, 3):
+        image, count = image[:3] * image[3:], 3
+    if count == channels:
+        return image
+    if (count, channels) == (1, 3):
+        return image.expand(3, -1, -1)
+    if (count, channels) == (3, 1):
+        return (image * image.new_tensor(_LUMA)[:, None, None]).sum(0, keepdim=True)
+    raise ValueError(
+        f"an image of {count} channels cannot be made into one of {channels}; "
+        "arrays are (H, W) or (H, W, C), tensors (C, H, W)"
+    )

@@ -1,0 +1,193 @@
+"""Images with the class of each pixel laid over them: what is true, what was said,
+where that is wrong.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps_lab.report.canvas import (
+    class_legend,
+    colour_of,
+    new_figure,
+    set_title,
+    show,
+)
+from torchcaps_lab.report.exhibit import (
+    Exhibit,
+    Picture,
+    Table,
+    pixels,
+    png,
+    register_exhibit,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL.Image import Image
+
+
+class ShownSegments(NamedTuple):
+    """One image.
+
+    Args:
+        title: over it.
+        image: (C, H, W) in [0, 1].
+        true: the class of each pixel, int64 (H, W); those behind the last class have
+            none.
+        said: likewise.
+    """
+
+    title: str
+    image: Tensor
+    true: Tensor
+    said: Tensor
+
+
+@register_exhibit("segments", drawings="segments*.png")
+class Segments(Exhibit):
+    """How well each class was found, and the worst images.
+
+    Attributes:
+        figures: ``pixels``, ``iou`` and ``dice`` of each class, by name.
+        shown: images.
+        classes: their names.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures import Segments
+        >>> cell = {"pixels": 90, "iou": 0.5, "dice": 2 / 3}
+        >>> Segments(
+        ...     title="Cells",
+        ...     text="",
+        ...     figures={"cell": cell},
+        ...     shown=(),
+        ...     classes=("cell",),
+        ... ).table().rows
+        [['cell', '90', '50.00 %', '66.67 %']]
+    """
+
+    figures: Mapping[str, Mapping[str, Any]]
+    shown: tuple[ShownSegments, ...]
+    classes: tuple[str, ...]
+
+    def table(self) -> Table:
+        """A row for each class."""
+        rows = [
+            [
+                name,
+                f"{row['pixels']:,}",
+                *(
+                    "-" if row[of] != row[of] else f"{row[of]:.2%}".replace("%", " %")
+                    for of in ("iou", "dice")
+                ),
+            ]
+            for name, row in self.figures.items()
+        ]
+        return Table(rows, ["class", "pixels", "IoU", "Dice"])
+
+    def draw(self) -> Iterator[Picture]:
+        """Image, truth, answer and errors, in a row each."""
+        if self.shown:
+            figure = segments_figure(self.shown, self.classes)
+            yield Picture(
+                "segments.png",
+                f"The {len(self.shown)} worst images: truth, answer, errors",
+                figure,
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Titles stand for the images, which the picture has."""
+        return {**super().to_json(), "shown": [one.title for one in self.shown]}
+
+
+def colours(count: int) -> Tensor:
+    """Of classes, (count, 3) in [0, 1]: black for the first."""
+    codes = ["#000000", *map(colour_of, range(count - 1))]
+    return torch.tensor(
+        [
+            [int(code[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+            for code in codes
+        ]
+    )
+
+
+def indexed(mask: Tensor, count: int) -> "Image":
+    """The class of each pixel, (H, W), as an image whose values are the classes and
+    whose palette their colours.
+    """
+    from PIL import Image
+
+    image = Image.fromarray(mask.to(torch.uint8).numpy())
+    image.putpalette((colours(count) * 255).round().to(torch.uint8).flatten().tolist())
+    return image
+
+
+def drawings_of(mask: Tensor | None, picture: Tensor, count: int) -> dict[str, bytes]:
+    """Return the files that ``predict`` writes for a mask, by the ends of their names.
+
+    Args:
+        mask: the class of each pixel, (H, W); None for no mask.
+        picture: the picture, (C, H, W) in [0, 1].
+        count: the number of classes.
+
+    Returns:
+        The mask as an image with indexed colours, and laid over the picture.
+    """
+    if mask is None:
+        return {}
+    file = BytesIO()
+    indexed(mask, count).save(file, "PNG")
+    laid_over = overlay(picture, mask, count)
+    return {".png": file.getvalue(), ".overlay.png": png(laid_over)}
+
+
+def overlay(image: Tensor, mask: Tensor, count: int, strength: float = 0.5) -> Tensor:
+    """An image (C, H, W) with the colours of its classes but the first over it: (3, H,
+    W) in [0, 1].
+    """
+    shown = pixels(image).movedim(-1, 0)
+    table = torch.cat([colours(count), torch.zeros(1, 3)])
+    painted = table[mask.clamp_max(count)].movedim(-1, 0)
+    there = (mask > 0) & (mask < count)
+    return torch.where(there, (1 - strength) * shown + strength * painted, shown)
+
+
+def segments_figure(
+    shown: Sequence[ShownSegments], classes: Sequence[str], side: float = 2.2
+) -> "Figure":
+    """A row for each image: it, the truth over it, the answer over it, and the wrong
+    pixels in white.
+    """
+    count = len(classes)
+    figure = new_figure(4 * side + 0.2, (side + 0.25) * len(shown) + 0.5)
+    for row, one in zip(
+        figure.subplots(len(shown), 4, squeeze=False), shown, strict=True
+    ):
+        wrong = (one.said != one.true) & (one.true < count)
+        panels = (
+            one.image,
+            overlay(one.image, one.true, count),
+            overlay(one.image, one.said, count),
+            wrong[None],
+        )
+        for axes, panel, title in zip(
+            row, panels, (one.title, "true", "said", "wrong"), strict=True
+        ):
+            show(axes, panel.float())
+            set_title(axes, title, fontsize=8)
+    used = {
+        int(label)
+        for one in shown
+        for mask in (one.true, one.said)
+        for label in mask.unique()
+        if 0 < label < count
+    }
+    class_legend(
+        figure,
+        "outside lower center",
+        {classes[label]: colour_of(label - 1) for label in sorted(used)},
+    )
+    return figure

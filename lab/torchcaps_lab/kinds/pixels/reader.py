@@ -1,0 +1,114 @@
+"""Reads pictures whose pixels have classes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchcaps.models import ImageClassifier
+from torchcaps_lab.data.base import Fit
+from torchcaps_lab.data.files import image_files
+from torchcaps_lab.data.reader import Reader, register_reader
+from torchcaps_lab.kinds.images.guess import looked_at, range_line
+from torchcaps_lab.kinds.images.reader import ImageReader
+from torchcaps_lab.look import Guess, Place, epochs_for, trained_of, watched
+
+MASKS: dict[str, Any] = {
+    "batch_size": 4,
+    "loss": {"name": "LengthCrossEntropy"},
+    "optimizer": {"name": "Adam", "lr": 0.01},
+    "scheduler": {"name": "OneCycleLR", "max_lr": 0.01},
+    "scheduler_interval": "step",
+}
+"""How a network learns the classes of pixels, from squares of pictures: poses are
+normalised over several of them.
+"""
+
+_FOLDERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("images", "masks", {}),
+    (
+        "JPEGImages",
+        "SegmentationClass",
+        {
+            "images": "JPEGImages",
+            "masks": "SegmentationClass",
+            "ignore": 255,
+        },
+    ),
+)
+"""The folders of pictures and of masks, and the arguments that name them."""
+
+_LISTED = "ImageSets/Segmentation/trainval.txt"
+"""The pictures of Pascal VOC that have masks."""
+
+_LARGEST_CUT = 128
+
+
+@register_reader("pixels")
+@dataclass(frozen=True)
+class PixelReader(ImageReader):
+    """Pictures of any size, for a network that gives each pixel a class."""
+
+    takes = "pixels"
+
+    @classmethod
+    def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
+        """A folder of pictures beside one of masks."""
+        for images, masks, arguments in _FOLDERS:
+            if (place.path / images).is_dir() and (place.path / masks).is_dir():
+                guess = _of_masks(place.path, images, arguments)
+                pictures = image_files(place.path / images)
+                return watched(guess, given, len(pictures) * 4 // 5 // 10)
+        return None
+
+    @classmethod
+    def report(cls, place: Place, seen: Guess | ValueError) -> Any:
+        """The pictures with pixels of each class."""
+        return super(ImageReader, cls).report(place, seen)
+
+    def check_fit(self, network: ImageClassifier, resize: Fit | None) -> None:
+        """Raise a `ValueError` if pictures should not keep their size."""
+        if resize is not None and resize != self.resize:
+            Reader.check_fit(self, network, resize)
+
+    def facts(self) -> dict[str, str]:
+        """None: pictures of any size."""
+        return {}
+
+    def in_folder(self, folder: Path) -> list[Path]:
+        """The pictures in a folder, without the masks beside them."""
+        for images, masks, _ in _FOLDERS:
+            if (folder / images).is_dir() and (folder / masks).is_dir():
+                return image_files(folder / images)
+        return image_files(folder)
+
+
+def _of_masks(root: Path, images: str, arguments: Mapping[str, Any]) -> Guess:
+    """Options for pictures with masks: squares of three quarters of the smallest side,
+    at most 128.
+    """
+    files = image_files(root / images)
+    looks = looked_at(files)
+    smallest = min((min(size) for size in looks.sizes), default=0)
+    cut = min(smallest * 3 // 4 // 8 * 8, _LARGEST_CUT) or None
+    steps = trained_of(len(files)) // MASKS["batch_size"]
+    data: dict[str, Any] = {
+        "name": "Masks",
+        "root": str(root),
+        **arguments,
+        "cut": cut,
+        "channels": 3 if looks.colours else 1,
+    }
+    if arguments and (root / _LISTED).is_file():
+        data["listed"] = _LISTED
+    why = {
+        "data": f"Masks, {len(files)} pictures with masks in {root}",
+        "data.cut": f"{cut}, squares to train on",
+    }
+    if looks.levels is not None:
+        data["range"] = list(looks.levels)
+        why["data.range"] = range_line(looks)
+    options = {**MASKS, "data": data, "epochs": epochs_for(steps, 400, (6, 200))}
+    for name in ("batch_size", "epochs"):
+        why[name] = f"{options[name]}"
+    return Guess(options, why)

@@ -1,0 +1,455 @@
+"""Images of the user's own with boxes around things: COCO's JSON, XML files as of
+Pascal VOC, text files as of YOLO.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from xml.etree import ElementTree
+
+import torch
+from torch import Tensor
+
+from torchcaps.spec import argument, settings
+from torchcaps.whole import LARGEST_NOTE, named_below, read_bytes, read_text
+from torchcaps_lab.data.bands import Range, check_range
+from torchcaps_lab.data.base import (
+    TEST_SEED,
+    DataSet,
+    HeldOut,
+    check_held_out_share,
+    register_dataset,
+    stable_split,
+)
+from torchcaps_lab.data.examples import Batch, Examples, Parts
+from torchcaps_lab.data.handwriting import orientation
+from torchcaps_lab.data.listed import Side
+from torchcaps_lab.data.picture import image_suffixes, in_mode, opened, to_tensor
+from torchcaps_lab.data.streams import digest_of
+from torchcaps_lab.kinds.scenes.coco import Coco, Noted
+from torchcaps_lab.kinds.scenes.stated import frame_of, stated_size
+from torchcaps_lab.kinds.scenes.yolo import YAML, of_yaml, yolo_boxes
+
+_OUTSIDE = 1.0  # pixels by which a box may leave its image, as rounding does
+
+
+@dataclass(frozen=True, eq=False)
+class AnnotatedSet(Examples):
+    """Images with boxes around things; the parts of a batch are these boxes, filled, so
+    that they move along.
+
+    Attributes:
+        things: the class of each, int64 (N, K).
+        boxes: around each, whole pixels, int64 (N, K, 4); empty where an image has
+            fewer than K things.
+
+    Example:
+        >>> from torchcaps_lab.data import AnnotatedSet
+        >>> images, mask = (
+        ...     torch.zeros(1, 1, 8, 8, dtype=torch.uint8),
+        ...     torch.tensor([[False, True]]),
+        ... )
+        >>> boxes = torch.tensor([[[1, 2, 5, 6], [4, 0, 8, 3]]])
+        >>> two = AnnotatedSet(
+        ...     images, mask, ("cat", "dog"), things=torch.tensor([[1, 1]]), boxes=boxes
+        ... )
+        >>> two[0].parts.pictures.sum((2, 3, 4))
+        tensor([[16., 12.]])
+    """
+
+    things: Tensor = field(kw_only=True)
+    boxes: Tensor = field(kw_only=True)
+
+    several = True
+
+    def _rows(self, indices: Tensor) -> dict[str, Any]:
+        return {
+            **super()._rows(indices),
+            "things": self.things[indices],
+            "boxes": self.boxes[indices],
+        }
+
+    def _relabelled(self, places: Tensor, classes: tuple[str, ...]) -> Examples:
+        found = super()._relabelled(places, classes)
+        assert isinstance(found, AnnotatedSet)
+        return replace(found, things=places[self.things])
+
+    def digest(self) -> str:
+        """SHA-256 of images, labels and boxes."""
+        boxes = (
+            torch.cat([self.things[..., None], self.boxes], -1)
+            .cpu()
+            .contiguous()
+            .numpy()
+            .tobytes()
+        )
+        return hashlib.sha256(super().digest().encode() + boxes).hexdigest()
+
+    def _fetch(self, indices: list[int]) -> Batch:
+        batch = super()._fetch(indices)
+        boxes = self.boxes[indices].to(batch.inputs.device)[..., None]  # [B, K, 4, 1]
+        rows, columns = (
+            torch.arange(side, device=boxes.device) for side in batch.inputs.shape[2:]
+        )
+        across = (columns >= boxes[:, :, 0]) & (columns < boxes[:, :, 2])
+        down = (rows >= boxes[:, :, 1]) & (rows < boxes[:, :, 3])
+        filled = (down[..., None] & across[:, :, None])[:, :, None].to(
+            batch.inputs
+        )  # [B, K, 1, H, W]
+        filled = filled.expand(-1, -1, batch.inputs.shape[1], -1, -1)
+        return batch._replace(
+            parts=Parts(self.things[indices].to(boxes.device), filled)
+        )
+
+
+@register_dataset("annotated")
+@settings
+class AnnotatedImages(DataSet):
+    """Images of the user's own with any number of boxes around things of any class.
+
+    COCO's and VOC's files state the size of each image. Boxes follow an image that was
+    resized since, and one that was annotated as it is stored and is shown turned by its
+    EXIF data. A turn that leaves width and height as they were cannot be noticed: such
+    boxes, and all of YOLO's, are those of the upright image.
+
+    Args:
+        root: the folder of the images. Files of annotations name images by their paths
+            below it.
+        annotations: a .json file as in COCO; a folder of .xml files as in Pascal VOC,
+            one for each image; a folder of .txt files as in YOLO, whose lines are the
+            number of a class, then centre, width and height of a box as shares of the
+            image's sides; or YOLO's ``data.yaml``, which names the classes and the
+            folders of images, each with a folder of labels beside it.
+        classes: the names of the classes; default: the categories of COCO's file, all
+            names in VOC's, or the lines of ``classes.txt`` for YOLO.
+        test_annotations: the annotations of the test images, in the same form; default:
+            a share of the images becomes the test set, unless ``data.yaml`` names a
+            ``test`` or a ``val``.
+        test_root: the folder of the test images; default: ``root``.
+        size: height and width of the images, one number for both; default: their own,
+            which must be the same for all.
+        channels: 1 makes every image grey, 3 colour.
+        resize: how images and their boxes are resized; a ``crop`` discards everything
+            outside it.
+        range: the pixel values that become black and white; default: the whole range of
+            the type.
+        test: share of the images that become the test set, the same for every ``seed``.
+
+    Raises:
+        FileNotFoundError: there is no root, no file of annotations, or no image that
+            they name.
+        ValueError: a file cannot be read; it names an image outside ``root``; a box is
+            empty or outside its image; the size that COCO's or VOC's file states has
+            another shape than the image; a class is unknown; or no class is named.
+        ModuleNotFoundError: pycocotools, which reads COCO's files, is not installed; it
+            names the extra.
+
+    Source: Lin et al. 2014, "Microsoft COCO", and cocodataset.org, "Data format";
+    Everingham et al. 2010, "The PASCAL Visual Object Classes Challenge", whose pixels
+    count from 1.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from torchcaps_lab.data import AnnotatedImages
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for name in ("1", "2", "3"):
+        ...         Image.new("RGB", (40, 30), "gold").save(
+        ...             Path(folder) / f"{name}.png"
+        ...         )
+        ...         _ = (Path(folder) / f"{name}.txt").write_text("0 0.5 0.5 0.2 0.4")
+        ...     data = AnnotatedImages(
+        ...         folder, folder, classes=("coin", "note"), validation=0.0
+        ...     )
+        ...     print(data.classes, data.train.boxes[0].tolist())
+        ('coin', 'note') [[16, 9, 24, 21]]
+    """
+
+    task: ClassVar[str] = "detection"
+    model: ClassVar[str] = "scene_capsnet"
+    reads: ClassVar[str] = "scenes"
+
+    root: str | Path
+    annotations: str | Path
+    names: Sequence[str] | None = argument(default=None, alias="classes", kw_only=True)
+    test_annotations: str | Path | None = argument(default=None, kw_only=True)
+    test_root: str | Path | None = argument(default=None, kw_only=True)
+    size: Side | tuple[Side, Side] | None = argument(default=None, kw_only=True)
+    channels: Literal[1, 3] = argument(default=3, kw_only=True)
+    resize: Literal["pad", "crop", "stretch"] = argument(default="pad", kw_only=True)
+    levels: Range | None = argument(default=None, alias="range", kw_only=True)
+    test_share: HeldOut = argument(default=0.2, alias="test", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_held_out_share("test", self.test_share)
+        check_range(self.levels)
+        _ = self._noted  # problems of the files are reported at once
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each label."""
+        return self._noted[0]
+
+    def load_train(self) -> Examples:
+        """Read the training images, those for validation included."""
+        return self._read(self._noted[1])
+
+    def load_test(self) -> Examples:
+        """Read the test images."""
+        return self._read(self._noted[2])
+
+    @cached_property
+    def _noted(self) -> tuple[tuple[str, ...], list[Noted], list[Noted]]:
+        """The classes, the images to train on, and those to test on."""
+        root = _there(Path(self.root).expanduser(), "root")
+        annotations = Path(self.annotations).expanduser()
+        test: list[Noted] | None = None
+        if annotations.suffix.lower() in YAML:
+            classes, train, test = of_yaml(annotations, root, self.names)
+        else:
+            classes, train = _annotations(annotations, root, self.names)
+        if self.test_annotations is not None:
+            test_root = root if self.test_root is None else Path(self.test_root)
+            _, test = _annotations(
+                Path(self.test_annotations).expanduser(),
+                _there(test_root.expanduser(), "test_root"),
+                classes,
+            )
+        if test is not None:
+            return classes, train, test
+        digests = [digest_of(one.file) for one in train]
+        parts = stable_split(
+            torch.zeros(len(train), dtype=torch.int64),
+            digests,
+            self.test_share,
+            TEST_SEED,
+        )
+        rest, aside = ([train[index] for index in part.tolist()] for part in parts)
+        return classes, rest, aside
+
+    def _read(self, noted: Sequence[Noted]) -> AnnotatedSet:
+        sides = (self.size, self.size) if isinstance(self.size, int) else self.size
+        images = list[Tensor]()
+        boxes = list[Tensor]()
+        for one in noted:
+            with opened(one.file) as source:
+                turn = orientation(source)
+                image = in_mode(source, self.channels, self.levels)
+            height, width = sides = sides or image.size[::-1]
+            if self.size is None and image.size != (width, height):
+                raise ValueError(
+                    f"images must have one size, {width} x {height}, {one.file} has "
+                    f"{image.size}; pass size"
+                )
+            images.append(to_tensor(image, (self.channels, height, width), self.resize))
+            boxes.append(
+                _moved(
+                    _placed(one, image.size, turn),
+                    image.size,
+                    (width, height),
+                    self.resize,
+                )
+            )
+        most = max((len(one) for one in boxes), default=0)
+        things = torch.zeros(len(noted), max(most, 1), dtype=torch.int64)
+        placed = torch.zeros(len(noted), max(most, 1), 4, dtype=torch.int64)
+        mask = torch.zeros(len(noted), len(self.classes), dtype=torch.bool)
+        for row, (one, mine) in enumerate(zip(noted, boxes, strict=True)):
+            labels = torch.tensor(
+                [self.classes.index(name) for name in one.labels], dtype=torch.int64
+            )
+            there = (mine[:, 2:] > mine[:, :2]).all(1)  # others were cropped away
+            things[row, : len(mine)], placed[row, : len(mine)] = (
+                labels,
+                mine * there[:, None],
+            )
+            mask[row, labels[there]] = True
+        pixels = (
+            torch.stack(images)
+            if images
+            else torch.zeros(0, self.channels, *(sides or (1, 1)), dtype=torch.uint8)
+        )
+        files = tuple(str(one.file) for one in noted)
+        return AnnotatedSet(
+            pixels, mask, self.classes, files, things=things, boxes=placed
+        )
+
+
+def _placed(one: Noted, shown: tuple[int, int], turn: int) -> Tensor:
+    """The boxes of an image in its upright pixels, (K, 4); a `ValueError` if one is
+    empty, or outside.
+    """
+    frame = frame_of(one.size, shown, turn, one.source, one.file)
+    return frame.boxes(_checked(one, frame.stated))
+
+
+def _checked(one: Noted, size: tuple[int, int]) -> Tensor:
+    """The boxes of an image in the pixels that they are noted in; a `ValueError` if one
+    is empty, or outside.
+    """
+    boxes = torch.tensor(one.boxes, dtype=torch.float64).view(-1, 4)
+    sides = torch.tensor([*size, *size], dtype=torch.float64)
+    boxes = boxes * sides if one.shares else boxes
+    for label, box in zip(one.labels, boxes, strict=True):
+        place = [round(side, 2) for side in box.tolist()]
+        said = f"the box of {label!r} in {one.file}, {place} (left, top, right, bottom)"
+        if not (box[2:] > box[:2]).all():
+            raise ValueError(f"{said}, is empty")
+        if (box < -_OUTSIDE).any() or (box > sides + _OUTSIDE).any():
+            raise ValueError(
+                f"{said}, is outside the image of {size[0]} x {size[1]} pixels"
+            )
+    return boxes
+
+
+def _moved(
+    boxes: Tensor, size: tuple[int, int], to: tuple[int, int], resize: str
+) -> Tensor:
+    """Boxes in an image that was resized, whole pixels of at least 1; empty if they
+    were cropped away.
+    """
+    old = torch.tensor(size).double()
+    new = torch.tensor(to).double()
+    scale = new / old
+    if resize != "stretch":
+        scale = (scale.min() if resize == "pad" else scale.max()).expand(2)
+    shift = (new - scale * old) / 2
+    moved = (boxes.view(-1, 2, 2) * scale + shift).flatten(1)
+    low = moved[:, :2].round()
+    high = moved[:, 2:].round()
+    high = torch.maximum(high, low + 1)
+    return torch.cat([low.clamp_min(0), torch.minimum(high, new)], 1).long()
+
+
+def _there(path: Path, what: str) -> Path:
+    if not path.exists():
+        raise FileNotFoundError(f"{what} {path} does not exist")
+    return path
+
+
+def _annotations(
+    path: Path, root: Path, names: Sequence[str] | None
+) -> tuple[tuple[str, ...], list[Noted]]:
+    """The classes, and the images with their boxes, of a file or folder of
+    annotations.
+    """
+    _there(path, "annotations")
+    kinds: Mapping[str, Callable[..., tuple[Sequence[str], list[Noted]]]] = {
+        ".xml": _voc,
+        ".txt": _yolo,
+    }
+    if path.is_file() and path.suffix == ".json":
+        coco = Coco(path)
+        known: Sequence[str] = [*coco.names.values()]
+        noted = coco.boxes(root)
+    else:
+        found = {
+            kind: sorted(
+                one for one in path.glob(f"[!.]*{kind}") if one.name != "classes.txt"
+            )
+            for kind in kinds
+        }
+        here = [kind for kind, files in found.items() if files]
+        if len(here) != 1:
+            raise ValueError(
+                "annotations must be a .json file as of COCO, or a folder of either "
+                ".xml files as of VOC or .txt "
+                "files as of YOLO, got "
+                f"{path}{' with ' + ' and '.join(here) if here else ''}"
+            )
+        known, noted = kinds[here[0]](found[here[0]], root, names)
+    classes = tuple(names or known)
+    for one in noted:
+        _there(one.file, "the image")
+        if strange := sorted({*one.labels} - {*classes}):
+            raise ValueError(
+                f"the annotations of {one.file} have the class {strange[0]!r}, which "
+                f"is none of {classes}"
+            )
+    if not noted or not classes:
+        raise ValueError(
+            f"annotations {path} name no {'classes' if noted else 'images'}"
+        )
+    return classes, noted
+
+
+def _voc(
+    files: Sequence[Path], root: Path, names: Sequence[str] | None
+) -> tuple[Sequence[str], list[Noted]]:
+    noted = []
+    for file in files:
+        content = read_bytes(file, LARGEST_NOTE)
+        try:
+            tree = ElementTree.fromstring(content)
+            labels = [_text(one, "name") for one in tree.iter("object")]
+            sides = ("xmin", "ymin", "xmax", "ymax")
+            found = [
+                [float(_text(one, f"bndbox/{side}")) for side in sides]
+                for one in tree.iter("object")
+            ]
+            boxes = [
+                (left - 1, top - 1, right, bottom) for left, top, right, bottom in found
+            ]
+            size = stated_size(*map(tree.findtext, ("size/width", "size/height")))
+            name = _text(tree, "filename")
+        except (ElementTree.ParseError, ValueError, LookupError) as error:
+            raise ValueError(
+                f"annotations {file} are not as of VOC: {error}"
+            ) from error
+        noted.append(
+            Noted(
+                named_below(root, name, file, "image"), labels, boxes, file, size=size
+            )
+        )
+    return names or sorted({label for one in noted for label in one.labels}), noted
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    found = element.findtext(name)
+    if found is None:
+        raise ValueError(f"{name} is missing in {element.tag}")
+    return found.strip()
+
+
+def _yolo(
+    files: Sequence[Path], root: Path, names: Sequence[str] | None
+) -> tuple[Sequence[str], list[Noted]]:
+    listed = files[0].with_name("classes.txt")
+    if names is None:
+        _there(listed, "pass classes, or give their names one a line:")
+    if (
+        listed.is_file()
+    ):  # numbers count its lines, whatever the order of the names that were passed
+        names = [
+            name.strip()
+            for name in read_text(listed, LARGEST_NOTE).split("\n")
+            if name.strip()
+        ]
+    names = names or ()
+    noted = []
+    images = {
+        one.stem: one
+        for one in sorted(root.glob("[!.]*"))
+        if one.suffix.lower() in image_suffixes()
+    }
+    for file in files:
+        labels, boxes = yolo_boxes(file, names)
+        noted.append(
+            Noted(
+                images.get(file.stem, root / f"{file.stem}.*"),
+                labels,
+                boxes,
+                file,
+                shares=True,
+            )
+        )
+    noted += [
+        Noted(one, [], [], one)
+        for stem, one in images.items()
+        if stem not in {file.stem for file in files}
+    ]
+    return names, noted

@@ -1,0 +1,91 @@
+"""What is in images, and where."""
+
+from collections.abc import Iterator
+from dataclasses import field
+
+from torch import Tensor
+
+from torchcaps.models.base import in_precision_of
+from torchcaps.models.scene_capsnet import SceneCapsNet, Thing
+from torchcaps_lab.report.boxes import Boxed, boxes_figure
+from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
+from torchcaps_lab.report.findings import evaluating
+from torchcaps_lab.report.observe import Observation
+
+
+@register_exhibit("class_boxes", place=45, drawings="boxes.png")
+class ClassBoxes(OfImages):
+    """Images, what is in them, and where.
+
+    Attributes:
+        pictures: (B, C, H, W).
+        things: of each image, those of the classes that are there, the most active
+            first; boxes are in pixels.
+        names: of the classes, (E,).
+
+    Example:
+        >>> from torchcaps_lab.report import Observation, Selection
+        >>> from torchcaps_lab.kinds.scenes.class_boxes import ClassBoxes
+        >>> image = torch.rand(1, 1, 32, 32)
+        >>> network = tc.create_model(
+        ...     "scene_capsnet", image_shape=(1, 32, 32), classes=3, channels=(3, 4)
+        ... )
+        >>> ClassBoxes.of(
+        ...     Observation(network, Selection(image, image)), least=0.9
+        ... ).things
+        ((),)
+    """
+
+    pictures: Tensor = field(metadata=PNG)
+    things: tuple[tuple[Thing, ...], ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, observation: Observation, least: float = 0.5) -> "ClassBoxes | None":
+        """Of all images, each once; None if the network says of no class where it is.
+
+        Args:
+            observation: of the images.
+            least: classes with a larger activation are there.
+        """
+        model = observation.model
+        selection = observation.selection
+        if not isinstance(model, SceneCapsNet):
+            return None
+        images = selection.images  # those of several classes follow each other
+        places = [
+            place
+            for place in range(len(images))
+            if not place or not images[place].equal(images[place - 1])
+        ]
+        with evaluating(model) as device:
+            things = model.things_of(
+                in_precision_of(model, images[places].to(device)), least
+            )
+        return cls(
+            title="What is where",
+            text=(
+                "A thing is a group of places that vote for one box or, without "
+                "votes, a connected part of a class's map. Each thing has its own "
+                "capsule, routed only from its children. The pose describes how the "
+                "thing looks, and its last four numbers are a box around it."
+            ),
+            pictures=selection.pictures[places],
+            things=tuple(map(tuple, things)),
+            names=tuple(map(selection.name, range(model.classes))),
+        )
+
+    def draw(self) -> Iterator[Picture]:
+        """The images with a box around each thing."""
+        boxed = [
+            Boxed(
+                picture,
+                [(self.names[thing.label], thing.box.tolist()) for thing in things],
+            )
+            for picture, things in zip(self.pictures, self.things, strict=True)
+        ]
+        yield Picture(
+            "boxes.png",
+            "Images with a box around each thing",
+            boxes_figure(boxed, self.names),
+        )

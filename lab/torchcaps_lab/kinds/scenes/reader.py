@@ -1,0 +1,188 @@
+"""Reads images with boxes around things, in the forms that people have them in."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchcaps.models import ImageClassifier
+from torchcaps_lab.data.files import image_files
+from torchcaps_lab.data.listed import part_called
+from torchcaps_lab.data.picture import image_suffixes
+from torchcaps_lab.data.reader import register_reader
+from torchcaps_lab.kinds.images.guess import looked_at, shape_of
+from torchcaps_lab.kinds.images.reader import ImageReader
+from torchcaps_lab.kinds.scenes.yolo import YAML, of_yaml
+from torchcaps_lab.look import Guess, Place, plain_steps, trained_of, watched
+
+_BEGINNING = 2**20
+"""Bytes of a file from which is seen what it is."""
+
+
+class Form(NamedTuple):
+    """Where images and their annotations lie.
+
+    Args:
+        said: what the form is called, for people.
+        root: the folder of the images.
+        annotations: the file or the folder of the annotations.
+        more: other arguments of the data set.
+        trained: how many images are trained on, about; 0: a share of all.
+    """
+
+    said: str
+    root: Path
+    annotations: Path
+    more: Mapping[str, Any] = {}
+    trained: int = 0
+
+
+@register_reader("scenes")
+@dataclass(frozen=True)
+class SceneReader(ImageReader):
+    """Images with boxes around things."""
+
+    @classmethod
+    def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
+        """Annotations as of YOLO, COCO or Pascal VOC."""
+        form = next((form for form in _forms(place) if form is not None), None)
+        if form is None:
+            return None
+        files = image_files(form.root)
+        shape, why_shape = shape_of(looked_at(files))
+        shape.setdefault("channels", 1)
+        train = form.trained or trained_of(len(files))
+        options, why_steps = plain_steps(train)
+        data = {
+            "name": "AnnotatedImages",
+            "root": str(form.root),
+            "annotations": str(form.annotations),
+            **form.more,
+            **shape,
+        }
+        said = f"AnnotatedImages, boxes as of {form.said} in {form.annotations}"
+        why = {"data": said, **why_shape, **why_steps}
+        return watched(Guess({**options, "data": data}, why), given, train // 9)
+
+    @classmethod
+    def report(cls, place: Place, seen: Guess | ValueError) -> Any:
+        """The images that show each class."""
+        return super(ImageReader, cls).report(place, seen)
+
+    @classmethod
+    def of_network(
+        cls, network: ImageClassifier, saved: Mapping[str, Any]
+    ) -> "SceneReader | None":
+        """None: networks that were saved without the name of a reader read images."""
+        return None
+
+    def in_folder(self, folder: Path) -> list[Path]:
+        """The images in a folder, without masks beside them."""
+        pictures = folder / "JPEGImages"
+        return image_files(pictures if pictures.is_dir() else folder)
+
+
+def _forms(place: Place) -> Iterator[Form | None]:
+    yield _of_yaml(place)
+    if not place.is_file:
+        yield _of_coco(place)
+        yield _of_voc(place)
+        yield _of_labels(place)
+
+
+def _of_yaml(place: Place) -> Form | None:
+    """The file data.yaml, or a folder with one."""
+    for path in place.top:
+        if path.suffix.lower() in YAML and _holds(path, "names:", "train:"):
+            root = path.parent
+            _, train, _ = of_yaml(path, root, None)
+            return Form("YOLO", root, path, trained=len(train) * 9 // 10)
+    return None
+
+
+def _of_coco(place: Place) -> Form | None:
+    """Files of COCO, one for each split, or one."""
+    files = []
+    for path in place.with_suffix(".json"):
+        if _is_coco(path) and _images_of(path, place) is not None:
+            files.append(path)
+    if not files:
+        return None
+    parts = {_part(path): path for path in reversed(files)}
+    train = parts.get("train", files[0])
+    test = parts.get("test") or parts.get("validation")
+    root = _images_of(train, place)
+    assert root is not None
+    if test is None or test == train:
+        return Form("COCO", root, train)
+    more = {"test_annotations": str(test), "test_root": str(_images_of(test, place))}
+    return Form("COCO", root, train, more)
+
+
+def _is_coco(path: Path) -> bool:
+    return _holds(path, '"annotations"') or _holds(path, '"categories"')
+
+
+def _part(path: Path) -> str | None:
+    """The split that the name of a file, or of its folder, stands for."""
+    words = [*re.split(r"[\W_\d]+", path.stem), path.parent.name]
+    return next(filter(None, map(part_called, words)), None)
+
+
+def _images_of(path: Path, place: Place) -> Path | None:
+    """The folder below which the images of a file of COCO lie."""
+    named = re.search(r'"file_name"\s*:\s*"([^"]+)"', _beginning(path))
+    if named is None:
+        return None
+    folders = {path.parent, place.path, *(image.parent for image in place.files)}
+    holding = [folder for folder in sorted(folders) if (folder / named[1]).is_file()]
+    part = _part(path)
+    for folder in holding:
+        if part is not None and part_of(folder, part):
+            return folder
+    return holding[0] if holding else None
+
+
+def part_of(folder: Path, part: str) -> bool:
+    """Whether the name of a folder stands for a split."""
+    return part_called(re.sub(r"[\W_\d]+$", "", folder.name)) == part
+
+
+def _of_voc(place: Place) -> Form | None:
+    """A folder of .xml files, beside a folder of images or among them."""
+    files = place.with_suffix(".xml")
+    if not files or not _holds(files[0], "<annotation", "<bndbox"):
+        return None
+    named = re.search(r"<filename>\s*([^<\s]+)\s*</filename>", _beginning(files[0]))
+    if named is None:
+        return None
+    near = {image.parent for image in place.files if image.name == named[1]}
+    folders = near | {files[0].parent}
+    images = sorted(one for one in folders if (one / named[1]).is_file())
+    return Form("Pascal VOC", images[0], files[0].parent) if images else None
+
+
+def _of_labels(place: Place) -> Form | None:
+    """Folders ``images`` and ``labels``, and classes.txt in one of them."""
+    images = place.inner("images")
+    labels = place.inner("labels")
+    lists = [path for path in place.files if path.name == "classes.txt"]
+    if images is None or labels is None or not lists:
+        return None
+    if not {path.suffix.lower() for path in images.iterdir()} & image_suffixes():
+        return None
+    lines = lists[0].read_text(encoding="utf-8", errors="replace").split("\n")
+    names = [line.strip() for line in lines if line.strip()]
+    return Form("YOLO", images, labels, {"classes": names})
+
+
+def _beginning(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_BEGINNING).decode("utf-8", errors="replace")
+
+
+def _holds(path: Path, *words: str) -> bool:
+    """Whether the beginning of a file has all these words."""
+    text = _beginning(path)
+    return all(word in text for word in words)

@@ -1,0 +1,351 @@
+"""Detection: boxes around any number of things of several classes."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps.capsules import Places
+from torchcaps.models import (
+    ImageClassifier,
+    Prediction,
+    SceneCapsNet,
+    Thing,
+    box_area,
+    box_iou,
+)
+from torchcaps.numerics import check_finite
+from torchcaps_lab.data import Batch, Examples
+from torchcaps_lab.report.findings import ask, check_asked, predicted
+from torchcaps_lab.tasks.base import (
+    Criteria,
+    Examination,
+    Forward,
+    Losses,
+    Measure,
+    register_task,
+)
+from torchcaps_lab.tasks.several_labels import SeveralLabels
+from torchcaps_lab.tasks.things import (
+    count_figures,
+    look_for_things,
+    mean_average_precision,
+    true_things,
+)
+
+_LEAST = 0.01  # by how much a place that no class claims yet learns its box
+
+
+def box_loss(boxes: Tensor, true: Tensor) -> Tensor:
+    r"""Distance of boxes from the true ones, relative to the size of these, plus 1 -
+    IoU.
+
+    .. math:: \frac{1}{n} \sum \Big( \frac{|b - t|_1}{4 \sqrt{\text{area } t}} + 1 - \text{IoU}(b, t) \Big)
+
+    over the n classes that have a true box; 0 if none has.
+
+    Args:
+        boxes: b, of each class, (B, E, 4).
+        true: t, likewise; empty where a class is not there.
+    """
+    there = box_area(true) > 0
+    return (_off(boxes, true) * there).sum() / there.sum().clamp_min(1)
+
+
+def _off(boxes: Tensor, true: Tensor) -> Tensor:
+    side = box_area(true).where(box_area(true) > 0, 1.0).sqrt()
+    return (boxes - true).abs().mean(-1) / side + 1 - box_iou(boxes, true)
+
+
+def owners(true: Tensor, centres: Tensor) -> Tensor:
+    """The thing that each place is a part of, int64 (B, I): the one with the smallest
+    box around it, -1 for none.
+
+    Args:
+        true: the boxes of things (B, K, 4).
+        centres: of the places, (B, I, 2).
+    """
+    places = centres[:, None]
+    inside = ((places > true[:, :, None, :2]) & (places < true[:, :, None, 2:])).all(
+        -1
+    )  # [B, K, I]
+    area = torch.where(inside, box_area(true)[..., None], torch.inf)
+    return torch.where(inside.any(1), area.argmin(1), -1)
+
+
+def _told(places: Places, labels: Tensor, true: Tensor) -> Tensor:
+    """The boxes that the places of things vote for, (B, K, 4): means, by how much of
+    each belongs to its class.
+    """
+    owner = owners(true, places.centres)
+    mine = (
+        owner[:, None] == torch.arange(labels.shape[1], device=owner.device)[:, None]
+    )  # [B, K, I]
+    share = places.maps.flatten(2).take_along_dim(labels[..., None], 1).float() * mine
+    return share @ _voted(places) / share.sum(2, keepdim=True).clamp_min(_LEAST**4)
+
+
+def _voted(places: Places) -> Tensor:
+    assert places.boxes is not None
+    return places.boxes.float()
+
+
+def vote_loss(places: Places, owner: Tensor, labels: Tensor, true: Tensor) -> Tensor:
+    """:func:`box_loss` of the votes, by how much of each place belongs to the class of
+    the thing that it is a part of.
+
+    Args:
+        places: B images, whose children vote.
+        owner: the thing of each place, (B, I), -1 for none.
+        labels: of the things, (B, K).
+        true: their boxes, (B, K, 4).
+    """
+    own = owner.clamp_min(0)
+    label = labels.gather(1, own)
+    box = true.take_along_dim(own[..., None], 1)
+    share = (
+        places.maps.detach().flatten(2).take_along_dim(label[:, None], 1)[:, 0].float()
+    )
+    share = (share + _LEAST) * (owner >= 0)
+    return (share * _off(_voted(places), box)).sum() / share.sum().clamp_min(_LEAST)
+
+
+def average_precision(
+    activation: Tensor, boxes: Tensor, true: Tensor
+) -> dict[str, float]:
+    """:func:`mean_average_precision` where every class of every image is a detection,
+    its score the activation.
+
+    Args:
+        activation: (N, E).
+        boxes: of each class, (N, E, 4).
+        true: likewise; empty where a class is not there.
+    """
+    there = box_area(true) > 0
+    labels = range(activation.shape[1])
+    found = [
+        list(map(Thing, labels, *row))
+        for row in zip(activation.tolist(), boxes, strict=True)
+    ]
+    real = [
+        [Thing(label, 1.0, one[label]) for label in mine.nonzero().flatten().tolist()]
+        for one, mine in zip(true, there, strict=True)
+    ]
+    return mean_average_precision(found, real)
+
+
+@register_task("detection")
+class Detection(SeveralLabels):
+    """Predicts all classes of each image, with a box around each thing.
+
+    It takes images whose batches have their parts, such as those of
+    :class:`~torchcaps_lab.data.DigitScenes` and
+    :class:`~torchcaps_lab.data.AnnotatedImages`: the true boxes enclose the ink of the
+    parts. The network must predict boxes (:attr:`~torchcaps.models.Prediction.boxes`).
+    If its places vote for them, images may have any number of things of a class: each
+    place learns the box of the thing that it is a part of, and the capsules routed from
+    the places of one thing alone learn its class, those from the places of nothing that
+    there is none.
+
+    Args:
+        threshold: classes with a larger activation count as predicted.
+        weight: of the loss of the boxes, relative to that of the activations.
+        each: False: only the box of each class is learned, of images with one thing of
+            a class at most.
+
+    Raises:
+        ValueError: if the threshold is not in (0, 1), or the weight is negative.
+
+    Example:
+        >>> from torchcaps_lab.tasks import Detection
+        >>> [measure.name for measure in Detection(threshold=0.4).measures]
+        ['accuracy', 'box_iou']
+    """
+
+    measures = (Measure(), Measure("box_iou"))
+
+    def __init__(
+        self, threshold: float = 0.5, weight: float = 1.0, each: bool = True
+    ) -> None:
+        super().__init__(None, threshold)
+        check_finite(0, weight=weight)
+        self.weight = weight
+        self.each = each
+
+    def check(self, images: Examples) -> None:
+        """Raises a `ValueError` unless the labels are masks, and batches have their
+        parts.
+        """
+        super().check(images)
+        if len(images) and images[0].parts is None:
+            raise ValueError(
+                "task 'detection' takes images that were put together from parts, "
+                "whose boxes it learns; these have no "
+                "parts: use task 'several_labels'"
+            )
+
+    def loss(
+        self,
+        network: ImageClassifier,
+        forward: Forward,
+        batch: Batch,
+        criteria: Criteria,
+    ) -> Losses:
+        """Loss of the class activations, and of the boxes of the classes that are there
+        or, with `each`, of all things.
+
+        Raises:
+            ValueError: if the network predicts no boxes.
+        """
+        prediction, parts = super().loss(network, forward, batch, criteria)
+        boxes = _boxes(prediction, network)
+        if not self.each or not _votes(prediction):
+            parts["box_loss"] = self.weight * box_loss(
+                boxes.float(), _true_boxes(batch, network.classes)
+            )
+            return prediction, parts
+        assert isinstance(network, SceneCapsNet)
+        assert prediction.places is not None
+        labels, true = true_things(batch)
+        owner = owners(true, prediction.places.centres)
+        parts["box_loss"] = self.weight * vote_loss(
+            prediction.places, owner, labels, true
+        )
+        things = torch.arange(
+            -1, labels.shape[1], device=owner.device
+        )  # -1: the places of no thing
+        mine = owner[:, None] == things[:, None]  # [B, 1 + K, I]
+        image, thing = mine.any(2).nonzero(as_tuple=True)
+        mask = F.one_hot(labels, network.classes).to(boxes.dtype)
+        mask = F.pad(mask, (0, 0, 1, 0))[image, thing]
+        found = network.alone(
+            prediction.places,
+            image,
+            mine[image, thing].unflatten(1, prediction.places.maps.shape[2:]),
+        )
+        target = (
+            mask / mask.sum(1, keepdim=True).clamp_min(1)
+            if criteria.loss.shares
+            else mask
+        )
+        parts["thing_loss"] = criteria.loss(found.activation, target)
+        return prediction, parts
+
+    def measure(self, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+        """``accuracy``, whether exactly the true classes are predicted; ``box_iou``,
+        the mean over these classes.
+        """
+        assert prediction.boxes is not None
+        told = prediction.boxes.float()
+        if not self.each or not _votes(prediction):
+            true = _true_boxes(batch, told.shape[1])
+        else:
+            assert prediction.places is not None
+            labels, true = true_things(batch)
+            told = _told(prediction.places, labels, true)
+        there = box_area(true) > 0
+        overlap = (box_iou(told, true) * there).sum(1) / there.sum(1).clamp_min(1)
+        overlap = torch.where(
+            there.any(1), overlap, 1.0
+        )  # nothing to find, nothing missed
+        return {**super().measure(prediction, batch), "box_iou": overlap}
+
+    def examine(
+        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+    ) -> Examination:
+        """The results of :class:`SeveralLabels`, the mean IoU of the boxes, and their
+        mean average precision.
+        """
+        if images.several:  # boxes of a class are no measure then
+            return self._of_things(network, images, batch_size)
+        self.check(images)
+        check_asked(network, images, batch_size)
+        rows = []  # once for classes and boxes: making scenes takes time, too
+        for batch, prediction in predicted(network, images, batch_size):
+            row = (
+                prediction.activation,
+                _boxes(prediction, network),
+                _true_boxes(batch, network.classes),
+            )
+            rows.append((batch.labels.cpu(), *(part.float().cpu() for part in row)))
+        labels, activation, told, real = (
+            torch.cat(part) for part in zip(*rows, strict=True)
+        )
+        there = box_area(real) > 0
+        figures = {
+            "box_iou": box_iou(told, real)[there].mean().item() if there.any() else 0.0
+        }
+        figures |= average_precision(activation, told, real)
+        if images.preprocess.crops > 1:  # boxes are those of the centre crop
+            activation = ask(network, images, batch_size).activation
+        found = self._examination(activation, labels, images)
+        line = (
+            f"boxes: mean IoU {figures['box_iou']:.3f}, mean average precision "
+            f"{figures['map_50']:.3f} at IoU 0.5, "
+            f"{figures['map']:.3f} over 0.5 to 0.95"
+        )
+        first, *others = found.lines
+        return Examination(
+            {**found.figures, **figures},
+            found.details,
+            (first, line, *others),
+            found.warnings,
+        )
+
+    def _of_things(
+        self, network: ImageClassifier, images: Examples, batch_size: int
+    ) -> Examination:
+        self.check(images)
+        if not isinstance(network, SceneCapsNet):
+            raise ValueError(
+                "several things of a class take a SceneCapsNet, got "
+                f"{type(network).__name__}"
+            )
+        looked = look_for_things(network, images, self.threshold, batch_size)
+        counts, counted = count_figures(looked)
+        figures = mean_average_precision(looked.found, looked.true)
+        line = (
+            f"things: mean average precision {figures['map_50']:.3f} at IoU 0.5, "
+            f"{figures['map']:.3f} over 0.5 to 0.95"
+        )
+        found = self._examination(looked.activation, looked.labels, images)
+        first, *others = found.lines
+        lines = (first, counted, line, *others)
+        return Examination(
+            {**found.figures, **counts, **figures}, found.details, lines, found.warnings
+        )
+
+
+def _boxes(prediction: Prediction, network: ImageClassifier) -> Tensor:
+    if prediction.boxes is None:
+        raise ValueError(
+            "task 'detection' takes networks that predict boxes, "
+            f"{type(network).__name__} does not"
+        )
+    return prediction.boxes
+
+
+def _votes(prediction: Prediction) -> bool:
+    return prediction.places is not None and prediction.places.boxes is not None
+
+
+def _true_boxes(batch: Batch, classes: int) -> Tensor:
+    """The box of each class, (B, E, 4); zeros if it is absent, even if its black part
+    was made brighter.
+
+    Boxes are computed from the parts before brightness, contrast and erasing.
+    """
+    labels, boxes = true_things(batch)
+    there = box_area(boxes) > 0
+    named = labels.where(
+        there, -1 - torch.arange(labels.shape[1], device=labels.device)
+    )
+    if (named.sort(1).values.diff(dim=1) == 0).any():
+        raise ValueError(
+            "without votes of places (boxes=True), task 'detection' learns from "
+            "images with at most one thing of a "
+            "class, these repeat classes"
+        )
+    found = boxes.new_zeros(len(boxes), classes, 4)
+    return found.scatter_add(
+        1, labels[..., None].expand(-1, -1, 4), boxes * there[..., None]
+    )

@@ -1,0 +1,9 @@
+"""Series: measurements over time, and sounds."""
+
+from torchcaps_lab.kinds.series.pictures import (
+    SeriesOverTime,
+)
+from torchcaps_lab.kinds.series.series import MadeSeries, Series
+from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet
+
+__all__ = ["Series", "SeriesSet"]

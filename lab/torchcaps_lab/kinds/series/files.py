@@ -1,0 +1,443 @@
+"""Readers of series in .ts, .arff and .csv files, and of sounds."""
+
+import csv
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchcaps.whole import LARGEST_TABLE, check_file
+from torchcaps_lab.data.files import Listing, list_folder
+from torchcaps_lab.data.listed import Item, Listed, part_called
+from torchcaps_lab.data.plain_text import decoded
+from torchcaps_lab.kinds.series.sound import Sound
+from torchcaps_lab.look import is_junk
+
+TABLES = (".ts", ".arff", ".csv")
+"""Suffixes of files with many series; of several with one name the first of these is
+read.
+"""
+
+SOUNDS = {".wav": "audio/wav", ".flac": "audio/flac", ".ogg": "audio/ogg"}
+"""Suffixes of sounds, and their kinds for a browser."""
+
+
+_DENSEST = 128
+_ALWAYS = 2**24
+"""Samples that are read of each byte of a file, and beside these of any file. Opus,
+which packs most densely, puts 64 samples of speech into a byte; silence takes almost
+none.
+"""
+
+_AT_ONCE = 2**20
+"""Samples of all channels together that are decoded at once."""
+
+_OPEN = 2**62
+"""From here on libsndfile means that a file states no number of samples."""
+
+
+class Columns(NamedTuple):
+    """The columns of a table that are no channels.
+
+    Args:
+        series: says which series a row belongs to.
+        label: the class of the series.
+        group: who or what it is of; None without one.
+    """
+
+    series: str = "series"
+    label: str = "label"
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class SeriesItem(Item):
+    """One series that is listed.
+
+    Args:
+        name: its file, or its file and number.
+        category: the name of its class; empty where it is not known.
+        values: (C, L).
+        where: its place, for people.
+        group: who or what it is of; empty where that is not known.
+    """
+
+    values: Tensor
+    where: str
+    group: str = ""
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return self.where
+
+    def __str__(self) -> str:
+        return self.title
+
+    def source(self) -> BytesIO:
+        """Its content."""
+        return BytesIO(
+            repr((*self.values.shape,)).encode() + self.values.numpy().tobytes()
+        )
+
+
+def list_series(
+    root: Path, columns: Columns, sound: Sound, classes: tuple[str, ...] = ()
+) -> Listed:
+    """The series in a folder or a file, whatever its form; of known ``classes``,
+    folders may hold some.
+    """
+    if root.is_file():
+        return Listed(parts={"all": list(table(root, columns, labelled=True))})
+    if not root.is_dir():
+        raise FileNotFoundError(f"root {root} does not exist")
+    parts = _tables(root)
+    if parts:
+        if not {"train", "test"} <= parts.keys():
+            held = ", ".join(path.name for path in parts.values())
+            raise ValueError(
+                f"{root} must hold files for train and test, got {held}: give one "
+                "file as root"
+            )
+        return Listed(
+            parts={
+                part: list(table(path, columns, labelled=True))
+                for part, path in parts.items()
+            }
+        )
+    if flat := [
+        path
+        for path in sorted(root.iterdir())
+        if path.suffix.lower() in SOUNDS and not is_junk(path)
+    ]:
+        return Listed(parts={"all": [_named(path, sound) for path in flat]})
+    found = list_folder(root, _SoundFiles, classes)
+    listed = {
+        part: [
+            SeriesItem(
+                one.name,
+                one.category,
+                read_sound(one.path, sound),
+                str(one.path),
+                _folder_of(one.name, part),
+            )
+            for one in files
+        ]
+        for part, files in found.parts.items()
+    }
+    return Listed(parts=listed, left_out=found.left_out, notes=found.notes)
+
+
+def table(path: Path, columns: Columns, labelled: bool = False) -> Iterator[SeriesItem]:
+    """The series of a .ts, .arff or .csv file, which must say their classes if
+    ``labelled``.
+
+    Raises:
+        ValueError: it holds none, or one that cannot be used; names the file and the
+            series.
+    """
+    if path.suffix.lower() not in TABLES:
+        raise ValueError(
+            f"{path} must be a {', '.join(TABLES)} file, or a folder of sounds "
+            f"({', '.join(SOUNDS)})"
+        )
+    read = (
+        _long_table(path, columns, labelled)
+        if path.suffix.lower() == ".csv"
+        else _archive(path)
+    )
+    some = False
+    for name, label, group, values in read:
+        some = True
+        title = f"{path}:{name}"
+        yield SeriesItem(
+            f"{path.name}:{name}", label, _checked(values, title), title, group
+        )
+    if not some:
+        raise ValueError(f"{path} holds no series")
+
+
+def read_sound(path: Path, sound: Sound) -> Tensor:
+    """The frames of a sound, (C, L); of several channels their mean is heard.
+
+    Raises:
+        ValueError: it cannot be read, or is silent; names the file.
+        FileNotFoundError: there is no such file.
+    """
+    import soundfile
+
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    check_file(path, LARGEST_TABLE)
+    try:
+        with soundfile.SoundFile(path) as file:
+            return _checked(
+                sound.frames_of(_pieces(file, path.stat().st_size), file.samplerate),
+                "it",
+            )
+    except soundfile.LibsndfileError as error:
+        raise ValueError(
+            f"{path} is no sound that can be read: {error.error_string}"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _pieces(file: Any, size: int) -> Iterator[Tensor]:
+    """The samples of a sound, the mean of its channels, a few seconds at once.
+
+    A file states how many it holds: that many must be there, and not more than its
+    bytes can hold.
+
+    Raises:
+        ValueError: if that is not so, or a sample is no finite number.
+    """
+    file.seekable = lambda: (
+        False
+    )  # soundfile seeks to where it is, which fails where a file states a wrong length
+    stated = file.frames if file.frames < _OPEN else 0
+    most = _DENSEST * size + _ALWAYS
+    heard = 0
+    _check_count(stated, most, size)
+    while len(
+        samples := file.read(
+            max(1, _AT_ONCE // file.channels), dtype="float32", always_2d=True
+        )
+    ):
+        heard += len(samples)
+        _check_count(heard, most, size)
+        piece = torch.from_numpy(samples).mean(1)
+        if not piece.isfinite().all():
+            raise ValueError("it holds NaN or infinite samples")
+        yield piece
+    if heard < stated:
+        raise ValueError(
+            f"it states {stated:,} samples and holds {heard:,}: it is cut off, or "
+            "damaged"
+        )
+
+
+def _check_count(count: int, most: int, size: int) -> None:
+    if count > most:
+        raise ValueError(
+            f"it states or holds {count:,} samples, of {size:,} bytes at most "
+            f"{most:,} are read"
+        )
+
+
+def _tables(root: Path) -> dict[str, Path]:
+    """The files of the splits in a folder: NAME_TRAIN.ts, as in the UEA archive, where
+    NAME is that of the folder.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(root.iterdir(), key=lambda one: (_place(one), one.name)):
+        part = part_called(path.stem.removeprefix(f"{root.resolve().name}_"))
+        if _place(path) < len(TABLES) and part is not None:
+            found.setdefault(part, path)
+    return found
+
+
+def _place(path: Path) -> int:
+    return (
+        TABLES.index(path.suffix.lower())
+        if path.suffix.lower() in TABLES
+        else len(TABLES)
+    )
+
+
+def _named(path: Path, sound: Sound) -> SeriesItem:
+    """A sound whose name says what it is: LABEL_GROUP_NUMBER.wav."""
+    said = path.stem.split("_")
+    if len(said) != 3:
+        raise ValueError(
+            f"{path} must be named LABEL_SPEAKER_NUMBER{path.suffix}, or lie in a "
+            "folder of its class beside folders "
+            "of other classes"
+        )
+    return SeriesItem(path.name, said[0], read_sound(path, sound), str(path), said[1])
+
+
+class _SoundFiles(Listing):
+    """The sounds in a folder of classes."""
+
+    what = "sounds"
+    suffixes = tuple(SOUNDS)
+
+
+def _folder_of(name: str, part: str) -> str:
+    """The folder of a sound within that of its class: its speaker, say; empty for
+    none.
+    """
+    inside = name.split("/")[1 if part == "all" else 2 :]
+    return inside[0] if len(inside) > 1 else ""
+
+
+def _archive(path: Path) -> Iterator[tuple[str, str, str, Tensor]]:
+    """Number, label and values of each series of a .ts or .arff file, read by aeon."""
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # of packages that aeon could use and does not need
+        from aeon.datasets import load_from_arff_file, load_from_ts_file
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+    check_file(path, LARGEST_TABLE)
+    try:
+        if path.suffix.lower() == ".arff":
+            (rows, labels), stated = load_from_arff_file(str(path)), _Stated()
+        else:
+            (rows, labels), stated = load_from_ts_file(str(path)), _Stated.of(path)
+    except Exception as error:  # of several kinds
+        raise ValueError(f"{path} cannot be read: {error!r:.400}") from error
+    for number, (values, label) in enumerate(zip(rows, labels, strict=True), 1):
+        series = torch.as_tensor(values, dtype=torch.float32)
+        stated.check(series, str(label), f"{path}:{number}")
+        yield str(number), str(label), "", series
+
+
+class _Stated(NamedTuple):
+    """What the header of a .ts file states of each of its series; None for nothing.
+
+    Args:
+        channels: how many.
+        length: moments of each, where all have as many.
+        classes: the labels, in lower case, as aeon reads them.
+    """
+
+    channels: int | None = None
+    length: int | None = None
+    classes: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> "_Stated":
+        """Reads it from the lines before ``@data``."""
+        found: dict[str, list[str]] = {}
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                key, *values = line.strip().lower().split() or [""]
+                if key == "@data":
+                    break
+                found[key] = values
+        equal = found.get("@equallength", ["true"]) == ["true"]
+        labelled = found.get("@classlabel", [""])[0] == "true"
+        return cls(
+            _count_in(found.get("@dimension") or found.get("@dimensions")),
+            _count_in(found.get("@serieslength")) if equal else None,
+            frozenset(found["@classlabel"][1:]) if labelled else None,
+        )
+
+    def check(self, series: Tensor, label: str, title: str) -> None:
+        """Raise a `ValueError` that names a series if it is not what the header
+        states.
+        """
+        for what, stated, got in (
+            ("channels", self.channels, series.shape[0]),
+            ("moments", self.length, series.shape[-1]),
+        ):
+            if stated is not None and stated != got:
+                raise ValueError(
+                    f"{title} has {got} {what}, the header of the file states {stated}"
+                )
+        if self.classes is not None and label not in self.classes:
+            raise ValueError(
+                f"{title} is of class {label!r}, the header of the file states "
+                f"{sorted(self.classes)}"
+            )
+
+
+def _count_in(values: Sequence[str] | None) -> int | None:
+    """The count that a header states, None for none and for 0, which stands for an
+    unknown one.
+    """
+    return (
+        int(values[0]) or None
+        if values and values[0].isdecimal() and len(values[0]) < 20
+        else None
+    )
+
+
+def _long_table(
+    path: Path, columns: Columns, labelled: bool
+) -> Iterator[tuple[str, str, str, Tensor]]:
+    """Name, label, group and values of each series of a table with a row for each
+    moment.
+    """
+    rows: dict[str, list[list[float]]] = {}
+    known: dict[str, tuple[str, str]] = {}
+    needed = [
+        one
+        for one in (columns.series, columns.label if labelled else None, columns.group)
+        if one
+    ]
+    reader = csv.DictReader(StringIO(decoded(path), newline=""))
+    try:
+        header = list(reader.fieldnames or ())
+        if not {*header} >= {*needed}:
+            others = "the options series, label and group name others"
+            raise ValueError(
+                f"{path} must have the columns {', '.join(needed)}, got "
+                f"{header!r:.400}: {others}"
+            )
+        channels = [name for name in header if name not in columns]
+        for row in reader:
+            place = f"{path}:{reader.line_num}"
+            if any(row.get(None) or ()):  # DictReader keeps them under None
+                raise ValueError(
+                    f"{place} has more cells than the {len(header)} columns"
+                )
+            name = row[columns.series]
+            rows.setdefault(name, []).append(_numbers(row, channels, place))
+            said = (
+                row.get(columns.label) or "",
+                (row.get(columns.group) or "") if columns.group else "",
+            )
+            if known.setdefault(name, said) != said:
+                raise ValueError(
+                    f"{place}: series {name} is {known[name]} before and {said} here"
+                )
+    except csv.Error as error:
+        raise ValueError(f"{path}, after line {reader.line_num}: {error}") from error
+    for name, moments in rows.items():
+        yield name, *known[name], torch.tensor(moments, dtype=torch.float32).T
+
+
+def _numbers(
+    row: Mapping[str, str], channels: Sequence[str], place: str
+) -> list[float]:
+    try:
+        return [float(row[name] or "") for name in channels]
+    except (TypeError, ValueError):
+        wrong = {name: row[name] for name in channels if not _is_number(row[name])}
+        raise ValueError(
+            f"{place}: every channel must be a number, got {wrong!r:.400}"
+        ) from None
+
+
+def _is_number(text: str | None) -> bool:
+    try:
+        return text is not None and bool(float(text) or True)
+    except ValueError:
+        return False
+
+
+def _checked(values: Tensor, title: str) -> Tensor:
+    """A series as it came; a `ValueError` that names it if it has too few moments, or
+    numbers that are not finite.
+    """
+    if values.ndim != 2 or not values.shape[0] or values.shape[1] < 2:
+        raise ValueError(
+            f"{title} must have one or more channels and two or more moments, got "
+            f"{(*values.shape,)}"
+        )
+    if not values.isfinite().all():
+        channel, moment = (~values.isfinite()).nonzero()[0].tolist()
+        raise ValueError(
+            f"{title} holds NaN or infinite numbers, first in channel {channel} at "
+            f"moment {moment}"
+        )
+    return values.contiguous()

@@ -1,0 +1,254 @@
+"""Series, and over time which class each moment spoke for; sounds are played."""
+
+import base64
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from torchcaps.models import SeriesCapsNet
+from torchcaps_lab.kinds.series.files import SOUNDS
+from torchcaps_lab.kinds.series.series_set import SeriesSet
+from torchcaps_lab.report.canvas import class_legend, colour_of, new_figure, set_title
+from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
+from torchcaps_lab.report.findings import evaluating, kept
+from torchcaps_lab.report.layers import observe_layers
+from torchcaps_lab.report.observe import Tested
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST = 6
+"""Series of an exhibit."""
+
+_LINES = 12
+"""Channels that are drawn as lines; more are drawn as rows of an image."""
+
+_PLAYED = 400_000
+"""Bytes of a sound that a page holds."""
+
+
+class ShownSeries(NamedTuple):
+    """One series.
+
+    Args:
+        title: what was said about it.
+        values: (C, L), in the scale of the network.
+        shares: how much each moment spoke for each class, (L, E); empty without
+            capsules.
+        file: where it is, for a sound.
+    """
+
+    title: str
+    values: Tensor
+    shares: Tensor
+    file: str
+
+
+@register_exhibit("series", place=52, drawings="series*.png")
+class SeriesOverTime(Exhibit):
+    """Series and, where the network has capsules, which class each moment spoke for.
+
+    Attributes:
+        series: with what was said about them.
+        classes: their names.
+        file: of the picture.
+
+    Example:
+        >>> from torchcaps_lab.report.pictures import SeriesOverTime
+        >>> SeriesOverTime(
+        ...     title="Vowels",
+        ...     text="",
+        ...     series=(),
+        ...     classes=("a", "e"),
+        ...     file="series.png",
+        ... ).classes
+        ('a', 'e')
+    """
+
+    series: tuple[ShownSeries, ...]
+    classes: tuple[str, ...]
+    file: str
+
+    @classmethod
+    def of_test(cls, tested: Tested) -> "Iterator[SeriesOverTime]":
+        """The worst mistakes, and the clearest series of each class."""
+        series = tested.images
+        findings = tested.findings
+        if not isinstance(series, SeriesSet):
+            return
+        said = (
+            "The strip below each series has, for each moment, the colour of the "
+            "class whose pose its votes made longer. The colour is stronger if they "
+            "added more."
+            if isinstance(tested.model, SeriesCapsNet)
+            else (
+                "This network has no capsules, so it cannot show which moment spoke "
+                "for which class."
+            )
+        )
+        for title, file, chosen in (
+            (
+                "The worst mistakes over time",
+                "series-mistakes.png",
+                findings.mistakes(_MOST),
+            ),
+            (
+                "The clearest series of each class",
+                "series.png",
+                findings.examples(_MOST),
+            ),
+        ):
+            if len(chosen):
+                shown = tuple(
+                    _shown(tested, series, index) for index in chosen.tolist()[:_MOST]
+                )
+                yield cls(
+                    title=title,
+                    text=said,
+                    series=shown,
+                    classes=tuple(series.classes),
+                    file=file,
+                )
+
+    def draw(self) -> Iterator[Picture]:
+        """The series, one below the other."""
+        yield Picture(
+            self.file,
+            f"{self.title}: {len(self.series)} series",
+            series_figure(self.series, self.classes),
+        )
+
+    def html(self) -> str | None:
+        """Each sound, to be played."""
+        sounds = [
+            (one.title, address)
+            for one in self.series
+            if (address := _playable(Path(one.file)))
+        ]
+        played = [
+            f'<p>{escape(title)}<br><audio controls src="{address}"></audio></p>'
+            for title, address in sounds
+        ]
+        return "\n".join(played) or None
+
+
+def moment_shares(model: nn.Module, series: Tensor) -> Tensor | None:
+    r"""How much each moment spoke for each class: what its votes add along the pose of
+    the class,
+
+    .. math:: g_{lj} = \sum_t a_{lt} R_{ltj} \max(0, \langle V_{ltj}, v_j / |v_j| \rangle), \quad
+        s_{lj} = a_j \, g_{lj} \Big/ \sum_l g_{lj},
+
+    over the most of any. An assignment alone does not tell: capsules that agree on
+    nothing may be many.
+
+    Args:
+        model: a network that takes series.
+        series: (B, C, L) or with the channel that says which moments are there.
+
+    Returns:
+        (B, L, E) in [0, 1]; a moment has what the nearest capsules before it gave. None
+        for a network without capsules, or with a routing that has transforms of its
+        own.
+    """
+    if not isinstance(model, SeriesCapsNet) or not isinstance(
+        model.class_caps.weight, nn.Parameter
+    ):
+        return None
+    with evaluating(model) as device:
+        layer = list(observe_layers(model, series.to(device)).values())[-1]
+        assert layer.children is not None
+        votes = torch.einsum(
+            "bltp,tjpd->bltjd", layer.children.pose, model.class_caps.weight
+        )
+        along = (
+            (votes * normalize(layer.capsules.pose, dim=-1)[:, None, None])
+            .sum(-1)
+            .clamp_min(0)
+        )
+        R = layer.assignment().unflatten(2, along.shape[1:3])[:, 0]  # [B, L', types, E]
+        given = (layer.children.activation[..., None] * R * along).sum(2)
+        least = torch.finfo(given.dtype).tiny
+        given = (
+            given
+            / given.sum(1, keepdim=True).clamp_min(least)
+            * layer.capsules.activation[:, None]
+        )
+    most = given.amax((1, 2), keepdim=True).clamp_min(least)
+    return kept(
+        (given / most).repeat_interleave(model.stride, 1)[:, : series.shape[-1]]
+    )
+
+
+def _shown(tested: Tested, series: SeriesSet, index: int) -> ShownSeries:
+    findings = tested.findings
+    values = series.scale(series.row(index))
+    true = int(findings.labels[index])
+    said = int(findings.prediction[index])
+    file = series.files[index] if series.files else ""
+    wrong = "" if true == said else f", but it is {series.classes[true]}"
+    sure = float(findings.activation[index, said])
+    title = (
+        f"{Path(file).name or index}: answer {series.classes[said]} ({sure:.2f}){wrong}"
+    )
+    shares = moment_shares(tested.model, values[None])
+    return ShownSeries(
+        title, values, torch.zeros(0) if shares is None else shares[0], file
+    )
+
+
+def _playable(path: Path) -> str:
+    """A sound as a ``data:`` address; empty if it is none, gone or too large."""
+    if (
+        path.suffix.lower() not in SOUNDS
+        or not path.is_file()
+        or path.stat().st_size > _PLAYED
+    ):
+        return ""
+    return f"data:{SOUNDS[path.suffix.lower()]};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def series_figure(
+    series: tuple[ShownSeries, ...], classes: tuple[str, ...]
+) -> "Figure":
+    """Series one below the other, lines or an image, each above a strip of what its
+    moments spoke for.
+    """
+    from matplotlib.colors import to_rgba
+
+    figure = new_figure(8, 1.7 * len(series) + 0.5)
+    rows = figure.subplots(
+        2 * len(series), 1, squeeze=False, height_ratios=[6, 1] * len(series)
+    )[:, 0]
+    used: set[int] = set()
+    for above, strip, one in zip(rows[::2], rows[1::2], series, strict=True):
+        set_title(above, one.title)
+        if len(one.values) > _LINES:
+            above.imshow(
+                one.values.numpy(), aspect="auto", origin="lower", cmap="magma"
+            )
+        else:
+            above.plot(one.values.T.numpy(), linewidth=0.8)
+            above.set_xlim(-0.5, one.values.shape[1] - 0.5)
+        above.set(xticks=[], ylabel="channels" if len(one.values) > _LINES else "value")
+        strip.set(yticks=[])
+        if one.shares.numel():
+            strength, labels = one.shares.max(1)
+            used |= set(labels.unique().tolist())
+            pairs = zip(labels.tolist(), strength.tolist(), strict=True)
+            strip.imshow(
+                [[to_rgba(colour_of(label), share) for label, share in pairs]],
+                aspect="auto",
+            )
+    rows[-1].set_xlabel("moment")
+    class_legend(
+        figure,
+        "outside upper right",
+        {classes[label]: colour_of(label) for label in sorted(used)},
+    )
+    return figure

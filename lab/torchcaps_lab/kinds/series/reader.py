@@ -1,0 +1,222 @@
+"""Reads series and sounds: how they are recognised, and brought to one scale."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchcaps.models import ImageClassifier
+from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.listed import part_called
+from torchcaps_lab.data.picture import image_suffixes
+from torchcaps_lab.data.plain_text import lines_of
+from torchcaps_lab.data.reader import Read, Reader, register_reader
+from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.kinds.series.files import (
+    SOUNDS,
+    TABLES,
+    Columns,
+    SeriesItem,
+    read_sound,
+    table,
+)
+from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
+from torchcaps_lab.look import (
+    Cells,
+    Guess,
+    Place,
+    cells_of,
+    plain_steps,
+    trained_of,
+    watched,
+)
+
+_ARCHIVES = (".ts", ".arff")
+"""Files with a series in each line after ``@data``."""
+
+_COLUMNS = Columns()
+
+
+@register_reader("series")
+@dataclass(frozen=True)
+class SeriesReader(Reader):
+    """Series, as numbers in the scale of the network, and sounds.
+
+    Args:
+        scale: the scale of the network.
+        channels: the number of channels of its series.
+    """
+
+    scale: Scale
+    channels: int
+
+    examples = SeriesSet
+    takes = "series"
+    items = "series"
+    axes = MappingProxyType({0: "batch", 2: "length"})
+
+    @classmethod
+    def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
+        """Sounds, archives of series, or a table with a row for each moment."""
+        if place.suffixes & image_suffixes():
+            return None
+        archives = place.with_suffix(*_ARCHIVES)
+        sounds = place.with_suffix(*SOUNDS)
+        tables = [path for path in place.top if _is_long_table(path)]
+        if not (archives or sounds or tables):
+            return None
+        train = _trained(archives, tables, len(sounds))
+        options, why = plain_steps(train)
+        data = {"name": "Series", "root": str(place.path)}
+        why = {"data": f"Series, the series in {place.path}", **why}
+        return watched(Guess({**options, "data": data}, why), given, train // 9)
+
+    @classmethod
+    def of_network(
+        cls, network: ImageClassifier, saved: Mapping[str, Any]
+    ) -> "SeriesReader | None":
+        """The reader of a network that was saved with its scale alone."""
+        scale = Scale.from_config(saved.get("scale"))
+        if scale is not None:
+            shape = saved.get("raw_image_shape") or network.image_shape
+            return cls(scale, int(shape[0]))
+        if network.takes == cls.takes:
+            raise ValueError(
+                "the network takes series, and no scale was saved with it: save "
+                "it with scale=..."
+            )
+        return None
+
+    @classmethod
+    def of_data(cls, data: Any, preprocess: Preprocess) -> "SeriesReader":
+        """The scale of the training series."""
+        return cls(data.scale, data.image_shape[0])
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "SeriesReader":
+        """The reader that :meth:`config` describes."""
+        scale = Scale.from_config(config["scale"])
+        if scale is None:
+            raise ValueError("the reader of series has no scale")
+        return cls(scale, int(config["channels"]))
+
+    def config(self) -> dict[str, Any]:
+        """The scale, and how sounds become series."""
+        return {"scale": self.scale.config(), "channels": self.channels}
+
+    def check(self, network: ImageClassifier) -> None:
+        """Raise a `ValueError` unless the network takes as many channels."""
+        takes = getattr(network, "in_channels", self.channels)
+        if takes != self.channels:
+            raise ValueError(
+                f"the network takes series of {takes} channels, and what was saved "
+                f"with it has {self.channels}"
+            )
+
+    def read(self, given: Any, resize: Any = None) -> Read:
+        """A series (C, L), float32: of a tensor or an array (C, L), an item of a file,
+        or the file of a sound.
+        """
+        values = given.values if isinstance(given, SeriesItem) else given
+        if isinstance(given, str | Path):
+            values = read_sound(Path(given), self.scale.sound)
+        values = torch.as_tensor(values, dtype=torch.float32)
+        if (
+            values.ndim != 2
+            or len(values) != self.channels
+            or not values.shape[1]
+            or not values.isfinite().all()
+        ):
+            of_item = f" of {given}" if isinstance(given, SeriesItem) else ""
+            raise ValueError(
+                f"a series must be finite numbers ({self.channels}, L), "
+                f"{self.channels} channels of L moments, got "
+                f"{(*values.shape,)}{of_item}"
+            )
+        return Read(self.scale(values), "")
+
+    def collate(self, rows: Sequence[Tensor]) -> Tensor:
+        """Series of any lengths, (B, C + 1, longest)."""
+        return padded(rows, self.channels)
+
+    def fitted(self, examples: Examples) -> Examples:
+        """The series in the scale of the network; a `ValueError` if sounds were made
+        into other series.
+        """
+        super().fitted(examples)
+        assert isinstance(examples, SeriesSet)
+        if examples.scale.sound != self.scale.sound:
+            raise ValueError(
+                f"the network takes {self.scale.sound}, these are "
+                f"{examples.scale.sound}"
+            )
+        if examples.raw_image_shape[0] != self.channels:
+            raise ValueError(
+                f"the network takes series of {self.channels} channels, these have "
+                f"{examples.raw_image_shape[0]}"
+            )
+        return replace(examples, scale=self.scale)
+
+    def named(self, names: Sequence[str]) -> Iterable[Any]:
+        """All series of files, and the sounds and files of series in folders."""
+        for name in names:
+            path = Path(name)
+            inside = Place(path).with_suffix(*TABLES, *SOUNDS) if path.is_dir() else []
+            if path.is_dir() and not inside:
+                raise ValueError(
+                    f"there are no series in {name}: {', '.join((*TABLES, *SOUNDS))}"
+                )
+            for file in inside or [path]:
+                if file.suffix.lower() in TABLES:
+                    yield from table(file, Columns(*self.scale.columns))
+                else:
+                    yield file
+
+    def notes(self) -> dict[str, Any]:
+        """The scale, and how sounds become series."""
+        return {"channels": self.channels, "scale": self.scale.config()}
+
+    def __str__(self) -> str:
+        return (
+            f"series (batch, {self.channels + 1}, length), float32, in the scale "
+            "that lies in it; the last is 1"
+        )
+
+
+def _is_long_table(path: Path) -> bool:
+    """Whether a .csv file has a row for each moment of each series."""
+    cells = cells_of(path, 1) if path.suffix.lower() == ".csv" else None
+    return cells is not None and {_COLUMNS.series, _COLUMNS.label} <= {*cells.columns}
+
+
+def _trained(archives: Sequence[Path], tables: Sequence[Path], sounds: int) -> int:
+    """About how many series are trained on."""
+    files = [*archives, *tables]
+    train = [path for path in files if part_called(_last_word(path)) == "train"]
+    if train:
+        return sum(_count(path) for path in train[:1]) * 9 // 10
+    return trained_of(sounds or sum(_count(path) for path in files[:1]))
+
+
+def _last_word(path: Path) -> str:
+    """The end of a name such as ``Vowels_TRAIN``."""
+    return path.stem.rpartition("_")[2]
+
+
+def _count(path: Path) -> int:
+    """How many series a file holds."""
+    if path.suffix.lower() == ".csv":
+        cells = cells_of(path, 10_000_000)
+        return 0 if cells is None else _different(cells)
+    lines = [line for line in lines_of(path) if line.strip()]
+    is_head = [line.lstrip().startswith(("@", "#", "%")) for line in lines]
+    return len(lines) - sum(is_head)
+
+
+def _different(cells: Cells) -> int:
+    """How many series the rows of a table belong to."""
+    return len({*cells.column(_COLUMNS.series)})

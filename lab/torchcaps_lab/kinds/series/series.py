@@ -1,0 +1,262 @@
+"""Series with one class each: measurements over time, or sounds, from the user's
+files.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchcaps.numerics import check_size
+from torchcaps.spec import Within, settings
+from torchcaps_lab.data.base import TEST_SEED, count_aside, register_dataset
+from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.files import found_root
+from torchcaps_lab.data.listed import Decoded, Listed, ListedData
+from torchcaps_lab.data.manifest import PARTS, Manifest
+from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.kinds.series.files import Columns, SeriesItem, list_series
+from torchcaps_lab.kinds.series.series_set import Scale, SeriesSet, padded
+from torchcaps_lab.kinds.series.sound import Bands, Sound
+
+
+@register_dataset("series")
+@settings
+class Series(ListedData):
+    """Series of any length with one class each, in any of these forms:
+
+    - a .ts or .arff file, or a folder NAME that holds NAME_TRAIN.ts and NAME_TEST.ts,
+      as in the UEA and UCR archives;
+    - a table, a .csv file with a row for each moment: which series it belongs to, its
+      label, and a number for each channel; or a folder with the tables ``train.csv``
+      and ``test.csv``;
+    - a folder of sounds (.wav, .flac, .ogg): a sub-folder for each class, which may
+      hold one for each speaker, or files named LABEL_SPEAKER_NUMBER.wav. Sounds become
+      :class:`~torchcaps_lab.kinds.series.sound.Sound` frames.
+
+    All series have the same channels. Where it is known whom a series is of, the column
+    ``group`` or the speaker, whole groups are put aside for the test and for
+    validation, so that nobody who is tested is known from training.
+
+    Args:
+        root: the file or the folder; if it does not exist, it is looked for in the
+            folder of the data sets (the environment variable TORCHCAPS_DATA, else
+            torchcaps in the user's cache folder).
+        series: in a table, the column that says which series a row belongs to.
+        label: the column of the classes.
+        group: the column that says whom a series is of; None for none.
+        test_groups: the groups to test on; default: a share of them, ``test``, the same
+            for every ``seed``.
+        validation_groups: likewise; default: a share of the others, ``validation``.
+        standardise: each channel by its mean and deviation over all training series
+            (``data``), or over the series itself (``each``), which also takes away how
+            loud a sound is.
+        bands: of sounds, at most 1,024.
+        highest: frequency of sounds, in Hz.
+
+    Raises:
+        FileNotFoundError: there is no `root`.
+        ValueError: an argument is out of range, there is nothing of the forms above, a
+            series cannot be read, is silent or has other channels than the first, or
+            there are fewer than two classes; names the file.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps_lab.data import Series
+        >>> rows = [
+        ...     f"{k},{'up' if k % 2 else 'down'},{l if k % 2 else -l + k}"
+        ...     for k in range(20)
+        ...     for l in range(5)
+        ... ]
+        >>> Path("slopes.csv").write_text(
+        ...     "\\n".join(["series,label,height", *rows])
+        ... ) > 0
+        True
+        >>> data = Series("slopes.csv")
+        >>> data.classes, data.test.inputs.shape
+        (('down', 'up'), torch.Size([4, 2, 5]))
+    """
+
+    gives = "series"
+    reads = "series"
+    model = "series_capsnet"
+
+    thing = "series"
+
+    root: str | Path
+    series: str = "series"
+    label: str = "label"
+    group: str | None = None
+    test_groups: tuple[str, ...] = ()
+    validation_groups: tuple[str, ...] = ()
+    standardise: Literal["data", "each"] = "data"
+    bands: Bands = 40
+    highest: Annotated[float, Within(0, open=True)] = 4000.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.root = found_root(self.root)
+        _ = self.listed  # problems of the files are reported at once
+
+    @property
+    def sound(self) -> Sound:
+        """How sounds become series."""
+        return Sound(self.bands, self.highest)
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of tables that are no channels."""
+        return Columns(self.series, self.label, self.group)
+
+    @property
+    def scale(self) -> Scale:
+        """That of the training series."""
+        train = self.train
+        assert isinstance(train, SeriesSet)
+        return train.scale
+
+    def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
+        """The number of channels; a `ValueError` unless ``preprocess`` is empty."""
+        self.train.prepared(preprocess)
+        return {"in_channels": self.image_shape[0]}
+
+    def list_images(self) -> Listed:
+        """The series, divided by their groups where these are known."""
+        listed = self.list_series()
+        items: list[Any] = listed.items
+        first = items[0]
+        for item in items:
+            if len(item.values) != len(first.values):
+                raise ValueError(
+                    f"all series must have the same channels: {first.title} has "
+                    f"{len(first.values)}, "
+                    f"{item.title} has {len(item.values)}"
+                )
+        groups = {item.group for item in items}
+        if unknown := {*self.test_groups, *self.validation_groups} - groups:
+            raise ValueError(
+                f"test_groups and validation_groups must be among {sorted(groups)}, "
+                f"got {sorted(unknown)}"
+            )
+        if groups != {""}:
+            self._divide(listed.parts)
+        return listed
+
+    def list_series(self) -> Listed:
+        """All series, in any order of the classes."""
+        return list_series(Path(self.root), self.columns, self.sound, self.named)
+
+    def _divide(self, parts: dict[str, list[SeriesItem]]) -> None:
+        """Makes whole groups the test and the validation series, of a source without
+        such splits.
+        """
+        steps = (
+            ("all", "test", self.test_groups, self.test_share, TEST_SEED),
+            (
+                "train",
+                "validation",
+                self.validation_groups,
+                self.validation_share,
+                self.seed,
+            ),
+        )
+        for whole, part, named, share, seed in steps:
+            if whole not in parts or part in parts:
+                continue
+            items = parts.pop(whole)
+            groups = named or held_out({item.group for item in items}, share, seed)
+            parts["train"] = [item for item in items if item.group not in groups]
+            parts[part] = [item for item in items if item.group in groups]
+
+    def fingerprint(self) -> str:
+        """A digest of the training and validation series, in their order, and of how
+        they are read.
+        """
+        how = (self.manifest().digest(), self.standardise, self.bands, self.highest)
+        return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
+        """The series of each split, in the scale of those for training."""
+        items = {
+            part: [self._items[entry.name] for entry in manifest.parts[part]]
+            for part in PARTS
+        }
+        known = [
+            item.values for item in items["train"] or items["test"]
+        ]  # some are tested on only
+        if not known:
+            raise ValueError(
+                "none of the series that the run was trained and tested on is there "
+                "any more"
+            )
+        read: Any = {"sound": self.sound, "columns": self.columns}
+        scale = Scale.of(known, **read) if self.standardise == "data" else Scale(**read)
+        sets: dict[str, Examples] = {}
+        for part, found in items.items():
+            labels = torch.tensor(
+                [manifest.classes.index(one.category) for one in found],
+                dtype=torch.int64,
+            )
+            images = padded([one.values for one in found], len(known[0]))
+            files = tuple(one.title for one in found)
+            sets[part] = SeriesSet(images, labels, manifest.classes, files, scale=scale)
+        return sets, {}
+
+
+def held_out(groups: set[str], share: float, seed: int) -> set[str]:
+    """The groups to put aside, by their names mixed with the seed: at least one, and
+    not all, unless the share is 0.
+    """
+    ranked = sorted(
+        groups, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest()
+    )
+    return set(ranked[: count_aside(share, len(ranked))])
+
+
+class MadeSeries(Series):
+    """Waves of three forms by six makers, each with a pitch and strength of its own,
+    for trials and tests.
+
+    Args:
+        count: of each form by each maker.
+        validation: as of :class:`Series`, whole makers.
+        seed: likewise.
+
+    Example:
+        >>> from torchcaps_lab.data import MadeSeries
+        >>> data = MadeSeries(4)
+        >>> data.classes, data.image_shape
+        (('saw', 'sine', 'square'), (2, 1, 1))
+    """
+
+    def __init__(self, count: int = 10, validation: float = 0.2, seed: int = 0) -> None:
+        check_size(count=count)
+        self.count = count
+        super().__init__("", validation=validation, seed=seed)
+
+    def list_series(self) -> Listed:
+        """The waves beside noise, 20 to 40 moments each."""
+        draw = torch.Generator().manual_seed(0)
+        items = []
+        waves = {
+            "saw": lambda turn: turn % 1,
+            "sine": lambda turn: (6.3 * turn).sin(),
+            "square": lambda turn: turn % 1 > 0.5,
+        }
+        for maker in range(6):
+            for number in range(self.count):
+                for form, wave in waves.items():
+                    length = int(torch.randint(20, 41, (1,), generator=draw))
+                    turn = torch.arange(length) * (0.08 + 0.01 * maker) + torch.rand(
+                        1, generator=draw
+                    )
+                    noise = torch.randn(2, length, generator=draw) / 10
+                    values = noise + torch.stack(
+                        [(1 + maker / 10) * wave(turn), torch.zeros(length)]
+                    )
+                    name = f"{form}:{maker}:{number}"
+                    items.append(SeriesItem(name, form, values, name, f"maker {maker}"))
+        return Listed(parts={"all": items})

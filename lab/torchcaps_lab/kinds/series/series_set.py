@@ -1,0 +1,205 @@
+"""Labelled series of any length, and how they are brought to one scale."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchcaps_lab.data.examples import Batch, Examples
+from torchcaps_lab.kinds.series.sound import Sound
+
+_FRAMES = Sound()
+
+_FLAT = 1e-5
+"""Channels that vary less are taken to be constant: they become 0 instead of noise."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    r"""How series are read, and their numbers brought to a scale, :math:`(x_{cl} - m_c)
+    / d_c`.
+
+    Args:
+        mean: of each channel in the training series; None takes that of each series
+            itself.
+        deviation: likewise.
+        sound: how sounds become series.
+        columns: of tables: which series a row belongs to, its label, and its group, if
+            there is one.
+
+    Example:
+        >>> from torchcaps_lab.data import Scale
+        >>> Scale(mean=(1.0,), deviation=(2.0,))(torch.tensor([[1.0, 3.0, 5.0]]))
+        tensor([[0., 1., 2.]])
+    """
+
+    mean: tuple[float, ...] | None = None
+    deviation: tuple[float, ...] | None = None
+    sound: Sound = _FRAMES
+    columns: tuple[str, str, str | None] = ("series", "label", None)
+
+    @classmethod
+    def of(cls, rows: Sequence[Tensor], **more: Any) -> "Scale":
+        """Mean and deviation of all moments of series (C, L); ``more``: how they are
+        read.
+        """
+        every = torch.cat(list(rows), 1).double()
+        deviation = every.std(1, correction=0)
+        return cls(tuple(every.mean(1).tolist()), tuple(deviation.tolist()), **more)
+
+    def __call__(self, series: Tensor) -> Tensor:
+        """A series (C, L), or several of one length (B, C, L), in this scale."""
+        if self.mean is None or self.deviation is None:
+            mean = series.mean(-1, keepdim=True)
+            deviation = series.std(-1, correction=0, keepdim=True)
+        else:
+            mean, deviation = (
+                series.new_tensor(one)[:, None] for one in (self.mean, self.deviation)
+            )
+        return torch.where(
+            deviation > _FLAT, (series - mean) / deviation.clamp_min(_FLAT), 0.0
+        )
+
+    def config(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> "Scale | None":
+        """What :meth:`config` was made of; None of None."""
+        if config is None:
+            return None
+        rows = (config[name] for name in ("mean", "deviation"))
+        mean, deviation = (
+            None if row is None else tuple(map(float, row)) for row in rows
+        )
+        series, label, group = config["columns"]
+        return cls(mean, deviation, Sound(**config["sound"]), (series, label, group))
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesSet(Examples):
+    """Labelled series: :class:`Examples` whose inputs are float32 (C + 1, L).
+
+    The last channel says which moments are there, 1, and which pad a series behind its
+    end, 0. Batches are as long as the longest series in them; their ``inputs`` are in
+    the scale, their ``pictures`` as they were read.
+
+    Attributes:
+        inputs: float32 (N, C + 1, longest of all), as they were read.
+        scale: of the batches.
+
+    Raises:
+        ValueError: a tensor has another type or shape, a label is out of range, or
+            ``preprocess`` or ``composition`` is given, which are for images.
+
+    Example:
+        >>> from torchcaps_lab.data import SeriesSet
+        >>> rows = [torch.randn(2, 5), torch.randn(2, 3)]
+        >>> SeriesSet.of(rows, torch.tensor([0, 1]), ("walk", "run")).inputs[1, -1]
+        tensor([1., 1., 1., 0., 0.])
+    """
+
+    what = "series"
+    pictured = False
+    larger = "--model_args.channels [128,128,128]"
+    forgetting = "--model_args.dropout 0.5"
+
+    scale: Scale = Scale()
+
+    def _check_inputs(self) -> None:
+        if (
+            self.inputs.dtype != torch.float32
+            or self.inputs.ndim != 3
+            or self.inputs.shape[1] < 2
+        ):
+            raise ValueError(
+                f"inputs must be float32 (N, C + 1, L), got {self.inputs.dtype} "
+                f"{(*self.inputs.shape,)}"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Tensor],
+        labels: Tensor,
+        classes: tuple[str, ...],
+        **more: Any,
+    ) -> "SeriesSet":
+        """From series (C, L) of any lengths, at least one, with labels and other
+        attributes.
+        """
+        return cls(padded(rows, len(rows[0])), labels, classes, **more)
+
+    @property
+    def raw_image_shape(self) -> tuple[int, int, int]:
+        """The channels, without a size: series have any."""
+        return self.inputs.shape[1] - 1, 1, 1
+
+    def wrong_in(self, batch: Batch) -> str:
+        """Whether series are not finite, or do not say where they are: from their
+        beginning on, and 0 behind their end.
+        """
+        series = batch.inputs
+        channels = self.raw_image_shape[0] + 1
+        if series.dtype != torch.float32 or series.shape[1:-1] != (channels,):
+            return (
+                f"a batch is {series.dtype} {tuple(series.shape)}, not float32 (B, "
+                f"{channels}, L)"
+            )
+        if not bool(series.isfinite().all()):
+            return "series hold NaN or infinite numbers"
+        there = series[:, -1]
+        if not bool(((there == 0) | (there == 1)).all()):
+            return "the last channel is neither 0 nor 1"
+        if not bool((there.diff(dim=1) <= 0).all() and there[:, 0].all()):
+            return "series do not begin at once"
+        if bool((series * (there == 0)[:, None]).any()):
+            return "something is behind the end of a series"
+        return ""
+
+    def row(self, index: int) -> Tensor:
+        """One series as it was read, (C, L), without padding."""
+        series = self.inputs[index]
+        return series[:-1, series[-1] > 0]
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        return self._fetch(indices)  # series need no other preparation
+
+    def _fetch(self, indices: list[int]) -> Batch:
+        found = [self.row(index) for index in indices]
+        channels = self.image_shape[0]
+        rows = torch.as_tensor(indices, dtype=torch.int64).to(
+            self.inputs.device, non_blocking=True
+        )
+        scaled = padded([self.scale(one) for one in found], channels)
+        return Batch(scaled, self.labels[rows], rows, padded(found, channels))
+
+    def joined(self, other: Examples) -> "SeriesSet":
+        """These and other series."""
+        assert isinstance(other, SeriesSet)
+        rows = [one.row(index) for one in (self, other) for index in range(len(one))]
+        files = (*(self.files or ()), *(other.files or ()))
+        inputs = padded(rows, self.image_shape[0])
+        return replace(
+            self,
+            inputs=inputs,
+            labels=torch.cat([self.labels, other.labels]),
+            files=files or None,
+        )
+
+    _joined = joined
+
+
+def padded(rows: Sequence[Tensor], channels: int) -> Tensor:
+    """Series (C, L) of any lengths as one tensor (B, C + 1, longest), whose last
+    channel says where they are.
+    """
+    if not rows:
+        return torch.zeros(0, channels + 1, 1)
+    longest = max(row.shape[1] for row in rows)
+    there = [F.pad(row, (0, 0, 0, 1), value=1.0) for row in rows]
+    return torch.stack([F.pad(row, (0, longest - row.shape[1])) for row in there])

@@ -1,0 +1,286 @@
+"""Readers of texts in folders, tables and lines, and of four published collections."""
+
+import csv
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from itertools import chain
+from pathlib import Path
+
+from torchcaps_lab.data.files import Listing, is_there, list_folder
+from torchcaps_lab.data.listed import Item, Listed, part_called
+from torchcaps_lab.data.plain_text import decoded, lines_of
+
+
+@dataclass(frozen=True)
+class TextItem(Item):
+    """One text that is listed.
+
+    Args:
+        name: its file, or its file and line.
+        category: the name of its class.
+        text: its content.
+    """
+
+    text: str
+
+    def source(self) -> BytesIO:
+        """Its content."""
+        return BytesIO(self.text.encode())
+
+
+_STARS = ("very negative", "negative", "neutral", "positive", "very positive")
+_SST = {"stsa.binary.": ("negative", "positive"), "stsa.fine.": _STARS}
+_TABLES = {".csv": ",", ".tsv": "\t"}
+_LINES = {
+    ("rt-polarity.pos", "rt-polarity.neg"): ("positive", "negative"),
+    ("subj.subjective", "subj.objective"): ("subjective", "objective"),
+}
+"""Collections of two files with a text in each line."""
+
+
+def list_texts(
+    root: Path, columns: tuple[str, str], known: tuple[str, ...] = ()
+) -> Listed:
+    """The texts in a folder or a file, whatever its form.
+
+    Args:
+        root: the folder or the file.
+        columns: those of the texts and of the labels, in a table.
+        known: names of classes, of which folders may hold some.
+    """
+    left_out: dict[str, str] = {}
+    if root.suffix.lower() in _TABLES and root.is_file():
+        return Listed(parts={"all": _table(root, left_out, columns)}, left_out=left_out)
+    kinds = [
+        kind
+        for kind in _SST
+        if root.name.startswith(kind) or (root / f"{kind}train").is_file()
+    ]
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{root} holds {' and '.join(f'{kind}train' for kind in kinds)}: give one "
+            "of them as root"
+        )
+    if kinds:
+        return _sst(root if root.is_dir() else root.parent, kinds[0])
+    if not root.is_dir():
+        raise ValueError(
+            f"root {root} must be a folder, or a table of texts: a .csv or .tsv file"
+        )
+    if (root / "train_5500.label").is_file():
+        return Listed(
+            parts={
+                "train": _trec(root / "train_5500.label"),
+                "test": _trec(root / "TREC_10.label"),
+            }
+        )
+    for files, classes in _LINES.items():
+        if (root / files[0]).is_file():
+            rows = [
+                _lines(root / file, category)
+                for file, category in zip(files, classes, strict=True)
+            ]
+            return Listed(parts={"all": list(chain(*rows))})
+    tables = _tables(root)
+    if {"train", "test"} <= tables.keys():
+        return Listed(
+            parts={
+                part: _table(path, left_out, columns) for part, path in tables.items()
+            },
+            left_out=left_out,
+        )
+    return _folder(root, known)
+
+
+def _tables(root: Path) -> dict[str, Path]:
+    """The tables of the splits in a folder."""
+    tables: dict[str, Path] = {}
+    for path in sorted(root.iterdir()):
+        part = part_called(path.stem) if path.suffix.lower() in _TABLES else None
+        if part in tables:
+            raise ValueError(
+                f"{root} holds two tables for {part}, {tables[part].name} and "
+                f"{path.name}: keep one"
+            )
+        if part is not None:
+            tables[part] = path
+    return tables
+
+
+def _folder(root: Path, classes: tuple[str, ...]) -> Listed:
+    found = list_folder(root, _TextFiles, classes)
+    parts = {
+        part: [TextItem(file.name, file.category, decoded(file.path)) for file in files]
+        for part, files in found.parts.items()
+    }
+    return Listed(parts=parts, left_out=found.left_out, notes=found.notes)
+
+
+class _TextFiles(Listing):
+    """The files with the suffix .txt in a folder of classes."""
+
+    what = "texts"
+    suffixes = (".txt",)
+
+
+def _numbered(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a file with their names."""
+    return (
+        (f"{path.name}:{number}", line) for number, line in enumerate(lines_of(path), 1)
+    )
+
+
+def _trec(path: Path) -> list[TextItem]:
+    """Lines such as ``HUM:desc Who was Galileo ?``, whose class is HUM."""
+    rows = ((name, *line.partition(" ")) for name, line in _numbered(path))
+    return [
+        TextItem(name, label.partition(":")[0], text) for name, label, _, text in rows
+    ]
+
+
+def _lines(path: Path, category: str) -> list[TextItem]:
+    return [TextItem(name, category, line) for name, line in _numbered(path)]
+
+
+def _sst(folder: Path, kind: str) -> Listed:
+    """Lines such as ``1 a stirring , funny film``."""
+    numbers = {str(number): name for number, name in enumerate(_SST[kind])}
+    parts: dict[str, list[TextItem]] = {}
+    left_out: dict[str, str] = {}
+    for part, suffix in (("train", "train"), ("validation", "dev"), ("test", "test")):
+        parts[part] = []
+        for name, line in _numbered(folder / f"{kind}{suffix}"):
+            label, _, text = line.partition(" ")
+            if not line.strip():
+                left_out[name] = "it has no label"
+                continue
+            if label not in numbers:
+                raise ValueError(
+                    f"{folder / name} must begin with a label, {', '.join(numbers)}, "
+                    f"got {line[:40]!r}"
+                )
+            parts[part].append(TextItem(name, numbers[label], text))
+    return Listed(parts=parts, left_out=left_out)
+
+
+def _table(
+    path: Path, left_out: dict[str, str], columns: tuple[str, str]
+) -> list[TextItem]:
+    """The rows of a table; adds to ``left_out`` why some are left out."""
+    found, *rows = _cells(path) or [[]]
+    for argument, column in zip(("text", "label"), columns, strict=True):
+        if column not in found:
+            raise ValueError(
+                f"{argument} must be a column of {path}, got {column!r}; there are "
+                f"{found}: --data.{argument} names it"
+            )
+    text, label = map(found.index, columns)
+    items = []
+    for number, row in enumerate(rows, 1):
+        name = f"{path.name}, row {number}"
+        if len(row) <= max(text, label) or any(
+            row[len(found) :]
+        ):  # empty cells at the end do not matter
+            left_out[name] = (
+                f"it has not as many cells as there are columns, {len(found)}"
+            )
+        elif not row[label].strip():
+            left_out[name] = "it has no label"
+        else:
+            items.append(TextItem(name, row[label].strip(), row[text]))
+    return items
+
+
+def texts_of(path: Path, column: str) -> Iterator["NamedText"]:
+    """The texts of a table, each with the row that it stands in.
+
+    Args:
+        path: the table, a .csv or .tsv file.
+        column: the column of the texts.
+    """
+    columns, *rows = _cells(path)
+    place = columns.index(column)
+    for number, row in enumerate(rows, 1):
+        if len(row) > place:
+            text = NamedText(row[place])
+            text.place = f"{path.name}, row {number}: "
+            yield text
+
+
+def _cells(path: Path) -> list[list[str]]:
+    """The rows of a table, first the names of its columns, without empty rows."""
+    content = decoded(path)
+    delimiter = _TABLES[path.suffix.lower()]
+    limit = csv.field_size_limit(2**31 - 1)  # a text may be longer than csv expects
+    rows = []
+    try:
+        for row in csv.reader(
+            StringIO(content, newline=""), delimiter=delimiter, strict=True
+        ):
+            rows.append(row)
+    except csv.Error as error:
+        if delimiter == ",":
+            hint = (
+                "a text with a comma or a quote in it stands between quotes, and "
+                "its own quotes are doubled"
+            )
+            raise ValueError(f"{path}, row {len(rows)}: {error}; {hint}") from error
+        # Many such tables do not use quoting: quotes are part of the texts.
+        rows = list(
+            csv.reader(
+                StringIO(content, newline=""),
+                delimiter=delimiter,
+                quoting=csv.QUOTE_NONE,
+            )
+        )
+    finally:
+        csv.field_size_limit(limit)
+    return [row for row in rows if row]
+
+
+class NamedText(str):
+    """A text that knows where it was found.
+
+    Attributes:
+        place: the file and the line, followed by a colon and a blank; empty for a text
+            from the command line.
+    """
+
+    place = ""
+
+
+def named_texts(named: Sequence[str]) -> Iterator[NamedText]:
+    """Texts named on the command line: lines of files, whole .txt files in folders, or
+    texts themselves.
+
+    Raises:
+        ValueError: a folder holds no texts.
+        FileNotFoundError: a name that can only be a file does not exist.
+    """
+    for name in named:
+        path = Path(name)
+        found: list[tuple[str, str]] = []
+        if name and is_there(path.is_dir):
+            found = [(str(file), decoded(file)) for file in sorted(path.rglob("*.txt"))]
+            if not found:
+                raise ValueError(f"there are no .txt files in {name}")
+        elif is_there(path.is_file):
+            found = [
+                (f"{path}:{number}", line)
+                for number, line in enumerate(lines_of(path), 1)
+            ]
+            if path.suffix.lower() in _TABLES:
+                warnings.warn(
+                    f"{path} is read line by line: all columns are parts of the texts",
+                    stacklevel=2,
+                )
+        elif path.suffix.lower() in (".txt", *_TABLES) and len(name.split()) == 1:
+            raise FileNotFoundError(f"there is no file {name}")
+        else:
+            found = [("", name)]
+        for place, line in found:
+            text = NamedText(line)
+            text.place = f"{place}: " if place else ""
+            yield text

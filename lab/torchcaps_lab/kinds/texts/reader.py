@@ -1,0 +1,272 @@
+"""Reads texts: how they are recognised, and how they become rows of words."""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+from torch import Tensor
+
+from torchcaps.models import ImageClassifier, TextClassifier
+from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.listed import part_called
+from torchcaps_lab.data.picture import image_suffixes
+from torchcaps_lab.data.reader import Read, Reader, beginning, register_reader
+from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.kinds.texts.class_words import ClassWords
+from torchcaps_lab.kinds.texts.coloured import ROUTED
+from torchcaps_lab.kinds.texts.files import named_texts, texts_of
+from torchcaps_lab.kinds.texts.samples import questions
+from torchcaps_lab.kinds.texts.text_set import TextSet
+from torchcaps_lab.kinds.texts.words import (
+    PADDING,
+    RESERVED,
+    UNKNOWN,
+    Reading,
+    Words,
+    together,
+)
+from torchcaps_lab.look import (
+    TABLES,
+    Cells,
+    Guess,
+    Place,
+    batch_size_for,
+    cells_of,
+    lines_in,
+    trained_of,
+    watched,
+)
+
+_FILES = (".txt", ".label", ".pos", *TABLES)
+"""The suffixes of files of texts."""
+
+_LABELS = ("label", "labels", "class", "category", "sentiment", "target", "stars", "y")
+"""Usual names of a column of labels, the likeliest first."""
+
+_TEXTS = ("text", "review", "sentence", "content", "body", "message", "comment")
+"""Usual names of a column of texts, the likeliest first."""
+
+
+@register_reader("texts")
+@dataclass(frozen=True)
+class TextReader(Reader):
+    """Texts, as the numbers of their words.
+
+    Args:
+        words: the vocabulary of the network.
+        columns: the columns of texts and of labels in tables; None: tables are read
+            line by line.
+    """
+
+    words: Words
+    columns: tuple[str, str] | None = None
+
+    examples = TextSet
+    takes = "words"
+    items = "texts"
+    written = True
+    axes = MappingProxyType({0: "batch", 1: "length"})
+
+    @classmethod
+    def sees(cls, place: Place, given: Mapping[str, Any]) -> Guess | None:
+        """A table of texts with labels, or a folder of texts without images."""
+        if not place.suffixes & {*_FILES} or place.suffixes & image_suffixes():
+            return None
+        tables = _tables_of(place)
+        data: dict[str, Any] = {"name": "Text", "root": str(place.path)}
+        why = {"data": f"Text, the texts in {place.path}"}
+        cells = cells_of(tables[0]) if tables else None
+        if cells is not None:
+            columns = columns_of(cells)
+            for name, column in zip(("text", "label"), columns, strict=True):
+                if column != name:
+                    data[name] = column
+                    why[f"data.{name}"] = f"{column}, the column of the {name}s"
+        options: dict[str, Any] = {"data": data}
+        train = _trained(place, tables)
+        if train:
+            options["batch_size"] = batch_size_for(train)
+            steps = train // options["batch_size"]
+            why["batch_size"] = (
+                f"{options['batch_size']}, for about {steps} steps an epoch"
+            )
+        return watched(Guess(options, why), given, train // 9)
+
+    @classmethod
+    def of_network(
+        cls, network: ImageClassifier, saved: Mapping[str, Any]
+    ) -> "TextReader | None":
+        """The reader of a network that was saved with its vocabulary alone."""
+        words = Words.from_config(saved.get("words"))
+        if words is not None:
+            return cls(words)
+        if network.takes == cls.takes:
+            raise ValueError(
+                "the network takes words, and no vocabulary was saved with it: save "
+                "it with words=..."
+            )
+        return None
+
+    @classmethod
+    def of_data(cls, data: Any, preprocess: Preprocess) -> "TextReader":
+        """The vocabulary of the training texts."""
+        text = getattr(data, "text", None)
+        label = getattr(data, "label", None)
+        if text is None or label is None:
+            return cls(data.words)
+        return cls(data.words, (text, label))
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "TextReader":
+        """The reader that :meth:`config` describes."""
+        words = Words.from_config(config["words"])
+        columns = config.get("columns")
+        if words is None:
+            raise ValueError("the reader of texts has no words")
+        if columns is None:
+            return cls(words)
+        text, label = map(str, columns)
+        return cls(words, (text, label))
+
+    def config(self) -> dict[str, Any]:
+        """The vocabulary, and the columns of tables."""
+        columns = None if self.columns is None else list(self.columns)
+        return {"words": self.words.config(), "columns": columns}
+
+    def check(self, network: ImageClassifier) -> None:
+        """Raise a `ValueError` if the vocabulary is larger than that of the network."""
+        known = getattr(network, "vocabulary", None)
+        if known is not None and len(self.words) > known:
+            raise ValueError(
+                f"the network knows {known} words, and the vocabulary saved with it "
+                f"has {len(self.words)}"
+            )
+
+    def read(self, given: Any, resize: Any = None) -> Read:
+        """The numbers of the words of a text, int64 (L,)."""
+        return Read(self.reading(given).numbers, "")
+
+    def unexplored(self, network: ImageClassifier) -> str:
+        """Why there is nothing to explore: no routing leads from words to classes."""
+        if isinstance(network, ROUTED):
+            return ""
+        return "whose words cannot be followed to the classes"
+
+    def followed(self, network: ImageClassifier, given: str) -> ClassWords:
+        """What each word of a text spoke for."""
+        shown = ClassWords.of(cast(TextClassifier, network), self.words, given)
+        assert shown is not None
+        return shown
+
+    def samples(self, name: str, classes: Sequence[str], tell: Any) -> TextSet | None:
+        """TREC's test questions, or made-up ones."""
+        return questions(name, self, classes, tell)
+
+    def reading(self, text: Any) -> Reading:
+        """A text with the places of its words.
+
+        Raises:
+            ValueError: if it is no string, or has no words.
+            UserWarning: as a warning, if none of its words is known.
+        """
+        if not isinstance(text, str):
+            raise ValueError(f"a text must be a string, got {type(text).__name__}")
+        (reading,) = self.words.read([text])
+        if not reading.length:
+            raise ValueError(f"there are no words in {text!r}")
+        if reading.unknown == len(reading.numbers):
+            warnings.warn(
+                f"no word of {beginning(text, 60)!r} was in the training texts: its "
+                "answer is a guess",
+                stacklevel=2,
+            )
+        return reading
+
+    def collate(self, rows: Sequence[Tensor]) -> Tensor:
+        """Texts of any lengths, (B, longest)."""
+        return together(rows)
+
+    def fitted(self, examples: Examples) -> Examples:
+        """The texts in the words of the network."""
+        super().fitted(examples)
+        assert isinstance(examples, TextSet)
+        return examples.in_words(self.words)
+
+    def named(self, names: Sequence[str]) -> Iterable[Any]:
+        """Texts, lines of files, the texts of tables, or whole files in folders."""
+        for name in names:
+            if self.columns is not None and self._is_table(Path(name)):
+                yield from texts_of(Path(name), self.columns[0])
+            else:
+                yield from named_texts([name])
+
+    def _is_table(self, path: Path) -> bool:
+        """Whether a path is a table with the column of texts."""
+        if path.suffix.lower() not in TABLES or not path.is_file():
+            return False
+        cells = cells_of(path, 1)
+        return (
+            self.columns is not None
+            and cells is not None
+            and self.columns[0] in cells.columns
+        )
+
+    def notes(self) -> dict[str, Any]:
+        """The vocabulary, and the numbers that stand for no word of it."""
+        return {
+            "padding": PADDING,
+            "unknown": UNKNOWN,
+            "first": RESERVED,
+            "words": self.words.config(),
+        }
+
+    def __str__(self) -> str:
+        return (
+            "words (batch, length), int64: the numbers of its vocabulary, which "
+            "lies in it"
+        )
+
+
+def _tables_of(place: Place) -> list[Path]:
+    """The tables at a path, those for training first."""
+    tables = [path for path in place.top if path.suffix.lower() in TABLES]
+    return sorted(tables, key=lambda path: part_called(path.stem) != "train")
+
+
+def _trained(place: Place, tables: Sequence[Path]) -> int:
+    """About how many texts are trained on; 0 if that is not known."""
+    if place.is_file:
+        return trained_of(lines_in(place.path))
+    if tables and part_called(tables[0].stem) == "train":
+        return lines_in(tables[0]) * 9 // 10
+    return trained_of(len(place.with_suffix(".txt")))
+
+
+def columns_of(cells: Cells) -> tuple[str, str]:
+    """Return the columns of texts and of labels of a table, as far as names and cells
+    tell.
+
+    Args:
+        cells: the beginning of the table.
+
+    Returns:
+        The names of both columns; ``text`` and ``label`` where a table has only one.
+    """
+    columns = cells.columns
+    if len(columns) < 2 or {"text", "label"} <= {*columns}:
+        return "text", "label"
+    by_name = {name.strip().lower(): name for name in reversed(columns)}
+    named_label = [by_name[name] for name in _LABELS if name in by_name]
+    named_text = [by_name[name] for name in _TEXTS if name in by_name]
+    lengths = {name: sum(map(len, cells.column(name))) for name in columns}
+    longest = max(columns, key=lengths.__getitem__)
+    text = named_text[0] if named_text else longest
+    others = [name for name in columns if name != text]
+    distinct = {name: len({*cells.column(name)}) for name in others}
+    several = [name for name in others if distinct[name] > 1] or others
+    fewest = min(several, key=distinct.__getitem__)
+    label = next((name for name in named_label if name != text), fewest)
+    return text, label

@@ -1,0 +1,215 @@
+"""Texts with one class each, from the user's files or a published collection."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchcaps.numerics import Size
+from torchcaps.spec import settings
+from torchcaps_lab.data.base import register_dataset
+from torchcaps_lab.data.examples import Examples
+from torchcaps_lab.data.files import found_root
+from torchcaps_lab.data.listed import Decoded, Listed, ListedData
+from torchcaps_lab.data.manifest import PARTS, Manifest, count_of
+from torchcaps_lab.data.view import Preprocess
+from torchcaps_lab.kinds.texts.files import list_texts
+from torchcaps_lab.kinds.texts.text_set import TextSet
+from torchcaps_lab.kinds.texts.word_vectors import read_vectors
+from torchcaps_lab.kinds.texts.words import Words
+
+
+@register_dataset("text")
+@settings
+class Text(ListedData):
+    r"""Texts with one class each, in any of these forms:
+
+    - a folder with a sub-folder of .txt files for each class, or folders ``train`` and
+      ``test`` that hold these, as for :class:`~torchcaps_lab.data.ImageFolder`; a file
+      is a text;
+    - a table, a .csv or .tsv file with a column of texts and one of labels; or a folder
+      with the tables ``train`` and ``test``, and maybe ``val``;
+    - the folders of four collections in their original form: TREC
+      (``train_5500.label``, ``TREC_10.label``), MR (``rt-polarity.pos``, ``.neg``),
+      SUBJ (``subj.subjective``, ``.objective``), SST (``stsa.binary.train``, ``.dev``,
+      ``.test``, or ``stsa.fine.train``, ...; where both are in the folder, ``root`` is
+      the file ``stsa.binary.train``).
+
+    Files are read as UTF-8, or else as Latin-1. A text without a word is left out, and
+    so is a row without a label. The words of the training texts are the vocabulary,
+    which is saved with a network. Which texts are put aside depends on what they say,
+    and a run keeps a record of it, as with :class:`~torchcaps_lab.data.ImageFolder`.
+
+    Args:
+        root: the folder, or the table; if it does not exist, it is looked for in the
+            folder of the data sets (the environment variable TORCHCAPS_DATA, else
+            torchcaps in the user's cache folder).
+        text: the column of the texts.
+        label: the column of the labels.
+        longest: number of words that are read of each text, from its beginning; a note
+            gives the number of longer texts.
+        most: the largest number of words in the vocabulary, the most frequent ones.
+        least: the number of times that a word must occur to be in the vocabulary.
+        lower: whether texts are converted to lower case.
+        vectors: a text file of pretrained word vectors (GloVe, fastText, word2vec); its
+            words start with these vectors, scaled to the deviation of random ones, and
+            are trained further; ``word_dim`` of the network must be their dimension.
+
+    Raises:
+        FileNotFoundError: there is no `root`, or no file `vectors`.
+        ValueError: an argument is out of range, there is nothing of the forms above, or
+            there are fewer than two classes.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchcaps_lab.data import Text
+        >>> rows = [
+        ...     f"it was {word} {place},{word}"
+        ...     for word in ("dull", "fun")
+        ...     for place in range(10)
+        ... ]
+        >>> Path("reviews.csv").write_text("\n".join(["review,stars", *rows])) > 0
+        True
+        >>> data = Text("reviews.csv", text="review", label="stars")
+        >>> data.classes
+        ('dull', 'fun')
+    """
+
+    gives = "words"
+    reads = "texts"
+    model = "text_pooled"
+
+    thing = in_file = "text"
+
+    root: str | Path
+    text: str = "text"
+    label: str = "label"
+    longest: Size = 512
+    most: Size = 50_000
+    least: Size = 1
+    lower: bool = True
+    vectors: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.root = found_root(self.root)
+        _ = self.listed  # problems of the files are reported at once
+
+    @property
+    def words(self) -> Words:
+        """The vocabulary, of the training texts."""
+        train = self.train
+        assert isinstance(train, TextSet)
+        return train.words
+
+    def arguments(self, preprocess: Preprocess) -> dict[str, Any]:
+        """The size of the vocabulary; a `ValueError` unless ``preprocess`` is empty."""
+        self.train.prepared(preprocess)
+        return {"vocabulary": len(self.words)}
+
+    def begin(self, network: nn.Module) -> None:
+        """Gives its words the vectors of the file, if there is one.
+
+        Raises:
+            ValueError: the dimension of the network's word vectors is another, or the
+                file is broken.
+        """
+        if self.vectors is None:
+            return
+        weight = network.get_parameter("embedding.weight")
+        numbers, vectors = read_vectors(self.vectors, self.words)
+        if vectors.shape[1] != weight.shape[1]:
+            raise ValueError(
+                f"{self.vectors} has vectors of {vectors.shape[1]} numbers, those of "
+                "the network have "
+                f"{weight.shape[1]}: --model_args.word_dim {vectors.shape[1]}"
+            )
+        with torch.no_grad():
+            weight[numbers] = vectors * (weight.std() / vectors.std())
+
+    def list_images(self) -> Listed:
+        """The texts, without those that contain no words."""
+        listed = self.list_texts()
+        cut = Words(lower=self.lower)
+        for items in listed.parts.values():
+            # A letter is a word or part of one; texts without letters need a closer
+            # look.
+            bare = [item for item in items if not any(map(str.isalnum, item.text))]
+            empty = {item.name for item in bare if not cut.split(item.text)}
+            listed.left_out |= dict.fromkeys(sorted(empty), "it has no words")
+            items[:] = [item for item in items if item.name not in empty]
+        return listed
+
+    def list_texts(self) -> Listed:
+        """All texts, in any order of the classes."""
+        return list_texts(Path(self.root), (self.text, self.label), self.named)
+
+    def fingerprint(self) -> str:
+        """A digest of the training and validation texts, in their order, and of how
+        they are read.
+        """
+        how = (
+            self.manifest().digest(),
+            self.longest,
+            self.most,
+            self.least,
+            self.lower,
+        )
+        return hashlib.sha256(repr(how).encode()).hexdigest()
+
+    def notes(self) -> tuple[str, ...]:
+        """Notes for readers of results: what was left out and why, which texts are cut,
+        which are copies.
+        """
+        sets = [one for one in self._read.sets.values() if isinstance(one, TextSet)]
+        # A full row may also be a text of exactly that length.
+        full = [text for one in sets for text in one.texts if len(text) > self.longest]
+        cut = [
+            reading.length
+            for reading in self.words.read(full)
+            if reading.length > self.longest
+        ]
+        if not cut:
+            return super().notes()
+        return (
+            *super().notes(),
+            f"{count_of(cut, 'text')} of {sum(map(len, sets)):,} longer than "
+            f"{self.longest} words, of which the first "
+            f"{self.longest} are read; the longest has {max(cut):,}",
+        )
+
+    def _decode(self, manifest: Manifest, decoded: Mapping[str, Tensor]) -> Decoded:
+        """The texts of each split; the vocabulary is that of the training texts."""
+        texts = {
+            part: [self._items[entry.name].text for entry in manifest.parts[part]]
+            for part in PARTS
+        }
+        if not any(texts.values()):
+            raise ValueError(
+                "none of the texts that the run was trained and tested on is there "
+                "any more"
+            )
+        known = (
+            texts["train"] or texts["test"]
+        )  # texts that are only tested on are read with a network's words
+        words = Words.of(
+            known, self.most, self.least, lower=self.lower, longest=self.longest
+        )
+        if not len(words):
+            raise ValueError(
+                f"no word occurs {self.least} times in the training texts: least must "
+                "be smaller"
+            )
+        label_of = {name: label for label, name in enumerate(manifest.classes)}
+        sets: dict[str, Examples] = {}
+        for part in PARTS:
+            entries = manifest.parts[part]
+            labels = torch.tensor(
+                [label_of[entry.category] for entry in entries], dtype=torch.int64
+            )
+            files = tuple(entry.name for entry in entries)
+            sets[part] = TextSet.of(texts[part], labels, manifest.classes, words, files)
+        return sets, {}

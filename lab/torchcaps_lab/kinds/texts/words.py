@@ -1,0 +1,199 @@
+"""Words: a vocabulary, and how texts are cut into the numbers that networks read."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from torchcaps.numerics import check_size
+from torchcaps_lab.data.manifest import some
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PADDING = 0
+UNKNOWN = 1
+RESERVED = 2
+"""Numbers of the padding, of words that are not in the vocabulary, and of the first
+word of the vocabulary.
+"""
+
+
+class Reading(NamedTuple):
+    """A text as a network reads it.
+
+    Args:
+        numbers: of its words, at most the first ``longest``, int64 (L,).
+        spans: where each of these words is in the text: index of its first character,
+            and of the one after its last.
+        length: how many words the text has.
+
+    Example:
+        >>> from torchcaps_lab.data import Words
+        >>> (reading,) = Words(("a", "pose")).read(["A pose moves"])
+        >>> reading.numbers.tolist(), reading.length, reading.unknown
+        ([2, 3, 1], 3, 1)
+        >>> reading.spans
+        ((0, 1), (2, 6), (7, 12))
+    """
+
+    numbers: Tensor
+    spans: tuple[tuple[int, int], ...]
+    length: int
+
+    @property
+    def unknown(self) -> int:
+        """How many of the words that are read are not in the vocabulary."""
+        return int((self.numbers == UNKNOWN).sum())
+
+
+@dataclass(frozen=True)
+class Words:
+    """A vocabulary with the rules that cut texts into words, to read texts as in
+    training.
+
+    A text is converted to a normal form of Unicode (NFKC) and, with ``lower``, to lower
+    case. It is split at blanks; each punctuation mark and each Chinese character is a
+    separate word. The library tokenizers does all of this.
+
+    Args:
+        vocabulary: the words, the first of which has the number 2. 0 pads short texts,
+            1 is any other word.
+        lower: whether texts are converted to lower case.
+        longest: number of words that are read of each text, from its beginning; a note
+            gives the number of longer texts.
+
+    Raises:
+        ValueError: a word occurs twice, or ``longest`` is less than 1.
+
+    Example:
+        >>> from torchcaps_lab.data import Words
+        >>> words = Words.of(["A capsule has a pose.", "A pose moves."], least=2)
+        >>> words.vocabulary
+        ('a', '.', 'pose')
+        >>> words.read(["A pose, a guess"])[0].numbers
+        tensor([2, 4, 1, 2, 1])
+    """
+
+    vocabulary: tuple[str, ...] = ()
+    lower: bool = True
+    longest: int = 512
+
+    def __post_init__(self) -> None:
+        check_size(longest=self.longest)
+        if len(set(self.vocabulary)) < len(self.vocabulary):
+            twice = [
+                word for word, count in Counter(self.vocabulary).items() if count > 1
+            ]
+            raise ValueError(
+                f"vocabulary must hold each word once, got {some(twice)} more often"
+            )
+
+    @classmethod
+    def of(
+        cls, texts: Sequence[str], most: int | None = None, least: int = 1, **how: Any
+    ) -> "Words":
+        """Build the vocabulary of some texts, the most frequent words first.
+
+        Args:
+            texts: the training texts.
+            most: the largest number of words in the vocabulary, the most frequent ones.
+            least: the number of times that a word must occur to be in the vocabulary.
+            how: ``lower`` and ``longest``.
+        """
+        cut = cls(**how)
+        counts = Counter[str]()
+        for text in texts:
+            counts.update(cut.split(text))
+        ranked = sorted(
+            (word for word in counts if counts[word] >= least),
+            key=lambda word: (-counts[word], word),
+        )
+        return cls(tuple(ranked[:most]), **how)
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    def split(self, text: str) -> list[str]:
+        """Return all words of a text, in the form of the vocabulary."""
+        normalizer = self._tokenizer.normalizer
+        cutter = self._tokenizer.pre_tokenizer
+        assert normalizer is not None
+        assert cutter is not None
+        return [
+            word for word, _ in cutter.pre_tokenize_str(normalizer.normalize_str(text))
+        ]
+
+    def read(self, texts: Sequence[str]) -> list[Reading]:
+        """Read texts for a network."""
+        readings = []
+        for found in self._tokenizer.encode_batch(
+            list(texts), add_special_tokens=False
+        ):
+            numbers = torch.tensor(found.ids[: self.longest], dtype=torch.int64)
+            readings.append(
+                Reading(numbers, tuple(found.offsets[: self.longest]), len(found.ids))
+            )
+        return readings
+
+    def config(self) -> dict[str, Any]:
+        """Return the vocabulary and its settings, ready for JSON."""
+        return {
+            "vocabulary": list(self.vocabulary),
+            "lower": self.lower,
+            "longest": self.longest,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | None) -> "Words | None":
+        """Create it from the result of :meth:`config`; None for None.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        if config is None:
+            return None
+        try:
+            return cls(
+                tuple(map(str, config["vocabulary"])),
+                bool(config["lower"]),
+                config["longest"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"the words that were saved with the network are damaged: {error!r}"
+            ) from error
+
+    @cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+        numbers = {
+            "[padding]": PADDING,
+            "[unknown]": UNKNOWN,
+        }  # a bracket is a separate word, so no text has these
+        numbers |= {
+            word: number for number, word in enumerate(self.vocabulary, RESERVED)
+        }
+        found = Tokenizer(models.WordLevel(numbers, unk_token="[unknown]"))
+        cleaned: Any = normalizers.BertNormalizer(
+            strip_accents=False, lowercase=self.lower
+        )
+        found.normalizer = normalizers.Sequence([normalizers.NFKC(), cleaned])
+        found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return found
+
+
+def together(rows: Sequence[Tensor]) -> Tensor:
+    """Rows of words, int64 (L,) each, as one tensor (B, longest), padded at the end; at
+    least (B, 1).
+    """
+    if not rows:
+        return torch.zeros(0, 1, dtype=torch.int64)
+    padded = pad_sequence(list(rows), batch_first=True, padding_value=PADDING)
+    return padded if padded.shape[1] else padded.new_zeros(len(rows), 1)

@@ -1,0 +1,261 @@
+"""What lies at a path that somebody named, and the options of a training that follow
+from it.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+STEPS = 30
+"""Steps of an epoch that the batch size is chosen for: with fewer, 20 epochs end before
+much is learnt.
+"""
+
+LEAST_BATCH, LARGEST_BATCH = 4, 128
+
+LEAST_WATCHED = 30
+"""Validation examples with fewer of which the best epoch is one of chance."""
+
+_EPOCHS = 20
+"""Epochs of a training for which none are guessed."""
+
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""The suffixes of tables, and what separates their cells."""
+
+_JUNK = (
+    "thumbs.db",
+    "desktop.ini",
+    "__macosx",
+    "@eadir",
+    "$recycle.bin",
+    "system volume information",
+    "lost+found",
+)
+"""Files that operating systems leave in folders, besides hidden ones."""
+
+_ROWS = 1000
+"""Rows of a table that are looked at."""
+
+
+class Guess(NamedTuple):
+    """What a reader recognised at a path: the options of a training that reads it.
+
+    Args:
+        options: the options by name, as in a file of options.
+        why: a reason for people, by the names of options as on a command line.
+        reader: the registered name of the reader that recognised it.
+    """
+
+    options: dict[str, Any]
+    why: dict[str, str]
+    reader: str = ""
+
+
+def is_junk(path: Path) -> bool:
+    """Whether a path is hidden, or a file that operating systems leave in folders."""
+    return path.name.startswith(".") or path.name.lower() in _JUNK
+
+
+class Place:
+    """A file or folder that somebody named, looked at once for all readers.
+
+    Args:
+        path: the file or the folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+
+    @cached_property
+    def is_file(self) -> bool:
+        """Whether it is one file."""
+        return self.path.is_file()
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """All files below the folder, sorted, without hidden ones; or the file."""
+        if self.is_file:
+            return (self.path,)
+        return tuple(sorted(self._below(self.path)))
+
+    def _below(self, folder: Path) -> Iterable[Path]:
+        for path in folder.rglob("*"):
+            inside = path.relative_to(folder)
+            hidden = any(is_junk(Path(part)) for part in inside.parts)
+            if not hidden and path.is_file():
+                yield path
+
+    @cached_property
+    def suffixes(self) -> frozenset[str]:
+        """The suffixes of the files, in lower case."""
+        return frozenset(path.suffix.lower() for path in self.files)
+
+    @cached_property
+    def top(self) -> tuple[Path, ...]:
+        """The files directly in the folder, or the file."""
+        return tuple(path for path in self.files if path in (self.path, *self._direct))
+
+    @cached_property
+    def _direct(self) -> frozenset[Path]:
+        return frozenset(path for path in self.files if path.parent == self.path)
+
+    @property
+    def folder(self) -> Path:
+        """The folder, or that of the file."""
+        return self.path.parent if self.is_file else self.path
+
+    def with_suffix(self, *suffixes: str) -> list[Path]:
+        """The files with one of these suffixes, which are in lower case."""
+        return [path for path in self.files if path.suffix.lower() in suffixes]
+
+    def inner(self, *names: str) -> Path | None:
+        """The first folder in it that has one of these names; None if there is none."""
+        for name in names:
+            if (self.path / name).is_dir():
+                return self.path / name
+        return None
+
+
+class Cells(NamedTuple):
+    """The beginning of a table.
+
+    Args:
+        columns: the names of the columns, in their order.
+        rows: the first rows, each as long as there are columns.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def column(self, name: str) -> list[str]:
+        """The cells of a column, without blanks around them."""
+        place = self.columns.index(name)
+        return [row[place].strip() for row in self.rows]
+
+
+def cells_of(path: Path, rows: int = _ROWS) -> Cells | None:
+    """Return the beginning of a table; None if the file is no table with columns.
+
+    Args:
+        path: a .csv or .tsv file.
+        rows: how many rows to read at most.
+    """
+    delimiter = TABLES.get(path.suffix.lower())
+    if delimiter is None:
+        return None
+    read: list[tuple[str, ...]] = []
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            for row in csv.reader(file, delimiter=delimiter):
+                if row:
+                    read.append(tuple(row))
+                if len(read) > rows:
+                    break
+    except (OSError, csv.Error):
+        return None
+    if not read:
+        return None
+    columns = read[0]
+    whole = [row for row in read[1:] if len(row) == len(columns)]
+    return Cells(columns, tuple(whole))
+
+
+def lines_in(path: Path) -> int:
+    """The number of lines of a file."""
+    with path.open("rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def trained_of(count: int) -> int:
+    """How many of so many examples are trained on, where a fifth is put aside to test
+    on, and a tenth of the others to validate.
+    """
+    return count * 4 // 5 * 9 // 10
+
+
+def batch_size_for(examples: int) -> int:
+    """The largest power of two with which an epoch of so many training examples has 30
+    steps, from 4 to 128.
+
+    Example:
+        >>> from torchcaps_lab.look import batch_size_for
+        >>> [batch_size_for(examples) for examples in (70, 300, 50_000)]
+        [4, 8, 128]
+    """
+    most = max(examples // STEPS, LEAST_BATCH)
+    return min(1 << most.bit_length() - 1, LARGEST_BATCH)
+
+
+def epochs_for(steps: int, wanted: int, bounds: tuple[int, int]) -> int:
+    """Epochs of so many steps that together have about as many as wanted.
+
+    Example:
+        >>> from torchcaps_lab.look import epochs_for
+        >>> (
+        ...     epochs_for(14, 2100, (6, 150)),
+        ...     epochs_for(700, 2100, (6, 150)),
+        ...     epochs_for(0, 2100, (6, 150)),
+        ... )
+        (150, 6, 150)
+    """
+    return min(max(-(-wanted // max(steps, 1)), bounds[0]), bounds[1])
+
+
+def plain_steps(train: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a batch size and a number of epochs for networks that learn from nothing.
+
+    Args:
+        train: how many training examples there are, about.
+
+    Returns:
+        The options, and a reason for each.
+    """
+    batch = batch_size_for(train)
+    steps = train // batch
+    epochs = epochs_for(steps, 20 * STEPS, (20, 100))
+    options = {
+        "batch_size": batch,
+        "epochs": epochs,
+    }
+    why = {
+        "batch_size": f"{batch}, for about {steps} steps an epoch",
+        "epochs": f"{epochs}, about {steps * epochs:,} steps",
+    }
+    return options, why
+
+
+def watched(guess: Guess, given: Mapping[str, Any], validation: int) -> Guess:
+    """Return the guess with the best epoch on the validation part kept, and an end
+    where none is better any more, if there are enough examples to tell.
+
+    Args:
+        guess: the other options.
+        given: options that were given, which may leave nothing to validate on.
+        validation: about how many examples there are otherwise.
+    """
+    share = values_of(given.get("data")).get("validation")
+    if validation < LEAST_WATCHED or share is not None:
+        return guess
+    patience = max(10, guess.options.get("epochs", _EPOCHS) // 3)
+    options = {"keep": "best", "stop": "early", "patience": patience}
+    why = {
+        "keep": "best, the epoch that is best on the validation part",
+        "stop": f"early, after {patience} epochs that are not better",
+    }
+    return guess._replace(
+        options={**guess.options, **options}, why={**guess.why, **why}
+    )
+
+
+def value_of(option: Any) -> Any:
+    """The value of an option that may have been typed on a command line."""
+    return getattr(option, "value", option)
+
+
+def values_of(options: Any) -> Mapping[str, Any]:
+    """Options by name as values; none for None."""
+    return {
+        name: value_of(option) for name, option in (value_of(options) or {}).items()
+    }

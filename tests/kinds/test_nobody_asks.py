@@ -1,0 +1,84 @@
+"""Code that all kinds of input share asks nobody what kind it is."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchcaps_lab.data import list_datasets
+from torchcaps_lab.data.reader import READERS
+from torchcaps_lab.kinds import KINDS
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "lab" / "torchcaps_lab" / "kinds"
+SHARED = (ROOT / "torchcaps", ROOT / "lab" / "torchcaps_lab")
+
+MOST = 0
+"""Comparisons with concrete kinds that shared code may have: never raise it."""
+
+
+def classes_of_kinds() -> set[str]:
+    """The classes that the kinds define, whatever they are called."""
+    trees = [ast.parse(path.read_text()) for path in FOLDER.rglob("*.py")]
+    nodes = [node for tree in trees for node in tree.body]
+    names = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    return names - {"SharedRegistry"}
+
+
+def names_of_kinds() -> set[str]:
+    """The words that stand for a kind: its name, what networks take of it, and what its
+    examples are called.
+    """
+    list_datasets()  # which loads the kinds
+    words = {*KINDS}
+    for reader in READERS.values():
+        words |= {reader.name, reader.takes, reader.examples.what}
+    return words
+
+
+def compared(tree: ast.AST, classes: set[str], words: set[str]) -> Iterator[int]:
+    """The lines in which something is compared with a kind, or its class is asked."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+            asked = {
+                name.id for name in ast.walk(node) if isinstance(name, ast.Name)
+            } | {
+                name.attr for name in ast.walk(node) if isinstance(name, ast.Attribute)
+            }
+            if asked & classes:
+                yield node.lineno
+        elif isinstance(node, ast.Compare):
+            attributes = {
+                part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)
+            }
+            sides = (node.left, *node.comparators)
+            values = {side.value for side in sides if isinstance(side, ast.Constant)}
+            if values & words and attributes & {"what", "takes", "gives", "reads"}:
+                yield node.lineno
+
+
+def places() -> list[str]:
+    classes, words = classes_of_kinds(), names_of_kinds()
+    found = []
+    for folder in SHARED:
+        for path in sorted(folder.rglob("*.py")):
+            if path.is_relative_to(FOLDER):
+                continue
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            lines = compared(tree, classes, words)
+            found += [f"{path.relative_to(ROOT)}:{line}" for line in lines]
+    return found
+
+
+def test_shared_code_compares_with_no_kind() -> None:
+    assert len(places()) <= MOST, "\n".join(places())
+
+
+def test_comparisons_are_found() -> None:
+    code = "if isinstance(x, kinds.TextSet) or data.what == 'texts': pass\nx == 'texts'"
+    lines = [*compared(ast.parse(code), {"TextSet"}, {"texts"})]
+    assert lines == [1, 1]
+
+
+def test_the_names_are_those_of_today() -> None:
+    assert {"TextSet", "ImageReader", "Masks"} <= classes_of_kinds()
+    assert {"images", "words", "texts", "series", "pixels"} <= names_of_kinds()

@@ -1,0 +1,89 @@
+"""``check``, ``train``, ``predict`` and ``explain`` read a path in the same way, for
+data in every shape that people have them in.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kinds.shapes import SHAPES, Shape, picture
+from tests.runs import status
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs go into an empty folder; ImageNet's weights would take minutes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torchcaps.models.installed.imagenet_installed", lambda: False)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_check_says_what_train_does(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The classes and the number of examples are those of the data themselves, and a
+    few steps of training with the guessed options go through.
+    """
+    shape = SHAPES[name]
+    path = str(shape.make(tmp_path).relative_to(tmp_path))
+    assert status("check", path) == 0
+    checked = capsys.readouterr().out
+    for label in shape.classes:
+        assert f"  {label}: " in checked
+    assert f"train on it: torchcaps train {path}" in checked
+    assert shape.main in checked
+    steps = ("--epochs", "1", "--trainer.extra", "{limit_train_batches: 2}")
+    assert status("train", path, *steps, "--report", "false") == 0
+    said = capsys.readouterr().out
+    guessed = [line for line in said.splitlines() if line.startswith("guessed: ")]
+    own = ("guessed: run", "guessed: epochs")
+    shared = [line for line in guessed if not line.startswith(own)]
+    assert len(shared) > 1
+    assert not {*shared} - {*checked.splitlines()}
+    assert "guessed: batch_size" in said
+    run = next(line for line in guessed if line.startswith("guessed: run "))
+    _agrees(shape, path, run.removeprefix("guessed: run "), capsys)
+
+
+def _agrees(
+    shape: Shape, path: str, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = json.loads(Path(run, "summary.json").read_text())
+    assert sum(summary["images"].values()) == shape.count
+    assert status("predict", run, path, "--csv", "--top", "1") == 0
+    rows = capsys.readouterr().out.strip().splitlines()[1:]
+    assert len(rows) == shape.inputs
+    assert status("explain", run, "--data", path, "--out", "again") == 0
+    page = Path(capsys.readouterr().out.strip()).read_text()
+    assert all(label in page for label in shape.classes)
+
+
+def test_one_image_is_nothing_to_train_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(picture(tmp_path / "one.png", "gold", 0))
+    for command in ("check", "train"):
+        assert status(command, path) == 1
+        assert "must be a folder, a table" in capsys.readouterr().err
+
+
+def test_a_folder_of_one_class_is_refused_by_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(4):
+        picture(tmp_path / "photos" / "gold" / f"{number}.png", "gold", number)
+    for command in ("check", "train"):
+        assert status(command, "photos") == 1
+        out, err = capsys.readouterr()
+        assert "two or more classes" in out + err
+
+
+def test_plain_words_stay_texts_beside_a_table_of_other_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table is one of images only if its cells name images that are there."""
+    rows = [f"{k}.png,{'good' if k % 2 else 'bad'}" for k in range(20)]
+    (tmp_path / "names.csv").write_text("\n".join(["text,label", *rows]))
+    assert status("check", "names.csv") == 0
+    assert "Text, the texts in names.csv" in capsys.readouterr().out
