@@ -23,6 +23,8 @@ PARTS = {
         "on two layers"
     ),
     "first-minutes": "how long a newcomer waits: help, errors, predictions, the first epoch",
+    "launches": "how many operations a GPU would be given, counted without one",
+    "gpu": "values, times and memory on a GPU, beside the aims for one",
     "faults": "behaviour with damaged and hostile files, and after interruptions",
 }
 """The parts, each with ``add_options(parser)`` and ``run(options, show)`` in the module
@@ -74,6 +76,12 @@ def main(
 def add_options(part: str, parser: argparse.ArgumentParser) -> None:
     """The options of a part."""
     add = parser.add_argument
+    if part == "launches":
+        return
+    if part == "gpu":
+        add("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
+        add("--out", type=Path, help="a JSON file for the results")
+        return
     if part == "faults":
         add("--quick", action="store_true", help="try only a few of each")
         add("--seed", type=int, default=0, help="of the damage and its moments")

@@ -93,8 +93,8 @@ def margin_loss(
     check_choice("weighting", weighting, get_args(Weighting))
     activation, mask = _given(activation, target)
     missed = mask * (present - activation).relu().square()
-    invented = (1 - mask) * (activation - absent).relu().square()
-    loss = missed + down_weight * invented
+    invented = (activation - absent).relu().square()
+    loss = torch.addcmul(missed, 1 - mask, invented, value=down_weight)
     return _mean(
         loss.sum(1) if weighting == "paper" else loss.mean(1) / 2, mask, weight
     )

@@ -43,14 +43,28 @@ class Tiling:
 
 
 TILES = {
-    "moments": (4, 16),
-    "scores": (4, 16),
-    "worths": (4, 16),
-    "backward": (8, 16),
-    "flow": (4, 16),
-    "passing": (8, 16),
+    "vectors": {
+        "moments": (8, 32),
+        "scores": (4, 16),
+        "worths": (4, 16),
+        "backward": (8, 16),
+        "flow": (8, 32),
+        "passing": (1, 32),
+    },
+    "matrices": {
+        "moments": (4, 16),
+        "scores": (4, 16),
+        "worths": (4, 32),
+        "backward": (1, 16),
+        "flow": (4, 16),
+        "passing": (1, 16),
+    },
 }
-"""Warps of a program, and numbers of a lane, by what a kernel does."""
+"""Warps of a program, and numbers of a lane, by what a kernel does, as measured on an
+H100 with DigitCaps and ConvCaps1 (PyTorch 2.11, Triton 3.6). Passing gradients on takes
+one warp, which waits for no other, or so many rows that ``tl.dot`` adds them up: eight
+rows on four warps take four times as long.
+"""
 MOST_WARPS = 8
 
 PROGRAMS_PER_PROCESSOR = 8  # two or three run at a time; more even out the end
@@ -190,14 +204,10 @@ class Launch:
     """A call in the layout of the kernels, and how it is cut into programs.
 
     A tile has as many pairs of a row and a parent as give each lane ``numbers`` numbers
-    of the votes of one child: one pair to a lane where votes are 16 long. That is what
-    leaves room, of 255 registers, for the parents' fields and the sums: four times the
-    vote in the scatter's forward pass, seven times in its backward pass. Parents fill a
-    tile first, then rows.
-
-    A program has 4 warps forward, where three such programs share a processor and hide
-    each other's waiting, and 8 backward, where more rows to a tile mean fewer atomic
-    additions to the gradient of the transforms.
+    of the votes of one child (:data:`TILES`): with 16, one pair to a lane where votes
+    are 16 long. That leaves room, of 255 registers, for the parents' fields and the
+    sums: four times the vote in the scatter's forward pass, seven times in its backward
+    pass. Parents fill a tile first, then rows.
 
     More parents than fit one tile are cut into blocks, small ones that leave room for
     rows. What they compete for is then found first, in a pass of its own: the
@@ -234,7 +244,8 @@ class Launch:
 
     def _cut(self, work: str) -> None:
         """Cuts the call for a kernel that does this work."""
-        asked, (warps, numbers) = self.tiling, TILES[work]
+        asked, kind = self.tiling, "matrices" if self.M > 1 else "vectors"
+        warps, numbers = TILES[kind][work]
         numbers = asked.numbers or numbers
         m, d = triton.next_power_of_2(self.M), triton.next_power_of_2(self.D)
         j = triton.next_power_of_2(self.J)

@@ -1,0 +1,64 @@
+"""The command for a GPU, tried on the CPU."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.__main__ import main
+
+
+def test_what_falls_short_is_said() -> None:
+    slow = gpu.Timing("DigitCaps 128", "eager", 1.0, 99.0, None)
+    fast = gpu.Timing("DigitCaps 128", "graph", None, 0.1, None)
+    other = gpu.Timing("something else", "eager", 1.0, 99.0, None)
+    (line,) = gpu.short_of([slow, fast, other])
+    assert "DigitCaps 128, eager" in line
+    assert "99.00" in line
+
+
+def test_aims_are_of_cases_that_are_timed() -> None:
+    names = {trial.name for trial in gpu.trials(small=False)}
+    assert {case for case, _ in gpu.AIMS} == names
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.01, math.nan])
+def test_a_wrong_gradient_is_found(
+    wrong: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = gpu._results
+
+    def disturbed(*arguments: object) -> list[torch.Tensor]:
+        *others, last = results(*arguments)  # type: ignore[arg-type]
+        return [*others, last if last.dtype == torch.float64 else last * (1 + wrong)]
+
+    monkeypatch.setattr(gpu, "_results", disturbed)
+    monkeypatch.setattr(gpu, "_rounding", lambda *_: 0.0)
+    monkeypatch.setattr(gpu, "list_routings", lambda: ["dynamic"])
+    lines = gpu.check("cpu", print, math.inf)
+    assert len(lines) == (0 if wrong == 0 else 3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_how_to_try_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["gpu"]) == 1
+    assert "--device cpu" in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_on_the_cpu(tmp_path: Path) -> None:
+    """All of it, at small sizes: values of every routing, and times."""
+    lines: list[str] = []
+    out = tmp_path / "gpu.json"
+    gpu.run(argparse.Namespace(device="cpu", out=out), lines.append)
+    content = json.loads(out.read_text())
+    assert not content["wrong"]
+    ways = {(timing["case"], timing["way"]) for timing in content["timings"]}
+    assert len(ways) == 1 + 2 * 4
+    assert all(timing["step"] > 0 for timing in content["timings"])
