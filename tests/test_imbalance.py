@@ -163,8 +163,12 @@ def test_of_many_classes_the_most_confused_are_told():
     assert found.lines[1] == (
         "most often confused of 300 classes ('evaluate --json' has the whole matrix):"
     )
-    assert found.lines[2] == "  c7 taken for c6: 3 of 3  (precision -, recall 0.00%)"
-    assert found.lines[3] == "  c9 taken for c8: 2 of 2  (precision -, recall 0.00%)"
+    assert (
+        found.lines[2] == "  c7 classified as c6: 3 of 3  (precision -, recall 0.00%)"
+    )
+    assert (
+        found.lines[3] == "  c9 classified as c8: 2 of 2  (precision -, recall 0.00%)"
+    )
     assert torch.tensor(found.details["confusion"]).sum() == 203
 
 

@@ -148,7 +148,7 @@ def test_values_and_masks_that_may_mean_something_else_are_noted(
 ) -> None:
     notes = "\n".join(Masks(save_pairs(tmp_path, values=(1, 255))).notes())
     assert (
-        "the value 255 of masks is a class here, and often stands for none: "
+        "the value 255 of masks is a class here, but often means no class: "
         "--data.ignore 255" in notes
     )
     inverted = Image.eval(disc(32, 255, 2), lambda value: 255 - value)

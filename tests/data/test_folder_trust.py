@@ -158,7 +158,7 @@ class TestItem1:
         )
         with pytest.raises(
             ValueError,
-            match="none of the images that the run was trained and tested on is there",
+            match="none of the images that the run was trained and tested on exists",
         ):
             _ = later.test
 
@@ -220,8 +220,8 @@ class TestItem2:
         }
         (note,) = data.notes()
         assert note.startswith(
-            f"there are no test images of their own: the images in '{name}' are "
-            "reported as the test"
+            f"there are no separate test images: the images in '{name}' are "
+            "used as the test"
         )
 
     @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ class TestItem7:
             "single (1)\n" in told.out
         )
         assert (
-            "classes of fewer than 10 images, hardly enough to learn from: a (4), b "
+            "classes with fewer than 10 images, barely enough to learn from: a (4), b "
             "(4), single (1)\n" in told.out
         )
         assert "2 problems in" in told.err
@@ -429,7 +429,7 @@ class TestItem7:
         assert found.notes == (
             "too few images of a class to put some aside for validation: a (1)",
             "classes without a test image, of which nothing is measured: b",
-            "classes of fewer than 10 images, hardly enough to learn from: a (1), b "
+            "classes with fewer than 10 images, barely enough to learn from: a (1), b "
             "(2)",
         )
 

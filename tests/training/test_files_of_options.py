@@ -280,7 +280,7 @@ def test_a_file_that_grows_when_it_is_read(tmp_path: Path) -> None:
 def test_a_name_that_stands_twice(text: str, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(
-        ValueError, match=r"c\.yaml is not YAML: (epochs|name) stands twice"
+        ValueError, match=r"c\.yaml is not YAML: (epochs|name) occurs twice"
     ):
         read_options(tmp_path / "c.yaml")
 

@@ -93,9 +93,8 @@ def part_called(name: str) -> str | None:
 def validation_is_test(tested: str, train: str) -> str:
     """The note for data with validation images but without test images."""
     return (
-        f"there are no test images of their own: the images in {readable(tested)!r} "
-        "are reported as the test, and "
-        f"validation images are put aside from {readable(train)!r}"
+        f"there are no separate test images: the images in {readable(tested)!r} are "
+        f"used as the test, and validation images are taken from {readable(train)!r}"
     )
 
 
@@ -606,7 +605,7 @@ class ListedImages(ListedData):
         items = [self._items[entry.name] for entry in entries]
         if not items:
             raise ValueError(
-                "none of the images that the run was trained and tested on is there "
+                "none of the images that the run was trained and tested on exists "
                 "any more"
             )
         channels = self.channels or self._channels([entry.name for entry in entries])

@@ -255,7 +255,7 @@ def _pairs(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
         figures = findings.per_class[true]
         told = class_text(figures._asdict())
         yield (
-            f"  {readable(classes[true])} taken for {readable(classes[said])}: "
+            f"  {readable(classes[true])} classified as {readable(classes[said])}: "
             f"{count} of {figures.images}  ({told})"
         )
 
@@ -282,6 +282,6 @@ def _warnings(findings: Findings, images: Examples) -> tuple[str, ...]:
     return (
         *told,
         f"the accuracy, {findings.accuracy:.2%}, is not above {share:.2%}, the share "
-        "of the most frequent class, "
-        f"{classes[label]!r}: a network that always says it does as well",
+        f"of the most frequent class, {classes[label]!r}: always answering this class "
+        "is equally accurate",
     )

@@ -218,7 +218,11 @@ class Fitting:
             )
             more = f", {_extra(options)}" if options.extra else ""
             there = options.accelerator in ("auto", "cpu")
-            advice = "" if there else "; --trainer.accelerator auto takes what is there"
+            advice = (
+                ""
+                if there
+                else ("; --trainer.accelerator auto uses the available hardware")
+            )
             raise ValueError(
                 f"this machine cannot train as asked ({asked}{more}): {error}{advice}"
             ) from error

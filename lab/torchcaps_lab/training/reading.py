@@ -82,7 +82,7 @@ class _Reader(yaml.SafeLoader):
                 isinstance(key, yaml.ScalarNode) and key.value in names
             ):  # the first value would be lost without a word
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value} stands twice", key.start_mark
+                    None, None, f"{key.value} occurs twice", key.start_mark
                 )
             names.add(str(key.value))
         read = super().construct_mapping(node, deep)

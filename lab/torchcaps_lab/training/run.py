@@ -81,7 +81,7 @@ def train(
     untested = (
         []
         if len(data.test)
-        else ["there are no test images: nothing is tested, and there is no report"]
+        else ["there are no test images: nothing is tested, and no report is written"]
     )
     resumed = folder.config.exists()
     trained = resumed and newest_checkpoint(folder.path / "checkpoints") is not None
@@ -278,7 +278,7 @@ def train_with(
         if not folder.config.is_file():
             raise
         raise FileNotFoundError(
-            f"{error}; if the images have moved, --data.root says where they are now"
+            f"{error}; if the images have moved, name their new place with --data.root"
         ) from error
     caller = Caller(options=options.plain(), **how)
     if groups[1].lr == "find":

@@ -375,7 +375,7 @@ def _uneven(counts: dict[str, dict[str, int]]) -> list[str]:
     few = [f"{name} ({count})" for name, count in shared.items() if count < _FEW]
     lines = (
         [
-            f"classes of fewer than {_FEW} images, hardly enough to learn from: "
+            f"classes with fewer than {_FEW} images, barely enough to learn from: "
             f"{some(few)}"
         ]
         if few

@@ -227,7 +227,7 @@ def mask_lines(
         and values[-2] == len(values) - 2
     ):
         yield (
-            "the value 255 of masks is a class here, and often stands for none: "
+            "the value 255 of masks is a class here, but often means no class: "
             "--data.ignore 255"
         )
     if len({mask.mode for mask in masks}) > 1:

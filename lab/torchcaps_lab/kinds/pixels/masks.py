@@ -478,8 +478,7 @@ class Masks(DataSet):
             found = mask.values[labels < 0].unique().tolist()
             raise ValueError(
                 f"{mask.path} has the values {found[:5]}, which are no class: values "
-                f"are {values}; --data.nearest true "
-                "takes each for the nearest of them"
+                f"are {values}; --data.nearest true rounds each to the nearest of them"
             )
         if (labels == NO_CLASS).all():
             raise ValueError(

@@ -189,7 +189,7 @@ class Series(ListedData):
         ]  # some are tested on only
         if not known:
             raise ValueError(
-                "none of the series that the run was trained and tested on is there "
+                "none of the series that the run was trained and tested on exists "
                 "any more"
             )
         read: Any = {"sound": self.sound, "columns": self.columns}

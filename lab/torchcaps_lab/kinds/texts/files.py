@@ -223,8 +223,8 @@ def _cells(path: Path) -> list[list[str]]:
     except csv.Error as error:
         if delimiter == ",":
             hint = (
-                "a text with a comma or a quote in it stands between quotes, and "
-                "its own quotes are doubled"
+                "put a text with a comma or a quote between quotes, and double its "
+                "own quotes"
             )
             raise ValueError(f"{path}, row {len(rows)}: {error}; {hint}") from error
         # Many such tables do not use quoting: quotes are part of the texts.

@@ -189,8 +189,8 @@ class Text(ListedData):
         }
         if not any(texts.values()):
             raise ValueError(
-                "none of the texts that the run was trained and tested on is there "
-                "any more"
+                "none of the texts that the run was trained and tested on exists any "
+                "more"
             )
         known = (
             texts["train"] or texts["test"]
