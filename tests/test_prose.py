@@ -14,6 +14,7 @@ PAGES = sorted(
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("recipes/*.md"),
+        *ROOT.glob("lab/*.md"),
     )
     if "results/recipes" not in path.as_posix()  # notes of recipes, and tables
 )
