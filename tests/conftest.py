@@ -93,7 +93,7 @@ def _other_combinations(items: list[pytest.Item]) -> list[pytest.Item]:
             item.get_closest_marker(name) for name in ("thorough", "slow")
         ):
             tests[item.parent, item.originalname][item] = _values(item)
-    found = []
+    results = []
     for combinations in tests.values():
         axes = [
             list(dict.fromkeys(axis))
@@ -103,8 +103,8 @@ def _other_combinations(items: list[pytest.Item]) -> list[pytest.Item]:
             tuple(axis[place % len(axis)] for axis in axes)
             for place in range(max(map(len, axes)))
         }
-        found += [item for item, values in combinations.items() if values not in few]
-    return found
+        results += [item for item, values in combinations.items() if values not in few]
+    return results
 
 
 def _values(item: pytest.Function) -> tuple[tuple[int, ...], ...]:

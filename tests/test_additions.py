@@ -70,8 +70,8 @@ def table() -> dict[str, list[Path]]:
         re.MULTILINE,
     )
     return {
-        what: [ROOT / file for file in re.findall(r"`([\w/]+\.py)`", read)]
-        for what, read in rows
+        row: [ROOT / file for file in re.findall(r"`([\w/]+\.py)`", read)]
+        for row, read in rows
     }
 
 
@@ -81,9 +81,9 @@ def test_what_is_to_be_read_is_there() -> None:
     ]
 
 
-@pytest.mark.parametrize("what", MOST)
-def test_little_is_to_be_read(what: str) -> None:
-    assert 0 < len(table()[what]) <= MOST[what]
+@pytest.mark.parametrize("kind", MOST)
+def test_little_is_to_be_read(kind: str) -> None:
+    assert 0 < len(table()[kind]) <= MOST[kind]
 
 
 @pytest.mark.parametrize(

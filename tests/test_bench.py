@@ -244,12 +244,12 @@ class TestOptions:
             "torchcaps.ops.fused.triton_launch.interpreted", lambda: False
         )
         assert main(["--cases", "digitcaps", "--backends", "triton"]) == 1
-        told = capsys.readouterr()
+        output = capsys.readouterr()
         assert (
             "error: --backends triton on cpu: torchcaps' Triton kernels run on a GPU"
-            in told.err
+            in output.err
         )
-        assert not told.out
+        assert not output.out
 
     @pytest.mark.parametrize("name", PARTS)
     def test_each_part_tells_its_own_options(
@@ -292,9 +292,9 @@ class TestFirstMinutes:
             )
             == 0
         )
-        found = json.loads(out.read_text())["processor_seconds"]
-        (helped, again), (line, other) = found.values()
-        assert 0 < max(helped, again) < min(line, other)  # which waits for torch
+        actual = json.loads(out.read_text())["processor_seconds"]
+        (helped, again), (line, second) = actual.values()
+        assert 0 < max(helped, again) < min(line, second)  # which waits for torch
         assert (
             f"| `torchcaps --help` | {helped:.2f} | {again:.2f} |"
             in capsys.readouterr().out

@@ -109,10 +109,10 @@ class TestKindsOfImages:
     )
     def test_floating_point_is_resized_as_bytes_are(self, grey, height, width, resize):
         smooth = torch.linspace(0, 1, height)[:, None] * torch.linspace(1, 0.2, width)
-        found = grey.pixels(smooth[None], resize)
+        actual = grey.pixels(smooth[None], resize)
         expected = grey.pixels((255 * smooth[None]).round().to(torch.uint8), resize)
-        assert found.shape == (1, 8, 8)
-        assert (found - expected).abs().max() < 0.1
+        assert actual.shape == (1, 8, 8)
+        assert (actual - expected).abs().max() < 0.1
 
     def test_one_gives_one_and_several_give_several(self, grey):
         images = Digits().test.inputs[:3]
@@ -253,8 +253,8 @@ class TestWhatIsSavedWithIt:
     def test_bytes_and_numbers_of_many(self, folder):
         classifier = Classifier.open(folder / "model")
         images = torch.randint(256, (7, 1, 12, 12), dtype=torch.uint8)
-        found = classifier.activations(images, batch_size=3)
-        torch.testing.assert_close(found, classifier.activations(images.float() / 255))
+        actual = classifier.activations(images, batch_size=3)
+        torch.testing.assert_close(actual, classifier.activations(images.float() / 255))
         assert classifier.activations(images[:0]).shape == (0, 2)
         with pytest.raises(
             ValueError, match=r"images must be \(B, 1, 12, 12\), got \(7, 1, 6, 6\)"
@@ -376,17 +376,17 @@ class TestPushedToTheHub:
     def uploaded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """Where a Hub without a network keeps what was uploaded to ``me/net``."""
         hub = pytest.importorskip("huggingface_hub")
-        made: list[bool] = []
+        recorded: list[bool] = []
 
         class FakeApi:
             def create_repo(
                 self, repo: str, *, private: bool, exist_ok: bool
             ) -> SimpleNamespace:
-                made.append(exist_ok and private)
+                recorded.append(exist_ok and private)
                 return SimpleNamespace(repo_id=f"me/{repo.split('/')[-1]}")
 
             def upload_folder(self, *, repo_id: str, folder_path: str) -> None:
-                assert made == [True]
+                assert recorded == [True]
                 assert repo_id == "me/net"
                 shutil.copytree(folder_path, tmp_path / "uploaded")
 

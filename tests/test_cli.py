@@ -212,10 +212,10 @@ class TestPreprocess:
             == json.loads((prepared_run / "summary.json").read_text())["test_accuracy"]
         )
         test = ImageFolder(str(colour_folder), size=(16, 18)).test
-        said = self.activations(prepared_run, test.inputs).argmax(1)
+        predicted = self.activations(prepared_run, test.inputs).argmax(1)
         assert (
             result["confusion"]
-            == torch.bincount(test.labels * 3 + said, minlength=9)
+            == torch.bincount(test.labels * 3 + predicted, minlength=9)
             .reshape(3, 3)
             .tolist()
         )
@@ -229,10 +229,12 @@ class TestPreprocess:
         test = ImageFolder(str(colour_folder), size=(16, 18)).test
         with torch.no_grad():
             images = self.PREPROCESS.evaluate(test.inputs.float() / 255).images
-            said = load_pretrained(prepared_run / "model")(images).activation.argmax(1)
+            predicted = load_pretrained(prepared_run / "model")(
+                images
+            ).activation.argmax(1)
         assert (
             result["confusion"]
-            == torch.bincount(test.labels * 3 + said, minlength=9)
+            == torch.bincount(test.labels * 3 + predicted, minlength=9)
             .reshape(3, 3)
             .tolist()
         )
@@ -251,15 +253,15 @@ class TestPreprocess:
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         images = torch.stack([load_image(file, (3, 16, 18)) for file in files])
         assert [row["file"] for row in rows] == files
-        found = torch.tensor([list(row["lengths"].values()) for row in rows])
-        torch.testing.assert_close(found, self.activations(prepared_run, images))
+        actual = torch.tensor([list(row["lengths"].values()) for row in rows])
+        torch.testing.assert_close(actual, self.activations(prepared_run, images))
         network = load_pretrained(prepared_run / "model")
         with torch.no_grad():
             poses = network(
                 self.PREPROCESS.evaluate(images.float() / 255).images
             ).capsules.pose
-        found = torch.tensor([list(row["poses"].values()) for row in rows])
-        torch.testing.assert_close(found, poses)
+        actual = torch.tensor([list(row["poses"].values()) for row in rows])
+        torch.testing.assert_close(actual, poses)
 
     def test_explain(self, prepared_run, tmp_path, capsys):
         assert main(["explain", str(prepared_run), "--out", str(tmp_path)]) == 0
@@ -478,13 +480,13 @@ class TestLooking:
             tmp_path / "run",
             ignore=shutil.ignore_patterns("model", "summary.json"),
         )
-        told = (
+        message = (
             f"{tmp_path / 'run'} holds no network yet, its training has not "
             "ended: torchcaps train --resume "
         )
         for command in (["evaluate"], ["predict", "x.png"], ["explain"], ["export"]):
             assert main([command[0], str(tmp_path / "run"), *command[1:]]) == 1
-            assert told in capsys.readouterr().err
+            assert message in capsys.readouterr().err
 
     def test_a_run_is_loaded_as_its_network(self, run):
         weights = load_pretrained(run / "model").state_dict()

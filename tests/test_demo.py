@@ -85,7 +85,7 @@ def test_the_demo_keeps_its_word(
         capsules, even, plain = shares[f"two digits {layout}"]
         assert capsules > 0.85
         assert even < capsules - 0.3
-    ahead = [name for name, (routed, _, other) in shares.items() if other > routed]
+    ahead = [name for name, (routed, _, share) in shares.items() if share > routed]
     assert all(name in second["text"] for name in ahead)
     assert ("The plain network is ahead" in second["text"]) is bool(ahead)
     assert headline["kind"] == "headline"

@@ -47,12 +47,12 @@ def commands(text: str) -> list[list[str]]:
         for one in shown
         if not re.search(r"\.\.\.|RECIPE|--config$", one)
     ]
-    found = [
+    results = [
         shlex.split(one)
         for one in whole
         if "--import" not in one and "--resume" not in one
     ]
-    return [one for one in found if one[1:] and one[0] in (*COMMANDS, "recipes")]
+    return [one for one in results if one[1:] and one[0] in (*COMMANDS, "recipes")]
 
 
 def test_finds_them() -> None:

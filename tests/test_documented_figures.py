@@ -207,8 +207,8 @@ def gained(data: str) -> list[float]:
         if "difference" in measure
     }
     return [
-        mean(one["ours"])
-        for row, one in differences.items()
+        mean(difference["ours"])
+        for row, difference in differences.items()
         if row.startswith(f"{data}: ")
     ]
 
@@ -219,7 +219,7 @@ def swapped() -> list[float]:
         rows("routings")[name, "test error"]["ours"]
         for name in ("hard_kmeans", "euclidean")
     )
-    return [one - other for one, other in zip(hard, soft, strict=True)]
+    return [first - second for first, second in zip(hard, soft, strict=True)]
 
 
 SAID: dict[str, list[tuple[str, list[float]]]] = {
@@ -579,14 +579,14 @@ def complaints(text: str, document: str) -> list[str]:
     """Figures that are not those of their results, words that are not found, and
     figures that nobody vouches for.
     """
-    found, told = [], text
+    results, told = [], text
     for words, values in SAID[document]:
         places = list(re.finditer(pattern(words), text))
         if len(places) != 1 or len(values) != places[0].re.groups:
-            found.append(f"{len(places)} times, of {len(values)} figures: {words}")
+            results.append(f"{len(places)} times, of {len(values)} figures: {words}")
             continue
         for group, value in enumerate(values, start=1):
-            found += (
+            results += (
                 []
                 if is_rounded(places[0][group], value)
                 else [f"{places[0][group]} is {value}: {words}"]
@@ -594,9 +594,9 @@ def complaints(text: str, document: str) -> list[str]:
             start, end = places[0].span(group)
             told = f"{told[:start]}{'_' * (end - start)}{told[end:]}"
     for words in NONE[document]:
-        found += [] if words in told else [f"not found: {words}"]
+        results += [] if words in told else [f"not found: {words}"]
         told = told.replace(words, " ")
-    return found + [
+    return results + [
         f"of no result: {told[place.start() - 40 : place.end() + 30]}"
         for place in CLAIM.finditer(told)
     ]

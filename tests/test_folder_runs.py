@@ -82,11 +82,11 @@ def test_other_data_are_tested_without_what_the_run_was_trained_on(tmp_path, cap
     trained = {
         row[2] for row in json.loads((run / "data.json").read_text())["parts"]["train"]
     }
-    other = make_root(
+    second = make_root(
         tmp_path / "other", 40
     )  # the first 30 of each class are those of the run
-    data = ["--data", "ImageFolder", "--data.root", str(other), "--data.test", "0.9"]
-    rows = ImageFolder(str(other), test=0.9).manifest().parts["test"]
+    data = ["--data", "ImageFolder", "--data.root", str(second), "--data.test", "0.9"]
+    rows = ImageFolder(str(second), test=0.9).manifest().parts["test"]
     expected = sum(row.digest not in trained for row in rows)
     assert 0 < expected < len(rows)
     capsys.readouterr()
@@ -97,7 +97,9 @@ def test_other_data_are_tested_without_what_the_run_was_trained_on(tmp_path, cap
         f"{len(rows) - expected} of {len(rows)} test images left out: the run was "
         "trained on them" in output.err
     )
-    every = sum(len(part) for part in ImageFolder(str(other)).manifest().parts.values())
+    every = sum(
+        len(part) for part in ImageFolder(str(second)).manifest().parts.values()
+    )
     assert (
         f"{len(rows)} of {every} images are in the test split of this data; --split "
         "all takes every one" in output.err

@@ -107,10 +107,10 @@ class TestImportOrder:
             "imports",
         ):  # what they keep of the package stays
             monkeypatch.setattr(house, name, cache(getattr(house, name).__wrapped__))
-        found = [
+        results = [
             tuple(one) for module in house.modules() for one in house.imports(module)
         ]
-        assert found == [
+        assert results == [
             ("torchcaps", "torchcaps.ops.moments", 1, False),
             ("torchcaps", "torchcaps.routing", 3, True),
             ("torchcaps.cli", "torchcaps.routing", 1, False),
@@ -131,7 +131,7 @@ def circles(imports: list[Import]) -> set[tuple[str, ...]]:
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: set[tuple[str, ...]] = set()
+    results: set[tuple[str, ...]] = set()
 
     def visit(module: str) -> None:
         number[module] = low[module] = len(number)
@@ -145,13 +145,13 @@ def circles(imports: list[Import]) -> set[tuple[str, ...]]:
         if low[module] == number[module]:
             place = stack.index(module)
             if len(stack) > place + 1:
-                found.add(tuple(sorted(stack[place:])))
+                results.add(tuple(sorted(stack[place:])))
             del stack[place:]
 
     for module in targets:
         if module not in number:
             visit(module)
-    return found
+    return results
 
 
 class TestNoCircle:
@@ -384,8 +384,8 @@ def test_what_the_command_models_lists_is_in_the_registries() -> None:
     }
     ours = {
         kind: {
-            name: one
-            for name, one in things.items()
+            name: thing
+            for name, thing in things.items()
             if known[kind][name].__module__.startswith("torchcaps")
         }
         for kind, things in _by_name(json.loads(json.dumps(described()))).items()

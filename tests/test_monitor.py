@@ -46,30 +46,30 @@ def test_each_epoch_has_its_own_figures_in_the_csv_file_and_in_tensorboard(
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    task, found = trained(tmp_path, epochs=3)
-    assert len(found) == 3
-    assert all(row.keys() >= HEALTH for row in found)
-    assert len({row["assignment_entropy_class_caps"] for row in found}) == 3
+    task, actual = trained(tmp_path, epochs=3)
+    assert len(actual) == 3
+    assert all(row.keys() >= HEALTH for row in actual)
+    assert len({row["assignment_entropy_class_caps"] for row in actual}) == 3
     expected = routing_health(task.model, DIGITS.__getitems__(list(range(64))).inputs)
-    assert {name: found[-1][name] for name in HEALTH} == pytest.approx(
+    assert {name: actual[-1][name] for name in HEALTH} == pytest.approx(
         expected, rel=1e-6
     )
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     logged = [event.value for event in events.Scalars("assignment_entropy_class_caps")]
     assert logged == pytest.approx(
-        [row["assignment_entropy_class_caps"] for row in found], rel=1e-6
+        [row["assignment_entropy_class_caps"] for row in actual], rel=1e-6
     )
 
 
 def test_the_training_does_not_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched, found = trained(tmp_path / "with")
+    watched, actual = trained(tmp_path / "with")
     monkeypatch.setattr(RoutingHealth, "on_train_epoch_end", lambda *_: None)
     alone, expected = trained(tmp_path / "without")
     assert [
         {name: value for name, value in row.items() if name not in HEALTH}
-        for row in found
+        for row in actual
     ] == expected
     assert all(
         torch.equal(a, b)

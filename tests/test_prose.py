@@ -84,14 +84,14 @@ def faults(page: str) -> list[str]:
     """Return each bar that a page misses, with its figure."""
     semicolons, colons = (in_100_sentences(mark, page) for mark in ";:")
     odd = odd_phrases(page)
-    found = []
+    results = []
     if semicolons > SEMICOLONS:
-        found.append(f"{semicolons:.0f} semicolons in 100 sentences")
+        results.append(f"{semicolons:.0f} semicolons in 100 sentences")
     if colons > COLONS:
-        found.append(f"{colons:.0f} colons in 100 sentences")
+        results.append(f"{colons:.0f} colons in 100 sentences")
     if 1000 * len(odd) > ODD_PHRASES * words(page):
-        found.append(f"{len(odd)} odd phrases: {odd}")
-    return found
+        results.append(f"{len(odd)} odd phrases: {odd}")
+    return results
 
 
 def read(name: str) -> str:
@@ -125,8 +125,8 @@ def test_readme_leaves_figures_to_tables() -> None:
     ],
 )
 def test_a_heavy_page_is_found(page: str, fault: str) -> None:
-    (found,) = faults(page)
-    assert found.startswith(fault)
+    (actual,) = faults(page)
+    assert actual.startswith(fault)
 
 
 def test_code_and_tables_do_not_count() -> None:

@@ -158,12 +158,12 @@ def test_the_wheels_alone(wheel: Path, lab: Path, tmp_path: Path) -> None:
         "votes = tc.ops.Votes(torch.rand(64, 512, 8), torch.rand(512, 10, 8, 16))\n"
         "print(tc.choose_backend(votes).backend, votes.moments().mass.shape)\n"
     )
-    said = subprocess.run(
+    output = subprocess.run(
         [python, "-c", code], env=alone, cwd=tmp_path, capture_output=True, text=True
     )
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.startswith("native")
-    assert "compil" not in said.stderr
+    assert output.returncode == 0, output.stderr
+    assert output.stdout.startswith("native")
+    assert "compil" not in output.stderr
 
     subprocess.run(
         [python, "-I", "-m", "pip", "install", "-q", str(wheel), str(lab)], check=True

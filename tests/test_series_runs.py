@@ -85,9 +85,9 @@ def test_evaluate_and_the_network_alone(
     classifier = Classifier.open(run / "model")
     rows = [torch.randn(12, 9), torch.randn(12, 30)]
     alone, together = [classifier(row) for row in rows], classifier(rows)
-    for one, other in zip(alone, together, strict=True):
+    for first, second in zip(alone, together, strict=True):
         torch.testing.assert_close(
-            list(one.lengths.values()), list(other.lengths.values())
+            list(first.lengths.values()), list(second.lengths.values())
         )
     with pytest.raises(
         ValueError, match=r"a series must be finite numbers \(12, L\).* got \(3, 9\)"

@@ -66,7 +66,10 @@ def wrong(hint: Any) -> Iterator[Any]:
     parts = list(alternatives(hint))
     taken = set().union(*(kinds(part) for part, _ in parts))
     yield from (
-        one for kind, samples in SAMPLES.items() if kind not in taken for one in samples
+        sample
+        for kind, samples in SAMPLES.items()
+        if kind not in taken
+        for sample in samples
     )
     for part, bounds in parts:
         if get_origin(part) is Literal:

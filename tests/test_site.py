@@ -28,7 +28,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 def public_classes() -> dict[str, type]:
     """Each public class of ours, by the innermost package that has it."""
-    found: dict[type, str] = {}
+    results: dict[type, str] = {}
     for module in sorted(
         public_modules(), key=lambda module: -module.__name__.count(".")
     ):
@@ -38,8 +38,8 @@ def public_classes() -> dict[str, type]:
                 "torchcaps",
                 "torchcaps_lab",
             ):
-                found.setdefault(thing, f"{module.__name__}.{name}")
-    return {path: thing for thing, path in found.items()}
+                results.setdefault(thing, f"{module.__name__}.{name}")
+    return {path: thing for thing, path in results.items()}
 
 
 CLASSES = public_classes()
@@ -126,9 +126,9 @@ class TestExamples:
         test = doctest.DocTestParser().get_doctest(
             docstring, {"torch": torch, "tc": tc}, path, None, None
         )
-        told: list[str] = []
-        outcome = doctest.DocTestRunner(verbose=False).run(test, out=told.append)
-        assert outcome.failed == 0, "".join(told)
+        messages: list[str] = []
+        outcome = doctest.DocTestRunner(verbose=False).run(test, out=messages.append)
+        assert outcome.failed == 0, "".join(messages)
 
 
 def code_of(document: str) -> str:

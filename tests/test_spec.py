@@ -85,9 +85,9 @@ class Drawing:
     ],
 )
 def test_values_that_fit(hint: Any, value: Any, expected: Any) -> None:
-    found = fit(hint, value, "x")
-    assert found == expected
-    assert type(found) is type(expected)
+    actual = fit(hint, value, "x")
+    assert actual == expected
+    assert type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_values_that_do_not_fit(hint: Any, value: Any, message: str) -> None:
 
 
 def test_a_thing_is_a_name_and_arguments_all_the_way_there_and_back() -> None:
-    said = {
+    answers = {
         "shape": {"name": "Circle", "size": 2, "centre": [0, 1]},
         "more": {"a": [1, None]},
     }
-    spec = fit(Drawing, said, "drawing")
+    spec = fit(Drawing, answers, "drawing")
     whole = {
         "shape": {"name": "Circle", "size": 2.0, "centre": [0.0, 1.0]},
         "name": "untitled",
@@ -261,15 +261,15 @@ def test_settings_over_a_base_with_a_constructor_and_a_property() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "message"),
     [
         (3, "size must be 2 whole numbers, got 3"),
         ((3,), "2 whole numbers"),
         ((0, 1), "at least 1"),
     ],
 )
-def test_several_sizes(size: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_several_sizes(size: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Figure(size)
     with pytest.raises(
         ValueError, match="size must be one or more whole numbers, got 3"

@@ -246,12 +246,12 @@ class TestBackwardByHand:
             (squash(pose, kind, dim), _squash(wide, SQUASHES[kind], dim)),
             (length(pose, dim), _length(wide, dim).squeeze(dim)),
         )
-        for found, expected in pairs:
-            upstream = poses(*found.shape, dtype=dtype)
-            torch.testing.assert_close(found, expected.to(dtype), rtol=close, atol=0)
+        for pair, expected in pairs:
+            upstream = poses(*pair.shape, dtype=dtype)
+            torch.testing.assert_close(pair, expected.to(dtype), rtol=close, atol=0)
             gradient, wanted = (
                 torch.autograd.grad((out * upstream).sum(), pose)[0]
-                for out in (found, expected)
+                for out in (pair, expected)
             )
             torch.testing.assert_close(gradient, wanted, rtol=close, atol=close)
 
@@ -319,10 +319,10 @@ class TestBackwardByHand:
         torch.testing.assert_close(torch.func.jacfwd(both)(pose), jacobian)
         torch.testing.assert_close(torch.func.vmap(both)(pose), both(pose))
         with forward_ad.dual_level():
-            found = forward_ad.unpack_dual(
+            actual = forward_ad.unpack_dual(
                 both(forward_ad.make_dual(pose, tangent))
             ).tangent
-        torch.testing.assert_close(found, (jacobian * tangent).sum((-2, -1)))
+        torch.testing.assert_close(actual, (jacobian * tangent).sum((-2, -1)))
         leaf = pose.clone().requires_grad_()
         compiled = torch.compile(both, backend="eager", fullgraph=True)(leaf)
         ones = torch.ones_like(pose)
@@ -336,10 +336,10 @@ def test_the_same_without_gradients(kind: str) -> None:
     pose[1] = 0.0
     with torch.inference_mode():
         plain = squash(pose, kind), length(pose)
-    for found, expected in zip(
+    for tensor, expected in zip(
         plain, (squash(pose.requires_grad_(), kind), length(pose)), strict=True
     ):
-        assert torch.equal(found, expected)
+        assert torch.equal(tensor, expected)
 
 
 @kinds
@@ -347,9 +347,9 @@ def test_the_same_without_gradients(kind: str) -> None:
 def test_whole_numbers_are_no_less_precise(kind: str, dtype: torch.dtype) -> None:
     pose = torch.tensor([[3, 5], [0, 0]], dtype=dtype)
     for function in (length, lambda pose: squash(pose, kind)):
-        found = function(pose)
-        assert found.dtype == torch.float32
-        assert torch.equal(found, function(pose.float()))
+        actual = function(pose)
+        assert actual.dtype == torch.float32
+        assert torch.equal(actual, function(pose.float()))
 
 
 def test_complex_poses_are_refused() -> None:

@@ -124,12 +124,12 @@ def test_predict_a_string_and_a_file_of_lines(
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "1.txt").write_text("a dull film\nof two lines\n")
     assert main(["predict", str(run), str(tmp_path / "more"), "a film", "--csv"]) == 0
-    one, other = csv.DictReader(capsys.readouterr().out.splitlines())  # a line each
-    assert (one["file"], one["place"]) == (
+    first, second = csv.DictReader(capsys.readouterr().out.splitlines())  # a line each
+    assert (first["file"], first["place"]) == (
         "a dull film of two lines",
         str(tmp_path / "more" / "1.txt"),
     )
-    assert (other["file"], other["place"]) == ("a film", "")
+    assert (second["file"], second["place"]) == ("a film", "")
 
 
 def test_a_saved_network_alone_reads_texts(run: Path, tmp_path: Path) -> None:
@@ -172,10 +172,10 @@ def test_evaluate_reads_other_texts_in_the_words_of_the_network(
         )
         == 0
     )
-    told = capsys.readouterr()
-    assert " texts are in the test split of this data" in told.err
-    assert " test texts left out: the run was trained on them" in told.err
-    assert "image" not in told.err + told.out
+    output = capsys.readouterr()
+    assert " texts are in the test split of this data" in output.err
+    assert " test texts left out: the run was trained on them" in output.err
+    assert "image" not in output.err + output.out
     for path in reviews.rglob(
         "*.txt"
     ):  # the same texts, beside others: another vocabulary
@@ -304,13 +304,15 @@ def test_two_classes_in_one_text() -> None:
     ).eval()
     assert isinstance(data.test, TextSet)
     pairs = joined(data.test, 10)
-    found = SeveralLabels(count=2).examine(model, pairs)
+    actual = SeveralLabels(count=2).examine(model, pairs)
     activation = torch.cat(
         [model(pairs[place].inputs).activation for place in range(10)]
     )
-    said = torch.zeros(10, 4).scatter(1, activation.topk(2).indices, 1).bool()
-    assert found.figures["accuracy"] == (said == pairs.labels).all(1).double().mean()
-    assert found.lines[0].endswith("of 10 texts right in all their classes")
+    predicted = torch.zeros(10, 4).scatter(1, activation.topk(2).indices, 1).bool()
+    assert (
+        actual.figures["accuracy"] == (predicted == pairs.labels).all(1).double().mean()
+    )
+    assert actual.lines[0].endswith("of 10 texts right in all their classes")
 
 
 def test_the_code_of_the_document_runs(

@@ -41,8 +41,8 @@ def test_the_average_is_saved_and_a_resumed_training_ends_with_the_same(
     assert main([*TRAIN, *SMALL, *average, "--run", str(runs["whole"])]) == 0
     assert main([*TRAIN, *SMALL, "--run", str(runs["plain"])]) == 0
     assert any(
-        not torch.equal(one, weights(runs["plain"])[name])
-        for name, one in weights(runs["whole"]).items()
+        not torch.equal(tensor, weights(runs["plain"])[name])
+        for name, tensor in weights(runs["whole"]).items()
     )
     assert (
         main([*TRAIN, *SMALL, *average, "--epochs", "1", "--run", str(runs["resumed"])])
@@ -50,9 +50,9 @@ def test_the_average_is_saved_and_a_resumed_training_ends_with_the_same(
     )
     (runs["resumed"] / "summary.json").unlink()
     assert main(["train", "--resume", str(runs["resumed"]), "--epochs", "2"]) == 0
-    for name, one in weights(runs["whole"]).items():
+    for name, tensor in weights(runs["whole"]).items():
         torch.testing.assert_close(
-            weights(runs["resumed"])[name], one, rtol=0, atol=0, msg=name
+            weights(runs["resumed"])[name], tensor, rtol=0, atol=0, msg=name
         )
 
 

@@ -90,8 +90,8 @@ def assert_same(
     found: tuple[Rows, Learner], expected: tuple[Rows, Learner], tolerance: float
 ) -> None:
     """Metrics and weights."""
-    for one, other in zip(found[0], expected[0], strict=True):
-        assert one == pytest.approx(other, rel=tolerance, abs=tolerance)
+    for value, expected_value in zip(found[0], expected[0], strict=True):
+        assert value == pytest.approx(expected_value, rel=tolerance, abs=tolerance)
     state, other_state = (
         trained[1].model.state_dict() for trained in (found, expected)
     )
@@ -116,7 +116,7 @@ class TestChannelsLast:
         self, name: str, size: int, arguments: dict[str, Any], tmp_path: Path
     ) -> None:
         images = two_channels(24, size)
-        found = []
+        results = []
         for last in (False, True):
             one = task(
                 name,
@@ -127,8 +127,8 @@ class TestChannelsLast:
             )
             # One epoch: EM untrained makes roundings ten times as large with each step,
             # with stored votes too.
-            found.append((train(one, images, tmp_path / str(last), epochs=1), one))
-        assert_same(*found, tolerance=1e-9)
+            results.append((train(one, images, tmp_path / str(last), epochs=1), one))
+        assert_same(*results, tolerance=1e-9)
 
     @MODELS
     @pytest.mark.parametrize("last", [False, True])
@@ -207,11 +207,11 @@ class TestChannelsLast:
             assert torch.equal(loaded.state_dict()[name], tensor), name
         pixels = images.inputs.float() / 255
         with torch.no_grad():
-            found, expected = (
+            activation, expected = (
                 loaded(pixels).activation,
                 trained.model.eval()(pixels).activation,
             )
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(activation, expected, rtol=1e-5, atol=1e-6)
 
 
 def is_last(tensor: Tensor) -> bool:
@@ -234,18 +234,18 @@ def test_compiled_training_is_the_same(tmp_path: Path) -> None:
     torch._dynamo.utils.counters.clear()
     images = Digits().train.subset(torch.arange(24))
     losses: dict[str | None, list[float]] = {}
-    found = []
+    results = []
     for mode in (None, "default"):
         one = digits_task(Speed(compile=mode), decoder_hidden=None)
         losses[mode] = values = []
         one.loss.register_forward_hook(
             lambda _, __, loss, values=values: values.append(loss.item())
         )
-        found.append((train(one, images, tmp_path / str(mode), options=CPU), one))
+        results.append((train(one, images, tmp_path / str(mode), options=CPU), one))
     assert len(losses[None]) == 2 * (3 + 3)
     assert losses["default"] == pytest.approx(losses[None], rel=1e-5)
-    assert_same(*found, tolerance=1e-4)
-    assert any(name.startswith("assignment_entropy") for name in found[1][0][-1])
+    assert_same(*results, tolerance=1e-4)
+    assert any(name.startswith("assignment_entropy") for name in results[1][0][-1])
     if torch.__version__ >= (
         2,
         12,
@@ -437,7 +437,7 @@ class TestDigitsOfAnySize:
 class TestFused:
     @pytest.mark.parametrize("name", ["AdamW", "SGD"])
     def test_steps_are_the_same(self, name: str, tmp_path: Path) -> None:
-        images, found = two_channels(24, 8), []
+        images, results = two_channels(24, 8), []
         for fused in (True, False):
             optimizer = partial(getattr(torch.optim, name), lr=0.01, weight_decay=0.1)
             one = digits_task(Speed(fused=fused), optimizer, image_shape=(2, 8, 8))
@@ -446,14 +446,14 @@ class TestFused:
                 one, images, images, tmp_path / str(fused), schedule, EXACT
             )
             assert bool(trainer.optimizers[0].param_groups[0]["fused"]) is fused
-            found.append(one.model.state_dict())
-        torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+            results.append(one.model.state_dict())
+        torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 
     @pytest.mark.parametrize(
-        "told", [{"foreach": True}, {"fused": False}, {"differentiable": True}]
+        "message", [{"foreach": True}, {"fused": False}, {"differentiable": True}]
     )
-    def test_what_was_told_stays(self, told: dict[str, bool]) -> None:
-        optimizer = torch.optim.Adam([torch.zeros(2, requires_grad=True)], **told)
+    def test_what_was_told_stays(self, message: dict[str, bool]) -> None:
+        optimizer = torch.optim.Adam([torch.zeros(2, requires_grad=True)], **message)
         Speed().fuse(optimizer)
         assert not optimizer.param_groups[0]["fused"]
 
@@ -475,7 +475,7 @@ class TestFused:
                 folder,
                 epochs=1,
             )
-            other = digits_task(Speed(channels_last=last), image_shape=(2, 8, 8))
-            train(other, images, folder, epochs=2)
-            ends.append(other.model.state_dict())
+            second = digits_task(Speed(channels_last=last), image_shape=(2, 8, 8))
+            train(second, images, folder, epochs=2)
+            ends.append(second.model.state_dict())
         torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-9)

@@ -64,13 +64,13 @@ def test_intervals() -> None:
 
 
 def test_differences_are_of_common_seeds_and_the_same_toys() -> None:
-    one = {
+    first = {
         seed: run([10.0 + seed, 30.0 + seed], [20, 10], [40, 30]) for seed in (0, 1, 2)
     }
-    other = {
+    second = {
         seed: run([12.0 + seed, 32.0 + seed], [30, 14], [50, 33]) for seed in (1, 2, 3)
     }
-    assert page.difference({"a": one, "b": other}, "a", "b") == (-2, -2, -2, 2)
+    assert page.difference({"a": first, "b": second}, "a", "b") == (-2, -2, -2, 2)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_differences_are_of_common_seeds_and_the_same_toys() -> None:
 def test_a_verdict_needs_an_interval_without_zero_and_five_seeds(
     low: float, high: float, seeds: int, verdict: str
 ) -> None:
-    found = page.Difference((low + high) / 2, low, high, seeds)
-    assert found.verdict == verdict
-    assert found.cell.startswith("**") == (verdict != "open")
+    actual = page.Difference((low + high) / 2, low, high, seeds)
+    assert actual.verdict == verdict
+    assert actual.cell.startswith("**") == (verdict != "open")
 
 
 def test_what_the_familiar_error_lets_expect_is_taken_off() -> None:
@@ -96,7 +96,7 @@ def test_what_the_familiar_error_lets_expect_is_taken_off() -> None:
         [23.0, 46.0], [40, 20], [61, 46], familiar=(14.0, 18.0)
     )  # 4.5 more, 6 more of the familiar ones
     assert page.slope([better, worse]) == pytest.approx(0.75)
-    found = page.difference(
+    actual = page.difference(
         {"a": {0: worse}, "b": {0: better}}, "a", "b", matched=FAMILIAR
     )
-    assert found.mean == pytest.approx(4.5 - 6 * 0.75)
+    assert actual.mean == pytest.approx(4.5 - 6 * 0.75)

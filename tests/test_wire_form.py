@@ -103,9 +103,9 @@ def _of_part(part: Any) -> Iterator[Any]:
 def _needed(cls: type, skip: int) -> dict[str, Any]:
     """Values for the arguments that a class cannot be made without."""
     needed = {
-        name: one
-        for name, one in declared(cls, skip).arguments.items()
-        if one.default is MISSING
+        name: argument
+        for name, argument in declared(cls, skip).arguments.items()
+        if argument.default is MISSING
     }
     return {name: other(one.hint, None) for name, one in needed.items()}
 
@@ -125,11 +125,11 @@ def other(hint: Any, default: Any) -> Any:
 
 def others(cls: Any, skip: int = 0) -> dict[str, Any]:
     """An argument for each that a class declares, none of them at its default."""
-    found = {}
-    for name, one in declared(cls, skip).arguments.items():
+    results = {}
+    for name, argument in declared(cls, skip).arguments.items():
         if name not in UNWRITTEN.get(cls.__name__, ()):
-            found[name] = other(one.hint, _plain_or_none(one.default))
-    return found
+            results[name] = other(argument.hint, _plain_or_none(argument.default))
+    return results
 
 
 def _plain_or_none(default: Any) -> Any:

@@ -75,15 +75,15 @@ def test_every_network(
     if network.takes != "images":
         images = network.examples(9)[3:, ..., :5]
     if form == "onnx":
-        given = {network.takes: images.numpy()}
-        found = torch.from_numpy(
-            onnxruntime.InferenceSession(file).run(["activation"], given)[0]
+        inputs = {network.takes: images.numpy()}
+        actual = torch.from_numpy(
+            onnxruntime.InferenceSession(file).run(["activation"], inputs)[0]
         )
     else:
-        found = torch.export.load(file).module()(images)[0]
+        actual = torch.export.load(file).module()(images)[0]
     with torch.no_grad():
         expected = network(images).activation
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.thorough
@@ -106,14 +106,14 @@ def test_onnx_with_the_preparation_of_images(
     notes = json.loads(session.get_modelmeta().custom_metadata_map["torchcaps"])
     assert (
         notes["outputs"]
-        == [one.name for one in session.get_outputs()]
+        == [node.name for node in session.get_outputs()]
         == ["activation", "pose", "reconstruction"]
     )
     assert notes["classes"] == list("abcdefghij")
     assert notes["image_shape"] == [1, 16, 16]
-    found = session.run(["activation"], {"images": images.numpy()})[0]
+    actual = session.run(["activation"], {"images": images.numpy()})[0]
     expected = Classifier.open(tmp_path / "saved").activations(images)
-    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=1e-4, atol=1e-5)
 
     Image.fromarray((255 * images[0, 0]).byte().numpy()).save(tmp_path / "image.png")
     example = [
@@ -122,10 +122,10 @@ def test_onnx_with_the_preparation_of_images(
         str(file),
         str(tmp_path / "image.png"),
     ]
-    said = subprocess.run(
+    output = subprocess.run(
         example, capture_output=True, text=True, check=True, cwd=tmp_path
     ).stdout
-    assert said.splitlines()[0].startswith("abcdefghij"[int(np.argmax(found[0]))])
+    assert output.splitlines()[0].startswith("abcdefghij"[int(np.argmax(actual[0]))])
 
     missing = subprocess.run(
         [*example[:-1], "no.png"], capture_output=True, text=True, cwd=tmp_path
@@ -193,17 +193,17 @@ def test_digamma_by_what_onnx_has(onnxruntime: object) -> None:
         Digamma(), (x,), dynamo=True, custom_translation_table=table, verbose=False
     )
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    found = torch.from_numpy(
+    actual = torch.from_numpy(
         session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
     )
     torch.testing.assert_close(
-        found, torch.digamma(x.double()).float(), rtol=2e-6, atol=2e-6
+        actual, torch.digamma(x.double()).float(), rtol=2e-6, atol=2e-6
     )
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("form", "told"),
+    ("form", "message"),
     [
         (
             "torch-export",
@@ -219,7 +219,7 @@ def test_digamma_by_what_onnx_has(onnxruntime: object) -> None:
     ],
 )
 def test_networks_that_cannot_be_traced_are_told_in_a_line(
-    form: str, told: str, tmp_path: Path, onnxruntime: object
+    form: str, message: str, tmp_path: Path, onnxruntime: object
 ) -> None:
     class Decides(ImageClassifier):
         def __init__(
@@ -234,9 +234,9 @@ def test_networks_that_cannot_be_traced_are_told_in_a_line(
                 images.flatten(1) * (1 if images.sum() > 3 else 2), None, None
             )
 
-    with pytest.raises(ValueError, match=re.escape(told)) as found:
+    with pytest.raises(ValueError, match=re.escape(message)) as actual:
         export(Classifier(Decides()), tmp_path / "file", form)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(actual.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -329,7 +329,7 @@ def test_the_exporter_speaks_of_nothing_but_the_network(
         warnings.warn("a class is deprecated", FutureWarning, stacklevel=1)
     log.warning("torchvision is not installed, again")
     assert caplog.messages == ["something else", "torchvision is not installed, again"]
-    assert [str(one.message) for one in recwarn] == ["a class is deprecated"]
+    assert [str(warning.message) for warning in recwarn] == ["a class is deprecated"]
 
 
 @pytest.mark.thorough

@@ -57,8 +57,10 @@ def test_pictures_and_boxes_in_pixels_of_the_file(
             classifier.pixels(file)[None], least=1e-6
         )
         assert set(row["things"]) == set(row["classes"]) == {"a", "$b", "c"}
-        told = sorted(one["box"] for each in row["things"].values() for one in each)
-        assert told == [
+        boxes = sorted(
+            thing["box"] for each in row["things"].values() for thing in each
+        )
+        assert boxes == [
             pytest.approx(box, abs=1e-3)
             for box in sorted(thing.box.tolist() for thing in things)
         ]
@@ -91,13 +93,13 @@ def test_two_things_of_a_class_and_one_of_another(
         r": 2 x 1 \([^)]*\), 6 \(|: 6 \([^)]*\), 2 x 1 \(", capsys.readouterr().out
     )
     answer = Classifier.open("scenes/scene_capsnet")(tmp_path / "scene.png")
-    one, other = sorted(answer.things["1"], key=lambda thing: thing.box[0].item())
-    middle = (one.box[:2] + one.box[2:]) / 2
+    first, second = sorted(answer.things["1"], key=lambda thing: thing.box[0].item())
+    middle = (first.box[:2] + first.box[2:]) / 2
     assert middle.tolist() == pytest.approx([22, 22], abs=6)  # where the first one lies
     torch.testing.assert_close(
-        other.box, one.box + 48, rtol=0, atol=1
+        second.box, first.box + 48, rtol=0, atol=1
     )  # whole cells away, with the same pose
-    torch.testing.assert_close(other.pose[:-4], one.pose[:-4], rtol=0, atol=0.02)
+    torch.testing.assert_close(second.pose[:-4], first.pose[:-4], rtol=0, atol=0.02)
 
 
 def test_one_box_for_several_places_is_warned_of(tmp_path: Path) -> None:
@@ -110,9 +112,9 @@ def test_one_box_for_several_places_is_warned_of(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning,
         match="dog is seen in several places, and told in one box around them",
-    ) as told:
+    ) as warned:
         classifier(torch.rand(1, 64, 64))
-    assert len(told) == 1
+    assert len(warned) == 1
 
 
 def test_an_image_with_nothing_in_it(
@@ -182,7 +184,7 @@ def test_a_network_that_does_not_say_where(
     assert main(
         ["predict", str(folder / "digits"), picture, "--boxes", str(folder / "boxes")]
     )
-    told = capsys.readouterr()
-    assert "--boxes: a CapsNet does not predict boxes" in told.err
-    assert not told.out
+    output = capsys.readouterr()
+    assert "--boxes: a CapsNet does not predict boxes" in output.err
+    assert not output.out
     assert not (folder / "boxes").exists()

@@ -97,33 +97,33 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, bo
 def test_nobody_waits_for_torch_to_read_help_or_an_error(
     place: int, answers: list[tuple[int, str, bool]]
 ):
-    _, status, said = SAID[place]
-    found, printed, torch_is_there = answers[place]
+    _, status, message = SAID[place]
+    actual, printed, torch_is_there = answers[place]
     assert not torch_is_there
-    assert found == status, printed
-    assert said in printed
+    assert actual == status, printed
+    assert message in printed
 
 
 @pytest.mark.parametrize(("module", "name"), OWNERS, ids=str)
 def test_the_source_is_read_as_python_reads_it(module: str, name: str):
     owner = getattr(import_module(module), name)
-    taken, told = declared(owner).arguments, documented(owner.__doc__)
-    found = {one.name: one for one in sketches(module, name)}
-    assert [*found] == [*taken]
-    for one in found.values():
-        assert one.told == told.get(one.name, "")
-        hint, default = taken[one.name]
-        assert not one.exact or str(one.hint) == str(hint)
+    taken, documentation = declared(owner).arguments, documented(owner.__doc__)
+    actual = {sketch.name: sketch for sketch in sketches(module, name)}
+    assert [*actual] == [*taken]
+    for sketch in actual.values():
+        assert sketch.told == documentation.get(sketch.name, "")
+        hint, default = taken[sketch.name]
+        assert not sketch.exact or str(sketch.hint) == str(hint)
         if default is MISSING or isinstance(default, str | int | float | list | None):
-            assert one.default == default
+            assert sketch.default == default
         else:
-            assert one.default == type(default).__name__
+            assert sketch.default == type(default).__name__
     if inspect.isfunction(owner):
         kinds = {
-            one.name: one.kind is one.KEYWORD_ONLY
-            for one in inspect.signature(owner).parameters.values()
+            parameter.name: parameter.kind is parameter.KEYWORD_ONLY
+            for parameter in inspect.signature(owner).parameters.values()
         }
-        assert {one.name: one.by_name for one in found.values()} == kinds
+        assert {sketch.name: sketch.by_name for sketch in actual.values()} == kinds
 
 
 @pytest.mark.parametrize(

@@ -347,20 +347,20 @@ def test_images_get_the_shape_that_the_network_takes(
         (tmp_path / name).mkdir()
         for side in (5, 12):
             Image.new("RGB", (side, 9)).save(tmp_path / name / f"{side}.png")
-    others = ["--data", "ImageFolder", "--data.root", str(tmp_path), "--split", "all"]
-    assert main(["evaluate", "digits", *others, "--json"]) == 0
+    options = ["--data", "ImageFolder", "--data.root", str(tmp_path), "--split", "all"]
+    assert main(["evaluate", "digits", *options, "--json"]) == 0
     out, err = capsys.readouterr()
     brought = (
         "note: images of another shape are converted to 8 x 8 pixels, grey, as the "
         "network takes them\n"
     )
     assert (json.loads(out)["images"], err) == (20, brought)
-    assert main(["evaluate", "digits", *others, "--data.resize", "crop"]) == 0
+    assert main(["evaluate", "digits", *options, "--data.resize", "crop"]) == 0
     assert capsys.readouterr().err == brought + (
         "note: these images are resized with crop, but the network was trained with "
         "pad: add --data.resize pad\n"
     )
-    assert main(["evaluate", "digits", *others, "--data.size", "9"]) == 1
+    assert main(["evaluate", "digits", *options, "--data.size", "9"]) == 1
     assert (
         "the images are (1, 9, 9), the network takes (1, 8, 8)"
         in capsys.readouterr().err
@@ -398,7 +398,7 @@ def test_all_texts_of_a_table_are_tested_on(
     network.save_pretrained(
         tmp_path / "run", **network.extra, raw_image_shape=[1, 1, 512]
     )
-    others = [
+    options = [
         "--data",
         "Text",
         "--data.root",
@@ -406,7 +406,7 @@ def test_all_texts_of_a_table_are_tested_on(
         "--split",
         "all",
     ]
-    assert main(["evaluate", str(tmp_path / "run"), *others, "--json"]) == 0
+    assert main(["evaluate", str(tmp_path / "run"), *options, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["images"] == 10
 
 

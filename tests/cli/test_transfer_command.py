@@ -50,10 +50,10 @@ def test_picture_and_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (
         transfer(folder, "pose_and_class", "--steps", "4", "--content_class", "d") == 0
     )
-    said = capsys.readouterr()
-    assert said.out.startswith("d of ")
-    assert said.out.strip().endswith("out.png")
-    assert not said.err
+    output = capsys.readouterr()
+    assert output.out.startswith("d of ")
+    assert output.out.strip().endswith("out.png")
+    assert not output.err
     with Image.open(folder / "out.png") as picture:
         assert picture.width > 3 * picture.height  # seven images in a row
 
@@ -76,9 +76,14 @@ def test_json_tells_what_was_measured(
         )
         == 0
     )
-    told = json.loads(capsys.readouterr().out)
-    assert set(told["attributes"]) == {"content", "again", "transferred", "style"}
-    assert set(told["attributes"]["style"]) == {"slant", "thickness", "aspect", "size"}
+    output = json.loads(capsys.readouterr().out)
+    assert set(output["attributes"]) == {"content", "again", "transferred", "style"}
+    assert set(output["attributes"]["style"]) == {
+        "slant",
+        "thickness",
+        "aspect",
+        "size",
+    }
 
 
 def test_the_way_begins_and_ends_where_it_shall(folder: Path) -> None:

@@ -43,8 +43,8 @@ def test_evaluate_of_two_classes(
     main(command)
     assert "(positive class: ill)" in capsys.readouterr().out
     main([*command, "--positive", "healthy", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["positive"] == "healthy"
-    assert 0 <= found["auc"] <= 1
-    assert found["sensitivity"] == found["per_class"]["healthy"]["recall"]
-    assert found["specificity"] == found["per_class"]["ill"]["recall"]
+    actual = json.loads(capsys.readouterr().out)
+    assert actual["positive"] == "healthy"
+    assert 0 <= actual["auc"] <= 1
+    assert actual["sensitivity"] == actual["per_class"]["healthy"]["recall"]
+    assert actual["specificity"] == actual["per_class"]["ill"]["recall"]

@@ -14,8 +14,8 @@ DIGITS = Path(__file__).with_name("mnist_digits.npz")
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """Bytes (50, 28, 28) and labels (50,)."""
-    with np.load(DIGITS) as found:
-        return found["images"], found["labels"]
+    with np.load(DIGITS) as result:
+        return result["images"], result["labels"]
 
 
 def photo(digit: np.ndarray, seed: int) -> Image.Image:

@@ -83,14 +83,14 @@ def data(folder: Path, annotations: Path, **more: Any) -> AnnotatedImages:
 def found(images: Any) -> dict[str, list[Any]]:
     """The boxes of the things in each image, as a task learns them."""
     batch = images.__getitems__(list(range(len(images))))
-    told = {}
+    answers = {}
     for file, labels, boxes in zip(images.files, *true_things(batch), strict=True):
         rows = [
             (CLASSES[label], (*map(int, box),))
             for label, box in zip(labels.tolist(), boxes.tolist(), strict=True)
         ]
-        told[Path(file).stem] = [row for row in rows if any(row[1])]
-    return told
+        answers[Path(file).stem] = [row for row in rows if any(row[1])]
+    return answers
 
 
 @pytest.mark.parametrize("kind", ["coco", "voc", "yolo"])
@@ -114,13 +114,13 @@ def test_boxes_lie_where_white_is_however_images_are_resized(tmp_path: Path) -> 
     )
     for resize in ("pad", "crop", "stretch"):
         train = data(tmp_path, notes, size=(48, 48), resize=resize).train
-        (box,), (other,) = found(train).values()
+        (box,), (second,) = found(train).values()
         white = (train.inputs[0, 0] > 127).nonzero()
         assert (
             torch.tensor([*white.amin(0).flip(0), *(white.amax(0) + 1).flip(0)])
             - torch.tensor(box[1])
         ).abs().max() <= 1
-        assert other[1][2] <= 48
+        assert second[1][2] <= 48
 
 
 def test_what_a_crop_cuts_off_is_gone(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def test_both_orders_and_kinds_of_numbers_are_the_same_data(
     data = MapStyle((images, LABELS))
     assert data.classes == ("0", "1")
     for part in ("train", "validation", "test"):
-        one, other = getattr(data, part), getattr(PLAIN, part)
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.labels, other.labels)
+        first, second = getattr(data, part), getattr(PLAIN, part)
+        assert torch.equal(first.inputs, second.inputs)
+        assert torch.equal(first.labels, second.labels)
     assert any(f"are {order}: 3 channels" in note for note in data.notes())
 
 

@@ -220,8 +220,8 @@ def test_a_run_is_evaluated_on_a_folder_of_some_of_its_classes(tmp_path: Path) -
     tc.train(
         str(root), run=tmp_path / "run", epochs=1, show=None, report=False, size=16
     )
-    other = save(tmp_path / "other", {"white": 3, "black": 2, "grey": 0}, 20)
-    classifier, images = open_run(str(tmp_path / "run"), folder(other), "all")
+    second = save(tmp_path / "other", {"white": 3, "black": 2, "grey": 0}, 20)
+    classifier, images = open_run(str(tmp_path / "run"), folder(second), "all")
     assert images.classes == classifier.classes == ("black", "grey", "white")
     assert sorted(shades(images)) == [10, 10, 240, 240, 240]
     assert len(classifier.examine(images).lines) > 0

@@ -79,11 +79,11 @@ def test_one_item_is_a_batch_of_one() -> None:
 
 
 def test_batches_are_all_images_in_their_order() -> None:
-    found = list(make_set(20).batches(8))
-    assert [len(batch.inputs) for batch in found] == [8, 8, 4]
-    assert torch.cat([batch.indices for batch in found]).tolist() == list(range(20))
+    actual = list(make_set(20).batches(8))
+    assert [len(batch.inputs) for batch in actual] == [8, 8, 4]
+    assert torch.cat([batch.indices for batch in actual]).tolist() == list(range(20))
     torch.testing.assert_close(
-        torch.cat([batch.inputs for batch in found]), make_set(20).inputs / 255
+        torch.cat([batch.inputs for batch in actual]), make_set(20).inputs / 255
     )
     assert not list(make_set(0).batches(8))
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):

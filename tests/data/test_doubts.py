@@ -189,9 +189,9 @@ def test_twelve_bits_in_sixteen_are_spread_over_all_grey_levels(tmp_path: Path) 
     card = Card.of_training(data, Preprocess(), Classification())
     assert card.saved()["reader"]["range"] == [0, 4095]
     assert plain.fingerprint() != data.fingerprint()
-    found = guess(root)
-    assert found.options["data"]["range"] == [0, 4095]
-    assert found.why["data.range"].startswith("0 to 4,095, the values of pixels")
+    actual = guess(root)
+    assert actual.options["data"]["range"] == [0, 4095]
+    assert actual.why["data.range"].startswith("0 to 4,095, the values of pixels")
     report = check_folder(root)
     assert report.range == (0, 4095)
     assert any(

@@ -31,14 +31,14 @@ class Four(DataSet):
 
 
 @pytest.mark.parametrize(
-    "other",
+    "another",
     [Four(("a", "c")), Four(flipped=True), Four(pixel=1)],
     ids=["class", "label", "byte"],
 )
 def test_item17_whatever_is_trained_on_changes_the_fingerprint(
-    other: DataSet,
+    another: DataSet,
 ) -> None:
-    assert Four().fingerprint() == Four().fingerprint() != other.fingerprint()
+    assert Four().fingerprint() == Four().fingerprint() != another.fingerprint()
 
 
 def test_item17_the_split_changes_the_fingerprint() -> None:

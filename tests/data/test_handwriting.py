@@ -154,20 +154,20 @@ class TestWhatTheNetworkSees:
 
     def test_a_picture_of_mnist_is_taken_as_it_is(self) -> None:
         digit = digits()[0][0]
-        found = read_handwriting(Image.fromarray(digit), MNIST)
-        assert torch.equal(found.values[0], torch.from_numpy(digit))
-        assert found.note == "taken as it is"
+        actual = read_handwriting(Image.fromarray(digit), MNIST)
+        assert torch.equal(actual.values[0], torch.from_numpy(digit))
+        assert actual.note == "taken as it is"
 
     def test_a_picture_of_mnist_inverted_comes_back(self) -> None:
         """But for a pixel to each side: where the faint edge of a stroke ends is not
         told any more.
         """
         for digit in digits()[0][::5]:
-            found = (
+            actual = (
                 read_handwriting(Image.fromarray(255 - digit), MNIST).values[0].numpy()
             )
             moved = [
-                np.roll(found, (y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)
+                np.roll(actual, (y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)
             ]
             assert (
                 max(np.corrcoef(one.ravel(), digit.ravel())[0, 1] for one in moved)
@@ -190,8 +190,8 @@ class TestWhatTheNetworkSees:
         Image.fromarray(np.asarray(sheet).astype(np.uint16) * 257).save(
             tmp_path / "deep.png"
         )
-        found = load_image(tmp_path / "deep.png", MNIST, "handwriting")
-        assert torch.equal(found, read_handwriting(sheet, MNIST).values)
+        actual = load_image(tmp_path / "deep.png", MNIST, "handwriting")
+        assert torch.equal(actual, read_handwriting(sheet, MNIST).values)
 
     def test_specks_are_left_out(self) -> None:
         sheet = seven((200, 200), 12, "black", "white")

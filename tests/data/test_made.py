@@ -127,9 +127,11 @@ class TestAffine:
             torch.tensor([[0.6, -1.3], [-0.4, 0.8]]),
         )
         moved = apply_affine(images, affine)
-        for one in range(2):
-            expected = slowly(images[one, 0], affine.matrix[one], affine.shift[one])
-            assert (moved[one, 0] - expected).abs().max() <= 0.51  # rounded to bytes
+        for number in range(2):
+            expected = slowly(
+                images[number, 0], affine.matrix[number], affine.shift[number]
+            )
+            assert (moved[number, 0] - expected).abs().max() <= 0.51  # rounded to bytes
 
     def test_images_must_be_square(self):
         with pytest.raises(ValueError, match="square"):
@@ -311,7 +313,7 @@ class TestOverlay:
             (255 * parts).round().to(torch.uint8), labels.tolist(), strict=True
         ):
             for part, label in zip(pair, classes, strict=True):
-                found = [
+                results = [
                     (row, column)
                     for row in allowed
                     for column in allowed
@@ -325,7 +327,7 @@ class TestOverlay:
                     in known
                     and part.sum() == part[:, row : row + 8, column : column + 8].sum()
                 ]
-                assert found
+                assert results
 
     def test_all_shifts_are_as_likely(self):
         dot = Examples(
@@ -384,9 +386,9 @@ class TestPairs:
             assert torch.equal(batch.labels[row], whole.labels[place])
             assert torch.equal(batch.parts.pictures[row], whole.parts.pictures[place])
         for epoch, seed in ((4, 7), (3, 8)):
-            other = overlay(digits.__getitems__(list(range(20))), epoch, seed)
-            assert (other.parts.labels[:, 1] != whole.parts.labels[:, 1]).any()
-            assert not torch.equal(other.inputs, whole.inputs)
+            second = overlay(digits.__getitems__(list(range(20))), epoch, seed)
+            assert (second.parts.labels[:, 1] != whole.parts.labels[:, 1]).any()
+            assert not torch.equal(second.inputs, whole.inputs)
 
     def test_images_are_the_clipped_sums_of_their_parts(self, digits):
         batch = Overlay(digits, 13, 2)(digits.__getitems__(list(range(50))), 0, 0)
@@ -434,7 +436,7 @@ class TestPairs:
                 shown.unfold(3, 8, 1).unfold(4, 8, 1).flatten(0, 1).flatten(2, 3)[:, 0]
             )  # [60, places, 8, 8]
             assert all(
-                any(one.contiguous().numpy().tobytes() in known for one in places)
+                any(place.contiguous().numpy().tobytes() in known for place in places)
                 for places in windows
             )
         assert torch.equal(pairs.test[0].inputs, pairs.test[0].inputs)

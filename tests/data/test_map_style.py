@@ -68,10 +68,12 @@ def test_images_of_all_kinds_are_the_same_data(kind):
     assert data.classes == ("cat", "dog", "bird")
     assert data.image_shape == (3, 6, 7)
     for part in ("train", "validation", "test"):
-        one, other = getattr(data, part), getattr(plain, part)
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.labels, other.labels)
-        for image, label, file in zip(one.inputs, one.labels, one.files, strict=True):
+        first, second = getattr(data, part), getattr(plain, part)
+        assert torch.equal(first.inputs, second.inputs)
+        assert torch.equal(first.labels, second.labels)
+        for image, label, file in zip(
+            first.inputs, first.labels, first.files, strict=True
+        ):
             row = int(file.removeprefix("train/"))
             assert image.permute(1, 2, 0).tolist() == PIXELS[row].tolist()
             assert int(label) == LABELS[row]

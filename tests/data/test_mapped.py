@@ -39,12 +39,12 @@ def test_mapped_images_are_those_in_memory(tmp_path, cache):
     memory, mapped = ImageFolder(root, size=7), ImageFolder(root, size=7, memory=0)
     assert not cache.exists() or not files(cache)
     for part in ("train", "validation", "test"):
-        one, other = getattr(memory, part), getattr(mapped, part)
-        assert torch.equal(one.inputs, other.inputs)
-        assert one.files == other.files
+        first, second = getattr(memory, part), getattr(mapped, part)
+        assert torch.equal(first.inputs, second.inputs)
+        assert first.files == second.files
         rows = [2, 0, 1]
         for left, right in zip(
-            one.__getitems__(rows)[:4], other.__getitems__(rows)[:4], strict=True
+            first.__getitems__(rows)[:4], second.__getitems__(rows)[:4], strict=True
         ):
             assert torch.equal(left, right)
     assert memory.fingerprint() == mapped.fingerprint()
@@ -154,8 +154,8 @@ total = sum(int(part.sum()) for part in images.inputs.split(8))
 print(own_bytes() - before, total)
 """
     command = [sys.executable, "-c", code, str(root), str(memory)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    growth, total = map(int, said.split())
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    growth, total = map(int, output.split())
     return growth, total
 
 

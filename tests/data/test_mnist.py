@@ -196,13 +196,13 @@ def test_the_test_files_are_not_needed_to_train(tmp_path: Path) -> None:
 
 
 def test_another_data_set_under_the_same_name_is_refused(tmp_path: Path) -> None:
-    other = gzip.compress(idx((TRAIN, 4, 5), bytes(TRAIN * 20)))
-    write(tmp_path, FILES | {IMAGES: other})
+    second = gzip.compress(idx((TRAIN, 4, 5), bytes(TRAIN * 20)))
+    write(tmp_path, FILES | {IMAGES: second})
     with pytest.raises(ValueError, match="published file of Tiny") as caught:
         _ = Tiny(str(tmp_path)).train
     for part in (
         str(tmp_path / IMAGES),
-        hashlib.sha256(other).hexdigest(),
+        hashlib.sha256(second).hexdigest(),
         Tiny.digests[IMAGES].removeprefix("sha256:"),
     ):
         assert part in str(caught.value)

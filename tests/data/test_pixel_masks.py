@@ -144,7 +144,7 @@ def coco(
         {"id": n, "file_name": f"cell{n}.png", "height": 12, "width": 10}
         for n in range(12)
     ]
-    found = [
+    results = [
         {"id": 2 * n + place, "image_id": n, "category_id": label, **one}
         for n in range(12)
         for place, (label, one) in enumerate(((4, small), (8, square)))
@@ -152,7 +152,7 @@ def coco(
     categories = [{"id": 8, "name": "sky"}, {"id": 4, "name": "kite"}]
     content: dict[str, Any] = {
         "images": images,
-        "annotations": found,
+        "annotations": results,
         "categories": categories,
     }
     change(content)

@@ -144,14 +144,14 @@ def test_thirteen_crops_are_the_middle_and_twelve_diagonal_neighbours() -> None:
     assert crops.shape == (2, 13, 3, 32, 32)
     assert torch.equal(crops[:, 0], centre_crop(images, 32))
     numbers = thirteen_crops(positions(1, 48, 50), 32)[0, :, 0, 0, 0].long()
-    found = [
+    results = [
         (int(number) % 50 - 9, int(number) // 50 - 8) for number in numbers
     ]  # (x, y) off the middle
-    assert found == [(0, 0)] + [
+    assert results == [(0, 0)] + [
         (x * d, y * d) for d in (1, 2, 3) for x in (1, -1) for y in (1, -1)
     ]
-    assert len(set(found)) == 13
-    for crop, (x, y) in zip(crops.unbind(1), found, strict=True):
+    assert len(set(results)) == 13
+    for crop, (x, y) in zip(crops.unbind(1), results, strict=True):
         assert torch.equal(crop, images[:, :, 8 + y : 40 + y, 9 + x : 41 + x])
 
 
@@ -276,10 +276,10 @@ def test_changes_with_one_seed_are_independent() -> None:
     }
     names = list(five)
     for i, one in enumerate(names):
-        for other in names[i + 1 :]:
-            assert chi_square(five[one] * 5 + five[other], 25) < 51.2, (
+        for name in names[i + 1 :]:
+            assert chi_square(five[one] * 5 + five[name], 25) < 51.2, (
                 one,
-                other,
+                name,
             )  # 99.9 %, 24 degrees
         assert chi_square(flips(RandomFlip(), indices, 0) * 5 + five[one], 10) < 27.9, (
             one

@@ -52,12 +52,12 @@ def groups(images) -> set[str]:
 )
 def test_the_same_picture_in_other_formats_is_in_one_part(tmp_path, how, memory):
     data = ImageFolder(make_copies(tmp_path), memory=memory, **how)
-    found = [groups(part) for part in (data.train, data.validation, data.test)]
+    results = [groups(part) for part in (data.train, data.validation, data.test)]
     assert [
-        len(one & other)
-        for one, other in zip(found, found[1:] + found[:1], strict=True)
+        len(first & second)
+        for first, second in zip(results, results[1:] + results[:1], strict=True)
     ] == [0, 0, 0]
-    assert sum(map(len, found)) == 40
+    assert sum(map(len, results)) == 40
     assert sum(map(len, (data.train, data.validation, data.test))) == 120
     assert 22 <= len(data.test) <= 30  # a fifth of each class, and at most two more
     assert not [note for note in data.notes() if "same content" in note]
@@ -133,11 +133,11 @@ def test_check_names_copies_of_other_bytes(tmp_path, capsys):
     saved(tmp_path / "test" / "a" / "1 again.bmp", noise(1))
     saved(tmp_path / "test" / "b" / "3.png", noise(3))
     assert main(["check", str(tmp_path)]) == 1
-    told = capsys.readouterr().out
-    assert "1 image there more than once: train/a/1.png = test/a/1 again.bmp" in told
+    output = capsys.readouterr().out
+    assert "1 image there more than once: train/a/1.png = test/a/1 again.bmp" in output
     assert (
         "PROBLEM: 1 image of the same content in several parts of the data: "
-        "train/a/1.png (train) = test" in told
+        "train/a/1.png (train) = test" in output
     )
     assert (
         "same content in several parts"
@@ -176,10 +176,10 @@ def test_near_copies_are_named_by_check_and_counted_in_training(tmp_path, capsys
         "names them",
     )
     assert main(["check", str(root)]) == 0
-    told = capsys.readouterr().out
-    assert "2 images nearly the same as another one: " in told
-    assert "train/a/0.png ~ test/a/lossy.jpg" in told
-    assert "train/b/1.png ~ test/b/small.png" in told
+    output = capsys.readouterr().out
+    assert "2 images nearly the same as another one: " in output
+    assert "train/a/0.png ~ test/a/lossy.jpg" in output
+    assert "train/b/1.png ~ test/b/small.png" in output
 
 
 def test_pictures_of_one_grey_look_like_none(tmp_path):

@@ -42,15 +42,15 @@ class TestScenery:
     def test_labels_say_which_parts_are_there(
         self, batch: Batch, digits: Examples
     ) -> None:
-        there = batch.parts.pictures.flatten(2).amax(2) > 0
+        present = batch.parts.pictures.flatten(2).amax(2) > 0
         for labels, parts, seen in zip(
-            batch.labels, batch.parts.labels, there, strict=True
+            batch.labels, batch.parts.labels, present, strict=True
         ):
             assert len(set(parts.tolist())) == len(parts)
             assert labels.nonzero().flatten().tolist() == sorted(parts[seen].tolist())
         assert batch.parts.labels[:, 0].tolist() == digits.labels[:200].tolist()
-        assert there[:, 0].all()
-        assert sorted(set(there.sum(1).tolist())) == [1, 2, 3, 4]
+        assert present[:, 0].all()
+        assert sorted(set(present.sum(1).tolist())) == [1, 2, 3, 4]
 
     def test_a_scene_is_its_parts_and_clutter(
         self, batch: Batch, digits: Examples

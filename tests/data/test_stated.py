@@ -145,11 +145,11 @@ def test_another_shape_is_an_error_that_names_file_and_sizes(
     stored(tmp_path / "a.png", turn)
     shown = "60 x 40" if turn == 6 else "40 x 60"
     notes = annotate(tmp_path, kind, BOX, size)
-    said = (
+    message = (
         rf"(all.json|a.xml) states {size[1]} x {size[0]} pixels \(height x "
         rf"width\), its picture .*a.png has {shown}"
     )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read(tmp_path, notes)
 
 

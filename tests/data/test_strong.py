@@ -37,20 +37,20 @@ class TestEach:
     @pytest.mark.parametrize("channels", [1, 2, 3])
     def test_depends_on_seed_epoch_and_index_alone(self, change, channels):
         images, indices = pictures(40, channels), torch.arange(40)
-        found = change(images, indices, 3)
-        assert found.shape == images.shape
-        assert 0 <= float(found.min()) <= float(found.max()) <= 1
+        actual = change(images, indices, 3)
+        assert actual.shape == images.shape
+        assert 0 <= float(actual.min()) <= float(actual.max()) <= 1
         order = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:7]
         torch.testing.assert_close(
-            change(images[order], order, 3), found[order], atol=1e-5, rtol=0
+            change(images[order], order, 3), actual[order], atol=1e-5, rtol=0
         )
         torch.manual_seed(5)
-        torch.testing.assert_close(change(images, indices, 3), found, atol=0, rtol=0)
+        torch.testing.assert_close(change(images, indices, 3), actual, atol=0, rtol=0)
         for other in (
             change(images, indices, 4),
             replace(change, seed=9)(images, indices, 3),
         ):
-            assert (other - found).abs().amax((1, 2, 3)).gt(1e-3).float().mean() > 0.5
+            assert (other - actual).abs().amax((1, 2, 3)).gt(1e-3).float().mean() > 0.5
 
 
 def test_angles_are_even_in_their_range():
@@ -68,8 +68,8 @@ def test_angles_are_even_in_their_range():
 def test_zooms_are_even_in_width_and_height_alone():
     images = torch.zeros(2000, 1, 41, 41)
     images[:, :, 10:31, 10:31] = 1  # 21 x 21 in the middle
-    found = RandomZoom(0.5)(images, torch.arange(2000), 0)[:, 0]
-    height, width = found[:, :, 20].sum(1) / 21, found[:, 20].sum(1) / 21
+    actual = RandomZoom(0.5)(images, torch.arange(2000), 0)[:, 0]
+    height, width = actual[:, :, 20].sum(1) / 21, actual[:, 20].sum(1) / 21
     for factor in (height, width):
         assert [factor.min().item(), factor.max().item()] == pytest.approx(
             [0.5, 1.5], abs=0.06
@@ -77,14 +77,14 @@ def test_zooms_are_even_in_width_and_height_alone():
         assert factor.std().item() == pytest.approx(1 / math.sqrt(12), rel=0.06)
     assert torch.corrcoef(torch.stack([height, width]))[0, 1].abs() < 0.1
     torch.testing.assert_close(
-        found.flip(1), found, atol=1e-4, rtol=0
+        actual.flip(1), actual, atol=1e-4, rtol=0
     )  # around the middle
 
 
 def test_erased_are_rectangles_of_the_published_sizes():
-    found = RandomErasing(0.5)(torch.ones(2000, 2, 30, 40), torch.arange(2000), 0)
-    black = found[:, 0] == 0
-    assert torch.equal(found[:, 0], found[:, 1])
+    actual = RandomErasing(0.5)(torch.ones(2000, 2, 30, 40), torch.arange(2000), 0)
+    black = actual[:, 0] == 0
+    assert torch.equal(actual[:, 0], actual[:, 1])
     hit = black.flatten(1).any(1)
     assert hit.float().mean().item() == pytest.approx(0.5, abs=0.04)
     area = black[hit].flatten(1).sum(1)
@@ -102,9 +102,9 @@ def test_operations_of_randaugment(name):
 
     images = 0.05 + 0.9 * pictures(4)
     strength = torch.tensor([0.3, -0.3, 0.3, -0.3])
-    found = OPERATIONS[name](kornia, images, strength)
-    assert found.shape == images.shape
-    same = torch.allclose(found, images, atol=1e-3)
+    actual = OPERATIONS[name](kornia, images, strength)
+    assert actual.shape == images.shape
+    same = torch.allclose(actual, images, atol=1e-3)
     assert same == (name == "identity")
     if (
         name in ("brightness", "contrast", "sharpness", "colour", "rotate")
@@ -139,10 +139,10 @@ def test_autocontrast_leaves_a_channel_of_one_value():
     """As Pillow does; the others reach from 0 to 1."""
     images = 0.2 + 0.3 * pictures(2)
     images[0, 1], images[1] = 0.7, 1.0
-    found = OPERATIONS["autocontrast"](kornia, images, torch.ones(2))
-    assert torch.equal(found[0, 1], images[0, 1])
-    assert torch.equal(found[1], images[1])
-    low, high = found[0, [0, 2]].flatten(1).aminmax(dim=1)
+    actual = OPERATIONS["autocontrast"](kornia, images, torch.ones(2))
+    assert torch.equal(actual[0, 1], images[0, 1])
+    assert torch.equal(actual[1], images[1])
+    low, high = actual[0, [0, 2]].flatten(1).aminmax(dim=1)
     torch.testing.assert_close(
         (low, high), (torch.zeros(2), torch.ones(2)), atol=1e-4, rtol=0
     )

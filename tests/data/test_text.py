@@ -54,16 +54,16 @@ class TestForms:
         )
         data = Text(str(tmp_path))
         assert data.classes == ("bad", "good")
-        found = texts_of(data.train) | texts_of(data.validation) | texts_of(data.test)
+        actual = texts_of(data.train) | texts_of(data.validation) | texts_of(data.test)
         assert (
-            len(found) == len(data.train) + len(data.validation) + len(data.test) == 24
+            len(actual) == len(data.train) + len(data.validation) + len(data.test) == 24
         )
-        assert found["très ennuyeux"] == found["boring\nfilm"] == "bad"
-        assert found["naïf\nfilm"] == found["plat"] == "bad"
-        told = "\n".join(data.notes())
-        assert "it has no words: good/empty.txt" in told
-        assert "only .txt files are texts: good/picture.png" in told
-        assert "it lies in no class folder: loose.txt" in told
+        assert actual["très ennuyeux"] == actual["boring\nfilm"] == "bad"
+        assert actual["naïf\nfilm"] == actual["plat"] == "bad"
+        message = "\n".join(data.notes())
+        assert "it has no words: good/empty.txt" in message
+        assert "only .txt files are texts: good/picture.png" in message
+        assert "it lies in no class folder: loose.txt" in message
 
     def test_folders_of_parts(self, tmp_path: Path) -> None:
         reviews(tmp_path / "train")
@@ -87,12 +87,12 @@ class TestForms:
         assert data.classes == ("neg", "pos")
         assert texts_of(data.train)["two\nlines 3"] == "neg"
         assert len(data.train) == 10
-        told = "\n".join(data.notes())
-        assert "left out 1 text: it has no words: all.csv, row 11" in told
-        assert "left out 1 text: it has no label: all.csv, row 12" in told
+        message = "\n".join(data.notes())
+        assert "left out 1 text: it has no words: all.csv, row 11" in message
+        assert "left out 1 text: it has no label: all.csv, row 12" in message
         assert (
             "left out 1 text: it has not as many cells as there are columns, 2: "
-            "all.csv, row 13" in told
+            "all.csv, row 13" in message
         )
         with pytest.raises(
             ValueError,
@@ -216,8 +216,8 @@ class TestForms:
         write(tmp_path, {good: "fine\nnice\n", bad: "dull\nslow"})
         data = Text(str(tmp_path), validation=0.0, test=0.0)
         first, second = Path(good).suffix[1:], Path(bad).suffix[1:]
-        found = {text: name[:3] for text, name in texts_of(data.train).items()}
-        assert found == {
+        actual = {text: name[:3] for text, name in texts_of(data.train).items()}
+        assert actual == {
             "fine": first[:3],
             "nice": first[:3],
             "dull": second[:3],
@@ -353,11 +353,11 @@ def test_texts_named_on_a_command_line(tmp_path: Path) -> None:
             "folder/b.dat": "x",
         },
     )
-    found = list(
+    actual = list(
         named_texts([str(tmp_path / "lines"), str(tmp_path / "folder"), "just this"])
     )
-    assert found == ["one film", "", "another", "two\nlines", "just this"]
-    assert [text.place.removeprefix(f"{tmp_path}/") for text in found] == [
+    assert actual == ["one film", "", "another", "two\nlines", "just this"]
+    assert [text.place.removeprefix(f"{tmp_path}/") for text in actual] == [
         *(f"lines:{number}: " for number in (1, 2, 3)),
         "folder/a.txt: ",
         "",
@@ -405,7 +405,7 @@ def test_known_word_vectors_are_what_a_network_starts_with(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("lovely 1 2\ndull 1\n", "line 2 must be a word and 2 numbers"),
         ("lovely 1 two\n", "line 1 must have finite numbers"),
@@ -416,13 +416,13 @@ def test_known_word_vectors_are_what_a_network_starts_with(
     ],
 )
 def test_files_that_hold_no_vectors_of_the_network(
-    tmp_path: Path, text: str, told: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
     data = vectors(tmp_path, text)
     network = create_model(
         "text_cnn", vocabulary=len(data.words), classes=2, word_dim=2, channels=2
     )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         data.begin(network)
 
 

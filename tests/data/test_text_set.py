@@ -34,9 +34,9 @@ class TestSets:
 
     def test_in_other_words(self) -> None:
         words = Words(("river", "?"))
-        other = self.data.test.in_words(words)
-        assert other.texts == self.data.test.texts
-        assert int(other.inputs.max()) == 3
+        second = self.data.test.in_words(words)
+        assert second.texts == self.data.test.texts
+        assert int(second.inputs.max()) == 3
         assert self.data.test.in_words(self.data.words) is self.data.test
 
     def test_nothing_that_is_for_images(self) -> None:
@@ -60,15 +60,17 @@ class TestSets:
             for text, label in zip(test.texts, test.labels.tolist(), strict=True)
         }
         for text, mask in zip(pairs.texts, pairs.labels, strict=True):
-            told = {test.classes[label] for label in mask.nonzero().flatten().tolist()}
+            predicted = {
+                test.classes[label] for label in mask.nonzero().flatten().tolist()
+            }
             halves = [
                 (one, text.removeprefix(f"{one} "))
                 for one in own
                 if text.startswith(f"{one} ")
             ]
             assert any(
-                second in own and {own[one], own[second]} == told
-                for one, second in halves
+                second in own and {own[half], own[second]} == predicted
+                for half, second in halves
             )
         assert joined(test, 30).texts == pairs.texts != joined(test, 30, seed=1).texts
         with pytest.raises(ValueError, match="of one class each"):

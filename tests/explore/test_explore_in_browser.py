@@ -148,12 +148,12 @@ def draw(page: Any, points: list[tuple[float, float]]) -> None:
 
 def stroke(page: Any, points: list[tuple[float, float]]) -> None:
     box = page.locator("#canvas").bounding_box()
-    (x, y), *rest = [
+    (x, y), *following = [
         (box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points
     ]
     page.mouse.move(x, y)
     page.mouse.down()
-    for there in rest:
+    for there in following:
         page.mouse.move(*there, steps=3)
     page.mouse.up()
     settle(page)
@@ -666,8 +666,10 @@ def test_names_of_classes_over_the_steps_are_whole(page: Any) -> None:
 def test_the_label_and_the_answer_are_told_apart(page: Any, right: bool) -> None:
     def labelled(route: Any) -> None:
         answer = route.fetch().json()
-        said = answer["activations"]["said"]
-        route.fulfill(json={**answer, "label": said if right else (said + 1) % 10})
+        predicted = answer["activations"]["said"]
+        route.fulfill(
+            json={**answer, "label": predicted if right else (predicted + 1) % 10}
+        )
 
     choose(page, "trained")
     page.route("**/api/sample?*", labelled)
@@ -736,16 +738,16 @@ def test_reports_can_be_read_by_day_and_by_night(
     index = classifier.task.report(
         tmp_path, classifier.network, local_samples(QUESTIONS, classifier), {}, []
     )
-    other = page.context.browser.new_page(color_scheme=scheme)
-    other.goto(index.as_uri())
-    brightness = other.evaluate(
+    second = page.context.browser.new_page(color_scheme=scheme)
+    second.goto(index.as_uri())
+    brightness = second.evaluate(
         "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/)[0]"
     )
     assert (int(brightness) < 60) == (scheme == "dark")
-    assert other.locator("p span").count() > 20  # words in colours
-    ratio, text = other.evaluate(CONTRASTS)
+    assert second.locator("p span").count() > 20  # words in colours
+    ratio, text = second.evaluate(CONTRASTS)
     assert ratio >= 4.5, text
-    other.close()
+    second.close()
 
 
 def test_the_page_is_used_without_a_mouse(page: Any) -> None:

@@ -42,7 +42,7 @@ def test_a_trouble_with_the_page_ends_its_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("nowhere", "nowhere"),
         ("plain", "nothing to show of MatrixCapsNetTwin, which has no capsules"),
@@ -50,7 +50,7 @@ def test_a_trouble_with_the_page_ends_its_server() -> None:
 )
 def test_networks_that_cannot_be_shown_are_a_short_error(
     name: str,
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -63,7 +63,7 @@ def test_networks_that_cannot_be_shown_are_a_short_error(
     with pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("*.gif"))
 
 

@@ -129,8 +129,8 @@ class TestExplorer:
         look = explorer.look("a", drawing)
         own = explorer.compare(look, 3, None, None)
         assert own["activations"] == explorer.answer(look)["activations"]
-        other = explorer.compare(look, 3, "kmeans", 2)
-        assert other["activations"] != own["activations"]
+        second = explorer.compare(look, 3, "kmeans", 2)
+        assert second["activations"] != own["activations"]
         assert (
             explorer.compare(look, 3, None, 3) == own
         )  # as many as it takes by itself
@@ -154,10 +154,10 @@ class TestExplorer:
         """Without any data sets on the machine; those of smallNORB could not."""
         monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
         classifier = Classifier.open(name)
-        told = Explorer(
+        described = Explorer(
             {name: classifier}, {name: lambda: local_samples(name, classifier)}
         ).network(name)
-        assert bool(told["samples"]) == (not name.startswith("smallnorb/"))
+        assert bool(described["samples"]) == (not name.startswith("smallnorb/"))
 
     @pytest.mark.parametrize(
         ("name", "samples"),
@@ -183,12 +183,12 @@ class TestExplorer:
             )
             place.write_bytes(b"damaged")
         monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
-        told: list[str] = []
-        found = local_samples(name, Classifier.open(name), told.append)
-        assert (0 if found is None else len(found)) == samples
-        assert len(told) == 1
-        assert told[0].startswith("test images that are damaged are not used: ")
-        assert str(tmp_path) in told[0]
+        messages: list[str] = []
+        actual = local_samples(name, Classifier.open(name), messages.append)
+        assert (0 if actual is None else len(actual)) == samples
+        assert len(messages) == 1
+        assert messages[0].startswith("test images that are damaged are not used: ")
+        assert str(tmp_path) in messages[0]
 
     def test_test_images_of_smallnorb(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -197,9 +197,9 @@ class TestExplorer:
         monkeypatch.setenv("TORCHCAPS_DATA", str(tmp_path))
         name = "smallnorb/matrixcapsnet_small"
         classifier = Classifier.open(name)
-        found = local_samples(name, classifier)
-        assert found is not None
-        assert found.raw_image_shape == classifier.image_shape
+        actual = local_samples(name, classifier)
+        assert actual is not None
+        assert actual.raw_image_shape == classifier.image_shape
 
     def test_images_of_other_classes_are_no_samples(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,13 +218,13 @@ class TestExplorer:
         assert local_samples("mnist/mine", small(classes=3)) is None
 
     def test_swapped(self, explorer: Explorer, drawing: bytes) -> None:
-        one, other = explorer.look("a", drawing), explorer.sample("a", "7")
-        swapped = explorer.swap(one, 2, other, 7)
+        first, second = explorer.look("a", drawing), explorer.sample("a", "7")
+        swapped = explorer.swap(first, 2, second, 7)
         assert swapped is not None
-        assert swapped["swapped"][0] == explorer.pose(one, 2)["in_classes"][7]
-        assert swapped["swapped"][1] == explorer.pose(other, 7)["in_classes"][2]
+        assert swapped["swapped"][0] == explorer.pose(first, 2)["in_classes"][7]
+        assert swapped["swapped"][1] == explorer.pose(second, 7)["in_classes"][2]
         with pytest.raises(ValueError, match="within one network"):
-            explorer.swap(one, 2, explorer.look("plain", drawing), 2)
+            explorer.swap(first, 2, explorer.look("plain", drawing), 2)
 
     def test_without_a_decoder(self, explorer: Explorer, drawing: bytes) -> None:
         look = explorer.look("plain", drawing)
@@ -300,19 +300,19 @@ class TestExplorer:
         ):
             Explorer({"own": Classifier(network)})
 
-    @pytest.mark.parametrize("what", ["activation", "pose"])
-    def test_what_is_not_finite_is_told(self, drawing: bytes, what: str) -> None:
+    @pytest.mark.parametrize("kind", ["activation", "pose"])
+    def test_what_is_not_finite_is_told(self, drawing: bytes, kind: str) -> None:
         """Activations were shown as 0.00, and either ended in an error of
         JavaScript.
         """
         network = small()
         encode = network.network.encode
-        network.network.encode = lambda images: (found := encode(images))._replace(
-            **{what: torch.full_like(getattr(found, what), torch.nan)}
+        network.network.encode = lambda images: (result := encode(images))._replace(
+            **{kind: torch.full_like(getattr(result, kind), torch.nan)}
         )
         explorer = Explorer({"nan": network})
         with pytest.raises(
-            ValueError, match=f"nan gives this input {what}s that are not finite"
+            ValueError, match=f"nan gives this input {kind}s that are not finite"
         ):
             explorer.answer(explorer.look("nan", drawing))
 
@@ -368,9 +368,9 @@ class TestTexts:
         torch.testing.assert_close(
             torch.tensor(shown["shares"]), expected[0], rtol=1e-4, atol=1e-5
         )
-        said = classifier.network(numbers).activation[0]
+        predicted = classifier.network(numbers).activation[0]
         torch.testing.assert_close(
-            torch.tensor(shown["activation"]), said, rtol=1e-4, atol=1e-5
+            torch.tensor(shown["activation"]), predicted, rtol=1e-4, atol=1e-5
         )
 
     @pytest.mark.parametrize(
@@ -425,9 +425,11 @@ class TestScenes:
                 observation.selection.images, least=1e-6
             )
         assert [one["label"] for one in answer["boxes"]["things"][0]] == [
-            one.label for one in things
+            thing.label for thing in things
         ]
-        assert {one.label for one in things} == set(answer["there"]) == set(range(10))
+        assert (
+            {thing.label for thing in things} == set(answer["there"]) == set(range(10))
+        )
 
     def test_pictures_are_as_large_as_the_page_says(self, scenes: Explorer) -> None:
         """One of any size would take any time."""
@@ -487,8 +489,8 @@ class TestServer:
 
     def test_answers(self, address: str, drawing: bytes) -> None:
         assert ask(f"{address}/api/networks")[1] == ["a", "plain"]
-        told = ask(f"{address}/api/network?name=a")[1]
-        assert (told["steps"], told["samples"], told["decodes"]) == (3, 359, True)
+        answer = ask(f"{address}/api/network?name=a")[1]
+        assert (answer["steps"], answer["samples"], answer["decodes"]) == (3, 359, True)
         look = ask(f"{address}/api/look?network=a", drawing)[1]
         assert look["pose"]["target"] == look["activations"]["said"]
         pose = json.dumps(look["pose"]["pose"]).encode()
@@ -537,18 +539,18 @@ class TestServer:
         """
         monkeypatch.setattr("torchcaps_lab.explore.explorer.MOST_LOOKS", 3)
         calls = _Calls(Explorer({"a": small()}))
-        other = calls.look(drawing, {"network": "a"})["look"]
+        second = calls.look(drawing, {"network": "a"})["look"]
         past = {}
         for _ in range(5):
             past = {"instead": calls.look(drawing, {"network": "a", **past})["look"]}
-        assert calls.pose(b"", {"look": other, "target": "1"})["target"] == 1
+        assert calls.pose(b"", {"look": second, "target": "1"})["target"] == 1
         assert len(calls.explorer._looks) == 2
 
     def test_a_page_of_an_earlier_server_gets_no_look_of_this_one(
         self, drawing: bytes
     ) -> None:
-        one, other = (Explorer({"a": small()}).look("a", drawing) for _ in range(2))
-        assert one != other
+        first, second = (Explorer({"a": small()}).look("a", drawing) for _ in range(2))
+        assert first != second
 
     def test_broken_picture(self, address: str, drawing: bytes) -> None:
         status, told, _ = ask(
@@ -581,7 +583,7 @@ class TestServer:
             assert ask(f"{address}/api/networks", Host=name)[0] == status
 
     @pytest.mark.parametrize(
-        ("header", "said", "status"),
+        ("header", "message", "status"),
         [
             *(("Sec-Fetch-Site", site, 403) for site in ("cross-site", "same-site")),
             *(("Sec-Fetch-Site", site, 200) for site in ("same-origin", "none")),
@@ -593,7 +595,7 @@ class TestServer:
         ],
     )
     def test_pages_of_other_sites_are_not_answered(
-        self, address: str, drawing: bytes, header: str, said: str, status: int
+        self, address: str, drawing: bytes, header: str, message: str, status: int
     ) -> None:
         """They could have pictures decoded and looks forgotten, though not read the
         answers.
@@ -605,7 +607,7 @@ class TestServer:
             ask(
                 f"{address}/api/look?network=a",
                 drawing,
-                **{header: said.format(address=address)},
+                **{header: message.format(address=address)},
             )[0]
             == status
         )
@@ -665,18 +667,18 @@ class TestServe:
         host: str,
         hosts: tuple[str, ...],
     ) -> None:
-        made: list[Any] = []
-        told: list[str] = []
+        recorded: list[Any] = []
+        messages: list[str] = []
         monkeypatch.setattr(
             "torchcaps_lab.explore.server.application",
-            lambda *given: made.append(given) or application(*given),
+            lambda *given: recorded.append(given) or application(*given),
         )
         monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
-        serve(explorer, host, port=0, ready=told.append)
-        _, allowed, token = made[0]
+        serve(explorer, host, port=0, ready=messages.append)
+        _, allowed, token = recorded[0]
         assert allowed == hosts
         assert (token is None) == (host == "127.0.0.1")
-        assert told[0].partition("/?token=")[2] == (token or "")
+        assert messages[0].partition("/?token=")[2] == (token or "")
         assert token is None or len(token) > 40
 
     def test_listens_at_loopback_only(
@@ -688,11 +690,11 @@ class TestServe:
             "run",
             lambda self, sockets: listened.append(sockets[0].getsockname()),
         )
-        told: list[str] = []
-        serve(explorer, port=0, ready=told.append)
+        messages: list[str] = []
+        serve(explorer, port=0, ready=messages.append)
         host, port = listened[0]
         assert host == "127.0.0.1"
-        assert told == [f"http://127.0.0.1:{port}"]
+        assert messages == [f"http://127.0.0.1:{port}"]
 
     def test_a_port_that_is_taken(self, explorer: Explorer) -> None:
         with (

@@ -70,19 +70,19 @@ def test_weights_are_relative(estimator: KMeans, scale: float) -> None:
     model.set_params(
         **{"n_clusters" if "n_clusters" in model.get_params() else "n_components": 2}
     )
-    expected, found = (
+    expected, actual = (
         clone(model).fit(points, sample_weight=weights * factor)
         for factor in (1, scale)
     )
     np.testing.assert_allclose(
-        found.predict_proba(points), expected.predict_proba(points), atol=1e-3
+        actual.predict_proba(points), expected.predict_proba(points), atol=1e-3
     )
     if "n_components" in model.get_params():
-        np.testing.assert_allclose(found.weights_, expected.weights_, rtol=1e-3)
-        assert found.weights_.sum() == pytest.approx(1, abs=1e-6)
+        np.testing.assert_allclose(actual.weights_, expected.weights_, rtol=1e-3)
+        assert actual.weights_.sum() == pytest.approx(1, abs=1e-6)
     else:
         np.testing.assert_allclose(
-            found.cluster_centers_, expected.cluster_centers_, rtol=1e-3
+            actual.cluster_centers_, expected.cluster_centers_, rtol=1e-3
         )
 
 

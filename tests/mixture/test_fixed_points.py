@@ -127,9 +127,9 @@ class TestSelfWeightedPooling:
             padded = torch.cat(
                 [x, torch.full((3, 2, 4), filling, dtype=x.dtype)], dim=1
             ).requires_grad_()
-            found = SelfWeightedPooling()(padded, mask)
-            torch.testing.assert_close(found, pooled)
-            (gradient,) = torch.autograd.grad(found.sum(), padded)
+            actual = SelfWeightedPooling()(padded, mask)
+            torch.testing.assert_close(actual, pooled)
+            (gradient,) = torch.autograd.grad(actual.sum(), padded)
             assert gradient.isfinite().all()
 
     def test_gradcheck(self) -> None:

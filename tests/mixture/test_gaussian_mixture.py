@@ -187,17 +187,17 @@ def test_weights_are_repetitions(covariance_type: str) -> None:
 @TYPES
 def test_learns_only_what_it_is_told(covariance_type: str) -> None:
     points, centres = data("two-components")
-    given = start(points, centres, covariance_type)
+    arguments = start(points, centres, covariance_type)
     initial = {
-        "weights": given["weights_init"],
-        "means": given["means_init"],
-        "covariances": 1 / given["precisions_init"]
+        "weights": arguments["weights_init"],
+        "means": arguments["means_init"],
+        "covariances": 1 / arguments["precisions_init"]
         if covariance_type == "diag"
-        else np.linalg.inv(given["precisions_init"]),
+        else np.linalg.inv(arguments["precisions_init"]),
     }
     for name in initial:
         model = GaussianMixture(
-            2, covariance_type=covariance_type, learn=(name,), max_iter=2, **given
+            2, covariance_type=covariance_type, learn=(name,), max_iter=2, **arguments
         ).fit(points)
         for other, value in initial.items():
             changed = not np.allclose(getattr(model, f"{other}_"), value)
@@ -207,10 +207,10 @@ def test_learns_only_what_it_is_told(covariance_type: str) -> None:
 @TYPES
 def test_far_points_keep_their_digits(covariance_type: str) -> None:
     points, centres = data("iris")
-    given = start(points, centres, covariance_type)
-    near = GaussianMixture(3, covariance_type=covariance_type, **given).fit(points)
+    arguments = start(points, centres, covariance_type)
+    near = GaussianMixture(3, covariance_type=covariance_type, **arguments).fit(points)
     far = GaussianMixture(
-        3, covariance_type=covariance_type, **{**given, "means_init": centres + 1e6}
+        3, covariance_type=covariance_type, **{**arguments, "means_init": centres + 1e6}
     ).fit(points + 1e6)
     np.testing.assert_allclose(far.covariances_, near.covariances_, atol=1e-5)
     np.testing.assert_allclose(far.lower_bounds_, near.lower_bounds_, atol=1e-5)
@@ -220,9 +220,9 @@ def test_far_points_keep_their_digits(covariance_type: str) -> None:
 @TYPES
 def test_a_component_without_points_stays(covariance_type: str) -> None:
     points, centres = data("two-components")
-    given = {**start(points, centres, covariance_type), "weights_init": [1, 0]}
+    arguments = {**start(points, centres, covariance_type), "weights_init": [1, 0]}
     fitted = GaussianMixture(
-        2, covariance_type=covariance_type, max_iter=2, **given
+        2, covariance_type=covariance_type, max_iter=2, **arguments
     ).fit(points)
     np.testing.assert_array_equal(fitted.weights_, [1, 0])
     np.testing.assert_allclose(fitted.means_[1], centres[1])
@@ -231,7 +231,7 @@ def test_a_component_without_points_stays(covariance_type: str) -> None:
         if covariance_type == "full"
         else np.diag(fitted.covariances_[1])
     )
-    precision = given["precisions_init"][1]
+    precision = arguments["precisions_init"][1]
     np.testing.assert_allclose(
         covariance,
         np.linalg.inv(precision if precision.ndim == 2 else np.diag(precision)),

@@ -243,13 +243,13 @@ def test_a_centre_far_from_all_points_goes_to_their_mean(far: float) -> None:
         ("diag", [[2.0], [2.0]]),
         ("full", [[[2.0]], [[2.0]]]),
     ):
-        given = {
+        arguments = {
             "weights_init": [0.5, 0.5],
             "means_init": begin,
             "precisions_init": precisions,
             "max_iter": 1,
         }
-        models.append(GaussianMixture(2, covariance_type=covariance_type, **given))
+        models.append(GaussianMixture(2, covariance_type=covariance_type, **arguments))
     distance = (points - far) ** 2 - (points - 101.5) ** 2
     share = np.exp(distance.min() - distance)
     expected = (share * points).sum() / share.sum()

@@ -138,7 +138,7 @@ def test_scores_are_of_what_the_network_sees_in_a_test():
 def test_the_attack_sees_all_steps_of_routing():
     torch.manual_seed(0)
     pixels = torch.rand(3, 1, 20, 20)
-    found = []
+    results = []
     for gradient in ("all", "last"):
         torch.manual_seed(1)
         routing = EMRouting.preset("standardised", gradient=gradient)
@@ -156,13 +156,13 @@ def test_the_attack_sees_all_steps_of_routing():
             nn.Sequential(network, Activation()),
         ):
             images = pixels.clone().requires_grad_()
-            found.append(
+            results.append(
                 torch.autograd.grad(
                     F.cross_entropy(model(images), torch.tensor([0, 1, 2])), images
                 )[0]
             )
         assert network.routing.gradient == gradient
-    attack_all_steps, all_steps, attack_last, last = found
+    attack_all_steps, all_steps, attack_last, last = results
     torch.testing.assert_close(attack_all_steps, all_steps)
     torch.testing.assert_close(attack_last, all_steps)
     assert not torch.allclose(last, all_steps, rtol=1e-2)

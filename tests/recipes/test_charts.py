@@ -40,7 +40,7 @@ def test_images_stand_in_named_rows() -> None:
         for name in ("above", "below")
     }
     axes = image_grid(rows).axes
-    assert [one.get_title() for one in axes] == [
+    assert [ax.get_title() for ax in axes] == [
         cell.title for cells in rows.values() for cell in cells
     ]
     assert [axes[0].get_ylabel(), axes[3].get_ylabel()] == ["above", "below"]
@@ -65,11 +65,11 @@ def test_bars_of_every_group_under_its_image() -> None:
     )
     assert [axes.get_title() for axes in figure.axes[:2]] == ["one", "two"]
     bars = figure.axes[2].containers
-    assert [[patch.get_height() for patch in one] for one in bars] == [
+    assert [[patch.get_height() for patch in bar] for bar in bars] == [
         [10, 20],
         [30, 40],
     ]
-    centres = [[patch.get_x() + patch.get_width() / 2 for patch in one] for one in bars]
+    centres = [[patch.get_x() + patch.get_width() / 2 for patch in bar] for bar in bars]
     assert [sum(pair) / 2 for pair in zip(*centres, strict=True)] == pytest.approx(
         [0, 1]
     )

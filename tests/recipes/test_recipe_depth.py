@@ -66,12 +66,12 @@ def test_no_depth_tells_children_from_their_negatives_without_a_bias(
 def test_gradients_are_relative_to_the_transforms() -> None:
     images = torch.rand(20, 1, 16, 16)
     network = stack(depth=3)
-    found = relative_gradients(network, images)
+    actual = relative_gradients(network, images)
     shares = [
         (layer.weight.grad.norm() / layer.weight.norm()).item()
         for layer in network.routed_layers
     ]
-    assert found == pytest.approx([math.log10(share) for share in shares])
+    assert actual == pytest.approx([math.log10(share) for share in shares])
     silent = stack(depth=2)
     torch.nn.init.zeros_(
         silent.primary_caps.conv.weight

@@ -60,5 +60,5 @@ def test_both_networks_have_as_many_parameters(preset):
         network = create_model(
             config["model"], image_shape=(1, 40, 40), classes=10, **config["model_args"]
         )
-        counts.append(sum(one.numel() for one in network.parameters()))
+        counts.append(sum(parameter.numel() for parameter in network.parameters()))
     assert abs(counts[1] / counts[0] - 1) < 0.03

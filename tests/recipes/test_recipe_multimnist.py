@@ -37,10 +37,10 @@ def test_pair_error_is_that_of_the_two_most_active():
         types=1,
         decoder_hidden=[4],
     )
-    told = network.eval()(pairs.images).activation.topk(2, dim=1).indices
+    predicted = network.eval()(pairs.images).activation.topk(2, dim=1).indices
     right = [
-        set(one) == set(other)
-        for one, other in zip(told.tolist(), pairs.labels.tolist(), strict=True)
+        set(first) == set(second)
+        for first, second in zip(predicted.tolist(), pairs.labels.tolist(), strict=True)
     ]
     assert pair_error(network, pairs, batch_size=7) == pytest.approx(
         100 * (1 - sum(right) / 20)

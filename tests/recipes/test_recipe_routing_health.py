@@ -67,13 +67,13 @@ def test_a_point_is_what_the_library_finds() -> None:
 class TestMeasurements:
     def test_images_are_the_same_for_all_and_prepared(self) -> None:
         test = create_dataset("digits", size=14).test
-        one, other = (
+        first, second = (
             at_random(test, 30).prepared(Preprocess(crop=size)) for size in (14, 10)
         )
-        assert torch.equal(one.labels, other.labels)
-        assert len(one) == 30
-        assert other.image_shape == (1, 10, 10)
-        assert len(one.labels.unique()) > 5  # from all over the set
+        assert torch.equal(first.labels, second.labels)
+        assert len(first) == 30
+        assert second.image_shape == (1, 10, 10)
+        assert len(first.labels.unique()) > 5  # from all over the set
         assert len(at_random(test, 10**6)) == len(test)
 
     def test_lines_of_a_network(self) -> None:

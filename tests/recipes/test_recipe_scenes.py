@@ -28,17 +28,17 @@ class TestSegments:
     said = torch.tensor([[True, True, False]])
 
     def test_bright_pixels_go_to_the_class_with_the_larger_share(self):
-        found = segments(self.scene, self.maps, self.said, 0.2)
-        assert found[0, 0].int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
-        assert found[0, 1].int().tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
-        assert not found[0, 2].any()  # is not said
+        actual = segments(self.scene, self.maps, self.said, 0.2)
+        assert actual[0, 0].int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
+        assert actual[0, 1].int().tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
+        assert not actual[0, 2].any()  # is not said
 
     def test_below_the_cut_to_none(self):
-        found = segments(self.scene, self.maps, self.said, 0.9)
-        assert found.sum((2, 3)).tolist() == [[2, 2, 0]]
+        actual = segments(self.scene, self.maps, self.said, 0.9)
+        assert actual.sum((2, 3)).tolist() == [[2, 2, 0]]
 
     def test_cells_that_speak_for_more_than_themselves(self):
-        scene, said = torch.ones(1, 1, 5, 7), torch.tensor([[True, True]])
+        scene, predicted = torch.ones(1, 1, 5, 7), torch.tensor([[True, True]])
         maps = torch.zeros(1, 2, 5, 7)
         maps[0, 0, 2, 1] = 5.0
         maps[0, 1, 2, 6] = 1.0
@@ -47,9 +47,9 @@ class TestSegments:
             (3, [9, 6]),
             (4, [20, 15]),
         ):  # of 4 cells: a pixel and a half, hence 2
-            found = segments(scene, maps, said, 0.2, reach)
-            assert found.sum((2, 3)).tolist() == [counts]
-        assert not found[0, 0, :, 4:].any()
+            actual = segments(scene, maps, predicted, 0.2, reach)
+            assert actual.sum((2, 3)).tolist() == [counts]
+        assert not actual[0, 0, :, 4:].any()
 
 
 def some_scenes():
@@ -114,11 +114,11 @@ def test_a_network_that_knows_is_right_in_all():
             place = batch.parts.labels[:, :, None, None].expand(20, 1, 48, 48)
             return torch.zeros(20, 10, 48, 48).scatter(1, place, ink)
 
-    found = look_at_all(Knows(), scenes)
-    assert found["exact"].all()
-    assert found["point"].all()
-    assert torch.equal(found["boxes"], found["true"])
-    assert (found["pixels"] == 1).all()
+    actual = look_at_all(Knows(), scenes)
+    assert actual["exact"].all()
+    assert actual["point"].all()
+    assert torch.equal(actual["boxes"], actual["true"])
+    assert (actual["pixels"] == 1).all()
 
 
 def test_larger_canvases():

@@ -21,24 +21,24 @@ def test_graphs_are_read_from_text_files(tmp_path: Path) -> None:
     folder.mkdir()
     for part, text in FILES.items():
         (folder / f"Three_{part}.txt").write_text(text)
-    found = sets.read_graphs(folder)
-    assert found.labels.tolist() == [0, 1, 0]
-    assert found.present.tolist() == [
+    actual = sets.read_graphs(folder)
+    assert actual.labels.tolist() == [0, 1, 0]
+    assert actual.present.tolist() == [
         [True] * 3,
         [True, False, False],
         [True, True, False],
     ]
-    assert found.elements[0].tolist() == [[1, 0], [0, 1], [1, 0]]
-    assert found.edges is not None
-    assert found.edges[0].tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
-    assert not found.edges[1].any()  # one node
+    assert actual.elements[0].tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert actual.edges is not None
+    assert actual.edges[0].tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    assert not actual.edges[1].any()  # one node
     (folder / "Three_node_attributes.txt").write_text(ATTRIBUTES)
     moved = sets.read_graphs(folder).elements
     assert moved.shape == (3, 3, 4)
     torch.testing.assert_close(moved[..., 2:].sum(1), torch.zeros(3, 2))
     torch.testing.assert_close(moved[1, 0, 2:], torch.zeros(2))
     torch.testing.assert_close(
-        moved[found.present][:, 2:].square().mean(0), torch.ones(2)
+        moved[actual.present][:, 2:].square().mean(0), torch.ones(2)
     )
 
 
@@ -53,20 +53,20 @@ def test_graphs_that_are_nowhere(
 
 
 def test_shapes_are_in_the_middle_and_of_size_1() -> None:
-    found = sets.shapes(2, seed=5, points=32, astray=0.1)
-    assert found.elements.shape == (2 * len(sets.SHAPES), 32, 3)
-    assert found.labels.bincount().tolist() == [2] * len(sets.SHAPES)
+    actual = sets.shapes(2, seed=5, points=32, astray=0.1)
+    assert actual.elements.shape == (2 * len(sets.SHAPES), 32, 3)
+    assert actual.labels.bincount().tolist() == [2] * len(sets.SHAPES)
     torch.testing.assert_close(
-        found.elements.mean(1), torch.zeros(len(found.labels), 3), atol=1e-6, rtol=0
+        actual.elements.mean(1), torch.zeros(len(actual.labels), 3), atol=1e-6, rtol=0
     )
     torch.testing.assert_close(
-        found.elements.square().sum(2).mean(1), torch.ones(len(found.labels))
+        actual.elements.square().sum(2).mean(1), torch.ones(len(actual.labels))
     )
     torch.testing.assert_close(
-        sets.shapes(2, seed=5, points=32, astray=0.1).elements, found.elements
+        sets.shapes(2, seed=5, points=32, astray=0.1).elements, actual.elements
     )
     assert not torch.allclose(
-        sets.shapes(2, seed=6, points=32, astray=0.1).elements, found.elements
+        sets.shapes(2, seed=6, points=32, astray=0.1).elements, actual.elements
     )
 
 

@@ -36,13 +36,14 @@ def twin() -> torch.nn.Module:
 
 def test_the_decoder_of_the_twin_sees_one_class() -> None:
     network, images = twin(), torch.rand(5, 1, 8, 8)
-    found = network(images)
-    torch.testing.assert_close(found.activation.sum(1), torch.ones(5))
+    prediction = network(images)
+    torch.testing.assert_close(prediction.activation.sum(1), torch.ones(5))
     assert torch.equal(
-        found.reconstruction, network(images, found.activation.argmax(1)).reconstruction
+        prediction.reconstruction,
+        network(images, prediction.activation.argmax(1)).reconstruction,
     )
     groups = network.head(network.features(images)).unflatten(1, (3, 4))
-    torch.testing.assert_close(found.activation, groups.sum(2).softmax(1))
+    torch.testing.assert_close(prediction.activation, groups.sum(2).softmax(1))
     masked = groups * torch.nn.functional.one_hot(torch.tensor(2), 3)[:, None]
     torch.testing.assert_close(
         network(images, torch.full((5,), 2)).reconstruction, network.decoder(masked)
@@ -54,12 +55,12 @@ class TestAttackThatKnows:
     def test_stays_close_and_in_range(self, network: object) -> None:
         model = network().eval()
         pixels, labels = torch.rand(7, 1, 8, 8), torch.arange(7) % 3
-        found = reconstructive(
+        actual = reconstructive(
             Scores(model, Preprocess()), pixels, labels, 0.1, steps=3, batch_size=4
         )
-        assert found.shape == pixels.shape
-        assert (found - pixels).abs().max() <= 0.1 + 1e-6
-        assert 0 <= found.min() <= found.max() <= 1
+        assert actual.shape == pixels.shape
+        assert (actual - pixels).abs().max() <= 0.1 + 1e-6
+        assert 0 <= actual.min() <= actual.max() <= 1
 
     def test_fooled_images_are_reconstructed_better_than_after_more_of_the_class_alone(
         self,
@@ -68,10 +69,10 @@ class TestAttackThatKnows:
         test = Digits().test.subset(torch.arange(40))
         pixels, network = test.inputs.float() / 255, classifier.network
         scores = Scores(network, classifier.preprocess)
-        found = reconstructive(scores, pixels, test.labels, 0.2, steps=10)
+        actual = reconstructive(scores, pixels, test.labels, 0.2, steps=10)
         with torch.no_grad():
-            said, clean = network(found), network(pixels)
-        fooled = said.activation.argmax(1) != test.labels
+            prediction, clean = network(actual), network(pixels)
+        fooled = prediction.activation.argmax(1) != test.labels
         assert (
             fooled.double().mean()
             > (clean.activation.argmax(1) != test.labels).double().mean()
@@ -80,10 +81,10 @@ class TestAttackThatKnows:
         torch.nn.functional.cross_entropy(scores(step), test.labels).backward()
         blunt = (pixels + 0.2 * step.grad.sign()).clamp(0, 1)
         with torch.no_grad():
-            other = reconstruction_error(blunt, network(blunt).reconstruction)
+            second = reconstruction_error(blunt, network(blunt).reconstruction)
         assert (
-            reconstruction_error(found, said.reconstruction)[fooled].mean()
-            < other[fooled].mean()
+            reconstruction_error(actual, prediction.reconstruction)[fooled].mean()
+            < second[fooled].mean()
         )
 
     @pytest.mark.parametrize(
@@ -127,14 +128,14 @@ def test_rank_correlation_by_hand() -> None:
 
 @pytest.mark.slow
 def test_smoke(smoke) -> None:
-    found = smoke("strangers")
+    actual = smoke("strangers")
     for row in ("CapsNet", TWIN):
         shares = [
-            found.ours[row, UNDETECTED.format(kind)] for kind in (*KINDS, *ATTACKS)
+            actual.ours[row, UNDETECTED.format(kind)] for kind in (*KINDS, *ATTACKS)
         ]
-        assert all(0 <= share <= 100 for share in [*shares, found.ours[row, FALSE]])
+        assert all(0 <= share <= 100 for share in [*shares, actual.ours[row, FALSE]])
     # The strangers of this preset are other test images of the known ones: about as
     # many are taken for known.
-    other = found.ours["CapsNet", UNDETECTED.format(KINDS[0])]
-    assert other == pytest.approx(100 - found.ours["CapsNet", FALSE], abs=10)
-    assert len(found.result["pictures"]) == 2
+    second = actual.ours["CapsNet", UNDETECTED.format(KINDS[0])]
+    assert second == pytest.approx(100 - actual.ours["CapsNet", FALSE], abs=10)
+    assert len(actual.result["pictures"]) == 2

@@ -151,12 +151,12 @@ class TestLab:
         assert first.summary == second.summary
         assert first.facts["epochs"] == 2
         assert first.test_error == pytest.approx(100 - first.test_accuracy)
-        for (name, one), two in zip(
+        for (name, tensor), two in zip(
             first.network.state_dict().items(),
             second.network.state_dict().values(),
             strict=True,
         ):
-            torch.testing.assert_close(one, two, rtol=0, atol=0, msg=name)
+            torch.testing.assert_close(tensor, two, rtol=0, atol=0, msg=name)
         assert [one.folder for one in lab.trained] == [first.folder] * 2
 
     def test_other_options_are_refused(self, lab):
@@ -179,8 +179,8 @@ class TestLab:
             lab.train("routed", {**routed, "batch_size": 32})
 
     def test_a_seed_has_a_run_of_its_own(self, lab):
-        other = replace(lab, seed=1)
-        assert other.folder("tiny").path != lab.folder("tiny").path
+        second = replace(lab, seed=1)
+        assert second.folder("tiny").path != lab.folder("tiny").path
         assert (
             replace(lab, preset="quick").folder("tiny").path != lab.folder("tiny").path
         )
@@ -344,13 +344,13 @@ class TestFolders:
 
 def test_a_result_names_the_commit_that_made_it(monkeypatch, tmp_path):
     def git(*arguments):
-        said = subprocess.run(
+        output = subprocess.run(
             ["git", "-C", tmp_path, *arguments],
             capture_output=True,
             text=True,
             check=True,
         )
-        return said.stdout.strip()
+        return output.stdout.strip()
 
     file = tmp_path / "file"
     monkeypatch.setattr(command, "ROOT", tmp_path)
@@ -389,10 +389,10 @@ class TestCommandLine:
             )
             == 0
         )
-        told = capsys.readouterr().out
-        assert "a  error     2 %        not run  3.50 ± 0.71 %" in told
-        assert "entropy" not in told
-        assert "  and 1 more: python -m recipes made-up\n" in told
+        output = capsys.readouterr().out
+        assert "a  error     2 %        not run  3.50 ± 0.71 %" in output
+        assert "entropy" not in output
+        assert "  and 1 more: python -m recipes made-up\n" in output
         assert recipes_main(["made-up", *folders[2:]]) == 0
         assert "entropy" in capsys.readouterr().out
 

@@ -19,10 +19,10 @@ def test_figures_of_sweeps() -> None:
             torch.tensor(change), torch.zeros(1, 2, 2), torch.zeros(2, 3, 1, 2, 2)
         )
 
-    found = findings(
+    actual = findings(
         {0: one(0.25, 4.0), 3: one(0.5, 2.0), 4: one(0.125, 3.0)}, idle=0.5
     )
-    assert found == {CHANGE: pytest.approx(1.25), IDLE: pytest.approx(100 / 3)}
+    assert actual == {CHANGE: pytest.approx(1.25), IDLE: pytest.approx(100 / 3)}
 
 
 def test_rows_are_those_with_a_decoder() -> None:

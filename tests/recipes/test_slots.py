@@ -52,7 +52,7 @@ def test_sentences_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         (
             "label",
@@ -73,9 +73,9 @@ def test_sentences_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_whole_is_refused(
-    name: str, text: str, said: str, tmp_path: Path
+    name: str, text: str, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         read_sentences(written(tmp_path, **{name: text}))
     (tmp_path / "label").unlink()
     with pytest.raises(FileNotFoundError, match="there is no label in"):
@@ -107,11 +107,11 @@ def test_parts_of_a_word_are_the_same_everywhere() -> None:
 
 def test_batches_hold_each_sentence_once() -> None:
     made = [Sentence((str(k),) * (1 + k % 5), (), "") for k in range(53)]
-    found = list(batches(made, 4, pool=3))
-    assert sorted(one.words for batch in found for one in batch) == sorted(
+    actual = list(batches(made, 4, pool=3))
+    assert sorted(one.words for batch in actual for one in batch) == sorted(
         one.words for one in made
     )
-    assert {len(batch) for batch in found} == {4, 1}
+    assert {len(batch) for batch in actual} == {4, 1}
 
 
 @pytest.mark.parametrize("twin", [False, True])
@@ -120,7 +120,7 @@ def test_neighbours_in_a_batch_change_no_answer(twin: bool) -> None:
     network = SlotNet(train, {**TINY, "twin": twin}).double().eval()
     words = [one.words for one in train] + [("a", "wholly", "unknown", "word")]
     with torch.no_grad():
-        alone = [network([one])[:2] for one in words]
+        alone = [network([word])[:2] for word in words]
         logits, intents, _ = network(words)
     torch.testing.assert_close(logits, torch.cat([one for one, _ in alone]))
     torch.testing.assert_close(intents, torch.cat([one for _, one in alone]))

@@ -301,7 +301,7 @@ def test_a_result_grows_without_the_networks(smoke, tmp_path):
     stays.
     """
     name, results = "smallnorb-viewpoints", tmp_path / "results"
-    whole, (row, other, *_) = smoke(name), RECIPES["smallnorb-viewpoints"].rows
+    whole, (row, second, *_) = smoke(name), RECIPES["smallnorb-viewpoints"].rows
     result = run_recipe(
         name, "smoke", rows=[row], runs=tmp_path / "a", results=results, trainer=CPU
     )
@@ -314,7 +314,7 @@ def test_a_result_grows_without_the_networks(smoke, tmp_path):
         name,
         "smoke",
         [0, 1],
-        rows=[row, other],
+        rows=[row, second],
         runs=tmp_path / "b",
         results=results,
         trainer=CPU,

@@ -79,6 +79,6 @@ def look(model: nn.Module, images: Tensor, **options: object) -> Observation:
     return Observation(model, Selection(images, images, **options))
 
 
-def answers(classes: int, labels: Tensor, said: Tensor) -> Findings:
+def answers(classes: int, labels: Tensor, predicted: Tensor) -> Findings:
     """Of a network that is sure of what it said."""
-    return Findings(labels, torch.eye(classes)[said], None)
+    return Findings(labels, torch.eye(classes)[predicted], None)

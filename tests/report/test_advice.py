@@ -13,7 +13,7 @@ from torchcaps_lab.report.pictures import Advice
 
 def advice(
     labels: torch.Tensor,
-    said: torch.Tensor,
+    predicted: torch.Tensor,
     summary=None,
     metrics=(),
     files=None,
@@ -24,12 +24,12 @@ def advice(
     pixels = torch.zeros(len(labels), channels, side, side, dtype=torch.uint8)
     images = Examples(pixels, labels, ("cat", "dog", "owl"), files)
     return Advice.of(
-        answers(3, labels, said), images, summary or {}, list(metrics), model
+        answers(3, labels, predicted), images, summary or {}, list(metrics), model
     )
 
 
-def options(found: Advice) -> str:
-    return " | ".join(hint.option for hint in found.hints)
+def options(given_advice: Advice) -> str:
+    return " | ".join(hint.option for hint in given_advice.hints)
 
 
 EVEN = torch.arange(900) % 3
@@ -38,15 +38,15 @@ EVEN = torch.arange(900) % 3
 class TestEachFactHasItsAdvice:
     def test_nothing_to_do(self):
         metrics = [{"train_accuracy": 0.99, "val_accuracy": 0.98}] * 5
-        found = advice(EVEN, EVEN, metrics=metrics)
-        assert found.hints == ()
-        assert "Use it" in found.text
-        assert found.table() is None
+        actual = advice(EVEN, EVEN, metrics=metrics)
+        assert actual.hints == ()
+        assert "Use it" in actual.text
+        assert actual.table() is None
 
     def test_no_better_than_always_the_same(self):
-        found = advice(EVEN, torch.zeros_like(EVEN))
-        assert "answering 'cat' every time gets 33.3% right" in found.hints[0].fact
-        assert "--epochs" in found.hints[0].option
+        actual = advice(EVEN, torch.zeros_like(EVEN))
+        assert "answering 'cat' every time gets 33.3% right" in actual.hints[0].fact
+        assert "--epochs" in actual.hints[0].option
 
     @pytest.mark.parametrize(
         ("preprocess", "option"),
@@ -57,12 +57,12 @@ class TestEachFactHasItsAdvice:
     )
     def test_learned_by_heart(self, preprocess, option):
         metrics = [{"train_accuracy": 0.99, "val_accuracy": 0.8}]
-        found = advice(EVEN, EVEN, {"preprocess": preprocess}, metrics)
+        actual = advice(EVEN, EVEN, {"preprocess": preprocess}, metrics)
         assert (
             "99.0% of the training images are right, 80.0% of others"
-            in found.hints[0].fact
+            in actual.hints[0].fact
         )
-        assert found.hints[0].option.startswith(option)
+        assert actual.hints[0].option.startswith(option)
 
     def test_learned_by_heart_where_most_is_right(self):
         """The defect: 95 % against 89 % was called good."""
@@ -91,11 +91,13 @@ class TestEachFactHasItsAdvice:
         """The defect: 93 % of many images, no pair of classes above the others, was
         called good.
         """
-        said = EVEN.clone()
-        said[:60:2] = (said[:60:2] + 1) % 3
-        said[1:60:2] = (said[1:60:2] + 2) % 3
+        predicted = EVEN.clone()
+        predicted[:60:2] = (predicted[:60:2] + 1) % 3
+        predicted[1:60:2] = (predicted[1:60:2] + 2) % 3
         metrics = [{"train_accuracy": 0.94, "val_accuracy": 0.93}] * 12
-        (hint,) = advice(EVEN, said, {"model": "capsnet_on_backbone"}, metrics).hints
+        (hint,) = advice(
+            EVEN, predicted, {"model": "capsnet_on_backbone"}, metrics
+        ).hints
         assert "93.3% are right" in hint.fact
         assert hint.option == "--epochs 24 --model_args.widths [64,128,256]"
 
@@ -110,8 +112,8 @@ class TestEachFactHasItsAdvice:
             options(advice(EVEN, EVEN, {"model": "capsnet"}, flat))
             == "--model capsnet_on_backbone"
         )
-        found = advice(EVEN, EVEN, {"model": "capsnet_on_backbone"}, flat)
-        assert options(found) == "--model_args.widths [64,128,256]"
+        actual = advice(EVEN, EVEN, {"model": "capsnet_on_backbone"}, flat)
+        assert options(actual) == "--model_args.widths [64,128,256]"
 
     def test_still_rising_is_not_learned_by_heart(self):
         rows = [
@@ -171,12 +173,12 @@ class TestEachFactHasItsAdvice:
         assert not hint.option
 
     def test_few_photos_start_from_a_trained_backbone(self):
-        said = torch.where(torch.arange(900) % 10 == 0, (EVEN + 1) % 3, EVEN)
+        predicted = torch.where(torch.arange(900) % 10 == 0, (EVEN + 1) % 3, EVEN)
         summary = {"train_per_class": {"cat": 100, "dog": 80, "owl": 90}}
-        found = advice(EVEN, said, summary, channels=3).hints[0]
-        assert found.fact.startswith("90 training photos in each class on average")
-        assert "torchcaps[photos]" in found.advice
-        assert found.option.startswith(
+        actual = advice(EVEN, predicted, summary, channels=3).hints[0]
+        assert actual.fact.startswith("90 training photos in each class on average")
+        assert "torchcaps[photos]" in actual.advice
+        assert actual.option.startswith(
             "--model capsnet_on_backbone --model_args.backbone timm/efficientnet_lite0 "
         )
         known = SimpleNamespace(backbone="timm/efficientnet_lite0")
@@ -186,18 +188,18 @@ class TestEachFactHasItsAdvice:
             {"summary": {"train_per_class": {"cat": 5000}}},
         ):
             hints = advice(
-                EVEN, said, **{"summary": summary, "channels": 3, **other}
+                EVEN, predicted, **{"summary": summary, "channels": 3, **other}
             ).hints
             assert not any("efficientnet" in hint.option for hint in hints)
 
     def test_a_class_that_is_never_recognised_is_named(self):
-        labels, said = (
+        labels, predicted = (
             torch.tensor([0] * 500 + [1] * 12 + [2] * 388),
             torch.tensor([0] * 512 + [2] * 388),
         )
         lost, taken, *_ = advice(
             labels,
-            said,
+            predicted,
             files=("photos/a cat/1.jpg",) * 500 + ("photos/dog/1.jpg",) * 400,
         ).hints
         assert lost.fact == "none right: 'dog' 0 of 12"
@@ -206,17 +208,17 @@ class TestEachFactHasItsAdvice:
 
     def test_all_main_confusions_are_told(self):
         """Three of seven were."""
-        said = EVEN.clone()
+        predicted = EVEN.clone()
         for label in range(3):
             for step in (1, 2):
-                said[
+                predicted[
                     (EVEN == label)
                     .nonzero()
                     .squeeze(1)[20 * step : 20 * step + 19 + label]
                 ] = (label + step) % 3
         hint = next(
             hint
-            for hint in advice(EVEN, said).hints
+            for hint in advice(EVEN, predicted).hints
             if hint.fact.startswith("confused with each other")
         )
         assert hint.fact.count(";") == 5
@@ -236,8 +238,8 @@ class TestEachFactHasItsAdvice:
     def test_images_of_one_class_tell_nothing_about_guessing(self, right):
         """100 % right was 'the network has learned nothing of use yet'."""
         labels = torch.zeros(900, dtype=torch.int64)
-        found = advice(labels, (torch.arange(900) >= 900 * right).long())
-        assert not any("nothing useful" in hint.advice for hint in found.hints)
+        actual = advice(labels, (torch.arange(900) >= 900 * right).long())
+        assert not any("nothing useful" in hint.advice for hint in actual.hints)
 
     def test_all_right_of_classes_that_are_far_from_balanced(self):
         labels = (torch.arange(900) < 5).long() + (torch.arange(900) < 2).long()
@@ -255,8 +257,8 @@ class TestEachFactHasItsAdvice:
 
     def test_confused_classes_and_few_images(self):
         labels = torch.arange(60) % 3
-        said = torch.where((labels == 0) & (torch.arange(60) < 24), 1, labels)
-        confused, few = advice(labels, said).hints
+        predicted = torch.where((labels == 0) & (torch.arange(60) < 24), 1, labels)
+        confused, few = advice(labels, predicted).hints
         assert confused.fact == "confused with each other: 8 of 20 of 'cat' for 'dog'"
         assert "60 test images: the accuracy is 86.7% ± 8.6%" in few.fact
 
@@ -265,11 +267,13 @@ class TestEachFactHasItsAdvice:
         files = (str(tmp_path / "photo.png"),) * 20 + (
             str(tmp_path / "gone.png"),
         ) * 880
-        said = torch.where(torch.arange(900) % 10 == 0, (EVEN + 1) % 3, EVEN)
-        found = advice(EVEN, said, files=files, side=32)
-        assert found.hints[-1].option == "--data.size 64"
+        predicted = torch.where(torch.arange(900) % 10 == 0, (EVEN + 1) % 3, EVEN)
+        actual = advice(EVEN, predicted, files=files, side=32)
+        assert actual.hints[-1].option == "--data.size 64"
         assert (
             "photos with 100 pixels on the smaller side are reduced to 32"
-            in found.hints[-1].fact
+            in actual.hints[-1].fact
         )
-        assert "--data.size" not in options(advice(EVEN, said, files=files, side=64))
+        assert "--data.size" not in options(
+            advice(EVEN, predicted, files=files, side=64)
+        )

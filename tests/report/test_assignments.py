@@ -48,16 +48,16 @@ def test_maps_equal_a_loop(routing: str) -> None:
     for b in range(B):
         for y in range(rows):
             for x in range(columns):
-                given = 0.0
+                total = 0.0
                 for t in range(types):
                     child = (y * columns + x) * types + t
                     expected[b, y, x] += (
                         activation[b, y, x, t] * assignment[b, child, target[b]]
                     )
-                    given += activation[b, y, x, t]
-                expected[b, y, x] /= given
-    found = maps_of(model, images)[torch.arange(B), :, :, target]
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+                    total += activation[b, y, x, t]
+                expected[b, y, x] /= total
+    actual = maps_of(model, images)[torch.arange(B), :, :, target]
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-5)
     assert expected.std() > 1e-3  # the test would see a mix-up of positions
 
 

@@ -17,26 +17,26 @@ def drawn(count: int, sharpness: float) -> tuple[torch.Tensor, torch.Tensor]:
     return powers / powers.amax(1, keepdim=True), labels
 
 
-def platt_targets(there: torch.Tensor) -> torch.Tensor:
+def platt_targets(present: torch.Tensor) -> torch.Tensor:
     """Platt 1999, section 2.2.1: what is told of a class that is there, and of one that
     is not.
     """
-    yes, no = int(there.sum()), int((~there).sum())
-    return torch.where(there, (yes + 1) / (yes + 2), 1 / (no + 2)).double()
+    yes, no = int(present.sum()), int((~present).sum())
+    return torch.where(present, (yes + 1) / (yes + 2), 1 / (no + 2)).double()
 
 
 class TestCalibration:
     @pytest.mark.parametrize("sharpness", [0.3, 1.0, 3.0])
     def test_the_temperature_is_found_again(self, sharpness):
         activation, labels = drawn(4000, sharpness)
-        found = fit_temperature(activation, labels)
-        assert found.parameters[0] == pytest.approx(sharpness, rel=0.1)
-        assert torch.equal(found(activation).argmax(1), activation.argmax(1))
+        actual = fit_temperature(activation, labels)
+        assert actual.parameters[0] == pytest.approx(sharpness, rel=0.1)
+        assert torch.equal(actual(activation).argmax(1), activation.argmax(1))
         torch.testing.assert_close(
-            found(activation).sum(1), torch.ones(4000, dtype=torch.float64)
+            actual(activation).sum(1), torch.ones(4000, dtype=torch.float64)
         )
-        assert Calibration.from_config(found.config()) == found
-        reliability = Reliability.of(Findings(labels, activation, None), found)
+        assert Calibration.from_config(actual.config()) == actual
+        reliability = Reliability.of(Findings(labels, activation, None), actual)
         assert reliability.curves[-1].error < 0.03
         if sharpness != 1:
             assert reliability.curves[0].error > 2 * reliability.curves[-1].error
@@ -52,20 +52,20 @@ class TestCalibration:
 
     def test_always_right_is_not_sure_for_ever(self):
         activation = torch.eye(3).repeat(20, 1) * 0.8 + 0.1
-        found = fit_temperature(activation, torch.arange(3).repeat(20))
-        assert found(activation).amax(1).mean().item() == pytest.approx(
+        actual = fit_temperature(activation, torch.arange(3).repeat(20))
+        assert actual(activation).amax(1).mean().item() == pytest.approx(
             61 / 62, abs=0.01
         )
 
     def test_each_of_several_classes_for_itself(self):
         generator = torch.Generator().manual_seed(0)
         logits = 2 * torch.randn(2000, 3, generator=generator)
-        there = torch.rand(2000, 3, generator=generator) < (2 * logits - 1).sigmoid()
-        found = fit_platt(logits.sigmoid(), there)
-        assert found.parameters == pytest.approx((2, -1), abs=0.3)
+        present = torch.rand(2000, 3, generator=generator) < (2 * logits - 1).sigmoid()
+        actual = fit_platt(logits.sigmoid(), present)
+        assert actual.parameters == pytest.approx((2, -1), abs=0.3)
         torch.testing.assert_close(
-            found(logits.sigmoid()),
-            (found.parameters[0] * logits + found.parameters[1]).double().sigmoid(),
+            actual(logits.sigmoid()),
+            (actual.parameters[0] * logits + actual.parameters[1]).double().sigmoid(),
             atol=1e-4,
             rtol=0,
         )
@@ -80,10 +80,10 @@ class TestCalibration:
     def test_activations_that_are_close_together_say_as_much(self, scale):
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(1000, 4, generator=generator).double()
-        there = torch.rand(1000, 4, generator=generator) < (3 * logits - 1).sigmoid()
-        slope, intercept = fit_platt((scale * logits).sigmoid(), there).parameters
+        present = torch.rand(1000, 4, generator=generator) < (3 * logits - 1).sigmoid()
+        slope, intercept = fit_platt((scale * logits).sigmoid(), present).parameters
         assert (slope * scale, intercept) == pytest.approx(
-            fit_platt(logits.sigmoid(), there).parameters, rel=1e-6
+            fit_platt(logits.sigmoid(), present).parameters, rel=1e-6
         )
         labels = torch.multinomial(
             (2 * logits).softmax(1), 1, generator=generator
@@ -99,19 +99,19 @@ class TestCalibration:
         """
         generator = torch.Generator().manual_seed(0)
         logits = torch.randn(20, 2, generator=generator).double()
-        there = torch.rand(20, 2, generator=generator) < (5 * logits - 1).sigmoid()
-        error = fit_platt(logits.sigmoid(), there)(logits.sigmoid()) - platt_targets(
-            there
+        present = torch.rand(20, 2, generator=generator) < (5 * logits - 1).sigmoid()
+        error = fit_platt(logits.sigmoid(), present)(logits.sigmoid()) - platt_targets(
+            present
         )
         assert abs(error.sum().item()) < 1e-6
         assert abs((error * logits).sum().item()) < 1e-6
 
     def test_told_apart_without_an_error_the_slope_is_finite(self):
         activation = torch.tensor([[0.3, 0.7]]).repeat(20, 1)
-        there = activation > 0.5
+        present = activation > 0.5
         torch.testing.assert_close(
-            fit_platt(activation, there)(activation),
-            platt_targets(there),
+            fit_platt(activation, present)(activation),
+            platt_targets(present),
             atol=1e-6,
             rtol=0,
         )
@@ -119,22 +119,22 @@ class TestCalibration:
     def test_classes_that_are_there_do_not_get_less_than_others(self) -> None:
         """Of a network that has learned nothing."""
         generator = torch.Generator().manual_seed(0)
-        there = torch.rand(200, 5, generator=generator) < 0.2
+        present = torch.rand(200, 5, generator=generator) < 0.2
         activation = (
-            torch.randn(200, 5, generator=generator) - there.float()
+            torch.randn(200, 5, generator=generator) - present.float()
         ).sigmoid()
-        found = fit_platt(activation, there)(activation)
+        actual = fit_platt(activation, present)(activation)
         torch.testing.assert_close(
-            found, platt_targets(there).mean().expand(200, 5), atol=1e-6, rtol=0
+            actual, platt_targets(present).mean().expand(200, 5), atol=1e-6, rtol=0
         )
 
     def test_activations_that_are_all_alike_say_nothing(self):
-        there = torch.arange(80).reshape(20, 4) % 4 == 0
+        present = torch.arange(80).reshape(20, 4) % 4 == 0
         alike = torch.full((20, 4), 0.3)
-        slope, intercept = fit_platt(alike, there).parameters
+        slope, intercept = fit_platt(alike, present).parameters
         assert slope == pytest.approx(0, abs=1e-6)
         assert torch.tensor(intercept).sigmoid().item() == pytest.approx(
-            platt_targets(there).mean().item()
+            platt_targets(present).mean().item()
         )
         assert fit_temperature(alike, torch.zeros(20).long()).parameters[0] >= 2**-10
 
@@ -198,11 +198,11 @@ def test_calibration_error_written_out():
     torch.manual_seed(0)
     p = (3 * torch.randn(200, 4)).softmax(1)
     labels = torch.randint(4, (200,))
-    confidence, said = p.max(1)
+    confidence, predicted = p.max(1)
     bins = (confidence * 15).ceil()
     expected = sum(
         abs(
-            (said[bins == b] == labels[bins == b]).float().mean()
+            (predicted[bins == b] == labels[bins == b]).float().mean()
             - confidence[bins == b].mean()
         )
         * (bins == b).sum()
@@ -242,9 +242,9 @@ def test_bins_of_scikit_learn():
         (3 * torch.randn(500, 3, dtype=torch.float64)).softmax(1),
         torch.randint(3, (500,)),
     )
-    confidence, said = p.max(1)
+    confidence, predicted = p.max(1)
     accuracy, mean = calibration_curve(
-        (said == labels).numpy(), confidence.numpy(), n_bins=10
+        (predicted == labels).numpy(), confidence.numpy(), n_bins=10
     )
     bins = calibration_bins(p, labels, 10)
     assert bins.accuracy.tolist() == pytest.approx(accuracy.tolist())

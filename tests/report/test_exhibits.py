@@ -76,9 +76,9 @@ def read_png(address: str) -> np.ndarray:
 
 def valid(exhibit: Exhibit) -> dict[str, Any]:
     """The JSON of an exhibit, read back."""
-    made = exhibit.to_json()
-    read = json.loads(json.dumps(made, allow_nan=False))
-    assert read == made
+    described = exhibit.to_json()
+    read = json.loads(json.dumps(described, allow_nan=False))
+    assert read == described
     return read
 
 
@@ -123,7 +123,10 @@ def test_every_exhibit_is_valid_json_and_holds_no_more_than_is_shown(
         assert exhibit.title
         assert exhibit.text
         read = valid(exhibit)
-        assert set(read) == {"kind", *(one.name for one in fields(exhibit))}
+        assert set(read) == {
+            "kind",
+            *(described_field.name for described_field in fields(exhibit)),
+        }
         tensors = [
             value for value in vars(exhibit).values() if isinstance(value, Tensor)
         ]
@@ -237,13 +240,14 @@ def test_a_task_of_several_labels_shows_each_image_for_each_of_its_classes(
     model = tiny("capsnet_digits")
     images = image_set(model.image_shape, count=3)
     activation = ask(model, images).activation
-    said = torch.zeros(3, 3, dtype=torch.bool).scatter(
+    predicted = torch.zeros(3, 3, dtype=torch.bool).scatter(
         1, activation.topk(2, 1).indices, True
     )
-    places, target = said.nonzero().T  # an image for each of its two classes
+    places, target = predicted.nonzero().T  # an image for each of its two classes
     batch = images.__getitems__(places.tolist())
     titles = tuple(
-        f"{place}: {images.classes[label]}" for place, label in said.nonzero().tolist()
+        f"{place}: {images.classes[label]}"
+        for place, label in predicted.nonzero().tolist()
     )
     shown = look(
         model, batch.inputs, target=target, titles=titles, about="a class that was said"
@@ -279,9 +283,9 @@ class Undrawn(Exhibit):
 
 
 def test_exhibits_of_ones_own_are_shown(tmp_path: Path) -> None:
-    own = Own(title="Own <b>", text="see", pictures=torch.zeros(1, 1, 2, 2))
+    exhibit = Own(title="Own <b>", text="see", pictures=torch.zeros(1, 1, 2, 2))
     index = report.write_page(
-        tmp_path, iter([Undrawn(title="first", text="words"), own])
+        tmp_path, iter([Undrawn(title="first", text="words"), exhibit])
     )
     page = index.read_text()
     assert "<h1>first</h1>\n<p>words</p>\n<h2>Own &lt;b&gt;</h2>" in page
@@ -295,9 +299,9 @@ def test_exhibits_of_ones_own_are_shown(tmp_path: Path) -> None:
 
 
 def test_misfits_are_named(tmp_path: Path) -> None:
-    own = Own(title="", text="", pictures=torch.zeros(1, 1, 2, 2))
+    exhibit = Own(title="", text="", pictures=torch.zeros(1, 1, 2, 2))
     with pytest.raises(ValueError, match=r"names of their own, got own\.png twice"):
-        report.write_page(tmp_path, [own, own])
+        report.write_page(tmp_path, [exhibit, exhibit])
     with pytest.raises(
         ValueError, match="a kind of exhibit named 'mistakes' exists already: Mistakes"
     ):

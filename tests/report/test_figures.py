@@ -54,24 +54,24 @@ def activations(
         ActivationMaps(name, None, part, extent) for name, part in maps.items()
     )
     titles = ("a",) * len(images)
-    told = {
+    answer = {
         "names": tuple(f"class {label}" for label in range(classes.shape[1])),
         "layers": layers,
         "classes": classes,
     }
     return drawn(
-        LayerActivations(title="", text="", pictures=images, titles=titles, **told)
+        LayerActivations(title="", text="", pictures=images, titles=titles, **answer)
     )
 
 
 def shares(images: Tensor, *layers: ShareMaps, even: float = 0.5) -> Figure:
-    told = {
+    answer = {
         "titles": ("a",) * len(images),
         "targets": torch.zeros(len(images)),
         "layers": layers,
         "even": even,
     }
-    return drawn(Assignments(title="", text="", pictures=images, **told))
+    return drawn(Assignments(title="", text="", pictures=images, **answer))
 
 
 def confusion(counts: Tensor, classes: Sequence[str]) -> Figure:
@@ -172,8 +172,8 @@ def test_names_of_boxes_are_read_wherever_they_are(top: float) -> None:
 
 def _luminance(colour: str) -> float:
     linear = [
-        one / 12.92 if one <= 0.03928 else ((one + 0.055) / 1.055) ** 2.4
-        for one in to_rgb(colour)
+        channel / 12.92 if channel <= 0.03928 else ((channel + 0.055) / 1.055) ** 2.4
+        for channel in to_rgb(colour)
     ]
     return sum(
         share * part
@@ -312,10 +312,10 @@ def test_every_number_of_a_pose_has_a_map(shape: tuple[int, ...], maps: int) -> 
         )
     )
     render(figure)
-    found = [axes for axes in figure.axes[1:] if axes.images]
-    assert len(found) == maps
+    actual = [axes for axes in figure.axes[1:] if axes.images]
+    assert len(actual) == maps
     largest = pose.abs().max().item()
-    for axes, expected in zip(found, pose.flatten(2).unbind(-1), strict=True):
+    for axes, expected in zip(actual, pose.flatten(2).unbind(-1), strict=True):
         np.testing.assert_allclose(shown(axes), expected)
         assert axes.images[0].get_clim() == (
             -largest,
@@ -429,12 +429,12 @@ def test_the_grid_has_dimensions_down_and_values_across() -> None:
         "grids": grids[None].expand(2, -1, -1, -1, -1, -1),
         "values": torch.linspace(-1, 1, V),
     }
-    told = {
+    answer = {
         "changes": torch.full((2, D), (V - 1) / (D * V)),
         "targets": torch.tensor([7, 1]),
         "classes": ("$1", "b"),
     }
-    first, second = Perturbations(title="", text="", **moved, **told).draw()
+    first, second = Perturbations(title="", text="", **moved, **answer).draw()
     assert (first.file, second.file) == ("perturbation_007.png", "perturbation_001.png")
     axes = first.figure.axes[0]
     assert axes.get_title() == "class $1"
@@ -469,8 +469,10 @@ def test_headings_of_mistakes() -> None:
 
 def test_headings_of_mistakes_do_not_overlap() -> None:
     mistakes = (Mistake("", "W" * 30, "M" * 30, 0.5, 0.4),) * 5
-    told = {"mistakes": mistakes, "wrong": 5, "images": 5, "files": False}
-    figure = drawn(Mistakes(title="", text="", pictures=torch.rand(5, 3, 8, 8), **told))
+    arguments = {"mistakes": mistakes, "wrong": 5, "images": 5, "files": False}
+    figure = drawn(
+        Mistakes(title="", text="", pictures=torch.rand(5, 3, 8, 8), **arguments)
+    )
     render(figure)
     boxes = [axes.title.get_window_extent() for axes in figure.axes]
     for place, box in enumerate(boxes):

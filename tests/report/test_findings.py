@@ -39,18 +39,18 @@ def test_figures_of_a_hand_made_example() -> None:
 
 def test_confusion_and_shares_of_scikit_learn() -> None:
     generator = torch.Generator().manual_seed(2)
-    found = Findings(
+    actual = Findings(
         torch.randint(4, (60,), generator=generator),
         torch.rand(60, 5, generator=generator),
         None,
     )
-    said, classes = found.prediction, list(range(5))
+    predicted, classes = actual.prediction, list(range(5))
     assert (
-        found.confusion.tolist()
-        == confusion_matrix(found.labels, said, labels=classes).tolist()
+        actual.confusion.tolist()
+        == confusion_matrix(actual.labels, predicted, labels=classes).tolist()
     )
-    recalls = recall_score(found.labels, said, labels=classes[:4], average=None)
-    assert [row.recall for row in found.per_class[:4]] == pytest.approx(
+    recalls = recall_score(actual.labels, predicted, labels=classes[:4], average=None)
+    assert [row.recall for row in actual.per_class[:4]] == pytest.approx(
         recalls.tolist()
     )
 
@@ -91,12 +91,12 @@ def test_findings_do_not_depend_on_the_batches(batch_size: int) -> None:
     ("dtype", "bound"), [(torch.float64, 1e-5), (torch.bfloat16, 0.05)]
 )
 def test_networks_in_any_precision(dtype: torch.dtype, bound: float) -> None:
-    expected, found = (
+    expected, actual = (
         examine(digits_net().to(precision), image_set(SHAPE, 10))
         for precision in (torch.float32, dtype)
     )
     torch.testing.assert_close(
-        found.activation, expected.activation, rtol=0, atol=bound
+        actual.activation, expected.activation, rtol=0, atol=bound
     )
 
 
@@ -166,11 +166,11 @@ def test_figures_of_two_classes() -> None:
     findings = Findings(labels, activation, entropy=None)
     share = activation[:, 1] / activation.sum(1)
     pairs = share[labels == 1][:, None] > share[labels == 0]
-    figures, others = findings.of_positive(1), findings.of_positive(0)
+    figures, of_negative = findings.of_positive(1), findings.of_positive(0)
     assert figures.auc == pytest.approx(pairs.double().mean().item())
     assert figures.sensitivity == findings.per_class[1].recall
     assert figures.specificity == findings.per_class[0].recall
-    assert others == (
+    assert of_negative == (
         pytest.approx(figures.auc),
         figures.specificity,
         figures.sensitivity,

@@ -49,10 +49,10 @@ class TestAsked:
         first = seen.reconstructions
         model = seen.model
         model.features = None  # so that running it would fail
-        other = seen.asked(1 - seen.target.clamp(max=1))
-        assert other.activation is seen.activation
-        assert other.extents == seen.extents
-        assert not torch.equal(other.reconstructions, first)
+        second = seen.asked(1 - seen.target.clamp(max=1))
+        assert second.activation is seen.activation
+        assert second.extents == seen.extents
+        assert not torch.equal(second.reconstructions, first)
 
 
 class TestDecodePose:
@@ -208,13 +208,13 @@ class TestOtherRouting:
 
     def test_is_the_network_built_with_it(self) -> None:
         model, images = net(), torch.rand(2, 1, 8, 8)
-        other = net(routing=create_routing("kmeans", steps=2))
-        other.load_state_dict(model.state_dict())
+        second = net(routing=create_routing("kmeans", steps=2))
+        second.load_state_dict(model.state_dict())
         with torch.no_grad():
             before = model(images).activation
             with other_routing(model, "kmeans", 2):
                 torch.testing.assert_close(
-                    model(images).activation, other(images).activation
+                    model(images).activation, second(images).activation
                 )
             with other_routing(model, steps=1):
                 assert not torch.equal(model(images).activation, before)
@@ -227,10 +227,10 @@ class TestOtherRouting:
 
     def test_own_comes_back_after_an_error(self) -> None:
         model = net()
-        own = model.routing
+        routing = model.routing
         with pytest.raises(RuntimeError, match="stop"), other_routing(model, "mean"):
             raise RuntimeError("stop")
-        assert model.routing is own
+        assert model.routing is routing
 
 
 class TestExhibits:
@@ -268,16 +268,16 @@ class TestExhibits:
 
     def test_swap(self) -> None:
         seen, model = seen_by(net()), net()
-        one, other = (
+        first, second = (
             seen.asked(torch.tensor([0])),
             seen_by(model, 2).asked(torch.tensor([2, 2])),
         )
-        exhibit = PoseSwap.of(one, other)
+        exhibit = PoseSwap.of(first, second)
         assert exhibit is not None
         with torch.no_grad():
-            expected = draw_poses(model, one.classes.pose[:, 0], torch.tensor([2]))
+            expected = draw_poses(model, first.classes.pose[:, 0], torch.tensor([2]))
         torch.testing.assert_close(exhibit.swapped[:1], expected)
-        torch.testing.assert_close(exhibit.reconstructions[:1], one.reconstructions)
+        torch.testing.assert_close(exhibit.reconstructions[:1], first.reconstructions)
 
     def test_activations(self) -> None:
         seen = seen_by(net())

@@ -45,11 +45,15 @@ class TestManyClasses:
 
     def test_the_most_confused_classes_are_drawn_and_named(self):
         labels = torch.arange(100).repeat(4)
-        said = labels.clone()
-        said[7], said[107], said[207] = 93, 93, 93  # three of four images of class 7
-        said[12] = 50
+        predicted = labels.clone()
+        predicted[7], predicted[107], predicted[207] = (
+            93,
+            93,
+            93,
+        )  # three of four images of class 7
+        predicted[12] = 50
         confusion = Confusion.of(
-            answers(100, labels, said), [f"c{number}" for number in range(100)]
+            answers(100, labels, predicted), [f"c{number}" for number in range(100)]
         )
         assert confusion.pairs(9) == [(7, 93, 3), (12, 50, 1)]
         assert {7, 93, 12, 50} <= set(confusion.shown().tolist())
@@ -58,19 +62,19 @@ class TestManyClasses:
 
     def test_half_the_examples_are_of_mistaken_classes(self):
         labels = torch.arange(30).repeat(2)
-        said = labels.clone()
-        said[:3] = 29
-        found = answers(30, labels, said)
-        assert {0, 1, 2} <= set(found.telling(6).tolist())
-        assert len(found.telling(6)) == 6
-        assert found.telling(30).tolist() == list(range(30))
+        predicted = labels.clone()
+        predicted[:3] = 29
+        actual = answers(30, labels, predicted)
+        assert {0, 1, 2} <= set(actual.telling(6).tolist())
+        assert len(actual.telling(6)) == 6
+        assert actual.telling(30).tolist() == list(range(30))
         images = Examples(
             torch.zeros(60, 1, 4, 4, dtype=torch.uint8),
             labels,
             tuple(map(str, range(30))),
         )
-        assert len(select_examples(found, images, 6)) == 6
-        assert len(select_examples(found, images, 40)) == 30
+        assert len(select_examples(actual, images, 6)) == 6
+        assert len(select_examples(actual, images, 40)) == 30
 
 
 NAMES = ("cat", "собака", "ζέβρα", "猫", "हाथी", "قطة")
@@ -79,10 +83,10 @@ NAMES = ("cat", "собака", "ζέβρα", "猫", "हाथी", "قطة")
 class TestScripts:
     def test_names_in_other_scripts_are_drawn_or_explained(self, tmp_path):
         labels = torch.arange(6)
-        found = answers(6, labels, labels.roll(1))
+        actual = answers(6, labels, labels.roll(1))
         images = Examples(torch.zeros(6, 1, 4, 4, dtype=torch.uint8), labels, NAMES)
         page = write_page(
-            tmp_path, [Confusion.of(found, NAMES), Mistakes.of(found, images)]
+            tmp_path, [Confusion.of(actual, NAMES), Mistakes.of(actual, images)]
         )  # a missing glyph warns
         text = page.read_text()
         explained = text.partition("In the pictures: ")[2].partition("</p>")[0]

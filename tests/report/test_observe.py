@@ -239,9 +239,12 @@ def test_networks_in_any_precision_show_the_same(
     torch.testing.assert_close(
         seen.classes.pose.float(), expected.classes.pose, atol=bound, rtol=bound
     )
-    shown, told = RoutingSteps.of(seen).steps[0], RoutingSteps.of(expected).steps[0]
+    shown, expected_step = (
+        RoutingSteps.of(seen).steps[0],
+        RoutingSteps.of(expected).steps[0],
+    )
     torch.testing.assert_close(
-        shown.assignment.float(), told.assignment, atol=bound, rtol=bound
+        shown.assignment.float(), expected_step.assignment, atol=bound, rtol=bound
     )
 
 

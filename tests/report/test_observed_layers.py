@@ -125,8 +125,8 @@ def test_the_layers_of_a_matrix_capsule_network() -> None:
         torch.testing.assert_close(layers[name].capsules, capsules)
     chain = [None, "primary_caps", "conv_caps1", "conv_caps2"]
     for layer, lower in zip(layers.values(), chain, strict=True):
-        found = below(layers, layer)
-        assert (found and found.name) == lower
+        actual = below(layers, layer)
+        assert (actual and actual.name) == lower
     (routed,) = model.conv_caps1.route(layers["primary_caps"].capsules)
     torch.testing.assert_close(
         layers["conv_caps1"].assignment().flatten(0, 1), routed.assignment
@@ -273,9 +273,9 @@ def test_layers_over_a_sequence_and_a_volume(competition: str) -> None:
         )
         children = Capsules(torch.randn(2, *size, 2, 4), torch.rand(2, *size, 2))
         (seen,) = observe_layers(module, children).values()
-        given = seen.inside(seen.scatter(seen.assignment()).sum(-1, keepdim=True))
-        assert given.shape == (2, *size, 2, 1)
-        torch.testing.assert_close(given, torch.ones_like(given))
+        shares = seen.inside(seen.scatter(seen.assignment()).sum(-1, keepdim=True))
+        assert shares.shape == (2, *size, 2, 1)
+        torch.testing.assert_close(shares, torch.ones_like(shares))
         entropy = layer_entropy(seen)
         assert bool((entropy > 0.5).all())
         assert bool((entropy < 1).all())

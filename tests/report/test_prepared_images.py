@@ -58,7 +58,8 @@ def test_a_report_shows_pixels_and_decodes_what_was_said() -> None:
     images = images.prepared(PREPROCESS)
     findings = examine(model, images)
     shown = {
-        one.kind: one for one in exhibits_of_classifier(model, images, findings, {}, [])
+        exhibit.kind: exhibit
+        for exhibit in exhibits_of_classifier(model, images, findings, {}, [])
     }
     pixels = centre_crop(images.inputs.float() / 255, 8)
     assert torch.equal(shown["mistakes"].pictures, pixels[findings.mistakes(24)])
@@ -75,13 +76,13 @@ def test_a_report_shows_pixels_and_decodes_what_was_said() -> None:
 def test_stereo_pairs_show_their_first_camera_under_the_map() -> None:
     pairs = torch.stack([torch.zeros(8, 8), torch.ones(8, 8)])[None]
     maps = ShareMaps("caps", torch.full((1, 2, 2), 0.5), extent=None)
-    told = {
+    answer = {
         "titles": ("a",),
         "targets": torch.tensor([0]),
         "layers": (maps,),
         "even": 0.5,
     }
-    (picture,) = Assignments(title="", text="", pictures=pairs, **told).draw()
+    (picture,) = Assignments(title="", text="", pictures=pairs, **answer).draw()
     image, below = (
         picture.figure.axes[place].images[0].get_array() for place in (0, 1)
     )

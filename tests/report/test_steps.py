@@ -22,37 +22,43 @@ class TestSteps:
     @pytest.mark.parametrize("schedule", ["linear", "released"])
     def test_em_routing_keeps_its_ends(self, schedule: str) -> None:
         network = matrix_network(schedule=schedule, inverse_temperature=0.3)
-        own = inverse_temperatures(schedule, 3, 0.3)
+        temperatures = inverse_temperatures(schedule, 3, 0.3)
         for steps in (1, 2, 3, 7):
             with routing_steps(network, steps):
                 (routing, *_) = [
-                    one for one in network.modules() if isinstance(one, EMRouting)
+                    module
+                    for module in network.modules()
+                    if isinstance(module, EMRouting)
                 ]
                 used = inverse_temperatures(
                     routing.schedule, routing.steps, routing.inverse_temperature
                 )
             assert len(used) == steps
-            assert used[-1] == pytest.approx(own[-1])
-            assert steps == 1 or used[0] == pytest.approx(own[0])
+            assert used[-1] == pytest.approx(temperatures[-1])
+            assert steps == 1 or used[0] == pytest.approx(temperatures[0])
 
     @torch.no_grad()
     def test_a_network_is_changed_and_put_back(self) -> None:
         network, images = matrix_network(), torch.rand(2, 1, 17, 17)
-        routings = [one for one in network.modules() if isinstance(one, Routing)]
+        routings = [
+            module for module in network.modules() if isinstance(module, Routing)
+        ]
         before = network(images).activation
         with routing_steps(network, 6):
-            assert [one.steps for one in routings] == [6] * 3
+            assert [routing.steps for routing in routings] == [6] * 3
             assert not torch.allclose(network(images).activation, before)
-        assert [(one.steps, one.schedule) for one in routings] == [(3, "linear")] * 3
+        assert [(routing.steps, routing.schedule) for routing in routings] == [
+            (3, "linear")
+        ] * 3
         assert torch.equal(network(images).activation, before)
 
     def test_a_failure_inside_leaves_the_network_as_it_was(self) -> None:
         network = matrix_network()
         with pytest.raises(ZeroDivisionError), routing_steps(network, 6):
             raise ZeroDivisionError
-        assert [one.steps for one in network.modules() if isinstance(one, Routing)] == [
-            3
-        ] * 3
+        assert [
+            module.steps for module in network.modules() if isinstance(module, Routing)
+        ] == [3] * 3
 
     @torch.no_grad()
     def test_as_many_steps_as_in_the_training_change_nothing(self) -> None:
@@ -76,11 +82,15 @@ class TestSteps:
         with routing_steps(network, steps):
             assert network(torch.rand(2, 1, 17, 17)).activation.isfinite().all()
             used = [
-                one.sharpness for one in network.modules() if isinstance(one, EMRouting)
+                module.sharpness
+                for module in network.modules()
+                if isinstance(module, EMRouting)
             ]
             assert used == [pytest.approx(sharpness)] * 3
         assert [
-            one.sharpness for one in network.modules() if isinstance(one, EMRouting)
+            module.sharpness
+            for module in network.modules()
+            if isinstance(module, EMRouting)
         ] == [[0.1, 0.2]] * 3
 
     def test_what_does_not_fit_is_told(self) -> None:

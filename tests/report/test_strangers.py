@@ -72,9 +72,9 @@ class TestThreshold:
     @pytest.mark.parametrize("false_alarms", [0.05, 0.1, 0.25])
     def test_so_many_validation_images_lie_above_it(self, false_alarms: float) -> None:
         network, images = digits_net(), image_set((1, 8, 8), count=200)
-        found = fit_strangers(network, images, false_alarms)
-        assert found is not None
-        known = found.known(reconstruction_errors(network, images))
+        actual = fit_strangers(network, images, false_alarms)
+        assert actual is not None
+        known = actual.known(reconstruction_errors(network, images))
         assert (~known).double().mean().item() == pytest.approx(
             false_alarms, abs=1 / 200
         )
@@ -87,15 +87,15 @@ class TestThreshold:
         torch.testing.assert_close(share, ranks, atol=0.01, rtol=0)
 
     def test_known_is_what_is_at_most_so_strange(self) -> None:
-        found = fit_strangers(digits_net(), image_set((1, 8, 8), count=100), 0.033)
-        errors = torch.linspace(found.quantiles[0], found.quantiles[-1], 1001)
+        actual = fit_strangers(digits_net(), image_set((1, 8, 8), count=100), 0.033)
+        errors = torch.linspace(actual.quantiles[0], actual.quantiles[-1], 1001)
         assert torch.equal(
-            found.known(errors), found.strangeness(errors) <= 1 - 0.033 + 1e-9
+            actual.known(errors), actual.strangeness(errors) <= 1 - 0.033 + 1e-9
         )
 
     def test_kept_as_json(self) -> None:
-        found = fit_strangers(digits_net(), image_set((1, 8, 8), count=30))
-        assert Strangers.from_config(json.loads(json.dumps(found.config()))) == found
+        actual = fit_strangers(digits_net(), image_set((1, 8, 8), count=30))
+        assert Strangers.from_config(json.loads(json.dumps(actual.config()))) == actual
         assert Strangers.from_config(None) is None
 
     def test_nothing_to_tell_them_by(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,14 +133,14 @@ class TestAnswers:
         classifier = Classifier.open(BOXED)
         digits = classifier.predict(Digits().test.inputs)
         assert (
-            sum(not one.known for one in digits) / len(digits) < 0.12
+            sum(not digit.known for digit in digits) / len(digits) < 0.12
         )  # 5 % of 143 validation images
         noise = classifier.predict(
             torch.rand(50, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         )
         assert sum(one.known for one in noise) == 0
         assert str(noise[0]).startswith("none of these, at best ")
-        assert all((one.strangeness <= 0.95) == one.known for one in digits)
+        assert all((digit.strangeness <= 0.95) == digit.known for digit in digits)
 
     def test_networks_without_a_threshold_open_as_before(self, tmp_path: Path) -> None:
         network = load_pretrained(BOXED)
@@ -218,12 +218,12 @@ class TestCommands:
             )
             == 0
         )
-        told = capsys.readouterr().out
+        output = capsys.readouterr().out
         after = Classifier.open("own").strangers
         assert after.false_alarms == 0.2
         assert after.threshold < before.threshold
-        assert f"saved in {Path('own', 'config.json')}" in told
-        assert "noise: 0.00% of 12 images pass for known, AUC " in told
+        assert f"saved in {Path('own', 'config.json')}" in output
+        assert "noise: 0.00% of 12 images pass for known, AUC " in output
 
     def test_a_data_set_as_json(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -245,13 +245,13 @@ class TestCommands:
         self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main(["predict", "own", "noise/0.png"]) == 0
-        told = capsys.readouterr().out
+        output = capsys.readouterr().out
         assert (
             "# none of these: an image is none of these if its reconstruction differs "
-            "by more than" in told
+            "by more than" in output
         )
-        assert "noise/0.png: none of these, at best " in told
-        assert "# stranger than 100.0% of the validation images" in told
+        assert "noise/0.png: none of these, at best " in output
+        assert "# stranger than 100.0% of the validation images" in output
         assert main(["predict", "own", "noise/0.png", "--csv"]) == 0
         head, row = capsys.readouterr().out.splitlines()
         assert head.endswith(",length,known,strangeness")

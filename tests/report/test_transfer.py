@@ -46,9 +46,9 @@ class TestAttributes:
         assert attributes(stroke(slant))[0, 0].item() == pytest.approx(slant, abs=1.0)
 
     def test_mirrored_images_lean_the_other_way(self) -> None:
-        one = stroke(20.0)
-        assert attributes(one.flip(-1))[0, 0].item() == pytest.approx(
-            -attributes(one)[0, 0].item(), abs=1e-9
+        image = stroke(20.0)
+        assert attributes(image.flip(-1))[0, 0].item() == pytest.approx(
+            -attributes(image)[0, 0].item(), abs=1e-9
         )
 
     def test_thickness_grows_with_the_stroke(self) -> None:
@@ -103,9 +103,11 @@ def trained_a_little() -> CapsNet:
 
 
 class TestTransfer:
-    @pytest.mark.parametrize("told", ["masked", "pose", "pose_and_class"])
-    def test_onto_itself_draws_the_content_again(self, told: str) -> None:
-        model = create_model("capsnet_digits", decoder_input=told, pose_noise=0.1)
+    @pytest.mark.parametrize("decoder_input", ["masked", "pose", "pose_and_class"])
+    def test_onto_itself_draws_the_content_again(self, decoder_input: str) -> None:
+        model = create_model(
+            "capsnet_digits", decoder_input=decoder_input, pose_noise=0.1
+        )
         classes, target = capsules(), torch.tensor([3, 1, 4])
         drawn = transfer(model, classes, classes, target, target, steps=2)
         assert drawn.shape == (3, 2, 1, 8, 8)
@@ -118,21 +120,21 @@ class TestTransfer:
         """
         model = trained_a_little()
         content, style = capsules(), Capsules(*(part.flip(0) for part in capsules()))
-        target, other = torch.tensor([3, 1, 4]), torch.tensor([5, 9, 2])
-        drawn = transfer(model, content, style, target, other, steps=2)
-        given = model.decoder[0]
+        target, second = torch.tensor([3, 1, 4]), torch.tensor([5, 9, 2])
+        drawn = transfer(model, content, style, target, second, steps=2)
+        pose_input = model.decoder[0]
         for b in range(3):
-            own = (
-                content.pose[b, target[b]] - given.mean[target[b]]
-            ) / given.deviation[target[b]]
-            taken = (style.pose[b, other[b]] - given.mean[other[b]]) / given.deviation[
-                other[b]
-            ]
-            for step, place in enumerate(((own + taken) / 2, taken)):
-                told = torch.cat([place, torch.eye(10)[target[b]]])
+            standardised = (
+                content.pose[b, target[b]] - pose_input.mean[target[b]]
+            ) / pose_input.deviation[target[b]]
+            taken = (
+                style.pose[b, second[b]] - pose_input.mean[second[b]]
+            ) / pose_input.deviation[second[b]]
+            for step, place in enumerate(((standardised + taken) / 2, taken)):
+                predicted = torch.cat([place, torch.eye(10)[target[b]]])
                 torch.testing.assert_close(
                     drawn[b, step],
-                    model.decoder[1](told[None])[0],
+                    model.decoder[1](predicted[None])[0],
                     rtol=1e-4,
                     atol=1e-5,
                 )
@@ -140,13 +142,15 @@ class TestTransfer:
     def test_a_decoder_that_is_told_the_pose_alone_draws_the_style_again(self) -> None:
         model = create_model("capsnet_digits", decoder_input="pose")
         classes = capsules(2)
-        one, other = (
+        first, second = (
             Capsules(classes.pose[k : k + 1], classes.activation[k : k + 1])
             for k in (0, 1)
         )
-        drawn = transfer(model, one, other, torch.tensor([3]), torch.tensor([1]))[0, -1]
+        drawn = transfer(model, first, second, torch.tensor([3]), torch.tensor([1]))[
+            0, -1
+        ]
         torch.testing.assert_close(
-            drawn, model.eval().decode(other, torch.tensor([1]))[0]
+            drawn, model.eval().decode(second, torch.tensor([1]))[0]
         )
 
     def test_carried_there_and_back(self) -> None:
@@ -155,8 +159,8 @@ class TestTransfer:
         moved = carried(model, poses, source, target)
         assert not torch.allclose(moved, poses, atol=0.1)
         torch.testing.assert_close(carried(model, moved, target, source), poses)
-        other = create_model("capsnet_digits")
-        assert torch.equal(carried(other, poses, source, target), poses)
+        second = create_model("capsnet_digits")
+        assert torch.equal(carried(second, poses, source, target), poses)
 
     def test_leaves_the_mode_of_the_network(self) -> None:
         model = create_model("capsnet_digits", pose_noise=0.5).train()
@@ -200,27 +204,27 @@ class TestReadout:
 
     def test_finds_what_is_linear(self) -> None:
         pose, values, labels = self.poses()
-        found = fit_readout(pose, values, labels)
+        actual = fit_readout(pose, values, labels)
         torch.testing.assert_close(
-            found.weight[:, 0], torch.tensor([2.0, 0, 0, -1, 0], dtype=torch.float64)
+            actual.weight[:, 0], torch.tensor([2.0, 0, 0, -1, 0], dtype=torch.float64)
         )
-        assert found.explained[0].item() == pytest.approx(1)
-        assert found.explained[1].item() == pytest.approx(0.5, abs=0.15)
-        assert abs(found.explained[2].item()) < 0.15
-        assert found.alone[:, 0].argmax() == 0
-        assert found.alone[1, 1].item() == pytest.approx(0.5, abs=0.15)
+        assert actual.explained[0].item() == pytest.approx(1)
+        assert actual.explained[1].item() == pytest.approx(0.5, abs=0.15)
+        assert abs(actual.explained[2].item()) < 0.15
+        assert actual.alone[:, 0].argmax() == 0
+        assert actual.alone[1, 1].item() == pytest.approx(0.5, abs=0.15)
 
     def test_moved_poses_read_as_they_shall(self) -> None:
         pose, values, labels = self.poses()
-        found = fit_readout(pose, values[:, :2], labels)
+        actual = fit_readout(pose, values[:, :2], labels)
         wanted = torch.randn(7, 2, dtype=torch.float64)
-        moved = found.moved(pose[:7], wanted)
-        torch.testing.assert_close(found(moved), wanted)
+        moved = actual.moved(pose[:7], wanted)
+        torch.testing.assert_close(actual(moved), wanted)
         # Of all that read so, none is nearer as the poses of a class vary.
-        other = moved + torch.tensor([[0.0, 0, 1, 0, 0]], dtype=torch.float64)
-        other = other - (found(other) - wanted) @ torch.linalg.pinv(found.weight)
-        assert self.distance(found.covariance, moved - pose[:7]) < self.distance(
-            found.covariance, other - pose[:7]
+        second = moved + torch.tensor([[0.0, 0, 1, 0, 0]], dtype=torch.float64)
+        second = second - (actual(second) - wanted) @ torch.linalg.pinv(actual.weight)
+        assert self.distance(actual.covariance, moved - pose[:7]) < self.distance(
+            actual.covariance, second - pose[:7]
         )
 
     def distance(self, covariance: Tensor, change: Tensor) -> float:
@@ -229,17 +233,17 @@ class TestReadout:
     def test_what_could_not_be_measured_is_left_out(self) -> None:
         pose, values, labels = self.poses()
         values[::2] = torch.nan
-        found = fit_readout(pose, values, labels)
+        actual = fit_readout(pose, values, labels)
         torch.testing.assert_close(
-            found.weight, fit_readout(pose[1::2], values[1::2], labels[1::2]).weight
+            actual.weight, fit_readout(pose[1::2], values[1::2], labels[1::2]).weight
         )
 
     def test_dimensions_that_never_move(self) -> None:
         pose, values, labels = self.poses()
         pose[:, 4] = 0.5
-        found = fit_readout(pose, values, labels)
-        assert found.weight.isfinite().all()
-        assert (found.alone[4] == 0).all()
+        actual = fit_readout(pose, values, labels)
+        assert actual.weight.isfinite().all()
+        assert (actual.alone[4] == 0).all()
 
     def test_errors(self) -> None:
         pose, values, labels = self.poses()
@@ -256,10 +260,10 @@ def test_encoded_in_parts() -> None:
         create_model("capsnet_digits").train(),
         Digits().test.inputs[:7].float() / 255,
     )
-    found, whole = encoded(model, images, at_once=3), encoded(model, images)
+    actual, at_once = encoded(model, images, at_once=3), encoded(model, images)
     assert model.training
-    torch.testing.assert_close(found.pose, whole.pose)
-    torch.testing.assert_close(found.activation, whole.activation)
+    torch.testing.assert_close(actual.pose, at_once.pose)
+    torch.testing.assert_close(actual.activation, at_once.activation)
 
 
 def test_poses_of_a_network_in_bfloat16_are_carried_and_drawn() -> None:
@@ -293,15 +297,15 @@ class TestExhibit:
 
     def test_is_in_the_report_of_networks_whose_classes_share_their_poses(self) -> None:
         test = Digits().test.subset(torch.arange(100))
-        for told, there in (("pose", True), ("masked", False)):
-            model = create_model("capsnet_digits", decoder_input=told)
+        for decoder_input, expected in (("pose", True), ("masked", False)):
+            model = create_model("capsnet_digits", decoder_input=decoder_input)
             kinds = [
-                one.kind
-                for one in exhibits_of_classifier(
+                exhibit.kind
+                for exhibit in exhibits_of_classifier(
                     model, test, examine(model, test), {}, []
                 )
             ]
-            assert ("pose_readout" in kinds) is there
+            assert ("pose_readout" in kinds) is expected
 
     def test_none_where_there_is_nothing_to_say(self) -> None:
         test = Digits().test.subset(torch.arange(100))

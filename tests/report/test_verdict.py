@@ -69,24 +69,24 @@ def test_a_decoder_that_draws_the_mean_image_learned_nothing(
 def test_one_step_of_routing_is_even_and_more_steps_of_a_trained_network_are_not() -> (
     None
 ):
-    found = judge(
+    actual = judge(
         digits_net(routing=create_routing("dynamic", steps=1)), image_set(SHAPE, 30)
     )
-    assert (found.changed, found.images) == (0, 30)
-    assert found.entropy == pytest.approx(1)
-    assert found.even
+    assert (actual.changed, actual.images) == (0, 30)
+    assert actual.entropy == pytest.approx(1)
+    assert actual.even
 
     trained = Classifier.open("mnist/sharedcapsnet")
     digits = local_samples("mnist/sharedcapsnet", trained)
     assert digits is not None
-    found = judge(trained.network, digits.prepared(trained.preprocess))
-    assert not found.even
-    assert found.changed is not None
-    assert found.changed > 0.1
+    actual = judge(trained.network, digits.prepared(trained.preprocess))
+    assert not actual.even
+    assert actual.changed is not None
+    assert actual.changed > 0.1
 
 
 @pytest.mark.parametrize(
-    ("entropy", "changed", "said"),
+    ("entropy", "changed", "message"),
     [
         (0.9998, 0.03, "had little effect"),
         (0.97, 0.03, "had an effect"),
@@ -94,11 +94,13 @@ def test_one_step_of_routing_is_even_and_more_steps_of_a_trained_network_are_not
         (0.9998, 0.0, "had no effect"),
     ],
 )
-def test_how_much_routing_decided(entropy: float, changed: float, said: str) -> None:
+def test_how_much_routing_decided(entropy: float, changed: float, message: str) -> None:
     """Shares of photos that are even to 3 % were said to have decided something, as
     those of a good network.
     """
-    assert Verdict(63, entropy, changed, None).of_routing.startswith(f"Routing {said}")
+    assert Verdict(63, entropy, changed, None).of_routing.startswith(
+        f"Routing {message}"
+    )
 
 
 def test_what_is_not_there_is_not_judged() -> None:
@@ -110,7 +112,7 @@ def test_what_is_not_there_is_not_judged() -> None:
 def test_the_explained_variance_is_that_about_the_mean_image() -> None:
     trained = Classifier.open("digits/capsnet_digits")
     digits = Digits().test.subset(torch.arange(60))
-    found = judge(trained.network, digits.prepared(trained.preprocess))
+    actual = judge(trained.network, digits.prepared(trained.preprocess))
     pictures = digits.inputs.float() / 255
     with torch.no_grad():
         capsules = trained.network.eval().encode(pictures)
@@ -118,8 +120,8 @@ def test_the_explained_variance_is_that_about_the_mean_image() -> None:
     expected = (
         1 - ((pictures - drawn) ** 2).mean() / pictures.var(0, correction=0).mean()
     )
-    assert found.explained == pytest.approx(expected.item(), rel=1e-4)
-    assert not found.blind
+    assert actual.explained == pytest.approx(expected.item(), rel=1e-4)
+    assert not actual.blind
 
 
 def test_what_would_show_nothing_is_left_out() -> None:
@@ -156,10 +158,10 @@ def test_the_explorer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     explorer = Explorer(
         {"a": Classifier(digits_net(classes=10))}, {"a": lambda: digit_samples(SHAPE)}
     )
-    told = explorer.network("a")
-    assert told["verdict"]["routing"] == NOTHING.of_routing
-    assert not told["decides"]
-    assert not told["decodes"]
+    prediction = explorer.network("a")
+    assert prediction["verdict"]["routing"] == NOTHING.of_routing
+    assert not prediction["decides"]
+    assert not prediction["decodes"]
     look = explorer.sample("a")
     assert explorer.pose(look, 0) is None
     assert explorer.swap(look, 0, look, 1) is None

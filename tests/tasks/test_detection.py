@@ -46,13 +46,13 @@ def scenes() -> Examples:
 
 class TestOverlap:
     def test_by_hand(self) -> None:
-        one = torch.tensor(
+        first = torch.tensor(
             [[0.0, 0, 4, 4], [0, 0, 4, 4], [0, 0, 4, 4], [0, 0, 0, 0], [3, 3, 1, 1]]
         )
-        other = torch.tensor(
+        second = torch.tensor(
             [[0.0, 0, 4, 4], [2, 0, 6, 4], [4, 4, 5, 5], [0, 0, 0, 0], [0, 0, 4, 4]]
         )
-        assert box_iou(one, other).tolist() == pytest.approx([1, 8 / 24, 0, 0, 0])
+        assert box_iou(first, second).tolist() == pytest.approx([1, 8 / 24, 0, 0, 0])
 
     def test_loss_by_hand(self) -> None:
         assert box_loss(TRUE, TRUE).item() == 0
@@ -86,8 +86,8 @@ class TestAveragePrecision:
         boxes[0, 2] += torch.tensor(
             [0, 2.0, 0, 2]
         )  # IoU 24 / 40: right at 0.5, 0.55 and 0.6 only
-        found = average_precision(self.there, boxes, TRUE)
-        assert found == pytest.approx(
+        actual = average_precision(self.there, boxes, TRUE)
+        assert actual == pytest.approx(
             {"map": (2 + 3 / 10) / 3, "map_50": 1, "map_75": 2 / 3}, abs=1e-6
         )
 
@@ -95,10 +95,10 @@ class TestAveragePrecision:
         """Of the first class the second image has none: said more surely than the true
         one, half the precision.
         """
-        found = average_precision(
+        actual = average_precision(
             torch.tensor([[0.5, 0.1, 0.8], [0.6, 0.7, 0.1]]), TRUE, TRUE
         )
-        assert found["map_50"] == pytest.approx((0.5 + 1 + 1) / 3, abs=1e-6)
+        assert actual["map_50"] == pytest.approx((0.5 + 1 + 1) / 3, abs=1e-6)
 
     def test_nothing_there(self) -> None:
         assert set(
@@ -126,15 +126,15 @@ class TestDetection:
         assert set(parts) == {"class_loss", "box_loss"}
         measured = task.measure(prediction, batch)
         assert measured["box_iou"].mean() > 0.7
-        found = task.examine(net, images, batch_size=10)
-        assert found.figures["box_iou"] > max(0.6, before["box_iou"] + 0.2)
-        assert found.figures["map_50"] > max(0.5, before["map_50"] + 0.2)
-        assert "mean IoU" in found.lines[1]
+        actual = task.examine(net, images, batch_size=10)
+        assert actual.figures["box_iou"] > max(0.6, before["box_iou"] + 0.2)
+        assert actual.figures["map_50"] > max(0.5, before["map_50"] + 0.2)
+        assert "mean IoU" in actual.lines[1]
         wide = task.examine(
             net.double(), images
         )  # pixels in the precision of the network
         assert wide.figures["box_iou"] == pytest.approx(
-            found.figures["box_iou"], abs=1e-3
+            actual.figures["box_iou"], abs=1e-3
         )
 
     def test_runs_the_network_once(self) -> None:
@@ -145,10 +145,10 @@ class TestDetection:
         calls: list[int] = []
         net.what.register_forward_hook(lambda *_: calls.append(1))
         task, images = Detection(threshold=0.01), scenes()
-        found = task.examine(net, images, batch_size=10)
+        actual = task.examine(net, images, batch_size=10)
         assert len(calls) == 3
         assert (
-            found.details == SeveralLabels(threshold=0.01).examine(net, images).details
+            actual.details == SeveralLabels(threshold=0.01).examine(net, images).details
         )
         with pytest.raises(ValueError, match="image_set holds no images"):
             task.examine(net, images.subset(torch.arange(0)))
@@ -274,13 +274,15 @@ class TestThings:
         """One found, one found twice: the second of a pair is a false detection, as
         COCO counts.
         """
-        one, other = torch.tensor([0.0, 0, 10, 10]), torch.tensor([20.0, 0, 30, 10])
-        true = [[Thing(1, 1.0, one), Thing(1, 1.0, other)]]
-        found = [[Thing(1, 0.9, one), Thing(1, 0.8, one + 0.5), Thing(1, 0.7, other)]]
+        first, second = torch.tensor([0.0, 0, 10, 10]), torch.tensor([20.0, 0, 30, 10])
+        true = [[Thing(1, 1.0, first), Thing(1, 1.0, second)]]
+        results = [
+            [Thing(1, 0.9, first), Thing(1, 0.8, first + 0.5), Thing(1, 0.7, second)]
+        ]
         assert mean_average_precision(true, true) == pytest.approx(
             {"map": 1, "map_50": 1, "map_75": 1}
         )
-        assert mean_average_precision(found, true)["map_50"] == pytest.approx(
+        assert mean_average_precision(results, true)["map_50"] == pytest.approx(
             (51 + 50 * 2 / 3) / 101
         )
         assert mean_average_precision([[]], true)["map"] == 0
@@ -305,14 +307,14 @@ class TestThings:
             sum(parts.values()).backward()
             optimizer.step()
         assert set(parts) == {"class_loss", "box_loss", "thing_loss"}
-        found = task.examine(net, images)
-        assert found.figures["count_accuracy"] > 0.7
-        assert found.figures["map_50"] > 0.8
-        assert "things: mean average precision" in found.lines[2]
+        actual = task.examine(net, images)
+        assert actual.figures["count_accuracy"] > 0.7
+        assert actual.figures["map_50"] > 0.8
+        assert "things: mean average precision" in actual.lines[2]
         net.overlap = None
         assert (
             task.examine(net, images).figures["count_accuracy"]
-            < found.figures["count_accuracy"]
+            < actual.figures["count_accuracy"]
         )
 
 
@@ -322,13 +324,13 @@ class TestAnswers:
     )
 
     def test_boxes_of_the_classes_that_are_said(self) -> None:
-        one, other = SeveralLabels().answers(self.prediction, ["a", "b", "c"])
+        first, second = SeveralLabels().answers(self.prediction, ["a", "b", "c"])
         boxes = {
             name: [thing["box"] for thing in things]
-            for name, things in one.json()["things"].items()
+            for name, things in first.json()["things"].items()
         }
         assert boxes == {"a": [[0, 0, 4, 4]], "c": [[2, 2, 6, 10]]}
-        assert (other.classes, other.things, str(other)) == ((), {}, "nothing")
+        assert (second.classes, second.things, str(second)) == ((), {}, "nothing")
 
     def test_of_a_network_that_does_not_say(self) -> None:
         (one, _) = SeveralLabels().answers(
@@ -343,15 +345,15 @@ def test_how_many_of_a_class_there_are_is_measured() -> None:
     images = replace(digits, composition=Scenery(digits, repeats=True)).subset(
         torch.arange(40)
     )
-    found = Classifier.open("scenes/scene_capsnet").examine(images)
+    actual = Classifier.open("scenes/scene_capsnet").examine(images)
     assert (
-        0.5 < found.figures["count_accuracy"] <= found.figures["accuracy"]
+        0.5 < actual.figures["count_accuracy"] <= actual.figures["accuracy"]
     )  # never more than of the classes alone
-    assert found.lines[1].startswith(
-        f"{found.figures['count_accuracy']:.2%} right in how many there are of each "
+    assert actual.lines[1].startswith(
+        f"{actual.figures['count_accuracy']:.2%} right in how many there are of each "
         "class"
     )
-    assert "images with several of one" in found.lines[1]
+    assert "images with several of one" in actual.lines[1]
     single = Classifier.open("scenes/scene_capsnet").examine(
         replace(images, composition=Scenery(digits))
     )

@@ -36,11 +36,11 @@ def batch_of(labels: torch.Tensor) -> Batch:
 
 
 def test_measures_leave_pixels_without_a_class_out() -> None:
-    found = Segmentation().measure(
+    actual = Segmentation().measure(
         Prediction(certain(SAID), None, None), batch_of(LABELS)
     )
-    assert found["iou"].tolist() == pytest.approx([(1 / 3 + 2 / 3 + 0) / 3])
-    assert found["dice"].tolist() == pytest.approx([(2 / 4 + 4 / 5 + 0) / 3])
+    assert actual["iou"].tolist() == pytest.approx([(1 / 3 + 2 / 3 + 0) / 3])
+    assert actual["dice"].tolist() == pytest.approx([(2 / 4 + 4 / 5 + 0) / 3])
 
 
 def test_dice_loss_of_certain_answers_is_one_minus_the_coefficient() -> None:
@@ -94,16 +94,16 @@ def test_examining_counts_the_pixels_of_all_images_together() -> None:
         ) -> Prediction:
             return Prediction(certain((255 * images[:, 0]).round().long()), None, None)
 
-    said = torch.cat([SAID, torch.zeros_like(SAID)]).to(torch.uint8)
+    predicted = torch.cat([SAID, torch.zeros_like(SAID)]).to(torch.uint8)
     labels = torch.cat([LABELS, torch.zeros_like(LABELS)]).to(torch.uint8)
-    found = Segmentation().examine(
-        Reads((1, 2, 3), 3, (2,)), MaskSet(said[:, None], labels, ("a", "b", "c"))
+    actual = Segmentation().examine(
+        Reads((1, 2, 3), 3, (2,)), MaskSet(predicted[:, None], labels, ("a", "b", "c"))
     )
-    each = found.details["per_class"]
+    each = actual.details["per_class"]
     assert [each[name]["iou"] for name in "abc"] == pytest.approx([7 / 9, 2 / 3, 0])
-    assert found.figures["iou"] == pytest.approx((7 / 9 + 2 / 3) / 3)
-    assert found.figures["pixel_accuracy"] == pytest.approx(9 / 11)
-    assert found.details["iou_of_images"] == pytest.approx([1 / 3, 1])
+    assert actual.figures["iou"] == pytest.approx((7 / 9 + 2 / 3) / 3)
+    assert actual.figures["pixel_accuracy"] == pytest.approx(9 / 11)
+    assert actual.details["iou_of_images"] == pytest.approx([1 / 3, 1])
 
 
 def test_labels_of_whole_images_and_networks_over_them_are_refused() -> None:
@@ -213,11 +213,11 @@ def test_predict_writes_masks_and_overlays(
             "RGB",
             (17, 20),
         )
-        said = torch.from_numpy(np.array(mask)).long()
-    assert (said == (torch.arange(17) > 8)).double().mean() > 0.9
+        predicted = torch.from_numpy(np.array(mask)).long()
+    assert (predicted == (torch.arange(17) > 8)).double().mean() > 0.9
     answer = tc.Classifier.open(run / "run")(run / "images/5.png")
     assert answer.mask is not None
-    assert torch.equal(answer.mask, said)
+    assert torch.equal(answer.mask, predicted)
 
 
 def test_networks_without_masks_write_none(

@@ -70,10 +70,10 @@ def run(tmp_path_factory) -> Path:
 
 class TestCommandLine:
     def test_the_data_say_what_networks_are_for(self, run):
-        found = summary(run)
-        assert found["task"] == "several_labels"
-        assert found["images"] == {"train": 479, "validation": 121, "test": 50}
-        assert 0.1 < found["test_accuracy"] <= 1
+        actual = summary(run)
+        assert actual["task"] == "several_labels"
+        assert actual["images"] == {"train": 479, "validation": 121, "test": 50}
+        assert 0.1 < actual["test_accuracy"] <= 1
         assert {
             "train_accuracy",
             "val_accuracy",
@@ -153,10 +153,10 @@ class TestCommandLine:
                 files[-1]
             )
         assert main(["predict", str(run), *files, "--json"]) == 0
-        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        actual = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         with torch.no_grad():
             activation = tc.load_pretrained(run / "model")(images).activation
-        for row, expected in zip(found, activation, strict=True):
+        for row, expected in zip(actual, activation, strict=True):
             assert row["classes"] == [
                 str(label) for label in expected.topk(2).indices.tolist()
             ]
@@ -362,35 +362,35 @@ class TestAnswers:
 
         masks = torch.zeros(3, 10, dtype=torch.bool)
         masks[0, [1, 2]] = masks[1, 1] = masks[2, 3] = True
-        said = torch.zeros(3, 10)
-        said[0, [1, 2]] = said[1, [1, 3]] = said[2, 4] = 1.0
+        predicted = torch.zeros(3, 10)
+        predicted[0, [1, 2]] = predicted[1, [1, 3]] = predicted[2, 4] = 1.0
         pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1)
         images = Examples(pixels, masks, tuple(map(str, range(10))))
         network = Fixed()
         network.told = dict(
-            zip((images[row].inputs.item() for row in range(3)), said, strict=True)
+            zip((images[row].inputs.item() for row in range(3)), predicted, strict=True)
         )
-        found = SeveralLabels().examine(network, images, batch_size=2)
-        assert found.figures["accuracy"] == pytest.approx(1 / 3)
-        assert found.details["per_class"]["1"] == {
+        actual = SeveralLabels().examine(network, images, batch_size=2)
+        assert actual.figures["accuracy"] == pytest.approx(1 / 3)
+        assert actual.details["per_class"]["1"] == {
             "images": 2,
             "precision": 1.0,
             "recall": 1.0,
             "f1": 1.0,
         }
-        assert found.details["per_class"]["3"] == {
+        assert actual.details["per_class"]["3"] == {
             "images": 1,
             "precision": 0.0,
             "recall": 0.0,
             "f1": 0.0,
         }
-        assert found.details["per_class"]["4"] == {
+        assert actual.details["per_class"]["4"] == {
             "images": 0,
             "precision": 0.0,
             "recall": None,
             "f1": 0.0,
         }
-        assert found.details["per_class"]["9"]["f1"] is None
+        assert actual.details["per_class"]["9"]["f1"] is None
 
 
 class TestTasks:

@@ -196,10 +196,10 @@ class TestBroken:
         class Shifty(CapsLinear):
             def route(self, children):
                 routed = super().route(children)
-                other = replace(
+                second = replace(
                     routed.similarity, alpha=routed.similarity.alpha.roll(1, -1)
                 )
-                return routed._replace(similarity=other)
+                return routed._replace(similarity=second)
 
         torch.manual_seed(0)
         layer = Shifty(40, 3, (M, P), (M, D)).double()

@@ -74,7 +74,7 @@ def test_it_is_resumed_with_the_pairs(trained: Classifier) -> None:
         yaml.safe_load((resumed.run / "config.yaml").read_text())["data"]["test"]
         == 0.25
     )
-    others = [
+    more_pairs = [
         (255 - image, label) for image, label in map(Shades().__getitem__, range(40))
     ]
     with pytest.raises(
@@ -84,10 +84,10 @@ def test_it_is_resumed_with_the_pairs(trained: Classifier) -> None:
             "any more"
         ),
     ):
-        tc.train(data=others, run=trained.run, resume=True, epochs=3)
+        tc.train(data=more_pairs, run=trained.run, resume=True, epochs=3)
     with pytest.raises(ValueError, match="images"):
         tc.train(
-            data=others,
+            data=more_pairs,
             classes=("dark", "light"),
             run=trained.run,
             resume=True,

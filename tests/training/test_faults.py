@@ -25,16 +25,16 @@ class TestFaults:
     def test_hostile_options_are_refused(
         self, tmp_path: Path, chance: random.Random
     ) -> None:
-        found = list(faults.hostile_options(tmp_path, 1, chance))
-        assert len(found) > 25
-        assert all(found)
+        actual = list(faults.hostile_options(tmp_path, 1, chance))
+        assert len(actual) > 25
+        assert all(actual)
 
     def test_damaged_and_hostile_checkpoints_are_refused(
         self, tmp_path: Path, chance: random.Random
     ) -> None:
-        found = list(faults.damaged_checkpoints(tmp_path, 40, chance))
-        assert len(found) == 41
-        assert all(found)
+        actual = list(faults.damaged_checkpoints(tmp_path, 40, chance))
+        assert len(actual) == 41
+        assert all(actual)
 
     @pytest.mark.parametrize(
         "interrupted", [faults.kills, faults.full_disks, faults.starts]

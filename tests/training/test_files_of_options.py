@@ -221,12 +221,12 @@ def test_what_is_written_is_read_back(
 def test_a_file_imports_nothing_by_itself(
     command, tmp_path, capsys, monkeypatch
 ) -> None:
-    own = tmp_path / "hostile_caps_a.py"
-    own.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
+    module = tmp_path / "hostile_caps_a.py"
+    module.write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "run" / "config.yaml", {**SMALL, "import": [str(own)]})
+    write(tmp_path / "run" / "config.yaml", {**SMALL, "import": [str(module)]})
     assert status([part.format(tmp_path / "run") for part in command]) != 0
-    assert f"if you trust them, add --import {own}" in capsys.readouterr().err
+    assert f"if you trust them, add --import {module}" in capsys.readouterr().err
     assert not (tmp_path / "mark").exists()
     assert "hostile_caps_a" not in sys.modules
 
@@ -359,12 +359,12 @@ def test_values(text: str, value: object, tmp_path: Path) -> None:
 def test_what_options_take_is_taken(
     options: dict, name: str, expected: object, tmp_path: Path
 ) -> None:
-    found = training_options(
+    actual = training_options(
         read_options(write(tmp_path / "config.yaml", {**SMALL, **options}))
     ).plain()
     for part in name.split("."):
-        found = found[part]
-    assert found == expected
+        actual = actual[part]
+    assert actual == expected
 
 
 @pytest.mark.parametrize(
@@ -383,19 +383,19 @@ def test_what_a_run_writes_down_is_taken_back(example: Path, tmp_path: Path) -> 
 def test_what_was_imported_by_name_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = tmp_path / "friendly_caps.py"
-    own.write_text(
+    module = tmp_path / "friendly_caps.py"
+    module.write_text(
         "from torchcaps_lab.data import Digits\n\nclass Friendly(Digits):\n    pass\n"
     )
-    options = {**SMALL, "import": [str(own)], "data": "friendly_caps.Friendly"}
+    options = {**SMALL, "import": [str(module)], "data": "friendly_caps.Friendly"}
     config = write(tmp_path / "config.yaml", options)
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    import_named(str(own))
-    with pytest.raises(ValueError, match=f"add --import {own}"):
+    import_named(str(module))
+    with pytest.raises(ValueError, match=f"add --import {module}"):
         read_options(config)
-    found = training_options(read_options(config, ["elsewhere/friendly_caps.py"]))
-    assert found.plain()["data"]["name"] == "Friendly"
-    assert type(found.make()[0].data).__name__ == "Friendly"
+    actual = training_options(read_options(config, ["elsewhere/friendly_caps.py"]))
+    assert actual.plain()["data"]["name"] == "Friendly"
+    assert type(actual.make()[0].data).__name__ == "Friendly"
 
 
 def test_text_that_looks_like_a_number_stays_text_where_it_is_written_down() -> None:

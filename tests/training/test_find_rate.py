@@ -44,7 +44,7 @@ def test_the_loss_falls_farther_with_it_than_with_the_default_and_with_a_rate_a_
 
 
 def test_it_is_the_rate_of_the_optimizer_and_the_peak_of_its_schedule():
-    found = made(
+    actual = made(
         {
             "data": "Digits",
             "lr": 0.02,
@@ -52,10 +52,10 @@ def test_it_is_the_rate_of_the_optimizer_and_the_peak_of_its_schedule():
         }
     )
     assert (
-        found.optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
+        actual.optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
         == 0.02
     )
-    assert found.scheduler.keywords["max_lr"] == 0.02
+    assert actual.scheduler.keywords["max_lr"] == 0.02
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])

@@ -117,25 +117,27 @@ def test_it_comes_before_the_first_epoch_and_not_again_when_resumed(
     assert (
         status(*TRAIN, "--epochs", "2", "--frozen_epochs", "5", "--run", str(run)) == 0
     )
-    said = capsys.readouterr().out
-    assert said.count(first) == 1
-    assert said.index(
+    output = capsys.readouterr().out
+    assert output.count(first) == 1
+    assert output.index(
         "features of the backbone are computed first, once: about "
-    ) < said.index(first)
-    other = tmp_path / "other"
+    ) < output.index(first)
+    second = tmp_path / "other"
     assert (
-        status(*TRAIN, "--epochs", "1", "--frozen_epochs", "5", "--run", str(other))
+        status(*TRAIN, "--epochs", "1", "--frozen_epochs", "5", "--run", str(second))
         == 0
     )
     capsys.readouterr()
-    assert status("train", "--resume", str(other), "--epochs", "2") == 0
+    assert status("train", "--resume", str(second), "--epochs", "2") == 0
     assert first not in capsys.readouterr().out
-    assert rows(other) == rows(run)
+    assert rows(second) == rows(run)
     assert summary(run)["training_seconds"] > 0
     weights = [
-        load_pretrained(folder / "model").state_dict() for folder in (run, other)
+        load_pretrained(folder / "model").state_dict() for folder in (run, second)
     ]
-    assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
+    assert all(
+        torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items()
+    )
 
 
 def test_it_needs_a_backbone(tmp_path: Path, capsys) -> None:
@@ -152,9 +154,9 @@ def test_it_needs_a_backbone(tmp_path: Path, capsys) -> None:
         )
         == 1
     )
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
         "frozen_epochs needs a network on a backbone, such as capsnet_on_backbone, "
-        "got a CapsNet" in said
+        "got a CapsNet" in output
     )
     assert not (tmp_path / "run").exists()

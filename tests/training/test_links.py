@@ -169,8 +169,8 @@ class TestFinished:
         (path,) = (run / "checkpoints").glob("*.ckpt")
         content = torch.load(path, weights_only=True)
         (state,) = (
-            one
-            for name, one in content["callbacks"].items()
+            state
+            for name, state in content["callbacks"].items()
             if name.startswith(ModelCheckpoint.__name__)
         )
         state["best_model_path"] = str(

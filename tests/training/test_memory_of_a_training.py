@@ -27,17 +27,17 @@ def need(
     batch_size: int = 128,
     precision: str = "32-true",
 ) -> memory.Need:
-    found = memory.needed(subject.outline(), optimizer, batch_size, precision)
-    assert found is not None
-    return found
+    actual = memory.needed(subject.outline(), optimizer, batch_size, precision)
+    assert actual is not None
+    return actual
 
 
 def test_weights_gradients_and_state_are_those_of_a_training() -> None:
     subject = Subject(data=Digits(), model="capsnet_digits")
     network = subject.network(0)
     weights = sum(tensor.nbytes for tensor in network.state_dict().values())
-    found = need(subject)
-    assert (found.weights, found.gradients, found.state) == (
+    actual = need(subject)
+    assert (actual.weights, actual.gradients, actual.state) == (
         weights,
         weights,
         2 * weights,
@@ -59,10 +59,10 @@ def test_activations_are_no_more_than_a_step_keeps(model: str) -> None:
     subject = Subject(data=Digits(size=16 if model != "deepcaps" else 32), model=model)
     network, batch = subject.network(0).train(), 4
     weights = {weight.untyped_storage()._cdata for weight in network.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -71,7 +71,7 @@ def test_activations_are_no_more_than_a_step_keeps(model: str) -> None:
             torch.zeros(batch, dtype=torch.int64),
         )
     really = sum(
-        storage.nbytes() for key, storage in kept.items() if key not in weights
+        storage.nbytes() for key, storage in storages.items() if key not in weights
     )
     counted = need(subject, batch_size=batch).activations
     assert counted > really / 20
@@ -102,10 +102,10 @@ def test_what_does_not_fit_is_refused_before_it_is_made(
     ) as error:
         memory.check_memory(subject, ADAM, Schedule(), CPU)
     assert time.process_time() - begun < 10
-    said = str(error.value)
-    assert "class_caps.weight (18432, 10, 8, 16) alone has 94.4 MB" in said
-    assert "this machine has 0.5 GB free" in said
-    assert "These fit: --data.size 32; --model capsnet_small" in said
+    message = str(error.value)
+    assert "class_caps.weight (18432, 10, 8, 16) alone has 94.4 MB" in message
+    assert "this machine has 0.5 GB free" in message
+    assert "These fit: --data.size 32; --model capsnet_small" in message
     assert (
         status(
             "train",
@@ -137,10 +137,10 @@ def test_a_smaller_batch_is_advised_where_activations_are_too_large(
 
 def test_what_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = Subject(data=Digits(), model="capsnet_digits")
-    found = need(subject)
-    for have in (max(found.step, found.rehearsal), None):
+    actual = need(subject)
+    for have in (max(actual.step, actual.rehearsal), None):
         monkeypatch.setattr(memory, "available_memory", lambda have=have: have)
-        assert memory.check_memory(subject, ADAM, Schedule(), CPU) == found
+        assert memory.check_memory(subject, ADAM, Schedule(), CPU) == actual
 
 
 def test_a_routing_of_the_caller_stays_as_it_is() -> None:
@@ -173,7 +173,7 @@ def test_memory_that_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             {"classes": 10**9},
@@ -187,9 +187,9 @@ def test_memory_that_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     ],
 )
 def test_create_model_says_what_is_too_large(
-    arguments: dict[str, Any], said: str
+    arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         tc.create_model("capsnet_small", **arguments)
 
 

@@ -63,10 +63,12 @@ def test_a_terminal_gets_one_line_that_is_rewritten_and_removed(tmp_path, monkey
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr("torchcaps_lab.training.progress.OFTEN", 0.0)
     tc.train("Digits", run=tmp_path / "run", trainer={"accelerator": "cpu"}, **FEW)
-    said = sys.stdout.getvalue()  # type: ignore[attr-defined]
-    assert "\repoch 1, step 2 of 10" in said
-    assert all(not line.partition("\r")[0] for line in said.split("\n") if "\r" in line)
-    shown = [line.rpartition("\r")[2] for line in said.split("\n")]
+    message = sys.stdout.getvalue()  # type: ignore[attr-defined]
+    assert "\repoch 1, step 2 of 10" in message
+    assert all(
+        not line.partition("\r")[0] for line in message.split("\n") if "\r" in line
+    )
+    shown = [line.rpartition("\r")[2] for line in message.split("\n")]
     assert not [line for line in shown if " step " in line]
     assert [line[:9] for line in shown if line.startswith("epoch")] == [
         "epoch 1/2",

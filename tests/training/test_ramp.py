@@ -95,7 +95,7 @@ class TestTraining:
 
     def test_a_resumed_training_is_the_same(self, tmp_path: Path) -> None:
         ramp = {"sharpness": (0.5, 2.0)}
-        whole = fitted(tmp_path / "whole", Seen(), ramp).learner.model.state_dict()
+        unbroken = fitted(tmp_path / "whole", Seen(), ramp).learner.model.state_dict()
         with pytest.raises(KeyError):
             fitted(tmp_path / "parts", Seen(stop_in=1), ramp)
         seen = Seen()
@@ -104,9 +104,11 @@ class TestTraining:
         constant = fitted(
             tmp_path / "constant", Seen(), None
         ).learner.model.state_dict()
-        assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
+        assert all(
+            torch.equal(weight, resumed[name]) for name, weight in unbroken.items()
+        )
         assert any(
-            not torch.equal(weight, constant[name]) for name, weight in whole.items()
+            not torch.equal(weight, constant[name]) for name, weight in unbroken.items()
         )
 
     def test_the_best_epoch_has_its_own_value(self, tmp_path: Path) -> None:

@@ -197,9 +197,10 @@ class TestResume:
         ],
     )
     def test_comparison(self, was: dict, now: dict, expected: list[str]) -> None:
-        rest = {"classes": [], "images": {}, "data": "x"}
+        unchanged = {"classes": [], "images": {}, "data": "x"}
         assert (
-            differences({"options": was, **rest}, {"options": now, **rest}) == expected
+            differences({"options": was, **unchanged}, {"options": now, **unchanged})
+            == expected
         )
 
 
@@ -233,28 +234,30 @@ class TestOptions:
         "options", [{}, {"capturable": True}], ids=["step", "only on a GPU"]
     )
     def test_a_rehearsal_changes_nothing(self, options: dict[str, bool]) -> None:
-        one = learner()
-        one.optimisation.optimizer = partial(torch.optim.Adam, lr=1.0, **options)
-        before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+        rehearsed = learner()
+        rehearsed.optimisation.optimizer = partial(torch.optim.Adam, lr=1.0, **options)
+        before = {
+            name: tensor.clone() for name, tensor in rehearsed.state_dict().items()
+        }
         state = torch.get_rng_state()
-        rehearse(one, FEW, steps=4, epochs=1)
+        rehearse(rehearsed, FEW, steps=4, epochs=1)
         assert all(
             torch.equal(before[name], tensor)
-            for name, tensor in one.state_dict().items()
+            for name, tensor in rehearsed.state_dict().items()
         )
-        assert all(weight.grad is None for weight in one.parameters())
+        assert all(weight.grad is None for weight in rehearsed.parameters())
         assert torch.equal(state, torch.get_rng_state())
 
     def test_a_scheduler_that_watches_lowers_the_rate(self, tmp_path: Path) -> None:
-        one = learner()
-        one.optimisation.scheduler = partial(
+        trained = learner()
+        trained.optimisation.scheduler = partial(
             torch.optim.lr_scheduler.ReduceLROnPlateau,
             patience=0,
             threshold=1e9,
             threshold_mode="abs",
         )
         trainer, _ = fit(
-            one, FEW, FEW, tmp_path, Schedule(epochs=4, batch_size=16), CPU
+            trained, FEW, FEW, tmp_path, Schedule(epochs=4, batch_size=16), CPU
         )
         assert trainer.optimizers[0].param_groups[0]["lr"] < 1e-3
 
@@ -326,11 +329,11 @@ class TestOptions:
             )
             == 0
         )
-        told = capsys.readouterr().out
-        assert "note: there are no test images: nothing is tested" in told
-        assert "\nafter 1 epoch\n" in told
-        found = summary(tmp_path / "run")
-        assert "test_accuracy" not in found
+        output = capsys.readouterr().out
+        assert "note: there are no test images: nothing is tested" in output
+        assert "\nafter 1 epoch\n" in output
+        actual = summary(tmp_path / "run")
+        assert "test_accuracy" not in actual
         assert tc.load_pretrained(tmp_path / "run" / "model").image_shape == (1, 8, 8)
 
 
@@ -345,14 +348,14 @@ class TestWhatTheNetworkDraws:
         model = create_model(
             "capsnet_digits", channels=4, types=2, decoder_input="pose", pose_noise=1.0
         )
-        one = Learner(
+        trained = Learner(
             model,
             Optimisation(
                 optimizer=partial(torch.optim.Adam, lr=1e-2), reconstruction=1.0
             ),
         )
         fit(
-            one,
+            trained,
             FEW,
             FEW,
             folder,
@@ -475,10 +478,10 @@ class TestDiverged:
         sick = learner()
         with torch.no_grad():
             sick.model.conv.weight[0, 0, 0, 0] = torch.nan
-        said = first_not_finite(
+        message = first_not_finite(
             sick.model, sick.task, FEW[0], Criteria(sick.loss, sick.reconstruction)
         )
-        assert said == "weights are not finite since a step before: conv.weight"
+        assert message == "weights are not finite since a step before: conv.weight"
 
     def test_weights_of_the_last_step_are_not_kept(self, tmp_path: Path) -> None:
         with pytest.raises(
@@ -581,10 +584,10 @@ class TestEnd:
             )
             == 0
         )
-        found = summary(run)
-        assert found["used_epoch"]["by"].startswith(used)
-        assert found["epochs"] == epochs
-        assert "val_loss" not in found["last_epoch"]
+        actual = summary(run)
+        assert actual["used_epoch"]["by"].startswith(used)
+        assert actual["epochs"] == epochs
+        assert "val_loss" not in actual["last_epoch"]
 
     def test_the_best_epoch_is_kept_and_told(
         self, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -598,13 +601,13 @@ class TestEnd:
             "--optimizer.lr",
             "0.03",
         ]
-        whole, moved = tmp_path / "whole", tmp_path / "moved"
-        assert main([*small, "--epochs", "4", "--run", str(whole)]) == 0
+        unbroken, moved = tmp_path / "whole", tmp_path / "moved"
+        assert main([*small, "--epochs", "4", "--run", str(unbroken)]) == 0
         assert main([*small, "--epochs", "3", "--run", str(tmp_path / "first")]) == 0
         (tmp_path / "first").rename(moved)
         assert main(["train", "--resume", str(moved), "--epochs", "4"]) == 0
-        found = summary(whole)
-        text = (whole / "metrics.csv").read_text().splitlines()
+        actual = summary(unbroken)
+        text = (unbroken / "metrics.csv").read_text().splitlines()
         column = text[0].split(",").index("val_accuracy")
         values = [float(row.split(",")[column]) for row in text[1:]]
         best = values.index(max(values))
@@ -612,14 +615,15 @@ class TestEnd:
             "epoch": best + 1,
             "by": f"the best accuracy on validation images, {100 * max(values):.2f} %",
         }
-        assert found["used_epoch"] == used
+        assert actual["used_epoch"] == used
         assert summary(moved)["used_epoch"] == used
         kept, resumed = (
-            load_file(run / "model" / "model.safetensors") for run in (whole, moved)
+            load_file(run / "model" / "model.safetensors") for run in (unbroken, moved)
         )
         assert all(torch.equal(kept[name], resumed[name]) for name in kept)
         checkpoint = torch.load(
-            whole / "checkpoints" / "best" / f"epoch{best:05d}.ckpt", weights_only=True
+            unbroken / "checkpoints" / "best" / f"epoch{best:05d}.ckpt",
+            weights_only=True,
         )
         assert all(
             torch.equal(checkpoint["state_dict"][f"model.{name}"], kept[name])
@@ -644,8 +648,8 @@ class TestEnd:
         assert main([*TRAIN, *options, "--run", str(run)]) == 0
         capsys.readouterr()
         assert main(["evaluate", str(run), "--split", "validation", "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)["accuracy"]
-        assert f", {100 * found:.2f} %" in summary(run)["used_epoch"]["by"]
+        actual = json.loads(capsys.readouterr().out)["accuracy"]
+        assert f", {100 * actual:.2f} %" in summary(run)["used_epoch"]["by"]
 
 
 def test_a_run_goes_on_without_the_files_of_its_first_weights(

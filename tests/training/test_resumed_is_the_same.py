@@ -87,7 +87,11 @@ class Unchanged(Callback):
         written = torch.load(newest, weights_only=True)
         now = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         assert written.keys() == now.keys()
-        (last,) = (one for one in trainer.checkpoint_callbacks if one.monitor is None)
+        (last,) = (
+            checkpoint_callback
+            for checkpoint_callback in trainer.checkpoint_callbacks
+            if checkpoint_callback.monitor is None
+        )
         for state in (
             written,
             now,
@@ -175,12 +179,12 @@ class Outcome(NamedTuple):
     used: dict[str, Any]
     weights: dict[str, Tensor]
 
-    def check_is(self, other: "Outcome") -> None:
-        assert self.rows == other.rows
-        assert self.optimizer == other.optimizer
-        assert self.used == other.used
+    def check_is(self, expected: "Outcome") -> None:
+        assert self.rows == expected.rows
+        assert self.optimizer == expected.optimizer
+        assert self.used == expected.used
         assert all(
-            torch.equal(tensor, other.weights[name])
+            torch.equal(tensor, expected.weights[name])
             for name, tensor in self.weights.items()
         )
 
@@ -196,10 +200,10 @@ def check(run: Run, folder: Path) -> Outcome:
     unchanged = Unchanged(folder / "whole" / "checkpoints")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole = run.whole(folder / "whole", unchanged)
-        assert unchanged.compared == len(whole.rows) - 1
-        run.interrupted(folder / "interrupted").check_is(whole)
-    return whole
+        unbroken = run.whole(folder / "whole", unchanged)
+        assert unchanged.compared == len(unbroken.rows) - 1
+        run.interrupted(folder / "interrupted").check_is(unbroken)
+    return unbroken
 
 
 @pytest.mark.parametrize(
@@ -336,8 +340,8 @@ def test_a_checkpoint_names_no_best_epoch_whose_file_is_gone(
             newest_checkpoint(tmp_path / "checkpoints"), weights_only=True
         )
         (named,) = (
-            Path(one["best_model_path"])
-            for key, one in newest["callbacks"].items()
+            Path(state["best_model_path"])
+            for key, state in newest["callbacks"].items()
             if "val_" in key
         )
         best.add(named.name)

@@ -78,8 +78,8 @@ def rows(run: Path) -> list[dict[str, float]]:
 
 @slow
 def test_two_nodes_train_like_one_process(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    finish([start("torchcaps_lab", *OPTIONS, "--run", str(one))])
+    single, two = tmp_path / "one", tmp_path / "two"
+    finish([start("torchcaps_lab", *OPTIONS, "--run", str(single))])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -108,11 +108,13 @@ def test_two_nodes_train_like_one_process(tmp_path: Path) -> None:
             for rank in "01"
         ]
     )
-    for expected, got in zip(rows(one), rows(two), strict=True):
+    for expected, got in zip(rows(single), rows(two), strict=True):
         assert got["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
         assert got["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-4)
-    weights, others = (
-        load_file(run / "model" / "model.safetensors") for run in (one, two)
+    weights, expected_weights = (
+        load_file(run / "model" / "model.safetensors") for run in (single, two)
     )
     for name, tensor in weights.items():
-        torch.testing.assert_close(others[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+        torch.testing.assert_close(
+            expected_weights[name], tensor, rtol=1e-3, atol=1e-4, msg=name
+        )

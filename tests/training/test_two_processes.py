@@ -43,24 +43,27 @@ def trained(
         options,
     )
     state = getattr(ended.optimizers[0], "optim", ended.optimizers[0]).state
-    kept = sum(
-        value.numel() for one in state.values() for value in one.values() if value.ndim
+    kept_bytes = sum(
+        value.numel()
+        for tensor in state.values()
+        for value in tensor.values()
+        if value.ndim
     )
-    return rows, learner, kept
+    return rows, learner, kept_bytes
 
 
 def both(folder: Path) -> None:
     """What each of the two processes does."""
-    found = {}
+    results = {}
     many: dict[str, Any] = {"devices": 2, "strategy": "ddp"}
     extra = {"accumulate_grad_batches": 2}
     rows, _, _ = trained(folder / "added", 8, 2, extra=extra, **many)
-    found["added"] = rows
+    results["added"] = rows
     trained(folder / "shared", 16, 1, shard=True, **many)
-    found["shared"], _, found["kept"] = trained(
+    results["shared"], _, results["kept"] = trained(
         folder / "shared", 16, 2, shard=True, **many
     )  # resumed
-    (folder / f"{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(found))
+    (folder / f"{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(results))
 
 
 @pytest.mark.slow
@@ -95,15 +98,15 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
         for rank in "01"
     ]
     finish(processes)
-    expected, _, kept = trained(tmp_path / "one", 16, 2)
+    expected, _, kept_bytes = trained(tmp_path / "one", 16, 2)
     first, second = (
         json.loads((tmp_path / f"{rank}.json").read_text()) for rank in "01"
     )
     for rows in (first["added"], first["shared"]):
-        for row, other in zip(rows, expected, strict=True):
+        for row, expected_row in zip(rows, expected, strict=True):
             for name in ("train_loss", "val_loss"):
-                assert row[name] == pytest.approx(other[name], rel=1e-6), name
-    assert first["kept"] + second["kept"] == kept
+                assert row[name] == pytest.approx(expected_row[name], rel=1e-6), name
+    assert first["kept"] + second["kept"] == kept_bytes
     assert min(first["kept"], second["kept"]) > 0
 
 

@@ -24,16 +24,16 @@ from torchcaps_lab.training.checkpoints import (
 def trained(
     folder: Path, epochs: int = 1, images: Examples = FEW, **schedule: int
 ) -> Learner:
-    one = learner()
+    trained_learner = learner()
     fit(
-        one,
+        trained_learner,
         images,
         images,
         folder,
         Schedule(epochs=epochs, **{"batch_size": 16, **schedule}),
         CPU,
     )
-    return one
+    return trained_learner
 
 
 @pytest.fixture(scope="module")
@@ -73,22 +73,22 @@ def test_checkpoints_of_before_have_no_seal(checkpoint: bytes, tmp_path: Path) -
 
 
 def test_the_older_one_is_used_where_the_newest_is_damaged(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", epochs=3)
+    unbroken = trained(tmp_path / "whole", epochs=3)
     trained(tmp_path / "broken", epochs=1)
-    kept = (tmp_path / "broken" / "checkpoints" / "epoch00000.ckpt").read_bytes()
+    older = (tmp_path / "broken" / "checkpoints" / "epoch00000.ckpt").read_bytes()
     trained(tmp_path / "broken", epochs=2)
     newest = tmp_path / "broken" / "checkpoints" / "epoch00001.ckpt"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 4
     newest.write_bytes(content)
-    newest.with_name("epoch00000.ckpt").write_bytes(kept)
+    newest.with_name("epoch00000.ckpt").write_bytes(older)
     newest.with_name(f"epoch00002.ckpt{UNFINISHED}").write_bytes(b"half of one")
     with pytest.warns(
         UserWarning,
         match=r"epoch00001\.ckpt is damaged: the one before it is used, epoch00000",
     ):
         resumed = trained(tmp_path / "broken", epochs=3)
-    for name, tensor in whole.state_dict().items():
+    for name, tensor in unbroken.state_dict().items():
         assert torch.equal(tensor, resumed.state_dict()[name]), name
     assert [path.name for path in newest.parent.iterdir()] == ["epoch00002.ckpt"]
 
@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(
     child.join()
     assert child.exitcode == 7, "OSError that names the file"
     assert newest_checkpoint(tmp_path) == path
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_a_kill_at_any_moment_of_writing(
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
-    found = checkpoint_to_resume(tmp_path)
-    assert found is not None
-    assert torch.load(found, weights_only=True)
-    assert [one.name for one in tmp_path.iterdir()] == [found.name]
+    actual = checkpoint_to_resume(tmp_path)
+    assert actual is not None
+    assert torch.load(actual, weights_only=True)
+    assert [file.name for file in tmp_path.iterdir()] == [actual.name]
 
 
 def test_options_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
