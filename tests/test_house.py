@@ -228,11 +228,11 @@ def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring(
 MOST = {
     "torchcaps": reading.Reading(0, 4.9, 0.7, 26, 3.9),
     "lab/torchcaps_lab": reading.Reading(0, 5.0, 4.4, 27, 6.2),
-    "recipes": reading.Reading(0, 5.6, 3.7, 12, 1.0),
-    "benchmarks": reading.Reading(0, 4.8, 3.1, 23, 5.7),
-    "examples": reading.Reading(0, 5.8, 4.0, 15, 6.2),
-    "docs": reading.Reading(0, 5.3, 1.0, 13, 1.2),
-    "tests": reading.Reading(0, 5.3, 2.4, 8, 5.9),
+    "recipes": reading.Reading(0, 5.3, 3.6, 11, 0.5),
+    "benchmarks": reading.Reading(0, 4.8, 0.5, 17, 0.5),
+    "examples": reading.Reading(0, 5.2, 0.5, 11, 0.5),
+    "docs": reading.Reading(0, 5.2, 0.5, 11, 0.5),
+    "tests": reading.Reading(0, 5.3, 2.4, 8, 2.0),
 }
 PUBLIC, PRIVATE_IMPORTS, WITHOUT_USERS = 192, 40, 4
 

@@ -119,11 +119,12 @@ class TestSavedNetworkCarriesItsPreprocessing:
             torch.testing.assert_close(
                 predicted(capsys, str(source), *map(str, files)), stretched
             )
-        found = predicted(capsys, str(run), *map(str, files), "--resize", "pad")
-        torch.testing.assert_close(found, padded)
+        actual = predicted(capsys, str(run), *map(str, files), "--resize", "pad")
+        torch.testing.assert_close(actual, padded)
         answers = Classifier.open(run / "model")(files)
         torch.testing.assert_close(
-            torch.tensor([list(one.lengths.values()) for one in answers]), stretched
+            torch.tensor([list(answer.lengths.values()) for answer in answers]),
+            stretched,
         )
 
     def test_networks_of_before_load_and_their_run_says_the_rest(
@@ -139,18 +140,25 @@ class TestSavedNetworkCarriesItsPreprocessing:
         }
         network.save_pretrained(tmp_path / "old" / "model", **kept)
         files = sorted(photos.glob("*/00.png"))
-        found = predicted(capsys, str(tmp_path / "old"), *map(str, files))
-        torch.testing.assert_close(found, lengths(network, files, "pad"))
+        actual = predicted(capsys, str(tmp_path / "old"), *map(str, files))
+        torch.testing.assert_close(actual, lengths(network, files, "pad"))
         assert Classifier.open(tmp_path / "old")(files[0]).calibrated is None
         (tmp_path / "old" / "config.yaml").write_text((run / "config.yaml").read_text())
-        found = predicted(capsys, str(tmp_path / "old"), *map(str, files))
-        torch.testing.assert_close(found, lengths(network, files, "stretch"))
+        actual = predicted(capsys, str(tmp_path / "old"), *map(str, files))
+        torch.testing.assert_close(actual, lengths(network, files, "stretch"))
 
     def test_evaluate_names_a_class_that_the_network_does_not_have(
         self, run, tmp_path, capsys
     ):
-        other = write_photos(tmp_path / "other", ("red", "green", "yellow"), 4)
-        data = ["--data", "ImageFolder", "--data.root", str(other), "--data.size", "12"]
+        second = write_photos(tmp_path / "other", ("red", "green", "yellow"), 4)
+        data = [
+            "--data",
+            "ImageFolder",
+            "--data.root",
+            str(second),
+            "--data.size",
+            "12",
+        ]
         assert main(["evaluate", str(run), *data]) == 1
         assert (
             "may hold the classes blue, green, red, but not yellow"
@@ -158,8 +166,15 @@ class TestSavedNetworkCarriesItsPreprocessing:
         )
 
     def test_evaluate_takes_some_of_the_classes(self, run, tmp_path, capsys):
-        other = write_photos(tmp_path / "other", ("red", "green"), 4)
-        data = ["--data", "ImageFolder", "--data.root", str(other), "--data.size", "12"]
+        second = write_photos(tmp_path / "other", ("red", "green"), 4)
+        data = [
+            "--data",
+            "ImageFolder",
+            "--data.root",
+            str(second),
+            "--data.size",
+            "12",
+        ]
         assert main(["evaluate", str(run), *data]) == 0
         assert "test: " in capsys.readouterr().out
 
@@ -335,11 +350,11 @@ for need in (core + "train", core + "Classifier", core + "load_pretrained('a/b')
 
         monkeypatch.setitem(COMMANDS, "models", missing)
         assert main(["models"]) == 1
-        said = (
+        message = (
             f"torchcaps models: error: {module} is not installed: pip install "
             f"'torchcaps-lab[{EXTRAS[module]}]'"
         )
-        assert capsys.readouterr().err.strip() == said
+        assert capsys.readouterr().err.strip() == message
 
     def test_the_extras_that_are_named_are_there(self):
         text = (ROOT / "lab" / "pyproject.toml").read_text()
@@ -375,10 +390,10 @@ class TestPredict:
         whole.write_bytes((photos / "red" / "00.png").read_bytes())
         broken.write_bytes(b"no image")
         assert main(["predict", str(run), str(whole), str(broken)]) == 1
-        found = capsys.readouterr()
-        assert "\x1b" not in found.out + found.err
-        assert "a\\x1b[2Jb.png: " in found.out
-        assert "c\\x1b]0;d.png: it is not an image" in found.err
+        output = capsys.readouterr()
+        assert "\x1b" not in output.out + output.err
+        assert "a\\x1b[2Jb.png: " in output.out
+        assert "c\\x1b]0;d.png: it is not an image" in output.err
 
     def test_bad_files_are_named_and_the_others_predicted(
         self, run, photos, tmp_path, capsys
@@ -391,14 +406,14 @@ class TestPredict:
         ]
         files[1].write_bytes(files[0].read_bytes()[:50])
         assert main(["predict", str(run), *map(str, files), "--csv"]) == 1
-        found = capsys.readouterr()
-        assert [row["file"] for row in csv.DictReader(found.out.splitlines())] == [
+        output = capsys.readouterr()
+        assert [row["file"] for row in csv.DictReader(output.out.splitlines())] == [
             str(files[0]),
             str(files[3]),
         ]
-        assert "broken.png" in found.err
-        assert "none.png" in found.err
-        assert "2 of 4 files could not be read" in found.err
+        assert "broken.png" in output.err
+        assert "none.png" in output.err
+        assert "2 of 4 files could not be read" in output.err
 
     def test_files_are_streamed(self, run, photos):
         classifier = Classifier.open(run)
@@ -535,15 +550,15 @@ class TestTrainInPython:
             "trainer": {"accelerator": "cpu"},
         }
         lines: list[str] = []
-        found = tc.train(
+        actual = tc.train(
             photos, size=8, epochs=1, report=False, show=lines.append, **common
         )
-        assert found.run == Path("runs/photos")
-        assert found.summary["epochs"] == 1
-        assert found.summary["command"].startswith("torchcaps.train(")
+        assert actual.run == Path("runs/photos")
+        assert actual.summary["epochs"] == 1
+        assert actual.summary["command"].startswith("torchcaps.train(")
         assert len(lines) == 1
-        assert found(photos / "red" / "00.png").classes[0] in found.classes
-        written = yaml.safe_load((found.run / "config.yaml").read_text())
+        assert actual(photos / "red" / "00.png").classes[0] in actual.classes
+        written = yaml.safe_load((actual.run / "config.yaml").read_text())
         arguments = [str(photos), "--data.size", "8", "--epochs", "1"]
         arguments += [
             "--model",
@@ -567,7 +582,7 @@ class TestTrainInPython:
         weights = tc.load_pretrained("command/model").state_dict()
         assert all(
             torch.equal(weights[name], value)
-            for name, value in found.network.state_dict().items()
+            for name, value in actual.network.state_dict().items()
         )
 
     @pytest.mark.parametrize(
@@ -585,11 +600,11 @@ class TestTrainInPython:
             "report": False,
             "routing": routing,
         }
-        found = tc.train(
+        actual = tc.train(
             "Digits", run=tmp_path / "run", trainer={"accelerator": "cpu"}, **options
         )
-        assert main(["train", "--resume", str(found.run), "--epochs", "2"]) == 0
-        steps = tc.load_pretrained(found.run / "model").routing.config()["steps"]
+        assert main(["train", "--resume", str(actual.run), "--epochs", "2"]) == 0
+        steps = tc.load_pretrained(actual.run / "model").routing.config()["steps"]
         assert steps == (3 if routing == "kmeans" else 2)
 
     @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_folder_alone_is_enough_and_its_run_is_resumed_and_evaluated_as_any(
         )
         == 0
     )
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for option in (
         "data ",
         "data.size ",
@@ -70,9 +70,9 @@ def test_a_folder_alone_is_enough_and_its_run_is_resumed_and_evaluated_as_any(
         "optimizer",
         "run runs/photos",
     ):
-        assert f"guessed: {option}" in said
-    assert "guessed: batch_size" not in said  # it was given
-    assert "guessed: model" not in said
+        assert f"guessed: {option}" in output
+    assert "guessed: batch_size" not in output  # it was given
+    assert "guessed: model" not in output
     options = read_options(Path("runs/photos/config.yaml"))
     assert options["data"]["name"].endswith(("ImageFolder", "folder"))
     assert (
@@ -120,32 +120,32 @@ ON_IMAGENET = {
 def test_photos_stand_on_a_pretrained_backbone_where_there_is_one(
     photos, pretrained, given, free
 ):
-    found = guess(photos, given)
+    actual = guess(photos, given)
     on = pretrained and free
-    assert found.options.get("model_args") == (ON_IMAGENET if on else None)
+    assert actual.options.get("model_args") == (ON_IMAGENET if on else None)
     sizes = (144, 128) if on else (24, None)
     assert (
-        found.options["data"]["size"],
-        found.options["preprocess"].get("crop"),
+        actual.options["data"]["size"],
+        actual.options["preprocess"].get("crop"),
     ) == sizes
-    assert found.options["preprocess"]["flip"]
-    assert ("frozen_epochs" in found.options) == on
+    assert actual.options["preprocess"]["flip"]
+    assert ("frozen_epochs" in actual.options) == on
     assert (
-        "on timm/efficientnet_lite0 with weights imagenet" in found.why["model"]
+        "on timm/efficientnet_lite0 with weights imagenet" in actual.why["model"]
     ) == on
 
 
 def test_another_backbone_of_timm_is_trained_in_the_same_way(photos):
-    found = guess(
+    actual = guess(
         photos, {"model_args": {"backbone": "timm/resnet18", "weights": "hub"}}
     )
-    assert found.options["model_args"] == {
+    assert actual.options["model_args"] == {
         **ON_IMAGENET,
         "backbone": "timm/resnet18",
         "weights": "hub",
     }
-    assert "standardise" not in found.options["preprocess"]  # the backbone normalises
-    assert "on timm/resnet18 with weights hub" in found.why["model"]
+    assert "standardise" not in actual.options["preprocess"]  # the backbone normalises
+    assert "on timm/resnet18 with weights hub" in actual.why["model"]
 
 
 @pytest.mark.parametrize("pretrained", [True], indirect=True)
@@ -216,16 +216,16 @@ def test_pictures_with_masks_have_classes_of_pixels(photos):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("nowhere",), "there is no folder nowhere"),
         (("Digit",), "did you mean Digits?"),
         (("photos", "--data", "Digits"), "photos and --data both name the images"),
     ],
 )
-def test_what_is_not_there_is_one_clear_error(photos, capsys, words, said):
+def test_what_is_not_there_is_one_clear_error(photos, capsys, words, message):
     assert status("train", *words) != 0
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not Path("runs").exists()
 
 
@@ -233,10 +233,10 @@ def test_all_that_is_in_the_way_is_said_at_once(photos, capsys):
     for name in ("birds", "fish"):
         (photos / name).mkdir()
     assert status("train", "photos") != 0
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
         "class folder photos/birds holds no images; class folder photos/fish holds no "
-        "images" in said
+        "images" in output
     )
     assert not Path("runs").exists()
 
