@@ -57,7 +57,6 @@ __all__ = [
     "Prediction",
     "SetCapsNet",
     "SetClassifier",
-    "SharedCapsNet",
     "TextClassifier",
     "Thing",
     "box_iou",

@@ -47,7 +47,6 @@ from torchcaps.spec.wire import (
 )
 
 __all__ = [
-    "Registry",
     "Size",
     "Spec",
     "Within",
