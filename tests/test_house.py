@@ -229,7 +229,7 @@ MOST = {
     "torchcaps": reading.Reading(0, 4.9, 0.7, 25, 1.8),
     "lab/torchcaps_lab": reading.Reading(0, 5.0, 4.4, 27, 6.2),
     "recipes": reading.Reading(0, 5.3, 3.6, 11, 0.5),
-    "benchmarks": reading.Reading(0, 4.8, 0.5, 17, 0.5),
+    "benchmarks": reading.Reading(0, 4.8, 0.5, 18, 1.2),
     "examples": reading.Reading(0, 5.2, 0.5, 11, 0.5),
     "docs": reading.Reading(0, 5.2, 0.5, 11, 0.5),
     "tests": reading.Reading(0, 5.3, 2.4, 8, 2.0),
