@@ -317,3 +317,68 @@ def test_load_image_checks_its_arguments(tmp_path: Path) -> None:
         load_image(path, (1, 3, 4), "squash")
     with pytest.raises(FileNotFoundError, match=r"nowhere.png"):
         load_image(tmp_path / "nowhere.png", (1, 3, 4))
+
+
+# What is no data
+
+
+def write_run(folder: Path) -> None:
+    """The folder of a run with its report and its network."""
+    for name in ("config.yaml", "metrics.csv", "model/config.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+    (folder / "model" / "model.safetensors").write_bytes(b"")
+    write_report(folder / "report")
+
+
+def write_report(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "index.html").write_text("")
+    (folder / "exhibits.json").write_text("{}")
+    save(folder / "mistakes.png")
+
+
+def test_what_torchcaps_writes_is_no_class(tmp_path: Path) -> None:
+    """The second training in a folder took ``runs`` for a class, one after ``explain``
+    took ``report`` for one.
+    """
+    root = make_root(tmp_path)
+    write_run(root / "runs" / "first")
+    write_run(root / "runs" / "second")
+    write_run(root / "my run")
+    write_report(root / "report")
+    write_run(root / "a" / "run")
+    data = ImageFolder(root, validation=0.0)
+    assert data.classes == ("a", "b")
+    assert len(data.train) + len(data.test) == 20
+    assert "a/run" in data.listed.left_out
+
+
+def test_a_class_may_be_called_runs(tmp_path: Path) -> None:
+    root = make_root(tmp_path)
+    make_root(root, classes="r")
+    (root / "r").rename(root / "runs")
+    (root / "runs" / "config.yaml").write_text("mine")
+    assert ImageFolder(root).classes == ("a", "b", "runs")
+
+
+def test_a_link_to_all_there_is_is_not_followed(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "photos")
+    (root / "a" / "all").symlink_to("/", target_is_directory=True)
+    (root / "b" / "up").symlink_to(tmp_path, target_is_directory=True)
+    data = ImageFolder(root)
+    assert len(data.train) + len(data.validation) + len(data.test) == 20
+    assert data.listed.left_out["a/all"] == f"it links to /, which holds {root}"
+    assert set(data.listed.left_out) == {"a/all", "b/up"}
+
+
+def test_an_empty_class_folder_is_left_out_where_broken_images_are(
+    tmp_path: Path,
+) -> None:
+    root = make_root(tmp_path)
+    (root / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"class folder .*empty holds no images"):
+        ImageFolder(root)
+    data = ImageFolder(root, skip_broken=True)
+    assert data.classes == ("a", "b")
+    assert "class folders without images are left out: empty" in data.notes()

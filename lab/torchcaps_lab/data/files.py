@@ -51,10 +51,13 @@ class Listing(Listed):
     Attributes:
         root: the folder; names are relative to it.
         refused: why it cannot be trained on, for people.
+        skip_empty: whether class folders without images are left out, with a note,
+            instead of refused.
     """
 
     root: Path = Path()
     refused: list[str] = field(default_factory=list)
+    skip_empty: bool = False
     what: ClassVar[str] = "images"
     suffixes: ClassVar[Sequence[str]] = ()
     """Those of the files that are read; empty for those of images."""
@@ -70,9 +73,12 @@ class Listing(Listed):
         refused if there are fewer than two, or one of them holds no images. Later
         splits may lack classes, and are refused for others, or if they are empty.
         """
-        found = _folders(folder)
-        classes = tuple(path.name for path in found)
         learned = not self.classes
+        seen: set[Path] = {folder.resolve()}
+        images = {path: sorted(self._images(path, seen)) for path in _folders(folder)}
+        if learned and self.skip_empty:
+            images = self._without_empty(images)
+        classes = tuple(path.name for path in images)
         if not learned:
             self._refuse_others(classes, folder)
         elif len(classes) < 2:
@@ -82,15 +88,13 @@ class Listing(Listed):
             )
         self.classes += tuple(name for name in classes if name not in self.classes)
         files = self.parts.setdefault(part, [])
-        seen: set[Path] = {folder.resolve()}
-        for path in found:
-            images = sorted(self._images(path, seen))
-            if learned and not images:
+        for path, inside in images.items():
+            if learned and not inside:
                 self.refused.append(
                     f"class folder {path} holds no {self.what}{self._reasons(path)}"
                 )
             files += [
-                ImageFile(self._name(image), path.name, image) for image in images
+                ImageFile(self._name(image), path.name, image) for image in inside
             ]
         if not learned and not files:
             self.refused.append(
@@ -98,6 +102,15 @@ class Listing(Listed):
                 f"classes{self._reasons(folder)}"
             )
         self._leave_out_loose(folder)
+
+    def _without_empty(self, images: dict[Path, list[Path]]) -> dict[Path, list[Path]]:
+        """The class folders that hold images; a note names the others."""
+        empty = [path.name for path, inside in images.items() if not inside]
+        if empty:
+            self.notes += (
+                f"class folders without {self.what} are left out: {some(empty)}",
+            )
+        return {path: inside for path, inside in images.items() if inside}
 
     def _refuse_others(self, names: Sequence[str], folder: Path) -> None:
         try:
@@ -112,6 +125,12 @@ class Listing(Listed):
         real = folder.resolve()
         if real in seen:
             self._leave_out(folder, f"it links to {real}, which is read already")
+            return
+        if folder.is_symlink() and self.root.resolve().is_relative_to(real):
+            self._leave_out(folder, f"it links to {real}, which holds {self.root}")
+            return
+        if is_written(folder):
+            self._leave_out(folder, "torchcaps wrote it")
             return
         seen.add(real)
         for path in self._entries(folder):
@@ -184,7 +203,10 @@ def found_root(root: str | Path) -> Path:
 
 
 def list_folder(
-    root: Path, kind: type[Listing] = Listing, classes: tuple[str, ...] = ()
+    root: Path,
+    kind: type[Listing] = Listing,
+    classes: tuple[str, ...] = (),
+    skip_empty: bool = False,
 ) -> Listing:
     """Lists the images, or files of another ``kind``, of a folder of classes, or of
     folders of splits that hold these.
@@ -194,19 +216,23 @@ def list_folder(
         kind: of files.
         classes: names that are known, of which the folder may hold some; default: its
             folders, or those of train.
+        skip_empty: whether to leave out class folders without images.
 
     Raises:
         ValueError: it cannot be trained on; says all that is in the way. And what
             :func:`looked_through` raises.
     """
-    listing = looked_through(root, kind, classes)
+    listing = looked_through(root, kind, classes, skip_empty)
     if listing.refused:
         raise ValueError("; ".join(listing.refused))
     return listing
 
 
 def looked_through(
-    root: Path, kind: type[Listing] = Listing, classes: tuple[str, ...] = ()
+    root: Path,
+    kind: type[Listing] = Listing,
+    classes: tuple[str, ...] = (),
+    skip_empty: bool = False,
 ) -> Listing:
     """The same, also of a folder that cannot be trained on.
 
@@ -219,14 +245,14 @@ def looked_through(
         raise FileNotFoundError(f"root {root} does not exist{seen_from(root)}")
     if not root.is_dir():
         raise NotADirectoryError(f"root {root} is not a folder")
-    listing = kind(root=root, classes=classes)
+    listing = kind(root=root, classes=classes, skip_empty=skip_empty)
     parts = _part_folders(root, kind)
     if parts is None:
         listing.add("all", root)
         return listing
     if "test" not in parts:
         parts["test"] = parts.pop("validation")
-        listing.notes = (validation_is_test(parts["test"].name, parts["train"].name),)
+        listing.notes += (validation_is_test(parts["test"].name, parts["train"].name),)
     for part in PART_NAMES:
         if part in parts:
             listing.add(part, parts[part])
@@ -253,8 +279,32 @@ def is_there(kind: Callable[[], bool]) -> bool:
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(
-        path for path in folder.iterdir() if is_there(path.is_dir) and not is_junk(path)
+        path
+        for path in folder.iterdir()
+        if is_there(path.is_dir) and not is_junk(path) and not is_written(path)
     )
+
+
+_RUN = ("metrics.csv", "summary.json", "checkpoints", "data.json", ".lock")
+"""What the folder of a run may hold beside its options."""
+
+
+def is_written(folder: Path) -> bool:
+    """Whether torchcaps wrote a folder: a run, a report, a saved network, or a folder of
+    such alone, as ``runs`` is.
+    """
+    if (folder / "config.yaml").is_file():
+        return any((folder / name).exists() for name in _RUN)
+    if (folder / "exhibits.json").is_file():
+        return (folder / "index.html").is_file()
+    if (folder / "model.safetensors").is_file():
+        return (folder / "config.json").is_file()
+    try:
+        inside = [path for path in folder.iterdir() if not is_junk(path)]
+    except OSError:
+        return False
+    runs = [path for path in inside if (path / "config.yaml").is_file()]
+    return bool(runs) and len(runs) == len(inside) and all(map(is_written, runs))
 
 
 def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:

@@ -72,4 +72,6 @@ class ImageFolder(ListedImages):
 
     def list_images(self) -> Listing:
         """The files of each class."""
-        return list_folder(Path(self.root), classes=self.named)
+        return list_folder(
+            Path(self.root), classes=self.named, skip_empty=self.skip_broken
+        )
