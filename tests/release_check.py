@@ -90,9 +90,8 @@ def wheel_problems(folder: Path) -> Iterator[str]:
     run([sys.executable, "-m", "venv", str(folder / "venv")], folder)
     for installed in ([TORCH], [str(wheels["torchcaps"])]):
         run([str(python), "-m", "pip", "install", "--quiet", *installed], folder)
-    yield from running_problems(
-        "torchcaps alone", [str(python), "-c", code_blocks()[-1]], folder
-    )
+    alone = f"import torch\nimport torchcaps as tc\n{code_blocks()[-1]}"
+    yield from running_problems("torchcaps alone", [str(python), "-c", alone], folder)
     run(
         [str(python), "-m", "pip", "install", "--quiet", str(wheels["torchcaps-lab"])],
         folder,
@@ -107,10 +106,9 @@ def wheel_problems(folder: Path) -> Iterator[str]:
         yield from running_problems(
             f"torchcaps {arguments[0]}", [torchcaps, *arguments], folder
         )
-    for number, code in enumerate(code_blocks(), 1):
-        yield from running_problems(
-            f"code block {number} of the README", [str(python), "-c", code], folder
-        )
+    yield from running_problems(
+        "the code of the README", [str(python), "-c", "\n".join(code_blocks())], folder
+    )
 
 
 DRAW_PHOTOS = """

@@ -206,6 +206,23 @@ class TestEachFactHasItsAdvice:
         assert lost.option == taken.option == "torchcaps predict RUN photos/dog"
         assert taken.fact == "confused with each other: 12 of 12 of 'dog' for 'cat'"
 
+    def test_texts_are_not_shown_as_images(self):
+        """ "torchcaps predict RUN ." was printed: the folder of a line of a table."""
+
+        class Texts(Examples):
+            what = "texts"
+
+        texts = Texts(
+            torch.zeros(900, 1, 1, 5, dtype=torch.uint8),
+            EVEN,
+            ("cat", "dog", "owl"),
+            tuple(f"reviews.csv:{line}" for line in range(900)),
+        )
+        said = EVEN.clone()
+        said[EVEN == 1] = 0
+        lost, *_ = Advice.of(answers(3, EVEN, said), texts, {}, []).hints
+        assert lost.option == "torchcaps evaluate RUN"
+
     def test_all_main_confusions_are_told(self):
         """Three of seven were."""
         predicted = EVEN.clone()

@@ -12,10 +12,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from torchcaps import create_model
 from torchcaps_lab.report import Exhibit, Extent
 from torchcaps_lab.report.boxes import Boxed, boxed_image
 from torchcaps_lab.report.pictures.assignments import Assignments, ShareMaps
 from torchcaps_lab.report.pictures.confusion import Confusion
+from torchcaps_lab.report.pictures.headline import page_title
 from torchcaps_lab.report.pictures.layer_activations import (
     ActivationMaps,
     LayerActivations,
@@ -25,6 +27,7 @@ from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.mistakes import Mistake, Mistakes
 from torchcaps_lab.report.pictures.perturbations import Perturbations
 from torchcaps_lab.report.pictures.reconstructions import Reconstructions
+from torchcaps_lab.report.pictures.segments import ShownSegments, segments_figure
 
 
 def render(figure: Figure) -> bytes:
@@ -485,3 +488,47 @@ def test_rows_of_pictures_have_a_title_each() -> None:
         reconstructed(images, images, ["a"])
     with pytest.raises(ValueError, match="images must hold at least one"):
         reconstructed(images[:0], images[:0], [])
+
+
+def test_what_a_task_measures_has_a_curve() -> None:
+    """The report of masks had the loss alone."""
+    metrics = [
+        {"epoch": n, "train_loss": 1 / n, "val_loss": 1 / n, "val_iou": 1 - 1 / n}
+        for n in (1.0, 2.0)
+    ]
+    curves = LearningCurves.of(metrics)
+    assert curves is not None
+    assert [panel.quantity for panel in curves.panels] == ["loss", "iou"]
+    accuracy = LearningCurves.of([{"epoch": 1.0, "val_accuracy": 0.5, "val_iou": 0.1}])
+    assert accuracy is not None
+    assert [panel.quantity for panel in accuracy.panels] == ["accuracy"]
+
+
+def test_the_names_of_many_layers_lie_beside_the_curves() -> None:
+    """Twelve of them covered the axis."""
+    names = [f"assignment_entropy_layer{n}" for n in range(12)]
+    metrics = [{"epoch": 1.0, "train_loss": 1.0, **dict.fromkeys(names, 0.5)}]
+    curves = LearningCurves.of(metrics)
+    assert curves is not None
+    (picture,) = curves.draw()
+    (legend,) = picture.figure.legends
+    assert len(legend.get_texts()) == 12
+    inside = [axes.get_legend() for axes in picture.figure.axes]
+    assert [one is None for one in inside] == [False, True]
+
+
+def test_the_class_that_is_not_painted_is_in_the_legend() -> None:
+    mask = torch.tensor([[0, 1], [0, 0]])
+    shown = ShownSegments("a", torch.rand(1, 2, 2), mask, mask)
+    (legend,) = segments_figure([shown], ("ground", "cell")).legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["not painted: ground", "cell"]
+
+
+def test_a_report_is_titled_by_its_run_and_its_data() -> None:
+    network = create_model("capsnet_digits", channels=4, types=2, decoder_hidden=None)
+    summary = {"run": "runs/photos", "model": "capsnet_small", "data": "ImageFolder"}
+    assert page_title(network, summary) == (
+        "photos: what capsnet_small learned from ImageFolder"
+    )
+    assert page_title(network, {}) == "What this CapsNet learned"

@@ -28,6 +28,7 @@ table { border-collapse: collapse; } td, th { padding: .2em 1em .2em 0; text-ali
 tr { border-bottom: 1px solid var(--line); } td.number { text-align: right; font-variant-numeric: tabular-nums; }
 summary { margin-top: 2em; cursor: pointer; } summary h2 { display: inline; border: 0; }
 td code { white-space: nowrap; font: inherit; } td.long { overflow-wrap: anywhere; } .table { overflow-x: auto; }
+@media (max-width: 600px) { td code { white-space: normal; overflow-wrap: anywhere; } }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); gap: 1em; }
 """
 _DATA = "exhibits.json"

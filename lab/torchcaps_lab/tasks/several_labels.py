@@ -16,6 +16,7 @@ from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import ask
 from torchcaps_lab.report.observe import Metrics, Observation, Selection
 from torchcaps_lab.report.page import exhibits_of
+from torchcaps_lab.report.pictures.headline import page_title
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.present_classes import PresentClasses
 from torchcaps_lab.report.pictures.summary import Summary
@@ -232,7 +233,7 @@ class SeveralLabels(Task):
             line for line in found.lines if not line.startswith(" ")
         ]  # those of classes are a table here
         title, rows = (
-            f"What this {type(network).__name__} learned",
+            page_title(network, summary),
             found.details["per_class"],
         )
         yield PresentClasses.of(title, lines, rows, verdict)

@@ -124,6 +124,7 @@ def train(
             subject.preprocess
         )
         summary = {
+            "run": str(folder.path),
             **_described(subject, task, network),
             "epochs": len(metrics),
             "used_epoch": used,

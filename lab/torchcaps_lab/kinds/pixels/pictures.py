@@ -185,9 +185,10 @@ def segments_figure(
         for label in mask.unique()
         if 0 < label < count
     }
+    painted = {classes[label]: colour_of(label - 1) for label in sorted(used)}
     class_legend(
         figure,
         "outside lower center",
-        {classes[label]: colour_of(label - 1) for label in sorted(used)},
+        {f"not painted: {classes[0]}": "none", **painted},
     )
     return figure

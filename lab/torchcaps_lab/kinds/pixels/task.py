@@ -20,6 +20,7 @@ from torchcaps_lab.kinds.pixels.pictures import (
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import check_asked, predicted
 from torchcaps_lab.report.observe import Metrics
+from torchcaps_lab.report.pictures.headline import page_title
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.summary import Summary
 from torchcaps_lab.tasks.base import (
@@ -273,7 +274,7 @@ class Segmentation(Task):
         values = each.sort().values.tolist()
         said = [one for _, one in self._looked(network, worst)]
         yield Segments(
-            title=f"What this {type(network).__name__} learned",
+            title=page_title(network, summary),
             text=f"{found.lines[0].capitalize()}. Below are the worst images.",
             figures=found.details["per_class"],
             shown=tuple(

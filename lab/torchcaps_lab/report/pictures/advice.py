@@ -103,6 +103,7 @@ class Advice(Exhibit):
             _few(findings, images),
             _small(findings, images),
         )
+        new = "new.jpg" if images.what == "images" else "FILE"
         hints = tuple(found)[:_MOST] or tuple(_more(findings, images, summary, metrics))
         text = (
             "Each row shows a measurement, a remedy and the text to type, most "
@@ -113,7 +114,7 @@ class Advice(Exhibit):
             else (
                 "No problems found: accuracy is high, the classes are balanced, and "
                 "the network does not overfit. Use it with 'torchcaps predict RUN "
-                "new.jpg'."
+                f"{new}'."
             )
         )
         return cls(title="What to do next", text=text, hints=hints)
@@ -366,6 +367,8 @@ def _confused(findings: Findings, images: Examples) -> Iterator[Hint]:
 
 def _showing(findings: Findings, images: Examples, labels: list[int]) -> str:
     """The command that shows what images of some classes were taken for."""
+    if images.what != "images":
+        return "torchcaps evaluate RUN"
     if images.files is None:
         return "torchcaps explain RUN --split validation"
     first = [

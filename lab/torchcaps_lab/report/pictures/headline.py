@@ -2,9 +2,11 @@
 is worst.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from torchcaps.models.base import ImageClassifier
 from torchcaps_lab.report.exhibit import Exhibit, register_exhibit
 from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
@@ -28,6 +30,16 @@ class Worst(NamedTuple):
     name: str
     right: int
     images: int
+
+
+def page_title(network: ImageClassifier, summary: Mapping[str, Any]) -> str:
+    """The title of a report: the run, its network and its data, as far as they are
+    known.
+    """
+    if "run" not in summary:
+        return f"What this {type(network).__name__} learned"
+    model, data = summary.get("model", type(network).__name__), summary.get("data")
+    return f"{Path(summary['run']).name}: what {model} learned from {data}"
 
 
 @register_exhibit("headline", place=5)
@@ -106,9 +118,8 @@ class Headline(Exhibit):
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Headline]":
         """Of what a classifier was tested on."""
-        title = f"What this {type(tested.model).__name__} learned"
         yield cls.of(
-            title,
+            page_title(tested.model, tested.summary),
             tested.findings,
             tuple(tested.images.classes),
             tested.images.what,

@@ -20,6 +20,13 @@ _HEALTH = {
 }
 
 
+_MEASURES = 2
+"""Most measures of a task that are drawn, where these are not accuracy or error."""
+
+_LEGEND = 5
+"""Most curves whose names have room inside of a panel."""
+
+
 class Curve(NamedTuple):
     """Values over the epochs.
 
@@ -53,7 +60,8 @@ class LearningCurves(Exhibit):
     """Loss and accuracy (or error) over the epochs, and the health of the routing.
 
     Attributes:
-        panels: of loss and accuracy or error, for training, validation and test images.
+        panels: of loss and accuracy or error, or what the task measures, for training,
+            validation and test images.
         health: of the entropy of the assignments and of dead capsules, for each layer.
 
     Example:
@@ -125,6 +133,13 @@ class LearningCurves(Exhibit):
             ]  # curves on each other can all be seen
             _draw_curves(axes, panel, colours, widths)
             axes.set_ylim(-0.04, 1.04)
+        if len(layers) > _LEGEND:
+            from matplotlib.lines import Line2D
+
+            lines = [Line2D([], [], color=colours[layer]) for layer in layers]
+            figure.legend(
+                lines, layers, loc="outside lower center", ncols=4, frameon=False
+            )
         yield Picture(
             "learning_curves.png", "Loss and accuracy over the epochs", figure
         )
@@ -147,17 +162,28 @@ def _panel(
 
 
 def _performance(metrics: Metrics) -> tuple[Panel, ...]:
-    """The loss, and accuracy or else error."""
-    loss, accuracy, error = (
-        _panel(
-            metrics,
-            quantity,
-            quantity,
-            {name: f"{split}_{quantity}" for split, name in _SPLITS.items()},
-        )
-        for quantity in ("loss", "accuracy", "error")
+    """The loss, and accuracy or else error, or else what the task measures."""
+    for measured in (("accuracy",), ("error",), _measured(metrics)[:_MEASURES]):
+        panels = [_split_panel(metrics, quantity) for quantity in measured]
+        if any(panels):
+            break
+    return tuple(panel for panel in (_split_panel(metrics, "loss"), *panels) if panel)
+
+
+def _split_panel(metrics: Metrics, quantity: str) -> Panel | None:
+    """The curves of one quantity on training, validation and test images."""
+    columns = {name: f"{split}_{quantity}" for split, name in _SPLITS.items()}
+    return _panel(metrics, quantity, quantity, columns)
+
+
+def _measured(metrics: Metrics) -> tuple[str, ...]:
+    """What was measured on validation images besides losses, such as ``iou``."""
+    names = dict.fromkeys(name for row in metrics for name in row)
+    return tuple(
+        name.removeprefix("val_")
+        for name in names
+        if name.startswith("val_") and not name.endswith("loss")
     )
-    return tuple(panel for panel in (loss, accuracy or error) if panel)
 
 
 def _health(metrics: Metrics) -> tuple[Panel, ...]:
@@ -190,7 +216,8 @@ def _draw_curves(
         }
         axes.plot(curve.epochs, curve.values, marker=marker, markersize=3, **line)
     axes.set(ylabel=panel.unit, title=panel.quantity)
-    axes.legend(frameon=False, loc="best")
+    if len(panel.curves) <= _LEGEND:
+        axes.legend(frameon=False, loc="best")
     _number_epochs(axes)
 
 
