@@ -341,3 +341,18 @@ def test_the_example_says_what_it_takes(
     done = subprocess.run(example, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: run_onnx.py [-h] model picture")
+
+
+def test_an_export_says_at_once_that_it_takes_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """86 seconds passed without a word."""
+
+    def broken(*_: object) -> float:
+        raise ValueError("stopped")
+
+    monkeypatch.setattr("torchcaps_lab.cli.export.export", broken)
+    out = tmp_path / "digits.onnx"
+    assert main(["export", "digits/capsnet_digits", "--to", str(out)]) == 1
+    told = capsys.readouterr().err
+    assert told.index(f"exporting CapsNet to {out} as onnx") < told.index("stopped")

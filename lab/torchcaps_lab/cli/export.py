@@ -4,6 +4,7 @@ package.
 
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -106,6 +107,12 @@ def command(
     classifier = open_classifier(run)
     path = Path(to or f"{type(classifier.network).__name__.lower()}{SUFFIXES[form]}")
     _check_free(path, overwrite)
+    kind = type(classifier.network).__name__
+    print(
+        f"exporting {kind} to {path} as {form}: a large network takes minutes",
+        file=sys.stderr,
+        flush=True,
+    )
     off = export(classifier, path, form)
     size = path.stat().st_size / 2**20
     print(
