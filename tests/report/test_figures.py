@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from torchcaps import create_model
+from torchcaps_lab.kinds.pixels.pictures import ShownSegments, segments_figure
 from torchcaps_lab.report import Exhibit, Extent
 from torchcaps_lab.report.boxes import Boxed, boxed_image
 from torchcaps_lab.report.pictures.assignments import Assignments, ShareMaps
@@ -27,7 +28,6 @@ from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.mistakes import Mistake, Mistakes
 from torchcaps_lab.report.pictures.perturbations import Perturbations
 from torchcaps_lab.report.pictures.reconstructions import Reconstructions
-from torchcaps_lab.report.pictures.segments import ShownSegments, segments_figure
 
 
 def render(figure: Figure) -> bytes:
