@@ -285,7 +285,13 @@ def _folders(folder: Path) -> list[Path]:
     )
 
 
-_RUN = ("metrics.csv", "summary.json", "checkpoints", "data.json", ".lock")
+_RUN = (
+    "metrics.csv",
+    "summary.json",
+    "checkpoints",
+    "data.json",
+    ".lock",
+)
 """What the folder of a run may hold beside its options."""
 
 

@@ -163,7 +163,12 @@ def _panel(
 
 def _performance(metrics: Metrics) -> tuple[Panel, ...]:
     """The loss, and accuracy or else error, or else what the task measures."""
-    for measured in (("accuracy",), ("error",), _measured(metrics)[:_MEASURES]):
+    of_tasks = _measured(metrics)[:_MEASURES]
+    for measured in (
+        ("accuracy",),
+        ("error",),
+        of_tasks,
+    ):
         panels = [_split_panel(metrics, quantity) for quantity in measured]
         if any(panels):
             break
