@@ -16,6 +16,7 @@ DIFFS = ROOT / "tests" / "additions"
 MOST = {
     "routing": 5,
     "data set": 3,
+    "kind of input": 3,
     "task": 4,
     "picture of the report": 3,
     "backend": 5,

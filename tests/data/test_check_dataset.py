@@ -132,7 +132,7 @@ def makers(
         "mnist": partial(TinyMNIST, **data_dir),
         "picture_folder": partial(PictureFolder, folder / "images", size=16),
         "series": partial(Series, str(folder / "series.csv")),
-        "shapes": partial(data.Shapes, 60, 20),
+        "shapes": partial(data.Shapes, count=60, tests=20),
         "smallnorb": partial(SmallNORB, str(folder), size=12),
         "text": partial(Text, str(folder / "texts.csv")),
     }
