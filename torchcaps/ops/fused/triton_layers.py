@@ -179,7 +179,7 @@ def agreement_backward(
                 None,
             )
     grads = _agreed_votes(launch, found, grad_sums, orphan)
-    grad_bias = None if bias is None else grad_sums.sum((0, 1)).mT
+    grad_bias = None if bias is None else grad_sums.sum((0, 1)).mT.contiguous()
     return (*grads, grad_bias)
 
 
@@ -379,7 +379,7 @@ def mixture_backward(
         if last and step:
             parts = [*map(_with, parts, compared_with)]
     grad_weights = None if call.weights is None else worths.sum(0)
-    grad_costs = costs.sum((1, 2))
+    grad_costs = [each.sum((0, 1)) for each in costs]  # compilers want no views
     return (
         grads.children,
         grads.in_order(),
