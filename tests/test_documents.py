@@ -265,6 +265,13 @@ def test_code_of_words_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names["shares"].shape == (1, 7, 2)
 
 
+def test_objects_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = executed("docs/objects.md", tmp_path, monkeypatch)
+    assert names["capsules"].pose.shape == (2, 7, 64)
+    assert names["more"].pose.shape == (2, 11, 64)
+    assert names["shapes"].test.inputs.shape == (10, 3, 32, 32)
+
+
 def test_no_code_is_left_unexecuted() -> None:
     """The guide's is executed by its own tests, CONTRIBUTING's by those of a stranger's
     file.
@@ -282,6 +289,7 @@ def test_no_code_is_left_unexecuted() -> None:
         "first-steps",
         "interests",
         "layers",
+        "objects",
         "poses",
         "pretrained",
         "recipes",

@@ -5,7 +5,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from torchcaps_lab.kinds.objects import (
+from torchcaps_lab.kinds.objects.measures import (
     adjusted_rand_index,
     best_overlap,
     foreground_rand_index,

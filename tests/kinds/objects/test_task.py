@@ -14,7 +14,7 @@ from tests.kinds.objects.test_sets import pictures
 from torchcaps.models import Prediction
 from torchcaps_lab.cli import main
 from torchcaps_lab.data import Digits, Shapes
-from torchcaps_lab.tasks import Objects
+from torchcaps_lab.kinds.objects.task import Objects
 
 NETWORK: dict[str, Any] = {"channels": 4, "dim": 8}
 

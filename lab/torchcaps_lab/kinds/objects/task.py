@@ -58,7 +58,7 @@ class Objects(Task):
     known, as in :class:`~torchcaps_lab.data.Shapes`, they only measure the result.
 
     Example:
-        >>> from torchcaps_lab.tasks import Objects
+        >>> from torchcaps_lab.kinds.objects.task import Objects
         >>> Objects().main.name, Objects().main.higher_is_better
         ('error', False)
     """
