@@ -6,7 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps_lab.data import PictureFolder, Shapes
+from torchcaps_lab.data import Shapes
+from torchcaps_lab.kinds.objects.sets import PictureFolder
 from torchcaps_lab.testing import check_dataset
 
 

@@ -2,7 +2,8 @@
 
 from torchcaps_lab.kinds.objects.pictures import SlotMoves as SlotMoves
 from torchcaps_lab.kinds.objects.pictures import SlotPictures as SlotPictures
-from torchcaps_lab.kinds.objects.sets import PictureFolder, Shapes
+from torchcaps_lab.kinds.objects.sets import PictureFolder as PictureFolder
+from torchcaps_lab.kinds.objects.sets import Shapes
 from torchcaps_lab.kinds.objects.task import Objects as Objects
 
-__all__ = ["PictureFolder", "Shapes"]
+__all__ = ["Shapes"]

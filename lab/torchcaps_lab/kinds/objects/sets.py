@@ -201,7 +201,7 @@ class PictureFolder(DataSet):
     Example:
         >>> from pathlib import Path
         >>> from PIL import Image
-        >>> from torchcaps_lab.data import PictureFolder
+        >>> from torchcaps_lab.kinds.objects.sets import PictureFolder
         >>> Path("shelf").mkdir(exist_ok=True)
         >>> for number in range(10):
         ...     Image.new("RGB", (40, 30), (25 * number, 0, 0)).save(
