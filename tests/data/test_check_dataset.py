@@ -33,13 +33,13 @@ from torchcaps_lab.data import (
     Hub,
     ImageFolder,
     ImageTable,
-    PictureFolder,
     Series,
     SmallNORB,
     Text,
     list_datasets,
 )
 from torchcaps_lab.data.base import DATASETS
+from torchcaps_lab.kinds.objects.sets import PictureFolder
 from torchcaps_lab.testing import check_dataset
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
