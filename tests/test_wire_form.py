@@ -62,7 +62,7 @@ UNWRITTEN = {
 }
 """Arguments that only a running program has: objects and functions."""
 
-NUMBERS = (3, 5, 1, 2, 0.25, 0.75, 0.5, 1.5, 7.0, 64, -1.0)
+NUMBERS = (3, 5, 1, 2, 32, 0.25, 0.75, 0.5, 1.5, 7.0, 64, -1.0)
 
 
 def candidates(hint: Any) -> Iterator[Any]:

@@ -13,13 +13,16 @@ from torchcaps.ops import Votes
 
 E, T = 3, 2
 BACKENDS = pytest.mark.parametrize("backend", ["naive", "chunked", "native"])
-OF_CHILDREN = ("heinsen_2022", "self_routing")  # which look at the children themselves
+SLOTS = ("slots", "slot_mixture")  # which have projections of their own
+OF_CHILDREN = ("heinsen_2022", "self_routing", *SLOTS)
+"""Routings that look at the children themselves."""
 OF_VOTES = pytest.mark.parametrize(
     "routing", [name for name in list_routings() if name not in OF_CHILDREN]
 )
 WITHOUT_TRANSFORMS = (
     "hard_kmeans",
     "heinsen_2022",
+    *SLOTS,
 )  # which do not train those of the layer
 TRAINABLE = pytest.mark.parametrize(
     "routing", [name for name in list_routings() if name not in WITHOUT_TRANSFORMS]

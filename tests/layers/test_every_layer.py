@@ -163,8 +163,14 @@ the children's.
 """
 
 
+SLOTS = ("slots", "slot_mixture")
+"""Routings that start from learned slots: without children these are what is left."""
+
+
 @EVERY
 def test_children_of_0_have_parents_of_0(routing: str, layer: str) -> None:
+    if routing in SLOTS:
+        pytest.skip("slots are learned")
     make, sites, pose = LAYERS[layer]
     module = make(make_routing(routing)).eval()
     if isinstance(module, ClassCaps):

@@ -46,7 +46,7 @@ change at all. The others compare children or votes with something learned: an a
 map, a bias, or a prototype.
 """
 
-WITHOUT_VOTES = {"heinsen_2022", "homogeneous"}
+WITHOUT_VOTES = {"heinsen_2022", "homogeneous", "slots", "slot_mixture"}
 I, J, P, D = 6, 4, 5, 5
 Make = Callable[..., nn.Module]
 MAKERS: dict[str, tuple[Make, tuple[int, ...]]] = {

@@ -4,7 +4,7 @@
 
 import math
 from dataclasses import InitVar
-from typing import cast
+from typing import NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -23,6 +23,18 @@ _SCALE = 4
 
 _LARGEST_MAP = 40
 """Larger images are halved once more before slots see them."""
+
+
+class Drawing(NamedTuple):
+    """What each slot draws.
+
+    Args:
+        colours: (B, J, C, H, W).
+        masks: how much of each pixel a slot claims, (B, J, H, W); they sum to 1.
+    """
+
+    colours: Tensor
+    masks: Tensor
 
 
 class SpatialBroadcastDecoder(nn.Module):
@@ -65,10 +77,10 @@ class SpatialBroadcastDecoder(nn.Module):
             nn.PixelShuffle(2),
         )
 
-    def forward(self, pose: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    def forward(self, pose: Tensor, height: int, width: int) -> Drawing:
         """Colours and masks of an image of that size."""
         colours, claims = self.claimed(pose, height, width)
-        return colours, claims.softmax(1)
+        return Drawing(colours, claims.softmax(1))
 
     def claimed(self, pose: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
         """Colours, and how strongly each slot claims each pixel: the logits of the
@@ -194,11 +206,11 @@ class SlotAutoencoder(ImageClassifier):
         copy.load_state_dict(state)
         return copy.to(next(self.parameters())).train(self.training)
 
-    def each(self, pose: Tensor) -> tuple[Tensor, Tensor]:
+    def each(self, pose: Tensor) -> Drawing:
         """What each slot draws, colours (B, J, C, H, W) and masks (B, J, H, W)."""
         _, height, width = self.image_shape
         drawn = self.decoder(pose, height, width)
-        return cast(tuple[Tensor, Tensor], drawn)
+        return cast(Drawing, drawn)
 
 
 class _Rows(nn.Module):
