@@ -74,9 +74,11 @@ TRAINING: dict[str, Any] = {
     "report": False,
     "trainer": {"accelerator": "cpu"},
 }
+# Steps: on pairs of validation digits, seeds 2 to 4, three found 91.3 to 92.5 % of those
+# one above the other, and two found 86.7 to 91.6 %.
 CAPSULES = {
     "model": "sharedcapsnet",
-    "routing": {"name": "kmeans", "steps": 2, "evidence": True},
+    "routing": {"name": "kmeans", "steps": 3, "evidence": True},
 }
 PLAIN = {"model": "sharedcapsnet_maps"}
 

@@ -75,7 +75,7 @@ def test_the_demo_keeps_its_word(
     shown = json.loads((page.parent / "exhibits.json").read_text())
     first, second, headline = shown["exhibits"][:3]
     assert first["kind"] == "two_digits"
-    assert first["own"] > 0.5 > 0.1 > first["other"]
+    assert first["own_share"] > 0.5 > 0.1 > first["other_share"]
     assert first["entropy"] < 0.75
     assert first["decided"] > 0.5
     shares = second["shares"]

@@ -99,7 +99,7 @@ def test_validation_images_are_reported_where_there_is_no_test(tmp_path):
         write(tmp_path / "p", train=table(20), validation=table(6, 1), test=unlabelled)
     )
     assert len(data.test) == 6
-    assert "the images in 'validation' are reported as the test" in data.notes()[0]
+    assert "the images in 'validation' are used as the test" in data.notes()[0]
     assert "left out 5 files: it has no label: test/0" in data.notes()[1]
 
 

@@ -114,7 +114,7 @@ def test_splits_of_its_own_are_kept():
     assert (
         "20 images of the same content in several parts of the data" in data.notes()[0]
     )
-    assert "reported as the test" in MapStyle(train, validation_data=test).notes()[0]
+    assert "used as the test" in MapStyle(train, validation_data=test).notes()[0]
 
 
 def test_parts_of_a_data_set_have_its_classes():

@@ -211,6 +211,7 @@ class TestEachFactHasItsAdvice:
 
         class Texts(Examples):
             what = "texts"
+            pictured = False
 
         texts = Texts(
             torch.zeros(900, 1, 1, 5, dtype=torch.uint8),

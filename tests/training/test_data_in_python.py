@@ -80,8 +80,7 @@ def test_it_is_resumed_with_the_pairs(trained: Classifier) -> None:
     with pytest.raises(
         ValueError,
         match=(
-            "none of the images that the run was trained and tested on is there "
-            "any more"
+            "none of the images that the run was trained and tested on exists any more"
         ),
     ):
         tc.train(data=more_pairs, run=trained.run, resume=True, epochs=3)

@@ -103,7 +103,7 @@ class Advice(Exhibit):
             _few(findings, images),
             _small(findings, images),
         )
-        new = "new.jpg" if images.what == "images" else "FILE"
+        new = "new.jpg" if images.pictured else "FILE"
         hints = tuple(found)[:_MOST] or tuple(_more(findings, images, summary, metrics))
         text = (
             "Each row shows a measurement, a remedy and the text to type, most "
@@ -367,7 +367,7 @@ def _confused(findings: Findings, images: Examples) -> Iterator[Hint]:
 
 def _showing(findings: Findings, images: Examples, labels: list[int]) -> str:
     """The command that shows what images of some classes were taken for."""
-    if images.what != "images":
+    if not images.pictured:
         return "torchcaps evaluate RUN"
     if images.files is None:
         return "torchcaps explain RUN --split validation"
