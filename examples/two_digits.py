@@ -382,7 +382,7 @@ def poses_of(look: Observation, labels: Tensor) -> Tensor:
 def drawn_columns(columns: Columns) -> "Figure":
     """A column for each pair: the image, where its parts went, what both poses draw."""
     beside = columns.layout == SIDE_BY_SIDE
-    width, height = (1.7, 5.8) if beside else (1.3, 6.8)
+    width, height = (1.7, 5.8) if beside else (1.6, 6.8)
     figure = new_figure(width * SHOWN + 0.6, height)
     ratios = [1, 1, 2, 2] if beside else [2, 2, 1, 1]
     grid = figure.add_gridspec(4, SHOWN, height_ratios=ratios)
@@ -397,7 +397,7 @@ def drawn_columns(columns: Columns) -> "Figure":
             vmin=0,
             vmax=1,
         )
-        image.set_title(title_of(columns, column), fontsize=9)
+        image.set_title(title_of(columns, column), fontsize=8)
         show_shares(went, columns, column)
         for place, (axes, colour) in enumerate([(first, FIRST), (second, SECOND)]):
             axes.imshow(
