@@ -639,8 +639,19 @@ REGISTERS = 2**16
 """Of a processor, for at most 2048 lanes at once."""
 
 
+SPILLED = {
+    "agreement_backward_kernel": 264,
+    "worths_kernel": 40,
+    "moments_backward_kernel": 24,
+}
+"""Bytes that a lane spills with the tiles that were fastest on an H100. Smaller tiles
+spill nothing and were slower there: with half the numbers a lane, the training step of
+ConvCaps1 took up to four times as long. All other kernels spill nothing.
+"""
+
+
 @pytest.mark.thorough
-def test_compiles_for_a_gpu_without_spilling_registers() -> None:
+def test_compiles_for_a_gpu_and_hardly_spills_registers() -> None:
     """EM ConvCaps at 32 types and DigitCaps, for compute capability 9.0, with no GPU
     needed.
     """
@@ -650,7 +661,8 @@ def test_compiles_for_a_gpu_without_spilling_registers() -> None:
     lines = without_interpreter(COMPILE).splitlines()
     assert {line.split()[0] for line in lines} == NAMES
     for line in lines:
-        assert "STACK:0 " in line, line
+        stack = int(line.split("STACK:")[1].split()[0])
+        assert stack <= SPILLED.get(line.split()[0], 0), line
         assert line.endswith("LOCAL:0"), line
 
 
