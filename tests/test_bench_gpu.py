@@ -33,7 +33,7 @@ def test_a_wrong_gradient_is_found(
     results = gpu._results
 
     def disturbed(*arguments: object) -> list[torch.Tensor]:
-        *others, last = results(*arguments)  # type: ignore[arg-type]
+        *others, last = results(*arguments)
         return [*others, last if last.dtype == torch.float64 else last * (1 + wrong)]
 
     monkeypatch.setattr(gpu, "_results", disturbed)

@@ -253,7 +253,7 @@ class TestReadsAtFirstSight:
             "[[y for y in x] for x in z]\n[a for b in c for a in b]\n[d]"
         )
         counted = [node for node in ast.walk(nested) if reading.is_nested(node)]
-        assert [node.lineno for node in counted] == [1, 2]  # type: ignore[attr-defined]
+        assert [node.lineno for node in counted] == [1, 2]
         names = ast.parse("found = 1\ndef f(one): return found")
         assigned = {reading.assigned_name(node) for node in ast.walk(names)}
         assert assigned == {"found", "one", ""}

@@ -90,7 +90,7 @@ def read(folder: Path, notes: Path) -> tuple[Tensor, Corners]:
     train = AnnotatedImages(
         folder, notes, classes=("cat",), channels=1, validation=0.0, test=0.0
     ).train
-    left, top, right, low = train.boxes[0, 0].tolist()  # type: ignore[attr-defined]
+    left, top, right, low = train.boxes[0, 0].tolist()
     return train.inputs[0, 0], (left, top, right, low)
 
 

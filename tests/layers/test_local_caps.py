@@ -138,7 +138,7 @@ def test_wrong_arguments_are_named(arguments: dict[str, object], message: str) -
     with pytest.raises(ValueError, match=message):
         LocalCaps(
             **{"in_types": 2, "out_types": 2, "in_dim": 4, "out_dim": 4, **arguments}
-        )  # type: ignore[arg-type]
+        )
 
 
 def test_children_of_other_types_are_refused() -> None:

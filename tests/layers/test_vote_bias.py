@@ -172,7 +172,7 @@ def test_each_vote_has_its_bias(layer: str, monkeypatch: pytest.MonkeyPatch) -> 
     seen: list[Tensor] = []
     forward = Routing.forward
 
-    def look(self, votes, activation=None, **options):  # type: ignore[no-untyped-def]
+    def look(self, votes, activation=None, **options):
         present = votes.gather(
             torch.ones(votes.poses.shape[:2]) if votes.mask is None else votes.mask
         ).bool()

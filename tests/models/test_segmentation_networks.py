@@ -129,7 +129,7 @@ def test_the_reconstruction_is_of_the_pixels_that_are_not_background() -> None:
         network.decode(other, target), network.decode(capsules, target)
     )
     with pytest.raises(RuntimeError, match="this SegCaps was built without a decoder"):
-        small("segcaps").decode(capsules)  # type: ignore[attr-defined]
+        small("segcaps").decode(capsules)
 
 
 @pytest.mark.parametrize(

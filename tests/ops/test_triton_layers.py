@@ -122,7 +122,7 @@ def test_agreement(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) ->
     actual = triton_layers.agreement(call, bias, constant=1.0, **options)
 
     leaves = [leaf(one) for one in (*call[:3], bias)]
-    votes = Votes(*leaves[:3], backend="naive", sites=call.sites)  # type: ignore[arg-type]
+    votes = Votes(*leaves[:3], backend="naive", sites=call.sites)
     routed = dynamic_routing(votes, bias=leaves[3], **options)
     outputs = [routed.pose]
     if isinstance(routed.similarity, InnerProduct):
@@ -189,10 +189,10 @@ def test_mixture(sizes: Sizes, options: dict[str, Any], dtype: torch.dtype) -> N
     actual = triton_layers.mixture(call, seen, *costs, mixture)
 
     leaves = [leaf(one) for one in (*call[:4], *costs)]
-    votes = Votes(*leaves[:3], normaliser, backend="naive", sites=call.sites)  # type: ignore[arg-type]
+    votes = Votes(*leaves[:3], normaliser, backend="naive", sites=call.sites)
     routed = em_routing(
         votes,
-        *leaves[3:],  # type: ignore[arg-type]
+        *leaves[3:],
         temperatures,
         settings,
         sharpness=sharpness,

@@ -61,7 +61,7 @@ def test_the_loss_is_that_of_every_pixel_with_a_class() -> None:
         lambda images, labels: Prediction(activation, None, drawn),
         batch,
         criteria,
-    )  # type: ignore[arg-type]
+    )
     rows = activation[0].flatten(1).T[:5]
     assert set(parts) == {"class_loss", "reconstruction_loss"}
     torch.testing.assert_close(
@@ -120,7 +120,7 @@ def test_labels_of_whole_images_and_networks_over_them_are_refused() -> None:
             lambda images, labels: Prediction(torch.rand(1, 3), None, None),
             batch_of(LABELS),
             Criteria(tc.MarginLoss(), tc.ReconstructionLoss()),
-        )  # type: ignore[arg-type]
+        )
 
 
 @pytest.fixture(scope="module")

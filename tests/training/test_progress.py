@@ -63,7 +63,7 @@ def test_a_terminal_gets_one_line_that_is_rewritten_and_removed(tmp_path, monkey
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr("torchcaps_lab.training.progress.OFTEN", 0.0)
     tc.train("Digits", run=tmp_path / "run", trainer={"accelerator": "cpu"}, **FEW)
-    message = sys.stdout.getvalue()  # type: ignore[attr-defined]
+    message = sys.stdout.getvalue()
     assert "\repoch 1, step 2 of 10" in message
     assert all(
         not line.partition("\r")[0] for line in message.split("\n") if "\r" in line

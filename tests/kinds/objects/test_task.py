@@ -58,9 +58,9 @@ def test_learning_lowers_the_error() -> None:
     optimizer = torch.optim.Adam(network.parameters(), 0.005)
     errors = []
     for _ in range(30):
-        prediction, parts = Objects().loss(network, network, batch, None)  # type: ignore[arg-type]
+        prediction, parts = Objects().loss(network, network, batch, None)
         optimizer.zero_grad()
-        sum(parts.values()).backward()  # type: ignore[union-attr]
+        sum(parts.values()).backward()
         optimizer.step()
         errors.append(float(Objects().measure(prediction, batch)["error"].mean()))
     assert errors[-1] < 0.8 * errors[0]
