@@ -73,7 +73,8 @@ class Card:
             preprocess: how its examples are prepared.
             task: what the network is for.
         """
-        reader = READERS.find(data.reads).of_data(data, preprocess)  # type: ignore[attr-defined]
+        kind: type[Reader] = READERS.find(data.reads)
+        reader = kind.of_data(data, preprocess)
         return cls(tuple(data.classes), task, reader, extra=data.kept())
 
     def with_extra(self, name: str, value: Any) -> "Card":

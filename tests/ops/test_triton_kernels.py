@@ -645,8 +645,8 @@ SPILLED = {
     "moments_backward_kernel": 24,
 }
 """Bytes that a lane spills with the tiles that were fastest on an H100. Smaller tiles
-spill nothing and were slower there: with half the numbers a lane, the training step of
-ConvCaps1 took up to four times as long. All other kernels spill nothing.
+spill nothing. They were not timed with these kernels: in a sweep with earlier ones, half
+the numbers a lane took up to four times as long. All other kernels spill nothing.
 """
 
 

@@ -63,8 +63,7 @@ class Fields:
                 a tensor must be.
             ValueError: if it has another number of axes.
         """
-        for declared in fields(self):  # type: ignore[arg-type]  # every torch.compile traces it, unlike ``vars(self)``
-            name, value = declared.name, getattr(self, declared.name)
+        for name, value in self._values():
             if isinstance(value, Fields):
                 yield from value.items()
             elif isinstance(value, Tensor):
@@ -77,6 +76,12 @@ class Fields:
                     f"{name} of {type(self).__name__} must be a tensor, got "
                     f"{type(value).__name__}"
                 )
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        """The declared fields; every torch.compile traces this, unlike ``vars(self)``."""
+        dataclass: Any = self  # which its subclasses are
+        for declared in fields(dataclass):
+            yield declared.name, getattr(self, declared.name)
 
     def _may_be(self, name: str, value: Any) -> bool:
         """Whether a field may be this, which is no tensor: None, a number where it has
@@ -113,13 +118,12 @@ class Fields:
         """
         following = iter(tensors)
         values: dict[str, Any] = {}
-        for declared in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, declared.name)
+        for name, value in self._values():
             if isinstance(value, Fields):
                 value = value.with_tensors(following)
             elif isinstance(value, Tensor):
                 value = next(following)
-            values[declared.name] = value
+            values[name] = value
         return type(self)(**values)
 
     def map(self: FieldsType, function: Callable[[Tensor, str], Tensor]) -> FieldsType:

@@ -27,6 +27,8 @@ from torchcaps.routing.slot_parts import (
     SlotUpdate,
     Start,
     applied,
+    passed_on,
+    projected_votes,
 )
 from torchcaps.spec import settings
 
@@ -114,7 +116,8 @@ class SlotAttentionRouting(Routing):
         if self.first is None:
             raise unbound(self)
         with full_precision(votes.children):
-            keyed = self.keyed(votes)
+            # [key | value], (B, I, J, 2 H)
+            keyed = projected_votes(votes, self.norm_child, self.to_key_value)
             B, _, J, _ = keyed.shape
             first = (
                 self.first(B, J, keyed.dtype) if initial is None else initial.pose
@@ -122,29 +125,13 @@ class SlotAttentionRouting(Routing):
             slots = first
             for step in range(self.steps):
                 if self.gradient == "last" and step == self.steps - 1:
-                    slots = first + (slots - first).detach()
+                    slots = passed_on(first, slots)
                 with gradient_context(self.gradient, step, self.steps):
                     similarity = self.similarity(slots)
                     moments, share = moments_and_shares(keyed, similarity, activation)
                     value = mean_of(moments)[..., slots.shape[-1] :]
                     slots = self.update(value, slots)
         return Routed(slots, share, keyed, similarity)
-
-    def keyed(self, votes: Votes) -> Votes:
-        """Votes of the same children with [key | value], (B, I, J, 2 H)."""
-        children = applied(self.norm_child, votes.children.flatten(2).to(votes.dtype))
-        J = votes.parents
-        keyed = Votes(
-            children,
-            self.to_key_value.weight.T[None, None].expand(1, J, -1, -1),
-            normaliser=votes.normaliser,
-            backend=votes.backend,
-            sites=votes.sites,
-            mask=votes.mask,
-        )
-        if self.to_key_value.bias is None:
-            return keyed
-        return keyed.with_bias(self.to_key_value.bias.expand(1, J, -1))
 
     def similarity(self, slots: Tensor) -> InnerProduct:
         """The similarity of [key | value] with the queries of the slots."""

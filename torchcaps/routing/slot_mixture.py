@@ -27,6 +27,8 @@ from torchcaps.routing.slot_parts import (
     SlotUpdate,
     Start,
     applied,
+    passed_on,
+    projected_votes,
 )
 from torchcaps.spec import settings
 
@@ -113,13 +115,13 @@ class SlotMixtureRouting(Routing):
         if self.first is None:
             raise unbound(self)
         with full_precision(votes.children):
-            projected = self.projected(votes)
+            projected = projected_votes(votes, self.norm_child, self.to_value)
             B, _, J, _ = projected.shape
             first = self.first(B, J, projected.dtype)
             mean, variance, log_share = first, torch.ones_like(first), None
             for step in range(self.steps):
                 if self.gradient == "last" and step == self.steps - 1:
-                    mean = first + (mean - first).detach()
+                    mean = passed_on(first, mean)
                 with gradient_context(self.gradient, step, self.steps):
                     similarity = mixture_similarity(mean, variance, log_share)
                     moments, share = moments_and_shares(
@@ -134,18 +136,6 @@ class SlotMixtureRouting(Routing):
             if self.to_pose is not None:
                 pose = applied(self.to_pose, torch.cat([mean, variance.log() / 2], -1))
         return Routed(pose, share, projected, similarity)
-
-    def projected(self, votes: Votes) -> Votes:
-        """Votes of the same children with x, (B, I, J, H)."""
-        children = applied(self.norm_child, votes.children.flatten(2).to(votes.dtype))
-        return Votes(
-            children,
-            self.to_value.weight.T[None, None].expand(1, votes.parents, -1, -1),
-            normaliser=votes.normaliser,
-            backend=votes.backend,
-            sites=votes.sites,
-            mask=votes.mask,
-        )
 
 
 def _readout(size: int, hidden: int) -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
+from torchcaps.ops import Votes
 from torchcaps.spec import Within
 
 Start = Literal["queries", "normal"]
@@ -134,6 +135,29 @@ class SlotUpdate(nn.Module):
             rows = applied(self.cell, collected.flatten(0, 1), slots.flatten(0, 1))
             slots = rows.view_as(slots)
         return slots if self.mlp is None else slots + applied(self.mlp, slots)
+
+
+def passed_on(first: Tensor, slots: Tensor) -> Tensor:
+    """The slots, whose gradient is that of the start (Jia, Liu & Huang 2023)."""
+    return first + (slots - first).detach()
+
+
+def projected_votes(votes: Votes, norm: nn.Module, projection: nn.Linear) -> Votes:
+    """Votes of the same children, normalised and projected alike for all parents, (B,
+    I, J, H); their own transforms and coordinates are not used.
+    """
+    children = applied(norm, votes.children.flatten(2).to(votes.dtype))
+    projected = Votes(
+        children,
+        projection.weight.T[None, None].expand(1, votes.parents, -1, -1),
+        normaliser=votes.normaliser,
+        backend=votes.backend,
+        sites=votes.sites,
+        mask=votes.mask,
+    )
+    if projection.bias is None:
+        return projected
+    return projected.with_bias(projection.bias.expand(1, votes.parents, -1))
 
 
 def applied(module: nn.Module, *inputs: Tensor) -> Tensor:

@@ -145,6 +145,32 @@ def merge_kernel(
         tl.store(rest_out + outer, mean - rounded, mask=inside)
 
 
+@triton.jit
+def _window_logit(
+    partition,
+    first_logit,
+    place,
+    inside,
+    row,
+    places,
+    block: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """The normaliser of a child over the parents of one window that sees it; -inf where
+    none does. Without a partition it is that of the first step.
+    """
+    if partition is None:
+        value = tl.full([block], first_logit, dtype)
+        value = tl.where(place >= 0, value, float("-inf"))
+    else:
+        value = tl.load(
+            partition + row * places + place,
+            mask=inside & (place >= 0),
+            other=float("-inf"),
+        )
+    return value
+
+
 @triton.jit(do_not_specialize=["rows", "G", "places", "slots"])
 def combine_kernel(
     partition,  # over the parents of each window, [N, W * I]; None for the first step
@@ -168,33 +194,21 @@ def combine_kernel(
     top = tl.full([block], float("-inf"), dtype)
     for slot in range(0, slots):
         place = tl.load(seen + site * slots + slot, mask=inside, other=-1)
-        if partition is None:
-            value = tl.full([block], first_logit, dtype)
-            value = tl.where(place >= 0, value, float("-inf"))
-        else:
-            value = tl.load(
-                partition + row * places + place,
-                mask=inside & (place >= 0),
-                other=float("-inf"),
-            )
+        value = _window_logit(
+            partition, first_logit, place, inside, row, places, block, dtype
+        )
         top = tl.maximum(top, value)
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.full([block], 0.0, dtype)
     for slot in range(0, slots):
         place = tl.load(seen + site * slots + slot, mask=inside, other=-1)
-        if partition is None:
-            value = tl.full([block], first_logit, dtype)
-            value = tl.where(place >= 0, value, float("-inf"))
-        else:
-            value = tl.load(
-                partition + row * places + place,
-                mask=inside & (place >= 0),
-                other=float("-inf"),
-            )
+        value = _window_logit(
+            partition, first_logit, place, inside, row, places, block, dtype
+        )
         total += tl.exp(value - top)
     unseen = total == 0.0
-    found = tl.where(unseen, 0.0, top + tl.log(tl.where(unseen, 1.0, total)))
-    tl.store(combined + child, found, mask=inside)
+    combination = tl.where(unseen, 0.0, top + tl.log(tl.where(unseen, 1.0, total)))
+    tl.store(combined + child, combination, mask=inside)
 
 
 @triton.jit(do_not_specialize=["pairs", "J", "splits"])
