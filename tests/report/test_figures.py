@@ -370,7 +370,7 @@ def test_a_confusion_matrix_holds_its_numbers() -> None:
     ]
     shares = np.asarray(axes.images[0].get_array())
     np.testing.assert_allclose(shares, [[0.75, 0.25, 0], [0, 0, 0], [0.5, 0, 0.5]])
-    assert (axes.get_ylabel(), axes.get_xlabel()) == ("true", "said")
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("true", "predicted")
 
 
 def test_every_label_lies_inside_the_figure() -> None:

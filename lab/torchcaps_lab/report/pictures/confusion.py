@@ -149,7 +149,7 @@ def _name_classes(axes: "Axes", classes: Sequence[str]) -> None:
         places, names, rotation=90 if wide else 0, fontsize=size, parse_math=False
     )
     axes.set_yticks(places, names, fontsize=size, parse_math=False)
-    axes.set_xlabel("said", fontsize=11)
+    axes.set_xlabel("predicted", fontsize=11)
     axes.set_ylabel("true", fontsize=11)
 
 

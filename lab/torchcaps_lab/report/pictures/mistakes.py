@@ -140,7 +140,8 @@ class Mistakes(Exhibit):
         ]
         name = "file" if self.files else "image"
         return Table(
-            rows, ["", name, "true class", "said", "activation", "of the true class"]
+            rows,
+            ["", name, "true class", "predicted", "activation", "of the true class"],
         )
 
     def draw(self) -> Iterator[Picture]:
