@@ -99,3 +99,55 @@ def test_equal_features_in_different_places_are_told_apart() -> None:
     torch.testing.assert_close(alike, alike[:, :1].expand_as(alike))
     apart = slots.route(tc.PositionCode(8)(maps)).assignment
     assert (apart - apart[:, :1]).abs().max() > 1e-4
+
+
+ROUTINGS = [
+    (name, start, gru)
+    for name in ("slots", "slot_mixture")
+    for start in ("normal", "queries")
+    for gru in (True, False)
+]
+
+
+@pytest.mark.parametrize(("name", "start", "gru"), ROUTINGS)
+class TestPermutations:
+    """Slots are exchangeable, and features have no order: a proof by induction over the
+    steps holds for any weights, so the weights here are random.
+    """
+
+    @staticmethod
+    def layer(name: str, start: str, gru: bool) -> tc.Slots:
+        torch.manual_seed(0)
+        routing = tc.create_routing(name, start=start, gru=gru)
+        layer = tc.Slots(5, features=6, dim=8, routing=routing).double().eval()
+        with torch.no_grad():
+            for weight in layer.parameters():
+                weight.copy_(torch.randn_like(weight))
+        return layer
+
+    def test_slots_in_another_order_are_the_same_slots(
+        self, name: str, start: str, gru: bool
+    ) -> None:
+        layer, order = self.layer(name, start, gru), torch.tensor([3, 0, 4, 1, 2])
+        features = torch.randn(2, 9, 6, dtype=torch.float64)
+        before = layer.route(features)
+        first: Any = layer.routing.first
+        starts = first.queries if start == "queries" else first.noise
+        with torch.no_grad():
+            starts.copy_(starts[order].clone())
+        after = layer.route(features)
+        torch.testing.assert_close(after.pose, before.pose[:, order])
+        torch.testing.assert_close(after.activation, before.activation[:, order])
+        torch.testing.assert_close(after.assignment, before.assignment[:, :, order])
+        assert not torch.allclose(after.pose, before.pose)
+
+    def test_features_in_another_order_give_the_same_slots(
+        self, name: str, start: str, gru: bool
+    ) -> None:
+        layer, order = self.layer(name, start, gru), torch.randperm(9)
+        features = torch.randn(2, 9, 6, dtype=torch.float64)
+        before, after = layer.route(features), layer.route(features[:, order])
+        torch.testing.assert_close(after.pose, before.pose)
+        torch.testing.assert_close(after.activation, before.activation)
+        torch.testing.assert_close(after.assignment, before.assignment[:, order])
+        assert before.assignment.std() > 0.01

@@ -34,8 +34,6 @@ TRANSFORMS_OF_VOTES = ("to_key_value", "to_value")
 """Projections whose weights the votes take as their transforms, so that no kernel
 stores what they give.
 """
-ROUTED = {"slot_autoencoder": {"slots"}, "slot_autoencoder_mixture": {"slots"}}
-"""Layers whose assignments are wanted, too: their ``route`` is called."""
 
 
 def modules_to_run(module: nn.Module) -> set[str]:
@@ -55,8 +53,7 @@ def small_network(name: str) -> nn.Module:
 @pytest.mark.parametrize("name", list_models())
 def test_every_module_of_a_network_is_called(name: str, training: bool) -> None:
     network = small_network(name).train(training)
-    expected = modules_to_run(network) - ROUTED.get(name, set())
-    assert modules_that_ran(network, network.examples(3)) == expected
+    assert modules_that_ran(network, network.examples(3)) == modules_to_run(network)
 
 
 ROUTINGS = {"attention": {"readout": True}}
@@ -92,6 +89,18 @@ def test_a_hook_of_a_depthwise_convolution_may_change_its_output() -> None:
     ):
         after = network(images).activation
     assert not torch.allclose(before, after)
+
+
+def test_a_hook_of_slots_may_change_what_is_drawn() -> None:
+    network = small_network("slot_autoencoder").eval()
+    images = network.examples(2)
+    with network.slots.register_forward_hook(
+        lambda module, inputs, output: (0 * output.pose, output.activation)
+    ):
+        hooked = network(images)
+    nothing = torch.zeros(2, network.classes, network.dim)
+    expected = network.drawn(nothing).reconstruction
+    torch.testing.assert_close(hooked.reconstruction, expected)
 
 
 @pytest.mark.parametrize("groups", [6, 1])

@@ -14,7 +14,6 @@ from torchcaps.models.base import ImageClassifier, routing_of
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import Size
 from torchcaps.routing import Routed, Routing, SlotAttentionRouting
-from torchcaps.routing.base import as_capsules
 from torchcaps.spec import settings
 
 _SCALE = 4
@@ -175,9 +174,9 @@ class SlotAutoencoder(ImageClassifier):
         """The slots of images (B, C, H, W), their masks, and what they draw together;
         ``target`` changes nothing.
         """
-        routed = self.route(images)
-        pose = as_capsules(routed, (self.dim,), images.dtype).pose
-        return self.drawn(pose)
+        self._check(images)
+        slots: Capsules = self.slots(self.features(images))
+        return self.drawn(slots.pose.to(images.dtype))
 
     def drawn(self, pose: Tensor) -> Prediction:
         """What slots of these poses, (B, J, dim), draw."""
