@@ -42,11 +42,6 @@ from torchcaps_lab.training import (
     train_with,
     training_options,
 )
-from torchcaps_lab.training.checkpoints import (
-    SealedCheckpoints,
-    is_whole,
-    newest_checkpoint,
-)
 
 NAMED = (ValueError, OSError, FloatingPointError)
 """Errors that the command line reports in one line; anything else is a crash."""
@@ -279,17 +274,19 @@ def damaged_checkpoints(
     """Checkpoints with one bit flipped, or cut, or that would run a command: all must
     be detected.
     """
-    path, mark = folder / "epoch00000.ckpt", folder / "mark"
-    SealedCheckpoints().save_checkpoint(
-        {"state_dict": {"weight": torch.rand(5000)}}, path
-    )
+    mark, run = folder / "mark", RunFolder(folder / "run")
+    finish(run.path, epochs=1)
+    path = run.checkpoint
+    if path is None:
+        yield False
+        return
     content = path.read_bytes()
     for number in range(count):
         place = chance.randrange(len(content))
         flipped = bytearray(content)
         flipped[place] ^= 1 << chance.randrange(8)
         path.write_bytes(flipped if number % 2 else content[:place])
-        yield not is_whole(path)
+        yield run.checkpoint is None
     torch.save({"state_dict": _Command(mark)}, path)
     try:
         torch.load(path, weights_only=True)
@@ -415,14 +412,14 @@ def full_disks(folder: Path, count: int, chance: random.Random) -> Iterator[bool
         for number in range(count):
             run = (disk or folder) / f"full-{number}"
             finish(run, epochs=2)
-            checkpoint = newest_checkpoint(run / "checkpoints")
+            checkpoint = RunFolder(run).checkpoint
             if checkpoint is None:
                 yield False
                 continue
             room = chance.randrange(checkpoint.stat().st_size)
             filler = None if disk is None else _fill(disk, room)
             failed = finish(run, most_bytes=None if disk else room) == 1
-            has_checkpoint = newest_checkpoint(run / "checkpoints") is not None
+            has_checkpoint = RunFolder(run).checkpoint is not None
             if filler is not None:
                 filler.unlink()
             resumed = finish(run) == 0

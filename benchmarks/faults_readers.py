@@ -18,11 +18,7 @@ from PIL import Image
 
 from benchmarks.faults import fault, finish, no_crash
 from torchcaps.whole import read_json
-from torchcaps_lab.data import AnnotatedImages, Masks
-from torchcaps_lab.kinds.series.files import Columns, read_sound, table
-from torchcaps_lab.kinds.series.sound import Sound
-from torchcaps_lab.kinds.texts.word_vectors import read_vectors
-from torchcaps_lab.kinds.texts.words import Words
+from torchcaps_lab.data import AnnotatedImages, Masks, Series, Text
 from torchcaps_lab.training import read_options
 
 SECONDS, MEBIBYTES = 20, 1024
@@ -76,17 +72,28 @@ def _flac(path: Path, stated: int) -> None:
 )
 def stated_sizes(folder: Path, count: int, chance: random.Random) -> Iterator[bool]:
     """Sounds, tables, vectors, JSON and options of a few KB to a MiB."""
+    waves, packed = folder / "waves", folder / "packed"
+    for sounds in (waves, packed):
+        sounds.mkdir()
+        _wav(sounds / "low_ann_0.wav", 8000, 8000)
+    texts_of_cats = folder / "texts.csv"
+    texts_of_cats.write_text("text,label\n" + "a cat,yes\na dog,no\n" * 20)
+    network = torch.nn.Sequential()
+    network.embedding = torch.nn.Embedding(20, 8)
     for number in range(count):
         size = 2 ** chance.randrange(10, 32)
-        _wav(folder / "a.wav", size, chance.choice((size, 8000, 2**32 - 1)))
-        yield _modest(partial(read_sound, folder / "a.wav", Sound()))
-        _flac(folder / "a.flac", min(2**36 - 1, size * 2 ** chance.randrange(5)))
-        yield _modest(partial(read_sound, folder / "a.flac", Sound()))
+        _wav(waves / "high_ann_1.wav", size, chance.choice((size, 8000, 2**32 - 1)))
+        yield _modest(partial(Series, waves))
+        _flac(
+            packed / "high_ann_1.flac", min(2**36 - 1, size * 2 ** chance.randrange(5))
+        )
+        yield _modest(partial(Series, packed))
         letters = "x" * 2 ** chance.randrange(10, 20)
         (folder / "a.csv").write_text(f"series,label,height\n1,up,{letters}\n")
-        yield _modest(lambda: list(table(folder / "a.csv", Columns())))
+        yield _modest(partial(Series, folder / "a.csv"))
         (folder / "a.vec").write_text(f"{size} {size}\ncat{' 1' * len(letters)}\n")
-        yield _modest(partial(read_vectors, folder / "a.vec", Words(("cat",))))
+        cats = Text(texts_of_cats, vectors=folder / "a.vec")
+        yield _modest(partial(cats.begin, network))
         piece = chance.choice(("[", '{"a":', '{"a": ' + "9" * 9))
         (folder / "a.json").write_text(piece * (len(letters) // 4))
         yield _modest(partial(read_json, folder / "a.json", 2**26))

@@ -22,10 +22,9 @@ from torch import Tensor
 from torchcaps.models.pretrained import BOX, CARD_FILE, SUMS
 from torchcaps.models.registry import MODELS
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.cli.parser import OptionParser
+from torchcaps_lab.cli import OptionParser
 from torchcaps_lab.cli.runs import open_run
-from torchcaps_lab.data import DataSet, Examples
-from torchcaps_lab.data.made import LAYOUTS, arrange
+from torchcaps_lab.data import DataSet, Examples, Scenes, arrange
 from torchcaps_lab.data.reader import Reader
 from torchcaps_lab.report import Calibration, ask
 from torchcaps_lab.tasks import SeveralLabels
@@ -245,7 +244,7 @@ def several(packed: Classifier, test: Examples) -> dict[str, str]:
     if not isinstance(task, SeveralLabels) or task.count is None:
         return {}
     errors = []
-    for name, (rows, columns) in LAYOUTS.items():
+    for name, (rows, columns) in Scenes.layouts().items():
         if rows * columns != task.count:
             continue
         images, present = arrange(test, (rows, columns), len(test))

@@ -127,7 +127,9 @@ def names_without_users() -> list[str]:
 
 
 def private_imports() -> list[str]:
-    """What recipes, benchmarks and examples import that is not public, with its place."""
+    """What recipes, benchmarks and examples import that is not public, with its place:
+    other names, and names from inside a room.
+    """
     public = public_names()
     places = []
     for folder in OUTSIDE:
@@ -135,10 +137,12 @@ def private_imports() -> list[str]:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if not isinstance(node, ast.ImportFrom):
                     continue
-                if not (node.module or "").startswith("torchcaps"):
+                module = node.module or ""
+                if not module.startswith("torchcaps"):
                     continue
+                inside = module.count(".") > 1
                 for alias in node.names:
-                    if alias.name not in public:
+                    if inside or alias.name not in public:
                         place = f"{path.relative_to(ROOT)}:{node.lineno}"
                         places.append(f"{place} {node.module}.{alias.name}")
     return places

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 import torchcaps as tc
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import Digits, Examples, Padded
-from torchcaps_lab.data.made import LAYOUTS, arrange
+from torchcaps_lab.data import Digits, Examples, Padded, Scenes, arrange
 from torchcaps_lab.report import (
     Exhibit,
     Extent,
@@ -466,7 +465,7 @@ class Comparison(Exhibit):
         cls, digits: Examples, capsules: CapsuleClassifier, plain: ImageClassifier
     ) -> "Comparison":
         """Of single digits, pairs, and four digits at once."""
-        four = arrange(digits, LAYOUTS["2 x 2"], 500)
+        four = arrange(digits, Scenes.layouts()["2 x 2"], 500)
         tests = {
             "single digits": (
                 digits.inputs.float() / 255,

@@ -20,8 +20,7 @@ from recipes import (
     results_folder,
     run_recipe,
 )
-from torchcaps_lab.cli.parser import OptionParser
-from torchcaps_lab.cli.plugins import add_import, import_named, named_imports
+from torchcaps_lab.cli import OptionParser
 from torchcaps_lab.training import quiet_lightning
 
 LISTED = (
@@ -33,8 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a recipe, or lists them; returns the exit status, 1 after an error."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        for module in named_imports(words):
-            import_named(module)
+        OptionParser.import_from(words)
         if words[:1] == ["run"]:
             run(words[1:])
         else:
@@ -88,7 +86,7 @@ def run(arguments: list[str]) -> None:
         default={},
         help="as in 'torchcaps train': --trainer.accelerator cpu",
     )
-    add_import(parser)
+    parser.take_imports()
     options = parser.parse_args(arguments)
     quiet_lightning()
     result = run_recipe(
@@ -124,7 +122,7 @@ def listed(arguments: list[str]) -> None:
         default=str(results_folder()),
         help="folder of the result files",
     )
-    add_import(parser)
+    parser.take_imports()
     options = parser.parse_args(arguments)
     recipes = [get_recipe(name) for name in options.names or RECIPES]
     results = read_results(Path(options.results))

@@ -25,7 +25,7 @@ from recipes.kit.lab import Job, data_of
 from recipes.kit.options import TrainingOptions
 from recipes.smallnorb import BASE
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.report.canvas import shorten
+from torchcaps_lab.report import shorten
 
 CAPSULES, CNN = "matrix capsules", "convolutional network"
 IN_TABLE: dict[str, tuple[float, ...]] = {"FGSM": (0.01, 0.1), "BIM": (0.01,)}

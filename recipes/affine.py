@@ -20,9 +20,10 @@ from recipes.kit.charts import Cell, Factor, factor_curves, image_grid
 from recipes.kit.lab import at_random, data_of
 from recipes.kit.options import TrainingOptions, option, plain
 from torchcaps.models import ImageClassifier
-from torchcaps_lab.data import Affine, Examples, Padded, apply_affine
-from torchcaps_lab.data.made import AFFNIST, one_factor
+from torchcaps_lab.data import Affine, AffineRanges, Examples, Padded, apply_affine
 from torchcaps_lab.report import examine
+
+AFFNIST = AffineRanges()
 
 
 class Tested(NamedTuple):
@@ -152,7 +153,9 @@ class AffineRobustness(Recipe[AffineSettings]):
         """Random transforms, and one factor at a time."""
         trained, batch, few = study.trained[row], study.settings.batch_size, given.few
         for name, factor in factors(study.settings.pad).items():
-            points = (one_factor(name, value, len(few)) for value in factor.values)
+            points = (
+                Affine.of_factor(name, value, len(few)) for value in factor.values
+            )
             study.curves[name][row] = [
                 round(accuracy_under(trained.network, few, point, batch), 4)
                 for point in points

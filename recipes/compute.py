@@ -19,7 +19,7 @@ from recipes.kit.base import (
 )
 from recipes.kit.charts import plain_ticks
 from recipes.kit.options import TrainingOptions
-from torchcaps_lab.report.canvas import new_figure
+from torchcaps_lab.report import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import FullyConnectedDecoder, mask_capsules
-from torchcaps.models import Prediction, register_model
-from torchcaps.models.capsnet import CapsNetTwin
+from torchcaps.models import CapsNetTwin, Prediction, register_model
 from torchcaps.spec import Size, settings
 from torchcaps.squashing import length, squash
 

@@ -25,8 +25,15 @@ from recipes.kit.measures import activations_of, all_found, by_groups, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import Examples, Overlay, fixed_pairs
-from torchcaps_lab.data.made import AFFNIST, LAYOUTS, apply_affine, arrange
+from torchcaps_lab.data import (
+    AffineRanges,
+    Examples,
+    Overlay,
+    Scenes,
+    apply_affine,
+    arrange,
+    fixed_pairs,
+)
 from torchcaps_lab.report import ask
 
 HEADS: dict[str, dict[str, Any]] = facts_of("digit-heads")["heads"]
@@ -143,13 +150,13 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         single = F.one_hot(test.labels, len(test.classes)).bool()
         shown = {SINGLE: Shown(test.inputs, single)}
         for name, layout in PAIRS.items():
-            pairs = arrange(test, LAYOUTS[layout], settings.pairs)
+            pairs = arrange(test, Scenes.layouts()[layout], settings.pairs)
             shown[name] = Shown(*pairs)
         overlay = Overlay(test, settings.overlap, settings.shift)
         overlaid = fixed_pairs(overlay, settings.pairs, seed=0)
         both = F.one_hot(overlaid.labels, len(test.classes)).sum(1).bool()
         shown[OVERLAPPING] = Shown(overlaid.images, both)
-        moved = apply_affine(test.inputs, AFFNIST.draw(test.inputs))
+        moved = apply_affine(test.inputs, AffineRanges().draw(test.inputs))
         shown[AFFINE] = Shown(moved, single)
         shown[HIDDEN] = Shown(hide(test.inputs, settings.hidden), single)
         sample = draw_sample(test, test.preprocess, settings.attacked)
@@ -192,7 +199,9 @@ class DigitHeads(Recipe[DigitHeadsSettings]):
         test = data_of(studies[0].settings.data).test
         examples = {"single digits": test.inputs[0].amax(0)}
         for layout in PAIRS.values():
-            examples[layout] = arrange(test, LAYOUTS[layout], 1).images[0].amax(0)
+            examples[layout] = (
+                arrange(test, Scenes.layouts()[layout], 1).images[0].amax(0)
+            )
         figure = bars_under_images(examples, bars, "all digits found, % of images")
         return {"pairs": Picture(figure, self.caption)}
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from recipes import smallnorb
@@ -24,13 +23,15 @@ from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from recipes.two_digits import DYNAMIC, KMEANS, VARIANT
 from torchcaps_lab.data import Examples
-from torchcaps_lab.report import examine, layer_entropy, new_figure, routing_steps
-from torchcaps_lab.report.health import observed_health
-from torchcaps_lab.report.layers import dead_capsules
+from torchcaps_lab.report import examine, new_figure, routing_health, routing_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+ENTROPY_OF, DEAD_OF = "assignment_entropy_", "dead_capsules_"
+"""What the figures of :func:`~torchcaps_lab.report.routing_health` begin with."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,12 @@ def layer_health(
         threshold: a type of capsule whose activation is nowhere above it, in none of
             the images, counts as dead.
     """
-    peaks, (entropies,) = observed_health(network, images, layer_entropy)
+    figures = routing_health(network, images, threshold)
     health = {}
-    for name, parts in peaks.items():
-        entropy = None
-        if name in entropies:
-            entropy = torch.cat(entropies[name]).mean().item()
-        health[name] = Health(entropy, dead_capsules(torch.cat(parts), threshold))
+    for figure, value in figures.items():
+        name = figure.removeprefix(DEAD_OF)
+        if name != figure:
+            health[name] = Health(figures.get(ENTROPY_OF + name), value)
     return health
 
 

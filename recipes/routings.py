@@ -29,7 +29,6 @@ from torchcaps.models import CapsuleClassifier
 from torchcaps.routing import ROUTINGS, create_routing
 from torchcaps_lab.data import AffineRanges, Examples, apply_affine
 from torchcaps_lab.report import examine, fit_temperature
-from torchcaps_lab.report.calibration import calibration_error
 
 SHARPNESS = 10.0
 """Factor of the activations in the softmax of the loss."""
@@ -179,18 +178,18 @@ class RoutingsSideBySide(Recipe[RoutingsSettings]):
         clean = examine(network, prepared(tested.test), batch)
         moved = examine(network, prepared(tested.moved), batch)
         validation = examine(network, prepared(trained.data.validation), batch)
-        confidence = _probabilities(clean.activation)
+        sure = replace(clean, activation=_probabilities(clean.activation))
         figures = {
             TEST_ERROR: 100 * clean.error,
             AFFINE: 100 * moved.error,
-            CALIBRATION: 100 * calibration_error(confidence, clean.labels, BINS),
+            CALIBRATION: 100 * sure.calibration_error(BINS),
         }
         scaled = fit_temperature(
             _probabilities(validation.activation), validation.labels
         )
         if scaled is not None:
-            error = calibration_error(scaled(confidence), clean.labels, BINS)
-            figures[SCALED] = 100 * error
+            rescaled = replace(sure, activation=scaled(sure.activation))
+            figures[SCALED] = 100 * rescaled.calibration_error(BINS)
         if clean.entropy is not None:
             figures[ENTROPY] = clean.entropy
         if row not in IN_PLACE_OF:

@@ -15,11 +15,8 @@ from recipes.kit.lab import data_of, first_of
 from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import ImageClassifier, boxes_of_maps
-from torchcaps_lab.data import Batch, Examples, class_boxes
-from torchcaps_lab.data.boxes import INK
-from torchcaps_lab.kinds.scenes.made import Scenery
-from torchcaps_lab.report import evaluating
-from torchcaps_lab.report.boxes import Boxed, boxes_figure
+from torchcaps_lab.data import Batch, Examples, Scenery, class_boxes
+from torchcaps_lab.report import Boxed, evaluating
 from torchcaps_lab.tasks import average_precision, box_iou
 
 CAPSULES, CNN = (
@@ -82,7 +79,7 @@ def segments(
         fine = F.max_pool2d(fine, (2 * radius + 1, 1), 1, (radius, 0))
         fine = F.max_pool2d(fine, (1, 2 * radius + 1), 1, (0, radius))
     largest = F.one_hot(fine.argmax(1), maps.shape[1]).movedim(-1, 1).bool()
-    return largest & (fine > cut) & (scenes.amax(1, keepdim=True) >= INK)
+    return largest & (fine > cut) & (scenes.amax(1, keepdim=True) >= Scenery.ink)
 
 
 def pixel_overlap(
@@ -93,7 +90,7 @@ def pixel_overlap(
     """
     assert batch.parts is not None
     present = batch.labels
-    ink = batch.parts.pictures.amax(2) >= INK
+    ink = batch.parts.pictures.amax(2) >= Scenery.ink
     shape = *present.shape, *batch.inputs.shape[2:]
     true = torch.zeros(shape, dtype=torch.bool, device=present.device)
     true.scatter_(1, batch.parts.labels[:, :, None, None].expand_as(ink), ink)
@@ -276,7 +273,7 @@ class Scenes(Recipe[SceneSettings]):
         boxed = []
         for trained in study.trained.values():
             boxed += drawn(trained.network, batch, scenes.classes)
-        figure = boxes_figure(boxed, scenes.classes, len(batch.inputs))
+        figure = Boxed.figure(boxed, scenes.classes, len(batch.inputs))
         caption = (
             "The first test scenes with the predictions. From the top: "
             f"{'; '.join(study.trained)}. Dotted: true."

@@ -4,12 +4,13 @@ speakers never heard in training.
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from zipfile import ZipFile
 
 import torch
@@ -29,16 +30,8 @@ from recipes.kit.charts import Dots, dot_panels
 from recipes.kit.lab import Trained, data_of
 from recipes.kit.measures import half_interval
 from recipes.kit.options import TrainingOptions, option
-from torchcaps_lab.data import Series, SeriesSet
-from torchcaps_lab.data.base import find_data_dir
-from torchcaps_lab.data.listed import Listed
-from torchcaps_lab.kinds.series.files import Columns, SeriesItem, list_series
-from torchcaps_lab.kinds.series.pictures import (
-    ShownSeries,
-    moment_shares,
-    series_figure,
-)
-from torchcaps_lab.kinds.series.sound import Sound
+from torchcaps_lab.data import Series, SeriesSet, find_data_dir
+from torchcaps_lab.report import list_exhibits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,19 +80,19 @@ class Watch(Series):
             "", test_groups=test_groups, validation_groups=validation_groups
         )
 
-    def list_series(self) -> Listed:
+    def list_series(self) -> Any:
         """Whole recordings, of 947 to 2,618 moments."""
         from seglearn.datasets import load_watch
 
         watch = load_watch()
         recordings = zip(watch["X"], watch["y"], watch["subject"], strict=True)
-        items = []
+        rows = []
         for number, (values, label, subject) in enumerate(recordings):
             name = f"watch:{number}"
             category = watch["y_labels"][int(label)]
             series = torch.tensor(values.T, dtype=torch.float32)
-            items.append(SeriesItem(name, category, series, name, str(int(subject))))
-        return Listed(parts={"all": items})
+            rows.append((name, category, series, str(int(subject))))
+        return self.listed_of(rows)
 
 
 class SpokenDigits(Series):
@@ -119,17 +112,21 @@ class SpokenDigits(Series):
             **more,
         )
 
-    def list_series(self) -> Listed:
+    def list_series(self) -> Any:
         """The sounds by their names, DIGIT_SPEAKER_NUMBER.wav."""
-        return Listed(parts={"all": list(_sounds(Path(self.root)))})
+        return self.listed_of(_sounds(Path(self.root)))
 
 
 @cache
-def _sounds(archive: Path) -> tuple[SeriesItem, ...]:
+def _sounds(archive: Path) -> tuple[tuple[str, str, Tensor, str], ...]:
+    """Name, digit, values and speaker of each sound in an archive, in the order of the
+    names.
+    """
     with TemporaryDirectory() as folder, ZipFile(archive) as packed:
         packed.extractall(folder)
-        listed = list_series(Path(folder) / "recordings", Columns(), Sound())
-    return tuple(replace(item, where=item.name) for item in listed.parts["all"])
+        items: list[Any] = Series(Path(folder) / "recordings").listed.items
+    rows = [(item.name, item.category, item.values, item.group) for item in items]
+    return tuple(sorted(rows, key=itemgetter(0)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,19 +254,20 @@ def moments(trained: Trained, count: int = 4) -> "Figure":
     """
     series = trained.classifier.prepared(trained.data.test)
     assert isinstance(series, SeriesSet)
-    shown = []
+    places = []
+    titles = []
     for label in range(min(count, len(series.classes))):
         index = int((series.labels == label).nonzero()[0])
         values = series.scale(series.row(index))
-        shares = moment_shares(trained.network, values[None])
         (answer,) = trained.network(values[None]).activation.detach()
-        assert shares is not None
-        title = (
+        places.append(index)
+        titles.append(
             f"{series.classes[label]}: said "
             f"{series.classes[int(answer.argmax())]} ({float(answer.max()):.2f})"
         )
-        shown.append(ShownSeries(title, values, shares[0], ""))
-    return series_figure(tuple(shown), series.classes)
+    exhibit: Any = list_exhibits()["series"]
+    (picture,) = exhibit.of(trained.network, series, places, titles).draw()
+    return cast("Figure", picture.figure)
 
 
 def accuracies(figures: Sequence[Mapping[Key, float]]) -> "Figure":

@@ -23,7 +23,7 @@ from recipes.kit.lab import Lab, facts_of_network, in_package
 from recipes.kit.measures import half_interval, percent
 from recipes.kit.options import TrainingOptions
 from torchcaps.losses import MarginLoss, NegativeLogLikelihood
-from torchcaps.models import PooledSet, SetCapsNet, SetClassifier
+from torchcaps.models import PooledSet, SetCapsNet
 from torchcaps_lab.report import new_figure
 
 FACTS = facts_of("sets")
@@ -222,7 +222,11 @@ class SetsSettings(TrainingOptions):
 
 
 def fit(
-    network: SetClassifier, sets: Sets, settings: SetsSettings, epochs: int, seed: int
+    network: SetCapsNet | PooledSet,
+    sets: Sets,
+    settings: SetsSettings,
+    epochs: int,
+    seed: int,
 ) -> None:
     """Trains a network: capsules with the margin loss, others with cross-entropy, all
     else alike.
@@ -247,7 +251,7 @@ def fit(
 
 
 @torch.no_grad()
-def accuracy(network: SetClassifier, sets: Sets) -> float:
+def accuracy(network: SetCapsNet | PooledSet, sets: Sets) -> float:
     """Of a network, in percent."""
     batches = [sets.of(places) for places in torch.arange(len(sets.labels)).split(128)]
     right = [
@@ -356,7 +360,7 @@ class SetsOfChildren(Recipe[SetsSettings]):
 
 def network_of(
     head: Mapping[str, Any], options: Mapping[str, Any], sets: Sets
-) -> SetClassifier:
+) -> SetCapsNet | PooledSet:
     """The network of a row for data."""
     kind = head["name"]
     arguments = {
@@ -367,7 +371,7 @@ def network_of(
         **options.get(kind, {}),
     }
     arguments |= {key: value for key, value in head.items() if key != "name"}
-    network: type[SetClassifier] = SetCapsNet if kind == "SetCapsNet" else PooledSet
+    network = SetCapsNet if kind == "SetCapsNet" else PooledSet
     return network.from_config(arguments)
 
 

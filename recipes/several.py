@@ -1,6 +1,6 @@
 """Several of a kind: how many things of a class are in a scene, and where each is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -8,18 +8,13 @@ from lightning import Callback
 
 from recipes.kit.base import Line, Picture, Recipe, Study, register_recipe
 from recipes.kit.lab import Trained, data_of, first_of
+from recipes.kit.measures import percent
 from recipes.kit.options import TrainingOptions
 from recipes.scenes import on_larger_canvases
-from torchcaps.models import Thing, load_pretrained
-from torchcaps_lab.data import Examples
-from torchcaps_lab.kinds.scenes.made import Scenery
-from torchcaps_lab.report.boxes import Boxed, boxes_figure
-from torchcaps_lab.tasks import (
-    Looked,
-    count_figures,
-    look_for_things,
-    mean_average_precision,
-)
+from torchcaps.models import load_pretrained
+from torchcaps_lab.data import Examples, Scenery
+from torchcaps_lab.report import Boxed
+from torchcaps_lab.tasks import look_for_things
 
 CAPSULES = "capsules whose places vote for boxes"
 
@@ -96,15 +91,15 @@ class Several(Recipe[SeveralSettings]):
         """How many things are found of each class, and how precisely."""
         network: Any = study.trained[row].network
         answers = look_for_things(network, scenes)
-        precision = mean_average_precision(answers.found, answers.true)
+        precision = answers.precision()
         larger = look_for_things(network, on_larger_canvases(scenes))
         overlap, network.overlap = network.overlap, None
         parts = look_for_things(network, scenes)
         network.overlap = overlap
         return {
-            COUNTS: _exact(answers),
-            PARTS: _exact(parts),
-            LARGER: _exact(larger),
+            COUNTS: percent(answers.right_counts),
+            PARTS: percent(parts.right_counts),
+            LARGER: percent(larger.right_counts),
             PRECISION: precision["map_50"],
             STRICT: precision["map"],
         }
@@ -114,7 +109,7 @@ class Several(Recipe[SeveralSettings]):
         few = first_of(scenes, 10)
         answers = look_for_things(study.trained[CAPSULES].network, few)
 
-        def named(things: list[Thing]) -> list[tuple[str, list[float]]]:
+        def named(things: Sequence[Any]) -> list[tuple[str, list[float]]]:
             return [
                 (scenes.classes[thing.label], thing.box.tolist()) for thing in things
             ]
@@ -133,8 +128,4 @@ class Several(Recipe[SeveralSettings]):
             "The first test scenes with two digits of a class: every box that is "
             "found. Dotted: true."
         )
-        study.pictures["boxes"] = Picture(boxes_figure(boxed, scenes.classes), caption)
-
-
-def _exact(answers: Looked) -> float:
-    return 100 * count_figures(answers)[0]["count_accuracy"]
+        study.pictures["boxes"] = Picture(Boxed.figure(boxed, scenes.classes), caption)

@@ -22,7 +22,7 @@ from recipes.kit.lab import Lab, facts_of_network, run_name
 from recipes.kit.options import TrainingOptions
 from torchcaps.layers import SlotAnswer, SlotCaps
 from torchcaps.losses import margin_loss
-from torchcaps_lab.data.base import find_data_dir
+from torchcaps_lab.data import find_data_dir
 from torchcaps_lab.report import new_figure
 
 FACTS = facts_of("slots")

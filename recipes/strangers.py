@@ -22,8 +22,7 @@ from recipes.kit.options import TrainingOptions
 from recipes.reconstructive import reconstructive
 from torchcaps.models import load_pretrained
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import Examples
-from torchcaps_lab.data.handwriting import read_handwriting
+from torchcaps_lab.data import Examples, load_image
 from torchcaps_lab.report import new_figure, reconstruction_error, told_apart
 
 TWIN = "CNN with a decoder for each class"
@@ -138,8 +137,8 @@ def letters(image_shape: tuple[int, int, int]) -> Tensor:
     """Capitals that look like no digit, in the fonts of Matplotlib, turned by up to 10
     degrees, uint8 (N, C, H, W).
 
-    They are brought to size as MNIST was made,
-    :func:`~torchcaps_lab.data.handwriting.read_handwriting`.
+    They are brought to size as MNIST was made, see
+    :func:`~torchcaps_lab.data.load_image`.
     """
     from matplotlib import get_data_path
     from PIL import Image, ImageDraw, ImageFont
@@ -164,7 +163,7 @@ def letters(image_shape: tuple[int, int, int]) -> Tensor:
                 anchor="mm",
             )
             picture = picture.rotate(angle, Image.Resampling.BICUBIC, fillcolor=255)
-            drawn.append(read_handwriting(picture, image_shape).values)
+            drawn.append(load_image(picture, image_shape, resize="handwriting"))
     return torch.stack(drawn)
 
 

@@ -28,7 +28,7 @@ from torchcaps.models import CapsuleClassifier, register_model
 from torchcaps.routing import InnerProductKMeansRouting, Routing
 from torchcaps.spec import Size, settings
 from torchcaps.squashing import length
-from torchcaps_lab.data.made import LAYOUTS, Scenes, arrange
+from torchcaps_lab.data import Scenes, arrange
 
 SINGLE = "single images"
 PAIRS = {
@@ -130,7 +130,7 @@ class TopTwo(Recipe[TopTwoSettings]):
         """Two test images in one, in each layout, the same for all networks."""
         test = data_of(study.settings.data).test
         return {
-            name: arrange(test, LAYOUTS[layout], study.settings.pairs)
+            name: arrange(test, Scenes.layouts()[layout], study.settings.pairs)
             for name, layout in PAIRS.items()
         }
 
@@ -150,7 +150,9 @@ class TopTwo(Recipe[TopTwoSettings]):
         test = data_of(studies[0].settings.data).test
         examples = {SINGLE: as_picture(test.inputs[:1])}
         for layout in PAIRS.values():
-            examples[layout] = as_picture(arrange(test, LAYOUTS[layout], 1).images)
+            examples[layout] = as_picture(
+                arrange(test, Scenes.layouts()[layout], 1).images
+            )
         bars = {}
         for row in DRAWN:
             seeds = [

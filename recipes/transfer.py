@@ -24,11 +24,11 @@ from torchcaps_lab.report import (
     ask,
     attributes,
     draw_poses,
+    evaluating,
     fit_readout,
     poses_of,
     transfer,
 )
-from torchcaps_lab.report.poses import encoded
 
 BOTH = "decoder told pose and class"
 ALONE = "decoder told the pose alone"
@@ -99,7 +99,11 @@ class Posed(NamedTuple):
 def posed(network: CapsuleClassifier, images: Examples) -> Posed:
     """The class capsules of a network for images that were prepared for it."""
     batch = images.__getitems__(list(range(len(images))))
-    capsules = encoded(network, batch.inputs, at_once=250)
+    with evaluating(network) as device:
+        parts = [network.encode(part.to(device)) for part in batch.inputs.split(250)]
+    pose = torch.cat([part.pose for part in parts]).float().cpu()
+    activation = torch.cat([part.activation for part in parts]).float().cpu()
+    capsules = Capsules(pose, activation)
     return Posed(batch.pictures, batch.labels, capsules, capsules.activation.argmax(1))
 
 

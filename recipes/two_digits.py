@@ -21,7 +21,7 @@ from recipes.kit.charts import bars_under_images
 from recipes.kit.lab import data_of
 from recipes.kit.measures import activations_of, all_found, percent
 from recipes.kit.options import TrainingOptions
-from torchcaps_lab.data.made import LAYOUTS, Scenes, arrange
+from torchcaps_lab.data import Scenes, arrange
 
 
 def set_accuracy(activation: Tensor, present: Tensor, above: float = 0.0) -> float:
@@ -65,7 +65,7 @@ for _row, _figures in FACTS["published"].items():
     for _measure, _figure in _figures.items():
         PUBLISHED[_row, _measure] = tuple(_figure)
 
-TESTED = {row: tuple(LAYOUTS if row in COMPARED else PAIRS) for row in ROWS}
+TESTED = {row: tuple(Scenes.layouts() if row in COMPARED else PAIRS) for row in ROWS}
 
 
 def measures(layout: str) -> dict[str, float]:
@@ -121,7 +121,7 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
         """Test digits in every layout, the same for all networks."""
         test, settings = data_of(study.settings.data).test, study.settings
         tests = {}
-        for name, layout in LAYOUTS.items():
+        for name, layout in Scenes.layouts().items():
             count = settings.pairs if name in PAIRS else settings.scenes
             tests[name] = arrange(test, layout, count)
         return tests
@@ -149,11 +149,13 @@ class TwoDigits(Recipe[TwoDigitsSettings]):
                 study.figures for study in studies if (row, SINGLE) in study.figures
             ]
             if seeds:
-                bars[row] = [_mean_accuracy(seeds, row, layout) for layout in LAYOUTS]
+                bars[row] = [
+                    _mean_accuracy(seeds, row, layout) for layout in Scenes.layouts()
+                ]
         test = data_of(studies[0].settings.data).test
         examples = {
             name: arrange(test, layout, 1).images[0].amax(0)
-            for name, layout in LAYOUTS.items()
+            for name, layout in Scenes.layouts().items()
         }
         figure = bars_under_images(examples, bars, "all digits found, % of images")
         return {"layouts": Picture(figure, self.caption)}

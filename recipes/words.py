@@ -5,7 +5,7 @@ on two (Zhao et al. 2018).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from recipes.kit.base import (
     Key,
@@ -21,12 +21,10 @@ from recipes.kit.lab import Trained, data_of
 from recipes.kit.options import TrainingOptions
 from torchcaps.models import TextClassifier
 from torchcaps_lab.data import TextSet, joined
-from torchcaps_lab.kinds.texts.pictures import ColouredText, ColouredTexts
-from torchcaps_lab.report.canvas import colour_of, new_figure
+from torchcaps_lab.report import list_exhibits
 from torchcaps_lab.tasks import SeveralLabels
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ZHAO = "Zhao et al. 2018, table 2, with pretrained word vectors"
@@ -160,64 +158,6 @@ def _coloured(trained: Trained, pairs: TextSet, count: int = 8) -> "Figure":
         f"predicted: {', '.join(answer.top(2))}"
         for _, answer in classifier.stream(chosen)
     ]
-    shown = ColouredTexts.of(network, reader.words, chosen, titles, pairs.classes)
-    return coloured_figure(shown.texts, pairs.classes)
-
-
-def coloured_figure(
-    texts: tuple[ColouredText, ...], classes: tuple[str, ...]
-) -> "Figure":
-    """Texts with coloured words, one line for each, below a legend of the classes."""
-    letters = max(sum(map(len, text.pieces)) for text in texts)
-    figure = new_figure(0.085 * letters + 0.3, 0.46 * len(texts) + 0.5)
-    figure.set_layout_engine("none")
-    axes = figure.add_axes((0.01, 0, 0.98, 1))
-    axes.set_axis_off()
-    axes.set(xlim=(-1, letters + 1), ylim=(2 * len(texts) + 0.8, -1.2))
-    at = 0
-    for label, name in enumerate(classes):
-        at = _word(axes, at, -0.4, f"{name} ", label, 0.8) + 1
-    for row, text in enumerate(texts):
-        axes.text(
-            0,
-            2 * row + 0.9,
-            text.title,
-            fontsize=6.5,
-            color="0.4",
-            va="center",
-            parse_math=False,
-        )
-        at = 0
-        for piece, label, strength in zip(
-            text.pieces, text.labels, text.strength.tolist(), strict=True
-        ):
-            at = _word(axes, at, 2 * row + 1.8, piece, label, strength)
-    return figure
-
-
-def _word(
-    axes: "Axes", at: int, row: float, piece: str, label: int, strength: float
-) -> int:
-    """Writes a word, one letter in each column, and returns the column after it."""
-    word = piece.rstrip()
-    axes.barh(
-        row,
-        len(word),
-        0.9,
-        at,
-        align="center",
-        color=colour_of(label),
-        alpha=0.75 * strength,
-    )
-    for place, letter in enumerate(word, at):
-        axes.text(
-            place + 0.5,
-            row,
-            letter,
-            fontsize=8,
-            family="monospace",
-            ha="center",
-            va="center",
-            parse_math=False,
-        )
-    return at + len(piece)
+    exhibit: Any = list_exhibits()["words"]
+    shown = exhibit.of(network, reader.words, chosen, titles, pairs.classes)
+    return cast("Figure", shown.figure())

@@ -234,7 +234,7 @@ MOST = {
     "docs": reading.Reading(0, 5.2, 0.5, 11, 0.5),
     "tests": reading.Reading(0, 5.3, 2.4, 8, 2.0),
 }
-PUBLIC, PRIVATE_IMPORTS, WITHOUT_USERS = 189, 40, 3
+PUBLIC, PRIVATE_IMPORTS, WITHOUT_USERS = 189, 0, 2
 
 
 class TestReadsAtFirstSight:

@@ -280,9 +280,13 @@ class TestColours:
     def test_pieces_are_the_text(self) -> None:
         text = "Who  found\nthe <b>river</b>?  Nobody"
         classes = self.data.classes
-        (one,) = ColouredTexts.of(
+        exhibit = ColouredTexts.of(
             self.network("text_capsnet"), self.data.words, [text], ["title"], classes
-        ).texts
+        )
+        (one,) = exhibit.texts
+        (axes,) = exhibit.figure().axes
+        drawn = "".join(letter.get_text() for letter in axes.texts)
+        assert "".join(text.split()) in "".join(drawn.split())
         assert "".join(one.pieces) == text
         assert len(one.labels) == len(one.strength) == len(one.pieces)
         (empty,) = ColouredTexts.of(

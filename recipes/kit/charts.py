@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recipes.kit.measures import deviation, half_interval
-from torchcaps_lab.report.canvas import new_figure, shorten
+from torchcaps_lab.report import new_figure, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

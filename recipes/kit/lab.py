@@ -16,17 +16,16 @@ from torch import nn
 from torchcaps.models import ImageClassifier, load_pretrained
 from torchcaps.spec import fit, make
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import DataSet, Examples
-from torchcaps_lab.data.base import find_data_dir
+from torchcaps_lab.data import DataSet, Examples, find_data_dir
 from torchcaps_lab.report import examine
 from torchcaps_lab.training import (
     RunFolder,
+    machine,
     read_options,
     read_summary,
     train_with,
     training_options,
 )
-from torchcaps_lab.training.run import machine
 
 PresetName = Literal["paper", "quick", "smoke"]
 PRESETS: tuple[PresetName, ...] = ("paper", "quick", "smoke")

@@ -157,6 +157,8 @@ class TestWhatTheNetworkSees:
         actual = read_handwriting(Image.fromarray(digit), MNIST)
         assert torch.equal(actual.values[0], torch.from_numpy(digit))
         assert actual.note == "taken as it is"
+        again = load_image(Image.fromarray(digit), MNIST, "handwriting")
+        assert torch.equal(again, actual.values)
 
     def test_a_picture_of_mnist_inverted_comes_back(self) -> None:
         """But for a pixel to each side: where the faint edge of a stroke ends is not

@@ -9,21 +9,19 @@ import torch.nn.functional as F
 from recipes.kit.lab import data_of
 from torchcaps_lab.data import Digits, DigitScenes, Examples, Few, MadeQuestions
 from torchcaps_lab.data.made import (
-    FACTORS,
-    LAYOUTS,
     Affine,
     AffineRanges,
     Overlaid,
     Overlay,
     Padded,
     Pairs,
+    Scenes,
     TurnedDigits,
     apply_affine,
     arrange,
     bounding_box_overlap,
     fixed_pairs,
     lower,
-    one_factor,
     shift_limits,
     turn,
 )
@@ -211,11 +209,11 @@ class TestRandomAffine:
 
 
 class TestOneFactor:
-    @pytest.mark.parametrize("name", FACTORS)
+    @pytest.mark.parametrize("name", Affine._fields)
     def test_changes_one_factor(self, name):
-        changed = one_factor(name, 0.5, 40)
+        changed = Affine.of_factor(name, 0.5, 40)
         for other, (values, rest) in {
-            n: (getattr(changed, n), getattr(still(40), n)) for n in FACTORS
+            n: (getattr(changed, n), getattr(still(40), n)) for n in Affine._fields
         }.items():
             if other != name:
                 assert torch.equal(values, rest)
@@ -223,11 +221,11 @@ class TestOneFactor:
                 assert torch.equal(values.abs(), torch.full_like(values, 0.5))
 
     def test_shifts_to_all_sides(self):
-        assert len(one_factor("shift", 3.0, 100).shift.unique(dim=0)) == 4
+        assert len(Affine.of_factor("shift", 3.0, 100).shift.unique(dim=0)) == 4
 
     def test_unknown_factor(self):
         with pytest.raises(ValueError, match="rotation"):
-            one_factor("colour", 1.0, 1)
+            Affine.of_factor("colour", 1.0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -460,7 +458,7 @@ def test_bounding_box_overlap():
 
 
 class TestArrange:
-    @pytest.mark.parametrize("layout", list(LAYOUTS.values()))
+    @pytest.mark.parametrize("layout", list(Scenes.layouts().values()))
     def test_every_place_shows_a_test_digit_of_a_class_of_its_own(self, digits, layout):
         rows, columns = layout
         images, present = arrange(digits, layout, 40)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -273,3 +274,26 @@ class TestArchives:
             ),
         ):
             Series(str(tmp_path / "gap.ts"))
+
+
+class InMemory(Series):
+    """Series of two classes and of four people, that are in memory."""
+
+    def __init__(self) -> None:
+        super().__init__("", test_groups=("d",), validation=0.25)
+
+    def list_series(self) -> Any:
+        """The series, later ones first."""
+        rows = []
+        for number in range(15, -1, -1):
+            values = torch.full((1, 5), float(number)) + torch.arange(5)
+            label, person = "ab"[number % 2], "abcd"[number // 4]
+            rows.append((f"{number:02}", label, values, person))
+        return self.listed_of(rows)
+
+
+def test_series_in_memory_are_divided_by_their_groups() -> None:
+    data = InMemory()
+    assert data.test.files == ("15", "14", "13", "12")
+    assert data.test.labels.tolist() == [1, 0, 1, 0]
+    assert len(data.train) == 8

@@ -208,9 +208,9 @@ def test_calibration_error_written_out():
         * (bins == b).sum()
         for b in bins.unique()
     )
-    assert calibration_error(p, labels, 15) == pytest.approx(
-        float(expected) / 200, rel=1e-4
-    )
+    expected = pytest.approx(float(expected) / 200, rel=1e-4)
+    assert calibration_error(p, labels, 15) == expected
+    assert Findings(labels, p, None).calibration_error() == expected
 
 
 def test_calibration_error_of_what_rounding_made_more_than_certain():

@@ -90,7 +90,11 @@ def test_the_older_one_is_used_where_the_newest_is_damaged(tmp_path: Path) -> No
         resumed = trained(tmp_path / "broken", epochs=3)
     for name, tensor in unbroken.state_dict().items():
         assert torch.equal(tensor, resumed.state_dict()[name]), name
-    assert [path.name for path in newest.parent.iterdir()] == ["epoch00002.ckpt"]
+    newest = RunFolder(tmp_path / "broken").checkpoint
+    assert newest is not None
+    assert list(newest.parent.iterdir()) == [newest]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert RunFolder(tmp_path / "broken").checkpoint is None
 
 
 def test_a_full_disk_leaves_the_older_checkpoint(

@@ -13,14 +13,11 @@ from io import TextIOWrapper
 
 from torchcaps_lab.cli.extras import advice
 from torchcaps_lab.cli.output import discard_output, shortened
-from torchcaps_lab.cli.parser import WrongUsage, parser_of
-from torchcaps_lab.cli.plugins import (
-    import_named,
-    import_plugins,
-    importing,
-    named_imports,
-)
+from torchcaps_lab.cli.parser import OptionParser, WrongUsage, parser_of
+from torchcaps_lab.cli.plugins import import_plugins, importing, named_imports
 from torchcaps_lab.cli.source import docstring
+
+__all__ = ["OptionParser"]
 
 
 def _run(name: str, arguments: list[str]) -> None:
@@ -87,8 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             with importing():
                 import_plugins()
-                for module in named_imports(rest):
-                    import_named(module)
+                OptionParser.import_from(rest)
             COMMANDS[name](rest)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from torchcaps.spec import MISSING, alternatives, declared, fit, meant, registry_of
 from torchcaps_lab.cli.output import shortened
-from torchcaps_lab.cli.plugins import add_import
+from torchcaps_lab.cli.plugins import HELP, import_named, named_imports
 from torchcaps_lab.cli.source import Sketch, docstring, documented, sketches
 from torchcaps_lab.training.reading import put, typed
 
@@ -31,6 +31,20 @@ own.
 class OptionParser(ArgumentParser):
     """Reads options in full: ``--data MNIST --data.validation 0.1`` gives ``{"name":
     "MNIST", "validation": 0.1}``.
+
+    It reads ``--import`` as well, which names modules of the user's; :meth:`import_from`
+    imports them before the other options are read.
+
+    Args:
+        prog: the command.
+        description: what the command does, for its help.
+
+    Example:
+        >>> from torchcaps_lab.cli import OptionParser
+        >>> parser = OptionParser("mean", "Average.")
+        >>> _ = parser.add_argument("--steps", type=int, default=3)
+        >>> parser.parse_args(["--steps", "5"]).steps
+        5
 
     Attributes:
         hints: the type hints of the options, by name; others are argparse's own.
@@ -51,6 +65,25 @@ class OptionParser(ArgumentParser):
             allow_abbrev=False,
             formatter_class=RawDescriptionHelpFormatter,
         )
+
+    def take_imports(self) -> None:
+        """Add the option ``--import`` to the help; :meth:`import_from` has read it."""
+        self.add_argument(
+            "--import", action="append", default=[], metavar="MODULE", help=HELP
+        )
+
+    @staticmethod
+    def import_from(arguments: Sequence[str]) -> None:
+        """Import the modules and .py files that ``--import`` names, in order.
+
+        Args:
+            arguments: the words of the command line.
+
+        Raises:
+            ValueError: no module follows, there is none of that name, or it fails.
+        """
+        for module in named_imports(arguments):
+            import_named(module)
 
     def take(self, module: str, name: str, partly: bool = False) -> None:
         """Adds the arguments of a function, or the fields of a dataclass, as the source
@@ -282,7 +315,13 @@ OURS = {
 
 
 class WrongUsage(ValueError):
-    """Options that do not fit each other."""
+    """Options that do not fit each other; the command ends with the status 2.
+
+    Example:
+        >>> from torchcaps_lab.cli import WrongUsage
+        >>> str(WrongUsage("--top needs a network that classifies"))
+        '--top needs a network that classifies'
+    """
 
 
 def data_at(value: Any) -> Any:
@@ -323,7 +362,7 @@ def parser_of(command: str) -> OptionParser:
         f"torchcaps {command}", docstring(module, "command").partition("\n\n")[0]
     )
     parser.take(module, "command")
-    add_import(parser)
+    parser.take_imports()
     return parser
 
 

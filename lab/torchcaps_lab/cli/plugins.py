@@ -4,12 +4,11 @@ import gc
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 GROUP = "torchcaps.plugins"
 """Entry-point group of installed packages; every command loads it."""
@@ -33,16 +32,7 @@ def importing() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def add_import(parser: Any) -> None:
-    """Adds the option to the help of a command; it has been read by
-    :func:`named_imports`.
-    """
-    parser.add_argument(
-        "--import", action="append", default=[], metavar="MODULE", help=HELP
-    )
-
-
-def named_imports(arguments: list[str]) -> list[str]:
+def named_imports(arguments: Sequence[str]) -> list[str]:
     """The modules that ``--import`` names, in order; .py files by their absolute paths.
 
     Raises:

@@ -13,7 +13,7 @@ from torchcaps.spec import Typed, meant
 from torchcaps_lab import training
 from torchcaps_lab.cli.output import say
 from torchcaps_lab.cli.parser import OptionParser
-from torchcaps_lab.cli.plugins import add_import, importing, named_imports
+from torchcaps_lab.cli.plugins import importing, named_imports
 from torchcaps_lab.cli.source import arguments_of
 from torchcaps_lab.training.guess import guess, in_source, over
 from torchcaps_lab.training.reading import as_yaml, merged, read_options
@@ -215,7 +215,7 @@ def train_parser() -> OptionParser:
         action="store_true",
         help="print all options, as a file for --config",
     )
-    add_import(parser)
+    parser.take_imports()
     for group in ("Subject", "Optimisation", "Schedule", "Running"):
         parser.take("torchcaps_lab.training.options", group, partly=True)
     return parser

@@ -71,7 +71,7 @@ class BrokenImage(ValueError):
 
 
 def load_image(
-    path: str | Path,
+    path: "str | Path | Image",
     image_shape: tuple[int, int, int],
     resize: Resize = "pad",
     levels: Levels | None = None,
@@ -79,7 +79,7 @@ def load_image(
     """Read one image the way `ImageFolder` does.
 
     Args:
-        path: a file in one of the `FORMATS`, or a .npy file.
+        path: a file in one of the `FORMATS`, a .npy file, or an image of Pillow.
         image_shape: channels (1: grey, 3: colour, others: those of the file), height
             and width of the result.
         resize: `pad` with black, `crop` the centre, `stretch`, or cut out
@@ -99,11 +99,11 @@ def load_image(
             "image_shape must be (channels, height, width), each at least 1, got "
             f"{image_shape}"
         )
+    source = Path(path) if isinstance(path, str) else path
     if resize == "handwriting":
-        return load_handwriting(Path(path), image_shape, levels=levels).values
-    return to_tensor(
-        open_image(Path(path), image_shape[0], levels=levels), image_shape, resize
-    )
+        return load_handwriting(source, image_shape, levels=levels).values
+    image = open_image(source, image_shape[0], levels=levels)
+    return to_tensor(image, image_shape, resize)
 
 
 def load_handwriting(

@@ -15,6 +15,7 @@ from torchcaps_lab.report.attributes import (
     pose_tells,
     shape_moments,
 )
+from torchcaps_lab.report.boxes import Boxed
 from torchcaps_lab.report.calibration import Calibration, fit_platt, fit_temperature
 from torchcaps_lab.report.canvas import new_figure, shorten
 from torchcaps_lab.report.exhibit import (
@@ -87,6 +88,7 @@ from torchcaps_lab.report import pictures  # isort: skip  # which registers them
 
 __all__ = [
     "ATTRIBUTES",
+    "Boxed",
     "Exhibit",
     "Extent",
     "Observation",
@@ -96,7 +98,6 @@ __all__ = [
     "Table",
     "ask",
     "attributes",
-    "dead_capsules",
     "default_sweep",
     "draw_poses",
     "evaluating",
@@ -106,12 +107,14 @@ __all__ = [
     "fit_readout",
     "fit_temperature",
     "layer_entropy",
+    "list_exhibits",
     "new_figure",
     "observe_layers",
     "perturb",
     "poses_of",
     "reconstruction_error",
     "register_exhibit",
+    "routing_health",
     "routing_steps",
     "shorten",
     "told_apart",

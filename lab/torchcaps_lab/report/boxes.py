@@ -21,6 +21,13 @@ class Boxed(NamedTuple):
             thing.
         true: likewise, those that should be there.
         title: over it.
+
+    Example:
+        >>> from torchcaps_lab.report import Boxed
+        >>> image = torch.rand(1, 32, 32)
+        >>> figure = Boxed.figure([Boxed(image, [("cat", (2, 4, 20, 30))])], ["cat"])
+        >>> len(figure.axes)
+        5
     """
 
     image: Tensor
@@ -28,28 +35,31 @@ class Boxed(NamedTuple):
     true: Sequence[tuple[str, Sequence[float]]] = ()
     title: str = ""
 
+    @staticmethod
+    def figure(
+        images: "Sequence[Boxed]",
+        classes: Sequence[str],
+        columns: int = 5,
+        side: float = 1.9,
+    ) -> "Figure":
+        """Draw images with boxes and the names of their classes; true boxes are dotted
+        and white.
 
-def boxes_figure(
-    images: Sequence[Boxed], classes: Sequence[str], columns: int = 5, side: float = 1.9
-) -> "Figure":
-    """Images with boxes and the names of their classes; true boxes are dotted and
-    white.
-
-    Args:
-        images: in the order of rows.
-        classes: all names; each has its colour.
-        columns: of the grid.
-        side: of an image, in inches.
-    """
-    rows = -(-len(images) // columns)
-    figure = new_figure(side * columns + 0.2, (side + 0.2) * rows + 0.2)
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, one in zip(panels, images, strict=False):
-        _draw(axes, one, classes)
-        set_title(axes, one.title, fontsize=8)
-    for axes in panels[len(images) :]:
-        axes.set_axis_off()
-    return figure
+        Args:
+            images: the images, row by row.
+            classes: the names of all classes; each has its colour.
+            columns: the number of images in a row.
+            side: the side of an image, in inches.
+        """
+        rows = -(-len(images) // columns)
+        figure = new_figure(side * columns + 0.2, (side + 0.2) * rows + 0.2)
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes, image in zip(panels, images, strict=False):
+            _draw(axes, image, classes)
+            set_title(axes, image.title, fontsize=8)
+        for axes in panels[len(images) :]:
+            axes.set_axis_off()
+        return figure
 
 
 def boxed_image(one: Boxed, classes: Sequence[str], least: int = 400) -> "Figure":

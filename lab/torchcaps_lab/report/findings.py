@@ -19,6 +19,7 @@ from torchcaps.models.base import (
 )
 from torchcaps.numerics import compute_dtype
 from torchcaps_lab.data.examples import Batch, Examples
+from torchcaps_lab.report.calibration import calibration_error
 from torchcaps_lab.report.layers import assignment_entropy
 
 _AT_ONCE = 8192
@@ -123,6 +124,15 @@ class Findings:
     def error(self) -> float:
         """The share of the images whose most active class is a wrong one."""
         return (self.prediction != self.labels).double().mean().item()
+
+    def calibration_error(self, bins: int = 15) -> float:
+        """Return how far the network is from being right as often as its activations
+        say, see :func:`~torchcaps_lab.report.calibration.calibration_error`.
+
+        Args:
+            bins: the number of equally wide bins of [0, 1].
+        """
+        return calibration_error(self.activation, self.labels, bins)
 
     @property
     def interval(self) -> float:

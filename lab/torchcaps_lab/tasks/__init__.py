@@ -20,7 +20,6 @@ from torchcaps_lab.tasks.classification import Classification
 from torchcaps_lab.tasks.several_labels import SeveralLabels
 from torchcaps_lab.tasks.things import (
     Looked,
-    count_figures,
     look_for_things,
     mean_average_precision,
     true_things,
@@ -28,13 +27,10 @@ from torchcaps_lab.tasks.things import (
 
 __all__ = [
     "Classification",
-    "Looked",
     "SeveralLabels",
     "Task",
     "box_iou",
-    "count_figures",
     "look_for_things",
-    "mean_average_precision",
     "register_task",
 ]
 

@@ -31,7 +31,7 @@ from torchcaps_lab.tasks.base import (
     register_task,
 )
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
-from torchcaps_lab.tasks.things import count_figures, counts_things, look_for_things
+from torchcaps_lab.tasks.things import counts_things, look_for_things
 
 
 @register_task("several_labels")
@@ -163,12 +163,12 @@ class SeveralLabels(Task):
         )
         if not (images.several and counts_things(network)):
             return found
-        figures, line = count_figures(
-            look_for_things(network, images, self.threshold, batch_size)
-        )
+        looked = look_for_things(network, images, self.threshold, batch_size)
         first, *others = found.lines
         return replace(
-            found, figures={**found.figures, **figures}, lines=(first, line, *others)
+            found,
+            figures={**found.figures, **looked.count_figures()},
+            lines=(first, looked.count_line(), *others),
         )
 
     def _examination(

@@ -131,13 +131,13 @@ class Looked(NamedTuple):
 
     Example:
         >>> from torchcaps.models import Thing
-        >>> from torchcaps_lab.tasks import Looked, count_figures
+        >>> from torchcaps_lab.tasks import Looked
         >>> found, true = (
         ...     [[Thing(1, 0.9, torch.zeros(4))] * count] for count in (1, 2)
         ... )
-        >>> count_figures(
-        ...     Looked(torch.ones(1, 3), torch.ones(1, 3), found, found, true)
-        ... )[0]
+        >>> Looked(
+        ...     torch.ones(1, 3), torch.ones(1, 3), found, found, true
+        ... ).count_figures()
         {'count_accuracy': 0.0}
     """
 
@@ -146,6 +146,44 @@ class Looked(NamedTuple):
     found: list[list[Thing]]
     counted: list[list[Thing]]
     true: list[list[Thing]]
+
+    @property
+    def right_counts(self) -> Tensor:
+        """Whether an image has as many things of every class as the network says, bool
+        (N,).
+        """
+        pairs = zip(self.true, self.counted, strict=True)
+        return torch.tensor([count_of(true) == count_of(said) for true, said in pairs])
+
+    def count_figures(self) -> dict[str, float]:
+        """Return the share of the images whose things are counted right."""
+        return {"count_accuracy": self.right_counts.double().mean().item()}
+
+    def count_line(self) -> str:
+        """Return a sentence with that share, and that of the images with several things
+        of one class.
+        """
+        right = self.right_counts.double()
+        line = f"{right.mean():.2%} right in how many there are of each class"
+        counts = [count_of(true) for true in self.true]
+        several = torch.tensor([count.total() > len(count) for count in counts])
+        if several.any():
+            line += (
+                f", {right[several].mean():.2%} of the {int(several.sum()):,} images "
+                "with several of one"
+            )
+        return line
+
+    def precision(self) -> dict[str, float]:
+        """Return the mean average precision as in COCO, see
+        :func:`mean_average_precision`.
+        """
+        return mean_average_precision(self.found, self.true)
+
+
+def count_of(things: Sequence[Thing]) -> Counter[int]:
+    """Return the number of things of each class."""
+    return Counter(thing.label for thing in things)
 
 
 @torch.no_grad()
@@ -191,26 +229,6 @@ def look_for_things(
         ]
         looked.counted.append(there)
     return looked
-
-
-def count_figures(looked: Looked) -> tuple[dict[str, float], str]:
-    """In how many images things of all classes are as many as there are, and the same
-    of those with several of one.
-    """
-    pairs = zip(looked.true, looked.counted, strict=True)
-    counts = [
-        [Counter(thing.label for thing in things) for things in pair] for pair in pairs
-    ]
-    right = torch.tensor([true == said for true, said in counts]).double()
-    several = torch.tensor([true.total() > len(true) for true, _ in counts])
-    figures = {"count_accuracy": right.mean().item()}
-    line = f"{figures['count_accuracy']:.2%} right in how many there are of each class"
-    if several.any():
-        line += (
-            f", {right[several].mean():.2%} of the {int(several.sum()):,} images "
-            "with several of one"
-        )
-    return figures, line
 
 
 def mean_average_precision(found: Things, true: Things) -> dict[str, float]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from torchcaps_lab.training.reading import read_options
     from torchcaps_lab.training.record import follow_record, images_apart, write_record
-    from torchcaps_lab.training.run import circumstances, train, train_with
+    from torchcaps_lab.training.run import circumstances, machine, train, train_with
     from torchcaps_lab.training.speed import Speed
 
 
@@ -49,6 +49,7 @@ sys.meta_path.insert(0, _Torchvision())
 __all__ = [
     "RunFolder",
     "TrainingOptions",
+    "machine",
     "quiet_lightning",
     "read_options",
     "read_summary",

@@ -75,6 +75,15 @@ class RunFolder:
         return self.path / "model"
 
     @property
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint that is undamaged, from which the run would resume;
+        None if there is none.
+        """
+        from torchcaps_lab.training.checkpoints import newest_checkpoint
+
+        return newest_checkpoint(self.path / "checkpoints")
+
+    @property
     def record(self) -> Path:
         """The manifest of the images, if they are files."""
         return self.path / "data.json"

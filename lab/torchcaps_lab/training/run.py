@@ -304,7 +304,17 @@ def circumstances(
 
 
 def machine(device: torch.device, processes: int = 1) -> dict[str, Any]:
-    """Hardware and versions of a training on it."""
+    """Return the hardware and the versions of a training, as its summary names them.
+
+    Args:
+        device: the device of the training.
+        processes: the number of processes that train together.
+
+    Example:
+        >>> from torchcaps_lab.training import machine
+        >>> sorted(machine(torch.device("cpu"))["versions"])
+        ['python', 'torch', 'torchcaps']
+    """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:

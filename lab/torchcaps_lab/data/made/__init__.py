@@ -5,15 +5,12 @@ Runs record the data sets by their names here.
 """
 
 from torchcaps_lab.data.made.affine import (
-    AFFNIST,
-    FACTORS,
     Affine,
     AffineRanges,
     apply_affine,
-    one_factor,
     shift_limits,
 )
-from torchcaps_lab.data.made.arranged import LAYOUTS, Scenes, arrange
+from torchcaps_lab.data.made.arranged import Scenes, arrange
 from torchcaps_lab.data.made.few import Few
 from torchcaps_lab.data.made.overlay import (
     Overlaid,

@@ -41,6 +41,33 @@ class Affine(NamedTuple):
     scale: Tensor
     shift: Tensor
 
+    @classmethod
+    def of_factor(
+        cls, name: str, value: float, count: int, seed: int = TEST_SEED
+    ) -> "Affine":
+        """Return transforms that change one factor and leave the others.
+
+        Args:
+            name: the factor, which is one of the fields.
+            value: its value. A scale is the same in x and in y; a shift is as large in
+                x and in y, each to a random side.
+            count: the number of transforms.
+            seed: the seed of those sides.
+
+        Raises:
+            ValueError: there is no such factor.
+        """
+        check_choice("name", name, cls._fields)
+        zero = torch.zeros(count)
+        still = cls(zero, zero, torch.ones(count, 2), torch.zeros(count, 2))
+        if name == "scale":
+            return still._replace(scale=still.scale * value)
+        if name == "shift":
+            generator = torch.Generator().manual_seed(seed)
+            sides = torch.randint(2, (count, 2), generator=generator) * 2 - 1
+            return still._replace(shift=sides * value)
+        return still._replace(**{name: zero + value})
+
     @property
     def matrix(self) -> Tensor:
         """Return the linear part, (N, 2, 2)."""
@@ -119,7 +146,8 @@ def shift_limits(images: Tensor, matrix: Tensor, most: float) -> tuple[Tensor, T
 
 @dataclass(frozen=True)
 class AffineRanges:
-    """Ranges of random affine transforms, which are uniformly distributed.
+    """Ranges of random affine transforms, which are uniformly distributed; the defaults
+    are those of affNIST.
 
     Attributes:
         rotation: up to this many degrees to either side.
@@ -156,43 +184,6 @@ class AffineRanges:
         )
         least, largest = shift_limits(images, affine.matrix, self.shift)
         return affine._replace(shift=least + share[:, 2:] * (largest - least))
-
-
-AFFNIST = AffineRanges()
-"""The ranges of affNIST."""
-
-
-FACTORS = ("rotation", "shear", "scale", "shift")
-"""The factors of an affine transform."""
-
-
-def one_factor(name: str, value: float, count: int, seed: int = TEST_SEED) -> Affine:
-    """Transforms in which one factor is changed and the others stay.
-
-    Args:
-        name: of the factor.
-        value: of it. A scale is the same in x and in y; a shift is as large in x and in
-            y, each to a random side.
-        count: how many transforms.
-        seed: of those sides.
-
-    Raises:
-        ValueError: if there is no such factor.
-    """
-    check_choice("name", name, FACTORS)
-    zero = torch.zeros(count)
-    still = Affine(zero, zero, torch.ones(count, 2), torch.zeros(count, 2))
-    if name == "rotation":
-        return still._replace(rotation=zero + value)
-    if name == "shear":
-        return still._replace(shear=zero + value)
-    if name == "scale":
-        return still._replace(scale=still.scale * value)
-    sides = (
-        torch.randint(2, (count, 2), generator=torch.Generator().manual_seed(seed)) * 2
-        - 1
-    )
-    return still._replace(shift=sides * value)
 
 
 def _side(images: Tensor) -> int:

@@ -8,15 +8,6 @@ from torch import Tensor
 
 from torchcaps_lab.data.examples import Examples
 
-LAYOUTS: dict[str, tuple[int, int]] = {
-    "one above the other": (2, 1),
-    "side by side": (1, 2),
-    "three in a row": (1, 3),
-    "2 x 2": (2, 2),
-    "five in a row": (1, 5),
-}
-"""Rows and columns of digits side by side."""
-
 
 class Scenes(NamedTuple):
     """Images of several different digits each.
@@ -34,6 +25,17 @@ class Scenes(NamedTuple):
 
     images: Tensor
     present: Tensor
+
+    @staticmethod
+    def layouts() -> dict[str, tuple[int, int]]:
+        """Return the rows and columns of digits side by side, by name."""
+        return {
+            "one above the other": (2, 1),
+            "side by side": (1, 2),
+            "three in a row": (1, 3),
+            "2 x 2": (2, 2),
+            "five in a row": (1, 5),
+        }
 
 
 def arrange(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcaps.models.base import in_precision_of
 from torchcaps.models.scene_capsnet import SceneCapsNet, Thing
-from torchcaps_lab.report.boxes import Boxed, boxes_figure
+from torchcaps_lab.report.boxes import Boxed
 from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
 from torchcaps_lab.report.findings import evaluating
 from torchcaps_lab.report.observe import Observation
@@ -87,5 +87,5 @@ class ClassBoxes(OfImages):
         yield Picture(
             "boxes.png",
             "Images with a box around each thing",
-            boxes_figure(boxed, self.names),
+            Boxed.figure(boxed, self.names),
         )

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchcaps.numerics import check_series, check_share, check_size
 from torchcaps_lab.data.augment import random_integers
 from torchcaps_lab.data.base import DataSet, Fit
-from torchcaps_lab.data.boxes import ink_boxes
+from torchcaps_lab.data.boxes import INK, ink_boxes
 from torchcaps_lab.data.examples import Batch, Composition, Examples, Parts
 from torchcaps_lab.data.made.base import MadeOf, Part, by_class, check_single
 
@@ -79,6 +79,9 @@ class Scenery(Composition):
         twins: share of scenes whose second digit, if they have one, is of the class of
             the first.
 
+    Attributes:
+        ink: the brightness from which on a pixel belongs to a digit.
+
     Raises:
         ValueError: if a number is out of range, or there are fewer classes than digits
             in a scene.
@@ -102,6 +105,8 @@ class Scenery(Composition):
     clutter: int = 8
     repeats: bool = False
     twins: float = 0.0
+
+    ink: ClassVar[float] = INK
 
     def __post_init__(self) -> None:
         check_single(self.digits)

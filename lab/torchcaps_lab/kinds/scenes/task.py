@@ -26,7 +26,6 @@ from torchcaps_lab.tasks.base import (
 )
 from torchcaps_lab.tasks.several_labels import SeveralLabels
 from torchcaps_lab.tasks.things import (
-    count_figures,
     look_for_things,
     mean_average_precision,
     true_things,
@@ -301,17 +300,19 @@ class Detection(SeveralLabels):
                 f"{type(network).__name__}"
             )
         looked = look_for_things(network, images, self.threshold, batch_size)
-        counts, counted = count_figures(looked)
-        figures = mean_average_precision(looked.found, looked.true)
+        figures = looked.precision()
         line = (
             f"things: mean average precision {figures['map_50']:.3f} at IoU 0.5, "
             f"{figures['map']:.3f} over 0.5 to 0.95"
         )
         found = self._examination(looked.activation, looked.labels, images)
         first, *others = found.lines
-        lines = (first, counted, line, *others)
+        lines = (first, looked.count_line(), line, *others)
         return Examination(
-            {**found.figures, **counts, **figures}, found.details, lines, found.warnings
+            {**found.figures, **looked.count_figures(), **figures},
+            found.details,
+            lines,
+            found.warnings,
         )
 
 

@@ -1,7 +1,8 @@
 """Series, and over time which class each moment spoke for; sounds are played."""
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +16,7 @@ from torchcaps_lab.kinds.series.files import SOUNDS
 from torchcaps_lab.kinds.series.series_set import SeriesSet
 from torchcaps_lab.report.canvas import class_legend, colour_of, new_figure, set_title
 from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
-from torchcaps_lab.report.findings import evaluating, kept
+from torchcaps_lab.report.findings import Findings, evaluating, kept
 from torchcaps_lab.report.layers import observe_layers
 from torchcaps_lab.report.observe import Tested
 
@@ -30,6 +31,12 @@ _LINES = 12
 
 _PLAYED = 400_000
 """Bytes of a sound that a page holds."""
+
+MEANING = (
+    "The strip below each series has, for each moment, the colour of the class whose "
+    "pose its votes made longer. The colour is stronger if they added more."
+)
+NO_CAPSULES = "This network has no capsules, so it cannot show which moment spoke for which class."
 
 
 class ShownSeries(NamedTuple):
@@ -81,39 +88,44 @@ class SeriesOverTime(Exhibit):
         findings = tested.findings
         if not isinstance(series, SeriesSet):
             return
-        said = (
-            "The strip below each series has, for each moment, the colour of the "
-            "class whose pose its votes made longer. The colour is stronger if they "
-            "added more."
-            if isinstance(tested.model, SeriesCapsNet)
-            else (
-                "This network has no capsules, so it cannot show which moment spoke "
-                "for which class."
-            )
+        chosen = {
+            "The worst mistakes over time": findings.mistakes(_MOST),
+            "The clearest series of each class": findings.examples(_MOST),
+        }
+        files = ("series-mistakes.png", "series.png")
+        for (title, indices), file in zip(chosen.items(), files, strict=True):
+            places = indices.tolist()[:_MOST]
+            if places:
+                titles = [_title(findings, series, place) for place in places]
+                shown = cls.of(tested.model, series, places, titles)
+                yield replace(shown, title=title, file=file)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        series: SeriesSet,
+        places: Sequence[int],
+        titles: Sequence[str],
+    ) -> "SeriesOverTime":
+        """Of some series of a set.
+
+        Args:
+            model: the network.
+            series: the set, in the scale of the network.
+            places: the places of the series in the set, at least one.
+            titles: the title of each.
+        """
+        return cls(
+            title="What each moment spoke for",
+            text=MEANING if isinstance(model, SeriesCapsNet) else NO_CAPSULES,
+            series=tuple(
+                _shown(model, series, place, title)
+                for place, title in zip(places, titles, strict=True)
+            ),
+            classes=tuple(series.classes),
+            file="series.png",
         )
-        for title, file, chosen in (
-            (
-                "The worst mistakes over time",
-                "series-mistakes.png",
-                findings.mistakes(_MOST),
-            ),
-            (
-                "The clearest series of each class",
-                "series.png",
-                findings.examples(_MOST),
-            ),
-        ):
-            if len(chosen):
-                shown = tuple(
-                    _shown(tested, series, index) for index in chosen.tolist()[:_MOST]
-                )
-                yield cls(
-                    title=title,
-                    text=said,
-                    series=shown,
-                    classes=tuple(series.classes),
-                    file=file,
-                )
 
     def draw(self) -> Iterator[Picture]:
         """The series, one below the other."""
@@ -185,21 +197,23 @@ def moment_shares(model: nn.Module, series: Tensor) -> Tensor | None:
     )
 
 
-def _shown(tested: Tested, series: SeriesSet, index: int) -> ShownSeries:
-    findings = tested.findings
-    values = series.scale(series.row(index))
+def _shown(model: nn.Module, series: SeriesSet, place: int, title: str) -> ShownSeries:
+    values = series.scale(series.row(place))
+    shares = moment_shares(model, values[None])
+    strip = torch.zeros(0) if shares is None else shares[0]
+    file = series.files[place] if series.files else ""
+    return ShownSeries(title, values, strip, file)
+
+
+def _title(findings: Findings, series: SeriesSet, index: int) -> str:
+    """The answer for a series, and its class if that is another one."""
     true = int(findings.labels[index])
     said = int(findings.prediction[index])
     file = series.files[index] if series.files else ""
     wrong = "" if true == said else f", but it is {series.classes[true]}"
     sure = float(findings.activation[index, said])
-    title = (
-        f"{Path(file).name or index}: answer {series.classes[said]} ({sure:.2f}){wrong}"
-    )
-    shares = moment_shares(tested.model, values[None])
-    return ShownSeries(
-        title, values, torch.zeros(0) if shares is None else shares[0], file
-    )
+    name = Path(file).name or index
+    return f"{name}: answer {series.classes[said]} ({sure:.2f}){wrong}"
 
 
 def _playable(path: Path) -> str:

@@ -3,7 +3,7 @@ files.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -146,8 +146,24 @@ class Series(ListedData):
         return listed
 
     def list_series(self) -> Listed:
-        """All series, in any order of the classes."""
+        """All series, in any order of the classes; a data set of your own returns
+        :meth:`listed_of` here.
+        """
         return list_series(Path(self.root), self.columns, self.sound, self.named)
+
+    @staticmethod
+    def listed_of(rows: Iterable[tuple[str, str, Tensor, str]]) -> Listed:
+        """List series that are in memory.
+
+        Args:
+            rows: of each series its name, which must be unique, its class, its values
+                (C, L), and whom it is of, empty where that is not known.
+        """
+        items = [
+            SeriesItem(name, category, values, name, group)
+            for name, category, values, group in rows
+        ]
+        return Listed(parts={"all": items})
 
     def _divide(self, parts: dict[str, list[SeriesItem]]) -> None:
         """Makes whole groups the test and the validation series, of a source without
@@ -240,7 +256,7 @@ class MadeSeries(Series):
     def list_series(self) -> Listed:
         """The waves beside noise, 20 to 40 moments each."""
         draw = torch.Generator().manual_seed(0)
-        items = []
+        rows = []
         waves = {
             "saw": lambda turn: turn % 1,
             "sine": lambda turn: (6.3 * turn).sin(),
@@ -258,5 +274,5 @@ class MadeSeries(Series):
                         [(1 + maker / 10) * wave(turn), torch.zeros(length)]
                     )
                     name = f"{form}:{maker}:{number}"
-                    items.append(SeriesItem(name, form, values, name, f"maker {maker}"))
-        return Listed(parts={"all": items})
+                    rows.append((name, form, values, f"maker {maker}"))
+        return self.listed_of(rows)

@@ -8,4 +8,4 @@ from torchcaps_lab.kinds.texts.text import Text
 from torchcaps_lab.kinds.texts.text_set import TextSet, joined
 from torchcaps_lab.kinds.texts.words import Reading, Words
 
-__all__ = ["TextSet", "Words", "joined"]
+__all__ = ["Text", "TextSet", "Words", "joined"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,14 @@ from torchcaps.models import TextClassifier
 from torchcaps_lab.kinds.texts.coloured import ROUTED, pieces_of, word_shares
 from torchcaps_lab.kinds.texts.text_set import TextSet
 from torchcaps_lab.kinds.texts.words import Words
-from torchcaps_lab.report.canvas import colour_of
+from torchcaps_lab.report.canvas import colour_of, new_figure
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MEANING = (
     "The colour of a word is that of the class for which it spoke most. It is the "
@@ -182,6 +186,35 @@ class ColouredTexts(Exhibit):
             [f"<p>{legend}</p>", *(self._paragraph(one) for one in self.texts)]
         )
 
+    def figure(self) -> "Figure":
+        """Draw the texts with coloured words, one line each, below a legend of the
+        classes.
+        """
+        letters = max(sum(map(len, text.pieces)) for text in self.texts)
+        figure = new_figure(0.085 * letters + 0.3, 0.46 * len(self.texts) + 0.5)
+        figure.set_layout_engine("none")
+        axes = figure.add_axes((0.01, 0, 0.98, 1))
+        axes.set_axis_off()
+        axes.set(xlim=(-1, letters + 1), ylim=(2 * len(self.texts) + 0.8, -1.2))
+        at = 0
+        for label, name in enumerate(self.classes):
+            at = _word(axes, at, -0.4, f"{name} ", label, 0.8) + 1
+        for row, text in enumerate(self.texts):
+            axes.text(
+                0,
+                2 * row + 0.9,
+                text.title,
+                fontsize=6.5,
+                color="0.4",
+                va="center",
+                parse_math=False,
+            )
+            at = 0
+            words = zip(text.pieces, text.labels, text.strength.tolist(), strict=True)
+            for piece, label, strength in words:
+                at = _word(axes, at, 2 * row + 1.8, piece, label, strength)
+        return figure
+
     def _paragraph(self, text: ColouredText) -> str:
         words = zip(text.pieces, text.labels, text.strength.tolist(), strict=True)
         body = "".join(
@@ -233,3 +266,31 @@ def _title(findings: Findings, texts: TextSet, index: int) -> str:
     return (
         f"{name}: answer {texts.classes[said]} ({float(activation[said]):.2f}){wrong}"
     )
+
+
+def _word(
+    axes: "Axes", at: int, row: float, piece: str, label: int, strength: float
+) -> int:
+    """Writes a word, one letter in each column, and returns the column after it."""
+    word = piece.rstrip()
+    axes.barh(
+        row,
+        len(word),
+        0.9,
+        at,
+        align="center",
+        color=colour_of(label),
+        alpha=0.75 * strength,
+    )
+    for place, letter in enumerate(word, at):
+        axes.text(
+            place + 0.5,
+            row,
+            letter,
+            fontsize=8,
+            family="monospace",
+            ha="center",
+            va="center",
+            parse_math=False,
+        )
+    return at + len(piece)
