@@ -3,6 +3,8 @@ data in every shape that people have them in.
 """
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -54,9 +56,29 @@ def _agrees(
     assert status("predict", run, path, "--csv", "--top", "1") == 0
     rows = capsys.readouterr().out.strip().splitlines()[1:]
     assert len(rows) == shape.inputs
-    assert status("explain", run, "--data", path, "--out", "again") == 0
+    moved = str(Path(run).rename("my run"))
+    assert status("explain", moved, "--data", path, "--out", "again") == 0
     page = Path(capsys.readouterr().out.strip()).read_text()
     assert all(label in page for label in shape.classes)
+    _says_what_to_do_next(moved, capsys)
+
+
+def _says_what_to_do_next(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command of the report can be typed as it is printed, and its options go
+    with the command that trained the run.
+    """
+    exhibits = json.loads(Path("again/report/exhibits.json").read_text())["exhibits"]
+    (advice,) = [one for one in exhibits if one["title"] == "What to do next"]
+    typed = re.findall(r"`torchcaps ([^`]+)`", advice["text"])
+    assert shlex.split(typed[-1])[:2] == ["predict", run]
+    training = [words for words in typed if words.startswith("train ")]
+    for hint in advice["hints"]:
+        option = hint["option"].removeprefix("torchcaps ")
+        typed += [f"{training[0]} {option}" if option[:2] == "--" else option]
+    for words in filter(None, typed):
+        dry = ["--print_config"] if words.startswith("train ") else []
+        assert status(*shlex.split(words), *dry) == 0, words
+        capsys.readouterr()
 
 
 def test_one_image_is_nothing_to_train_on(

@@ -8,6 +8,7 @@ from PIL import Image
 
 from tests.report.small import answers
 from torchcaps_lab.data import Examples, TextSet
+from torchcaps_lab.report.hints import Commands, falling_loss
 from torchcaps_lab.report.pictures import Advice
 
 
@@ -40,7 +41,7 @@ class TestEachFactHasItsAdvice:
         metrics = [{"train_accuracy": 0.99, "val_accuracy": 0.98}] * 5
         actual = advice(EVEN, EVEN, metrics=metrics)
         assert actual.hints == ()
-        assert "Use it" in actual.text
+        assert "Use the network with `torchcaps predict RUN new.jpg`" in actual.text
         assert actual.table() is None
 
     def test_no_better_than_always_the_same(self):
@@ -59,7 +60,7 @@ class TestEachFactHasItsAdvice:
         metrics = [{"train_accuracy": 0.99, "val_accuracy": 0.8}]
         actual = advice(EVEN, EVEN, {"preprocess": preprocess}, metrics)
         assert (
-            "99.0% of the training images are right, 80.0% of others"
+            "the accuracy is 99.0% on the training images and 80.0% on others"
             in actual.hints[0].fact
         )
         assert actual.hints[0].option.startswith(option)
@@ -70,7 +71,7 @@ class TestEachFactHasItsAdvice:
         (hint,) = advice(
             EVEN, EVEN, {"preprocess": {"flip": True, "shift": 4}}, metrics
         ).hints
-        assert "95.0% of the training images are right, 89.0% of others" in hint.fact
+        assert "is 95.0% on the training images and 89.0% on others" in hint.fact
         assert "pip install 'torchcaps-lab[augment]'" in hint.advice  # for what to type
         assert (
             hint.option
@@ -127,6 +128,7 @@ class TestEachFactHasItsAdvice:
     def test_a_network_is_not_advised_instead_of_itself(self):
         facts = {"what": "texts", "pictured": False, "larger": TextSet.larger}
         facts |= {"classes": ("cat", "dog", "owl"), "files": None}
+        facts |= {"forgetting": "", "nameable": lambda self: "a text"}
         texts = type("Texts", (), facts)()
         flat = [{"train_accuracy": 0.7, "val_accuracy": 0.7}] * 5
         findings = answers(3, EVEN, EVEN)
@@ -224,6 +226,59 @@ class TestEachFactHasItsAdvice:
         lost, *_ = Advice.of(answers(3, EVEN, said), texts, {}, []).hints
         assert lost.option == "torchcaps evaluate RUN"
 
+    def test_commands_name_the_run_and_how_it_was_trained(self):
+        """They named RUN."""
+        summary = {
+            "run": "my runs/cats",
+            "command": "torchcaps train 'my cats' --run=elsewhere --epochs 3",
+        }
+        said = EVEN.clone()
+        said[EVEN == 1] = 0
+        actual = advice(EVEN, said, summary)
+        assert actual.hints[0].option == (
+            "torchcaps explain 'my runs/cats' --split validation"
+        )
+        assert "command: `torchcaps train 'my cats' --epochs 3`" in actual.text
+        assert "`torchcaps predict 'my runs/cats' new.jpg`" in actual.text
+
+    @pytest.mark.parametrize(
+        ("command", "again"),
+        [
+            ("torchcaps train --data Digits --run r", "--data Digits --run r-2"),
+            ("torchcaps train --resume r", ""),
+            ("torchcaps.train('it is', run='r')", ""),
+        ],
+    )
+    def test_a_training_is_repeated_into_another_folder(self, command, again):
+        commands = Commands.of({"run": "r", "command": command})
+        assert commands.training() == f"torchcaps train {again}".strip()
+
+    @pytest.mark.parametrize(
+        ("shares", "measured"),
+        [
+            ({"cell": 0.0, "wall": 0.9}, "never found: 'cell'"),
+            ({"cell": 0.3, "wall": 0.9}, "the IoU of 'cell' is 30.0%"),
+            ({"cell": None, "wall": float("nan")}, None),
+        ],
+    )
+    def test_other_tasks_have_advice(self, shares, measured):
+        """Reports of masks and of scenes had none."""
+        metrics = [{"train_iou": 0.95, "val_iou": 0.9}] * 5
+        images = Examples(torch.zeros(900, 1, 4, 4).byte(), EVEN, ("a", "b", "c"))
+        actual = Advice.of_task(
+            "iou", 0.9, shares, images, {}, metrics, of_class="IoU", draw="--masks m"
+        )
+        facts = [hint.fact for hint in actual.hints]
+        assert facts == ([] if measured is None else [measured])
+        assert "`torchcaps predict RUN new.jpg --masks m`" in actual.text
+
+    def test_a_loss_that_still_falls_asks_for_more_epochs(self):
+        falling = [{"val_loss": 1 / epoch} for epoch in range(1, 9)]
+        (hint,) = falling_loss(falling)
+        assert hint.option == "--epochs 20"
+        assert not list(falling_loss([{"val_loss": 0.5}] * 9))
+        assert not list(falling_loss([]))
+
     def test_all_main_confusions_are_told(self):
         """Three of seven were."""
         predicted = EVEN.clone()
@@ -271,7 +326,7 @@ class TestEachFactHasItsAdvice:
         (hint,) = advice(
             EVEN, EVEN, metrics=[{"train_accuracy": 0.5, "val_accuracy": 0.5}]
         ).hints
-        assert hint.fact.startswith("after 1 epoch 50.0%")
+        assert hint.fact.startswith("after 1 epoch the accuracy is 50.0%")
 
     def test_confused_classes_and_few_images(self):
         labels = torch.arange(60) % 3

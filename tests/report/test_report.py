@@ -13,7 +13,7 @@ from torchcaps.models import ImageClassifier
 from torchcaps_lab.data import Digits, Scenery
 from torchcaps_lab.report import write_report
 from torchcaps_lab.report.exhibit import Table
-from torchcaps_lab.report.page import _table
+from torchcaps_lab.report.page import _table, _with_commands
 
 METRICS = [
     {"epoch": 0.0, "train_loss": 0.5},
@@ -170,6 +170,23 @@ def test_options_to_type_are_not_broken() -> None:
     assert (
         "<td><code>--model_args.weights</code> imagenet "
         "&lt;b&gt;</td><td>two--hyphens</td>" in page
+    )
+
+
+def test_a_table_of_sentences_names_its_columns_in_each_cell() -> None:
+    """The third column was cut off on a screen of 500 pixels."""
+    header = ["measured", "what to do", "type"]
+    wide = _table(Table([["few images " * 5, "add images", "--epochs 20"]], header))
+    assert 'class="table sentences"' in wide
+    assert [f'data-name="{name}"' in wide for name in header] == [True] * 3
+    narrow = _table(Table([["cat", "12", "90 %"]], ["class", "images", "recall"]))
+    assert "<td>cat</td>" in narrow
+    assert "sentences" not in narrow
+
+
+def test_what_is_to_be_typed_is_code() -> None:
+    assert _with_commands("Use `a 'b c' <d>`.") == (
+        "Use <code>a &#x27;b c&#x27; &lt;d&gt;</code>."
     )
 
 

@@ -153,6 +153,24 @@ class TestDetection:
         with pytest.raises(ValueError, match="image_set holds no images"):
             task.examine(net, images.subset(torch.arange(0)))
 
+    def test_the_report_draws_what_is_there_beside_what_is_found(
+        self, tmp_path: Path
+    ) -> None:
+        """It drew neither, or the found boxes alone."""
+        net = create_model(
+            "scene_capsnet", image_shape=(1, 24, 24), channels=(8, 16), boxes=True
+        )
+        images = scenes()
+        page = Detection().report(tmp_path, net, images, {}, [])
+        assert page is not None
+        data = json.loads((page.parent / "exhibits.json").read_text())["exhibits"]
+        (drawn,) = [one for one in data if one["kind"] == "class_boxes"]
+        assert len(drawn["true"]) == len(drawn["things"])
+        batch = images.__getitems__([0])
+        present = [images.classes[label] for label in batch.labels[0].nonzero()]
+        assert sorted(name for name, _ in drawn["true"][0]) == sorted(present)
+        assert any(one["title"] == "What to do next" for one in data)
+
     def test_measures(self) -> None:
         images = scenes()
         batch = images.__getitems__(list(range(24)))

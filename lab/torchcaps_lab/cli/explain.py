@@ -44,7 +44,8 @@ def command(
             f"--out must name a folder for the report: {run} is not the folder of a run"
         )
     classifier, images = open_run(run, data, split, imported)
-    summary = read_summary(folder) if folder.summary.is_file() else {}
+    recorded = read_summary(folder) if folder.summary.is_file() else {}
+    summary = {**recorded, "run": run}  # it may have moved since
     metrics = _read_metrics(folder.metrics) if folder.metrics.is_file() else []
     page = classifier.task.report(
         place, classifier.network, classifier.prepared(images), summary, metrics

@@ -6,6 +6,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -312,6 +313,16 @@ class Examples(Dataset[Batch]):
             TypeError: they are not written.
         """
         raise TypeError(f"{self.what} have no text")
+
+    def nameable(self) -> str:
+        """What to type on a command line to ask a network about one of them: the file
+        that it is in, or what stands for one.
+        """
+        first = self.files[0] if self.files else ""
+        for name in (first, first.rpartition(":")[0]):  # the second: without its row
+            if name and Path(name).is_file():
+                return name
+        return "new.jpg" if self.pictured else "FILE"
 
     def counts(self) -> dict[str, int]:
         """How many of them show each class, by its name."""

@@ -94,7 +94,8 @@ def _draw(axes: "Axes", one: Boxed, classes: Sequence[str]) -> None:
                 fill=False,
                 color="white",
                 linestyle=":",
-                linewidth=0.8,
+                linewidth=0.9,
+                zorder=3,
             )
         )
     for name, (left, top, right, bottom) in one.boxes:

@@ -32,6 +32,9 @@ COLUMNS = 10
 
 _SAMPLES = 20
 
+NamedBox = tuple[str, tuple[float, ...]]
+"""The name of a class, and left, top, right, bottom of a thing in pixels."""
+
 
 @dataclass(frozen=True, eq=False)
 class Selection:
@@ -52,6 +55,7 @@ class Selection:
         about: what the target is, to be read behind "the capsule of".
         note: a sentence or two about these images and their titles.
         classes: the names of the classes; () for their numbers.
+        things: what is really in each image, and where; () where that is not known.
 
     Raises:
         ValueError: if there are no images, or shapes or numbers do not fit.
@@ -75,6 +79,7 @@ class Selection:
     about: str = "the selected class"
     note: str = ""
     classes: tuple[str, ...] = ()
+    things: tuple[tuple[NamedBox, ...], ...] = ()
 
     def __post_init__(self) -> None:
         count = len(self.images)
@@ -96,6 +101,11 @@ class Selection:
         if self.titles and len(self.titles) != count:
             raise ValueError(
                 f"titles must be one for each of {count} images, got {len(self.titles)}"
+            )
+        if self.things and len(self.things) != count:
+            raise ValueError(
+                f"things must be those of each of {count} images, got "
+                f"{len(self.things)}"
             )
         if self.order is not None and sorted(self.order.tolist()) != list(range(count)):
             raise ValueError(

@@ -28,7 +28,12 @@ table { border-collapse: collapse; } td, th { padding: .2em 1em .2em 0; text-ali
 tr { border-bottom: 1px solid var(--line); } td.number { text-align: right; font-variant-numeric: tabular-nums; }
 summary { margin-top: 2em; cursor: pointer; } summary h2 { display: inline; border: 0; }
 td code { white-space: nowrap; font: inherit; } td.long { overflow-wrap: anywhere; } .table { overflow-x: auto; }
-@media (max-width: 600px) { td code { white-space: normal; overflow-wrap: anywhere; } }
+@media (max-width: 600px) {
+  td, th { padding-right: .6em; font-size: 14px; overflow-wrap: anywhere; }
+  td code { white-space: normal; overflow-wrap: anywhere; }
+  .sentences tr { display: block; padding: .4em 0; } .sentences th, .sentences td:empty { display: none; }
+  .sentences td { display: block; padding: 0; } .sentences td::before { content: attr(data-name) ": "; opacity: .7; }
+}
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); gap: 1em; }
 """
 _DATA = "exhibits.json"
@@ -36,6 +41,9 @@ _LONGEST = 24
 """Letters of a word that a cell of a table does not break: a narrow column would break
 the short ones, too.
 """
+
+_NARROW = 60
+"""Letters that a row of a table may have on a narrow screen."""
 
 
 def write_report(
@@ -210,7 +218,7 @@ def _section(exhibit: Exhibit, pictures: Sequence[_Drawn], heading: str) -> str:
     folded = exhibit.folded and heading != "h1"
     parts = (
         f"<details><summary>{title}</summary>" if folded else title,
-        f"<p>{escape(exhibit.text)}</p>",
+        f"<p>{_with_commands(exhibit.text)}</p>",
         _gallery(pictures),
         _explained(
             {mark: word for picture in pictures for mark, word in picture.marks.items()}
@@ -242,20 +250,44 @@ def _gallery(pictures: Sequence[_Drawn]) -> str:
     )
 
 
-def _table(table: Table) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return (
-            "<tr>"
-            + "".join(
-                f"<{tag}{_breaks(cell)}>{_whole(escape(cell))}</{tag}>"
-                for cell in cells
-            )
-            + "</tr>"
-        )
+def _with_commands(text: str) -> str:
+    """A text, with what is to be typed, between backticks, as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\g<1></code>", escape(text))
 
-    head = [] if table.header is None else [line(table.header, "th")]
-    rows = [line(row, "td") for row in table.rows]
-    return "\n".join(['<div class="table"><table>', *head, *rows, "</table></div>"])
+
+def _table(table: Table) -> str:
+    names = table.header or []
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    wide = _has_sentences(table)
+    rows = [f"<tr>{_cells(row, names if wide else ())}</tr>" for row in table.rows]
+    kind = "table sentences" if wide else "table"
+    return "\n".join(
+        [
+            f'<div class="{kind}"><table>',
+            *([f"<tr>{head}</tr>"] if head else []),
+            *rows,
+            "</table></div>",
+        ]
+    )
+
+
+def _cells(row: Sequence[str], names: Sequence[str]) -> str:
+    named = [*names, *[""] * (len(row) - len(names))]
+    return "".join(
+        f"<td{_breaks(cell)}{_named(name)}>{_whole(escape(cell))}</td>"
+        for cell, name in zip(row, named, strict=False)
+    )
+
+
+def _named(name: str) -> str:
+    """The name of its column beside a cell, for screens without room for columns."""
+    return f' data-name="{escape(name)}"' if name else ""
+
+
+def _has_sentences(table: Table) -> bool:
+    """Whether the cells of a row need a line each where a screen is narrow."""
+    lengths = [sum(map(len, row)) for row in table.rows]
+    return table.header is not None and max(lengths, default=0) > _NARROW
 
 
 def _whole(cell: str) -> str:

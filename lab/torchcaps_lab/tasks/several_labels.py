@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models import ImageClassifier, Prediction, box_area
 from torchcaps.numerics import check_size, given
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
 from torchcaps_lab.report.calibration import Calibration, fit_platt
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import ask
-from torchcaps_lab.report.observe import Metrics, Observation, Selection
+from torchcaps_lab.report.observe import Metrics, NamedBox, Observation, Selection
 from torchcaps_lab.report.page import exhibits_of
+from torchcaps_lab.report.pictures.advice import Advice
 from torchcaps_lab.report.pictures.headline import page_title
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.present_classes import PresentClasses
@@ -31,7 +32,12 @@ from torchcaps_lab.tasks.base import (
     register_task,
 )
 from torchcaps_lab.tasks.labels import answers_of, class_text, finite_warning
-from torchcaps_lab.tasks.things import counts_things, look_for_things
+from torchcaps_lab.tasks.things import (
+    counts_things,
+    finds_things,
+    look_for_things,
+    true_things,
+)
 
 
 @register_task("several_labels")
@@ -237,7 +243,13 @@ class SeveralLabels(Task):
             found.details["per_class"],
         )
         yield PresentClasses.of(title, lines, rows, verdict)
-        yield LearningCurves.of(metrics)
+        recalls = {name: row["recall"] for name, row in rows.items()}
+        accuracy = found.figures["accuracy"]
+        draw = "--boxes boxes" if finds_things(network) else ""
+        yield Advice.of_task(
+            "accuracy", accuracy, recalls, images, summary, metrics, draw=draw
+        )
+        yield LearningCurves.of(metrics, images.what)
         selection = _each_class(images) if images.pictured else None
         if selection is not None and selection.target is not None:
             first = [
@@ -272,13 +284,30 @@ def _each_class(images: Examples, most: int = 20) -> Selection | None:
         for row, index in zip(rows.tolist(), classes.tolist(), strict=True)
     )
     names = tuple(images.classes)
+    things = _true_boxes(batch, names)
     return Selection(
         batch.inputs.cpu()[rows],
         batch.pictures.cpu()[rows],
         classes,
         titles,
         classes=names,
+        things=tuple(things[row] for row in rows.tolist()),
     )
+
+
+def _true_boxes(batch: Batch, classes: Sequence[str]) -> list[tuple[NamedBox, ...]]:
+    """The things of each image, as far as it is known where they are."""
+    if batch.parts is None:
+        return [()] * len(batch.labels)
+    labels, boxes = true_things(batch)
+    known = box_area(boxes) > 0
+    return [
+        tuple(
+            (classes[label], tuple(box))
+            for label, box in zip(row[there].tolist(), at[there].tolist(), strict=True)
+        )
+        for row, at, there in zip(labels, boxes, known, strict=True)
+    ]
 
 
 def _chosen(selection: Selection, places: list[int]) -> Selection:
@@ -290,6 +319,7 @@ def _chosen(selection: Selection, places: list[int]) -> Selection:
         pictures=selection.pictures[places],
         target=selection.target[places],
         titles=tuple(selection.titles[place] for place in places),
+        things=tuple(selection.things[place] for place in places),
     )
 
 

@@ -1,6 +1,7 @@
 """Objects: to take pictures apart without labels."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from torchcaps_lab.kinds.objects.sets import ObjectSet
 from torchcaps_lab.kinds.pixels.pictures import drawings_of
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import check_asked, predicted
+from torchcaps_lab.report.hints import Commands, falling_loss, few_tested
 from torchcaps_lab.report.observe import Metrics
+from torchcaps_lab.report.pictures.advice import Advice
+from torchcaps_lab.report.pictures.headline import page_title, sentence
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.summary import Summary
 from torchcaps_lab.tasks.base import (
@@ -191,8 +195,8 @@ class Objects(Task):
     ) -> Iterator[Exhibit | None]:
         """Pictures taken apart, the worst ones, moves of poses, learning curves."""
         examination = self.examine(network, images)
-        title = f"What this {type(network).__name__} found"
-        text = f"{'; '.join(examination.lines).capitalize()}."
+        title = page_title(network, summary)
+        text = sentence("; ".join(examination.lines))
         some = images.subset(torch.arange(min(_SHOWN, len(images))))
         yield SlotPictures.of(network, some, title, text)
         measure, worst_first = "fg_ari_of_images", False
@@ -210,6 +214,11 @@ class Objects(Task):
         )
         if isinstance(network, SlotAutoencoder):
             yield SlotMoves.of(network, images)
+        hints = chain(falling_loss(metrics), few_tested(images))
+        good = "the loss no longer falls, and there are enough pictures to test on"
+        yield Advice.of_hints(
+            hints, images, Commands.of(summary), good, "--masks masks"
+        )
         yield LearningCurves.of(metrics)
         yield Summary.of("Settings", summary, [])
 

@@ -1,5 +1,5 @@
-"""Images with the class of each pixel laid over them: what is true, what was said,
-where that is wrong.
+"""Images with the class of each pixel laid over them: what is true, what was
+predicted, where that is wrong.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,7 +174,7 @@ def segments_figure(
             wrong[None],
         )
         for axes, panel, title in zip(
-            row, panels, (one.title, "true", "said", "wrong"), strict=True
+            row, panels, (one.title, "true", "predicted", "wrong"), strict=True
         ):
             show(axes, panel.float())
             set_title(axes, title, fontsize=8)

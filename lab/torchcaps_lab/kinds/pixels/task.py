@@ -19,8 +19,10 @@ from torchcaps_lab.kinds.pixels.pictures import (
 )
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import check_asked, predicted
+from torchcaps_lab.report.hints import titled
 from torchcaps_lab.report.observe import Metrics
-from torchcaps_lab.report.pictures.headline import page_title
+from torchcaps_lab.report.pictures.advice import Advice
+from torchcaps_lab.report.pictures.headline import page_title, sentence
 from torchcaps_lab.report.pictures.learning_curves import LearningCurves
 from torchcaps_lab.report.pictures.summary import Summary
 from torchcaps_lab.tasks.base import (
@@ -275,7 +277,7 @@ class Segmentation(Task):
         said = [one for _, one in self._looked(network, worst)]
         yield Segments(
             title=page_title(network, summary),
-            text=f"{found.lines[0].capitalize()}. Below are the worst images.",
+            text=f"{sentence(found.lines[0])} Below are the worst images.",
             figures=found.details["per_class"],
             shown=tuple(
                 ShownSegments(
@@ -289,6 +291,17 @@ class Segmentation(Task):
                 )
             ),
             classes=tuple(images.classes),
+        )
+        shares = {name: row["iou"] for name, row in found.details["per_class"].items()}
+        yield Advice.of_task(
+            "iou",
+            found.figures["iou"],
+            shares,
+            images,
+            summary,
+            metrics,
+            of_class=titled("iou"),
+            draw="--masks masks",
         )
         yield LearningCurves.of(metrics)
         yield Summary.of("Settings", summary, [])

@@ -10,7 +10,7 @@ from torchcaps.models.scene_capsnet import SceneCapsNet, Thing
 from torchcaps_lab.report.boxes import Boxed
 from torchcaps_lab.report.exhibit import PNG, OfImages, Picture, register_exhibit
 from torchcaps_lab.report.findings import evaluating
-from torchcaps_lab.report.observe import Observation
+from torchcaps_lab.report.observe import NamedBox, Observation
 
 
 @register_exhibit("class_boxes", place=45, drawings="boxes.png")
@@ -22,6 +22,7 @@ class ClassBoxes(OfImages):
         things: of each image, those of the classes that are there, the most active
             first; boxes are in pixels.
         names: of the classes, (E,).
+        true: of each image, what is really there; () where that is not known.
 
     Example:
         >>> from torchcaps_lab.report import Observation, Selection
@@ -39,6 +40,7 @@ class ClassBoxes(OfImages):
     pictures: Tensor = field(metadata=PNG)
     things: tuple[tuple[Thing, ...], ...]
     names: tuple[str, ...]
+    true: tuple[tuple[NamedBox, ...], ...] = ()
 
     @classmethod
     def of(cls, observation: Observation, least: float = 0.5) -> "ClassBoxes | None":
@@ -69,23 +71,31 @@ class ClassBoxes(OfImages):
                 "votes, a connected part of a class's map. Each thing has its own "
                 "capsule, routed only from its children. The pose describes how the "
                 "thing looks, and its last four numbers are a box around it."
+                + (" White dotted boxes are the true ones." if selection.things else "")
             ),
             pictures=selection.pictures[places],
             things=tuple(map(tuple, things)),
             names=tuple(map(selection.name, range(model.classes))),
+            true=tuple(selection.things[place] for place in places)
+            if selection.things
+            else (),
         )
 
     def draw(self) -> Iterator[Picture]:
         """The images with a box around each thing."""
+        true = self.true or ((),) * len(self.things)
         boxed = [
             Boxed(
                 picture,
                 [(self.names[thing.label], thing.box.tolist()) for thing in things],
+                there,
             )
-            for picture, things in zip(self.pictures, self.things, strict=True)
+            for picture, things, there in zip(
+                self.pictures, self.things, true, strict=True
+            )
         ]
         yield Picture(
             "boxes.png",
-            "Images with a box around each thing",
+            "Images with a box around each thing that was found; dotted: the true ones",
             Boxed.figure(boxed, self.names),
         )

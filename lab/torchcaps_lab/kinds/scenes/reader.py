@@ -14,7 +14,10 @@ from torchcaps_lab.data.reader import register_reader
 from torchcaps_lab.kinds.images.guess import looked_at, shape_of
 from torchcaps_lab.kinds.images.reader import ImageReader
 from torchcaps_lab.kinds.scenes.yolo import YAML, of_yaml
-from torchcaps_lab.look import Guess, Place, plain_steps, trained_of, watched
+from torchcaps_lab.look import Guess, Place, plain_steps, trained_of, value_of, watched
+
+_NETWORK = "scene_capsnet"
+"""The network that learns boxes, of several things of a class, too."""
 
 _BEGINNING = 2**20
 """Bytes of a file from which is seen what it is."""
@@ -54,6 +57,9 @@ class SceneReader(ImageReader):
         shape.setdefault("channels", 1)
         train = form.trained or trained_of(len(files))
         options, why_steps = plain_steps(train)
+        if "task" not in given and value_of(given.get("model")) in (None, _NETWORK):
+            options |= {"model": _NETWORK, "model_args": {"boxes": True}}
+            why_steps["model"] = f"{_NETWORK}, whose places vote for boxes"
         data = {
             "name": "AnnotatedImages",
             "root": str(form.root),

@@ -10,6 +10,9 @@ from torchcaps.numerics import check_size
 from torchcaps_lab.data.examples import Batch, Examples
 from torchcaps_lab.kinds.texts.words import PADDING, RESERVED, Words, together
 
+_NAMED = 12
+"""Words of a text that are typed to ask about it."""
+
 _NO_WORDS = Words()
 
 
@@ -109,6 +112,10 @@ class TextSet(Examples):
     def written(self, index: int) -> str:
         """One of the texts."""
         return self.texts[index]
+
+    def nameable(self) -> str:
+        """The first words of the first text."""
+        return " ".join(self.texts[0].split()[:_NAMED]).lstrip("-") or "a text"
 
     def in_words(self, words: Words) -> "TextSet":
         """The same texts in the numbers of another vocabulary."""

@@ -1,11 +1,10 @@
 """What to do next, from what was measured."""
 
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,41 +14,27 @@ from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.picture import opened
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
 from torchcaps_lab.report.findings import Findings, confused_pairs
+from torchcaps_lab.report.hints import (
+    GOOD,
+    NO_REMEDIES,
+    Commands,
+    Hint,
+    Progress,
+    Remedies,
+    few_tested,
+    listed,
+    weak_classes,
+)
 from torchcaps_lab.report.observe import Metrics, Tested
 
 _MOST = 8
-_LISTED, _FOLDERS = (
-    10,
-    3,
-)  # classes, or pairs of them, that are named; folders in a command
+_FOLDERS = 3  # folders in a command
 _TOO_FEW = 10  # training images of a class
 # Likewise: from scratch, 5,000 of each of five classes reach what 100 do on ImageNet's
 # features
 _PHOTOS = 1000
-_GOOD = 0.97
 _KORNIA = ("rotate", "zoom", "randaugment")
 _LOOKED_AT = 50  # files whose size is looked up
-
-
-class Hint(NamedTuple):
-    """One piece of advice.
-
-    Args:
-        fact: what was measured.
-        advice: what to do about it.
-        option: what to type; empty if there is nothing to type.
-
-    Example:
-        >>> from torchcaps_lab.report.pictures.advice import Hint
-        >>> Hint(
-        ...     "10 images of a class", "add images", option="--preprocess.shift 2"
-        ... ).option
-        '--preprocess.shift 2'
-    """
-
-    fact: str
-    advice: str
-    option: str = ""
 
 
 @register_exhibit("advice", place=20)
@@ -89,35 +74,101 @@ class Advice(Exhibit):
                 be empty.
             model: the network; None where it is not known.
         """
-        found = chain(
-            _majority(findings, images),
-            _pretrained(
-                findings,
-                images,
-                summary,
-                str(getattr(model, "backbone", "")).startswith(TIMM),
-            ),
-            _curves(findings, images, summary, metrics),
-            _confused(findings, images),
-            _balance(findings, images, summary),
-            _few(findings, images),
-            _small(findings, images),
+        commands = Commands.of(summary)
+        timm = str(getattr(model, "backbone", "")).startswith(TIMM)
+        progress = Progress.of("accuracy", metrics, findings.accuracy, images.what)
+        hints = tuple(
+            chain(
+                _majority(findings, images),
+                _pretrained(findings, images, summary, timm),
+                progress.hints(_remedies(images, summary)),
+                _confused(findings, images, commands),
+                _balance(findings, images, summary),
+                _few(findings, images),
+                _small(findings, images),
+            )
+        ) or tuple(_more(findings, images, summary, metrics))
+        return cls.of_hints(
+            hints,
+            images,
+            commands,
+            "accuracy is high, the classes are balanced, and the network does not "
+            "overfit",
         )
-        new = "new.jpg" if images.pictured else "FILE"
-        hints = tuple(found)[:_MOST] or tuple(_more(findings, images, summary, metrics))
+
+    @classmethod
+    def of_task(
+        cls,
+        measure: str,
+        tested: float,
+        shares: Mapping[str, float | None],
+        images: Examples,
+        summary: Mapping[str, Any],
+        metrics: Metrics,
+        *,
+        of_class: str = "recall",
+        remedies: Remedies = NO_REMEDIES,
+        draw: str = "",
+    ) -> "Advice":
+        """Of any task with a measure of which more is better, from 0 to 1.
+
+        Args:
+            measure: its name in the metrics.
+            tested: its value for the tested images.
+            shares: how well each class is found, by name; None for one that is nowhere.
+            images: that were tested on.
+            summary: what the run says of itself; may be empty.
+            metrics: rows with ``train_<measure>`` and ``val_<measure>``; may be empty.
+            of_class: what the shares are, for people.
+            remedies: options that help such a network.
+            draw: the option of ``torchcaps predict`` that draws the answers, with the
+                folder to write; may be empty.
+        """
+        progress = Progress.of(measure, metrics, tested, images.what)
+        hints = chain(
+            progress.hints(remedies),
+            weak_classes(shares, of_class, images.what),
+            few_tested(images),
+        )
+        return cls.of_hints(
+            hints,
+            images,
+            Commands.of(summary),
+            "every class is found, and the network does not overfit",
+            draw,
+        )
+
+    @classmethod
+    def of_hints(
+        cls,
+        hints: Iterable[Hint],
+        images: Examples,
+        commands: Commands,
+        good: str,
+        draw: str = "",
+    ) -> "Advice":
+        """Of advice that was found.
+
+        Args:
+            hints: the most pressing first; those after the eighth are left out.
+            images: that were tested on.
+            commands: about the run.
+            good: what there is to say where there is no advice.
+            draw: likewise :meth:`of_task`.
+        """
+        first = tuple(hints)[:_MOST]
+        use = commands.about("predict", images.nameable(), *draw.split())
+        what = images.what
         text = (
             "Each row shows a measurement, a remedy and the text to type, most "
-            "important first. Add the options to 'torchcaps train'. RUN is the "
-            "folder of the run. Try one change at a time, and compare the accuracy "
-            "on validation images. Keep test images for the end."
-            if hints
-            else (
-                "No problems found: accuracy is high, the classes are balanced, and "
-                "the network does not overfit. Use it with 'torchcaps predict RUN "
-                f"{new}'."
-            )
+            f"important first. Add the options to this command: `{commands.training()}`. "
+            "Try one change at a time, and compare results on validation "
+            f"{what}. Keep test {what} for the end. Use the network as it is with "
+            f"`{use}`."
+            if first
+            else f"No problems found: {good}. Use the network with `{use}`."
         )
-        return cls(title="What to do next", text=text, hints=hints)
+        return cls(title="What to do next", text=text, hints=first)
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Advice]":
@@ -128,13 +179,10 @@ class Advice(Exhibit):
 
     def table(self) -> Table | None:
         """A row for each hint."""
-        return (
-            Table(
-                [list(hint) for hint in self.hints], ["measured", "what to do", "type"]
-            )
-            if self.hints
-            else None
-        )
+        header = ["measured", "what to do", "type"]
+        columns = 3 if any(hint.option for hint in self.hints) else 2
+        rows = [list(hint[:columns]) for hint in self.hints]
+        return Table(rows, header[:columns]) if rows else None
 
 
 def _majority(findings: Findings, images: Examples) -> Iterator[Hint]:
@@ -151,58 +199,16 @@ def _majority(findings: Findings, images: Examples) -> Iterator[Hint]:
         )
 
 
-def _curves(
-    findings: Findings, images: Examples, summary: Mapping[str, Any], metrics: Metrics
-) -> Iterator[Hint]:
-    """Learned by heart, not learned to the end, or turned back."""
-    train = [row["train_accuracy"] for row in metrics if "train_accuracy" in row]
-    validation = [row["val_accuracy"] for row in metrics if "val_accuracy" in row]
-    if not train:
-        return
-    seen = validation[-1] if validation else findings.accuracy
-    gap = train[-1] - seen
-    if (
-        len(validation) > 3
-        and seen == max(validation)
-        and seen - validation[-4] > 0.01
-        and seen < _GOOD
-    ):
-        yield Hint(
-            f"in the last 3 of {len(validation)} epochs, accuracy on the validation "
-            f"{images.what} rose from {validation[-4]:.1%} to {seen:.1%}",
-            "it was still improving: train longer",
-            f"--epochs {max(20, 2 * len(validation))}",
-        )
-    elif gap > 0.1 or (gap > 0.04 and 1 - seen > 2 * (1 - train[-1])):
-        options = (
-            _augmentation(summary.get("preprocess", {}))
-            if images.pictured
-            else images.forgetting
-        )
-        extra = any(f".{name} " in options for name in _KORNIA)
-        yield Hint(
-            f"{train[-1]:.1%} of the training {images.what} are right, {seen:.1%} of "
-            "others",
-            f"it overfits its training {images.what}: "
-            + ("use stronger augmentation, or " if options else "")
-            + f"add {images.what}"
-            + (" (pip install 'torchcaps-lab[augment]' first)" if extra else ""),
-            options,
-        )
-    elif train[-1] < 0.9:
-        yield _unfinished(train, images, summary)
-    best = max(validation, default=0.0)
-    if (
-        len(validation) > 4
-        and best - validation[-1] > 0.02
-        and validation.index(best) < 0.8 * len(validation)
-    ):
-        yield Hint(
-            f"epoch {1 + validation.index(best)} had {best:.1%} of the validation "
-            f"{images.what} right, the last one {seen:.1%}",
-            "keep the best epoch, and stop when it no longer improves",
-            "--keep best --stop early",
-        )
+def _remedies(images: Examples, summary: Mapping[str, Any]) -> Remedies:
+    """Options for a classifier of such images."""
+    options = (
+        _augmentation(summary.get("preprocess", {}))
+        if images.pictured
+        else images.forgetting
+    )
+    needs_kornia = any(f".{name} " in options for name in _KORNIA)
+    extra = "pip install 'torchcaps-lab[augment]'" if needs_kornia else ""
+    return Remedies(options, _larger(images, summary), extra)
 
 
 def _augmentation(preprocess: Mapping[str, Any]) -> str:
@@ -227,7 +233,7 @@ def _more(
     findings: Findings, images: Examples, summary: Mapping[str, Any], metrics: Metrics
 ) -> Iterator[Hint]:
     """Where nothing stands out, but not all is right."""
-    if findings.accuracy >= _GOOD:
+    if findings.accuracy >= GOOD:
         return
     epochs = max(20, 2 * len(metrics))
     yield Hint(
@@ -247,25 +253,6 @@ def _larger(images: Examples, summary: Mapping[str, Any]) -> str:
     return images.larger
 
 
-def _unfinished(
-    train: list[float], images: Examples, summary: Mapping[str, Any]
-) -> Hint:
-    rising = len(train) < 4 or train[-1] - train[-4] > 0.01
-    fact = (
-        f"after {len(train)} epoch{'s' * (len(train) > 1)} {train[-1]:.1%} of the "
-        f"training {images.what} are right"
-    )
-    if rising:
-        return Hint(
-            fact,
-            "it was still improving: train longer",
-            f"--epochs {max(20, 2 * len(train))}",
-        )
-    option = _larger(images, summary)
-    kind = "wider" if option.startswith("--model_args") else "stronger"
-    return Hint(fact, f"and it does not improve: use a {kind} network", option)
-
-
 def _pretrained(
     findings: Findings, images: Examples, summary: Mapping[str, Any], timm: bool
 ) -> Iterator[Hint]:
@@ -276,7 +263,7 @@ def _pretrained(
         or timm
         or not images.pictured
         or images.image_shape[0] != 3
-        or findings.accuracy >= _GOOD
+        or findings.accuracy >= GOOD
     ):
         return
     each = sum(counts) / len(counts)
@@ -317,7 +304,7 @@ def _balance(
         f"{name!r} has {count}" for name, count in counts.items() if count < _TOO_FEW
     ]:
         yield Hint(
-            f"{_listed(few)} training {images.what}",
+            f"{listed(few)} training {images.what}",
             "too few to learn a class, whatever their weight: collect at least "
             f"{_TOO_FEW}, better 50",
         )
@@ -333,7 +320,9 @@ def _balance(
         )
 
 
-def _confused(findings: Findings, images: Examples) -> Iterator[Hint]:
+def _confused(
+    findings: Findings, images: Examples, commands: Commands
+) -> Iterator[Hint]:
     """Classes that are never recognised, and all that are often confused, of images
     enough to tell.
     """
@@ -345,9 +334,9 @@ def _confused(findings: Findings, images: Examples) -> Iterator[Hint]:
     if lost:
         yield Hint(
             "none right: "
-            f"{_listed([f'{images.classes[label]!r} 0 of {totals[label]}' for label in lost])}",
+            f"{listed([f'{images.classes[label]!r} 0 of {totals[label]}' for label in lost])}",
             f"look at the predicted classes of these, and add {images.what} of them",
-            _showing(findings, images, lost),
+            _showing(findings, images, lost, commands),
         )
     pairs = confused_pairs(findings.confusion, len(totals) ** 2)
     main = [one for one in pairs if one[2] >= 2 and one[2] > 0.05 * totals[one[0]]]
@@ -358,29 +347,26 @@ def _confused(findings: Findings, images: Examples) -> Iterator[Hint]:
             for true, said, count in main
         ]
         yield Hint(
-            f"confused with each other: {_listed(told)}",
+            f"confused with each other: {listed(told)}",
             f"check these mistakes for wrong labels, and add {images.what} that show "
             "the difference",
-            _showing(findings, images, [true for true, *_ in main]),
+            _showing(findings, images, [true for true, *_ in main], commands),
         )
 
 
-def _showing(findings: Findings, images: Examples, labels: list[int]) -> str:
+def _showing(
+    findings: Findings, images: Examples, labels: list[int], commands: Commands
+) -> str:
     """The command that shows what images of some classes were taken for."""
     if not images.pictured:
-        return "torchcaps evaluate RUN"
+        return commands.about("evaluate")
     if images.files is None:
-        return "torchcaps explain RUN --split validation"
+        return commands.about("explain", "--split", "validation")
     first = [
         int((findings.labels == label).nonzero()[0]) for label in dict.fromkeys(labels)
     ]
     folders = dict.fromkeys(str(Path(images.files[place]).parent) for place in first)
-    return f"torchcaps predict RUN {shlex.join(list(folders)[:_FOLDERS])}"
-
-
-def _listed(parts: list[str]) -> str:
-    more = f" and {len(parts) - _LISTED} more" if len(parts) > _LISTED else ""
-    return "; ".join(parts[:_LISTED]) + more
+    return commands.about("predict", *list(folders)[:_FOLDERS])
 
 
 def _few(findings: Findings, images: Examples) -> Iterator[Hint]:

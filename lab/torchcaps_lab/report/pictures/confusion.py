@@ -45,14 +45,23 @@ class Confusion(Exhibit):
     counts: Tensor
     classes: tuple[str, ...]
     figures: tuple[ClassFigures, ...] = ()
+    what: str = "images"
 
     @classmethod
-    def of(cls, findings: Findings, classes: Sequence[str]) -> "Confusion":
-        """Of images of one class each."""
+    def of(
+        cls, findings: Findings, classes: Sequence[str], what: str = "images"
+    ) -> "Confusion":
+        """Of examples of one class each.
+
+        Args:
+            findings: about them.
+            classes: the names of the classes.
+            what: what they are, such as "images" or "texts".
+        """
         exhibit = cls(
             title="Which classes are confused",
             text=(
-                "Each row holds the images of one class, and each column the images "
+                f"Each row holds the {what} of one class, and each column the {what} "
                 "with one answer. Numbers on the diagonal are right. A dark cell off "
                 "the diagonal is a pair of classes that the network confuses. "
                 "Colours are stretched so that even a few mistakes show."
@@ -60,6 +69,7 @@ class Confusion(Exhibit):
             counts=findings.confusion.cpu(),
             classes=tuple(classes),
             figures=findings.per_class,
+            what=what,
         )
         if len(classes) <= CONFUSED:
             return exhibit
@@ -77,7 +87,7 @@ class Confusion(Exhibit):
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[Confusion]":
         """Of what a classifier was tested on."""
-        yield cls.of(tested.findings, tested.images.classes)
+        yield cls.of(tested.findings, tested.images.classes, tested.images.what)
 
     def shown(self) -> Tensor:
         """The classes to draw, sorted: all, or of very many those that are most often
@@ -105,7 +115,7 @@ class Confusion(Exhibit):
             name: figures._asdict()
             for name, figures in zip(self.classes, self.figures, strict=False)
         }
-        return class_table(named) if named else None
+        return class_table(named, self.what) if named else None
 
     def draw(self) -> Iterator[Picture]:
         """The matrix; colours are shares of a row, on a scale that shows small shares

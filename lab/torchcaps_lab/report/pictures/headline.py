@@ -36,10 +36,15 @@ def page_title(network: ImageClassifier, summary: Mapping[str, Any]) -> str:
     """The title of a report: the run, its network and its data, as far as they are
     known.
     """
-    if "run" not in summary:
+    if not {"run", "data"} <= summary.keys():
         return f"What this {type(network).__name__} learned"
     model, data = summary.get("model", type(network).__name__), summary.get("data")
     return f"{Path(summary['run']).name}: what {model} learned from {data}"
+
+
+def sentence(line: str) -> str:
+    """A line of results as a sentence, with names such as IoU as they are."""
+    return f"{line[0].upper()}{line[1:]}."
 
 
 @register_exhibit("headline", place=5)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcaps_lab.report.canvas import new_figure
 from torchcaps_lab.report.exhibit import Exhibit, Picture, register_exhibit
+from torchcaps_lab.report.hints import titled
 from torchcaps_lab.report.observe import Metrics, Tested
 
 if TYPE_CHECKING:
@@ -78,10 +79,11 @@ class LearningCurves(Exhibit):
     health: tuple[Panel, ...]
 
     @classmethod
-    def of(cls, metrics: Metrics) -> "LearningCurves | None":
+    def of(cls, metrics: Metrics, what: str = "images") -> "LearningCurves | None":
         """Of a row an epoch; None if no row holds anything to draw.
 
         Args:
+            what: what the examples are, such as "images" or "texts".
             metrics: with ``epoch`` and some of ``train_loss``, ``val_loss``,
                 ``train_accuracy``, ``val_accuracy``, ``val_error``, ...,
                 ``assignment_entropy_<layer>``, ``dead_capsules_<layer>``. What a row
@@ -91,24 +93,24 @@ class LearningCurves(Exhibit):
         if not panels and not health:
             return None
         text = (
-            "These curves show the network after each pass over the training images. "
+            f"These curves show the network after each pass over the training {what}. "
             "If the validation curve gets worse while the training curve still "
             "improves, the network overfits."
         )
         if any(panel.quantity == "entropy of the assignment" for panel in health):
             text += (
-                " The curves below show the health of the routing on a few images, "
+                f" The curves below show the health of the routing on a few {what}, "
                 "layer by layer. The entropy of the assignments is 1 if all parents "
                 "get the same share of each child, and 0 if each child goes to one "
                 "parent. A dead type of capsule is not active anywhere in these "
-                "images, so it has no use."
+                f"{what}, so it has no use."
             )
         return cls(title="Learning curves", text=text, panels=panels, health=health)
 
     @classmethod
     def of_test(cls, tested: Tested) -> "Iterator[LearningCurves | None]":
         """Of what a classifier was tested on."""
-        yield cls.of(tested.metrics)
+        yield cls.of(tested.metrics, tested.images.what)
 
     def draw(self) -> Iterator[Picture]:
         """Panels in two rows: how good the network is, and how healthy its routing."""
@@ -178,7 +180,7 @@ def _performance(metrics: Metrics) -> tuple[Panel, ...]:
 def _split_panel(metrics: Metrics, quantity: str) -> Panel | None:
     """The curves of one quantity on training, validation and test images."""
     columns = {name: f"{split}_{quantity}" for split, name in _SPLITS.items()}
-    return _panel(metrics, quantity, quantity, columns)
+    return _panel(metrics, quantity, titled(quantity), columns)
 
 
 def _measured(metrics: Metrics) -> tuple[str, ...]:
@@ -220,7 +222,7 @@ def _draw_curves(
             "linewidth": width,
         }
         axes.plot(curve.epochs, curve.values, marker=marker, markersize=3, **line)
-    axes.set(ylabel=panel.unit, title=panel.quantity)
+    axes.set(ylabel=panel.unit, title=titled(panel.quantity))
     if len(panel.curves) <= _LEGEND:
         axes.legend(frameon=False, loc="best")
     _number_epochs(axes)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
+from torchcaps_lab.report.pictures.headline import sentence
 from torchcaps_lab.report.verdict import Verdict
 
 Figures = Mapping[str, float | int | None]
@@ -11,8 +12,13 @@ images to go by.
 """
 
 
-def class_table(figures: Mapping[str, Figures]) -> Table:
-    """How well each class is recognised, by its name."""
+def class_table(figures: Mapping[str, Figures], what: str = "images") -> Table:
+    """How well each class is recognised, by its name.
+
+    Args:
+        figures: of each class.
+        what: what the examples are, such as "images" or "texts".
+    """
     shares = ("precision", "recall", "f1")
     rows = [
         [
@@ -22,7 +28,7 @@ def class_table(figures: Mapping[str, Figures]) -> Table:
         ]
         for name, row in figures.items()
     ]
-    return Table(rows, ["class", "images", "precision", "recall", "F1"])
+    return Table(rows, ["class", what, "precision", "recall", "F1"])
 
 
 @register_exhibit("present_classes")
@@ -65,8 +71,8 @@ class PresentClasses(Exhibit):
             if row["recall"] is not None
         }
         worst = min(recalls, key=lambda name: recalls[name] or 0.0, default=None)
-        said = [f"{line[0].upper()}{line[1:]}." for line in lines]
-        if worst is not None:
+        said = list(map(sentence, lines))
+        if worst is not None and recalls[worst] != 1:
             said.append(
                 f"The worst class is {worst!r}: found in {recalls[worst]:.1%} of its "
                 f"{figures[worst]['images']}."

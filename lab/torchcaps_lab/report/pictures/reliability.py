@@ -61,9 +61,18 @@ class Reliability(Exhibit):
 
     @classmethod
     def of(
-        cls, findings: Findings, calibration: Calibration | None
+        cls,
+        findings: Findings,
+        calibration: Calibration | None,
+        what: str = "images",
     ) -> "Reliability | None":
-        """Of images of one class each; None for activations that are not finite."""
+        """Of examples of one class each; None for activations that are not finite.
+
+        Args:
+            findings: about them.
+            calibration: the fitted one; None if there is none.
+            what: what they are, such as "images" or "texts".
+        """
         activation = findings.activation.double()
         if not activation.isfinite().all():
             return None
@@ -79,10 +88,10 @@ class Reliability(Exhibit):
         )
         text = (
             "If the network is 80 % sure, it should be right for about 80 % of these "
-            "images. Its points are then on the diagonal. Above the diagonal the "
+            f"{what}. Its points are then on the diagonal. Above the diagonal the "
             "network is too cautious, and below it is too sure. The expected "
             "calibration error is the mean distance from the diagonal over all "
-            "images: "
+            f"{what}: "
             + ", ".join(f"{curve.error:.1%} for {curve.name}" for curve in curves)
             + "."
         )
@@ -103,7 +112,7 @@ class Reliability(Exhibit):
         """Of what a classifier was tested on."""
         calibration = Calibration.from_config(tested.model.extra.get("calibration"))
         if calibration is not None:
-            yield cls.of(tested.findings, calibration)
+            yield cls.of(tested.findings, calibration, tested.images.what)
 
     def draw(self) -> Iterator[Picture]:
         """How often the network is right against how sure it is, and the diagonal on
