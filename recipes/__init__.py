@@ -42,6 +42,7 @@ EXPERIMENTS = (
     "sentences",
     "series",
     "segmentation",
+    "object_discovery",
     "scenes",
     "several",
     "transfer",

@@ -1,0 +1,339 @@
+"""Objects without labels: slot attention, what remains of it without its networks,
+other routings in its place, and K-Means (Locatello et al. 2020).
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product, starmap
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate, layer_norm, one_hot
+
+import torchcaps as tc
+from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
+from recipes.kit.charts import Cell, image_grid
+from recipes.kit.lab import data_of, first_of
+from recipes.kit.options import TrainingOptions
+from torchcaps.models import ImageClassifier, Prediction
+from torchcaps_lab.data import Batch, Examples
+from torchcaps_lab.report import evaluating
+from torchcaps_lab.tasks import Task
+
+FACTS = facts_of("object-discovery")
+SLOTS = "slots"
+PIXELS, FEATURES = "K-Means of colours and places", "K-Means of the features of slots"
+UNTRAINED = (PIXELS, FEATURES)
+ROWS: dict[str, Any] = {**FACTS["rows"], **dict.fromkeys(UNTRAINED)}
+
+FIXED: tuple[str, ...] = tuple(FACTS["fixed"])
+"""Rows whose parents are not exchangeable, so that their number is fixed."""
+
+OBJECTS, GROUND, OVERLAP, ERROR = (
+    "FG-ARI",
+    "ARI with the ground",
+    "mean best overlap",
+    "error of the drawing, of 255",
+)
+LONGER = "FG-ARI, two more steps"
+MORE = "FG-ARI, more figures and slots"
+FEW_SLOTS, MANY_SLOTS = "FG-ARI, fewer slots than figures", "FG-ARI, three more slots"
+
+INDEX = "points"
+"""Of a Rand index: 0 for slots at random, 100 for those of the objects."""
+
+_UNITS = {OVERLAP: "%", ERROR: ""}
+_STEPS, _SEED = 10, 0
+_SHOWN, _AT_ONCE = 6, 100
+
+
+def measures_of(row: str) -> tuple[str, ...]:
+    """The measures of a row."""
+    of_all = OBJECTS, GROUND, OVERLAP, ERROR
+    if row in UNTRAINED:
+        return (*of_all, MORE)
+    if row in FIXED:
+        return (*of_all, LONGER)
+    return (*of_all, LONGER, MORE, FEW_SLOTS, MANY_SLOTS)
+
+
+def _line(row: str, measure: str) -> Line:
+    unit, higher_is_better = _UNITS.get(measure, INDEX), measure != ERROR
+    return Line(row, measure, unit=unit, higher_is_better=higher_is_better)
+
+
+def soft_kmeans(points: Tensor, clusters: int, sharpness: float) -> Tensor:
+    """The assignments of soft K-Means, (B, I, J), from points drawn at random as
+    centres.
+
+    Args:
+        points: (B, I, H).
+        clusters: their number J.
+        sharpness: what squared distances are multiplied by.
+    """
+    B, I, H = points.shape
+    votes = tc.Votes(points, torch.eye(H).expand(1, clusters, H, H))
+    generator = torch.Generator().manual_seed(_SEED)
+    order = torch.rand(B, I, generator=generator).argsort(1)[:, :clusters]
+    centres = points.gather(1, order[..., None].expand(-1, -1, H))
+    for _ in range(_STEPS):
+        similarity = tc.ops.Gaussian.spherical(centres, sharpness)
+        centres = votes.moments(similarity).mean
+    return votes.assignment(similarity)
+
+
+class Clustering(NamedTuple):
+    """What K-Means is told.
+
+    Args:
+        place: the weight of the place of a pixel beside its colour.
+        sharpness: what squared distances are multiplied by.
+    """
+
+    place: float
+    sharpness: float
+
+
+OF_PIXELS = tuple(starmap(Clustering, product((0.0, 0.5, 1.0, 2.0), (10, 30, 100))))
+OF_FEATURES = tuple(starmap(Clustering, product((0.0,), (0.1, 0.3, 1.0, 3.0))))
+"""The candidates, tried on validation images."""
+
+
+class PixelClusters(ImageClassifier):
+    """Soft K-Means of pixels by colour and place, in the form of a network whose slots
+    are the clusters: each is drawn in its mean colour.
+
+    Args:
+        image_shape: (C, H, W).
+        clusters: their number.
+        how: what K-Means is told.
+    """
+
+    def __init__(
+        self, image_shape: tuple[int, int, int], clusters: int, how: Clustering
+    ) -> None:
+        super().__init__(image_shape, clusters)
+        self.how = how
+
+    def points(self, images: Tensor) -> Tensor:
+        """What is clustered, (B, I, H)."""
+        rows, columns = (torch.linspace(0, 1, size) for size in images.shape[2:])
+        places = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))
+        weighted = (self.how.place * places).expand(len(images), -1, -1, -1)
+        return torch.cat([images, weighted], 1).flatten(2).mT
+
+    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+        """The clusters of images, as masks."""
+        shares = soft_kmeans(self.points(images), self.classes, self.how.sharpness)
+        cluster = enlarged(shares, images.shape[2], images.shape[3])
+        masks = one_hot(cluster, self.classes).movedim(-1, 1).to(images)
+        pixels = masks.flatten(2)
+        colours = pixels @ images.flatten(2).mT / pixels.sum(2, keepdim=True).clamp(1)
+        drawn = torch.einsum("bjc,bjhw->bchw", colours, masks)
+        return Prediction(pixels.amax(2), None, drawn, masks=masks)
+
+
+class FeatureClusters(PixelClusters):
+    """Soft K-Means of the features that slots read, whose places are coarser than
+    pixels.
+
+    Args:
+        network: that trained them.
+        clusters: their number.
+        how: what K-Means is told; places are in the features.
+    """
+
+    def __init__(self, network: Any, clusters: int, how: Clustering) -> None:
+        super().__init__(network.image_shape, clusters, how)
+        self.features = network.features
+
+    def points(self, images: Tensor) -> Tensor:
+        """What is clustered, (B, I, H)."""
+        features = self.features(images)
+        return layer_norm(features, features.shape[-1:])
+
+
+def enlarged(shares: Tensor, height: int, width: int) -> Tensor:
+    """The parent of each pixel, (B, H, W), from the shares of places that may be
+    coarser, (B, I, J), whose grid has the form of the image.
+    """
+    rows = round((shares.shape[1] * height / width) ** 0.5)
+    maps = shares.mT.unflatten(2, (rows, -1))
+    return interpolate(maps, size=(height, width), mode="bilinear").argmax(1)
+
+
+class Tests(NamedTuple):
+    """What all rows are tested on.
+
+    Args:
+        same: as many figures as in training.
+        more: more figures, with a slot for each and one for the ground.
+    """
+
+    same: Examples
+    more: Examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscoverySettings(TrainingOptions):
+    """One preset.
+
+    Attributes:
+        more: the least and the most figures of the test with more of them.
+        fitted: the number of validation images on which K-Means is set.
+    """
+
+    more: tuple[int, int] = (6, 7)
+    fitted: int = 200
+
+
+@register_recipe
+class ObjectDiscovery(Recipe[DiscoverySettings]):
+    """Trains networks to draw images slot by slot, and tests which objects their slots
+    found.
+    """
+
+    name: ClassVar = "object-discovery"
+    rows: ClassVar = ROWS
+    lines: ClassVar = (
+        *starmap(_line, ((row, name) for row in ROWS for name in measures_of(row))),
+        *(
+            Line(row, OBJECTS, figure, source, INDEX, True, elsewhere=True)
+            for row, (figure, source) in FACTS["published"].items()
+        ),
+    )
+    borrowed: ClassVar = dict.fromkeys(UNTRAINED, ("object-discovery", SLOTS))
+    settings: ClassVar = DiscoverySettings
+    grows: ClassVar = True
+
+    def measure(self, study: Study, row: str, shared: Any) -> Mapping[str, float]:
+        """What the slots of test images say of their objects."""
+        trained, settings = study.trained[row], study.settings
+        task, network = trained.classifier.task, trained.network
+        least, most = settings.more
+        data = self.data(settings, row)
+        more = {**data, "least": least, "most": most, "slots": most + 1, "count": 20}
+        tests = Tests(data_of(data).test, data_of(more).test)
+        if row in UNTRAINED:
+            validation = first_of(trained.data.validation, settings.fitted)
+            how = best_clustering(task, network, row, validation)
+            study.facts[row]["K-Means"] = how._asdict()
+            network = clusters_of(network, row, len(tests.same.classes), how)
+            many = clusters_of(network, row, len(tests.more.classes), how)
+            others = {MORE: objects_found(task, many, tests.more)}
+        else:
+            others = {LONGER: objects_found(task, longer(network), tests.same)}
+            if row not in FIXED:
+                others |= with_other_numbers(task, network, tests)
+        study.curves[row] = {"slots": slots_shown(network, tests.same)}
+        return {**figures_of(task, network, tests.same), **others}
+
+    def data(self, settings: DiscoverySettings, row: str) -> dict[str, Any]:
+        """The data of a row, as ``torchcaps train`` takes it."""
+        data: dict[str, Any] = self.options(settings, row)["data"]
+        return data
+
+    def pictures(self, studies: Sequence[Study]) -> dict[str, Picture]:
+        """The slots of the first test images, of the first seed of each row."""
+        settings = studies[0].settings
+        rows: dict[str, list[Cell]] = {}
+        shown: dict[str, Any] = {}
+        for row in self.rows:
+            of_row = [study.curves[row] for study in studies if row in study.curves]
+            if not of_row:
+                continue
+            data = self.data(settings, row)
+            if data != shown:
+                shown = data
+                ground = data.get("ground", "plain")
+                rows[f"images, {ground} ground"] = _images(data)
+            rows[row] = [Cell(_painted(digits)) for digits in of_row[0]["slots"]]
+        return {"slots": Picture(image_grid(rows, height=1.1), self.caption)}
+
+
+def figures_of(task: Task, network: Any, images: Examples) -> dict[str, float]:
+    """The measures that all rows have."""
+    figures = task.examine(network, images).figures
+    return {
+        OBJECTS: 100 * figures["fg_ari"],
+        GROUND: 100 * figures["ari"],
+        OVERLAP: 100 * figures["mbo"],
+        ERROR: 255 * math.sqrt(figures["error"]),
+    }
+
+
+def objects_found(task: Task, network: Any, images: Examples) -> float:
+    """FG-ARI, in points, with any number of slots."""
+    found = []
+    with evaluating(network) as device:
+        for batch in images.to(device).batches(_AT_ONCE):
+            found.append(task.measure(network(batch.inputs), batch)["fg_ari"])
+    return 100 * torch.cat(found).mean().item()
+
+
+def longer(network: Any) -> Any:
+    """The same network with two more steps of its routing."""
+    changed = copy.deepcopy(network)
+    changed.slots.routing.steps += 2
+    return changed
+
+
+def with_other_numbers(task: Task, network: Any, tests: Tests) -> dict[str, float]:
+    """FG-ARI with other numbers of figures and slots than in training."""
+    trials = {
+        MORE: (tests.more, len(tests.more.classes)),
+        FEW_SLOTS: (tests.same, network.classes // 2),
+        MANY_SLOTS: (tests.same, network.classes + 3),
+    }
+    return {
+        name: objects_found(task, network.with_slots(slots), images)
+        for name, (images, slots) in trials.items()
+    }
+
+
+def best_clustering(task: Task, network: Any, row: str, images: Examples) -> Clustering:
+    """Of the candidates, the one with the best FG-ARI on some images, which are not
+    those of the test.
+    """
+    clusters = len(images.classes)
+    scores = {
+        how: objects_found(task, clusters_of(network, row, clusters, how), images)
+        for how in (OF_PIXELS if row == PIXELS else OF_FEATURES)
+    }
+    return max(scores, key=scores.__getitem__)
+
+
+def clusters_of(network: Any, row: str, clusters: int, how: Clustering) -> Any:
+    """K-Means of a row."""
+    if row == PIXELS:
+        return PixelClusters(network.image_shape, clusters, how)
+    return FeatureClusters(network, clusters, how)
+
+
+def slots_shown(network: Any, images: Examples) -> list[str]:
+    """The slot of each pixel of the first images, as digits."""
+    with evaluating(network) as device:
+        masks = network(_first(images).inputs.to(device)).masks
+    return ["".join(map(str, slots.flatten().tolist())) for slots in masks.argmax(1)]
+
+
+def _first(images: Examples) -> Batch:
+    return next(first_of(images, _SHOWN).batches(_SHOWN))
+
+
+def _painted(digits: str) -> Tensor:
+    """A square image in the colours of slots, (H, W, 3), from the slot of each pixel."""
+    from matplotlib import colormaps
+
+    colours = torch.tensor([colormaps["tab10"](slot)[:3] for slot in range(10)])
+    slots = torch.tensor([int(digit) for digit in digits])
+    return colours[slots].unflatten(0, (math.isqrt(len(digits)), -1))
+
+
+def _images(data: Mapping[str, Any]) -> list[Cell]:
+    """The first test images."""
+    pictures = _first(data_of({**data, "count": 20}).test).pictures
+    return [Cell(picture.movedim(0, -1)) for picture in pictures]
