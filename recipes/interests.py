@@ -21,7 +21,7 @@ from recipes.kit.options import TrainingOptions
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models import Prediction, TextClassifier, register_model
-from torchcaps.routing import InterestRouting, Routing, interests_of, label_aware
+from torchcaps.routing import Routing, create_routing, interests_of, label_aware
 from torchcaps.spec import Size, settings
 from torchcaps_lab.data import (
     DataSet,
@@ -250,7 +250,7 @@ class Interests(NextFilm):
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
-        D, routing = self.word_dim, routing or InterestRouting()
+        D, routing = self.word_dim, routing or create_routing("interests")
         self.capsules = CapsLinear(
             None, self.interests, D, D, transforms="subspace", routing=routing
         )

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 from recipes.kit.base import Line, Picture, Recipe, Study, facts_of, register_recipe
 from recipes.kit.lab import Lab, facts_of_network, run_name
 from recipes.kit.options import TrainingOptions
-from torchcaps.layers import SlotAnswer, SlotCaps
+from torchcaps.layers import SlotCaps
 from torchcaps.losses import margin_loss
 from torchcaps_lab.data import find_data_dir
 from torchcaps_lab.report import new_figure
@@ -214,11 +214,9 @@ class SlotNet(nn.Module):
         present = torch.arange(features.shape[1]) < lengths[:, None]
         return self.drop(features), present
 
-    def forward(
-        self, sentences: Sequence[Sequence[str]]
-    ) -> tuple[Tensor, Tensor, SlotAnswer | None]:
+    def forward(self, sentences: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor, Any]:
         """Logits of the slots of all words, one after the other, activations of
-        intents, and the answer of the capsules.
+        intents, and the answer of the capsules, or None.
         """
         features, present = self.features(sentences)
         if self.twin:

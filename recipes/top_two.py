@@ -25,7 +25,7 @@ from recipes.kit.options import TrainingOptions
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, register_model
-from torchcaps.routing import InnerProductKMeansRouting, Routing
+from torchcaps.routing import Routing, create_routing
 from torchcaps.spec import Size, settings
 from torchcaps.squashing import length
 from torchcaps_lab.data import Scenes, arrange
@@ -96,7 +96,7 @@ class PooledCapsNet(CapsuleClassifier):
             self.child_dim,
             self.pose_dim,
             transforms=self.transforms,
-            routing=routing or InnerProductKMeansRouting(),
+            routing=routing or create_routing("kmeans"),
         )
 
     def children_of(self, images: Tensor) -> Capsules:

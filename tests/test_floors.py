@@ -22,12 +22,12 @@ from torchcaps.mixture.steps import (
 from torchcaps.numerics import LEAST_FLOOR, check_floor
 from torchcaps.ops import Votes
 from torchcaps.routing import (
+    AttentionRouting,
+    DegreeCentralityRouting,
     EMSettings,
+    Heinsen2019Routing,
     Routed,
-    attention_routing,
-    degree_centrality_routing,
     em_routing,
-    heinsen_2019_routing,
 )
 from torchcaps.routing.base import BatchStandard
 
@@ -54,9 +54,10 @@ def em(votes: Votes, floor: float) -> Routed:
 
 
 def heinsen(votes: Votes, floor: float) -> Routed:
-    return heinsen_2019_routing(
-        votes, None, torch.ones(1, J), torch.ones(1, J), epsilon=floor
-    )
+    parameters = {name: torch.ones(1, J) for name in ("benefit", "cost")}
+    parameters["bias"] = torch.zeros(1, J, H)
+    routing = Heinsen2019Routing(epsilon=floor)
+    return torch.func.functional_call(routing, parameters, (votes, None))
 
 
 COSTS = Costs(torch.zeros(J), torch.zeros(J), 1.0)
@@ -64,11 +65,11 @@ NEEDED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "heinsen_2019": ("epsilon", lambda floor: heinsen(votes(), floor)),
     "attention": (
         "epsilon",
-        lambda floor: attention_routing(votes(), None, epsilon=floor),
+        lambda floor: AttentionRouting(epsilon=floor),
     ),
     "degree_centrality": (
         "epsilon",
-        lambda floor: degree_centrality_routing(votes(), epsilon=floor),
+        lambda floor: DegreeCentralityRouting(epsilon=floor),
     ),
     "BatchStandard": ("epsilon", lambda floor: BatchStandard(3, epsilon=floor)),
     "PoseNorm": ("eps", lambda floor: PoseNorm(3, 4, eps=floor)),
@@ -151,6 +152,6 @@ def test_one_child_under_the_least_floor(
     )
     routed = routing(votes(children), LEAST_FLOOR)
     (routed.pose.float().square().sum() + routed.activation.float().sum()).backward()
-    for found in (routed.pose, routed.activation, routed.assignment, children.grad):
-        assert found is not None
-        assert found.isfinite().all()
+    for result in (routed.pose, routed.activation, routed.assignment, children.grad):
+        assert result is not None
+        assert result.isfinite().all()

@@ -15,12 +15,11 @@ from torchcaps_lab.cli.plugins import import_named, named_imports
 from torchcaps_lab.training import training_options
 
 ROUTING = """
-from torchcaps.routing import Routing, mean_routing, register_routing
+from torchcaps.routing import MeanRouting, register_routing
 
 @register_routing("{name}")
-class {name}(Routing):
-    def route(self, votes, activation):
-        return mean_routing(votes, activation)
+class {name}(MeanRouting):
+    pass
 """
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torchcaps import CapsConv2d, CapsLinear, Capsules, create_routing
 from torchcaps.layers import concurrent_routing
 from torchcaps.ops import Votes
-from torchcaps.routing import AttentionRouting, attention_routing
+from torchcaps.routing import AttentionRouting
 
 B, T, P = 2, 2, 4
 
@@ -30,12 +30,11 @@ def network() -> tuple[nn.ModuleList, Capsules]:
 def one_pass(layer: nn.Module, pose: Tensor, parents: Tensor | None) -> Tensor:
     """Of the authors' layers: from scratch, or from parents (B, J, D)."""
     votes = Votes(pose, layer.weight.flatten(0, -4))
-    uniform = attention_routing(votes, steps=1)
+    routing = AttentionRouting(steps=1)
+    uniform = routing(votes)
     if parents is None:
         return uniform.pose
-    return attention_routing(
-        votes, steps=1, initial=uniform._replace(pose=parents)
-    ).pose
+    return routing(votes, initial=uniform._replace(pose=parents)).pose
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])

@@ -7,7 +7,6 @@ import torch
 
 from torchcaps.layers import SlotCaps
 from torchcaps.ops import Votes
-from torchcaps.routing import slot_routing
 
 B, L, P, K, E, D = 3, 6, 5, 4, 2, 3
 LENGTHS = (6, 3, 1)
@@ -156,4 +155,4 @@ def test_bad_input() -> None:
         layer()(sentences(), THERE[:, :4])
     votes = Votes(sentences(), layer().slot_caps.weight)
     with pytest.raises(ValueError, match=r"toward must be \(3, 3\), got \(3, 4\)"):
-        slot_routing(votes, toward=torch.zeros(B, K))
+        layer().route(votes, toward=torch.zeros(B, K))

@@ -11,10 +11,10 @@ from torchcaps.mixture import GaussianMixture, KMeans, SoftKMeans, point_votes
 from torchcaps.mixture.kmeans import METRICS
 from torchcaps.ops import Gaussian, Moments, Normaliser, Similarity, Votes
 from torchcaps.routing import (
+    EuclideanKMeansRouting,
+    HardKMeansRouting,
     dynamic_routing,
     em_routing,
-    euclidean_kmeans_routing,
-    hard_kmeans_routing,
     inner_product_kmeans_routing,
 )
 from torchcaps.squashing import squash
@@ -83,9 +83,8 @@ def test_euclidean(name: str, steps: int, sharpness: float) -> None:
     votes = started(
         points, len(centres), METRICS["euclidean"].similarity(start, sharpness)
     )
-    routed = euclidean_kmeans_routing(
-        votes, weights[None], steps=steps, sharpness=sharpness
-    )
+    routing = EuclideanKMeansRouting(steps, sharpness)
+    routed = routing(votes, weights[None])
     model = SoftKMeans(
         len(centres), sharpness=sharpness, init=centres, max_iter=steps, tol=0
     )
@@ -124,9 +123,10 @@ def test_hard(name: str, steps: int, metric: str) -> None:
     votes = started(
         points, len(centres), METRICS[metric].similarity(start, 1.0), hard=True
     )
-    routed = hard_kmeans_routing(
-        votes, weights[None], steps=steps, metric=metric, squash_kind="none"
-    )
+    if metric == "inner":  # its centres are sums of all votes alike
+        weights = torch.ones_like(weights)
+    routing = HardKMeansRouting(steps, metric, squash="none").eval()
+    routed = routing(votes, weights[None])
     model = KMeans(len(centres), metric=metric, init=centres, max_iter=steps, tol=0)
     np.testing.assert_allclose(
         routed.pose[0], estimated(model, points, weights), **EXACT

@@ -76,7 +76,7 @@ def test_every_module_of_slots_and_of_a_head_is_called() -> None:
         layer(words)  # lazy modules are there
         unused = {
             "slot_caps.routing"
-        }  # has no parameters: the steps of slots are those of slot_routing
+        }  # has no parameters: the steps of slots are the layer's own
         assert modules_that_ran(layer, words) == modules_to_run(layer) - unused
 
 

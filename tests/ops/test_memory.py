@@ -16,14 +16,14 @@ from torchcaps import CapsConv2d, Capsules, ClassCaps, create_routing
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.ops.chunked import ChunkedVotes
 from torchcaps.routing import (
+    EuclideanKMeansRouting,
+    HardKMeansRouting,
     LayerShape,
+    MaxMin,
     Routed,
     dynamic_routing,
     em_routing,
-    euclidean_kmeans_routing,
-    hard_kmeans_routing,
     inner_product_kmeans_routing,
-    max_min_routing,
 )
 
 B, I, J, P, D = 25, 31, 7, 2, 32
@@ -85,8 +85,8 @@ ROUTINGS: dict[str, Callable[..., Routed]] = {
         votes, weights, orphan=True
     ),
     "kmeans": inner_product_kmeans_routing,
-    "euclidean": euclidean_kmeans_routing,
-    "hard": hard_kmeans_routing,
+    "euclidean": EuclideanKMeansRouting(),
+    "hard": HardKMeansRouting().eval(),
     "em": em,
 }
 
@@ -183,7 +183,9 @@ RULES: dict[str, Callable[..., Routed]] = {
     "pairs": lambda votes, weights: dynamic_routing(
         votes.restricted(offset=torch.zeros(B, I, J)), weights
     ),
-    "max-min": max_min_routing,
+    "max-min": lambda votes, weights: dynamic_routing(
+        votes.restricted(mapping=MaxMin()), weights
+    ),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.ops import Votes
-from torchcaps.routing import Routed
+from torchcaps.routing import Routed, Routing
 
 B, I, J, M, P, D = 3, 5, 4, 2, 3, 2
 H = M * D
@@ -37,6 +37,13 @@ def problem(shared: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         normal(1 if shared else I, J, P, D, seed=1),
         normal(B, I, seed=2).sigmoid(),
     )
+
+
+def routed_with(
+    routing: Routing, votes: Votes, activation: Tensor | None = None, **named: Tensor
+) -> Routed:
+    """The parents that a routing finds with these parameters in place of its own."""
+    return torch.func.functional_call(routing, named, (votes, activation))
 
 
 def check_equations(

@@ -4,11 +4,23 @@ from functools import partial
 
 import pytest
 import torch
-from by_the_book import B, D, H, I, J, M, P, check_equations, normal, problem
+from by_the_book import (
+    B,
+    D,
+    H,
+    I,
+    J,
+    M,
+    P,
+    check_equations,
+    normal,
+    problem,
+    routed_with,
+)
 from torch import Tensor
 
 from torchcaps.ops import Votes
-from torchcaps.routing import AttentionRouting, LayerShape, Routed, attention_routing
+from torchcaps.routing import AttentionRouting, LayerShape, Routed
 
 GAIN, BIAS = normal(H, seed=3), normal(H, seed=4)
 
@@ -16,7 +28,7 @@ GAIN, BIAS = normal(H, seed=3), normal(H, seed=4)
 def route(
     votes: Votes, activation: Tensor, gain: Tensor, bias: Tensor, steps: int
 ) -> Routed:
-    return attention_routing(votes, gain=gain, bias=bias, steps=steps)
+    return routed_with(AttentionRouting(steps), votes, gain=gain, bias=bias)
 
 
 def book(
@@ -57,15 +69,15 @@ def test_matrix_poses_are_compared_as_wholes() -> None:
     rows = torch.einsum("ijpd,mn->ijmpnd", transforms, torch.eye(M).double()).reshape(
         I, J, M * P, M * D
     )
-    routed = attention_routing(Votes(children, transforms))
-    expected = attention_routing(Votes(children.flatten(2), rows))
+    routed = AttentionRouting()(Votes(children, transforms))
+    expected = AttentionRouting()(Votes(children.flatten(2), rows))
     torch.testing.assert_close(routed.pose, expected.pose)
 
 
 def test_a_pose_of_one_number_is_not_normalised() -> None:
     votes = Votes(normal(B, I, P), normal(I, J, P, 1, seed=1))
     torch.testing.assert_close(
-        attention_routing(votes, steps=1).pose, votes.dense().mean(1) * I / J
+        AttentionRouting(steps=1)(votes).pose, votes.dense().mean(1) * I / J
     )
     assert AttentionRouting().bind(LayerShape(I, J, (P,), (1,))).gain is None
 
@@ -93,5 +105,5 @@ def test_dropout_is_of_training_alone() -> None:
     )
     routing.eval()
     torch.testing.assert_close(
-        routing(votes, activation).pose, attention_routing(votes).pose
+        routing(votes, activation).pose, AttentionRouting()(votes).pose
     )

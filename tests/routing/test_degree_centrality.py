@@ -5,11 +5,11 @@ from by_the_book import D, Equations, I, J, M, P, normal, problem
 from torch import Tensor
 
 from torchcaps.ops import Votes
-from torchcaps.routing import Routed, degree_centrality_routing
+from torchcaps.routing import DegreeCentralityRouting, Routed
 
 
 def route(votes: Votes, a: Tensor) -> Routed:
-    return degree_centrality_routing(votes)
+    return DegreeCentralityRouting()(votes)
 
 
 def book(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,7 +28,7 @@ class TestEquations(Equations):
 
 def test_the_softmax_is_over_the_children() -> None:
     children, transforms, _ = problem()
-    routed = degree_centrality_routing(Votes(children, transforms))
+    routed = DegreeCentralityRouting()(Votes(children, transforms))
     torch.testing.assert_close(
         routed.assignment.sum(1), torch.ones(len(children), J).double()
     )
@@ -40,7 +40,7 @@ def test_degrees_of_thousands() -> None:
     children[:, 0] *= 1e-4
     children[:, 1] = 0
     children.requires_grad_()
-    routed = degree_centrality_routing(Votes(children, transforms))
+    routed = DegreeCentralityRouting()(Votes(children, transforms))
     assert routed.pose.isfinite().all()
     (gradient,) = torch.autograd.grad(routed.pose.sum(), children)
     assert gradient.isfinite().all()

@@ -21,14 +21,14 @@ from torchcaps.ops import Votes
 from torchcaps.routing import (
     DynamicRouting,
     EMSettings,
+    EuclideanKMeansRouting,
+    HardKMeansRouting,
     LayerShape,
     Routed,
     Routing,
     create_routing,
     dynamic_routing,
     em_routing,
-    euclidean_kmeans_routing,
-    hard_kmeans_routing,
     inner_product_kmeans_routing,
     list_routings,
     register_routing,
@@ -74,15 +74,23 @@ def leaky(votes: Votes, weights: Tensor | None = None, *, steps: int = 3) -> Rou
     return dynamic_routing(votes, weights, steps=steps, orphan=True)
 
 
+def euclidean(votes: Votes, weights: Tensor | None = None, **settings: Any) -> Routed:
+    return EuclideanKMeansRouting(**settings)(votes, weights)
+
+
+def hard(votes: Votes, weights: Tensor | None = None, **settings: Any) -> Routed:
+    return HardKMeansRouting(**settings).eval()(votes, weights)
+
+
 SOFT: dict[str, Function] = {
     "dynamic": dynamic_routing,
     "leaky": leaky,
     "kmeans": inner_product_kmeans_routing,
-    "euclidean": euclidean_kmeans_routing,
+    "euclidean": euclidean,
     "em": em,
     "standardised-em": standardised_em,
 }
-ALL = SOFT | {"hard": hard_kmeans_routing}
+ALL = SOFT | {"hard": hard}
 
 every = pytest.mark.parametrize("routing", ALL.values(), ids=ALL)
 every_soft = pytest.mark.parametrize("routing", SOFT.values(), ids=SOFT)
@@ -483,18 +491,6 @@ BETAS = torch.zeros(2)
             "steps must be at least 1, got 0",
         ),
         (
-            lambda votes: euclidean_kmeans_routing(votes, steps=0),
-            "steps must be at least 1, got 0",
-        ),
-        (
-            lambda votes: hard_kmeans_routing(votes, steps=0),
-            "steps must be at least 1, got 0",
-        ),
-        (
-            lambda votes: hard_kmeans_routing(votes, metric="cosine"),
-            "metric must be one of .*'inner'.*, got 'cosine'",
-        ),
-        (
             lambda votes: em_routing(votes, None, BETAS, BETAS, ()),
             "steps must be at least 1, got 0",
         ),
@@ -517,6 +513,17 @@ def test_functions_check_steps_and_names(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         call(Votes(torch.zeros(1, 2, 3), torch.zeros(2, 2, 3, 3)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in list_routings() if "steps" in create_routing(name).config()],
+)
+def test_steps_that_are_set_later_are_checked_when_it_routes(name: str) -> None:
+    layer = CapsLinear(6, 3, 4, 4, routing=create_routing(name)).eval()
+    layer.routing.steps = 0
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        layer(torch.ones(2, 6, 4))
 
 
 class TestLayerShape:

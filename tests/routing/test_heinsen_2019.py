@@ -4,7 +4,19 @@ from functools import partial
 
 import pytest
 import torch
-from by_the_book import B, D, H, I, J, M, P, check_equations, normal, problem
+from by_the_book import (
+    B,
+    D,
+    H,
+    I,
+    J,
+    M,
+    P,
+    check_equations,
+    normal,
+    problem,
+    routed_with,
+)
 from torch import Tensor
 
 from torchcaps import CapsLinear
@@ -13,7 +25,6 @@ from torchcaps.routing import (
     Heinsen2019Routing,
     LayerShape,
     Routed,
-    heinsen_2019_routing,
 )
 
 EACH = normal(I, J, seed=3), normal(I, J, seed=4), normal(I, J, H, seed=5)
@@ -32,9 +43,8 @@ def route(
     bias: Tensor,
     model: str = "gaussian",
 ) -> Routed:
-    return heinsen_2019_routing(
-        votes, a, use, ignore, bias=bias, model=model, logits=True
-    )
+    routing = Heinsen2019Routing(model=model, logits=True)
+    return routed_with(routing, votes, a, benefit=use, cost=ignore, bias=bias)
 
 
 def book(
@@ -76,8 +86,10 @@ def test_equations(backend: str, parameters: tuple[Tensor, ...], model: str) -> 
 def test_probabilities_are_the_sigmoids_of_the_logits() -> None:
     children, transforms, a = problem()
     votes = Votes(children, transforms)
-    logits = heinsen_2019_routing(votes, a.logit(), *EACH[:2], logits=True)
-    routed = heinsen_2019_routing(votes, a, *EACH[:2])
+    parameters = dict(zip(("benefit", "cost", "bias"), EACH, strict=True))
+    of_logits = Heinsen2019Routing(logits=True)
+    logits = routed_with(of_logits, votes, a.logit(), **parameters)
+    routed = routed_with(Heinsen2019Routing(), votes, a, **parameters)
     torch.testing.assert_close(routed.activation, logits.activation.sigmoid())
     torch.testing.assert_close(routed.pose, logits.pose)
 

@@ -4,13 +4,24 @@
 
 import pytest
 import torch
-from by_the_book import normal
+from by_the_book import normal, routed_with
+from torch import Tensor
 
 from torchcaps import CapsLinear
-from torchcaps.routing import HomogeneousRouting, homogeneous_routing
+from torchcaps.ops import Votes
+from torchcaps.routing import HomogeneousRouting, LayerShape, Routing
 from torchcaps.routing.base import BatchStandard
 
 B, I, J, H = 4, 5, 3, 6
+
+
+def bound() -> Routing:
+    return HomogeneousRouting().bind(LayerShape(I, J, (H,), (H,))).double()
+
+
+def votes_of(u: Tensor) -> Votes:
+    """Votes of children u, whose transforms are not used."""
+    return Votes(u, u.new_zeros(1, J, H, H))
 
 
 @pytest.mark.parametrize("children", [I, 1], ids=["each", "shared"])
@@ -24,9 +35,7 @@ def test_equations(children: int) -> None:
         )
     ]
     u, w, b = leaves
-    routed = homogeneous_routing(
-        u, w, b, BatchStandard(H, axis=2, epsilon=1e-3).double()
-    )
+    routed = routed_with(bound(), votes_of(u), scale=w, bias=b).pose
     s = (u[:, :, None] * w).sum(1)
     centred = s - s.mean((0, 1))
     expected = (centred / (centred.square().mean((0, 1)) + 1e-3).sqrt() + b).clamp(
@@ -64,7 +73,7 @@ def test_poses_of_another_shape_are_sums_of_votes() -> None:
 
 
 def test_half_precision_outside_does_not_reach_the_sums() -> None:
-    u, w = normal(B, I, H).float(), normal(I, J, H, seed=1).float()
+    votes, routing = votes_of(normal(B, I, H).float()), bound().float()
     with torch.autocast("cpu", torch.bfloat16):
-        routed = homogeneous_routing(u, w)
-    torch.testing.assert_close(routed, homogeneous_routing(u, w), rtol=0, atol=0)
+        pose = routing(votes).pose
+    torch.testing.assert_close(pose, routing(votes).pose, rtol=0, atol=0)

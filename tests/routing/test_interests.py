@@ -10,7 +10,6 @@ from torchcaps import CapsLinear, Capsules
 from torchcaps.ops import Votes
 from torchcaps.routing import (
     InterestRouting,
-    interest_routing,
     interests_of,
     label_aware,
 )
@@ -37,7 +36,7 @@ def test_the_papers_algorithm(steps: int) -> None:
         w = b.masked_fill(~PAIRS, -1e30).softmax(2) * THERE[..., None]
         u = squashed(torch.einsum("bij,bid->bjd", w, hat))
         b = b + torch.einsum("bjd,bid->bij", u, hat)
-    routed = interest_routing(votes(), None, START, steps=steps, pairs=PAIRS)
+    routed = InterestRouting(steps).route(votes(), None, PAIRS, start=START)
     torch.testing.assert_close(routed.pose, u, rtol=0, atol=1e-12)
 
 
@@ -51,16 +50,16 @@ def test_the_form_in_use(steps: int) -> None:
         logits = logits.masked_fill(~PAIRS, -1e30).softmax(2) * THERE[..., None]
         u = unit(squashed(torch.einsum("bij,bid->bjd", logits, hat)))
         logits = logits + 0.5 * torch.einsum("bjd,bid->bij", u, hat)
-    routed = interest_routing(
-        votes(), None, START, steps=steps, sharpness=0.5, form="released", pairs=PAIRS
-    )
+    routing = InterestRouting(steps, sharpness=0.5, form="released")
+    routed = routing.route(votes(), None, PAIRS, start=START)
     torch.testing.assert_close(routed.pose, u, rtol=0, atol=1e-12)
 
 
 def test_uniform_logits_keep_all_parents_equal() -> None:
-    pose = interest_routing(votes(), None, torch.zeros(I, J), steps=4).pose
+    routing = InterestRouting(steps=4)
+    pose = routing.route(votes(), None, start=torch.zeros(I, J)).pose
     torch.testing.assert_close(pose, pose[:, :1].expand_as(pose))
-    pose = interest_routing(votes(), None, START, steps=4).pose
+    pose = routing.route(votes(), None, start=START).pose
     assert (pose[0, 0] - pose[0, 1]).norm() > 0.01
 
 
@@ -102,4 +101,4 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match=r"form must be .*got 'other'"):
         InterestRouting(form="other")
     with pytest.raises(ValueError, match="steps must be at least 1"):
-        interest_routing(votes(), None, START, steps=0)
+        InterestRouting(steps=0)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from torchcaps.ops import Votes
 from torchcaps.routing import (
+    FastKernelDensityRouting,
+    KernelDensityRouting,
     Routed,
-    fast_kernel_density_routing,
-    kernel_density_routing,
 )
 
 backends = pytest.mark.parametrize("backend", ["naive", "chunked"])
@@ -28,7 +28,7 @@ def squashed(s: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def route(votes: Votes, a: Tensor, steps: int) -> Routed:
-    return kernel_density_routing(votes, steps=steps)
+    return KernelDensityRouting(steps)(votes)
 
 
 def book(V: Tensor, a: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,24 +77,20 @@ def test_stops_when_settled(backend: str, settled: float) -> None:
     children, transforms, _ = problem()
     votes = Votes(children, 0.3 * transforms, backend=backend)
     steps = steps_until_settled(votes.dense().numpy(), settled)
-    routed = kernel_density_routing(votes, steps=100, settled=settled)
-    expected = kernel_density_routing(votes, steps=steps)
+    routed = KernelDensityRouting(100, settled)(votes)
+    expected = KernelDensityRouting(steps)(votes)
     torch.testing.assert_close(routed[:2], expected[:2], rtol=0, atol=0)
     torch.testing.assert_close(routed.assignment, expected.assignment, rtol=0, atol=0)
     torch.testing.assert_close(
-        kernel_density_routing(votes, steps=2, settled=1e-9).pose,
-        kernel_density_routing(votes, steps=2).pose,
+        KernelDensityRouting(2, settled=1e-9)(votes).pose,
+        KernelDensityRouting(2)(votes).pose,
     )
 
 
 def test_an_empty_batch_settles() -> None:
     children, transforms, _ = problem()
-    assert (
-        kernel_density_routing(
-            Votes(children[:0], transforms), settled=0.05
-        ).pose.shape[0]
-        == 0
-    )
+    routed = KernelDensityRouting(settled=0.05)(Votes(children[:0], transforms))
+    assert len(routed.pose) == 0
 
 
 def test_several_numbers_of_steps_are_seen() -> None:
@@ -114,13 +110,10 @@ def test_several_numbers_of_steps_are_seen() -> None:
 def test_children_that_are_not_there_do_not_settle_anything() -> None:
     children, transforms, _ = problem()
     mask = torch.tensor([True, False, True, True, False]).expand(B, I)
-    routed = kernel_density_routing(
-        Votes(children, 0.3 * transforms, mask=mask), steps=50, settled=0.01
-    )
+    routing = KernelDensityRouting(steps=50, settled=0.01)
+    routed = routing(Votes(children, 0.3 * transforms, mask=mask))
     present = mask[0]
-    expected = kernel_density_routing(
-        Votes(children[:, present], 0.3 * transforms[present]), steps=50, settled=0.01
-    )
+    expected = routing(Votes(children[:, present], 0.3 * transforms[present]))
     torch.testing.assert_close(routed.pose, expected.pose, rtol=1e-10, atol=1e-12)
 
 
@@ -150,9 +143,7 @@ def fast_book(
 @pytest.mark.parametrize("width", [1.8, 2.5, 3.0])
 def test_fast_equations(backend: str, method: str, width: float) -> None:
     def route(votes: Votes, a: Tensor) -> Routed:
-        return fast_kernel_density_routing(
-            votes, a, method=method, width=width, rate=0.5
-        )
+        return FastKernelDensityRouting(3, method, width, rate=0.5)(votes, a)
 
     check_equations(
         route, partial(fast_book, method=method, width=width, rate=0.5), (), backend
@@ -162,9 +153,8 @@ def test_fast_equations(backend: str, method: str, width: float) -> None:
 def test_a_vote_that_no_kernel_reaches_goes_nowhere() -> None:
     children, transforms, a = problem()
     children[:, 0] *= 1e3
-    routed = fast_kernel_density_routing(
-        Votes(children, transforms), a, method="em", width=1.5
-    )
+    routing = FastKernelDensityRouting(method="em", width=1.5)
+    routed = routing(Votes(children, transforms), a)
     assert not routed.assignment[:, 0].any()
     assert routed.pose.isfinite().all()
 
@@ -184,17 +174,17 @@ def test_what_no_kernel_reaches_has_no_gradient(
     )
     upstream = normal(8, J, H, seed=3), normal(8, J, seed=4)
 
+    routing = FastKernelDensityRouting(steps=5, method="em")
+
     def objective(children: Tensor, a: Tensor) -> Tensor:
         votes = Votes(children, transforms.to(children), backend=backend)
-        routed = fast_kernel_density_routing(votes, a, method="em", steps=5)
+        routed = routing(votes, a)
         return sum(
             (seen * up.to(seen)).sum()
             for seen, up in zip(routed[:2], upstream, strict=True)
         )
 
-    routed = fast_kernel_density_routing(
-        Votes(children, transforms), a, method="em", steps=5
-    )
+    routed = routing(Votes(children, transforms), a)
     assert (routed.assignment.sum(2) == 0).any()
     single = [tensor.detach().float().requires_grad_() for tensor in (children, a)]
     assert all(
@@ -219,9 +209,7 @@ def test_the_density_grows() -> None:
     for method in ("shift", "em"):
         heights = []
         for steps in (1, 3, 6):
-            routed = fast_kernel_density_routing(
-                votes, steps=steps, method=method, width=8.0
-            )
+            routed = FastKernelDensityRouting(steps, method, width=8.0)(votes)
             distance = (votes.dense() - routed.pose[:, None]).square().mean(-1)
             heights.append(float((routed.assignment * (1 - distance / 64)).sum()))
         assert heights == sorted(heights)

@@ -19,8 +19,6 @@ from torchcaps.routing import (
     Routed,
     Routing,
     create_routing,
-    euclidean_kmeans_routing,
-    hard_kmeans_routing,
     inner_product_kmeans_routing,
 )
 from torchcaps.testing import check_routing
@@ -61,12 +59,20 @@ def euclidean_book(
     return mean, mean.norm(dim=-1), c
 
 
+def euclidean(votes: Votes, a: Tensor | None = None, **settings: object) -> Routed:
+    return EuclideanKMeansRouting(**settings)(votes, a)
+
+
+def hard_kmeans(votes: Votes, a: Tensor | None = None, **settings: object) -> Routed:
+    return HardKMeansRouting(**settings).eval()(votes, a)
+
+
 def inner(votes: Votes, a: Tensor, **settings: float) -> Routed:
     return inner_product_kmeans_routing(votes, **settings)
 
 
 def unweighted(votes: Votes, a: Tensor, **settings: float) -> Routed:
-    return euclidean_kmeans_routing(votes, **settings)
+    return euclidean(votes, **settings)
 
 
 def unweighted_book(
@@ -82,7 +88,7 @@ def unweighted_book(
     ("route", "book"),
     [
         (inner, inner_book),
-        (euclidean_kmeans_routing, euclidean_book),
+        (euclidean, euclidean_book),
         (unweighted, unweighted_book),
     ],
 )
@@ -122,7 +128,7 @@ def test_hard_is_lloyds_algorithm(backend: str, steps: int, metric: str) -> None
     votes = Votes(
         *(tensor.requires_grad_() for tensor in problem()[:2]), backend=backend
     )
-    routed = hard_kmeans_routing(votes, steps=steps, metric=metric)
+    routed = hard_kmeans(votes, steps=steps, metric=metric)
     centre, assignment = map(
         torch.from_numpy,
         lloyd(votes.dense().detach().numpy(), steps, metric == "inner"),
@@ -141,12 +147,8 @@ def test_hard_is_the_limit_of_soft(metric: str, steps: int) -> None:
     votes = Votes(
         children, torch.randn(25, 3, 4, 6, generator=generator, dtype=torch.float64)
     )
-    soft = (
-        euclidean_kmeans_routing
-        if metric == "euclidean"
-        else inner_product_kmeans_routing
-    )
-    hard = hard_kmeans_routing(votes, steps=steps, metric=metric)
+    soft = euclidean if metric == "euclidean" else inner_product_kmeans_routing
+    hard = hard_kmeans(votes, steps=steps, metric=metric)
     assert set(hard.assignment.flatten().tolist()) == {0.0, 1.0}
     assert (hard.assignment.sum(-1) == 1).all()
     assert (hard.assignment.sum(1) > 0).all(), (
@@ -168,26 +170,24 @@ def test_hard_keeps_the_centre_of_a_parent_that_no_vote_chose(backend: str) -> N
     transforms = torch.tensor([[1.0, 10.0], [1.0, -10.0]])[..., None, None]
     children = torch.ones(1, 2, 1)
     for steps in (1, 2, 3):
-        routed = hard_kmeans_routing(
-            Votes(children, transforms, backend=backend), steps=steps
-        )
+        routed = hard_kmeans(Votes(children, transforms, backend=backend), steps=steps)
         assert routed.pose.flatten().tolist() == [1, 0]
     assert routed.assignment.tolist() == [[[1, 0], [1, 0]]]
     # Parent 1's votes are far from each other and from their mean (5, 0): it loses both
     # children and keeps that mean.
     children = torch.tensor([[[10.0, 1.0], [0.0, -1.0]]])
     transforms = torch.stack([torch.zeros(2, 2), torch.eye(2)]).expand(2, 2, 2, 2)
-    routed = hard_kmeans_routing(Votes(children, transforms, backend=backend), steps=3)
+    routed = hard_kmeans(Votes(children, transforms, backend=backend), steps=3)
     assert routed.pose.tolist() == [[[0, 0], [5, 0]]]
 
 
 def test_hard_ignores_children_without_activation() -> None:
     children, transforms, _ = problem()
-    routed = hard_kmeans_routing(
+    routed = hard_kmeans(
         Votes(children, transforms),
         torch.tensor([1.0, 1, 1, 0, 0]).double().expand(3, I),
     )
-    expected = hard_kmeans_routing(Votes(children[:, :3], transforms[:3]))
+    expected = hard_kmeans(Votes(children[:, :3], transforms[:3]))
     torch.testing.assert_close(routed.pose, expected.pose, **EXACT)
 
 
@@ -201,36 +201,12 @@ def test_hard_refuses_to_train() -> None:
     assert routing.eval()(votes).pose.shape == (3, J, H)
 
 
-@pytest.mark.parametrize(
-    ("module", "function", "settings"),
-    [
-        (
-            InnerProductKMeansRouting(4, 2.0, "tanh"),
-            inner,
-            {"steps": 4, "sharpness": 2.0, "squash_kind": "tanh"},
-        ),
-        (
-            EuclideanKMeansRouting(4, 2.0),
-            euclidean_kmeans_routing,
-            {"steps": 4, "sharpness": 2.0},
-        ),
-        (HardKMeansRouting(2), hard_kmeans_routing, {"steps": 2}),
-        (
-            HardKMeansRouting(2, "inner", "none"),
-            lambda votes, a, **settings: hard_kmeans_routing(votes, **settings),
-            {"steps": 2, "metric": "inner", "squash_kind": "none"},
-        ),
-    ],
-)
-def test_modules_hand_their_settings_on(
-    module: Routing, function: Callable, settings: dict[str, object]
-) -> None:
+def test_the_module_hands_its_settings_on() -> None:
     children, transforms, activation = problem()
     votes = Votes(children, transforms)
-    assert torch.equal(
-        module.eval()(votes, activation).pose,
-        function(votes, activation, **settings).pose,
-    )
+    routed = InnerProductKMeansRouting(4, 2.0, "tanh")(votes, activation)
+    expected = inner(votes, activation, steps=4, sharpness=2.0, squash_kind="tanh")
+    assert torch.equal(routed.pose, expected.pose)
 
 
 @pytest.mark.parametrize("backend", ["naive", "chunked"])
@@ -250,11 +226,7 @@ def test_a_parent_that_hears_nothing_has_finite_gradients(backend: str) -> None:
 @pytest.fixture(params=["euclidean", "inner"])
 def soft(request: pytest.FixtureRequest) -> Callable:
     """Soft K-Means in that metric."""
-    return (
-        euclidean_kmeans_routing
-        if request.param == "euclidean"
-        else inner_product_kmeans_routing
-    )
+    return euclidean if request.param == "euclidean" else inner_product_kmeans_routing
 
 
 class TestStraightThrough:
@@ -269,13 +241,9 @@ class TestStraightThrough:
         votes = Votes(
             *(tensor.requires_grad_() for tensor in problem()[:2]), backend=backend
         )
-        route = (
-            euclidean_kmeans_routing
-            if metric == "euclidean"
-            else inner_product_kmeans_routing
-        )
+        route = euclidean if metric == "euclidean" else inner_product_kmeans_routing
         routed = route(votes, steps=steps, sharpness=0.3, assignment="straight_through")
-        hard = hard_kmeans_routing(votes, steps=steps, metric=metric)
+        hard = hard_kmeans(votes, steps=steps, metric=metric)
         torch.testing.assert_close(
             (*routed[:2], routed.assignment),
             (*hard[:2], hard.assignment),
@@ -315,13 +283,13 @@ class TestStraightThrough:
         """Written out for stored votes, with an argmax and a softmax, and
         differentiated by autograd.
         """
-        euclidean = soft is euclidean_kmeans_routing
+        is_euclidean = soft is euclidean
 
         def book(V: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             r = torch.full(V.shape[:3], 1 / J, dtype=V.dtype)
-            centre = V.mean(1) if euclidean else V.sum(1) / J
+            centre = V.mean(1) if is_euclidean else V.sum(1) / J
             for _ in range(steps - 1):
-                if euclidean:
+                if is_euclidean:
                     logits = -0.3 * (V - centre[:, None]).square().sum(-1)
                 else:
                     logits = 0.3 * (
@@ -333,13 +301,13 @@ class TestStraightThrough:
                     for one in (r, logits.softmax(-1))
                 )
                 lost = r.sum(1)[..., None] == 0
-                if euclidean:
+                if is_euclidean:
                     hard, new = (
                         hard / r.sum(1)[..., None],
                         new / logits.softmax(-1).sum(1)[..., None],
                     )
                 centre = torch.where(lost, centre, hard).detach() + new - new.detach()
-            pose = centre if euclidean else squash(centre)
+            pose = centre if is_euclidean else squash(centre)
             return pose, pose.norm(dim=-1), r
 
         def route(votes: Votes, a: Tensor) -> Routed:
@@ -412,9 +380,7 @@ class TestPlainDistance:
                 logits = -1.5 * (V - mean[:, None]).norm(dim=-1)
             return mean, mean.norm(dim=-1), c
 
-        route = partial(
-            euclidean_kmeans_routing, steps=steps, sharpness=1.5, distance="plain"
-        )
+        route = partial(euclidean, steps=steps, sharpness=1.5, distance="plain")
         check_equations(route, book, (), backend)
 
     @pytest.mark.parametrize(
@@ -424,7 +390,7 @@ class TestPlainDistance:
         self, distance: str, factor: float
     ) -> None:
         children, transforms, _ = problem()
-        route = partial(euclidean_kmeans_routing, distance=distance)
+        route = partial(euclidean, distance=distance)
         small, large = (Votes(children, size * transforms) for size in (1, 4))
         before, after = (
             route(small, sharpness=0.8),
@@ -436,7 +402,7 @@ class TestPlainDistance:
     def test_the_nearest_parent_is_the_same(self) -> None:
         votes = Votes(*problem()[:2])
         plain, squared = (
-            euclidean_kmeans_routing(votes, assignment="straight_through", distance=one)
+            euclidean(votes, assignment="straight_through", distance=one)
             for one in ("plain", "squared")
         )
         torch.testing.assert_close(plain[:2], squared[:2], **EXACT)
@@ -444,7 +410,7 @@ class TestPlainDistance:
     def test_gradients_where_a_vote_is_the_centre(self) -> None:
         children = torch.ones(1, 3, 2, dtype=torch.float64, requires_grad=True)
         votes = Votes(children, torch.eye(2, dtype=torch.float64).expand(1, 4, 2, 2))
-        euclidean_kmeans_routing(votes, distance="plain").pose.sum().backward()
+        euclidean(votes, distance="plain").pose.sum().backward()
         torch.testing.assert_close(children.grad, torch.full_like(children, 4 / 3))
 
     @pytest.mark.parametrize("evidence", [False, True])
@@ -453,7 +419,7 @@ class TestPlainDistance:
 
     def test_there_is_no_other(self) -> None:
         with pytest.raises(ValueError, match=r"distance must be .*'cosine'"):
-            euclidean_kmeans_routing(Votes(*problem()[:2]), distance="cosine")
+            euclidean(Votes(*problem()[:2]), distance="cosine")
 
 
 @pytest.mark.parametrize("name", ["kmeans", "euclidean"])

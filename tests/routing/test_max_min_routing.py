@@ -9,10 +9,10 @@ from torch import Tensor
 
 from torchcaps.ops import Normaliser, Votes
 from torchcaps.routing import (
+    EuclideanKMeansRouting,
     MaxMin,
-    euclidean_kmeans_routing,
-    max_min_routing,
-    mean_routing,
+    MaxMinRouting,
+    MeanRouting,
 )
 
 
@@ -41,7 +41,7 @@ def book(
 def test_equations(backend: str, steps: int, lower: float, upper: float) -> None:
     settings = {"steps": steps, "lower": lower, "upper": upper}
     check_equations(
-        lambda votes, a: max_min_routing(votes, **settings),
+        lambda votes, a: MaxMinRouting(**settings)(votes),
         partial(book, **settings),
         (),
         backend,
@@ -85,17 +85,17 @@ class TestMean:
             "bi,bijh->bjh", weights / weights.sum(1, keepdim=True), votes.dense()
         )
         torch.testing.assert_close(
-            mean_routing(votes, weights).pose, expected, rtol=1e-10, atol=1e-12
+            MeanRouting()(votes, weights).pose, expected, rtol=1e-10, atol=1e-12
         )
         torch.testing.assert_close(
-            mean_routing(votes).pose, votes.dense().mean(1), rtol=1e-10, atol=1e-12
+            MeanRouting()(votes).pose, votes.dense().mean(1), rtol=1e-10, atol=1e-12
         )
         torch.testing.assert_close(
-            mean_routing(votes).activation, votes.dense().mean(1).norm(dim=-1)
+            MeanRouting()(votes).activation, votes.dense().mean(1).norm(dim=-1)
         )
 
     def test_is_one_step_of_k_means(self) -> None:
         votes = Votes(normal(B, I, P), normal(I, J, P, D, seed=1))
         torch.testing.assert_close(
-            mean_routing(votes).pose, euclidean_kmeans_routing(votes, steps=1).pose
+            MeanRouting()(votes).pose, EuclideanKMeansRouting(1)(votes).pose
         )

@@ -7,17 +7,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from by_the_book import routed_with
 from torch import Tensor, nn
 
 from torchcaps import CapsLinear, Capsules
 from torchcaps.ops import Votes
 from torchcaps.routing import (
+    EuclideanKMeansRouting,
+    HardKMeansRouting,
+    PrototypeRouting,
     Routed,
+    SelfRouting,
     create_routing,
-    euclidean_kmeans_routing,
-    hard_kmeans_routing,
-    prototype_routing,
-    self_routing,
 )
 
 Function = Callable[[Votes, Tensor | None, float], Routed]
@@ -34,20 +35,22 @@ def centres(votes: Votes, share: float) -> Tensor:
 
 def euclidean(votes: Votes, weights: Tensor | None, share: float) -> Routed:
     begin = centres(votes, share)[None]
-    return euclidean_kmeans_routing(
-        votes, weights, steps=1, initial=Routed(begin, begin[..., 0], votes, None)
-    )
+    before = Routed(begin, begin[..., 0], votes, None)
+    return EuclideanKMeansRouting(steps=1)(votes, weights, initial=before)
 
 
 def prototypes(votes: Votes, weights: Tensor | None, share: float) -> Routed:
-    return prototype_routing(votes, weights, centres(votes, share), sharpness=1.0)
+    return routed_with(
+        PrototypeRouting(1.0), votes, weights, prototypes=centres(votes, share)
+    )
 
 
 def own_choice(votes: Votes, weights: Tensor | None, share: float) -> Routed:
     bias = votes.children.new_tensor(
         [[0.0, math.log(share) - 0.5], [0.0, math.log(share)]]
     )
-    return self_routing(votes, weights, bias.new_zeros(2, 2, 1), bias)
+    weight = bias.new_zeros(2, 2, 1)
+    return routed_with(SelfRouting(), votes, weights, weight=weight, bias=bias)
 
 
 ROUTES = pytest.mark.parametrize("route", [euclidean, prototypes, own_choice])
@@ -120,9 +123,8 @@ def test_no_scale_of_the_activations_matters(route: Function, scale: float) -> N
 
 def test_hard_means_of_faint_children() -> None:
     votes = Votes(CHILDREN, TRANSFORMS)
-    expected, routed = (
-        hard_kmeans_routing(votes, ACTIVATIONS * factor) for factor in (1, 1e-25)
-    )
+    routing = HardKMeansRouting().eval()
+    expected, routed = (routing(votes, ACTIVATIONS * factor) for factor in (1, 1e-25))
     torch.testing.assert_close(routed.pose, expected.pose)
 
 

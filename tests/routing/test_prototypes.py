@@ -1,18 +1,18 @@
 """Prototype routing against its equations, and the subspace that its children share."""
 
 import torch
-from by_the_book import B, D, H, I, J, KernelEquations, M, P, normal
+from by_the_book import B, D, H, I, J, KernelEquations, M, P, normal, routed_with
 from torch import Tensor
 
 from torchcaps import CapsLinear
 from torchcaps.ops import Votes
-from torchcaps.routing import LayerShape, PrototypeRouting, Routed, prototype_routing
+from torchcaps.routing import LayerShape, PrototypeRouting, Routed
 
 PROTOTYPES = normal(J, H, seed=3)
 
 
 def route(votes: Votes, a: Tensor, prototypes: Tensor) -> Routed:
-    return prototype_routing(votes, a, prototypes)
+    return routed_with(PrototypeRouting(), votes, a, prototypes=prototypes)
 
 
 def book(V: Tensor, a: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor, Tensor]:

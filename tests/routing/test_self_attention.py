@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from by_the_book import B, D, I, J, KernelEquations, P, normal
+from by_the_book import B, D, I, J, KernelEquations, P, normal, routed_with
 from torch import Tensor
 
 from torchcaps import CapsLinear, squash
 from torchcaps.ops import Votes
-from torchcaps.routing import Routed, SelfAttentionRouting, self_attention_routing
+from torchcaps.routing import Routed, SelfAttentionRouting
 
 
 def route(votes: Votes, a: Tensor, prior: Tensor) -> Routed:
-    return self_attention_routing(votes, prior=prior)
+    return routed_with(SelfAttentionRouting(), votes, offset=prior)
 
 
 def book(V: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,8 +33,10 @@ def test_the_prior_is_added_behind_the_softmax() -> None:
     nothing.
     """
     votes = Votes(normal(B, I, P), normal(I, 1, P, D, seed=1).expand(I, J, P, D))
-    routed = self_attention_routing(
-        votes, prior=torch.full((I, J), -1 / J, dtype=torch.float64)
+    routed = routed_with(
+        SelfAttentionRouting(),
+        votes,
+        offset=torch.full((I, J), -1 / J, dtype=torch.float64),
     )
     torch.testing.assert_close(routed.pose, torch.zeros(B, J, D).double())
     torch.testing.assert_close(routed.assignment, torch.full((B, I, J), 1 / J).double())

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from by_the_book import B, D, I, J, M, P, normal
+from by_the_book import B, D, I, J, M, P, normal, routed_with
 from torch import Tensor
 
 from torchcaps import CapsConv2d, CapsLinear, Capsules, negative_log_likelihood
 from torchcaps.ops import Votes
-from torchcaps.routing import LayerShape, SelfRouting, self_routing
+from torchcaps.routing import LayerShape, SelfRouting
 
 
 def book(
@@ -32,7 +32,8 @@ def test_equations(backend: str, children: int) -> None:
         normal(children, J, M * P, seed=3),
         normal(children, J, seed=4),
     )
-    routed = self_routing(Votes(u, W1, backend=backend), a, W2, b2)
+    votes = Votes(u, W1, backend=backend)
+    routed = routed_with(SelfRouting(), votes, a, weight=W2, bias=b2)
     actual = routed.pose, routed.activation, routed.assignment
     torch.testing.assert_close(actual, book(u, a, W1, W2, b2), rtol=1e-12, atol=1e-12)
 
@@ -75,9 +76,7 @@ def test_in_a_convolution_each_place_of_the_window_has_its_own() -> None:
         children.activation[:, 1:, :2].flatten(1),
     )
     votes = Votes(patch.pose, conv.weight.flatten(0, 1))
-    routed = self_routing(
-        votes, patch.activation, conv.routing.weight, conv.routing.bias
-    )
+    routed = conv.routing(votes, patch.activation)
     torch.testing.assert_close(
         parents.pose[:, 1, 0].flatten(2), routed.pose, rtol=1e-10, atol=1e-12
     )

@@ -16,12 +16,11 @@ from torchcaps.routing import (
     Entmax,
     Routed,
     SparseAttentionRouting,
-    sparse_attention_routing,
 )
 
 
 def route(votes: Votes, a: Tensor) -> Routed:
-    return sparse_attention_routing(votes)
+    return SparseAttentionRouting()(votes)
 
 
 def entmax(z: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from by_the_book import D, H, I, J, KernelEquations, M, P, normal, problem
+from by_the_book import D, H, I, J, KernelEquations, M, P, normal, problem, routed_with
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from torchcaps.ops import Votes
-from torchcaps.routing import LayerShape, Routed, SpectralRouting, spectral_routing
+from torchcaps.routing import LayerShape, Routed, SpectralRouting
 
 BIAS = normal(J, seed=3)
 
 
 def route(votes: Votes, a: Tensor, bias: Tensor) -> Routed:
-    return spectral_routing(votes, a, bias, sharpness=3.0)
+    return routed_with(SpectralRouting(sharpness=3.0), votes, a, threshold=bias)
 
 
 def book(V: Tensor, a: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,7 +39,7 @@ def test_votes_on_one_line_agree_fully() -> None:
     line = normal(H)
     children = (line * torch.linspace(-1, 2, I, dtype=torch.float64)[:, None])[None]
     votes = Votes(children, torch.eye(H).double().expand(I, 2, H, H))
-    routed = spectral_routing(votes, bias=1.0)
+    routed = SpectralRouting(bias=1.0)(votes)
     torch.testing.assert_close(routed.activation, torch.full((1, 2), 0.5).double())
     torch.testing.assert_close(routed.pose, (line / line.norm()).expand(1, 2, H))
 
@@ -47,7 +47,7 @@ def test_votes_on_one_line_agree_fully() -> None:
 def test_equal_singular_values_have_a_finite_gradient() -> None:
     children = torch.eye(H).double()[None].requires_grad_()
     votes = Votes(children, torch.eye(H).double().expand(H, 1, H, H))
-    routed = spectral_routing(votes)
+    routed = SpectralRouting()(votes)
     (gradient,) = torch.autograd.grad(
         routed.pose.sum() + routed.activation.sum(), children
     )
@@ -61,7 +61,7 @@ def objective(children: Tensor) -> Tensor:
     """A number; where there are fewer children than numbers of a vote, some singular
     values are 0.
     """
-    routed = spectral_routing(Votes(children, TRANSFORMS[: children.shape[1]]))
+    routed = SpectralRouting()(Votes(children, TRANSFORMS[: children.shape[1]]))
     return routed.pose.pow(3).sum() + routed.activation.sin().sum()
 
 
@@ -130,7 +130,7 @@ def test_no_votes() -> None:
 @pytest.mark.parametrize("size", [1e-17, 1e-19, 1e-20, 1e-22])
 def test_votes_whose_squares_underflow_have_finite_gradients(size: float) -> None:
     children = (size * normal(4, I, P).float()).requires_grad_()
-    routed = spectral_routing(Votes(children, normal(I, J, P, H, seed=1).float()))
+    routed = SpectralRouting()(Votes(children, normal(I, J, P, H, seed=1).float()))
     (gradient,) = torch.autograd.grad(
         routed.pose.sum() + routed.activation.sum(), children
     )

@@ -3,7 +3,19 @@
 import math
 
 import torch
-from by_the_book import B, D, H, I, J, KernelEquations, M, P, normal, problem
+from by_the_book import (
+    B,
+    D,
+    H,
+    I,
+    J,
+    KernelEquations,
+    M,
+    P,
+    normal,
+    problem,
+    routed_with,
+)
 from torch import Tensor
 
 from torchcaps import CapsConv2d, Capsules
@@ -12,7 +24,6 @@ from torchcaps.routing import (
     LayerShape,
     Routed,
     VariationalBayesRouting,
-    variational_bayes_routing,
 )
 from torchcaps.routing.base import BatchStandard
 
@@ -20,7 +31,9 @@ BETAS = normal(J, seed=3), normal(J, seed=4)
 
 
 def route(votes: Votes, a: Tensor, beta_u: Tensor, beta_a: Tensor) -> Routed:
-    return variational_bayes_routing(votes, a, beta_u, beta_a)
+    """Without the batch normalisations."""
+    routing = VariationalBayesRouting()
+    return routed_with(routing, votes, a, unit_cost=beta_u, activation_cost=beta_a)
 
 
 def book(
@@ -65,9 +78,7 @@ def test_densities_that_underflow() -> None:
     all of them.
     """
     children, transforms, a = (tensor.float() for tensor in problem())
-    routed = variational_bayes_routing(
-        Votes(1e4 * children, transforms), a, torch.zeros(J), torch.zeros(J)
-    )
+    routed = route(Votes(1e4 * children, transforms), a, torch.zeros(J), torch.zeros(J))
     torch.testing.assert_close(routed.assignment.sum(2), torch.ones(B, I))
     assert routed.pose.isfinite().all()
 
@@ -131,9 +142,7 @@ class TestNormalisation:
         children, transforms, a = problem()
         routed = routing(Votes(children, transforms), a)
         torch.testing.assert_close(routed.pose.mean((0, 2)), torch.zeros(J).double())
-        plain = variational_bayes_routing(
-            Votes(children, transforms), a, *torch.zeros(2, J).double()
-        )
+        plain = route(Votes(children, transforms), a, *torch.zeros(2, J).double())
         torch.testing.assert_close(
             routed.pose, torch.nn.BatchNorm1d(J, affine=False).double()(plain.pose)
         )

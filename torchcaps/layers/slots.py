@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from torchcaps.capsules import Capsules
 from torchcaps.layers.linear import CapsLinear
 from torchcaps.numerics import check_finite, check_size
-from torchcaps.routing import DynamicRouting, Routed, slot_routing
-from torchcaps.squashing import SquashKind
+from torchcaps.ops import InnerProduct, Votes
+from torchcaps.routing import DynamicRouting, Routed
+from torchcaps.routing.base import check_steps
+from torchcaps.squashing import SquashKind, length, squash
 
 
 class SlotAnswer(NamedTuple):
@@ -55,8 +57,10 @@ class SlotCaps(nn.Module):
         V_{tk} = h_t W_k, \quad R_{tk} = \operatorname{softmax}_k \langle \alpha_k, V_{tk} \rangle, \quad
         \alpha_k = \sum_{\text{steps}} (v_k + p \, U \hat u)
 
-    with the parents :math:`v_k` of :func:`~torchcaps.routing.slot_routing`. The answer
-    for a word t is R after the last step, trained by cross-entropy. The parents of a
+    with the parents :math:`v_k = \operatorname{squash} \sum_t R_{tk} V_{tk}`, from
+    :math:`\alpha = 0`. The answer for a word t is R after the last step, trained by
+    cross-entropy: one assignment more than the steps made, so that with one step it has
+    seen the parents once. The parents of a
     first routing without the last term are routed to intents; its pose :math:`\hat u`
     is that of the most active one, and the words are then routed again (re-routing).
 
@@ -132,16 +136,14 @@ class SlotCaps(nn.Module):
         any numbers.
         """
         votes = self.slot_caps.votes(words, there)
-        routed = slot_routing(votes, steps=self.steps, squash_kind=self.squash)
+        routed = self.route(votes)
         intents = self.intent_caps(self.slot_caps(words, there, routed=routed))
         if self.down is not None:
             rows = torch.arange(len(words), device=words.device)
             toward = self.pull * self.down(
                 intents.pose[rows, intents.activation.argmax(1)]
             )
-            routed = slot_routing(
-                votes, steps=self.steps, squash_kind=self.squash, toward=toward
-            )
+            routed = self.route(votes, toward)
         slots = self.slot_caps(words, there, routed=routed)
         return SlotAnswer(
             votes.logits(routed.similarity),
@@ -149,3 +151,32 @@ class SlotCaps(nn.Module):
             slots,
             intents,
         )
+
+    def route(self, votes: Votes, toward: Tensor | None = None) -> Routed:
+        r"""Route words to slots, drawn from above if there is a pull.
+
+        Args:
+            votes: the votes of the words for the slots.
+            toward: :math:`p \, U \hat u`, what each step adds to :math:`\alpha` beside
+                the parents, (B, pose_dim), the same for all of them; None for nothing.
+
+        Returns:
+            The slots, and the inner products with :math:`\alpha` after the last step as
+            the similarity.
+
+        Raises:
+            ValueError: if there are no steps, or ``toward`` has another shape.
+
+        Source: Zhang et al. 2019, Algorithm 1 and equation 8.
+        """
+        B, _, J, H = votes.shape
+        if toward is not None and toward.shape != (B, H):
+            raise ValueError(f"toward must be {(B, H)}, got {tuple(toward.shape)}")
+        alpha = votes.children.new_zeros(B, J, H, dtype=votes.dtype)
+        for step in range(check_steps(self.steps)):
+            similarity = InnerProduct(alpha) if step else None
+            pose = squash(votes.moments(similarity).sum, self.squash)
+            alpha = alpha + pose
+            if toward is not None:
+                alpha = alpha + toward[:, None]
+        return Routed(pose, length(pose), votes, InnerProduct(alpha))

@@ -52,7 +52,6 @@ __all__ = [
     "CapsuleClassifier",
     "ImageClassifier",
     "MatrixCapsNet",
-    "Network",
     "PooledSet",
     "Prediction",
     "SetCapsNet",

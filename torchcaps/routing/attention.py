@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchcaps.numerics import ProperShare, check_floor, full_precision
+from torchcaps.numerics import Floor, ProperShare, full_precision
 from torchcaps.ops import InnerProduct, Votes
 from torchcaps.routing.base import (
     LayerShape,
@@ -22,17 +22,9 @@ from torchcaps.spec import settings
 from torchcaps.squashing import length
 
 
-def attention_routing(
-    votes: Votes,
-    weights: Tensor | None = None,
-    gain: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    steps: int = 2,
-    dropout: float = 0.0,
-    epsilon: float = 1e-5,
-    initial: Routed | None = None,
-) -> Routed:
+@register_routing("attention")
+@settings
+class AttentionRouting(Routing):
     r"""Children attend to their parents: a softmax over the parents, and a layer
     normalisation of what they get.
 
@@ -41,68 +33,28 @@ def attention_routing(
         v_j = \operatorname{LayerNorm} \sum_i R_{ij} V_{ij}
 
     from uniform R, 1 / J. Matrix poses are compared and normalised as wholes, over all
-    their H numbers; a pose of one number is not normalised. There is no squash and no
-    bias of a parent's own. The activation is the length of the pose, of which a layer
-    normalisation leaves little: the authors' classes have a score, one linear readout
-    of the pose shared by all (:class:`AttentionRouting` has it as ``readout``). Runs on
-    all backends; only ``naive`` stores the votes.
+    their H numbers; a pose of one number is not normalised. All parents and steps share
+    one layer normalisation. There is no squash and no bias of a parent's own. The
+    activation is the length of the pose, of which a layer normalisation leaves little:
+    the authors' classes have a score instead, see ``readout``. Runs on all backends;
+    only ``naive`` stores the votes.
 
     In a convolution the parents of one window compete: ``competition="window"``. The
     root of H is in the authors' code alone; that the code divides R by its sum plus
-    1e-10 once more is left out.
-
-    Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None. The paper has none.
-        gain: of the layer normalisation, (H,), or None for ones; the same in all
-            parents and steps.
-        bias: of the layer normalisation, (H,), or None for zeros.
-        steps: how many times the assignment is made, the uniform first one included
-            (the authors' num_routing).
-        dropout: share of the sums that are dropped before the normalisation.
-        epsilon: added to the variance in the normalisation.
-        initial: parents of an earlier call to go on from: the first assignment is then
-            to these.
-
-    Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing",
-    Procedure 1.
-    """
-    check_steps(steps)
-    check_floor(epsilon=epsilon)
-    size = votes.shape[-1]
-    parents = None if initial is None else initial.pose
-    similarity: InnerProduct | None = None
-    for _ in range(steps):
-        if parents is not None:
-            similarity = InnerProduct(parents / math.sqrt(size))
-        total = votes.moments(similarity, weights).sum
-        parents = functional.dropout(total, dropout) if dropout else total
-        if size > 1:
-            parents = functional.layer_norm(
-                parents, (size,), _like(gain, total), _like(bias, total), epsilon
-            )
-    assert parents is not None
-    return Routed(parents, length(parents), votes, similarity)
-
-
-def _like(parameter: Tensor | None, total: Tensor) -> Tensor | None:
-    return None if parameter is None else parameter.to(total.dtype)
-
-
-@register_routing("attention")
-@settings
-class AttentionRouting(Routing):
-    """Module form of :func:`attention_routing`, with one layer normalisation for all
-    parents and steps.
-
-    Concurrent routing, the authors' default, is
+    1e-10 once more is left out. Concurrent routing, the authors' default, is
     :func:`torchcaps.layers.concurrent_routing` over layers whose routing has one step.
 
     Args:
-        steps: how many times the assignment is made, the uniform first one included.
-        dropout: share of the sums that are dropped in training.
-        readout: learn a readout of the pose shared by all parents, <w, v_j> + b, and
-            return it as activation: a class score, of any sign.
+        steps: how many times the assignment is made, the uniform first one included
+            (the authors' num_routing).
+        dropout: share of the sums that are dropped before the normalisation, in
+            training.
+        readout: whether to learn a readout of the pose shared by all parents, <w, v_j>
+            + b, and return it as activation: a class score, of any sign.
+        epsilon: the number that is added to the variance in the normalisation.
+
+    Source: Tsai et al. 2020, "Capsules with Inverted Dot-Product Attention Routing",
+    Procedure 1.
 
     Example:
         >>> layer = tc.CapsLinear(
@@ -118,6 +70,7 @@ class AttentionRouting(Routing):
     steps: Steps = 2
     dropout: ProperShare = 0.0
     readout: bool = False
+    epsilon: Floor = 1e-5
 
     def __post_init__(self) -> None:
         self.score: nn.Linear | None = None
@@ -125,8 +78,8 @@ class AttentionRouting(Routing):
         self.register_parameter("bias", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """Those of the layer normalisation, which poses of one number do not have, and
-        of the readout.
+        """Create those of the layer normalisation, which poses of one number do not
+        have, and of the readout.
         """
         if shape.size > 1:
             self.gain = nn.Parameter(torch.ones(shape.size))
@@ -137,24 +90,42 @@ class AttentionRouting(Routing):
     def route(
         self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
     ) -> Routed:
-        """Routes; the activations of the children are not used."""
-        dropout = self.dropout if self.training else 0.0
-        routed = attention_routing(
-            votes,
-            gain=self.gain,
-            bias=self.bias,
-            steps=self.steps,
-            dropout=dropout,
-            initial=initial,
-        )
+        """Route the votes; the activations of the children are not used. With
+        ``initial``, the first assignment is to those parents.
+        """
+        size = votes.shape[-1]
+        parents = None if initial is None else initial.pose
+        similarity: InnerProduct | None = None
+        for _ in range(check_steps(self.steps)):
+            if parents is not None:
+                similarity = InnerProduct(parents / math.sqrt(size))
+            parents = self._normalised(votes.moments(similarity).sum)
+        assert parents is not None
+        return Routed(parents, self._activation(parents), votes, similarity)
+
+    def _normalised(self, total: Tensor) -> Tensor:
+        """The sums (B, J, H) after dropout and the layer normalisation."""
+        if self.training and self.dropout:
+            total = functional.dropout(total, self.dropout)
+        size = total.shape[-1]
+        if size == 1:
+            return total
+        gain, bias = _like(self.gain, total), _like(self.bias, total)
+        return functional.layer_norm(total, (size,), gain, bias, self.epsilon)
+
+    def _activation(self, pose: Tensor) -> Tensor:
+        """The lengths of the poses, or what is read from them, (B, J)."""
         if self.score is None:
-            return routed
-        with full_precision(routed.pose):
+            return length(pose)
+        with full_precision(pose):
             weights = {
-                name: weight.to(routed.pose.dtype)
+                name: weight.to(pose.dtype)
                 for name, weight in self.score.named_parameters()
             }
-            score = torch.func.functional_call(
-                self.score, weights, (routed.pose,)
-            )  # so that hooks run
-            return routed._replace(activation=score.squeeze(-1))
+            # Not the linear function itself, so that hooks run.
+            score = torch.func.functional_call(self.score, weights, (pose,))
+            return score.squeeze(-1)
+
+
+def _like(parameter: Tensor | None, total: Tensor) -> Tensor | None:
+    return None if parameter is None else parameter.to(total.dtype)

@@ -34,7 +34,7 @@ Steps = Annotated[int, Within(1, MOST_STEPS)]
 
 
 class Routed(NamedTuple):
-    """The result of a routing function.
+    """The parents that a routing found.
 
     Args:
         pose: the parents' poses, flattened, (B, J, H).
@@ -157,8 +157,8 @@ class Routing(nn.Module, ABC):
 
     The routings here declare their settings as fields
     (:func:`~torchcaps.spec.settings`): a ``ValueError`` names one that is out of its
-    range. The functions behind them check the number of steps, and names such as that
-    of a squash.
+    range. The number of steps may be set anew at any time, and is checked when it
+    routes.
 
     Example:
         >>> class Mean(tc.routing.Routing):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Floor, check_floor
+from torchcaps.numerics import Floor
 from torchcaps.ops import Given, Similarity, Votes, axes
 from torchcaps.routing.base import Routed, Routing, register_routing
 from torchcaps.routing.maps import Exponential
@@ -22,7 +22,7 @@ class Degree(Similarity):
 
     Args:
         total: :math:`S_j`, the sum of all votes for a parent, (B, J, H).
-        epsilon: the smallest divisor.
+        epsilon: the least squared length that is divided by.
     """
 
     total: Tensor = axes("BJH")
@@ -35,13 +35,9 @@ class Degree(Similarity):
         ).clamp(min=self.epsilon)
 
 
-def degree_centrality_routing(
-    votes: Votes,
-    weights: Tensor | None = None,
-    *,
-    squash_kind: str = "sabour",
-    epsilon: float = 1e-8,
-) -> Routed:
+@register_routing("degree_centrality")
+@settings
+class DegreeCentralityRouting(Routing):
     r"""The votes for a parent are a graph, and each counts by its degree in it.
 
     .. math::
@@ -57,34 +53,11 @@ def degree_centrality_routing(
     which stores the votes, and on ``chunked``.
 
     Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None. The paper has none.
-        squash_kind: a row of the table in :func:`~torchcaps.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`.
         epsilon: the least squared length that is divided by.
 
     Source: Venkataraman, Balasubramanian & Sarma 2020, "Building Deep Equivariant
     Capsule Networks", section 3; the code released with it.
-    """
-    check_floor(epsilon=epsilon)
-    logits = votes.logits(Degree(votes.total(), epsilon))
-    if votes.mask is not None:
-        logits = logits.masked_fill(
-            ~votes.gather(votes.mask)[..., None], torch.finfo(logits.dtype).min
-        )
-    similarity = Given(logits.log_softmax(1))
-    votes = votes.restricted(mapping=Exponential())
-    pose = squash(votes.moments(similarity, weights).sum, squash_kind)
-    return Routed(pose, length(pose), votes, similarity)
-
-
-@register_routing("degree_centrality")
-@settings
-class DegreeCentralityRouting(Routing):
-    """Module form of :func:`degree_centrality_routing`.
-
-    Args:
-        squash: a row of the table in :func:`~torchcaps.squash`.
-        epsilon: the least squared length that is divided by.
 
     Example:
         >>> layer = tc.CapsLinear(
@@ -101,7 +74,12 @@ class DegreeCentralityRouting(Routing):
     epsilon: Floor = 1e-8
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; the activations of the children are not used."""
-        return degree_centrality_routing(
-            votes, squash_kind=self.squash, epsilon=self.epsilon
-        )
+        """Route the votes; the activations of the children are not used."""
+        logits = votes.logits(Degree(votes.total(), self.epsilon))
+        if votes.mask is not None:
+            present = votes.gather(votes.mask)[..., None]
+            logits = logits.masked_fill(~present, torch.finfo(logits.dtype).min)
+        similarity = Given(logits.log_softmax(1))
+        votes = votes.restricted(mapping=Exponential())
+        pose = squash(votes.moments(similarity).sum, self.squash)
+        return Routed(pose, length(pose), votes, similarity)

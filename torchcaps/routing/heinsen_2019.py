@@ -2,13 +2,13 @@
 and a net cost to ignore it.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from torchcaps.numerics import check_choice, check_floor, compute_dtype, full_precision
+from torchcaps.numerics import Floor, compute_dtype, full_precision
 from torchcaps.ops import Gaussian, Moments, Votes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
@@ -25,18 +25,9 @@ from torchcaps.spec import settings
 Model = Literal["gaussian", "kmeans"]
 
 
-def heinsen_2019_routing(
-    votes: Votes,
-    weights: Tensor | None,
-    benefit: Tensor,
-    cost: Tensor,
-    *,
-    bias: Tensor | None = None,
-    steps: int = 3,
-    model: Model = "gaussian",
-    epsilon: float = 1e-5,
-    logits: bool = False,
-) -> Routed:
+@register_routing("heinsen_2019")
+@settings
+class Heinsen2019Routing(Routing):
     r"""Mixture of Gaussians, or soft K-Means, whose parents are on if using their
     children pays.
 
@@ -51,52 +42,101 @@ def heinsen_2019_routing(
 
     from uniform R, 1 / J. The score :math:`a_j` is a logit, and f the sigmoid of the
     children's. Soft K-Means has :math:`-\sum_h (V_{ijh} - \mu_{jh})^2` in place of the
-    density. Runs on all backends; only ``naive`` stores the votes. Where each pair has
-    its own betas, the assignments are formed, (B, I, J).
+    density. To the votes of each pair a learned bias is added. Runs on all backends;
+    only ``naive`` stores the votes. Where each pair has its own betas, the assignments
+    are formed, (B, I, J).
+
+    The parameters start at 0, where all parents are alike. A layer that takes any
+    number of children has biases and betas for each parent alone. One for any number of
+    parents, whose transforms all parents share, breaks the symmetry between them by a
+    learned pose times a number that goes from -1 for the first parent to 1 for the
+    last.
 
     Args:
-        votes: of I children for J parents.
-        weights: f, the child activations, (N, G), or None for ones.
-        benefit: :math:`\beta^{use}` of each pair, (I, J), or (1, J) when all children
-            share it.
-        cost: :math:`\beta^{ign}`, likewise.
-        bias: added to the votes of each pair, (I, J, H), or (1, J, H); None for 0.
         steps: how many times the assignment is made, the uniform first one included.
         model: ``"gaussian"``, or ``"kmeans"`` for soft K-Means.
-        epsilon: keeps the divisors and the variances from 0.
-        logits: activations are logits, as in the paper: those of the children are taken
-            as such, and those of the parents are :math:`a_j`. Otherwise they are
-            probabilities, :math:`f_i` and :math:`\sigma(a_j)`.
+        logits: whether activations are logits, of the children and of the parents, as
+            in the paper; a child of logit 0 is then half there, also one of a
+            convolution's padding. Otherwise they are probabilities, :math:`f_i` and
+            :math:`\sigma(a_j)`.
+        any_parents: whether the parameters are shared by all parents, so that any
+            number of them will do: in a layer with ``transforms="subspace"`` its
+            ``out_capsules`` may be set anew at any time.
+        epsilon: the number that keeps the divisors and the variances from 0.
 
     Source: Heinsen 2019, "An Algorithm for Routing Capsules in All Domains", Algorithm
     1; the code released with it.
+
+    Example:
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, (4, 4), (4, 4), routing=tc.routing.Heinsen2019Routing(steps=2)
+        ... )
+        >>> layer(
+        ...     tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32))
+        ... ).activation.shape
+        torch.Size([4, 10])
     """
-    check_steps(steps)
-    check_choice("model", model, get_args(Model))
-    check_floor(epsilon=epsilon)
-    if bias is not None:
-        votes = votes.with_bias(bias)
-    if logits and weights is not None:
-        weights = votes.present(weights)  # what is not there may be NaN
-        assert weights is not None
-        weights = weights.to(compute_dtype(weights)).sigmoid()
-    similarity: Gaussian | None = None
-    for step in range(steps):
-        gaussian = model == "gaussian"
-        moments = votes.moments(similarity, weights, scatter=gaussian)
-        score = _score(votes, similarity, weights, moments.mass, benefit, cost)
-        mean = moments.sum / (moments.mass[..., None] + epsilon)
-        if step == steps - 1:
-            break
-        prior = logsigmoid(score)
-        if gaussian:
-            variance = _variance(moments, mean, epsilon)
-            similarity = Gaussian(
-                mean, 1 / variance, prior - variance.log().sum(-1) / 2
-            )
-        else:
-            similarity = Gaussian(mean, torch.full_like(mean, 2.0), prior)
-    return Routed(mean, score if logits else score.sigmoid(), votes, similarity, score)
+
+    steps: Steps = 3
+    model: Model = "gaussian"
+    logits: bool = False
+    any_parents: bool = False
+    epsilon: Floor = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("bias", "benefit", "cost", "spread"):
+            self.register_parameter(name, None)
+
+    def make_parameters(self, shape: LayerShape) -> None:
+        r"""Create the biases, (I, J, H), and :math:`\beta^{use}` and
+        :math:`\beta^{ign}`, (I, J); I is 1 where all children share them.
+        """
+        children = shape.children or 1
+        parents = 1 if self.any_parents else shape.parents
+        self.bias = nn.Parameter(torch.zeros(children, parents, shape.size))
+        self.benefit = nn.Parameter(torch.zeros(children, parents))
+        self.cost = nn.Parameter(torch.zeros(children, parents))
+        if self.any_parents:
+            self.spread = nn.Parameter(torch.zeros(shape.size))
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Route the votes; children are weighted by their activations."""
+        votes = votes.with_bias(self._bias(votes.parents))
+        benefit = self.benefit.expand(-1, votes.parents)
+        cost = self.cost.expand(-1, votes.parents)
+        weights = activation
+        if self.logits and activation is not None:
+            weights = votes.present(activation)  # what is not there may be NaN
+            assert weights is not None
+            weights = weights.to(compute_dtype(weights)).sigmoid()
+        gaussian = self.model == "gaussian"
+        similarity: Gaussian | None = None
+        steps = check_steps(self.steps)
+        for step in range(steps):
+            moments = votes.moments(similarity, weights, scatter=gaussian)
+            score = _score(votes, similarity, weights, moments.mass, benefit, cost)
+            mean = moments.sum / (moments.mass[..., None] + self.epsilon)
+            if step == steps - 1:
+                break
+            prior = logsigmoid(score)
+            if gaussian:
+                variance = _variance(moments, mean, self.epsilon)
+                log_weight = prior - variance.log().sum(-1) / 2
+                similarity = Gaussian(mean, 1 / variance, log_weight)
+            else:
+                similarity = Gaussian(mean, torch.full_like(mean, 2.0), prior)
+        parents = score if self.logits else score.sigmoid()
+        return Routed(mean, parents, votes, similarity, score)
+
+    def _bias(self, parents: int) -> Tensor:
+        """The bias of the votes, (I, J, H); raises an error where there is none yet."""
+        bias = self.bias
+        if bias is None:
+            raise unbound(self)
+        if self.spread is None:
+            return bias
+        along = torch.linspace(-1, 1, parents, dtype=bias.dtype, device=bias.device)
+        return bias + along[:, None] * self.spread
 
 
 def _score(
@@ -137,85 +177,3 @@ def _variance(moments: Moments, mean: Tensor, epsilon: float) -> Tensor:
     return (moments.scatter + mass * (mean_of(moments) - mean).square()) / (
         mass + epsilon
     ) + epsilon
-
-
-@register_routing("heinsen_2019")
-@settings
-class Heinsen2019Routing(Routing):
-    """Module form of :func:`heinsen_2019_routing`; its parameters start at 0, where all
-    parents are alike.
-
-    A layer that takes any number of children has biases and betas for each parent
-    alone. One for any number of parents, whose transforms all parents share, breaks the
-    symmetry between them by a learned pose times a number that goes from -1 for the
-    first parent to 1 for the last.
-
-    Args:
-        steps: how many times the assignment is made, the uniform first one included.
-        model: ``"gaussian"``, or ``"kmeans"`` for soft K-Means.
-        logits: activations are logits, of the children and of the parents, as in the
-            paper; a child of logit 0 is then half there, also one of a convolution's
-            padding.
-        any_parents: the parameters are shared by all parents, so that any number of
-            them will do: in a layer with ``transforms="subspace"`` its ``out_capsules``
-            may be set anew at any time.
-
-    Example:
-        >>> layer = tc.CapsLinear(
-        ...     32, 10, (4, 4), (4, 4), routing=tc.routing.Heinsen2019Routing(steps=2)
-        ... )
-        >>> layer(
-        ...     tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32))
-        ... ).activation.shape
-        torch.Size([4, 10])
-    """
-
-    steps: Steps = 3
-    model: Model = "gaussian"
-    logits: bool = False
-    any_parents: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("bias", "benefit", "cost", "spread"):
-            self.register_parameter(name, None)
-
-    def make_parameters(self, shape: LayerShape) -> None:
-        """Biases and betas of each pair."""
-        children, parents = (
-            shape.children or 1,
-            1 if self.any_parents else shape.parents,
-        )
-        self.bias = nn.Parameter(torch.zeros(children, parents, shape.size))
-        self.benefit = nn.Parameter(torch.zeros(children, parents))
-        self.cost = nn.Parameter(torch.zeros(children, parents))
-        if self.any_parents:
-            self.spread = nn.Parameter(torch.zeros(shape.size))
-
-    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; children are weighted by their activations."""
-        bias = self.bias
-        if bias is None:
-            raise unbound(self)
-        if self.spread is not None:
-            along = torch.linspace(
-                -1, 1, votes.parents, dtype=bias.dtype, device=bias.device
-            )
-            return self._route(votes, activation, bias + along[:, None] * self.spread)
-        return self._route(votes, activation, bias)
-
-    def _route(self, votes: Votes, activation: Tensor | None, bias: Tensor) -> Routed:
-        benefit, cost = (
-            parameter.expand(-1, votes.parents)
-            for parameter in (self.benefit, self.cost)
-            if parameter is not None
-        )
-        return heinsen_2019_routing(
-            votes,
-            activation,
-            benefit,
-            cost,
-            bias=bias,
-            steps=self.steps,
-            model=self.model,
-            logits=self.logits,
-        )

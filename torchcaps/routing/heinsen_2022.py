@@ -25,7 +25,7 @@ from torchcaps.squashing import length
 
 
 class VectorWeights(NamedTuple):
-    """What :func:`heinsen_2022_routing` learns, with the names of the paper. I is 1
+    """What :class:`Heinsen2022Routing` learns, with the names of the paper. I is 1
     when all children share a weight.
 
     Args:
@@ -71,15 +71,9 @@ class VectorWeights(NamedTuple):
         return VectorWeights(*(tensor.to(dtype) for tensor in self))
 
 
-def heinsen_2022_routing(
-    children: Tensor,
-    weights: VectorWeights,
-    *,
-    steps: int = 2,
-    normalise: bool = True,
-    present: Tensor | None = None,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+@register_routing("heinsen_2022")
+@settings
+class Heinsen2022Routing(Routing):
     r"""Parents that predict their children, and take what it pays to use.
 
     .. math::
@@ -94,7 +88,8 @@ def heinsen_2022_routing(
 
     from uniform R, which is 1 / J, or with a mask 1 over the number of parents that a
     child has; N normalises over the numbers of a pose (variance plus 1e-5, without
-    weights), or does nothing to a single number. The transforms are factored, so
+    weights), or does nothing to a single number. I counts the children that are there.
+    The transforms are factored and its own, so its layer makes none:
 
     .. math::
         \sum_i \phi_{ij} V_{ij} = \Big( \Big( \sum_i \phi_{ij} x'_i \Big) \odot W_{F_1,j} \Big) W_{F_2}
@@ -103,104 +98,16 @@ def heinsen_2022_routing(
     and with the children added up first there are no votes to store or to form, only
     matrix products of children and parents, on any device.
 
+    The parents have no activation in the paper: it is the length of the pose, or for
+    poses of one number, as a class has, that number: a score. A layer that takes any
+    number of children finds the betas of a child from its pose.
+
     Args:
-        children: x, (B, I, d).
-        weights: what is learned.
         steps: how many times the assignment is made, the uniform first one included.
-        normalise: normalise the parents at the end, too.
-        present: bool (B, I), False for children that are not there; I counts those that
-            are.
-        mask: bool (I, J) or (B, I, J), False for pairs that have nothing to do with
-            each other: f is 0 there, and the assignment, the first one too, leaves them
-            out. A child without parents adds nothing, and counts in I.
-
-    Returns:
-        The parents y, (B, J, D), and the logits :math:`\log \sigma(...)` of their last
-        assignment, (B, I, J), minus infinity where masked.
-
-    Raises:
-        ValueError: if ``steps`` is less than 1.
+        normalise: whether to normalise the parents at the end, too.
 
     Source: Heinsen 2022, "An Algorithm for Routing Vectors in Sequences", Algorithm 2;
     the code released with it.
-    """
-    check_steps(steps)
-    dtype = compute_dtype(children, *weights)
-    with full_precision(children):
-        children, weights = children.to(dtype), weights.to(dtype)
-        B, I, _ = children.shape
-        J, D = weights.vote_bias.shape
-        count = (
-            children.new_full((), I)
-            if present is None
-            else present.sum(1, keepdim=True).clamp(min=1).to(dtype)
-        )
-        scale = count.rsqrt()  # of the children; they get it when they are added up
-        presence = (
-            torch.einsum("bid,id->bi", children, weights.presence.expand(I, -1)) * scale
-            + weights.presence_bias
-        )
-        presence = presence.sigmoid()
-        if present is not None:
-            presence = presence * present
-        weighted = presence[..., None] * children
-        gain, cost = (
-            (weights.benefit + weights.cost).mT,
-            weights.cost.mT,
-        )  # [J, I] or [B, J, I]
-        if mask is not None:
-            gain, cost, mask = gain * mask.mT, cost * mask.mT, mask.mT
-        logits, parents = children.new_zeros(J, I), children.new_zeros(B, J, D)
-        for step in range(steps):
-            if step > 0:
-                expected = (
-                    _normalised(parents) @ weights.prediction_shared
-                ) * weights.prediction
-                score = torch.matmul(
-                    expected + weights.prediction_bias, children.mT
-                )  # [B, J, I]
-                logits = functional.logsigmoid(
-                    torch.addcmul(weights.score_bias.mT, score, weights.score.mT)
-                )
-            if (
-                mask is not None
-            ):  # finite, so that a child without parents has neither shares nor gradients of NaN
-                logits = logits.masked_fill(~mask, torch.finfo(dtype).min)
-            shares = torch.addcmul(-cost, logits.softmax(-2), gain)
-            pooled = torch.matmul(shares, weighted) * scale[..., None]  # [B, J, d]
-            mass = (shares @ presence[..., None]).squeeze(-1)  # [B, J]
-            parents = (pooled * weights.vote) @ weights.vote_shared + mass[
-                ..., None
-            ] * weights.vote_bias
-        if mask is not None:
-            logits = logits.masked_fill(~mask, -torch.inf)
-        return (_normalised(parents) if normalise else parents), logits.expand(
-            B, J, I
-        ).mT
-
-
-def _normalised(parents: Tensor) -> Tensor:
-    return (
-        functional.layer_norm(parents, parents.shape[-1:])
-        if parents.shape[-1] > 1
-        else parents
-    )
-
-
-@register_routing("heinsen_2022")
-@settings
-class Heinsen2022Routing(Routing):
-    """Module form of :func:`heinsen_2022_routing`. It has factored transforms of its
-    own: its layer makes none.
-
-    The parents have no activation in the paper: it is the length of the pose, or for
-    poses of one number, as a class
-    has, that number: a score. A layer that takes any number of children finds the betas
-    of a child from its pose.
-
-    Args:
-        steps: how many times the assignment is made, the uniform first one included.
-        normalise: normalise the parents at the end, too.
 
     Example:
         >>> layer = tc.CapsLinear(
@@ -223,13 +130,9 @@ class Heinsen2022Routing(Routing):
             self.register_parameter(name, None)
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """All weights, drawn as in the code released with the paper."""
-        I, J, d, D = (
-            shape.children or 1,
-            shape.parents,
-            math.prod(shape.in_pose),
-            shape.size,
-        )
+        """Create all weights, drawn as in the code released with the paper."""
+        I, J = shape.children or 1, shape.parents
+        d, D = math.prod(shape.in_pose), shape.size
         deviations = {
             "presence": ((I, d), 2 / math.sqrt(d)),
             "presence_bias": ((I,), 0.0),
@@ -257,28 +160,69 @@ class Heinsen2022Routing(Routing):
     def route(
         self, votes: Votes, activation: Tensor | None, pairs: Tensor | None = None
     ) -> Routed:
-        """Routes the children of the votes; their transforms, coordinates and
+        """Route the children of the votes; their transforms, coordinates and
         activations are not used.
+
+        Where a pair has nothing to do with each other by ``pairs``, (B, I, J), f is 0,
+        and the assignment, the first one too, leaves it out. A child without parents
+        adds nothing, and counts in I.
         """
         children = votes.gather(votes.children.flatten(2))
         present = None if votes.mask is None else votes.gather(votes.mask)
-        weights, steps, normalise = self.weights(children), self.steps, self.normalise
-        pose, logits = heinsen_2022_routing(
-            children,
-            weights,
-            steps=steps,
-            normalise=normalise,
-            present=present,
-            mask=pairs,
-        )
+        weights = self.weights(children)
+        dtype = compute_dtype(children, *weights)
+        with full_precision(children):
+            pose, logits = self._parents(
+                children.to(dtype), weights.to(dtype), present, pairs
+            )
         activation = pose.squeeze(-1) if pose.shape[-1] == 1 else length(pose)
-        finite = (
-            logits if pairs is None else logits.clamp_min(torch.finfo(logits.dtype).min)
-        )  # a child without parents
-        return Routed(pose, activation, votes, Given(finite))
+        return Routed(pose, activation, votes, Given(logits))
+
+    def _parents(
+        self,
+        children: Tensor,
+        weights: VectorWeights,
+        present: Tensor | None,
+        pairs: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The parents y, (B, J, D), and the logits of their last assignment, (B, I,
+        J), which are the least of the dtype where masked.
+        """
+        B, I, _ = children.shape
+        J, D = weights.vote_bias.shape
+        count = children.new_full((), I)
+        if present is not None:
+            count = present.sum(1, keepdim=True).clamp(min=1).to(children.dtype)
+        scale = count.rsqrt()  # of the children; they get it when they are added up
+        evidence = torch.einsum("bid,id->bi", children, weights.presence.expand(I, -1))
+        presence = (evidence * scale + weights.presence_bias).sigmoid()
+        if present is not None:
+            presence = presence * present
+        weighted = presence[..., None] * children
+        cost = weights.cost.mT  # [J, I] or [B, J, I]
+        gain = (weights.benefit + weights.cost).mT
+        apart = None if pairs is None else ~pairs.mT  # [B, J, I]
+        if pairs is not None:
+            gain, cost = gain * pairs.mT, cost * pairs.mT
+        logits, parents = children.new_zeros(J, I), children.new_zeros(B, J, D)
+        for step in range(check_steps(self.steps)):
+            if step > 0:
+                logits = _fit(children, parents, weights)
+            if apart is not None:
+                # Finite, so that a child without parents has neither shares nor
+                # gradients of NaN.
+                logits = logits.masked_fill(apart, torch.finfo(children.dtype).min)
+            shares = torch.addcmul(-cost, logits.softmax(-2), gain)
+            pooled = torch.matmul(shares, weighted) * scale[..., None]  # [B, J, d]
+            mass = shares @ presence[..., None]  # [B, J, 1]
+            parents = (pooled * weights.vote) @ weights.vote_shared
+            parents = parents + mass * weights.vote_bias
+        if self.normalise:
+            parents = _normalised(parents)
+        return parents, logits.expand(B, J, I).mT
 
     def weights(self, children: Tensor) -> VectorWeights:
-        """What is learned, with the betas of these children, (B, I, d)."""
+        """Return what is learned, with the betas of these children, (B, I, d)."""
         if self.presence is None:
             raise unbound(self)
         fields = {name: getattr(self, name) for name in VectorWeights._fields}
@@ -290,3 +234,21 @@ class Heinsen2022Routing(Routing):
                     "cost": self.cost_of(children),
                 }
         return VectorWeights(**fields)
+
+
+def _fit(children: Tensor, parents: Tensor, weights: VectorWeights) -> Tensor:
+    """How well the children are what the parents expect: the logits (B, J, I)."""
+    expected = (
+        _normalised(parents) @ weights.prediction_shared
+    ) * weights.prediction + weights.prediction_bias
+    score = torch.matmul(expected, children.mT)
+    return functional.logsigmoid(
+        torch.addcmul(weights.score_bias.mT, score, weights.score.mT)
+    )
+
+
+def _normalised(parents: Tensor) -> Tensor:
+    """The parents normalised over the numbers of a pose; a single number stays."""
+    if parents.shape[-1] == 1:
+        return parents
+    return functional.layer_norm(parents, parents.shape[-1:])

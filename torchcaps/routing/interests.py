@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import Finite, check_choice, positive
+from torchcaps.numerics import Finite, positive
 from torchcaps.ops import Given, InnerProduct, Votes
 from torchcaps.routing.base import (
     LayerShape,
@@ -24,90 +24,36 @@ from torchcaps.squashing import length, squash
 Form = Literal["paper", "released"]
 
 
-def interest_routing(
-    votes: Votes,
-    weights: Tensor | None,
-    start: Tensor,
-    *,
-    steps: int = 3,
-    sharpness: float = 1.0,
-    form: Form = "paper",
-    pairs: Tensor | None = None,
-) -> Routed:
+@register_routing("interests")
+@settings
+class InterestRouting(Routing):
     r"""Routing by agreement from logits that are not alike.
 
     .. math::
-        R_{ij} = \operatorname{softmax}_j b_{ij}, \quad v_j = \operatorname{squash}\Big(\sum_i a_i R_{ij} V_{ij}\Big),
+        b_{ij} = \langle V_{ij}, p_j \rangle, \quad R_{ij} = \operatorname{softmax}_j b_{ij}, \quad
+        v_j = \operatorname{squash}\Big(\sum_i a_i R_{ij} V_{ij}\Big),
         \quad b_{ij} \mathrel{+}= K \langle V_{ij}, v_j \rangle
 
     One transform serves all pairs, :math:`V_{ij} = u_i W` (``transforms="subspace"``):
-    from uniform logits all parents would be equal, and stay so. ``released`` is what a
-    library in use computes: votes and parents of length 1, :math:`\hat V_{ij}, \hat
-    v_j`, and logits that forget those before, :math:`b_{ij} = R_{ij} + K \langle \hat
-    V_{ij}, \hat v_j \rangle`.
+    from uniform logits all parents would be equal, and stay so. The parents to start
+    from, p, (J, H), are learned, and begin as normal numbers: in the paper b is drawn
+    anew in each call, so that an answer depends on chance, and on the order of the
+    children.
+
+    ``released`` is what a library in use computes: votes and parents of length 1,
+    :math:`\hat V_{ij}, \hat v_j`, and logits that forget those before, :math:`b_{ij} =
+    R_{ij} + K \langle \hat V_{ij}, \hat v_j \rangle`. It takes votes that are the same
+    for all parents.
 
     Args:
-        votes: of I children for J parents; ``released`` takes those that are the same
-            for all parents.
-        weights: child activations, (N, G), or None for ones.
-        start: the logits b of the first step, (I, J) or (B, I, J); the paper draws them
-            from a normal distribution.
         steps: how many times the assignment is made.
-        sharpness: K.
-        form: ``paper`` or ``released``.
-        pairs: bool (B, I, J), False where a parent is not there for a child.
-
-    Raises:
-        ValueError: if there are no steps or no such form, or votes in windows are to be
-            ``released``.
+        sharpness: K, of the agreement.
+        form: ``paper``, or ``released``.
 
     Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing for
     Recommendation at Tmall", Algorithm 1 (B2I dynamic routing); Cen et al. 2020,
     "Controllable Multi-Interest Framework", section 3.2; ``released``: the capsule
     module of TorchEasyRec.
-    """
-    check_steps(steps)
-    check_choice("form", form, ("paper", "released"))
-    logits = start.to(votes.dtype).expand(votes.shape[:3])
-    released = form == "released"
-    if released and votes.sites is not None:
-        raise ValueError(
-            "form must be 'paper' for the windows of a convolution, got 'released'"
-        )
-    if (
-        released
-    ):  # a vote of length 1 is the vote with the inverse of its length as weight
-        shrink = 1 / positive(length(votes.dense()[:, :, 0]))  # [B, I]
-        weights = shrink if weights is None else weights * shrink
-    for step in range(steps):
-        if pairs is not None:
-            logits = logits.masked_fill(~pairs, torch.finfo(logits.dtype).min)
-        pose = squash(votes.moments(Given(logits), weights).sum)
-        if released:
-            pose = pose / positive(length(pose))[..., None]
-        if step < steps - 1:
-            agreement = sharpness * votes.logits(InnerProduct(pose))
-            logits = (
-                logits.softmax(-1) + agreement * shrink[..., None]
-                if released
-                else logits + agreement
-            )
-    return Routed(pose, length(pose), votes, Given(logits))
-
-
-@register_routing("interests")
-@settings
-class InterestRouting(Routing):
-    r"""Module form of :func:`interest_routing`, from parents that are learned.
-
-    The start is :math:`b_{ij} = \langle V_{ij}, p_j \rangle` with learned p, (J, H),
-    that begin as normal numbers: in the paper b is drawn anew in each call, so that an
-    answer depends on chance, and on the order of the children.
-
-    Args:
-        steps: how many times the assignment is made.
-        sharpness: of the agreement, K.
-        form: ``paper``, or ``released``.
 
     Example:
         >>> layer = tc.CapsLinear(
@@ -135,26 +81,78 @@ class InterestRouting(Routing):
         self.register_parameter("start", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """Create the parents to start from."""
+        """Create p, the parents to start from."""
         self.start = nn.Parameter(torch.randn(shape.parents, shape.size))
 
     def route(
-        self, votes: Votes, activation: Tensor | None, pairs: Tensor | None = None
+        self,
+        votes: Votes,
+        activation: Tensor | None,
+        pairs: Tensor | None = None,
+        *,
+        start: Tensor | None = None,
     ) -> Routed:
-        """Route the votes; children are weighted by their activations."""
+        """Route the votes; children are weighted by their activations.
+
+        Args:
+            votes: the votes of I children for J parents.
+            activation: the child activations, (N, G), or None for ones.
+            pairs: bool (B, I, J), False where a parent is not there for a child.
+            start: the logits b of the first step, (I, J) or (B, I, J), in place of
+                those of the learned parents: the paper draws them from a normal
+                distribution.
+
+        Raises:
+            ValueError: if votes in windows are to be ``released``.
+        """
+        logits = self._first_logits(votes) if start is None else start.to(votes.dtype)
+        logits = logits.expand(votes.shape[:3])
+        if self.form == "released":
+            return self._released(votes, activation, logits, pairs)
+        steps = check_steps(self.steps)
+        for step in range(steps):
+            logits = _paired(logits, pairs)
+            pose = squash(votes.moments(Given(logits), activation).sum)
+            if step < steps - 1:
+                logits = logits + self.sharpness * votes.logits(InnerProduct(pose))
+        return Routed(pose, length(pose), votes, Given(logits))
+
+    def _first_logits(self, votes: Votes) -> Tensor:
+        """The agreement of the votes with the learned parents, (B, I, J)."""
         check_parents(self, self.start, votes)
-        start = votes.logits(
-            InnerProduct(self.start.to(votes.dtype).expand(votes.shape[0], -1, -1))
-        )
-        return interest_routing(
-            votes,
-            activation,
-            start,
-            steps=self.steps,
-            sharpness=self.sharpness,
-            form=self.form,
-            pairs=pairs,
-        )
+        centres = self.start.to(votes.dtype).expand(votes.shape[0], -1, -1)
+        return votes.logits(InnerProduct(centres))
+
+    def _released(
+        self,
+        votes: Votes,
+        activation: Tensor | None,
+        logits: Tensor,
+        pairs: Tensor | None,
+    ) -> Routed:
+        if votes.sites is not None:
+            raise ValueError(
+                "form must be 'paper' for the windows of a convolution, got 'released'"
+            )
+        # A vote of length 1 is the vote with the inverse of its length as weight.
+        shrink = 1 / positive(length(votes.dense()[:, :, 0]))  # [B, I]
+        weights = shrink if activation is None else activation * shrink
+        steps = check_steps(self.steps)
+        for step in range(steps):
+            logits = _paired(logits, pairs)
+            pose = squash(votes.moments(Given(logits), weights).sum)
+            pose = pose / positive(length(pose))[..., None]
+            if step < steps - 1:
+                agreement = self.sharpness * votes.logits(InnerProduct(pose))
+                logits = logits.softmax(-1) + agreement * shrink[..., None]
+        return Routed(pose, length(pose), votes, Given(logits))
+
+
+def _paired(logits: Tensor, pairs: Tensor | None) -> Tensor:
+    """The logits (B, I, J), the least of the dtype where a pair is apart."""
+    if pairs is None:
+        return logits
+    return logits.masked_fill(~pairs, torch.finfo(logits.dtype).min)
 
 
 def label_aware(interests: Tensor, label: Tensor, sharpness: float = 1.0) -> Tensor:

@@ -4,12 +4,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from torchcaps.numerics import Positive, check_choice, positive, quotient
+from torchcaps.numerics import Positive, positive, quotient
 from torchcaps.ops import Similarity, Votes, axes
 from torchcaps.ops.backend import mean_of
 from torchcaps.routing.base import (
@@ -35,7 +35,7 @@ class SquashedDistance(Similarity):
         total: :math:`\sum_t v^t_j`, (B, J, H).
         squared: :math:`\sum_t |v^t_j|^2`, (B, J).
         steps: how many steps that is.
-        squash_kind: of the votes.
+        squash_kind: the squash of the votes.
     """
 
     total: Tensor = axes("BJH")
@@ -61,14 +61,9 @@ class SquashedDistance(Similarity):
         )
 
 
-def kernel_density_routing(
-    votes: Votes,
-    weights: Tensor | None = None,
-    *,
-    steps: int = 3,
-    settled: float | None = None,
-    squash_kind: str = "half",
-) -> Routed:
+@register_routing("kernel_density")
+@settings
+class KernelDensityRouting(Routing):
     r"""Parents climb to where votes are dense.
 
     .. math::
@@ -89,55 +84,67 @@ def kernel_density_routing(
     without gradients.
 
     Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None. The paper has none.
         steps: how many times the assignment is made, the uniform first one included;
             with ``settled``, at most.
-        settled: 0.05 in the authors' code; None makes all steps.
-        squash_kind: a row of the table in :func:`~torchcaps.squash`, for votes and
-            parents.
+        settled: the change of the logarithm of the density below which to stop, 0.05
+            in the authors' code; None makes all steps.
+        squash: a row of the table in :func:`~torchcaps.squash`, for votes and parents.
 
     Source: Zhao, Peng, Eger, Cambria & Yang 2019, "Towards Scalable and Reliable
     Capsule Networks for Challenging NLP Applications", Algorithm 1; the code released
     with it.
+
+    Example:
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, 8, 16, routing=tc.routing.KernelDensityRouting(steps=2)
+        ... )
+        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 16])
     """
-    check_steps(steps)
-    similarity: SquashedDistance | None = None
-    before = 0.0
-    for step in range(steps):
-        moments = votes.moments(similarity, weights)
-        pose = squash(mean_of(moments), squash_kind)
-        if step == steps - 1:
-            break
-        agreement = SquashedDistance(
-            pose, pose.square().sum(-1), squash_kind=squash_kind
-        )
-        if settled is not None:
-            density = _log_density(votes, similarity, agreement, weights)
-            if abs(density - before) < settled:
+
+    uses_activation = False
+
+    steps: Steps = 3
+    settled: Positive | None = None
+    squash: SquashKind = "half"
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Route the votes; the child activations are the lengths of their poses
+        already, and are not used again.
+        """
+        similarity: SquashedDistance | None = None
+        before = 0.0
+        steps = check_steps(self.steps)
+        for step in range(steps):
+            moments = votes.moments(similarity)
+            pose = squash(mean_of(moments), self.squash)
+            if step == steps - 1:
                 break
-            before = density
-        similarity = agreement if similarity is None else similarity + agreement
-    return Routed(pose, length(pose), votes, similarity)
+            agreement = SquashedDistance(
+                pose, pose.square().sum(-1), squash_kind=self.squash
+            )
+            if self.settled is not None:
+                density = _log_density(votes, similarity, agreement)
+                if abs(density - before) < self.settled:
+                    break
+                before = density
+            similarity = agreement if similarity is None else similarity + agreement
+        return Routed(pose, length(pose), votes, similarity)
 
 
 @torch.no_grad()
 def _log_density(
-    votes: Votes,
-    assigned: SquashedDistance | None,
-    agreement: SquashedDistance,
-    weights: Tensor | None,
+    votes: Votes, assigned: SquashedDistance | None, agreement: SquashedDistance
 ) -> float:
     """The logarithm of the density of the votes at the parents, by the shares that made
     these; one for the batch.
     """
     share = votes.assignment(assigned)
-    present = votes.present(weights)
+    present = votes.present(None)
     if present is not None:
         share = share * votes.gather(present).to(share.dtype)[..., None]
-    density = float(
-        (share / positive(share.sum(1, keepdim=True)) * votes.logits(agreement)).sum()
-    ) / max(len(share), 1)
+    share = share / positive(share.sum(1, keepdim=True))
+    density = float((share * votes.logits(agreement)).sum()) / max(len(share), 1)
     return math.log(density) if density > 0 else -math.inf
 
 
@@ -148,7 +155,7 @@ class MeanShiftShares(Similarity):
 
     Args:
         centres: :math:`v^t_j`, (T, B, J, H).
-        width: of the kernel k.
+        width: the width w of the kernel k.
         rate: :math:`\alpha`.
     """
 
@@ -173,7 +180,7 @@ class KernelMixtureShares(Similarity):
     Args:
         centre: :math:`v_j`, (B, J, H).
         weight: :math:`p_j`, (B, J).
-        width: of the kernel k.
+        width: the width w of the kernel k.
     """
 
     centre: Tensor = axes("BJH")
@@ -193,7 +200,7 @@ class KernelDensity(Similarity):
     Args:
         shares: r; None for 1 / J.
         centre: the parents, (B, J, H).
-        width: of the kernel k.
+        width: the width w of the kernel k.
     """
 
     shares: Similarity | None
@@ -211,15 +218,9 @@ def epanechnikov(votes: Tensor, centre: Tensor, width: float) -> Tensor:
     return (1 - (votes - centre[:, None]).square().mean(-1) / width**2).relu()
 
 
-def fast_kernel_density_routing(
-    votes: Votes,
-    weights: Tensor | None = None,
-    *,
-    steps: int = 3,
-    method: Method = "shift",
-    width: float = 2.0,
-    rate: float = 1.0,
-) -> Routed:
+@register_routing("fast_kernel_density")
+@settings
+class FastKernelDensityRouting(Routing):
     r"""Parents maximise the density of their votes, :math:`\sum_{ij} a_i r_{ij}
     k(V_{ij}, v_j)`; so do the shares r.
 
@@ -247,87 +248,14 @@ def fast_kernel_density_routing(
     normalised after each step, and the activation.
 
     Args:
-        votes: of I children for J parents.
-        weights: child activations a, (N, G), or None for ones.
         steps: how many times the parents are found, the first from uniform shares.
-        method: ``"shift"``, gradient ascent of the shares, or ``"em"``, a mixture of
-            the kernels.
-        width: w.
-        rate: :math:`\alpha`, for ``"shift"``.
+        method: ``"shift"`` (FRMS), gradient ascent of the shares, or ``"em"`` (FREM), a
+            mixture of the kernels.
+        width: w of the kernel, in the units of one number of a pose.
+        rate: :math:`\alpha` of the shares' ascent, for ``"shift"``.
 
     Source: Zhang, Zhao, Wu & Zhou 2018, "Fast Dynamic Routing Based on Weighted Kernel
     Density Estimation".
-    """
-    check_steps(steps)
-    check_choice("method", method, get_args(Method))
-    uniform, votes = votes, votes.restricted(mapping=Direct())
-    shares: MeanShiftShares | KernelMixtureShares | None = None
-    centres: list[Tensor] = []
-    for step in range(steps):
-        moments = (uniform if shares is None else votes).moments(shares, weights)
-        centres.append(quotient(moments.sum, moments.mass[..., None]))
-        if step == steps - 1:
-            break
-        if method == "shift":
-            shares = MeanShiftShares(torch.stack(centres), width, rate)
-        else:
-            share = quotient(moments.mass, moments.mass.sum(-1, keepdim=True))
-            shares = KernelMixtureShares(centres[-1], share, width)
-    density = votes.moments(KernelDensity(shares, centres[-1], width), weights).mass
-    return Routed(
-        centres[-1],
-        quotient(density, moments.mass),
-        uniform if shares is None else votes,
-        shares,
-    )
-
-
-@register_routing("kernel_density")
-@settings
-class KernelDensityRouting(Routing):
-    """Module form of :func:`kernel_density_routing`.
-
-    Args:
-        steps: how many times the assignment is made, the uniform first one included;
-            with ``settled``, at most.
-        settled: stop when the logarithm of the density changes by less; None makes all
-            steps.
-        squash: a row of the table in :func:`~torchcaps.squash`, for votes and parents.
-
-    Example:
-        >>> layer = tc.CapsLinear(
-        ...     32, 10, 8, 16, routing=tc.routing.KernelDensityRouting(steps=2)
-        ... )
-        >>> layer(tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))).pose.shape
-        torch.Size([4, 10, 16])
-    """
-
-    uses_activation = False
-
-    steps: Steps = 3
-    settled: Positive | None = None
-    squash: SquashKind = "half"
-
-    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are
-        not used again.
-        """
-        return kernel_density_routing(
-            votes, steps=self.steps, settled=self.settled, squash_kind=self.squash
-        )
-
-
-@register_routing("fast_kernel_density")
-@settings
-class FastKernelDensityRouting(Routing):
-    """Module form of :func:`fast_kernel_density_routing`; children are weighted by
-    their activations.
-
-    Args:
-        steps: how many times the parents are found, the first from uniform shares.
-        method: ``"shift"`` (FRMS) or ``"em"`` (FREM).
-        width: of the kernel, in the units of one number of a pose.
-        rate: of the shares' ascent, for ``"shift"``.
 
     Example:
         >>> layer = tc.CapsLinear(
@@ -345,14 +273,25 @@ class FastKernelDensityRouting(Routing):
     rate: Positive = 1.0
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; a mean forgets how long the votes were, so their activations weight
-        them.
+        """Route the votes; a mean forgets how long the votes were, so their activations
+        weight them.
         """
-        return fast_kernel_density_routing(
-            votes,
-            activation,
-            steps=self.steps,
-            method=self.method,
-            width=self.width,
-            rate=self.rate,
-        )
+        uniform, votes = votes, votes.restricted(mapping=Direct())
+        shares: MeanShiftShares | KernelMixtureShares | None = None
+        centres: list[Tensor] = []
+        steps = check_steps(self.steps)
+        for step in range(steps):
+            assigned = uniform if shares is None else votes
+            moments = assigned.moments(shares, activation)
+            centres.append(quotient(moments.sum, moments.mass[..., None]))
+            if step == steps - 1:
+                break
+            if self.method == "shift":
+                shares = MeanShiftShares(torch.stack(centres), self.width, self.rate)
+            else:
+                prior = quotient(moments.mass, moments.mass.sum(-1, keepdim=True))
+                shares = KernelMixtureShares(centres[-1], prior, self.width)
+        pose = centres[-1]
+        density = votes.moments(KernelDensity(shares, pose, self.width), activation)
+        height = quotient(density.mass, moments.mass)
+        return Routed(pose, height, assigned, shares)

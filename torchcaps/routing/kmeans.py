@@ -130,7 +130,7 @@ def inner_product_kmeans_routing(
         initial: parents of an earlier call, to go on from their directions.
         assignment: ``"straight_through"`` gives the whole child to its most similar
             parent, in all steps but the first one, with the gradients of the soft
-            centres. The poses are those of :func:`hard_kmeans_routing`. Each of these
+            centres. The poses are those of :class:`HardKMeansRouting`. Each of these
             steps takes two passes over the votes.
         softmax: over the ``"parents"`` of a child; or over the ``"children"`` of a
             parent, whose centre is then a weighted mean of its votes, from 1 / I. Su
@@ -176,118 +176,6 @@ def inner_product_kmeans_routing(
         else squash_kind(centre)
     )
     return Routed(pose, length(pose), _read(votes, similarity, assignment), similarity)
-
-
-def euclidean_kmeans_routing(
-    votes: Votes,
-    weights: Tensor | None = None,
-    *,
-    steps: int = 3,
-    sharpness: float = 1.0,
-    initial: Routed | None = None,
-    assignment: Assignment = "soft",
-    distance: Measure = "squared",
-    gradient: Gradient = "all",
-) -> Routed:
-    r"""Soft K-Means proper.
-
-    .. math::
-        R_{ij} = \operatorname{softmax}_j \big( -K |V_{ij} - \mu_j|^2 \big), \quad
-        \mu_j = \sum_i R_{ij} V_{ij} \Big/ \sum_i R_{ij}
-
-    from uniform R. The pose is the mean and so has the scale of the votes, however many
-    there are; the activation is its length. A parent that no vote chose, and in float32
-    one that takes less than 1e-29 of the children, keeps its centre.
-
-    Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None.
-        steps: how many times the assignment is made, the uniform first one included.
-        sharpness: K; the larger, the harder the assignment.
-        initial: parents of an earlier call, to go on from their means.
-        assignment: ``"straight_through"`` gives the whole child to its nearest parent,
-            in all steps but the first one, with the gradients of the soft means. The
-            poses are those of :func:`hard_kmeans_routing`. Each of these steps takes
-            two passes over the votes.
-        distance: ``"plain"`` compares by :math:`-K |V_{ij} - \mu_j|`, the
-            exp(-distance) of many overviews, so that twice as large votes need half the
-            K and not a quarter. It has no fused kernel.
-        gradient: through ``"all"`` steps; or only through the ``"last"``, which takes
-            the centres before it as a fixed point, so that memory does not grow with
-            the steps.
-
-    Raises:
-        ValueError: if there is no such assignment or distance.
-
-    Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean
-    distance.
-    """
-    check_steps(steps)
-    check_choice("assignment", assignment, get_args(Assignment))
-    check_choice("gradient", gradient, GRADIENTS)
-    check_choice("distance", distance, get_args(Measure))
-    near = partial(
-        Gaussian.spherical if distance == "squared" else Distance, sharpness=sharpness
-    )
-    weights = weights_for_means(votes, weights)
-    mean = None if initial is None else initial.pose
-    similarity = None if mean is None else near(mean)
-    for step in range(steps):
-        with gradient_context(gradient, step, steps):
-            moved = partial(_moved_mean, old=mean)
-            if similarity is None or assignment == "soft":
-                mean = moved(votes.moments(similarity, weights))
-            else:
-                mean = _straight_through(votes, similarity, weights, moved)
-            if step < steps - 1:
-                similarity = near(mean)
-    assert mean is not None
-    return Routed(mean, length(mean), _read(votes, similarity, assignment), similarity)
-
-
-@torch.no_grad()
-def hard_kmeans_routing(
-    votes: Votes,
-    weights: Tensor | None = None,
-    *,
-    steps: int = 3,
-    metric: Metric = "euclidean",
-    squash_kind: str = "half",
-) -> Routed:
-    r"""K-Means with hard assignments: the limit :math:`K \to \infty` of the soft ones.
-    Gives no gradients.
-
-    A parent that no vote chose keeps its centre.
-
-    Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None.
-        steps: how many times the assignment is made, the uniform first one included.
-        metric: ``"euclidean"`` (centres are means) or ``"inner"`` (centres are sums,
-            squashed at the end).
-        squash_kind: for ``"inner"``, a row of the table in :func:`~torchcaps.squash`.
-
-    Source: Lloyd 1982; Su Jianlin 2018b (kexue.fm/archives/5112).
-    """
-    check_steps(steps)
-    check_choice("metric", metric, get_args(Metric))
-    euclidean = metric == "euclidean"
-    weights = weights_for_means(votes, weights) if euclidean else weights
-    similarity: Similarity | None = None
-    moments = votes.moments(similarity, weights)
-    centre = mean_of(moments) if euclidean else moments.sum
-    if steps > 1:
-        votes = votes.restricted(hard=True)
-    for _ in range(steps - 1):
-        similarity = (
-            Gaussian.spherical(centre, 1.0)
-            if euclidean
-            else InnerProduct(normalize(centre, dim=-1))
-        )
-        moments = votes.moments(similarity, weights)
-        centre = _moved(moments, mean_of(moments) if euclidean else moments.sum, centre)
-    pose = centre if euclidean else squash(centre, squash_kind)
-    return Routed(pose, length(pose), votes, similarity)
 
 
 @register_routing("kmeans")
@@ -355,19 +243,35 @@ class InnerProductKMeansRouting(AgreementRouting):
 @register_routing("euclidean")
 @settings
 class EuclideanKMeansRouting(AgreementRouting):
-    """Module form of :func:`euclidean_kmeans_routing`; children are weighted by their
-    activations.
+    r"""Soft K-Means proper.
+
+    .. math::
+        R_{ij} = \operatorname{softmax}_j \big( -K |V_{ij} - \mu_j|^2 \big), \quad
+        \mu_j = \sum_i a_i R_{ij} V_{ij} \Big/ \sum_i a_i R_{ij}
+
+    from uniform R. The pose is the mean and so has the scale of the votes, however many
+    there are; the activation is its length. A parent that no vote chose, and in float32
+    one that takes less than 1e-29 of the children, keeps its centre.
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
         sharpness: K; the larger, the harder the assignment.
-        assignment: ``soft``, or ``straight_through``: hard in the forward pass, soft in
-            the backward pass.
-        distance: ``squared``, or ``plain``: exp(-distance) weighs the votes.
-        gradient: through ``all`` steps, or only the ``last``, whose memory does not
-            grow with the steps.
-        evidence: learn where each child belongs by itself, and start from that: see
-            :class:`~torchcaps.routing.AgreementRouting`.
+        assignment: ``soft``; or ``straight_through``, hard in the forward pass and soft
+            in the backward pass: the whole child goes to its nearest parent, in all
+            steps but the first one, with the gradients of the soft means. The poses are
+            those of :class:`HardKMeansRouting`. Each of these steps takes two passes
+            over the votes.
+        distance: ``squared``; or ``plain``, which compares by :math:`-K |V_{ij} -
+            \mu_j|`, the exp(-distance) of many overviews, so that twice as large votes
+            need half the K and not a quarter. It has no fused kernel.
+        gradient: through ``all`` steps; or only through the ``last``, which takes the
+            centres before it as a fixed point, so that memory does not grow with the
+            steps.
+        evidence: whether to learn where each child belongs by itself, and start from
+            that: see :class:`~torchcaps.routing.AgreementRouting`.
+
+    Source: Su Jianlin 2018b (kexue.fm/archives/5112), the section on Euclidean
+    distance.
 
     Example:
         >>> layer = tc.CapsLinear(
@@ -398,31 +302,48 @@ class EuclideanKMeansRouting(AgreementRouting):
     def route(
         self, votes: Votes, activation: Tensor | None, initial: Routed | None = None
     ) -> Routed:
-        """Routes; a mean forgets how long the votes were, so their activations weight
-        them.
+        """Route the votes; a mean forgets how long the votes were, so their activations
+        weight them. With ``initial``, it goes on from the means of those parents.
         """
-        return euclidean_kmeans_routing(
-            votes,
-            activation,
-            steps=self.steps,
-            sharpness=self.sharpness,
-            initial=initial,
-            assignment=self.assignment,
-            distance=self.distance,
-            gradient=self.gradient,
-        )
+        weights = weights_for_means(votes, activation)
+        mean = None if initial is None else initial.pose
+        similarity = None if mean is None else self._near(mean)
+        steps = check_steps(self.steps)
+        for step in range(steps):
+            with gradient_context(self.gradient, step, steps):
+                moved = partial(_moved_mean, old=mean)
+                if similarity is None or self.assignment == "soft":
+                    mean = moved(votes.moments(similarity, weights))
+                else:
+                    mean = _straight_through(votes, similarity, weights, moved)
+                if step < steps - 1:
+                    similarity = self._near(mean)
+        assert mean is not None
+        assigned = _read(votes, similarity, self.assignment)
+        return Routed(mean, length(mean), assigned, similarity)
+
+    def _near(self, mean: Tensor) -> Similarity:
+        """How near votes are to these means."""
+        if self.distance == "squared":
+            return Gaussian.spherical(mean, self.sharpness)
+        return Distance(mean, self.sharpness)
 
 
 @register_routing("hard_kmeans")
 @settings
 class HardKMeansRouting(Routing):
-    """Module form of :func:`hard_kmeans_routing`, for evaluation and teaching: it
-    refuses to train.
+    r"""K-Means with hard assignments: the limit :math:`K \to \infty` of the soft ones.
+    It has no gradients, and refuses to train: it is for evaluation and teaching.
+
+    A parent that no vote chose keeps its centre.
 
     Args:
         steps: how many times the assignment is made, the uniform first one included.
-        metric: ``"euclidean"`` or ``"inner"``.
+        metric: ``"euclidean"`` (centres are means, weighted by the activations of the
+            children) or ``"inner"`` (centres are sums, squashed at the end).
         squash: for ``"inner"``, a row of the table in :func:`~torchcaps.squash`.
+
+    Source: Lloyd 1982; Su Jianlin 2018b (kexue.fm/archives/5112).
 
     Example:
         >>> routing = (
@@ -440,8 +361,9 @@ class HardKMeansRouting(Routing):
     metric: Metric = "euclidean"
     squash: SquashKind = "half"
 
+    @torch.no_grad()
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes.
+        """Route the votes.
 
         Raises:
             RuntimeError: in training mode.
@@ -452,11 +374,25 @@ class HardKMeansRouting(Routing):
                 "model, or train with "
                 "'kmeans' or 'euclidean' and switch the routing afterwards"
             )
-        weights = activation if self.metric == "euclidean" else None
-        return hard_kmeans_routing(
-            votes,
-            weights,
-            steps=self.steps,
-            metric=self.metric,
-            squash_kind=self.squash,
-        )
+        steps = check_steps(self.steps)
+        weights, centre_of = None, _sum
+        if self.metric == "euclidean":
+            weights, centre_of = weights_for_means(votes, activation), mean_of
+        similarity: Similarity | None = None
+        centre = centre_of(votes.moments(similarity, weights))
+        if steps > 1:
+            votes = votes.restricted(hard=True)
+        for _ in range(steps - 1):
+            if self.metric == "euclidean":
+                similarity = Gaussian.spherical(centre, 1.0)
+            else:
+                similarity = InnerProduct(normalize(centre, dim=-1))
+            moments = votes.moments(similarity, weights)
+            centre = _moved(moments, centre_of(moments), centre)
+        if self.metric == "inner":
+            centre = squash(centre, self.squash)
+        return Routed(centre, length(centre), votes, similarity)
+
+
+def _sum(moments: Moments) -> Tensor:
+    return moments.sum

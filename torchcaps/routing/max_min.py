@@ -48,46 +48,19 @@ class MaxMin(AssignmentMap):
         return self.lower + height * (self.upper - self.lower)
 
 
-def max_min_routing(
-    votes: Votes,
-    weights: Tensor | None = None,
-    *,
-    steps: int = 3,
-    lower: float = 0.0,
-    upper: float = 1.0,
-    squash_kind: str = "sabour",
-) -> Routed:
-    """Dynamic routing under :class:`MaxMin`; the first assignment is ``upper`` for all.
-
-    Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None.
-        steps: how many times the assignment is made, the first one included.
-        lower: assignment of the least similar parent.
-        upper: assignment of the most similar parent.
-        squash_kind: a row of the table in :func:`~torchcaps.squash`.
-
-    Source: Zhao, Kleinhans, Sandhu, Patel & Unnikrishnan 2019, "Capsule Networks with
-    Max-Min Normalization".
-    """
-    return dynamic_routing(
-        votes.restricted(mapping=MaxMin(lower, upper)),
-        weights,
-        steps=steps,
-        squash_kind=squash_kind,
-    )
-
-
 @register_routing("max_min")
 @settings
 class MaxMinRouting(Routing):
-    """Module form of :func:`max_min_routing`.
+    """Dynamic routing under :class:`MaxMin`; the first assignment is ``upper`` for all.
 
     Args:
         steps: how many times the assignment is made, the first one included.
         lower: assignment of the least similar parent.
         upper: assignment of the most similar parent.
         squash: a row of the table in :func:`~torchcaps.squash`.
+
+    Source: Zhao, Kleinhans, Sandhu, Patel & Unnikrishnan 2019, "Capsule Networks with
+    Max-Min Normalization".
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.MaxMinRouting())
@@ -104,13 +77,8 @@ class MaxMinRouting(Routing):
     squash: SquashKind = "sabour"
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are
-        not used again.
+        """Route the votes; the child activations are the lengths of their poses
+        already, and are not used again.
         """
-        return max_min_routing(
-            votes,
-            steps=self.steps,
-            lower=self.lower,
-            upper=self.upper,
-            squash_kind=self.squash,
-        )
+        votes = votes.restricted(mapping=MaxMin(self.lower, self.upper))
+        return dynamic_routing(votes, steps=self.steps, squash_kind=self.squash)

@@ -8,26 +8,16 @@ from torchcaps.routing.base import Routed, Routing, register_routing
 from torchcaps.squashing import length
 
 
-def mean_routing(votes: Votes, weights: Tensor | None = None) -> Routed:
+@register_routing("mean")
+class MeanRouting(Routing):
     r"""Every parent takes the mean of its votes, :math:`\mu_j = \sum_i a_i V_{ij} /
     \sum_i a_i`.
 
-    The pose has the scale of the votes; the activation is its length.
-
-    Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None for ones.
+    The pose has the scale of the votes; the activation is its length. Children without
+    activations count alike.
 
     Source: Paik, Kwak & Kim 2019, "Capsule Networks Need an Improved Routing
     Algorithm".
-    """
-    pose = mean_of(votes.moments(weights=weights))
-    return Routed(pose, length(pose), votes, similarity=None)
-
-
-@register_routing("mean")
-class MeanRouting(Routing):
-    """Module form of :func:`mean_routing`; children are weighted by their activations.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.MeanRouting())
@@ -37,5 +27,6 @@ class MeanRouting(Routing):
     """
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Takes the means."""
-        return mean_routing(votes, activation)
+        """Take the means."""
+        pose = mean_of(votes.moments(weights=activation))
+        return Routed(pose, length(pose), votes, similarity=None)

@@ -19,13 +19,9 @@ from torchcaps.routing.means import moments_and_shares
 from torchcaps.spec import settings
 
 
-def prototype_routing(
-    votes: Votes,
-    weights: Tensor | None,
-    prototypes: Tensor,
-    *,
-    sharpness: float | None = None,
-) -> Routed:
+@register_routing("prototypes")
+@settings
+class PrototypeRouting(Routing):
     r"""One step of soft clustering, about centres that are learned in place of being
     searched for.
 
@@ -48,31 +44,10 @@ def prototype_routing(
     parent has its share as activation; prototypes start as standard normal numbers.
 
     Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None for ones.
-        prototypes: p, (J, H).
         sharpness: K; None for 1 / sqrt(H).
 
     Source: Everett, Zhong & Leontidis 2023, "ProtoCaps: A Fast and Non-Iterative
     Capsule Network Routing Method".
-    """
-    B, _, _, H = votes.shape
-    centres = prototypes.to(votes.source.children.dtype).expand(B, -1, -1)
-    similarity = Gaussian.spherical(
-        centres, 1 / math.sqrt(H) if sharpness is None else sharpness
-    )
-    moments, share = moments_and_shares(votes, similarity, weights)
-    return Routed(mean_of(moments), share, votes, similarity)
-
-
-@register_routing("prototypes")
-@settings
-class PrototypeRouting(Routing):
-    """Module form of :func:`prototype_routing`; children are weighted by their
-    activations.
-
-    Args:
-        sharpness: K; None for 1 / sqrt(H).
 
     Example:
         >>> routing = tc.routing.PrototypeRouting()
@@ -89,12 +64,15 @@ class PrototypeRouting(Routing):
         self.register_parameter("prototypes", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """One prototype a parent."""
+        """Create p, (J, H): one prototype a parent."""
         self.prototypes = nn.Parameter(torch.randn(shape.parents, shape.size))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; children are weighted by their activations."""
+        """Route the votes; children are weighted by their activations."""
         check_parents(self, self.prototypes, votes)
-        return prototype_routing(
-            votes, activation, self.prototypes, sharpness=self.sharpness
-        )
+        B, _, _, H = votes.shape
+        centres = self.prototypes.to(votes.source.children.dtype).expand(B, -1, -1)
+        sharpness = 1 / math.sqrt(H) if self.sharpness is None else self.sharpness
+        similarity = Gaussian.spherical(centres, sharpness)
+        moments, share = moments_and_shares(votes, similarity, activation)
+        return Routed(mean_of(moments), share, votes, similarity)

@@ -19,13 +19,9 @@ from torchcaps.spec import settings
 from torchcaps.squashing import SquashKind, length, squash
 
 
-def self_attention_routing(
-    votes: Votes,
-    weights: Tensor | None = None,
-    prior: Tensor | None = None,
-    *,
-    squash_kind: str = "exponential",
-) -> Routed:
+@register_routing("self_attention")
+@settings
+class SelfAttentionRouting(Routing):
     r"""Votes count by how well they agree with all votes for the same parent.
 
     .. math::
@@ -37,39 +33,19 @@ def self_attention_routing(
     votes: the matrix of votes times votes that the paper writes down is not needed.
     Runs on all backends; only ``naive`` stores the votes.
 
+    A layer that takes any number of children has one prior for each parent, shared by
+    all of them.
+
     The code released with the paper squashes to :math:`(1 - 1 / (e^n + \epsilon)) s /
     (n + \epsilon)` with :math:`\epsilon = 10^{-20}`: that is ``"exponential"``, to
     rounding.
 
     Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None. The paper has none: the length of a
-            child's pose is its activation, and scales its votes already.
-        prior: b, (I, J), or (1, J) when all children share it; None for 0.
-        squash_kind: a row of the table in :func:`~torchcaps.squash`.
+        prior: whether to learn the prior b of each pair, which starts at 0.
+        squash: a row of the table in :func:`~torchcaps.squash`.
 
     Source: Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: Capsule Network with
     Self-Attention Routing", section 3.2; the code released with it.
-    """
-    _, I, J, H = votes.shape
-    if prior is not None:
-        votes = votes.restricted(offset=prior.expand(I, J))
-    similarity = InnerProduct(votes.total() / math.sqrt(H))
-    pose = squash(votes.moments(similarity, weights).sum, squash_kind)
-    return Routed(pose, length(pose), votes, similarity)
-
-
-@register_routing("self_attention")
-@settings
-class SelfAttentionRouting(Routing):
-    """Module form of :func:`self_attention_routing`.
-
-    A layer that takes any number of children has one prior for each parent, shared by
-    all of them.
-
-    Args:
-        prior: learn a prior b of each pair, starting at 0.
-        squash: a row of the table in :func:`~torchcaps.squash`.
 
     Example:
         >>> layer = tc.CapsLinear(
@@ -88,14 +64,18 @@ class SelfAttentionRouting(Routing):
         self.register_parameter("offset", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """The prior, if there is one."""
+        """Create the prior, if there is one: (I, J), or (1, J)."""
         if self.prior:
             self.offset = nn.Parameter(torch.zeros(shape.children or 1, shape.parents))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are
-        not used again.
+        """Route the votes; the child activations are the lengths of their poses
+        already, and are not used again.
         """
+        _, I, J, H = votes.shape
         if self.offset is not None:
             check_parents(self, self.offset, votes, axis=1)
-        return self_attention_routing(votes, prior=self.offset, squash_kind=self.squash)
+            votes = votes.restricted(offset=self.offset.expand(I, J))
+        similarity = InnerProduct(votes.total() / math.sqrt(H))
+        pose = squash(votes.moments(similarity).sum, self.squash)
+        return Routed(pose, length(pose), votes, similarity)

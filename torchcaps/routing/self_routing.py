@@ -20,9 +20,8 @@ from torchcaps.routing.base import (
 from torchcaps.routing.means import moments_and_shares
 
 
-def self_routing(
-    votes: Votes, weights: Tensor | None, weight: Tensor, bias: Tensor
-) -> Routed:
+@register_routing("self_routing")
+class SelfRouting(Routing):
     r"""A linear layer of each child's own decides where it goes.
 
     .. math::
@@ -36,33 +35,12 @@ def self_routing(
     poses are 0; in float32 the pose of a parent that takes far less than 1e-29 of the
     children is nearly 0.
 
-    Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None for ones.
-        weight: :math:`W^{(2)}`, (I, J, M * P), or (1, J, M * P) when all children share
-            it.
-        bias: :math:`b^{(2)}`, (I, J) or (1, J).
+    The parameters start at 0, where all parents are equal. Squashed poses hardly move
+    them from there: give it children with learned activations, as the paper does. A
+    layer that takes any number of children has one set of parameters, shared by all of
+    them.
 
     Source: Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks", section 3.
-    """
-    dtype = compute_dtype(votes.poses, weight)
-    children = votes.gather(votes.poses.flatten(2)).to(dtype)
-    with full_precision(children):
-        similarity = Given(
-            torch.einsum("bip,ijp->bij", children, weight.to(dtype)) + bias
-        )
-    moments, share = moments_and_shares(votes, similarity, weights)
-    return Routed(mean_of(moments), share, votes, similarity)
-
-
-@register_routing("self_routing")
-class SelfRouting(Routing):
-    """Module form of :func:`self_routing`; its parameters start at 0, where all parents
-    are equal.
-
-    Squashed poses hardly move it from there: give it children with learned activations,
-    as the paper does. A layer that takes any number of children has one set of
-    parameters, shared by all of them.
 
     Example:
         >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.SelfRouting())
@@ -76,7 +54,7 @@ class SelfRouting(Routing):
         self.register_parameter("bias", None)
 
     def make_parameters(self, shape: LayerShape) -> None:
-        """Weights and biases of each child."""
+        """Create the weights :math:`W^{(2)}`, (I, J, M * P), and biases, (I, J)."""
         children = shape.children or 1
         self.weight = nn.Parameter(
             torch.zeros(children, shape.parents, math.prod(shape.in_pose))
@@ -84,6 +62,12 @@ class SelfRouting(Routing):
         self.bias = nn.Parameter(torch.zeros(children, shape.parents))
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; children are weighted by their activations."""
+        """Route the votes; children are weighted by their activations."""
         check_parents(self, self.bias, votes, axis=1)
-        return self_routing(votes, activation, self.weight, self.bias)
+        dtype = compute_dtype(votes.poses, self.weight)
+        children = votes.gather(votes.poses.flatten(2)).to(dtype)
+        with full_precision(children):
+            scores = torch.einsum("bip,ijp->bij", children, self.weight.to(dtype))
+            similarity = Given(scores + self.bias)
+        moments, share = moments_and_shares(votes, similarity, activation)
+        return Routed(mean_of(moments), share, votes, similarity)

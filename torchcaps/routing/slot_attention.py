@@ -16,6 +16,7 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     Steps,
+    check_steps,
     gradient_context,
     register_routing,
     unbound,
@@ -123,10 +124,11 @@ class SlotAttentionRouting(Routing):
                 self.first(B, J, keyed.dtype) if initial is None else initial.pose
             ).to(keyed.dtype)
             slots = first
-            for step in range(self.steps):
-                if self.gradient == "last" and step == self.steps - 1:
+            steps = check_steps(self.steps)
+            for step in range(steps):
+                if self.gradient == "last" and step == steps - 1:
                     slots = passed_on(first, slots)
-                with gradient_context(self.gradient, step, self.steps):
+                with gradient_context(self.gradient, step, steps):
                     similarity = self.similarity(slots)
                     moments, share = moments_and_shares(keyed, similarity, activation)
                     value = mean_of(moments)[..., slots.shape[-1] :]

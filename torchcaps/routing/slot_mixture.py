@@ -16,6 +16,7 @@ from torchcaps.routing.base import (
     Routed,
     Routing,
     Steps,
+    check_steps,
     gradient_context,
     register_routing,
     unbound,
@@ -119,10 +120,11 @@ class SlotMixtureRouting(Routing):
             B, _, J, _ = projected.shape
             first = self.first(B, J, projected.dtype)
             mean, variance, log_share = first, torch.ones_like(first), None
-            for step in range(self.steps):
-                if self.gradient == "last" and step == self.steps - 1:
+            steps = check_steps(self.steps)
+            for step in range(steps):
+                if self.gradient == "last" and step == steps - 1:
                     mean = passed_on(first, mean)
-                with gradient_context(self.gradient, step, self.steps):
+                with gradient_context(self.gradient, step, steps):
                     similarity = mixture_similarity(mean, variance, log_share)
                     moments, share = moments_and_shares(
                         projected, similarity, activation, scatter=True

@@ -52,9 +52,9 @@ class Entmax(AssignmentMap):
         return (half - threshold.gather(-1, last)).relu().square()
 
 
-def sparse_attention_routing(
-    votes: Votes, weights: Tensor | None = None, *, squash_kind: str = "sabour"
-) -> Routed:
+@register_routing("sparse_attention")
+@settings
+class SparseAttentionRouting(Routing):
     r"""Votes attend to the votes for the same parent, and most pairs of child and
     parent get nothing.
 
@@ -70,33 +70,17 @@ def sparse_attention_routing(
     transforms, attention by scaled inner products, entmax, and a single pass. Left
     open, or chosen by us: alpha is 1.5; entmax is over the parents; a vote attends to
     the sum of all votes for its parent, as in
-    :func:`~torchcaps.routing.self_attention_routing`, so that no matrix of all pairs is
+    :class:`~torchcaps.routing.SelfAttentionRouting`, so that no matrix of all pairs is
     formed; the squash is that of Sabour et al. The pruning of similar children before
     the layer is a mask of the layer's.
 
     Runs on ``naive``, which stores the votes, and on ``chunked``.
 
     Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None. The paper has none.
-        squash_kind: a row of the table in :func:`~torchcaps.squash`.
+        squash: a row of the table in :func:`~torchcaps.squash`.
 
     Source: Geng et al. 2024, "OrthCaps: An Orthogonal CapsNet with Sparse Attention
     Routing and Pruning", section 3.
-    """
-    similarity = InnerProduct(votes.total() / math.sqrt(votes.shape[-1]))
-    votes = votes.restricted(mapping=Entmax())
-    pose = squash(votes.moments(similarity, weights).sum, squash_kind)
-    return Routed(pose, length(pose), votes, similarity)
-
-
-@register_routing("sparse_attention")
-@settings
-class SparseAttentionRouting(Routing):
-    """Module form of :func:`sparse_attention_routing`.
-
-    Args:
-        squash: a row of the table in :func:`~torchcaps.squash`.
 
     Example:
         >>> routing = tc.routing.SparseAttentionRouting()
@@ -113,7 +97,10 @@ class SparseAttentionRouting(Routing):
     squash: SquashKind = "sabour"
 
     def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; the child activations are the lengths of their poses already, and are
-        not used again.
+        """Route the votes; the child activations are the lengths of their poses
+        already, and are not used again.
         """
-        return sparse_attention_routing(votes, squash_kind=self.squash)
+        similarity = InnerProduct(votes.total() / math.sqrt(votes.shape[-1]))
+        votes = votes.restricted(mapping=Entmax())
+        pose = squash(votes.moments(similarity).sum, self.squash)
+        return Routed(pose, length(pose), votes, similarity)

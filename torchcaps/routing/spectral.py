@@ -19,13 +19,9 @@ from torchcaps.routing.base import (
 from torchcaps.spec import settings
 
 
-def spectral_routing(
-    votes: Votes,
-    weights: Tensor | None = None,
-    bias: Tensor | float = 0.1,
-    *,
-    sharpness: float = 1.0,
-) -> Routed:
+@register_routing("spectral")
+@settings
+class SpectralRouting(Routing):
     r"""The votes for a parent agree as far as they lie on one line through 0.
 
     .. math::
@@ -45,25 +41,48 @@ def spectral_routing(
     is its ratio.
 
     Args:
-        votes: of I children for J parents.
-        weights: child activations a, (N, G), or None for ones.
-        bias: b, (J,), or one number.
-        sharpness: :math:`\eta`; the authors raise it linearly in training.
+        sharpness: :math:`\eta` of the activation; the authors raise it linearly while
+            training goes on.
+        bias: where the bias b of each parent starts.
 
     Source: Bahadori 2018, "Spectral Capsule Networks", section 2.
+
+    Example:
+        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.SpectralRouting())
+        >>> layer(
+        ...     tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))
+        ... ).activation.shape
+        torch.Size([4, 10])
     """
-    present = votes.present(weights)
-    gram = votes.gram(
-        None if present is None else present.to(compute_dtype(present)).square()
-    )
-    largest, direction = _top_pair(gram) if transformed() else _TopPair.apply(gram)
-    total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    with torch.no_grad():
-        side = (votes.moments(weights=weights).sum * direction).sum(-1, keepdim=True)
-        sign = torch.where(side < 0, -1.0, 1.0) * (total > 0)[..., None]
-    ratio = largest / positive(total)
-    logit = sharpness * (ratio - bias)
-    return Routed(direction * sign, logit.sigmoid(), votes, None, logit)
+
+    sharpness: Finite = 1.0
+    bias: Finite = 0.1
+
+    def __post_init__(self) -> None:
+        self.register_parameter("threshold", None)
+
+    def make_parameters(self, shape: LayerShape) -> None:
+        """Create b, (J,), the bias of each parent."""
+        self.threshold = nn.Parameter(torch.full((shape.parents,), float(self.bias)))
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Route the votes; children are weighted by their activations."""
+        if self.threshold is not None:
+            check_parents(self, self.threshold, votes)
+        bias = self.bias if self.threshold is None else self.threshold
+        present = votes.present(activation)
+        if present is not None:
+            present = present.to(compute_dtype(present)).square()
+        gram = votes.gram(present)
+        largest, direction = _top_pair(gram) if transformed() else _TopPair.apply(gram)
+        total = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+        with torch.no_grad():
+            weighted_sum = votes.moments(weights=activation).sum
+            side = (weighted_sum * direction).sum(-1, keepdim=True)
+            sign = torch.where(side < 0, -1.0, 1.0) * (total > 0)[..., None]
+        ratio = largest / positive(total)
+        logit = self.sharpness * (ratio - bias)
+        return Routed(direction * sign, logit.sigmoid(), votes, None, logit)
 
 
 class _TopPair(torch.autograd.Function):
@@ -149,39 +168,3 @@ def _top_pair(matrix: Tensor) -> tuple[Tensor, Tensor]:
         top = top + _turn(matrix, (top * image).sum(-1), top, simple, image)
         top = top / top.norm(dim=-1, keepdim=True)
     return (top * (matrix @ top[..., None]).squeeze(-1)).sum(-1), top
-
-
-@register_routing("spectral")
-@settings
-class SpectralRouting(Routing):
-    """Module form of :func:`spectral_routing`; children are weighted by their
-    activations.
-
-    Args:
-        sharpness: of the activation; may be raised while training goes on.
-        bias: where the bias of each parent starts.
-
-    Example:
-        >>> layer = tc.CapsLinear(32, 10, 8, 16, routing=tc.routing.SpectralRouting())
-        >>> layer(
-        ...     tc.Capsules(torch.randn(4, 32, 8), torch.rand(4, 32))
-        ... ).activation.shape
-        torch.Size([4, 10])
-    """
-
-    sharpness: Finite = 1.0
-    bias: Finite = 0.1
-
-    def __post_init__(self) -> None:
-        self.register_parameter("threshold", None)
-
-    def make_parameters(self, shape: LayerShape) -> None:
-        """The bias of each parent."""
-        self.threshold = nn.Parameter(torch.full((shape.parents,), float(self.bias)))
-
-    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; children are weighted by their activations."""
-        if self.threshold is not None:
-            check_parents(self, self.threshold, votes)
-        bias = self.bias if self.threshold is None else self.threshold
-        return spectral_routing(votes, activation, bias, sharpness=self.sharpness)

@@ -3,7 +3,6 @@ Normal-Wishart priors.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +22,9 @@ from torchcaps.routing.base import (
 from torchcaps.spec import settings
 
 
-def variational_bayes_routing(
-    votes: Votes,
-    weights: Tensor | None,
-    unit_cost: Tensor,
-    activation_cost: Tensor,
-    *,
-    steps: int = 3,
-    activation_norm: Callable[[Tensor], Tensor] | None = None,
-    pose_norm: Callable[[Tensor], Tensor] | None = None,
-) -> Routed:
+@register_routing("variational_bayes")
+@settings
+class VariationalBayesRouting(Routing):
     r"""Expectation and maximisation with distributions of the parents in place of point
     estimates.
 
@@ -51,43 +43,65 @@ def variational_bayes_routing(
         a_j = \sigma \Big( \operatorname{BN} \Big( \beta_a - e^{E \ln \pi_j} \Big( \frac{H}{2} \ln 2 \pi e
         - \frac{E \ln \Lambda_j}{2} \Big) - \beta_u \Big) \Big), \quad \text{pose} = \operatorname{BN}(m_j)
 
-    from R = 1 / J. :math:`\psi` is the digamma function. In a convolution
-    :math:`p_{ij}` is normalised over the parents of all windows that see the child, as
-    in the paper, where its competition is the ``"image"``; the sum over j of
-    :math:`\alpha_j` is over the types of one position. All is computed in log space:
+    from R = 1 / J. :math:`\psi` is the digamma function. The betas start at 0. In a
+    convolution :math:`p_{ij}` is normalised over the parents of all windows that see
+    the child, as in the paper, where its competition is the ``"image"``; the sum over j
+    of :math:`\alpha_j` is over the types of one position. All is computed in log space:
     the authors' code forms :math:`p_{ij}`, which underflows. Runs on all backends; only
     ``naive`` stores the votes.
 
+    Each batch normalisation BN has one mean and one variance for each parent type, over
+    the batch, the positions and, for poses, their numbers. In training an example
+    therefore depends on its batch; a batch with one number a type is normalised with
+    the running values.
+
     Args:
-        votes: of I children for J parents.
-        weights: child activations, (N, G), or None for ones.
-        unit_cost: :math:`\beta_u`, (J,).
-        activation_cost: :math:`\beta_a`, (J,).
         steps: how many times the parents are estimated.
-        activation_norm: BN of the activation's logit, (B, J), or None.
-        pose_norm: BN of the pose, (B, J, H), or None.
 
     Source: Ribeiro, Leontidis & Kollias 2020, "Capsule Routing via Variational Bayes",
     Algorithm 1; the code released with it.
+
+    Example:
+        >>> layer = tc.CapsLinear(
+        ...     32, 10, (4, 4), (4, 4), routing=tc.routing.VariationalBayesRouting()
+        ... )
+        >>> layer(tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32))).pose.shape
+        torch.Size([4, 10, 4, 4])
     """
-    check_steps(steps)
-    similarity: Gaussian | None = None
-    for _ in range(steps):
-        # The first assignment is 1 / J, whatever competes afterwards.
-        of_step = votes.under(Normaliser()) if similarity is None else votes
-        parents = _Posterior(of_step.moments(similarity, weights, scatter=True))
-        last, similarity = similarity, parents.similarity()
-    logit = activation_cost - (parents.log_share.exp() * parents.entropy() + unit_cost)
-    if activation_norm is not None:
-        logit = activation_norm(logit)
-    pose = parents.mean if pose_norm is None else pose_norm(parents.mean)
-    return Routed(
-        pose,
-        logit.sigmoid(),
-        votes.under(Normaliser()) if last is None else votes,
-        last,
-        logit,
-    )
+
+    steps: Steps = 3
+
+    def __post_init__(self) -> None:
+        self.activation_norm: BatchStandard | None = None
+        self.pose_norm: BatchStandard | None = None
+        self.register_parameter("unit_cost", None)
+        self.register_parameter("activation_cost", None)
+
+    def make_parameters(self, shape: LayerShape) -> None:
+        r"""Create :math:`\beta_u` and :math:`\beta_a` of each parent, (J,)."""
+        self.unit_cost = nn.Parameter(torch.zeros(shape.parents))
+        self.activation_cost = nn.Parameter(torch.zeros(shape.parents))
+        self.activation_norm = BatchStandard(shape.parents)
+        self.pose_norm = BatchStandard(shape.parents)
+
+    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
+        """Route the votes; children are weighted by their activations."""
+        check_parents(self, self.unit_cost, votes)
+        similarity: Gaussian | None = None
+        for _ in range(check_steps(self.steps)):
+            # The first assignment is 1 / J, whatever competes afterwards.
+            of_step = votes.under(Normaliser()) if similarity is None else votes
+            moments = of_step.moments(similarity, activation, scatter=True)
+            parents = _Posterior(moments)
+            last, similarity = similarity, parents.similarity()
+        cost = parents.log_share.exp() * parents.entropy() + self.unit_cost
+        logit, pose = self.activation_cost - cost, parents.mean
+        if self.activation_norm is not None:
+            logit = self.activation_norm(logit)
+        if self.pose_norm is not None:
+            pose = self.pose_norm(pose)
+        assigned = votes.under(Normaliser()) if last is None else votes
+        return Routed(pose, logit.sigmoid(), assigned, last, logit)
 
 
 class _Posterior:
@@ -131,54 +145,3 @@ class _Posterior:
     def entropy(self) -> Tensor:
         """Of a Gaussian with the expected logarithm of the precision, (B, J)."""
         return (self.size * math.log(2 * math.pi * math.e) - self.log_precision) / 2
-
-
-@register_routing("variational_bayes")
-@settings
-class VariationalBayesRouting(Routing):
-    """Module form of :func:`variational_bayes_routing`, with both batch normalisations;
-    the betas start at 0.
-
-    Each normalisation has one mean and one variance for each parent type, over the
-    batch, the positions and, for poses, their numbers. In training an example therefore
-    depends on its batch; a batch with one number a type is normalised with the running
-    values.
-
-    Args:
-        steps: how many times the parents are estimated.
-
-    Example:
-        >>> layer = tc.CapsLinear(
-        ...     32, 10, (4, 4), (4, 4), routing=tc.routing.VariationalBayesRouting()
-        ... )
-        >>> layer(tc.Capsules(torch.randn(4, 32, 4, 4), torch.rand(4, 32))).pose.shape
-        torch.Size([4, 10, 4, 4])
-    """
-
-    steps: Steps = 3
-
-    def __post_init__(self) -> None:
-        self.activation_norm: BatchStandard | None = None
-        self.pose_norm: BatchStandard | None = None
-        self.register_parameter("unit_cost", None)
-        self.register_parameter("activation_cost", None)
-
-    def make_parameters(self, shape: LayerShape) -> None:
-        """The betas of each parent."""
-        self.unit_cost = nn.Parameter(torch.zeros(shape.parents))
-        self.activation_cost = nn.Parameter(torch.zeros(shape.parents))
-        self.activation_norm = BatchStandard(shape.parents)
-        self.pose_norm = BatchStandard(shape.parents)
-
-    def route(self, votes: Votes, activation: Tensor | None) -> Routed:
-        """Routes; children are weighted by their activations."""
-        check_parents(self, self.unit_cost, votes)
-        return variational_bayes_routing(
-            votes,
-            activation,
-            self.unit_cost,
-            self.activation_cost,
-            steps=self.steps,
-            activation_norm=self.activation_norm,
-            pose_norm=self.pose_norm,
-        )

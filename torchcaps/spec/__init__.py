@@ -50,7 +50,6 @@ __all__ = [
     "Size",
     "Spec",
     "Within",
-    "argument",
     "check",
     "fit",
     "jsonable",

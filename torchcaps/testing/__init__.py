@@ -19,5 +19,4 @@ __all__ = [
     "check_model",
     "check_routing",
     "orthogonal",
-    "signed_permutation",
 ]

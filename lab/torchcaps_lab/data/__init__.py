@@ -61,7 +61,6 @@ from torchcaps_lab.data.view import Preprocess, View
 from torchcaps_lab.kinds import public
 
 __all__ = [
-    "MNIST",
     "Affine",
     "AffineRanges",
     "Batch",
