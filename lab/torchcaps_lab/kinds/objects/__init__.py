@@ -5,3 +5,6 @@ from torchcaps_lab.kinds.objects.pictures import SlotPictures as SlotPictures
 from torchcaps_lab.kinds.objects.sets import PictureFolder as PictureFolder
 from torchcaps_lab.kinds.objects.sets import Shapes as Shapes
 from torchcaps_lab.kinds.objects.task import Objects as Objects
+
+
+__all__: list[str] = []
