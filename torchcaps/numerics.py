@@ -160,10 +160,8 @@ def transformed() -> bool:
     )
 
 
-_is_batched, _is_legacy_batched = (
-    torch._C._functorch.is_batchedtensor,
-    torch._C._functorch.is_legacy_batchedtensor,
-)
+_is_batched = torch._C._functorch.is_batchedtensor
+_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def several(upstream: Sequence[Tensor | None]) -> bool:
@@ -354,7 +352,8 @@ def class_mask(activation: Tensor, target: Tensor) -> Tensor:
             1, target.long()[:, None], 1.0
         )
     except RuntimeError as error:
-        low, high = int(target.min()), int(target.max())
+        low = int(target.min())
+        high = int(target.max())
         if 0 <= low <= high < shape[1]:
             raise
         raise ValueError(
@@ -484,7 +483,8 @@ def standardised(
     square = centred.square().mean(-1, keepdim=True) + 1e-8
     if floor:
         square = square + (floor * cost.abs().mean(-1, keepdim=True)).square()
-    deviation, size = square.sqrt(), terms.mean(-1, keepdim=True)
+    deviation = square.sqrt()
+    size = terms.mean(-1, keepdim=True)
     rounding = _EPSILON * size
     if before is not None:
         rounding = rounding + torch.minimum(

@@ -115,7 +115,9 @@ class CapsNetClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(
                 "sample_weight must be above 0 for some row, got 0 for all"
             )
-        rows, labels, weights = rows[counts], labels[counts], weights[counts]
+        rows = rows[counts]
+        labels = labels[counts]
+        weights = weights[counts]
         self.classes_, target = np.unique(labels, return_inverse=True)
         weights = weights * compute_sample_weight(self.class_weight, labels)
         if len(self.classes_) < 2:

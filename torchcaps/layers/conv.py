@@ -133,7 +133,9 @@ class CapsConvNd(CapsuleLayer):
         check_groups(groups, in_types, out_types)
         check_finite(0, **given(init_std=init_std))
         check_choice("competition", competition, get_args(Competition))
-        self.in_types, self.out_types, self.groups = in_types, out_types, groups
+        self.in_types = in_types
+        self.out_types = out_types
+        self.groups = groups
         self.in_pose, self.out_pose = (
             pose_shape("in_pose", in_pose),
             pose_shape("out_pose", out_pose),

@@ -183,7 +183,8 @@ class PoseInput(nn.Module):
             chosen: the classes that were kept, a mask (B, J), which tells the class
                 even of a pose that is all 0; None for those whose poses are not.
         """
-        dtype, poses = real_dtype("poses", poses), poses.flatten(2)
+        dtype = real_dtype("poses", poses)
+        poses = poses.flatten(2)
         alive = (poses != 0).any(2, keepdim=True)
         chosen = alive if chosen is None else (chosen != 0)[..., None]
         if self.kind == "pose_and_class":

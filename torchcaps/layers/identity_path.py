@@ -57,7 +57,9 @@ class IdentityPath(nn.Module):
     def __init__(self, in_types: int, out_types: int, groups: int = 1) -> None:
         super().__init__()
         check_groups(groups, in_types, out_types)
-        self.in_types, self.out_types, self.groups = in_types, out_types, groups
+        self.in_types = in_types
+        self.out_types = out_types
+        self.groups = groups
         share = in_types // groups
         self.mix = None
         if in_types != out_types:

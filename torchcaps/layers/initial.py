@@ -185,7 +185,8 @@ class _Probe:
     """
 
     def __init__(self, layer: CapsLinear | ClassCaps, children: Capsules) -> None:
-        self.layer, self.children = copy.deepcopy(layer), children
+        self.layer = copy.deepcopy(layer)
+        self.children = children
         self.start = [parameter.detach().clone() for parameter in _of_votes(layer)]
         self.logistic, self.parents = False, 0
 
@@ -194,10 +195,8 @@ class _Probe:
         for parameter, start in zip(_of_votes(self.layer), self.start, strict=True):
             parameter.copy_(start * factor)
         routed = self.layer.route(self.children)
-        self.logistic, self.parents = (
-            routed.logit is not None,
-            routed.activation.shape[-1],
-        )
+        self.logistic = routed.logit is not None
+        self.parents = routed.activation.shape[-1]
         mean = float(routed.activation.double().mean())
         return mean if math.isfinite(mean) else math.inf
 
@@ -219,7 +218,8 @@ class _Probe:
         crossed = [k for k, mean in enumerate(means) if (mean < goal) != below]
         if not crossed:
             return 1.0
-        low, high = _FACTORS[crossed[0] - 1], _FACTORS[crossed[0]]
+        low = _FACTORS[crossed[0] - 1]
+        high = _FACTORS[crossed[0]]
         for _ in range(8):
             middle = math.sqrt(low * high)
             low, high = (

@@ -144,7 +144,8 @@ class CapsLinear(CapsuleLayer):
         check_rows(self.in_pose, self.out_pose)
         self.transforms = transforms
         self.backend = known_backend(backend)
-        P, D = self.in_pose[-1], self.out_pose[-1]
+        P = self.in_pose[-1]
+        D = self.out_pose[-1]
         if transforms == "orthogonal" and P != D:
             raise ValueError(
                 f"orthogonal transforms keep the dimension: in_pose is {in_pose}, "
@@ -177,11 +178,9 @@ class CapsLinear(CapsuleLayer):
         """Initialise transforms and biases again, if they are learned; ``init_std`` as
         in the constructor.
         """
-        J, P, D = (
-            1 if self.transforms == "subspace" else self.out_capsules,
-            self.in_pose[-1],
-            self.out_pose[-1],
-        )
+        J = 1 if self.transforms == "subspace" else self.out_capsules
+        P = self.in_pose[-1]
+        D = self.out_pose[-1]
         if init_std is None:
             if self.in_capsules is None or self.transforms in ("shared", "subspace"):
                 init_std = math.sqrt(2 / (P + J * D))
@@ -312,7 +311,8 @@ class CapsLinear(CapsuleLayer):
         if type(children) is tuple:  # of a tool that hooks into layers
             children = from_pair(children)
         if isinstance(children, Tensor):
-            pose, sites = children, children.shape[: -len(self.in_pose)]
+            pose = children
+            sites = children.shape[: -len(self.in_pose)]
         elif isinstance(children, Capsules):
             pose, sites = children.pose, children.activation.shape
         else:
@@ -343,15 +343,11 @@ class CapsLinear(CapsuleLayer):
                 ),
                 mask,
             )
-            pose, activation = (
-                masked.pose,
-                None if activation is None else masked.activation,
-            )
+            pose = masked.pose
+            activation = None if activation is None else masked.activation
         if len(sites) > 2:
-            pose, activation = (
-                pose.flatten(1, len(sites) - 1),
-                None if activation is None else activation.flatten(1),
-            )
+            pose = pose.flatten(1, len(sites) - 1)
+            activation = None if activation is None else activation.flatten(1)
         if activation is not None:
             return pose, activation
         return pose, length(

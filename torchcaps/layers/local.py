@@ -102,12 +102,10 @@ class LocalCaps(CapsuleLayer):
         check_choice("resolution", resolution, get_args(Resolution))
         if kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd, got {kernel_size}")
-        self.in_types, self.out_types, self.in_dim, self.out_dim = (
-            in_types,
-            out_types,
-            in_dim,
-            out_dim,
-        )
+        self.in_types = in_types
+        self.out_types = out_types
+        self.in_dim = in_dim
+        self.out_dim = out_dim
         self.kernel_size = 2 if resolution == "double" else kernel_size
         self.resolution, self.axes, self.backend = resolution, check_axes(axes), backend
         seen = self.kernel_size**axes * in_dim
@@ -130,10 +128,8 @@ class LocalCaps(CapsuleLayer):
         """Return the windows of each phase, (B, *grid', in_types, numbers), from poses
         (B, *grid, in_types, in_dim).
         """
-        double, stride = (
-            self.resolution == "double",
-            2 if self.resolution == "half" else 1,
-        )
+        double = self.resolution == "double"
+        stride = 2 if self.resolution == "half" else 1
         border = 1 if double else self.kernel_size // 2
         padded = F.pad(pose, (0, 0, 0, 0) + (border, border) * self.axes)
         for axis in range(1, self.axes + 1):

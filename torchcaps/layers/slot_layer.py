@@ -119,7 +119,9 @@ class Slots(CapsuleLayer):
     ) -> None:
         super().__init__()
         check_size(slots=slots, dim=dim, **given(features=features))
-        self.slots, self.dim, self.features = slots, dim, features
+        self.slots = slots
+        self.dim = dim
+        self.features = features
         self.project: nn.Module = (
             nn.LazyLinear(dim) if features is None else nn.Identity()
         )

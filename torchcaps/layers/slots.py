@@ -121,7 +121,9 @@ class SlotCaps(nn.Module):
             intent_dim=intent_dim,
         )
         check_finite(0, pull=pull)
-        self.steps, self.pull, self.squash = steps, pull, squash
+        self.steps = steps
+        self.pull = pull
+        self.squash = squash
         routing = DynamicRouting(steps=steps, squash=squash)
         self.slot_caps = _Slots(
             None, slots, features, pose_dim, transforms="shared", init_std=init_std

@@ -146,7 +146,9 @@ class BinomialMixture(Mixture):
                 f"assignment leaves out component {int(share.sum(0).argmin())}"
             )
         state = Coins(_shares(share.T @ points), share.mean(0))
-        self.history_, self.n_iter_, self.converged_ = [self._export(state)], 1, True
+        self.history_ = [self._export(state)]
+        self.n_iter_ = 1
+        self.converged_ = True
         self._store(state, [self._mean_log_likelihood(points, None, state)])
         self.labels_ = labels.astype(np.int64)
         return self

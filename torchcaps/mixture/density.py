@@ -71,7 +71,8 @@ class Mixture(DensityMixin, Clustering):
         return state._replace(**{name: found[name] for name in self.learn})
 
     def _store(self, state: Any, objectives: list[float]) -> None:
-        self.lower_bounds_, self.lower_bound_ = objectives, objectives[-1]
+        self.lower_bounds_ = objectives
+        self.lower_bound_ = objectives[-1]
 
     def score_samples(self, X: ArrayLike) -> Array:
         """The log-likelihood of each point, (n_samples,), natural logarithm."""

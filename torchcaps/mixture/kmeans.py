@@ -116,15 +116,14 @@ class CentreClustering(ClusterMixin, Clustering):
         votes, similarity = self._view(points, state)
         if METRICS[self.metric].mean:
             share, log_mass = shares_of_points(votes, similarity, weights)
-            centres, chosen = (
-                cluster_moments(points, share).mean[:, 0],
-                log_mass > -torch.inf,
-            )
+            centres = cluster_moments(points, share).mean[:, 0]
+            chosen = log_mass > -torch.inf
         else:
             moments = votes.moments(
                 similarity, None if weights is None else weights[None]
             )
-            centres, chosen = moments.sum[0], moments.mass[0] > 0
+            centres = moments.sum[0]
+            chosen = moments.mass[0] > 0
         return Centres(
             torch.where(chosen[:, None], centres, state.centres)
         ), self._loss(points, weights, state)

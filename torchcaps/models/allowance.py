@@ -127,10 +127,8 @@ class Allowance(TorchDispatchMode):
         if func._schema.name in DRAWS and _runs_on_meta(args, kwargs):
             if isinstance(args[0], Tensor):
                 return args[0]
-            func, kwargs = (
-                torch.ops.aten.empty.memory_format,
-                {name: kwargs.get(name) for name in _OF_EMPTY},
-            )
+            func = torch.ops.aten.empty.memory_format
+            kwargs = {name: kwargs.get(name) for name in _OF_EMPTY}
         counted = not _taking_no_memory.get() and any(
             returned.alias_info is None for returned in func._schema.returns
         )

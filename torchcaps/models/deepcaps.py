@@ -231,7 +231,9 @@ class CapsConvShared(nn.Module):
         steps: int = 3,
     ) -> None:
         super().__init__()
-        self.in_types, self.out_types, self.out_dim = in_types, out_types, out_dim
+        self.in_types = in_types
+        self.out_types = out_types
+        self.out_dim = out_dim
         self.kernel_size = kernel_size
         self.steps = check_steps(steps)
         size = in_dim * kernel_size**2
@@ -379,7 +381,8 @@ class TransposedDecoder(nn.Module):
         )
         for layer in self.convolutions:
             assert isinstance(layer, nn.ConvTranspose2d)
-            before, stride = 1 if layer.stride[0] == 1 else 0, layer.stride[0]
+            before = 1 if layer.stride[0] == 1 else 0
+            stride = layer.stride[0]
             height, width = (extent * stride for extent in image.shape[2:])
             image = layer(image)[
                 :, :, before : before + height, before : before + width

@@ -124,7 +124,8 @@ class _Differences:
             *before._modules,
             *(name for name in after._modules if name not in before._modules),
         ]:
-            was, new = before._modules.get(name), after._modules.get(name)
+            was = before._modules.get(name)
+            new = after._modules.get(name)
             if was is None or new is None:
                 if was is not new:
                     mine._modules.pop(name, None)

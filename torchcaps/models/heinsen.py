@@ -100,7 +100,9 @@ class HeinsenCapsNet(CapsuleClassifier):
         check_extent("image_shape", self.image_shape, self._smallest, self._reason)
 
         self.features = nn.Sequential()
-        before, channels, parts = self.image_shape[0] + 2, self.channels, self.parts
+        before = self.image_shape[0] + 2
+        channels = self.channels
+        parts = self.parts
         for stride in self.strides:
             self.features.extend(
                 [

@@ -452,11 +452,9 @@ def _read(path: Path, header: Header) -> tuple[_Saved, Network]:
     imports: tuple[str, ...] = ()
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        name, arguments, extra = (
-            config["network"],
-            dict(config["arguments"]),
-            dict(config.get("extra", {})),
-        )
+        name = config["network"]
+        arguments = dict(config["arguments"])
+        extra = dict(config.get("extra", {}))
         imports = tuple(map(str, config.get("imports", ())))
         _check_numbers(
             arguments, "arguments", SPARE_STEPS + STEPS_EACH * len(header.shapes)

@@ -78,10 +78,8 @@ def box_iou(one: Tensor, other: Tensor) -> Tensor:
         one: left, top, right, bottom.
         other: likewise; the shapes broadcast.
     """
-    low, high = (
-        torch.maximum(one[..., :2], other[..., :2]),
-        torch.minimum(one[..., 2:], other[..., 2:]),
-    )
+    low = torch.maximum(one[..., :2], other[..., :2])
+    high = torch.minimum(one[..., 2:], other[..., 2:])
     common = (high - low).clamp_min(0).prod(-1)
     union = box_area(one) + box_area(other) - common
     return torch.where(union > 0, common / torch.where(union > 0, union, 1.0), 0.0)

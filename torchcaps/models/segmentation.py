@@ -158,10 +158,8 @@ class SegCaps(Segmenter):
     )
 
     def __post_init__(self, routing: Routing | None) -> None:
-        routing, axes = (
-            routing or DynamicRouting(steps=1, squash="half", bias=True),
-            self.axes,
-        )
+        routing = routing or DynamicRouting(steps=1, squash="half", bias=True)
+        axes = self.axes
 
         def layer(before: int, after: int, resolution: Resolution) -> LocalCaps:
             return LocalCaps(

@@ -67,7 +67,9 @@ class SelfRoutingResNet(CapsuleClassifier):
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
-        channels, types, pose_dim = self.channels, self.types, self.pose_dim
+        channels = self.channels
+        types = self.types
+        pose_dim = self.pose_dim
         routing = routing or SelfRouting()
 
         self.features = nn.Sequential(

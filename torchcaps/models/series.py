@@ -127,12 +127,11 @@ class SeriesClassifier(ImageClassifier):
             ValueError: if the series do not fit the network, or are not finite.
         """
         self._check(series)
-        found, there = (
-            series,
-            series.new_ones(len(series), series.shape[-1], dtype=torch.bool),
-        )
+        found = series
+        there = series.new_ones(len(series), series.shape[-1], dtype=torch.bool)
         if series.shape[1] > self.in_channels:
-            found, there = series[:, :-1], series[:, -1] > 0
+            found = series[:, :-1]
+            there = series[:, -1] > 0
         found = found * there[:, None]
         for convolution, norm, stride in zip(
             self.convolutions, self.norms, self.strides, strict=True

@@ -85,7 +85,8 @@ class SpatialBroadcastDecoder(nn.Module):
         """Colours, and how strongly each slot claims each pixel: the logits of the
         masks.
         """
-        rows, columns = -(-height // _SCALE), -(-width // _SCALE)
+        rows = -(-height // _SCALE)
+        columns = -(-width // _SCALE)
         copies = pose.flatten(0, 1)[..., None, None].expand(-1, -1, rows, columns)
         drawn = self.draw(self.place(copies))[..., :height, :width]
         colours, claims = drawn.unflatten(0, pose.shape[:2]).tensor_split([-1], 2)

@@ -111,7 +111,8 @@ class TextClassifier(ImageClassifier):
             and not torch.compiler.is_compiling()
             and images.numel()
         ):
-            low, high = int(images.min()), int(images.max())
+            low = int(images.min())
+            high = int(images.max())
             if low < 0 or high >= RESERVED + self.vocabulary:
                 raise ValueError(
                     f"words must lie in 0..{RESERVED + self.vocabulary - 1}, got "

@@ -34,13 +34,13 @@ class NGramCapsules(CapsuleLayer):
 
     def __init__(self, text: "TextCapsNet", width: int, routing: Routing) -> None:
         super().__init__()
-        self.width, self.window, self.stride = width, text.window, text.stride
-        channels, types, parts, pose_dim = (
-            text.channels,
-            text.types,
-            text.parts,
-            text.pose_dim,
-        )
+        self.width = width
+        self.window = text.window
+        self.stride = text.stride
+        channels = text.channels
+        types = text.types
+        parts = text.parts
+        pose_dim = text.pose_dim
         self.ngrams = nn.Conv1d(text.word_dim, channels, width, self.stride)
         self.primary_caps = PrimaryCaps1d(
             channels, types, pose_dim, 1, 1, squash="half"

@@ -65,7 +65,8 @@ def offset_moments(
     """Mass and sum with the shares ``a_i o_ij`` of an offset (I, J), the same in all
     rows: one matrix product.
     """
-    B, J = children.shape[0], transforms.shape[1]
+    B = children.shape[0]
+    J = transforms.shape[1]
     weighted = children if weights is None else children * weights[..., None, None]
     if transforms.shape[0] == 1:
         total = _transformed(

@@ -106,7 +106,8 @@ class _Gradients(torch.autograd.Function):
         fields, again = ctx.saved_tensors, torch.is_grad_enabled()
         with torch.enable_grad():
             leaves = [_leaf(field) for field in fields]
-            tensors, upstream = leaves[: ctx.count], leaves[ctx.count :]
+            tensors = leaves[: ctx.count]
+            upstream = leaves[ctx.count :]
             first = _differentiated(
                 ctx.function(*tensors), upstream, tensors, create_graph=True
             )

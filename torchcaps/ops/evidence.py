@@ -88,12 +88,15 @@ class EvidentVotes(Votes):
         self.poses = votes.poses
         self._check(weight, bias)
         self.without = votes
-        self.weight, self.bias, self.gaussian = weight, bias, gaussian
+        self.weight = weight
+        self.bias = bias
+        self.gaussian = gaussian
         self._extended: dict[int, Votes] = {}
 
     def _check(self, weight: Tensor, bias: Tensor) -> None:
         _, I, J, _ = self.shape
-        numbers, kinds = math.prod(self.poses.shape[2:]), len(weight)
+        numbers = math.prod(self.poses.shape[2:])
+        kinds = len(weight)
         if weight.shape != (kinds, J, numbers) or I % kinds:
             raise ValueError(
                 f"the weights of the evidence must be (T, J, M * P) = (T, {J}, "
@@ -108,7 +111,8 @@ class EvidentVotes(Votes):
 
     def evidence(self) -> Tensor:
         """The evidence ``e_ij`` of all pairs, (B, I, J)."""
-        weight, bias = self._of_each(self.weight), self._of_each(self.bias)
+        weight = self._of_each(self.weight)
+        bias = self._of_each(self.bias)
         with full_precision(self.children):
             poses = self.gather(self.poses).flatten(2).to(self._dtype)
             if len(weight) == 1:
@@ -325,7 +329,8 @@ class EvidentVotes(Votes):
         """A field of the parents without what stands beside their poses, (B, J, M *
         D).
         """
-        size, M = self.shape[3], self.children.shape[2]
+        size = self.shape[3]
+        M = self.children.shape[2]
         return (
             field
             if field.shape[-1] == size

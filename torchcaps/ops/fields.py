@@ -96,7 +96,8 @@ class Fields:
 
     def _misfit(self, name: str, value: Tensor) -> Exception:
         """The error to raise for a tensor that has not the declared axes."""
-        cls, layouts = type(self).__name__, self._layouts.get(name)
+        cls = type(self).__name__
+        layouts = self._layouts.get(name)
         if layouts is None:
             return TypeError(
                 f"{cls} holds a tensor without axes: write `{name}: Tensor = "

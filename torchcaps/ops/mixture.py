@@ -32,11 +32,9 @@ def step_by_step(
         sums = moments(similarity)
         variance = variance_of(sums) + mixture.floor
         mean, _, precision, log_determinant = Gaussians.of(mean_of(sums), variance)
-        size, scale, mass = (
-            mean.shape[-1],
-            mixture.scale,
-            sums.mass * mixture.mass_factor,
-        )
+        size = mean.shape[-1]
+        scale = mixture.scale
+        mass = sums.mass * mixture.mass_factor
         cost = torch.add(scale * size * beta_u, log_determinant, alpha=scale / 2) * mass
         if mixture.standardise:
             each = size * beta_u.abs() + (size + log_determinant.abs()) / 2

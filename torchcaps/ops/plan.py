@@ -47,7 +47,8 @@ that is faster than tiles.
 """
 
 
-FEW_ROWS, STORED_ROWS = 3, (2**15, 2**20)
+FEW_ROWS = 3
+STORED_ROWS = (2**15, 2**20)
 """The votes of vector capsules for Gaussians are stored on a CPU if the batch has at
 most ``FEW_ROWS`` rows and the votes have a number of elements between the two
 ``STORED_ROWS``. The kernels have one row of the batch in each lane of a register, so
@@ -197,7 +198,8 @@ def plan(facts: Facts) -> Plan:
         return _always(Choice(facts.asked, ASKED_FOR), facts)
     if facts.stored:
         return _always(Choice("naive", facts.stored), facts)
-    device, few = facts.device, FEW.get(facts.device, FEW["cpu"])
+    device = facts.device
+    few = FEW.get(facts.device, FEW["cpu"])
     exact = type(facts.numbers) is int and not torch.compiler.is_exporting()
     is_open = not exact and left_open(facts.numbers)
     small = _for_all_sizes(facts.numbers, few) if is_open else facts.numbers <= few

@@ -110,7 +110,8 @@ class AttentionRouting(Routing):
         size = total.shape[-1]
         if size == 1:
             return total
-        gain, bias = _like(self.gain, total), _like(self.bias, total)
+        gain = _like(self.gain, total)
+        bias = _like(self.bias, total)
         return functional.layer_norm(total, (size,), gain, bias, self.epsilon)
 
     def _activation(self, pose: Tensor) -> Tensor:

@@ -460,7 +460,8 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
     if (
         pose.dtype != dtype or activation.dtype != dtype
     ):  # even where there is nothing to do ``to`` takes its time
-        pose, activation = pose.to(dtype), activation.to(dtype)
+        pose = pose.to(dtype)
+        activation = activation.to(dtype)
     return Capsules(pose, activation)
 
 
@@ -500,7 +501,8 @@ class BatchStandard(nn.BatchNorm1d):
             batch.numel() <= self.num_features
         ):  # in a statement: where a compiler leaves sizes open it decides here
             many = False
-        mean, variance = self.running_mean.to(batch), self.running_var.to(batch)
+        mean = self.running_mean.to(batch)
+        variance = self.running_var.to(batch)
         normalised = functional.batch_norm(
             batch,
             mean,

@@ -180,11 +180,9 @@ def em_m_step(
     else:
         gaussians = _smoothed(moments, settings, previous, unit)
     parents, size = gaussians.mean.shape[1:]
-    mass, log_determinant, scale = (
-        moments.mass,
-        gaussians.log_determinant,
-        settings.cost_scale,
-    )
+    mass = moments.mass
+    log_determinant = gaussians.log_determinant
+    scale = settings.cost_scale
     if unit is not None:
         log_determinant = log_determinant - size * unit.log().squeeze(-1)
     if settings.mass_scale is not None:

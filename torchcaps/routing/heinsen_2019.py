@@ -148,7 +148,8 @@ def _score(
     cost: Tensor,
 ) -> Tensor:
     """What using the children pays less what ignoring them costs, (B, J)."""
-    benefit, cost = benefit.to(mass.dtype), cost.to(mass.dtype)
+    benefit = benefit.to(mass.dtype)
+    cost = cost.to(mass.dtype)
     _, I, J, _ = votes.shape
     present = votes.present(weights)
     if len(benefit) == 1 == len(cost):
@@ -159,7 +160,8 @@ def _score(
         )
         return benefit * mass - cost * (all_there - mass)
     used = votes.assignment(similarity)
-    benefit, cost = benefit.expand(I, J), cost.expand(I, J)
+    benefit = benefit.expand(I, J)
+    cost = cost.expand(I, J)
     if present is None:
         return (used * (benefit + cost)).sum(1) - cost.sum(0)
     presence = votes.gather(present).to(mass.dtype)

@@ -132,7 +132,8 @@ class Heinsen2022Routing(Routing):
     def make_parameters(self, shape: LayerShape) -> None:
         """Create all weights, drawn as in the code released with the paper."""
         I, J = shape.children or 1, shape.parents
-        d, D = math.prod(shape.in_pose), shape.size
+        d = math.prod(shape.in_pose)
+        D = shape.size
         deviations = {
             "presence": ((I, d), 2 / math.sqrt(d)),
             "presence_bias": ((I,), 0.0),
@@ -203,8 +204,10 @@ class Heinsen2022Routing(Routing):
         gain = (weights.benefit + weights.cost).mT
         apart = None if pairs is None else ~pairs.mT  # [B, J, I]
         if pairs is not None:
-            gain, cost = gain * pairs.mT, cost * pairs.mT
-        logits, parents = children.new_zeros(J, I), children.new_zeros(B, J, D)
+            gain = gain * pairs.mT
+            cost = cost * pairs.mT
+        logits = children.new_zeros(J, I)
+        parents = children.new_zeros(B, J, D)
         for step in range(check_steps(self.steps)):
             if step > 0:
                 logits = _fit(children, parents, weights)

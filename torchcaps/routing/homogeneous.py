@@ -93,7 +93,8 @@ class HomogeneousRouting(Routing):
         """The parents v, (B, J, H), of children u, (B, I, H), with weights w."""
         dtype = compute_dtype(children, weight)
         with full_precision(children):
-            children, weight = children.to(dtype), weight.to(dtype)
+            children = children.to(dtype)
+            weight = weight.to(dtype)
             if len(weight) == 1:
                 total = children.sum(1, keepdim=True) * weight
             else:

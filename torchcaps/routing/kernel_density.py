@@ -55,7 +55,8 @@ class SquashedDistance(Similarity):
 
     def __add__(self, other: "SquashedDistance") -> "SquashedDistance":
         """Over the steps of both."""
-        total, squared = self.total + other.total, self.squared + other.squared
+        total = self.total + other.total
+        squared = self.squared + other.squared
         return SquashedDistance(
             total, squared, self.steps + other.steps, self.squash_kind
         )

@@ -39,7 +39,8 @@ class MaxMin(AssignmentMap):
 
     def assignment(self, logits: Tensor) -> Tensor:
         """The assignments (B, I, J) of logits (B, I, J)."""
-        least, most = logits.amin(-1, keepdim=True), logits.amax(-1, keepdim=True)
+        least = logits.amin(-1, keepdim=True)
+        most = logits.amax(-1, keepdim=True)
         spread = most - least
         none = spread == 0  # False for NaN, which passes through
         height = torch.where(

@@ -100,7 +100,8 @@ class SlotAttentionRouting(Routing):
 
     def make_parameters(self, shape: LayerShape) -> None:
         """The start, the projections, the normalisations and the update."""
-        size, child_size = shape.size, math.prod(shape.in_pose)
+        size = shape.size
+        child_size = math.prod(shape.in_pose)
         hidden = 2 * size if self.hidden is None else self.hidden
         self.first = SlotStart(self.start, shape.parents, size)
         self.norm_child, self.norm_slot = nn.LayerNorm(child_size), nn.LayerNorm(size)

@@ -101,7 +101,8 @@ class SlotMixtureRouting(Routing):
 
     def make_parameters(self, shape: LayerShape) -> None:
         """The start, the projection, the normalisation, the update and the readout."""
-        size, child_size = shape.size, math.prod(shape.in_pose)
+        size = shape.size
+        child_size = math.prod(shape.in_pose)
         hidden = 2 * size if self.hidden is None else self.hidden
         self.first = SlotStart(self.start, shape.parents, size)
         self.norm_child = nn.LayerNorm(child_size)
@@ -119,7 +120,9 @@ class SlotMixtureRouting(Routing):
             projected = projected_votes(votes, self.norm_child, self.to_value)
             B, _, J, _ = projected.shape
             first = self.first(B, J, projected.dtype)
-            mean, variance, log_share = first, torch.ones_like(first), None
+            mean = first
+            variance = torch.ones_like(first)
+            log_share = None
             steps = check_steps(self.steps)
             for step in range(steps):
                 if self.gradient == "last" and step == steps - 1:

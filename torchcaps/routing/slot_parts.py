@@ -70,7 +70,8 @@ class SlotStart(nn.Module):
                     f"queries, got {slots}: start='normal' takes any number"
                 )
             return self.queries.to(dtype).expand(examples, -1, -1)
-        mean, deviation = self.mean.to(dtype), self.log_deviation.to(dtype).exp()
+        mean = self.mean.to(dtype)
+        deviation = self.log_deviation.to(dtype).exp()
         return mean + deviation * self._drawn(examples, slots).to(mean)
 
     def _drawn(self, examples: int, slots: int) -> Tensor:

@@ -304,7 +304,8 @@ def complete(
         ValueError: if the class takes no argument of a name, one is missing, or does
             not fit.
     """
-    declaration, within = declared(cls, skip), f"{place}." if place else ""
+    declaration = declared(cls, skip)
+    within = f"{place}." if place else ""
     for name in values:
         if name not in declaration.arguments and not declaration.open:
             takes = ", ".join(declaration.arguments) or "nothing"

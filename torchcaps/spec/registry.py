@@ -56,7 +56,9 @@ class Registry(dict[str, Any]):
 
     def __init__(self, kind: str, base: type, factory: bool = False) -> None:
         super().__init__()
-        self.kind, self.base, self.factory = kind, base, factory
+        self.kind = kind
+        self.base = base
+        self.factory = factory
         self.every.append(self)
 
     def register(self, name: str) -> Callable[[Decorated], Decorated]:

@@ -91,7 +91,8 @@ def settings(cls: Decorated) -> Decorated:
 
     @wraps(keep)
     def __init__(self: Any, *values: Any, **named: Any) -> None:
-        hints, of_base = declared(cls).arguments, declared(base).arguments
+        hints = declared(cls).arguments
+        of_base = declared(base).arguments
         try:
             bound = signature.bind(self, *values, **named)
         except TypeError as error:

@@ -79,7 +79,8 @@ class Problem:
             self.in_pose,
             self.parent_dim,
         )
-        H, N = M * D, B // 2 if self.windows else B
+        H = M * D
+        N = B // 2 if self.windows else B
         G = I + 2 if self.windows else I
         shapes = {
             "children": (N, G, M, P),
@@ -258,10 +259,8 @@ def _check_gaussians(
 ) -> None:
     """Asserts that the Gaussians of the first moments agree with those of ``naive``."""
     for problem in PROBLEMS:
-        tensors, reference = (
-            problem.tensors(dtype, device),
-            problem.tensors(torch.float64, torch.device("cpu")),
-        )
+        tensors = problem.tensors(dtype, device)
+        reference = problem.tensors(torch.float64, torch.device("cpu"))
         try:
             assert_same(
                 _with_gradients(
@@ -290,10 +289,8 @@ def _check_agreement(
     ``naive`` step by step.
     """
     for problem, agreement in product(PROBLEMS, AGREEMENTS):
-        tensors, reference = (
-            problem.tensors(dtype, device),
-            problem.tensors(torch.float64, torch.device("cpu")),
-        )
+        tensors = problem.tensors(dtype, device)
+        reference = problem.tensors(torch.float64, torch.device("cpu"))
         result = _source(backend, problem, tensors).agree(
             agreement, tensors["parents"][0]
         )
@@ -343,7 +340,8 @@ def _check_edges(
         SIMILARITIES.items(), EDGE_RULES, (hurt, *EMPTY)
     ):
         tensors = problem.tensors(dtype, device)
-        compared, rule = similarity(tensors), RULES[manner](tensors)
+        compared = similarity(tensors)
+        rule = RULES[manner](tensors)
         if backend.supports(compared, rule) or (
             problem is hurt and manner != "a softmax"
         ):
@@ -417,7 +415,8 @@ def _with_gradients(outputs: dict[str, Tensor], tensors: Tensors) -> dict[str, T
 def _source(
     backend: type[VoteSource], problem: Problem, tensors: Tensors
 ) -> VoteSource:
-    children, sites = tensors["children"], problem.sites(tensors["children"].device)
+    children = tensors["children"]
+    sites = problem.sites(tensors["children"].device)
     coordinates = tensors["coordinates"] if problem.coordinates else None
     if backend.indexed:
         return backend(children, tensors["transforms"], coordinates, sites)

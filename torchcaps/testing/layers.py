@@ -246,16 +246,12 @@ def _dtypes(subject: Subject) -> None:
 
 def _autocast(subject: Subject) -> None:
     for scale in SCALES:
-        layer, children = (
-            subject.copy(torch.float32),
-            subject.as_dtype(torch.float32, scale),
-        )
+        layer = subject.copy(torch.float32)
+        children = subject.as_dtype(torch.float32, scale)
         expected = _seen(copy.deepcopy(layer)(children))
         with torch.autocast("cpu", torch.bfloat16):
-            parents, low = (
-                layer(children),
-                layer(subject.as_dtype(torch.bfloat16, scale)),
-            )
+            parents = layer(children)
+            low = layer(subject.as_dtype(torch.bfloat16, scale))
         assert_same(_seen(parents), expected, 1e-6)
         assert_finite(_seen(low))
         for name, tensor in _seen(low).items():
@@ -317,7 +313,8 @@ def _children_that_are_not_there(subject: Subject) -> None:
 def _not_a_number(subject: Subject) -> None:
     layer = subject.apart()
     expected = _seen(layer(subject.children))
-    first, pose = (0,) * subject.children.activation.ndim, subject.children.pose.clone()
+    first = (0,) * subject.children.activation.ndim
+    pose = subject.children.pose.clone()
     pose[first] *= 2
     moved = _seen(layer(subject.children._replace(pose=pose)))
     pose[first] = torch.nan

@@ -221,7 +221,8 @@ def _one_example(subject: Subject) -> None:
 
 
 def _training_and_evaluation(subject: Subject) -> None:
-    network, batch = subject.copy(), subject.batch(subject.network, BATCH)
+    network = subject.copy()
+    batch = subject.batch(subject.network, BATCH)
     for mode in (True, False):
         network.train(mode)
         _expect_finite(network(batch), "in training" if mode else "in evaluation")
@@ -326,7 +327,8 @@ def _other_images_and_classes(subject: Subject) -> None:
     if "image_shape" not in arguments or "classes" not in arguments:
         return
     channels, height, width = subject.network.image_shape
-    shape, classes = (channels + 1, height + 2, width + 1), subject.network.classes + 1
+    shape = (channels + 1, height + 2, width + 1)
+    classes = subject.network.classes + 1
     network: Any = subject.changed(image_shape=shape, classes=classes)
     if (network.image_shape, network.classes) != (shape, classes):
         raise AssertionError(

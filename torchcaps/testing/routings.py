@@ -21,7 +21,12 @@ from torchcaps.testing.compare import (
     with_gradients,
 )
 
-B, I, J, M, P, D = 3, 7, 4, 2, 3, 2
+B = 3
+I = 7
+J = 4
+M = 2
+P = 3
+D = 2
 
 
 @dataclass
@@ -187,7 +192,8 @@ def _configuration(template: Routing) -> None:
 
 def _copies(template: Routing) -> None:
     problem = Problem.make()
-    routing, copied = _bound(template, problem), template.bind(problem.shape)
+    routing = _bound(template, problem)
+    copied = template.bind(problem.shape)
     if {id(parameter) for parameter in routing.parameters()} & {
         id(parameter) for parameter in copied.parameters()
     }:
@@ -292,10 +298,8 @@ def _dtypes(template: Routing) -> None:
 def _zeros(template: Routing) -> None:
     for poses, activations in ((0.0, 1.0), (1.0, 0.0), (0.0, 0.0)):
         problem = Problem.make(dtype=torch.float32)
-        problem.children, problem.activation = (
-            problem.children * poses,
-            problem.activation * activations,
-        )
+        problem.children = problem.children * poses
+        problem.activation = problem.activation * activations
         problem.coordinates = problem.coordinates * poses
         assert_finite(_results(_bound(template, problem), problem))
 
@@ -396,7 +400,8 @@ def _earlier_parents(template: Routing) -> None:
         raise AssertionError("it is not resumable, but accepts initial=")
     assert_finite(_seen(routing(problem.votes(), problem.activation, initial=first)))
     if hasattr(routing, "steps"):
-        short, long = _with_steps(routing, 2), _with_steps(routing, 4)
+        short = _with_steps(routing, 2)
+        long = _with_steps(routing, 4)
         half = short(problem.votes(), problem.activation)
         result = short(problem.votes(), problem.activation, initial=half)
         assert_same(

@@ -62,7 +62,8 @@ def _summed(tile: Tile) -> tuple[Tensor, ...]:
 def _scattered(tile: Tile) -> tuple[Tensor, ...]:
     assert tile.mean is not None
     votes = tile.votes()
-    shares, deviations = tile.shares(votes), votes - tile.mean[:, None]
+    shares = tile.shares(votes)
+    deviations = votes - tile.mean[:, None]
     remainder = torch.einsum("bij,bijh->bjh", shares, deviations)
     return torch.einsum("bij,bijh->bjh", shares, deviations.square()), remainder
 
@@ -157,7 +158,8 @@ class _ByTile(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors."""
-        call, wanted = ctx.call, ctx.needs_input_grad[1:]
+        call = ctx.call
+        wanted = ctx.needs_input_grad[1:]
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
             return _backward(call, tensors, upstream, wanted)

@@ -302,7 +302,8 @@ def _moments_backward(tensors: Tensors, upstream: Any, options: Options) -> Tens
     mean, grad_mass, grad_sum, grad_scatter = upstream
     inputs, grads, flat = _empty_gradients(tensors)
     for rows, columns in inputs.grid(options.budget):
-        part, out = inputs.part(rows, columns), grads.part(rows, columns)
+        part = inputs.part(rows, columns)
+        out = grads.part(rows, columns)
         tile = Tile(part, options)
         grad_votes = part.split(grad_sum[rows]).expand_as(tile.votes)
         worth = (tile.votes * grad_votes).sum((2, 3)) + grad_mass[rows].T
@@ -392,7 +393,8 @@ def _scattered(tiles: Iterator[Tile]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if number == 0:
             shift = (tile.votes * share).sum(0) / divisor
             mass = torch.zeros_like(part_mass)
-            mean, scatter = torch.zeros_like(shift), torch.zeros_like(shift)
+            mean = torch.zeros_like(shift)
+            scatter = torch.zeros_like(shift)
         votes = tile.votes.sub_(shift)
         part_mean = (votes * share).sum(0) / divisor
         part_scatter = votes.sub_(part_mean).square_().mul_(share).sum(0)

@@ -63,7 +63,8 @@ def _agree(*arguments: Any) -> tuple[Tensor, ...]:
 def _agree_shapes(*arguments: Any) -> tuple[Tensor, ...]:
     call, _, options = _Agreeing.of(arguments)
     B, _, J, M, _, D = sizes_of(call)
-    field, steps = (B, M * D, J), options["steps"]
+    field = (B, M * D, J)
+    steps = options["steps"]
     new = call.children.new_empty
     return new((B, J, M * D)), new((steps - 1, *field)), new((steps, *field))
 
@@ -219,7 +220,8 @@ _MIXING = 16
 
 
 def _mix_gradient(ctx: Any, *upstream: Any) -> Any:
-    inputs, found = ctx.saved_tensors[:8], list(ctx.saved_tensors[8:])
+    inputs = ctx.saved_tensors[:8]
+    found = list(ctx.saved_tensors[8:])
     sites, seen = inputs[4:6]
     settings = _Mixing.of((*inputs, *ctx.numbers)).settings
     grad_mean, grad_logit, *fields = upstream[:5]
@@ -323,6 +325,7 @@ class TritonVotes(FusedVotes):
         )
         last = None
         if len(temperatures) > 1:
-            mean, precision = mixed.means[-2].mT, mixed.precisions[-2].mT
+            mean = mixed.means[-2].mT
+            precision = mixed.precisions[-2].mT
             last = Gaussian(mean, precision, mixed.log_weights[-1])
         return mixed.mean, mixed.logit, last

@@ -69,11 +69,9 @@ class Call(NamedTuple):
                 its memory.
         """
         B, I, J, M, P, D = sizes_of(self)
-        children, by_child, by_vote = (
-            self.children,
-            self.children.shape[:2],
-            (B, J, M * D),
-        )
+        children = self.children
+        by_child = self.children.shape[:2]
+        by_vote = (B, J, M * D)
         if children.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"children must be float32 or float64, got {children.dtype}"
@@ -234,8 +232,10 @@ class Mixed(NamedTuple):
     def empty(cls, call: Call, seen: Tensor | None, steps: int) -> "Mixed":
         """Memory for it."""
         B, _, J, M, _, D = sizes_of(call)
-        pair, field = (B, J), (B, M * D, J)
-        one, before = steps if seen is not None else 0, steps - 1
+        pair = (B, J)
+        field = (B, M * D, J)
+        one = steps if seen is not None else 0
+        before = steps - 1
         shapes: list[Sequence[int]] = [(B, J, M * D), pair, (steps, *field)]
         shapes += [(steps, *field), (before, *pair), (before, *pair), (steps, *pair)]
         shapes += [(steps, *field), (steps, B, 2), (one, *call.children.shape[:2])]

@@ -262,7 +262,9 @@ class Ledger:
         scored, self._scored = self._scored, None  # for the next step only
         name = token = logits = None
         if scored is not None and scored.have(call):
-            name, token, hard = scored.name, scored.token, options[1]
+            name = scored.name
+            token = scored.token
+            hard = options[1]
             # Stored logits are read parent by parent: that takes a known normaliser,
             # and finds no argmax.
             logits = (
@@ -396,10 +398,8 @@ class _Moments(torch.autograd.Function):
                 saved[6:], saved[5], saved[:3], upstream, "native", *step.options
             )
         mass, total, rest, logits, votes, sites, *tensors = passes.read_back(saved)
-        call, mean = (
-            Call.of(tensors, sites),
-            total / positive(mass)[..., None] if scatter else None,
-        )
+        call = Call.of(tensors, sites)
+        mean = total / positive(mass)[..., None] if scatter else None
         entry, wanted = _entry(ctx, call), ctx.needs_input_grad
         compared = True in wanted[11:]
         defers = False
@@ -535,7 +535,8 @@ class _Agree(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        settings, wanted = ctx.settings, ctx.needs_input_grad[2:]
+        settings = ctx.settings
+        wanted = ctx.needs_input_grad[2:]
         sites, *tensors, sums, alphas, alpha, votes = ctx.saved_tensors
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:

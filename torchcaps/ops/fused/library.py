@@ -94,7 +94,8 @@ def built() -> list[Path]:
     machine = platform.machine()
     kinds = [machine]
     if machine == "x86_64":
-        order, best = list(LEVELS), torch.backends.cpu.get_cpu_capability()
+        order = list(LEVELS)
+        best = torch.backends.cpu.get_cpu_capability()
         kinds = (
             [LEVELS[one] for one in order[order.index(best) :]] if best in order else []
         )

@@ -368,7 +368,8 @@ def operator(
     imports with the first call (a second): the kernel is kept from being traced only
     where there is a compiler to trace it.
     """
-    untraced, full_name = torch._disable_dynamo(kernel), f"{_LIBRARY.ns}::{name}"
+    untraced = torch._disable_dynamo(kernel)
+    full_name = f"{_LIBRARY.ns}::{name}"
 
     def run(*arguments: Any) -> Any:
         check_forward_mode(full_name)

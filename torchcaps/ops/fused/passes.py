@@ -194,7 +194,9 @@ class Kept:
         if outcome == _KEPT:
             self._formed = self._versions()
         elif self._formed is None:  # these kernels keep none
-            self._wanted, self._sources, self._votes = False, (), None
+            self._wanted = False
+            self._sources = ()
+            self._votes = None
 
     def _versions(self) -> list[int]:
         """They change when the children or transforms are changed in place."""
@@ -556,7 +558,8 @@ def agreement_backward(
     (sums, alphas, alpha, votes), (pose, last), parts = steps, upstream, row_parts(call)
     if votes is not None:
         votes = _aligned(votes)
-    gradients, J = _empty_gradients(wanted, (*call[:3], bias), call), sizes_of(call)[2]
+    gradients = _empty_gradients(wanted, (*call[:3], bias), call)
+    J = sizes_of(call)[2]
     coefficients, several = (
         None,
         2 * (settings.steps - 1) * J + 1,
@@ -651,7 +654,8 @@ def moments_backward(
     """The gradients of every tensor of the call."""
     if 0 in sizes_of(call):
         return call.gradients()
-    parts, upstream = row_parts(call), (grad_mass, grad_sum, grad_scatter)
+    parts = row_parts(call)
+    upstream = (grad_mass, grad_sum, grad_scatter)
     return _all_gradients(
         call,
         moments_flow(call, mean, rest, upstream, parts, orphan=orphan, hard=hard),
