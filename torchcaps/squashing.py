@@ -190,7 +190,8 @@ class _Squash(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pose: Tensor, kind: Kind, dim: Dims) -> Tensor:
         squashed, n, factor = _squashed(pose, kind, dim)
-        ctx.kind, ctx.dim = kind, dim
+        ctx.kind = kind
+        ctx.dim = dim
         ctx.save_for_backward(pose, n, factor)
         return squashed
 

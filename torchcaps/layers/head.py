@@ -69,7 +69,8 @@ class CapsHead(CapsuleLayer):
     ) -> None:
         super().__init__()
         check_size(classes=classes, types=types, dim=dim, pose_dim=pose_dim)
-        self.types, self.dim = types, dim
+        self.types = types
+        self.dim = dim
         self.primary: nn.Linear = nn.LazyLinear(types * dim)
         routing = routing or DynamicRouting()
         self.class_caps = ClassCaps(

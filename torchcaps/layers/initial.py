@@ -188,7 +188,8 @@ class _Probe:
         self.layer = copy.deepcopy(layer)
         self.children = children
         self.start = [parameter.detach().clone() for parameter in _of_votes(layer)]
-        self.logistic, self.parents = False, 0
+        self.logistic = False
+        self.parents = 0
 
     def mean(self, factor: float) -> float:
         """The mean activation; infinite where it is no number."""

@@ -314,7 +314,8 @@ class CapsLinear(CapsuleLayer):
             pose = children
             sites = children.shape[: -len(self.in_pose)]
         elif isinstance(children, Capsules):
-            pose, sites = children.pose, children.activation.shape
+            pose = children.pose
+            sites = children.activation.shape
         else:
             raise TypeError(
                 "children must be Capsules, or a tensor of their poses, got "

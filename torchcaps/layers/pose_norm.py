@@ -81,7 +81,8 @@ class PoseNorm(nn.Module):
         check_share(momentum=momentum)
         check_floor(eps=eps)
         self.types, self.pose, self.kind = types, pose_shape("pose", pose), kind
-        self.momentum, self.eps = momentum, eps
+        self.momentum = momentum
+        self.eps = eps
         self.norm: nn.modules.batchnorm._BatchNorm | None = (
             None  # or what sync_batchnorm makes of it
         )

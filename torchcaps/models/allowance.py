@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-SPARE_BYTES, TIMES_WEIGHTS = 2**28, 4
+SPARE_BYTES = 2**28
+TIMES_WEIGHTS = 4
 """Memory at one time: this much, as one example of large images takes, and so many
 times that of the weights.
 """
@@ -156,7 +157,8 @@ class Allowance(TorchDispatchMode):
         new = [storage for storage in storages if storage._cdata not in self._alive]
         self._check(new)
         for storage in new:
-            key, size = storage._cdata, storage.nbytes()
+            key = storage._cdata
+            size = storage.nbytes()
             self.taken += size
             self.taken_in_all += size
             self._alive[key] = weakref.ref(storage, partial(self._release, key)), size

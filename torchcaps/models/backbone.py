@@ -265,7 +265,8 @@ class _OnBackbone(ImageClassifier):
     keep_statistics: bool = False
 
     def _make_backbone(self) -> None:
-        weights, self.weights = self.weights, None
+        weights = self.weights
+        self.weights = None
         self.features: Backbone = make_backbone(
             self.backbone,
             self.image_shape[0],

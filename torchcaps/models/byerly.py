@@ -109,7 +109,8 @@ class ByerlyCapsNet(CapsuleClassifier):
         )
         self.convolutions = nn.ModuleList()
         branches = []
-        before, place = self.image_shape[0], 0
+        before = self.image_shape[0]
+        place = 0
         for count in self.stages:
             widths = [
                 self.channels + self.growth * number

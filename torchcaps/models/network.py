@@ -361,7 +361,8 @@ def _locate(source: str | Path) -> Path:
         )
     folder = Path(source)
     try:
-        is_folder, is_path = folder.is_dir(), folder.exists()
+        is_folder = folder.is_dir()
+        is_path = folder.exists()
     except OSError:  # too long for the name of a file
         is_folder, is_path = False, True
     if is_folder:
@@ -563,7 +564,8 @@ def _write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
         state.items(), key=lambda entry: (-entry[1].element_size(), entry[0])
     )  # so that all are aligned
     for name, tensor in largest_first:
-        start, end = end, end + tensor.nbytes
+        start = end
+        end = end + tensor.nbytes
         kind = _SAFETENSORS[tensor.dtype]
         header[name] = {
             "dtype": kind,

@@ -82,7 +82,8 @@ class Segmenter(ImageClassifier):
         """
 
     def _check(self, images: Tensor) -> None:
-        axes, C = self.axes, self.image_shape[0]
+        axes = self.axes
+        C = self.image_shape[0]
         check_batch(
             "images",
             images,
@@ -340,7 +341,8 @@ class UNet(Segmenter):
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
         """The probabilities of the classes of every pixel."""
         self._check(images)
-        features, fine = self.first(images), []
+        features = self.first(images)
+        fine = []
         for down in self.down:
             fine.append(features)
             features = down(_POOL[self.axes](features, 2, ceil_mode=True))

@@ -194,7 +194,8 @@ class SlotAutoencoder(ImageClassifier):
             ValueError: if the slots do not start from one learned Gaussian.
         """
         copy = type(self).from_config({**self.config(), "classes": slots})
-        state, fresh = self.state_dict(), copy.state_dict()
+        state = self.state_dict()
+        fresh = copy.state_dict()
         noise = [name for name in state if name.endswith("first.noise")]
         if not noise:
             raise ValueError(

@@ -11,7 +11,9 @@ from torchcaps.layers import PrimaryCaps1d
 from torchcaps.models.base import ImageClassifier
 from torchcaps.numerics import check_size
 
-PADDING, UNKNOWN, RESERVED = 0, 1, 2
+PADDING = 0
+UNKNOWN = 1
+RESERVED = 2
 """As in :mod:`torchcaps_lab.kinds.texts.words`: padding, unknown words, and the first word of
 the vocabulary.
 """

@@ -65,7 +65,8 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
     routing: InitVar[Routing | None] = None
 
     def __post_init__(self, routing: Routing | None) -> None:
-        parts, pose_dim = self.parts, self.pose_dim
+        parts = self.parts
+        pose_dim = self.pose_dim
         routing = routing or DynamicRouting(orphan=True, squash="half")
         self.primary_caps = PrimaryCaps1d(
             self.word_dim, self.types, pose_dim, self.width, 1, squash="half"

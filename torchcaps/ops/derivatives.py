@@ -97,13 +97,15 @@ class _Gradients(torch.autograd.Function):
     def forward(
         ctx: Any, work: Work, function: Function, count: int, *fields: Tensor | None
     ) -> Any:
-        ctx.function, ctx.count = function, count
+        ctx.function = function
+        ctx.count = count
         ctx.save_for_backward(*fields)
         return tuple(work(fields[:count], fields[count:]))
 
     @staticmethod
     def backward(ctx: Any, *flowing: Tensor | None) -> Any:
-        fields, again = ctx.saved_tensors, torch.is_grad_enabled()
+        fields = ctx.saved_tensors
+        again = torch.is_grad_enabled()
         with torch.enable_grad():
             leaves = [_leaf(field) for field in fields]
             tensors = leaves[: ctx.count]

@@ -208,7 +208,8 @@ def plan(facts: Facts) -> Plan:
         return _always(Choice("naive", reason), facts)
     # An exported program with a size left open cannot hold a loop over tiles; sums
     # under given logits need none.
-    tiles_first, stored_first = ("chunked", "naive"), ("naive", "chunked")
+    tiles_first = ("chunked", "naive")
+    stored_first = ("naive", "chunked")
     fallbacks = others_of_given = tiles_first
     if is_open:
         fallbacks = stored_first

@@ -199,7 +199,8 @@ class Votes:
         if source is not None:
             return source
         kind = BACKENDS[backend]
-        children, transforms = self.children, self.transforms
+        children = self.children
+        transforms = self.transforms
         coordinates = self.coordinates
         if coordinates is not None:
             coordinates = coordinates.to(self.dtype)
@@ -310,7 +311,8 @@ class Votes:
         """The step under a rule whose tensors fit the votes; ``source`` is where the
         normaliser found them.
         """
-        similarity, partition = step.similarity, rule.log_partition
+        similarity = step.similarity
+        partition = rule.log_partition
         if (
             rule.scale is not None
             or rule.offset is not None
@@ -459,7 +461,8 @@ class Votes:
         if self.mask is not None or not self.normaliser.plain:
             return None
         with full_precision(self.children):
-            source, orphan = self.source, self.normaliser.orphan
+            source = self.source
+            orphan = self.normaliser.orphan
             if bias is not None:
                 if (
                     bias.shape != self.shape[2:]
@@ -581,7 +584,8 @@ class Votes:
         without forming votes.
         """
         with full_precision(self.children):
-            source, weights = self.source, self.present(weights)
+            source = self.source
+            weights = self.present(weights)
             (offset,) = self.fitting(Rule(offset=offset)).tensors
             if weights is not None:
                 weights = self.gather(weights.to(self.dtype))

@@ -56,7 +56,9 @@ class Windows:
     out: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        extents, counts, least = [], [], 0
+        extents = []
+        counts = []
+        least = 0
         try:
             axes = zip(
                 self.size,
@@ -162,7 +164,8 @@ class Windows:
 
     def _seen(self, types: int, device: torch.device) -> Tensor:
         window = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        place, inside = window, window == 0
+        place = window
+        inside = window == 0
         for extent, out, kernel, stride, dilation in zip(
             self.extent, self.out, self.kernel, self.stride, self.dilation, strict=True
         ):

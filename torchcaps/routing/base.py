@@ -449,7 +449,8 @@ def as_capsules(routed: Routed, pose_shape: tuple[int, ...], dtype: Any) -> Caps
     """
     if not isinstance(routed, Routed):
         raise TypeError(f"a routing must return a Routed, got {type(routed).__name__}")
-    pose, activation = routed.pose, routed.activation
+    pose = routed.pose
+    activation = routed.activation
     if pose.shape != (*activation.shape, math.prod(pose_shape)):
         raise ValueError(
             f"a routing must return poses (B, J, {math.prod(pose_shape)}) and "

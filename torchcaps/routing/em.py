@@ -215,7 +215,8 @@ def _smoothed(
     unit: Tensor | None,
 ) -> Gaussians:
     """Means, smoothed or not, and variances about them with their floor."""
-    mean, variance = mean_of(moments), variance_of(moments)
+    mean = mean_of(moments)
+    variance = variance_of(moments)
     if settings.mean_smoothing:
         old = torch.zeros_like(mean) if previous is None else previous.gaussians.mean
         smooth = mean + settings.mean_smoothing * (old - mean)

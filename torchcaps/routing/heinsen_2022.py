@@ -131,7 +131,8 @@ class Heinsen2022Routing(Routing):
 
     def make_parameters(self, shape: LayerShape) -> None:
         """Create all weights, drawn as in the code released with the paper."""
-        I, J = shape.children or 1, shape.parents
+        I = shape.children or 1
+        J = shape.parents
         d = math.prod(shape.in_pose)
         D = shape.size
         deviations = {

@@ -277,7 +277,8 @@ class FastKernelDensityRouting(Routing):
         """Route the votes; a mean forgets how long the votes were, so their activations
         weight them.
         """
-        uniform, votes = votes, votes.restricted(mapping=Direct())
+        uniform = votes
+        votes = votes.restricted(mapping=Direct())
         shares: MeanShiftShares | KernelMixtureShares | None = None
         centres: list[Tensor] = []
         steps = check_steps(self.steps)

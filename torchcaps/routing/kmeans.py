@@ -377,7 +377,8 @@ class HardKMeansRouting(Routing):
         steps = check_steps(self.steps)
         weights, centre_of = None, _sum
         if self.metric == "euclidean":
-            weights, centre_of = weights_for_means(votes, activation), mean_of
+            weights = weights_for_means(votes, activation)
+            centre_of = mean_of
         similarity: Similarity | None = None
         centre = centre_of(votes.moments(similarity, weights))
         if steps > 1:

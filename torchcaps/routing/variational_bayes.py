@@ -93,9 +93,11 @@ class VariationalBayesRouting(Routing):
             of_step = votes.under(Normaliser()) if similarity is None else votes
             moments = of_step.moments(similarity, activation, scatter=True)
             parents = _Posterior(moments)
-            last, similarity = similarity, parents.similarity()
+            last = similarity
+            similarity = parents.similarity()
         cost = parents.log_share.exp() * parents.entropy() + self.unit_cost
-        logit, pose = self.activation_cost - cost, parents.mean
+        logit = self.activation_cost - cost
+        pose = parents.mean
         if self.activation_norm is not None:
             logit = self.activation_norm(logit)
         if self.pose_norm is not None:
@@ -111,7 +113,8 @@ class _Posterior:
 
     def __init__(self, moments: Moments) -> None:
         assert moments.scatter is not None
-        mass, average = moments.mass, mean_of(moments)
+        mass = moments.mass
+        average = mean_of(moments)
         self.size = average.shape[-1]
         self.concentration = 1 + mass  # alpha, and kappa
         self.freedom = self.size + 1 + mass

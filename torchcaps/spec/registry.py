@@ -195,7 +195,8 @@ def registry_of(kind: Any) -> Registry | None:
 
 def subclasses(base: type) -> Iterator[type]:
     """A class and all that are derived from it so far."""
-    waiting, seen = [base], set()
+    waiting = [base]
+    seen = set()
     while waiting:
         cls = waiting.pop()
         if cls not in seen:

@@ -180,7 +180,8 @@ def _copies(subject: Subject) -> None:
 
 
 def _shapes(subject: Subject) -> None:
-    layer, sites = subject.apart(), None
+    layer = subject.apart()
+    sites = None
     for batch in (len(subject.children.pose), 1, 0):
         parents = layer(Capsules(*(field[:batch] for field in subject.children)))
         if (

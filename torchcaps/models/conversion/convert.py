@@ -38,7 +38,8 @@ def convert(file: str | Path, folder: str | Path) -> Network:
         ValueError: if the file is damaged, or holds another network, or other things
             than weights; it says which.
     """
-    file, folder = Path(file), Path(folder)
+    file = Path(file)
+    folder = Path(folder)
     if not file.is_file():
         raise FileNotFoundError(f"{file} is not a file")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -96,7 +97,8 @@ def _filled(file: Path, converted: Converted) -> Network:
                 f"{name}, "
                 f"got {stored.dtype} {stored.shape}"
             )
-    network, numbers = converted.make(), converted.read()
+    network = converted.make()
+    numbers = converted.read()
     state = network.state_dict()
     for name, stored in weights.items():
         if numbers[stored.name].is_meta or not numbers[stored.name].isfinite().all():

@@ -76,7 +76,8 @@ class Tile:
     def __init__(self, inputs: Inputs, options: Options) -> None:
         B, i, M, P = inputs.children.shape
         _, J, _, D = inputs.transforms.shape
-        self.inputs, self.options = inputs, options
+        self.inputs = inputs
+        self.options = options
         self.children = inputs.children.permute(1, 3, 2, 0).reshape(i, P, M * B)
         self.transforms = inputs.transforms.transpose(2, 3).reshape(-1, J * D, P)
         votes = torch.matmul(self.transforms, self.children).view(i, J, D, M, B)
@@ -246,7 +247,8 @@ class ChunkedScores(torch.autograd.Function):
         ctx: Any, options: Options, reduced: bool, *tensors: Tensor | None
     ) -> Tensor:
         """The scores."""
-        ctx.options, ctx.reduced = options, reduced
+        ctx.options = options
+        ctx.reduced = reduced
         ctx.save_for_backward(*tensors)
         inputs = Inputs.of(tensors)
         parents = () if reduced else (inputs.transforms.shape[1],)
@@ -262,7 +264,8 @@ class ChunkedScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the tensors."""
-        options, reduced = ctx.options, ctx.reduced
+        options = ctx.options
+        reduced = ctx.reduced
 
         def work(tensors: Tensors, upstream: Tensors) -> Tensors:
             return _scores_backward(tensors, upstream[0], options, reduced)

@@ -92,7 +92,8 @@ class Call(NamedTuple):
             by_vote,
             (B, J),
         )
-        dtype, device = children.dtype, children.device
+        dtype = children.dtype
+        device = children.device
         found = [*self[:5], *self.similarity]
         for place, (tensor, shape) in enumerate(zip(found, shapes, strict=False)):
             if tensor is not None:

@@ -63,7 +63,8 @@ def _eager(tensors: Sequence[Tensor | None]) -> bool | None:
         or torch._C._len_torch_dispatch_stack()
     ):
         return None
-    differentiated, recorded = False, torch.is_grad_enabled()
+    differentiated = False
+    recorded = torch.is_grad_enabled()
     for tensor in tensors:  # a comprehension takes twice as long
         if tensor is not None:
             if type(tensor) not in _KINDS or not tensor.is_cpu or tensor.is_neg():
@@ -290,7 +291,8 @@ class Ledger:
         """The logits of a call with these tensors, or their normaliser; the options are
         orphan, reduced.
         """
-        name, reduced = object(), options[1]
+        name = object()
+        reduced = options[1]
         if any(
             tensor.is_inference() for tensor in call.similarity
         ):  # changes in place are not counted
@@ -400,7 +402,8 @@ class _Moments(torch.autograd.Function):
         mass, total, rest, logits, votes, sites, *tensors = passes.read_back(saved)
         call = Call.of(tensors, sites)
         mean = total / positive(mass)[..., None] if scatter else None
-        entry, wanted = _entry(ctx, call), ctx.needs_input_grad
+        entry = _entry(ctx, call)
+        wanted = ctx.needs_input_grad
         compared = True in wanted[11:]
         defers = False
         if entry is not None and step.scores is not None and not hard:
@@ -447,7 +450,8 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:
-        step, saved = ctx.step, ctx.saved_tensors
+        step = ctx.step
+        saved = ctx.saved_tensors
         if torch.is_grad_enabled() or several((grad,)):
             found = scores_gradients(
                 saved[3:], saved[2], saved[:1], (grad,), "native", *step.options

@@ -60,7 +60,8 @@ class Record:
         """The bytes, from the first fields and others by name: a tensor as its address,
         and 0 for what is not there.
         """
-        values, places = [*first], self._places
+        values = [*first]
+        places = self._places
         values += [0] * (len(places) - len(values))
         for fields in named:
             for name, field in fields:
