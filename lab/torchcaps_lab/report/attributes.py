@@ -61,13 +61,16 @@ def shape_moments(images: Tensor) -> Tensor:
     y = torch.arange(H, dtype=grey.dtype, device=grey.device)[:, None] + 0.5
     x = torch.arange(W, dtype=grey.dtype, device=grey.device) + 0.5
     share = grey / mass[:, None, None]
-    x_mean, y_mean = (share * x).sum((1, 2)), (share * y).sum((1, 2))
-    right, down = x - x_mean[:, None, None], y - y_mean[:, None, None]
+    x_mean = (share * x).sum((1, 2))
+    y_mean = (share * y).sum((1, 2))
+    right = x - x_mean[:, None, None]
+    down = y - y_mean[:, None, None]
     xx, yy, xy = (
         (share * product).sum((1, 2)) for product in (right**2, down**2, right * down)
     )
     slant = torch.rad2deg(torch.atan2(-xy, yy))
-    width, height = (xx - xy**2 / yy).clamp_min(0).sqrt(), yy.sqrt()
+    width = (xx - xy**2 / yy).clamp_min(0).sqrt()
+    height = yy.sqrt()
     columns = torch.stack(
         [slant, width, height, mass / height, x_mean / W, y_mean / H], 1
     )
@@ -108,9 +111,9 @@ def _most_changed(first: list[float], middle: list[float], last: list[float]) ->
     for name, noticed, *values in zip(
         MEASURES, _NOTICED, first, middle, last, strict=True
     ):
-        whole = values[2] - values[0]
-        steady = whole and 0.15 <= (values[1] - values[0]) / whole <= 0.85
-        share = whole if name not in _SHARES else 2 * whole / (values[0] + values[2])
+        change = values[2] - values[0]
+        steady = change and 0.15 <= (values[1] - values[0]) / change <= 0.85
+        share = change if name not in _SHARES else 2 * change / (values[0] + values[2])
         if steady and abs(share) / noticed >= most:
             most = abs(share) / noticed
             text = (
@@ -189,7 +192,8 @@ def _measured(slant: float, image: np.ndarray, threshold: float) -> tuple[float,
     distance = ndimage.distance_transform_edt(figure)
     thickness = 2 * distance[morphology.skeletonize(figure)].mean() / _ENLARGED
     top, left, bottom, right = measure.regionprops(figure.astype(int))[0].bbox
-    height, width = (bottom - top) / _ENLARGED, (right - left) / _ENLARGED
+    height = (bottom - top) / _ENLARGED
+    width = (right - left) / _ENLARGED
     return slant, float(thickness), width / height, math.sqrt(width * height)
 
 
@@ -271,12 +275,10 @@ def fit_readout(poses: Tensor, values: Tensor, labels: Tensor) -> Readout:
             f"{tuple(poses.shape)}, {tuple(values.shape)} and "
             f"{tuple(labels.shape)}"
         )
-    there = values.isfinite().all(1).cpu()
-    pose, values, labels = (
-        pose[there],
-        values.cpu().double()[there],
-        labels.cpu()[there],
-    )
+    measured = values.isfinite().all(1).cpu()
+    pose = pose[measured]
+    values = values.cpu().double()[measured]
+    labels = labels.cpu()[measured]
     if len(pose) < 2 * pose.shape[1]:
         raise ValueError(
             f"a read-out of {pose.shape[1]} numbers needs at least "
@@ -287,7 +289,7 @@ def fit_readout(poses: Tensor, values: Tensor, labels: Tensor) -> Readout:
     design = torch.cat([pose, pose.new_ones(len(pose), 1)], 1)
     # By gelsd: poses may have dimensions that never move.
     solution = torch.linalg.lstsq(design[~test], values[~test], driver="gelsd").solution
-    rest = (values - design @ solution)[test].square().sum(0)
+    residual = (values - design @ solution)[test].square().sum(0)
     spread = (values[test] - values[test].mean(0)).square().sum(0)
     within = pose.clone()
     for label in labels.unique():
@@ -295,16 +297,17 @@ def fit_readout(poses: Tensor, values: Tensor, labels: Tensor) -> Readout:
     return Readout(
         solution[:-1],
         solution[-1],
-        1 - rest / spread.clamp_min(1e-12),
+        1 - residual / spread.clamp_min(1e-12),
         _correlation(pose[test], values[test]).square(),
         within.T @ within / len(within),
     )
 
 
-def _correlation(one: Tensor, other: Tensor) -> Tensor:
+def _correlation(left: Tensor, right: Tensor) -> Tensor:
     """Of each column of (B, M) with each of (B, N), (M, N); 0 where one never
     changes.
     """
-    one, other = one - one.mean(0), other - other.mean(0)
-    scale = torch.outer(one.norm(dim=0), other.norm(dim=0))
-    return torch.where(scale > 1e-12, one.T @ other / scale.clamp_min(1e-12), 0.0)
+    left = left - left.mean(0)
+    right = right - right.mean(0)
+    scale = torch.outer(left.norm(dim=0), right.norm(dim=0))
+    return torch.where(scale > 1e-12, left.T @ right / scale.clamp_min(1e-12), 0.0)

@@ -62,30 +62,30 @@ class Boxed(NamedTuple):
         return figure
 
 
-def boxed_image(one: Boxed, classes: Sequence[str], least: int = 400) -> "Figure":
+def boxed_image(boxed: Boxed, classes: Sequence[str], least: int = 400) -> "Figure":
     """One image alone, at its size, or small ones enlarged by a whole number so that
     names can be read.
 
     Args:
-        one: the image and its boxes.
+        boxed: the image and its boxes.
         classes: all names; each has its colour.
         least: pixels that the longer side should have.
     """
     from matplotlib.figure import Figure
 
-    height, width = one.image.shape[-2:]
+    height, width = boxed.image.shape[-2:]
     scale = -(-least // max(height, width))
     figure = Figure((width * scale / 100, height * scale / 100), dpi=100)
-    _draw(figure.add_axes((0, 0, 1, 1)), one, classes)
+    _draw(figure.add_axes((0, 0, 1, 1)), boxed, classes)
     return figure
 
 
-def _draw(axes: "Axes", one: Boxed, classes: Sequence[str]) -> None:
+def _draw(axes: "Axes", boxed: Boxed, classes: Sequence[str]) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
-    show(axes, one.image, cmap="gray", vmin=0, vmax=1)
-    for _, (left, top, right, bottom) in one.true:
+    show(axes, boxed.image, cmap="gray", vmin=0, vmax=1)
+    for _, (left, top, right, bottom) in boxed.true:
         sides = right - left, bottom - top
         axes.add_patch(
             Rectangle(
@@ -98,7 +98,7 @@ def _draw(axes: "Axes", one: Boxed, classes: Sequence[str]) -> None:
                 zorder=3,
             )
         )
-    for name, (left, top, right, bottom) in one.boxes:
+    for name, (left, top, right, bottom) in boxed.boxes:
         colour = f"C{list(classes).index(name) % 10}"
         axes.add_patch(
             Rectangle(
@@ -118,14 +118,14 @@ def _draw(axes: "Axes", one: Boxed, classes: Sequence[str]) -> None:
             > 0.42
         )
         ink = "black" if pale else "white"
-        said: dict[str, Any] = {
+        style: dict[str, Any] = {
             "fontsize": 8,
             "color": ink,
             "clip_on": True,
             "parse_math": False,
         }
         place = (
-            "bottom" if top > 0.08 * one.image.shape[-2] else "top"
+            "bottom" if top > 0.08 * boxed.image.shape[-2] else "top"
         )  # above the box, or in it at the upper edge
         axes.text(
             max(left, 0),
@@ -133,5 +133,5 @@ def _draw(axes: "Axes", one: Boxed, classes: Sequence[str]) -> None:
             shorten(name),
             va=place,
             bbox={"color": colour, "pad": 0.6},
-            **said,
+            **style,
         )

@@ -144,7 +144,7 @@ def calibration_bins(
         labels: the true classes, (N,).
         bins: B.
     """
-    confidence, said = probabilities.double().max(1)
+    confidence, predicted = probabilities.double().max(1)
     confidence = confidence.clamp(0, 1)  # rounding may lead out of [0, 1]
     edges = torch.linspace(
         0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device
@@ -153,10 +153,10 @@ def calibration_bins(
         confidence
     )  # [N, bins]
     count = inside.sum(0)
-    sums = torch.stack([confidence, (said == labels).to(confidence)]) @ inside
-    there = count > 0
-    mean, accuracy = sums[:, there] / count[there]
-    return CalibrationBins(mean, accuracy, count[there] / count.sum())
+    sums = torch.stack([confidence, (predicted == labels).to(confidence)]) @ inside
+    filled = count > 0
+    mean, accuracy = sums[:, filled] / count[filled]
+    return CalibrationBins(mean, accuracy, count[filled] / count.sum())
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
@@ -221,8 +221,8 @@ def fit_temperature(activation: Tensor, labels: Tensor) -> Calibration | None:
             .item()
         )
 
-    found = minimize_scalar(cost, bounds=(-10, 10), method="bounded")
-    return Calibration("temperature", (spread * float(2.0**found.x),), N)
+    optimum = minimize_scalar(cost, bounds=(-10, 10), method="bounded")
+    return Calibration("temperature", (spread * float(2.0**optimum.x),), N)
 
 
 def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
@@ -260,23 +260,27 @@ def fit_platt(activation: Tensor, labels: Tensor) -> Calibration | None:
         )
     if not _enough(activation) or bool(labels.all()) or not bool(labels.any()):
         return None
-    logit, there = _logit(activation.double()).reshape(-1, 1), labels.cpu().flatten()
-    centre, spread = logit.mean().item(), _spread(logit - logit.mean())
-    yes = int(there.sum())
-    low, high = 1 / (len(there) - yes + 2), (yes + 1) / (yes + 2)
-    target = low + (high - low) * there.double()
+    logit = _logit(activation.double()).reshape(-1, 1)
+    present = labels.cpu().flatten()
+    centre = logit.mean().item()
+    spread = _spread(logit - logit.mean())
+    yes = int(present.sum())
+    low = 1 / (len(present) - yes + 2)
+    high = (yes + 1) / (yes + 2)
+    target = low + (high - low) * present.double()
     # Each is there with the weight t and not there with 1 - t; a C so large is no
     # penalty.
     model = LogisticRegression(C=1e9, solver="newton-cholesky", tol=1e-8)
     model.fit(
         ((logit - centre) / spread).repeat(2, 1).numpy(),
-        torch.arange(2).repeat_interleave(len(there)).numpy(),
+        torch.arange(2).repeat_interleave(len(present)).numpy(),
         torch.cat([1 - target, target]).numpy(),
     )
     slope = float(model.coef_[0, 0]) / spread
     intercept = float(model.intercept_[0]) - slope * centre
     if slope < 0:
-        slope, intercept = 0.0, target.mean().logit().item()
+        slope = 0.0
+        intercept = target.mean().logit().item()
     return Calibration("platt", (slope, intercept), len(activation))
 
 

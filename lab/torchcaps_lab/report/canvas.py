@@ -131,7 +131,7 @@ def title_width(text: str, fontsize: float = 9) -> float:
     from matplotlib.textpath import text_to_path
 
     font = FontProperties(family=_families(), size=fontsize)
-    lines = "".join(one if _drawn(one) else "M" for one in text).split("\n")
+    lines = "".join(letter if _drawn(letter) else "M" for letter in text).split("\n")
     widths = [
         text_to_path.get_text_width_height_descent(line, font, False)[0]
         for line in lines
@@ -235,14 +235,16 @@ def stacked(
     Raises:
         ValueError: if there are no columns, or titles are not as many.
     """
-    count, high = len(images), 1.25 * min(images.shape[-2] / images.shape[-1], 1.0)
+    count = len(images)
+    high = 1.25 * min(images.shape[-2] / images.shape[-1], 1.0)
     if len(titles) != count:
         raise ValueError(
             f"titles must be one for each of {count} images, got {len(titles)}"
         )
     if not count:
         raise ValueError("images must hold at least one image")
-    columns, blocks = min(count, _COLUMNS), math.ceil(count / _COLUMNS)
+    columns = min(count, _COLUMNS)
+    blocks = math.ceil(count / _COLUMNS)
     height = blocks * (max(high, 0.6) * len(rows) + 0.17 * line_count(titles)) + 0.1
     figure = new_figure(1.25 * columns + 0.5 + label_room(rows, high), height)
     grid = figure.add_gridspec(len(rows) * blocks, columns)
@@ -319,22 +321,21 @@ def make_legible(figure: "Figure", marks: dict[str, str]) -> dict[str, str]:
 
     used: dict[str, str] = {}
 
-    def mark(found: re.Match[str]) -> str:
-        word = found[0]
+    def mark(match: re.Match[str]) -> str:
+        word = match[0]
         if all(map(_drawn, word)):
             return word
         sign = marks.setdefault(word, f"[{len(marks) + 1}]")
         used[sign] = word
         return sign
 
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        labels = [label.get_text() for label in axis.get_ticklabels()]
-        if not all(
-            map(_drawn, "".join(labels))
-        ):  # an axis writes its labels anew when it is drawn
-            axis.set_ticks(
-                axis.get_ticklocs(), [re.sub(r"\S+", mark, label) for label in labels]
-            )
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [label.get_text() for label in axis.get_ticklabels()]
+            # An axis writes its labels anew when it is drawn.
+            if not all(map(_drawn, "".join(labels))):
+                legible = [re.sub(r"\S+", mark, label) for label in labels]
+                axis.set_ticks(axis.get_ticklocs(), legible)
     for text in figure.findobj(Text):
         text.set_fontfamily(_families())
         text.set_text(re.sub(r"\S+", mark, text.get_text()))

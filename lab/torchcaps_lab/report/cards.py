@@ -14,9 +14,9 @@ _SHOWN = 10
 
 
 def answer_card(
-    said: str,
+    answer: str,
     shares: Mapping[str, float],
-    what: str,
+    description: str,
     picture: Tensor | None,
     note: str = "",
 ) -> str:
@@ -24,9 +24,9 @@ def answer_card(
     classes.
 
     Args:
-        said: the answer, in words.
+        answer: the answer, in words.
         shares: of the classes, from 0 to 1.
-        what: the shares are.
+        description: the shares are.
         picture: (C, H, W) in [0, 1]; None for none.
         note: on how the picture was made.
     """
@@ -36,7 +36,7 @@ def answer_card(
             f'<img src="{pngs(picture)}" alt="the image" '
             'style="height:8em;image-rendering:pixelated">'
         )
-    likeliest = sorted(shares.items(), key=lambda one: -one[1])[:_SHOWN]
+    likeliest = sorted(shares.items(), key=lambda named_share: -named_share[1])[:_SHOWN]
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td style='width:12em;text-align:left'>"
         "<div "
@@ -44,13 +44,13 @@ def answer_card(
         f"<td>{share:.1%}</td></tr>"
         for name, share in likeliest
     )
-    told = (
-        f"<b>{escape(said)}</b> "
-        f"<small>{escape(what)}{'; ' * bool(note)}{escape(note)}</small>"
+    text = (
+        f"<b>{escape(answer)}</b> "
+        f"<small>{escape(description)}{'; ' * bool(note)}{escape(note)}</small>"
     )
     return (
         "<div "
-        f"style='display:flex;gap:1em;align-items:center'>{image}<div>{told}<table>{rows}</table></div></div>"
+        f"style='display:flex;gap:1em;align-items:center'>{image}<div>{text}<table>{rows}</table></div></div>"
     )
 
 

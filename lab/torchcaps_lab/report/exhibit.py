@@ -187,7 +187,9 @@ def register_exhibit(
         if "__dataclass_fields__" not in vars(exhibit):
             exhibit = dataclass(frozen=True, eq=False, kw_only=True)(exhibit)
         EXHIBITS.register(kind)(exhibit)
-        exhibit.kind, exhibit.place, exhibit.drawings = kind, place, drawings
+        exhibit.kind = kind
+        exhibit.place = place
+        exhibit.drawings = drawings
         return exhibit
 
     return register
@@ -200,7 +202,9 @@ def list_exhibits() -> dict[str, type[Exhibit]]:
     return dict(
         sorted(
             EXHIBITS.items(),
-            key=lambda one: math.inf if one[1].place is None else one[1].place,
+            key=lambda named_kind: (
+                math.inf if named_kind[1].place is None else named_kind[1].place
+            ),
         )
     )
 

@@ -152,17 +152,16 @@ class Findings:
 
         classes = list(range(self.activation.shape[1]))
         answers = self.labels.numpy(), self.prediction.numpy()
-        found = precision_recall_fscore_support(
+        scores = precision_recall_fscore_support(
             *answers, labels=classes, zero_division=np.nan
         )
-        shares = [
-            [None if np.isnan(share) else float(share) for share in row]
-            for row in found[:3]
-        ]
-        return tuple(
-            ClassFigures(int(count), *row)
-            for count, *row in zip(found[3], *shares, strict=True)
-        )
+        precision, recall, f1, counts = scores
+        figures = []
+        for label, count in enumerate(counts):
+            shares = (precision[label], recall[label], f1[label])
+            defined = [None if np.isnan(share) else float(share) for share in shares]
+            figures.append(ClassFigures(int(count), *defined))
+        return tuple(figures)
 
     def of_positive(self, positive: int = 1) -> TwoClassFigures:
         """How well one of two classes is told from the other.
@@ -242,10 +241,8 @@ class Findings:
         Args:
             most: of this many classes at most, those of :meth:`telling`; None for all.
         """
-        margin, chosen = (
-            self.margin,
-            self.labels.unique() if most is None else self.telling(most),
-        )
+        margin = self.margin
+        chosen = self.labels.unique() if most is None else self.telling(most)
         members = [(self.labels == label).nonzero().squeeze(1) for label in chosen]
         return torch.stack([group[margin[group].argmax()] for group in members])
 

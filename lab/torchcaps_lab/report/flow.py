@@ -71,7 +71,8 @@ def _group_handed_down(layer: Layer, group: int, shares: Tensor | None) -> Tenso
     R = R.to(torch.promote_types(R.dtype, torch.float32))
     J = R.shape[-1]
     if shares is None:
-        shares, activation = torch.eye(J, dtype=R.dtype, device=R.device), R.new_ones(J)
+        shares = torch.eye(J, dtype=R.dtype, device=R.device)
+        activation = R.new_ones(J)
     else:
         types = slice(group * J, (group + 1) * J)
         shares = shares[..., types, :].reshape(len(R), R.shape[1], J, -1).to(R.dtype)
@@ -81,13 +82,11 @@ def _group_handed_down(layer: Layer, group: int, shares: Tensor | None) -> Tenso
             .to(R.dtype)
         )
     active = R * activation
-    given, going = (
-        layer.scatter(R.sum(-1, keepdim=True)),
-        layer.scatter(active.sum(-1, keepdim=True)),
-    )
+    received = layer.scatter(R.sum(-1, keepdim=True))
+    going = layer.scatter(active.sum(-1, keepdim=True))
     handed = layer.scatter(active @ shares)
     alike = layer.scatter(R @ shares)  # if all parents count the same
-    return ratio(given * handed, going, alike)
+    return ratio(received * handed, going, alike)
 
 
 def class_maps(shares: Tensor, activation: Tensor) -> Tensor:
@@ -115,7 +114,8 @@ def class_maps(shares: Tensor, activation: Tensor) -> Tensor:
             f"got shapes {tuple(shares.shape)} and {tuple(activation.shape)}"
         )
     if shares.ndim == 4:
-        shares, activation = shares.unsqueeze(-2), activation.unsqueeze(-1)
+        shares = shares.unsqueeze(-2)
+        activation = activation.unsqueeze(-1)
     weight = activation.to(shares.dtype)
     weight = torch.where(weight.sum(-1, keepdim=True) > 0, weight, 1.0)
     maps = (weight.unsqueeze(-1) * shares).sum(-2) / weight.sum(

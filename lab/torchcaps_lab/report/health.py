@@ -60,13 +60,13 @@ def observed_health(
     that route, a few images each.
     """
     peaks: dict[str, list[Tensor]] = defaultdict(list)
-    found: tuple[dict[str, list[Tensor]], ...] = tuple(
+    parts_of_measures: tuple[dict[str, list[Tensor]], ...] = tuple(
         defaultdict(list) for _ in measures
     )
     for part in in_parts(network, images):
         for name, layer in observe_layers(network, part).items():
             peaks[name].append(peak_activation(layer.capsules).float())
             if layer.routed:
-                for measure, parts in zip(measures, found, strict=True):
+                for measure, parts in zip(measures, parts_of_measures, strict=True):
                     parts[name].append(measure(layer).float())
-    return peaks, found
+    return peaks, parts_of_measures

@@ -186,11 +186,13 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
 
     def taken(module: nn.Module) -> tuple[Routed, ...]:
         inside = set(module.modules())
-        own = tuple(output for routing, output in pending if routing in inside)
+        inner_routings = tuple(
+            output for routing, output in pending if routing in inside
+        )
         pending[:] = [
             (routing, output) for routing, output in pending if routing not in inside
         ]
-        return own
+        return inner_routings
 
     def begins(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         taken(module)  # drops routings of earlier rounds
@@ -209,10 +211,14 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
                 return
             times = sum(layer.module is module for layer in layers.values())
             key = f"{name}_{times + 1}" if times else name
-            given = (*inputs, *named.values())
-            own = taken(module)
-            children = _children(module, given[0]) if own and given else None
-            layers[key] = Layer(key, module, output, children, own)
+            inputs_of_call = (*inputs, *named.values())
+            inner_routings = taken(module)
+            children = (
+                _children(module, inputs_of_call[0])
+                if inner_routings and inputs_of_call
+                else None
+            )
+            layers[key] = Layer(key, module, output, children, inner_routings)
 
         return hook
 
@@ -228,17 +234,17 @@ def _recording(model: nn.Module) -> Iterator[dict[str, Layer]]:
         yield layers
 
 
-def _same(one: Capsules, other: Capsules) -> bool:
-    return one.pose is other.pose and one.activation is other.activation
+def _same(first: Capsules, second: Capsules) -> bool:
+    return first.pose is second.pose and first.activation is second.activation
 
 
-def _children(module: nn.Module, given: Any) -> Capsules | None:
+def _children(module: nn.Module, candidate: Any) -> Capsules | None:
     """What a layer took; the activations of poses alone are their lengths."""
-    if isinstance(given, Tensor):
+    if isinstance(candidate, Tensor):
         axes = tuple(range(-len(getattr(module, "in_pose", (0,))), 0))
-        return Capsules(given, length(given, axes))
-    given = from_pair(given)
-    return given if isinstance(given, Capsules) else None
+        return Capsules(candidate, length(candidate, axes))
+    candidate = from_pair(candidate)
+    return candidate if isinstance(candidate, Capsules) else None
 
 
 def below(layers: dict[str, Layer], layer: Layer) -> Layer | None:
@@ -246,12 +252,13 @@ def below(layers: dict[str, Layer], layer: Layer) -> Layer | None:
     if layer.children is None:
         return None
     pose, activation = layer.children
-    made = [
-        one
-        for one in layers.values()
-        if one.capsules.pose is pose or one.capsules.activation is activation
+    makers = [
+        other_layer
+        for other_layer in layers.values()
+        if other_layer.capsules.pose is pose
+        or other_layer.capsules.activation is activation
     ]
-    return made[0] if made else None
+    return makers[0] if makers else None
 
 
 def layer_entropy(layer: Layer) -> Tensor:
@@ -302,7 +309,8 @@ def mean_of_children(layer: Layer, field: Tensor, windows: Tensor) -> Tensor:
     windows, (B,).
     """
     field, seen = (
-        layer.inside(one).flatten(1) for one in (field, (windows > 0).to(field.dtype))
+        layer.inside(share).flatten(1)
+        for share in (field, (windows > 0).to(field.dtype))
     )
     return (field * seen).sum(1) / seen.sum(1)
 
@@ -395,12 +403,12 @@ def assignment_entropy(assignment: Tensor) -> Tensor:
     )  # rounding may lead out of [0, 1]
 
 
-def ratio(part: Tensor, whole: Tensor, otherwise: Tensor | float) -> Tensor:
+def ratio(part: Tensor, total: Tensor, otherwise: Tensor | float) -> Tensor:
     """``part / whole``, or ``otherwise`` where the whole is 0; its gradients are finite
     there.
     """
-    there = whole > 0
-    return torch.where(there, part / torch.where(there, whole, 1.0), otherwise)
+    divisible = total > 0
+    return torch.where(divisible, part / torch.where(divisible, total, 1.0), otherwise)
 
 
 def dead_capsules(activation: Tensor, threshold: float = 0.01) -> float:

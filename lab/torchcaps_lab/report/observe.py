@@ -210,9 +210,14 @@ def _title(findings: Findings, image_set: Examples, index: int) -> str:
     """The title of an image: its class, and what it was taken for where that is
     another.
     """
-    true, said = int(findings.labels[index]), int(findings.prediction[index])
+    true = int(findings.labels[index])
+    predicted = int(findings.prediction[index])
     name = one_line(image_set.classes[true])
-    return name if true == said else f"{name}\n→ {one_line(image_set.classes[said])}"
+    return (
+        name
+        if true == predicted
+        else f"{name}\n→ {one_line(image_set.classes[predicted])}"
+    )
 
 
 def one_line(name: str) -> str:
@@ -277,14 +282,14 @@ class Observation:
         """The same look, with each image asked about another class: labels (B,).
         Nothing runs again.
         """
-        other = Observation(
+        again = Observation(
             self.model,
             replace(self.selection, target=target),
             self.extents,
             self.verdict,
         )
-        vars(other).update(_seen=self._seen, activation=self.activation)
-        return other
+        vars(again).update(_seen=self._seen, activation=self.activation)
+        return again
 
     @property
     def capsules(self) -> dict[str, Capsules]:
@@ -406,14 +411,14 @@ class Observation:
         """
         model, classes = self._decoder()
         for place in range(len(self.selection)):
-            one = slice(place, place + 1)
+            row = slice(place, place + 1)
             with evaluating(model) as device:
                 capsules = _given(
-                    model, Capsules(classes.pose[one], classes.activation[one]), device
+                    model, Capsules(classes.pose[row], classes.activation[row]), device
                 )
                 yield kept(
                     perturb(
-                        model, capsules, self.target[one].to(device), values.to(device)
+                        model, capsules, self.target[row].to(device), values.to(device)
                     )[0]
                 )
 
@@ -446,29 +451,27 @@ class Observation:
             parts.append(_keep(observe_layers(self.model, images)))
             if not parts[0].capsules:
                 break  # and none will come
-        return _Seen(
-            {
-                name: _joined(*(part.capsules[name] for part in parts))
-                for name in parts[0].capsules
-            },
-            {
-                name: torch.cat([part.maps[name] for part in parts])
-                for name in parts[0].maps
-            },
-            parts[0].orphan,
-        )
+        capsules = {}
+        for name in parts[0].capsules:
+            capsules[name] = _joined(*(part.capsules[name] for part in parts))
+        maps = {}
+        for name in parts[0].maps:
+            maps[name] = torch.cat([part.maps[name] for part in parts])
+        return _Seen(capsules, maps, parts[0].orphan)
 
 
 def _keep(layers: dict[str, Layer]) -> _Seen:
     """What is kept of one run over some images."""
     capsules = {
-        name: Capsules(*map(kept, one)) for name, one in placed_capsules(layers).items()
+        name: Capsules(*map(kept, observed))
+        for name, observed in placed_capsules(layers).items()
     }
     maps, orphan = {}, False
     if layers and (routed := next(reversed(layers.values())).routed):
         orphan = routed[0].votes.normaliser.orphan
         for name, shares in class_shares(layers).items():
-            label, children = origin(layers, layers[name]), layers[name].children
+            label = origin(layers, layers[name])
+            children = layers[name].children
             if children is not None and on_a_grid(children.activation):
                 maps[label] = class_maps(shares, children.activation).cpu()
     return _Seen(capsules, maps, orphan)
@@ -540,5 +543,5 @@ class Tested:
         """
         if not self.images.pictured:
             return None
-        found = self.summary.get("verdict")
-        return judge(self.model, self.images) if found is None else Verdict(**found)
+        saved = self.summary.get("verdict")
+        return judge(self.model, self.images) if saved is None else Verdict(**saved)

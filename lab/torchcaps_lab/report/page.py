@@ -125,10 +125,10 @@ def exhibits_of_classifier(
     """
     tested = Tested(model, image_set, findings, summary, metrics)
     for kind in _placed():
-        found = list(kind.of_test(tested))
+        exhibits = list(kind.of_test(tested))
         if image_set.pictured:
-            found.append(kind.of_images(tested.shown, tested.examples))
-        yield from (exhibit for exhibit in found if exhibit is not None)
+            exhibits.append(kind.of_images(tested.shown, tested.examples))
+        yield from (exhibit for exhibit in exhibits if exhibit is not None)
 
 
 def _placed() -> Iterator[type[Exhibit]]:
@@ -216,13 +216,14 @@ def _section(exhibit: Exhibit, pictures: Sequence[_Drawn], heading: str) -> str:
     table = exhibit.table()
     title = f"<{heading}>{escape(exhibit.title)}</{heading}>"
     folded = exhibit.folded and heading != "h1"
+    marks: dict[str, str] = {}
+    for picture in pictures:
+        marks |= picture.marks
     parts = (
         f"<details><summary>{title}</summary>" if folded else title,
         f"<p>{_with_commands(exhibit.text)}</p>",
         _gallery(pictures),
-        _explained(
-            {mark: word for picture in pictures for mark, word in picture.marks.items()}
-        ),
+        _explained(marks),
         exhibit.html() or "",
         "" if table is None else _table(table),
         "</details>" if folded else "",
@@ -241,7 +242,9 @@ def _explained(marks: dict[str, str]) -> str:
 
 
 def _gallery(pictures: Sequence[_Drawn]) -> str:
-    named = [(escape(one.file), escape(one.description)) for one in pictures]
+    named = [
+        (escape(picture.file), escape(picture.description)) for picture in pictures
+    ]
     shown = [
         f'<a href="{file}"><img src="{file}" alt="{text}"></a>' for file, text in named
     ]

@@ -35,12 +35,12 @@ def placed_capsules(layers: dict[str, Layer]) -> dict[str, Capsules]:
     By the names of :func:`layer_extents`: a layer's, or ``name.children`` of children
     that no observed layer made.
     """
-    found = {}
+    placed = {}
     for name, layer in layers.items():
         if layer.children is not None and below(layers, layer) is None:
-            found[f"{name}.children"] = layer.children
-        found[name] = layer.capsules
-    return found
+            placed[f"{name}.children"] = layer.children
+        placed[name] = layer.capsules
+    return placed
 
 
 def on_a_grid(activation: Tensor) -> bool:
@@ -120,7 +120,8 @@ def _sides(images: Tensor, pose: Tensor, axis: int) -> tuple[float, float]:
     inside. Else the ends say it up to which the outer cells look into the image:
     padding does not move them.
     """
-    count, size = pose.shape[axis], images.shape[axis + 1]
+    count = pose.shape[axis]
+    size = images.shape[axis + 1]
 
     def seen(place: int) -> tuple[int, int] | None:
         return _seen(images, pose.select(axis, place), axis)
@@ -128,12 +129,15 @@ def _sides(images: Tensor, pose: Tensor, axis: int) -> tuple[float, float]:
     centre, step = 0.0, 0.0  # of the first cell, and from each to the next
     if count > 1:
         middle = (count - 1) // 2
-        one, other = seen(middle), seen(middle + 1)
-        if one and other and (count == 2 or (one[0] > 0 and other[1] < size)):
-            step = (sum(other) - sum(one)) / 2
-            centre = sum(one) / 2 - middle * step
-        elif one and other:
-            first, second, last = seen(0), seen(1), seen(count - 1)
+        nearer = seen(middle)
+        farther = seen(middle + 1)
+        if nearer and farther and (count == 2 or (nearer[0] > 0 and farther[1] < size)):
+            step = (sum(farther) - sum(nearer)) / 2
+            centre = sum(nearer) / 2 - middle * step
+        elif nearer and farther:
+            first = seen(0)
+            second = seen(1)
+            last = seen(count - 1)
             if first and second and last and second[1] < size and last[0] > 0:
                 step = second[1] - first[1]
                 centre = (first[1] + last[0] - (count - 1) * step) / 2
@@ -156,7 +160,8 @@ def _above(windows: Windows, children: Extent) -> Extent:
         centre = (
             windows.dilation[axis] * (windows.kernel[axis] - 1) + 1
         ) / 2 - windows.padding[axis]  # in cells
-        step, count = windows.stride[axis], windows.out[axis]
+        step = windows.stride[axis]
+        count = windows.out[axis]
         if count == 1:
             step = windows.kernel[axis] * windows.dilation[axis]
         start = low + (centre - step / 2) * cell

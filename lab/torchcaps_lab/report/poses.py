@@ -175,7 +175,8 @@ def draw_poses(model: CapsuleClassifier, poses: Tensor, target: Tensor) -> Tenso
         ValueError: if ``poses`` or ``target`` do not fit the network.
         RuntimeError: if the network has no decoder.
     """
-    shape, B = model.class_caps.out_pose, len(poses)
+    shape = model.class_caps.out_pose
+    B = len(poses)
     if poses.shape[1:] not in (shape, (math.prod(shape),)):
         raise ValueError(
             f"poses must be (B, {', '.join(map(str, shape))}), got shape "
@@ -233,17 +234,18 @@ def transfer(
     generative models", figure 1.
     """
     check_size(steps=steps)
-    own, other = poses_of(content, target), poses_of(style, style_target)
-    if own.shape != other.shape:
+    content_poses = poses_of(content, target)
+    style_poses = poses_of(style, style_target)
+    if content_poses.shape != style_poses.shape:
         raise ValueError(
             "content and style must be as many, with poses of one shape, got "
-            f"{tuple(own.shape)}, {tuple(other.shape)}"
+            f"{tuple(content_poses.shape)}, {tuple(style_poses.shape)}"
         )
-    end = carried(model, other, style_target, target)
-    share = torch.linspace(0, 1, steps + 1, dtype=own.dtype, device=own.device)[
-        1:
-    ].view(-1, *[1] * (own.ndim - 1))
-    way = own[:, None] + share * (end - own)[:, None]
+    end = carried(model, style_poses, style_target, target)
+    share = torch.linspace(
+        0, 1, steps + 1, dtype=content_poses.dtype, device=content_poses.device
+    )[1:].view(-1, *[1] * (content_poses.ndim - 1))
+    path = content_poses[:, None] + share * (end - content_poses)[:, None]
     return draw_poses(
-        model, way.flatten(0, 1), target.repeat_interleave(steps)
+        model, path.flatten(0, 1), target.repeat_interleave(steps)
     ).unflatten(0, (-1, steps))

@@ -64,12 +64,12 @@ def observe_steps(model: CapsuleClassifier, children: Capsules) -> list[Step]:
             f"{type(layer).__name__}"
         )
     steps = getattr(layer.routing, "steps", 1)
-    found = []
+    steps_of_layer = []
     for count in range(1, steps + 1):
         with _put_back([layer.routing]):
             _stop_after(layer.routing, count)
-            found.append(_step(layer.route(children)))
-    return found
+            steps_of_layer.append(_step(layer.route(children)))
+    return steps_of_layer
 
 
 def routes_votes(model: nn.Module) -> bool:
@@ -95,10 +95,10 @@ def _stop_after(routing: Any, count: int) -> None:
     steps.
     """
     if isinstance(routing, EMRouting):
-        whole = inverse_temperatures(
+        schedule = inverse_temperatures(
             routing.schedule, routing.steps, 1.0
         )  # its own scale is multiplied with it
-        routing.schedule = lambda step, _: whole[step]
+        routing.schedule = lambda step, _: schedule[step]
         if isinstance(routing.sharpness, list):
             routing.sharpness = routing.sharpness[: count - 1]
     if "steps" in vars(routing):
@@ -111,10 +111,10 @@ def _put_back(routings: Sequence[Any]) -> Iterator[None]:
     as it was before.
     """
     names = ("steps", "schedule", "sharpness", "evidence")
-    before = [
-        {name: value for name, value in vars(one).items() if name in names}
-        for one in routings
-    ]
+    before = []
+    for routing in routings:
+        attributes = vars(routing)
+        before.append({name: attributes[name] for name in names if name in attributes})
     try:
         yield
     finally:
@@ -131,9 +131,13 @@ def exchangeable_routings(model: CapsuleClassifier) -> list[str]:
     """
     if not routes_votes(model):
         return []
-    shape, names = _layer_shape(model), []
+    shape = _layer_shape(model)
+    names = []
     for name, kind in sorted(ROUTINGS.items()):
-        if any(one.default is MISSING for one in declared(kind).arguments.values()):
+        if any(
+            argument.default is MISSING
+            for argument in declared(kind).arguments.values()
+        ):
             continue
         routing = _with_steps(kind, None)
         if not routing.own_transforms and not list(routing.bind(shape).parameters()):
@@ -165,14 +169,12 @@ def other_routing(
         raise ValueError(
             f"routing must be one of {exchangeable_routings(model)}, got {name!r}"
         )
-    own, layer.routing = (
-        layer.routing,
-        _with_steps(ROUTINGS[name], steps).bind(_layer_shape(model)).eval(),
-    )
+    trained_routing = layer.routing
+    layer.routing = _with_steps(ROUTINGS[name], steps).bind(_layer_shape(model)).eval()
     try:
         yield
     finally:
-        layer.routing = own
+        layer.routing = trained_routing
 
 
 def _with_steps(kind: type[Routing], steps: int | None) -> Routing:

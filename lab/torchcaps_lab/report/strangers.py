@@ -156,13 +156,13 @@ def reconstruction_errors(
     """
     if not image_set.pictured:
         return None
-    found = []
+    errors = []
     for batch, prediction in predicted(model, image_set, batch_size):
         drawn = prediction.reconstruction
         if drawn is None or drawn.shape != batch.pictures.shape:
             return None
-        found.append(reconstruction_error(batch.pictures.cpu(), kept(drawn)))
-    return torch.cat(found)
+        errors.append(reconstruction_error(batch.pictures.cpu(), kept(drawn)))
+    return torch.cat(errors)
 
 
 class Apart(NamedTuple):
@@ -204,7 +204,7 @@ def told_apart(known: Tensor, strange: Tensor, threshold: float) -> Apart:
     auc = roc_auc_score(
         [0] * len(known) + [1] * len(strange), torch.cat([known, strange]).numpy()
     )
-    above = [(one > threshold).double().mean().item() for one in (known, strange)]
+    above = [(errors > threshold).double().mean().item() for errors in (known, strange)]
     return Apart(float(auc), 1 - above[1], above[0])
 
 
@@ -241,7 +241,7 @@ def fit_strangers(
     quantiles = errors.quantile(
         torch.linspace(0, 1, _LEVELS + 1, dtype=errors.dtype)
     ).tolist()
-    rounded = tuple(float(f"{one:.4g}") for one in quantiles)
+    rounded = tuple(float(f"{quantile:.4g}") for quantile in quantiles)
     return Strangers(
         errors.quantile(1 - false_alarms).item(), false_alarms, rounded, len(errors)
     )

@@ -95,7 +95,7 @@ class Verdict:
             )
             if self.even and self.changed >= _CHANGED:
                 tried += " Those were close decisions."
-        said = (
+        statement = (
             "Routing had no effect here: every child is shared almost evenly among "
             "the classes, so there is no map to show."
             if self.even
@@ -111,7 +111,7 @@ class Verdict:
                 "answers barely depend on them."
             )
         )
-        return f"{said} {entropy}. {tried}"
+        return f"{statement} {entropy}. {tried}"
 
     @property
     def of_decoder(self) -> str:
@@ -120,14 +120,14 @@ class Verdict:
         """
         if self.explained is None:
             return ""
-        told = (
+        statement = (
             f"Reconstructions explain {max(self.explained, 0.0):.0%} of the "
             f"variance of {self.images} images"
         )
         if not self.blind:
-            return f"{told}."
+            return f"{statement}."
         return (
-            f"The decoder learned nothing: {told[0].lower()}{told[1:]} about their "
+            f"The decoder learned nothing: {statement[0].lower()}{statement[1:]} about their "
             f"mean, less than {_EXPLAINED:.0%}. It draws almost the same image for "
             "all of them, so reconstructions and the meaning of pose numbers are not "
             "shown."
@@ -157,13 +157,13 @@ def judge(model: ImageClassifier, image_set: Examples, most: int = 200) -> Verdi
     _, (entropies,) = observed_health(
         model, batch.inputs[:: max(1, len(places) // _OBSERVED)], layer_entropy
     )
-    own = encoded(model, batch.inputs, _AT_ONCE).activation.argmax(1)
+    predicted = encoded(model, batch.inputs, _AT_ONCE).activation.argmax(1)
     changed = None
     routings = [module for module in model.modules() if isinstance(module, Routing)]
     if routings and all("steps" in vars(routing) for routing in routings):
         with even_assignments(model):
             now = encoded(model, batch.inputs, _AT_ONCE).activation.argmax(1)
-        changed = (now != own).double().mean().item()
+        changed = (now != predicted).double().mean().item()
     entropy = min(
         (torch.cat(parts).mean().item() for parts in entropies.values()), default=None
     )

@@ -6,5 +6,4 @@ from torchcaps_lab.kinds.objects.sets import PictureFolder as PictureFolder
 from torchcaps_lab.kinds.objects.sets import Shapes as Shapes
 from torchcaps_lab.kinds.objects.task import Objects as Objects
 
-
 __all__: list[str] = []

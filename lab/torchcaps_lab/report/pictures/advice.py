@@ -339,15 +339,15 @@ def _confused(
             _showing(findings, images, lost, commands),
         )
     pairs = confused_pairs(findings.confusion, len(totals) ** 2)
-    main = [one for one in pairs if one[2] >= 2 and one[2] > 0.05 * totals[one[0]]]
+    main = [pair for pair in pairs if pair[2] >= 2 and pair[2] > 0.05 * totals[pair[0]]]
     if main:
         names = images.classes
-        told = [
-            f"{count} of {totals[true]} of {names[true]!r} for {names[said]!r}"
-            for true, said, count in main
+        confusions = [
+            f"{count} of {totals[true]} of {names[true]!r} for {names[predicted]!r}"
+            for true, predicted, count in main
         ]
         yield Hint(
-            f"confused with each other: {listed(told)}",
+            f"confused with each other: {listed(confusions)}",
             f"check these mistakes for wrong labels, and add {images.what} that show "
             "the difference",
             _showing(findings, images, [true for true, *_ in main], commands),

@@ -89,7 +89,8 @@ class Assignments(OfImages):
             return None
         classes = observation.activation.shape[1]
         chosen = observation.selection.first(max(COLUMNS, classes))
-        targets, even = observation.target[chosen], observation.even
+        targets = observation.target[chosen]
+        even = observation.even
         return cls(
             title="Routing" if nothing else "Where each part of the image went",
             text=nothing or _meaning(observation),
@@ -119,9 +120,9 @@ class Assignments(OfImages):
         rows: dict[str, Fill] = {
             sized(self.pictures): lambda axes, place: show(axes, self.pictures[place])
         }
-        for one in self.layers:
-            rows[one.layer if len(self.layers) > 1 else "share"] = partial(
-                self._overlay, one, scale
+        for layer in self.layers:
+            rows[layer.layer if len(self.layers) > 1 else "share"] = partial(
+                self._overlay, layer, scale
             )
         figure = stacked(self.pictures, list(map(shorten_lines, self.titles)), rows)
         options: dict[str, Any] = {

@@ -60,7 +60,8 @@ class ClassPose(Exhibit):
         target = int(observation.target[place])
         pose = classes.pose[place, target].flatten()
         reach = 0.6 * float(pose.abs().max()) or 1.0
-        D, E = len(pose), classes.activation.shape[1]
+        D = len(pose)
+        E = classes.activation.shape[1]
         moves = (
             torch.eye(D)[:, None] * torch.tensor([-reach, 0.0, reach])[:, None]
         )  # [D, 3, D]
@@ -68,7 +69,8 @@ class ClassPose(Exhibit):
         drawn = observation.draw(
             poses, torch.tensor([target] * (3 * D) + list(range(E)))
         )
-        sweep, in_classes = drawn[: 3 * D].unflatten(0, (D, 3)), drawn[3 * D :]
+        sweep = drawn[: 3 * D].unflatten(0, (D, 3))
+        in_classes = drawn[3 * D :]
         return cls(
             title="The pose of a class",
             text=(

@@ -74,8 +74,8 @@ class Confusion(Exhibit):
         if len(classes) <= CONFUSED:
             return exhibit
         named = [
-            f"{classes[true]} for {classes[said]} ({count})"
-            for true, said, count in exhibit.pairs(_PAIRS)
+            f"{classes[true]} for {classes[predicted]} ({count})"
+            for true, predicted, count in exhibit.pairs(_PAIRS)
         ]
         most = f" Most often confused: {', '.join(named)}." if named else ""
         note = (
@@ -124,10 +124,8 @@ class Confusion(Exhibit):
         from matplotlib.colors import PowerNorm
 
         shown = self.shown()
-        counts, classes = (
-            self.counts[shown][:, shown],
-            [self.classes[label] for label in shown.tolist()],
-        )
+        counts = self.counts[shown][:, shown]
+        classes = [self.classes[label] for label in shown.tolist()]
         share = counts.double() / self.counts.sum(1)[shown, None].clamp(min=1)
         side = min(max(0.5 * len(classes), 2), 12)
         label = 0.1 * min(max((len(name) for name in classes), default=0), 24)

@@ -38,7 +38,8 @@ def page_title(network: ImageClassifier, summary: Mapping[str, Any]) -> str:
     """
     if not {"run", "data"} <= summary.keys():
         return f"What this {type(network).__name__} learned"
-    model, data = summary.get("model", type(network).__name__), summary.get("data")
+    model = summary.get("model", type(network).__name__)
+    data = summary.get("data")
     return f"{Path(summary['run']).name}: what {model} learned from {data}"
 
 
@@ -80,7 +81,7 @@ class Headline(Exhibit):
         title: str,
         findings: Findings,
         classes: tuple[str, ...],
-        what: str,
+        examples: str,
         verdict: Verdict | None = None,
     ) -> "Headline":
         """Of images of one class each.
@@ -89,18 +90,16 @@ class Headline(Exhibit):
             title: of the page.
             findings: about the images.
             classes: their names.
-            what: "images" or "texts".
+            examples: "images" or "texts".
             verdict: what routing and decoder do; None where that is not known.
         """
         common, guessing = findings.majority
         worst = _worst(findings, classes)
-        accuracy, interval, count = (
-            100 * findings.accuracy,
-            100 * findings.interval,
-            len(findings.labels),
-        )
+        accuracy = 100 * findings.accuracy
+        interval = 100 * findings.interval
+        count = len(findings.labels)
         parts = (
-            f"{accuracy:.1f} % ± {interval:.1f} points of {count:,} {what} are right.",
+            f"{accuracy:.1f} % ± {interval:.1f} points of {count:,} {examples} are right.",
             f"Always answering {classes[common]!r} would get {100 * guessing:.1f} % "
             "right.",
             ""
@@ -133,10 +132,15 @@ class Headline(Exhibit):
 
 
 def _worst(findings: Findings, classes: tuple[str, ...]) -> Worst | None:
-    totals, right = (
-        findings.confusion.sum(1).tolist(),
-        findings.confusion.diag().tolist(),
+    totals = findings.confusion.sum(1).tolist()
+    right = findings.confusion.diag().tolist()
+    classes_with_tests = [
+        Worst(*figures)
+        for figures in zip(classes, right, totals, strict=True)
+        if figures[2]
+    ]
+    worst = min(
+        classes_with_tests,
+        key=lambda figures: (figures.right / figures.images, -figures.images),
     )
-    found = [Worst(*one) for one in zip(classes, right, totals, strict=True) if one[2]]
-    worst = min(found, key=lambda one: (one.right / one.images, -one.images))
     return worst if worst.right < worst.images else None

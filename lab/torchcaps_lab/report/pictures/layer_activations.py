@@ -114,15 +114,12 @@ class LayerActivations(OfImages):
         """The images, and below each the activations layer by layer, every layer on a
         colour scale of its own.
         """
-        N, height = (
-            len(self.pictures),
-            max(self.pictures.shape[-2] / self.pictures.shape[-1], 0.6),
-        )
-        titles, labels = (
-            list(map(canvas.shorten_lines, self.titles)),
-            [one.label() for one in self.layers],
-        )
-        rows, high = 2 + len(labels), 1.15 * height
+        N = len(self.pictures)
+        height = max(self.pictures.shape[-2] / self.pictures.shape[-1], 0.6)
+        titles = list(map(canvas.shorten_lines, self.titles))
+        labels = [layer.label() for layer in self.layers]
+        rows = 2 + len(labels)
+        high = 1.15 * height
         wide = 1.1 * N + 1.6 + canvas.label_room(map(canvas.broken, labels), high)
         above = 0.17 * canvas.line_count(titles)
         figure = canvas.new_figure(wide, high * rows + above + 0.3, "constrained")
@@ -132,9 +129,11 @@ class LayerActivations(OfImages):
         ):
             canvas.show(axes, self.pictures[place])
             canvas.set_title(axes, titles[place])
-        for row, (label, one) in enumerate(zip(labels, self.layers, strict=True), 1):
+        for row, (label, layer) in enumerate(zip(labels, self.layers, strict=True), 1):
             drawn = canvas.row_of(figure, grid, row, range(N), label, high)
-            canvas.heat_maps(figure, drawn, one.activation, self.pictures, one.extent)
+            canvas.heat_maps(
+                figure, drawn, layer.activation, self.pictures, layer.extent
+            )
         drawn = canvas.row_of(figure, grid, rows - 1, range(N), "classes", high)
         _draw_bars(drawn, self.classes, self.names, 0.7 * height)
         yield Picture(
@@ -150,7 +149,8 @@ def _draw_bars(
     """Of each image the activations of the classes, the strongest in red; all named, or
     of many the strongest.
     """
-    top, every = max(classes.max().item(), 1e-6), list(range(len(names)))
+    top = max(classes.max().item(), 1e-6)
+    every = list(range(len(names)))
     wide = max(map(len, names), default=0) > 2
     for axes, bars in zip(drawn, classes, strict=True):
         best = int(bars.argmax())

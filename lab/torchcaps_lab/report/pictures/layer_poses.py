@@ -91,12 +91,14 @@ class LayerPoses(OfImages):
         read.
         """
         place = observation.selection.example
-        found = [
+        layers_with_maps = [
             _pose_maps(name, capsules, place)
             for name, capsules in observation.grids.items()
         ]
         layers = tuple(
-            maps for maps in found if maps.pose[0, 0].numel() <= _POSE_NUMBERS
+            maps
+            for maps in layers_with_maps
+            if maps.pose[0, 0].numel() <= _POSE_NUMBERS
         )
         if not layers:
             return None
@@ -115,7 +117,7 @@ class LayerPoses(OfImages):
 
     def draw(self) -> Iterator[Picture]:
         """The image, and beside it the maps of each layer's poses."""
-        blocks = [one.block() for one in self.layers]
+        blocks = [layer.block() for layer in self.layers]
         rows = max(block.shape[0] for block in blocks)
         widths = [1.6, *(0.62 * block.shape[1] + 0.9 for block in blocks)]
         height = (
@@ -126,8 +128,8 @@ class LayerPoses(OfImages):
             1, len(widths), width_ratios=widths, squeeze=False
         )[0]
         show(first.add_subplot(), self.picture)
-        for part, one, block in zip(parts, self.layers, blocks, strict=True):
-            part.suptitle(one.label(), fontsize=9, parse_math=False)
+        for part, layer, block in zip(parts, self.layers, blocks, strict=True):
+            part.suptitle(layer.label(), fontsize=9, parse_math=False)
             _draw_block(part, block, self.picture)
         description = (
             "The poses of the most active type of capsule of one image, layer by layer"

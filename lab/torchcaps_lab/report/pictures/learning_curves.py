@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcaps_lab.report.canvas import new_figure
@@ -89,7 +90,8 @@ class LearningCurves(Exhibit):
                 ``assignment_entropy_<layer>``, ``dead_capsules_<layer>``. What a row
                 does not hold is left out.
         """
-        panels, health = _performance(metrics), _health(metrics)
+        panels = _performance(metrics)
+        health = _health(metrics)
         if not panels and not health:
             return None
         text = (
@@ -124,9 +126,8 @@ class LearningCurves(Exhibit):
             _draw_curves(axes, panel, _COLOURS, [1.5] * len(panel.curves))
             if panel.quantity != "accuracy" and _spreads(panel):
                 axes.set_yscale("log")
-        layers = list(
-            dict.fromkeys(layer for panel in self.health for layer in panel.curves)
-        )
+        curves = (panel.curves for panel in self.health)
+        layers = dict.fromkeys(chain.from_iterable(curves))
         colours = {layer: f"C{(2 + rank) % 10}" for rank, layer in enumerate(layers)}
         for place, panel in enumerate(self.health):
             axes = figure.add_subplot(rows, columns, (rows - 1) * columns + place + 1)
@@ -185,7 +186,7 @@ def _split_panel(metrics: Metrics, quantity: str) -> Panel | None:
 
 def _measured(metrics: Metrics) -> tuple[str, ...]:
     """What was measured on validation images besides losses, such as ``iou``."""
-    names = dict.fromkeys(name for row in metrics for name in row)
+    names = dict.fromkeys(chain.from_iterable(metrics))
     return tuple(
         name.removeprefix("val_")
         for name in names
@@ -195,19 +196,12 @@ def _measured(metrics: Metrics) -> tuple[str, ...]:
 
 def _health(metrics: Metrics) -> tuple[Panel, ...]:
     """What :class:`~torchcaps_lab.training.RoutingHealth` logged, layer by layer."""
-    names = dict.fromkeys(name for row in metrics for name in row)
-    panels = (
-        _panel(
-            metrics,
-            *told,
-            {
-                name.removeprefix(start): name
-                for name in names
-                if name.startswith(start)
-            },
-        )
-        for start, told in _HEALTH.items()
-    )
+    names = dict.fromkeys(chain.from_iterable(metrics))
+    panels = []
+    for start, titles in _HEALTH.items():
+        of_layers = [name for name in names if name.startswith(start)]
+        columns = {name.removeprefix(start): name for name in of_layers}
+        panels.append(_panel(metrics, *titles, columns))
     return tuple(panel for panel in panels if panel)
 
 
@@ -240,10 +234,6 @@ def _number_epochs(axes: "Axes") -> None:
 
 def _spreads(panel: Panel) -> bool:
     """Whether the values are positive and more than a factor of 20 apart."""
-    values = [
-        value
-        for curve in panel.curves.values()
-        for value in curve.values
-        if math.isfinite(value)
-    ]
+    drawn = chain.from_iterable(curve.values for curve in panel.curves.values())
+    values = list(filter(math.isfinite, drawn))
     return bool(values) and min(values) > 0 and max(values) > 20 * min(values)

@@ -130,13 +130,13 @@ class Mistakes(Exhibit):
         rows = [
             [
                 str(place),
-                one.name,
-                one.true,
-                one.said,
-                f"{one.said_activation:.3f}",
-                f"{one.true_activation:.3f}",
+                mistake.name,
+                mistake.true,
+                mistake.said,
+                f"{mistake.said_activation:.3f}",
+                f"{mistake.true_activation:.3f}",
             ]
-            for place, one in enumerate(self.mistakes, 1)
+            for place, mistake in enumerate(self.mistakes, 1)
         ]
         name = "file" if self.files else "image"
         return Table(
@@ -148,7 +148,7 @@ class Mistakes(Exhibit):
         """The images, each with what was said about it."""
         if not self.mistakes:
             return
-        titles = [one.heading() for one in self.mistakes]
+        titles = [mistake.heading() for mistake in self.mistakes]
         cell = max(1.7, max(map(title_width, titles)) + 0.15)
         columns = min(len(titles), max(1, int(10.5 / cell)))
         rows = math.ceil(len(titles) / columns)
@@ -167,13 +167,14 @@ class Mistakes(Exhibit):
 
 
 def _mistake(findings: Findings, image_set: Examples, index: int) -> Mistake:
-    true, said = int(findings.labels[index]), int(findings.prediction[index])
+    true = int(findings.labels[index])
+    predicted = int(findings.prediction[index])
     name = image_set.files[index] if image_set.files else str(index)
     activation = findings.activation[index]
     return Mistake(
         name,
         image_set.classes[true],
-        image_set.classes[said],
-        float(activation[said]),
+        image_set.classes[predicted],
+        float(activation[predicted]),
         float(activation[true]),
     )

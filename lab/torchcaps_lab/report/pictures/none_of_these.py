@@ -72,15 +72,11 @@ class NoneOfThese(Exhibit):
             or observation.reconstructions.shape != observation.selection.pictures.shape
         ):
             return None
-        pictures, drawn = (
-            observation.selection.pictures.cpu().float(),
-            observation.reconstructions,
-        )
-        error, names = (
-            reconstruction_error(pictures, drawn),
-            observation.selection.classes,
-        )
-        known = strangers.known(error)
+        pictures = observation.selection.pictures.cpu().float()
+        drawn = observation.reconstructions
+        error = reconstruction_error(pictures, drawn)
+        names = observation.selection.classes
+        accepted = strangers.known(error)
         text = (
             "The decoder draws each image from its most active class. If the "
             "difference is large, the image belongs to none of these classes. An "
@@ -99,7 +95,7 @@ class NoneOfThese(Exhibit):
                 for label in observation.target.tolist()
             ),
             strangeness=strangers.strangeness(error),
-            known=known,
+            known=accepted,
         )
 
     @classmethod
@@ -118,8 +114,10 @@ class NoneOfThese(Exhibit):
             "drawn": lambda axes, place: show(axes, self.reconstructions[place]),
             "difference": lambda axes, place: show(axes, self.differences[place]),
         }
-        told = zip(self.said, self.strangeness.tolist(), strict=True)
-        titles = [f"no {shorten(name, 10)}\n{share:.1%}" for name, share in told]
+        named_shares = zip(self.said, self.strangeness.tolist(), strict=True)
+        titles = [
+            f"no {shorten(name, 10)}\n{share:.1%}" for name, share in named_shares
+        ]
         yield Picture(
             "none_of_these.png",
             "Images of no class, and why",

@@ -74,7 +74,8 @@ class Perturbations(Exhibit):
         if not observation.decodes:
             return None
         values = default_sweep() if values is None else values
-        selection, titles = observation.selection, observation.selection.titles_at()
+        selection = observation.selection
+        titles = observation.selection.titles_at()
         grids = torch.stack(list(observation.sweeps(values)))
         return cls(
             title="What the dimensions of a pose mean",
@@ -152,7 +153,8 @@ def _label(axes: "Axes", values: Tensor, changes: Sequence[float]) -> None:
     """Names the columns by the values, and the rows by the dimension in front and the
     change behind.
     """
-    V, D = len(values), len(changes)
+    V = len(values)
+    D = len(changes)
     signed = [f"{value:+.3g}" if value else "0" for value in values.tolist()]
     axes.set_xticks([place + 0.5 for place in range(V)], signed)
     axes.set_yticks(

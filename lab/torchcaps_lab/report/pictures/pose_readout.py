@@ -47,14 +47,13 @@ class PoseReadout(Exhibit):
 
     def table(self) -> Table:
         """A row a dimension, and one for all together."""
-        rows = [
-            [str(place), *(f"{one:.2f}" for one in row)]
-            for place, row in enumerate(self.alone.tolist())
-        ]
-        return Table(
-            [["all", *(f"{one:.2f}" for one in self.explained.tolist())], *rows],
-            ["dimension", *self.attributes],
-        )
+        shares = {"all": self.explained.tolist()}
+        for place, row in enumerate(self.alone.tolist()):
+            shares[str(place)] = row
+        rows = []
+        for name, row in shares.items():
+            rows.append([name, *(f"{share:.2f}" for share in row)])
+        return Table(rows, ["dimension", *self.attributes])
 
     @classmethod
     def of(cls, model: ImageClassifier, image_set: Examples) -> "PoseReadout | None":
@@ -81,10 +80,10 @@ class PoseReadout(Exhibit):
             values = attributes(batch.pictures)
         except ModuleNotFoundError:  # scikit-image
             return None
-        poses, values, said = _within_classes(model, batch.inputs, values)
+        poses, values, predicted = _within_classes(model, batch.inputs, values)
         if len(poses) < 2 * poses.shape[1]:
             return None
-        readout = fit_readout(poses, values, said)
+        readout = fit_readout(poses, values, predicted)
         return cls(
             title="What the dimensions of a pose tell",
             text=(
@@ -118,15 +117,17 @@ def _within_classes(
         images: prepared for it, (B, C, H, W).
         values: their attributes, (B, A); NaN where nothing could be measured.
     """
-    there = values.isfinite().all(1)
-    capsules = encoded(model, images[there])
-    said = capsules.activation.argmax(1)
-    poses, part = poses_of(capsules, said).flatten(1), pose_input(model)
+    measured = values.isfinite().all(1)
+    capsules = encoded(model, images[measured])
+    predicted = capsules.activation.argmax(1)
+    poses = poses_of(capsules, predicted).flatten(1)
+    part = pose_input(model)
     if part is not None:
         device = next(model.parameters()).device
-        poses = part.shared(poses.to(device), said.to(device)).cpu()
-    poses, values = poses.double(), values[there]
-    for label in said.unique():
-        poses[said == label] -= poses[said == label].mean(0)
-        values[said == label] -= values[said == label].mean(0)
-    return poses, values, said
+        poses = part.shared(poses.to(device), predicted.to(device)).cpu()
+    poses = poses.double()
+    values = values[measured]
+    for label in predicted.unique():
+        poses[predicted == label] -= poses[predicted == label].mean(0)
+        values[predicted == label] -= values[predicted == label].mean(0)
+    return poses, values, predicted

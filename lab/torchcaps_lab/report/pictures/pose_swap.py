@@ -37,15 +37,15 @@ class PoseSwap(Exhibit):
     swapped: Tensor = field(metadata=PNG)
 
     @classmethod
-    def of(cls, one: Observation, other: Observation) -> "PoseSwap | None":
+    def of(cls, first: Observation, second: Observation) -> "PoseSwap | None":
         """Of the examples of two looks with the same network; None without a
         decoder.
         """
-        if one.classes is None or other.classes is None or not one.decodes:
+        if first.classes is None or second.classes is None or not first.decodes:
             return None
         looks = [
             (look, classes, look.selection.example)
-            for look, classes in ((one, one.classes), (other, other.classes))
+            for look, classes in ((first, first.classes), (second, second.classes))
         ]
         targets = torch.stack([look.target[place] for look, _, place in looks])
         poses = torch.stack(
@@ -54,7 +54,7 @@ class PoseSwap(Exhibit):
                 for look, classes, place in looks
             ]
         )
-        drawn = one.draw(poses.repeat(2, 1), torch.cat([targets, targets.flip(0)]))
+        drawn = first.draw(poses.repeat(2, 1), torch.cat([targets, targets.flip(0)]))
         return cls(
             title="Swap poses",
             text=(

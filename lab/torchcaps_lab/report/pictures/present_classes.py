@@ -19,15 +19,11 @@ def class_table(figures: Mapping[str, Figures], what: str = "images") -> Table:
         figures: of each class.
         what: what the examples are, such as "images" or "texts".
     """
-    shares = ("precision", "recall", "f1")
-    rows = [
-        [
-            name,
-            f"{row['images']:,}",
-            *("-" if row[of] is None else f"{row[of]:.1%}" for of in shares),
-        ]
-        for name, row in figures.items()
-    ]
+    rows = []
+    for name, row in figures.items():
+        shares = [row["precision"], row["recall"], row["f1"]]
+        percentages = ["-" if share is None else f"{share:.1%}" for share in shares]
+        rows.append([name, f"{row['images']:,}", *percentages])
     return Table(rows, ["class", what, "precision", "recall", "F1"])
 
 
@@ -71,15 +67,18 @@ class PresentClasses(Exhibit):
             if row["recall"] is not None
         }
         worst = min(recalls, key=lambda name: recalls[name] or 0.0, default=None)
-        said = list(map(sentence, lines))
+        sentences = list(map(sentence, lines))
         if worst is not None and recalls[worst] != 1:
-            said.append(
+            sentences.append(
                 f"The worst class is {worst!r}: found in {recalls[worst]:.1%} of its "
                 f"{figures[worst]['images']}."
             )
         if verdict is not None:
-            said += ["" if verdict.even else verdict.of_routing, verdict.of_decoder]
-        return cls(title=title, text=" ".join(filter(None, said)), figures=figures)
+            sentences += [
+                "" if verdict.even else verdict.of_routing,
+                verdict.of_decoder,
+            ]
+        return cls(title=title, text=" ".join(filter(None, sentences)), figures=figures)
 
     def table(self) -> Table:
         """A row for each class."""

@@ -42,10 +42,8 @@ class Reconstructions(OfImages):
         classes = observation.classes
         if classes is None or not observation.decodes:
             return None
-        selection, numbers = (
-            observation.selection,
-            " x ".join(map(str, classes.pose_shape)),
-        )
+        selection = observation.selection
+        numbers = " x ".join(map(str, classes.pose_shape))
         return cls(
             title="Reconstructions",
             text=(

@@ -88,7 +88,8 @@ class RoutingSteps(Exhibit):
         The children shown are the most active ones, by the class that most of them goes
         to in the end.
         """
-        model, place = observation.model, observation.selection.example
+        model = observation.model
+        place = observation.selection.example
         if not isinstance(model, CapsuleClassifier) or not routes_votes(model):
             return None
         with evaluating(model) as device:
@@ -121,7 +122,8 @@ class RoutingSteps(Exhibit):
 
 
 def _routing_step(step: Step, activation: Tensor, order: Tensor) -> RoutingStep:
-    assignment, sites = kept(step.assignment), activation[None]
+    assignment = kept(step.assignment)
+    sites = activation[None]
     maps = (
         class_maps(assignment.unflatten(1, sites.shape[1:]), sites)[0]
         if on_a_grid(sites)

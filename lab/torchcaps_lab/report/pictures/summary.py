@@ -93,7 +93,7 @@ def _words(value: Any) -> str:
 
 def measures(findings: Findings) -> list[Quantity]:
     """What a classifier's answers come to."""
-    found = [
+    rows = [
         Quantity(
             "balanced accuracy: mean recall of the classes",
             findings.balanced_accuracy,
@@ -103,7 +103,7 @@ def measures(findings: Findings) -> list[Quantity]:
         Quantity("images with no class above 0.5", findings.undecided, percent=True),
     ]
     if findings.entropy is not None:
-        found.append(
+        rows.append(
             Quantity("entropy of the assignments (0 hard, 1 uniform)", findings.entropy)
         )
-    return found
+    return rows
