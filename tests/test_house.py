@@ -234,11 +234,7 @@ MOST = {
     "docs": reading.Reading(0, 5.2, 0.5, 11, 0.5),
     "tests": reading.Reading(0, 5.3, 2.4, 8, 2.0),
 }
-<<<<<<< HEAD
-PUBLIC, PRIVATE_IMPORTS, WITHOUT_USERS = 189, 0, 2
-=======
-PUBLIC, PRIVATE_IMPORTS, WITHOUT_USERS = 170, 40, 2
->>>>>>> b08ab623 (Routings: one form each, the equation in the class; at most 170 public names)
+PUBLIC, PRIVATE_IMPORTS, WITHOUT_USERS = 170, 0, 2
 
 
 class TestReadsAtFirstSight:

@@ -46,6 +46,5 @@ __all__ = [
     "PrimaryCaps3d",
     "SlotCaps",
     "Slots",
-    "concurrent_routing",
     "mask_capsules",
 ]

@@ -9,4 +9,4 @@ from torchcaps_lab.explore.explorer import Explorer, Look
 from torchcaps_lab.explore.samples import digit_samples, local_samples
 from torchcaps_lab.explore.server import application, serve
 
-__all__ = ["Explorer"]
+__all__: list[str] = []

@@ -28,6 +28,7 @@ from torchcaps_lab.tasks.things import (
 __all__ = [
     "Classification",
     "SeveralLabels",
+    "Task",
     "box_iou",
     "look_for_things",
     "register_task",

@@ -48,7 +48,6 @@ sys.meta_path.insert(0, _Torchvision())
 
 __all__ = [
     "RunFolder",
-    "TrainingOptions",
     "machine",
     "quiet_lightning",
     "read_options",
@@ -74,6 +73,7 @@ _PARTS = (
     "Subject",
     "TrainerOptions",
     "TrainingDiverged",
+    "TrainingOptions",
     "circumstances",
     "evaluation_loader",
     "fit",
