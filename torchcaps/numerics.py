@@ -194,6 +194,17 @@ def at_hand(tensor: Tensor) -> bool:
     )
 
 
+def can_be_kept() -> bool:
+    """Whether a tensor that is made here may be kept for later calls: not where a graph
+    is traced, in ``torch.func``, or under a mode in which tensors have no numbers.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or transformed()
+    )
+
+
 def only_formulas() -> bool:
     """Whether derivatives must come from formulas: in forward mode, in ``torch.func``,
     and where a graph is traced.
@@ -427,12 +438,27 @@ class Rounding(NamedTuple):
     """An estimate of what the rounding of float32 is in standardised costs.
 
     Args:
-        share: of their deviation, (B, 1).
-        logit: what it makes in the logits of the activations, (B, 1).
+        amount: of the costs as they were, (B, 1).
+        deviation: of these costs, (B, 1).
+        divisor: that they were divided by, (B, 1).
+        temperature: the inverse one, with which they enter the logits of the
+            activations.
     """
 
-    share: Tensor
-    logit: Tensor
+    amount: Tensor
+    deviation: Tensor
+    divisor: Tensor
+    temperature: float = 1.0
+
+    @property
+    def share(self) -> Tensor:
+        """Return q, its share of the deviation, (B, 1)."""
+        return self.amount / self.deviation
+
+    @property
+    def logit(self) -> Tensor:
+        """Return e, what it makes in the logits of the activations, (B, 1)."""
+        return self.temperature * (self.amount / self.divisor)
 
 
 _EPSILON = torch.finfo(torch.float32).eps
@@ -474,8 +500,7 @@ def standardised(
         before: q and e; None in the first step.
 
     Returns:
-        z, of mean 0 and of deviation 1 or less; and its rounding, q and, for an inverse
-        temperature of 1, e.
+        z, of mean 0 and of deviation 1 or less; and its rounding.
     """
     centred = cost - cost.mean(
         -1, keepdim=True
@@ -484,13 +509,10 @@ def standardised(
     if floor:
         square = square + (floor * cost.abs().mean(-1, keepdim=True)).square()
     deviation = square.sqrt()
+    spread = deviation.detach()
     size = terms.mean(-1, keepdim=True)
-    rounding = _EPSILON * size
+    amount = _EPSILON * size
     if before is not None:
-        rounding = rounding + torch.minimum(
-            before.share * deviation.detach(), before.logit * size
-        )
-    divisor = torch.maximum(deviation, rounding / _RESOLVED)
-    return centred / divisor, Rounding(
-        rounding / deviation.detach(), rounding / divisor.detach()
-    )
+        amount = amount + torch.minimum(before.share * spread, before.logit * size)
+    divisor = torch.maximum(deviation, amount / _RESOLVED)
+    return centred / divisor, Rounding(amount, spread, divisor.detach())

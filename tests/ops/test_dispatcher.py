@@ -116,6 +116,11 @@ class TestPlan:
         with use_backend("chunked"):
             assert choose_backend(new_votes).backend == "native"  # planned already
 
+    def test_it_is_kept_for_other_votes_of_the_same_facts(self) -> None:
+        """A layer plans once for each size of batch, not in each call."""
+        assert votes(100).plan is votes(100).plan
+        assert votes(100).plan is not votes(1).plan
+
 
 class TestFewRows:
     """The lanes of the kernels would be empty for Gaussians."""

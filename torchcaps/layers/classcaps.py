@@ -3,6 +3,7 @@ added to the votes.
 """
 
 import math
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -21,7 +22,13 @@ from torchcaps.layers.pose import (
     without_own_transforms,
 )
 from torchcaps.layers.pose_norm import PoseMagnitude
-from torchcaps.numerics import check_finite, check_size, compute_dtype, given
+from torchcaps.numerics import (
+    can_be_kept,
+    check_finite,
+    check_size,
+    compute_dtype,
+    given,
+)
 from torchcaps.ops import Votes
 from torchcaps.ops.plan import known_backend
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing, as_capsules
@@ -71,6 +78,23 @@ def coordinate_addition(
         )
         field[..., axis] = along.view(-1, *[1] * (len(grid) - 1 - axis))
     return field
+
+
+def _places(
+    sizes: tuple[int, ...], scale: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The coordinates of all children of a map, (I, H), from (*grid, types, H)."""
+    *grid, types, size = sizes
+    field = coordinate_addition(*grid, size, scale=scale, dtype=dtype, device=device)
+    return field.unsqueeze(-2).expand(*grid, types, -1).flatten(0, -2)
+
+
+@lru_cache(maxsize=64)
+def _kept_places(
+    sizes: tuple[int, ...], scale: float, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    with torch.inference_mode(False):  # a later call may need gradients
+        return _places(sizes, scale, dtype, device)
 
 
 class ClassCaps(CapsuleLayer):
@@ -208,17 +232,16 @@ class ClassCaps(CapsuleLayer):
 
     def _offsets(self, children: Capsules, mask: Tensor | None) -> Tensor:
         """What is added to all votes of each child, (I, H)."""
-        grid = children.activation.shape[1:-1]
-        field = coordinate_addition(
-            *grid,
-            math.prod(self.out_pose),
-            scale=self.coordinate_scale,
-            dtype=compute_dtype(children.pose, self.weight),
-            device=self.weight.device,
+        places = _kept_places if can_be_kept() else _places
+        field = places(
+            (*children.activation.shape[1:], math.prod(self.out_pose)),
+            self.coordinate_scale,
+            compute_dtype(children.pose, self.weight),
+            self.weight.device,
         )
         if self.magnitude is not None:
             field = field * self.magnitude(children.pose, mask)
-        return field.unsqueeze(-2).expand(*grid, self.in_types, -1).flatten(0, -2)
+        return field
 
     def forward(
         self,

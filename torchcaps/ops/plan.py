@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -119,19 +120,21 @@ def only_stored() -> str:
     Raises:
         RuntimeError: in an export by ``torch.onnx.export(dynamo=False)``.
     """
-    if torch.onnx.is_in_onnx_export() and not torch.compiler.is_compiling():
+    if transformed():
+        return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
+    compiling = torch.compiler.is_compiling()
+    traced = compiling or torch._C._get_tracing_state() is not None
+    if not traced or not torch.onnx.is_in_onnx_export():  # the latter takes longer
+        return ""
+    if not compiling:
         raise RuntimeError(
             "torch.onnx.export(..., dynamo=False) lacks operators that capsules need: "
             "use torch.onnx.export(..., dynamo=True), or torchcaps export"
         )
-    if transformed():
-        return f"forward-mode derivatives and torch.func need stored votes: {STORED}"
-    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
-        return (
-            "an ONNX file knows only standard operators, and these need stored "
-            f"votes: {STORED}"
-        )
-    return ""
+    return (
+        "an ONNX file knows only standard operators, and these need stored votes: "
+        f"{STORED}"
+    )
 
 
 ASKED_FOR = f"asked for by use_backend, backend= or {BACKEND_VARIABLE}"
@@ -192,6 +195,28 @@ def plan(facts: Facts) -> Plan:
         ValueError: if votes must be stored, and a backend that does not was asked for
             by name.
     """
+    exact = type(facts.numbers) is int and not torch.compiler.is_exporting()
+    is_open = not exact and left_open(facts.numbers)
+    few = FEW.get(facts.device, FEW["cpu"])
+    small = _for_all_sizes(facts.numbers, few) if is_open else facts.numbers <= few
+    trouble = ""
+    fused = FUSED.get(facts.device)
+    if fused is not None and not small and facts.asked == "auto" and not facts.stored:
+        trouble = _missing(fused)  # they are compiled now
+    if torch.compiler.is_compiling() or not exact:
+        return _plan(facts, small, is_open, trouble)
+    return _kept_plan(facts, small, is_open, trouble)
+
+
+def _plan(facts: Facts, small: bool, is_open: bool, trouble: str) -> Plan:
+    """The backend for votes of these facts.
+
+    Args:
+        facts: of the votes.
+        small: whether they are so few that they are stored.
+        is_open: whether an exported program leaves a size open.
+        trouble: why the kernels of the device cannot run.
+    """
     if facts.asked != "auto":
         if facts.stored and facts.asked != "naive":
             raise ValueError(f"backend {facts.asked!r} cannot do this: {facts.stored}")
@@ -200,9 +225,6 @@ def plan(facts: Facts) -> Plan:
         return _always(Choice("naive", facts.stored), facts)
     device = facts.device
     few = FEW.get(facts.device, FEW["cpu"])
-    exact = type(facts.numbers) is int and not torch.compiler.is_exporting()
-    is_open = not exact and left_open(facts.numbers)
-    small = _for_all_sizes(facts.numbers, few) if is_open else facts.numbers <= few
     if small:
         reason = f"votes of at most {few:,} numbers are stored on {device}"
         return _always(Choice("naive", reason), facts)
@@ -219,7 +241,6 @@ def plan(facts: Facts) -> Plan:
     if fused is None:
         choice = Choice(fallbacks[0], f"there are no fused kernels for {device}")
         return Plan(choice, choice, fallbacks[1:], fallbacks[1:], facts.stored)
-    trouble = _missing(fused)
     if trouble:
         choice = Choice(fallbacks[0], f"the {fused} kernels cannot run: {trouble}")
         return Plan(choice, choice, fallbacks[1:], fallbacks[1:], facts.stored)
@@ -230,6 +251,10 @@ def plan(facts: Facts) -> Plan:
         if facts.rows <= FEW_ROWS and least <= facts.numbers <= most:
             of_gaussians = Choice("naive", FEW_ROWS_REASON)
     return Plan(choice, of_gaussians, fallbacks, others_of_given, facts.stored)
+
+
+_kept_plan = lru_cache(maxsize=256)(_plan)
+"""Kept for the next votes of the same facts."""
 
 
 def _always(choice: Choice, facts: Facts) -> Plan:

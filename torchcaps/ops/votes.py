@@ -183,12 +183,12 @@ class Votes:
         if self._plan is None or self._plan.stored != stored:
             asked = known_backend(self.backend) if self.backend else forced_backend()
             facts = Facts(
-                device=self.children.device.type,
-                numbers=math.prod(self.shape),
-                rows=self.shape[0],
-                vectors=self.children.shape[2] <= 1,
-                asked=asked or "auto",
-                stored=stored,
+                self.children.device.type,
+                math.prod(self.shape),
+                self.shape[0],
+                self.children.shape[2] <= 1,
+                asked or "auto",
+                stored,
             )
             self._plan = plan(facts)
         return self._plan
@@ -524,7 +524,7 @@ class Votes:
             ValueError: if the moments hold no scatter, or the floor is no finite number
                 of at least 0.
         """
-        if not isinstance(floor, Real) or not 0 <= floor < math.inf:
+        if not isinstance(floor, float | Real) or not 0 <= floor < math.inf:
             raise ValueError(
                 f"floor must be a finite number of at least 0, got {floor!r}"
             )

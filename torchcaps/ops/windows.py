@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from torchcaps.numerics import check_series, check_sizes, transformed
+from torchcaps.numerics import can_be_kept, check_series, check_sizes
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,9 @@ class Windows:
         The tensor is kept for the next call with the same windows: it must not be
         written to.
         """
-        if (
-            torch.compiler.is_compiling()
-            or torch._C._len_torch_dispatch_stack()
-            or transformed()
-        ):  # no numbers in them
-            return self._children(types, device)
-        return _kept_children(self, types, device)
+        if can_be_kept():
+            return _kept_children(self, types, device)
+        return self._children(types, device)
 
     def seen(self, types: int, device: torch.device) -> Tensor:
         """Where each child of the grid of :meth:`pad` is in :meth:`children`, flattened,
@@ -154,13 +150,9 @@ class Windows:
         The tensor is kept for the next call with the same windows: it must not be
         written to.
         """
-        if (
-            torch.compiler.is_compiling()
-            or torch._C._len_torch_dispatch_stack()
-            or transformed()
-        ):
-            return self._seen(types, device)
-        return _kept_seen(self, types, device)
+        if can_be_kept():
+            return _kept_seen(self, types, device)
+        return self._seen(types, device)
 
     def _seen(self, types: int, device: torch.device) -> Tensor:
         window = torch.zeros(1, 1, dtype=torch.int64, device=device)

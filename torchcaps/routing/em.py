@@ -22,10 +22,10 @@ from torchcaps.numerics import (
     Share,
     check_choice,
     positive,
-    standardised,
 )
 from torchcaps.ops import Gaussian, Gaussians, Moments, Votes
 from torchcaps.ops.backend import Mixture, mean_of, variance_of
+from torchcaps.ops.mixture import Costs
 from torchcaps.routing.base import (
     GRADIENTS,
     Gradient,
@@ -78,7 +78,7 @@ class EMSettings:
             1, before ``beta_a`` is added. Two parents then always get -1 and 1, and one
             parent 0: use another setting for fewer than three. Costs that differ by
             little more than float32 resolves get a smaller deviation than 1: see
-            :func:`standardised`.
+            :func:`~torchcaps.numerics.standardised`.
         relative_floor: above 0, in place of ``variance_floor``: the floor is this share
             of :func:`votes_variance`, and costs count variances in that unit, as if the
             votes of each example had variance 1. No scale of the votes then changes
@@ -175,6 +175,35 @@ def em_m_step(
         unit: of variances, (B, 1, 1), for ``relative_floor``; None counts them as they
             are.
     """
+    costs = _costs(beta_u, beta_a, votes.shape[3], settings)
+    return _m_step(votes, moments, costs, inverse_temperature, settings, previous, unit)
+
+
+def _costs(
+    beta_u: Tensor, beta_a: Tensor, size: int, settings: "EMSettings | EMRouting"
+) -> Costs:
+    """The costs of parents with poses of so many numbers, for all steps."""
+    return Costs.of(
+        beta_u,
+        beta_a,
+        size,
+        scale=settings.cost_scale,
+        activation_scale=settings.activation_scale,
+        standardise=settings.standardise,
+        floor=settings.cost_floor,
+    )
+
+
+def _m_step(
+    votes: Votes,
+    moments: Moments,
+    costs: Costs,
+    inverse_temperature: float,
+    settings: "EMSettings | EMRouting",
+    previous: EMState | None,
+    unit: Tensor | None,
+) -> EMState:
+    """:func:`em_m_step` with costs that are the same in all steps."""
     if unit is None and not settings.mean_smoothing:
         gaussians = votes.gaussians(moments, settings.variance_floor)
     else:
@@ -182,30 +211,15 @@ def em_m_step(
     parents, size = gaussians.mean.shape[1:]
     mass = moments.mass
     log_determinant = gaussians.log_determinant
-    scale = settings.cost_scale
     if unit is not None:
         log_determinant = log_determinant - size * unit.log().squeeze(-1)
     if settings.mass_scale is not None:
         mass = (
             mass * (settings.mass_scale * parents) / votes.count
         )  # in this order: the quotient would be float32
-    cost = torch.add(scale * size * beta_u, log_determinant, alpha=scale / 2) * mass
-    rounding = None
-    if settings.standardise:
-        # Not |cost|, whose terms may cancel; a variance is off by a share of it, so its
-        # logarithm by a share of 1.
-        terms = (
-            abs(scale)
-            * (size * beta_u.abs() + (size + log_determinant.abs()) / 2)
-            * mass
-        )
-        before = None if previous is None else previous.rounding
-        cost, rounding = standardised(cost, terms.detach(), settings.cost_floor, before)
-        rounding = rounding._replace(logit=abs(inverse_temperature) * rounding.logit)
-    beta_a = inverse_temperature * settings.activation_scale * beta_a
-    return EMState(
-        gaussians, torch.sub(beta_a, cost, alpha=inverse_temperature), rounding
-    )
+    before = None if previous is None else previous.rounding
+    logit, rounding = costs.logits(mass, log_determinant, inverse_temperature, before)
+    return EMState(gaussians, logit, rounding)
 
 
 def _smoothed(
@@ -364,6 +378,7 @@ def em_routing(
         )
         if fitted is not None:
             return fitted
+    costs = _costs(beta_u, beta_a, votes.shape[3], settings)
     similarity: Gaussian | None = None
     state: EMState | None = None
     unit: Tensor | None = None
@@ -381,15 +396,8 @@ def em_routing(
                 unit = votes_variance(
                     moments, 1 if votes.sites is None else len(votes.sites)
                 )
-            state = em_m_step(
-                votes,
-                moments,
-                beta_u,
-                beta_a,
-                inverse_temperature,
-                settings,
-                previous=state,
-                unit=unit,
+            state = _m_step(
+                votes, moments, costs, inverse_temperature, settings, state, unit
             )
     assert state is not None
     return Routed(

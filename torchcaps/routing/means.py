@@ -38,6 +38,7 @@ def weights_for_means(votes: Votes, weights: Tensor | None) -> Tensor:
 
 Softmax = Literal["parents", "children"]
 """Over what the softmax of an assignment is: which of them compete."""
+SOFTMAXES = get_args(Softmax)
 
 
 def competing(votes: Votes, softmax: Softmax, **settings: bool) -> Votes:
@@ -55,13 +56,15 @@ def competing(votes: Votes, softmax: Softmax, **settings: bool) -> Votes:
         ValueError: if there is no such softmax, or one of these settings is chosen
             beside ``"children"``.
     """
+    if softmax == "parents":
+        return votes
     check_softmax(softmax, **settings)
-    return votes if softmax == "parents" else votes.over_children()
+    return votes.over_children()
 
 
 def check_softmax(softmax: Softmax, **settings: bool) -> None:
     """Checks what the softmax is over; raises as :func:`competing`."""
-    check_choice("softmax", softmax, get_args(Softmax))
+    check_choice("softmax", softmax, SOFTMAXES)
     chosen = [name for name, value in settings.items() if value]
     if softmax == "children" and chosen:
         raise ValueError(

@@ -128,13 +128,10 @@ class NativeVotes(FusedVotes):
         """
         mass, total, scatter = moments
         known = total.dtype in (torch.float32, torch.float64)
-        if (
-            scatter is None
-            or not total.numel()
-            or not known
-            or transformed()
-            or _eager(moments) is None
-        ):
+        if scatter is None or not total.numel() or not known or transformed():
+            return super().gaussians(moments, floor)
+        differentiated = _eager(moments)
+        if differentiated is None:
             return super().gaussians(moments, floor)
         for name, one, shape in (
             ("mass", mass, total.shape[:2]),
@@ -142,11 +139,10 @@ class NativeVotes(FusedVotes):
         ):
             if one.shape != shape or one.dtype != total.dtype:
                 raise misfit(name, one, shape, total)
-        return Gaussians(
-            *_Fitted.apply(
-                mass.contiguous(), total.contiguous(), scatter.contiguous(), floor
-            )
-        )
+        fields = mass.contiguous(), total.contiguous(), scatter.contiguous()
+        if differentiated:
+            return Gaussians(*_Fitted.apply(*fields, floor))
+        return passes.gaussians(*fields, floor)
 
     def agree(
         self, agreement: Agreement, bias: Tensor | None
