@@ -87,6 +87,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "layers": Classifier(layers),
     }
     networks |= {name: Classifier.open(name) for name in (SCENES, QUESTIONS)}
+    slots = create_model("slot_autoencoder", classes=4, channels=4, dim=6)
+    networks["objects"] = Classifier(slots, task="objects")
     samples = {
         name: partial(local_samples, name, networks[name])
         for name in (SCENES, QUESTIONS)
@@ -777,3 +779,26 @@ def test_the_page_is_used_without_a_mouse(page: Any) -> None:
     page.fill("#text", "")
     page.type("#text", "cut")  # no shortcuts while one types
     assert page.input_value("#text") == "cut"
+
+
+def test_figures_are_drawn_and_fall_apart_into_slots(page: Any) -> None:
+    choose(page, "objects")
+    expect(page.locator("#classes")).to_be_hidden()
+    page.click("#brushes button[title=red]")
+    page.click("#figures button[title=square]")
+    stroke(page, [(0.5, 0.5)])
+    red = page.evaluate(
+        "() => [...document.getElementById('canvas').getContext('2d')"
+        ".getImageData(140, 140, 1, 1).data]"
+    )
+    assert red == [255, 0, 0, 255]
+    expect(page.locator("#apart-parts img")).to_have_count(4)
+    before = page.get_attribute("#apart-drawn", "src")
+    page.locator("#apart-step").fill("1")
+    expect(page.locator("#apart-text")).to_have_text("step 1 of 3")
+    assert page.get_attribute("#apart-drawn", "src") != before
+    page.locator("#apart-step").fill("5")
+    expect(page.locator("#apart-text")).to_have_text("step 5, more than in training")
+    choose(page, "trained")
+    expect(page.locator("#apart")).to_be_hidden()
+    expect(page.locator("#figures")).to_be_hidden()

@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 import torch
+from PIL import Image
 
 from docs.explore_pictures import served
 from tests.data.folders import write
@@ -24,7 +25,7 @@ from torchcaps.layers import CapsLinear
 from torchcaps.models import CapsuleClassifier, TextClassifier
 from torchcaps.models.pretrained import list_pretrained
 from torchcaps_lab.cli import main
-from torchcaps_lab.data import MNIST, Examples, Words
+from torchcaps_lab.data import MNIST, Examples, Shapes, Words
 from torchcaps_lab.explore import (
     Explorer,
     application,
@@ -36,7 +37,7 @@ from torchcaps_lab.explore.explorer import MOST_LOOKS
 from torchcaps_lab.explore.samples import digit_scenes
 from torchcaps_lab.explore.server import MOST_BYTES, _body, _Calls
 from torchcaps_lab.kinds.texts.coloured import word_shares
-from torchcaps_lab.report.exhibit import png
+from torchcaps_lab.report.exhibit import png, pngs
 
 uvicorn = pytest.importorskip("uvicorn")
 
@@ -769,3 +770,57 @@ def test_enlarged_digits_are_sharp_enough_for_networks_of_mnist() -> None:
     with torch.no_grad():
         answers = classifier.network.encode(view.images).activation.argmax(1)
     assert (answers == digits.labels).float().mean() > 0.9
+
+
+@pytest.fixture(scope="module")
+def objects() -> Explorer:
+    torch.manual_seed(0)
+    small = {"image_shape": (3, 16, 16), "classes": 4, "channels": 4, "dim": 6}
+    network = create_model("slot_autoencoder", **small)
+    classifier = Classifier(network, task="objects")
+    samples = Shapes(size=16, most=3, count=20, tests=3)
+    return Explorer({"objects": classifier}, {"objects": lambda: samples.test})
+
+
+class TestTakenApart:
+    """A network whose task shows images in its own way: slots, step by step."""
+
+    def test_slots_after_each_step(self, objects: Explorer) -> None:
+        shown = objects.answer(objects.sample("objects", number=1))["apart"]
+        steps = shown["steps"] + 4
+        assert [len(shown[name]) for name in ("painted", "drawn", "parts")] == [
+            steps
+        ] * 3
+        assert [len(parts) for parts in shown["parts"]] == [4] * steps
+        assert len(set(shown["drawn"])) == steps, "each step changes what is drawn"
+        for shares in shown["shares"]:
+            assert sum(shares) == pytest.approx(1, abs=1e-4)
+
+    def test_as_trained_it_draws_what_the_network_draws(
+        self, objects: Explorer, drawing: bytes
+    ) -> None:
+        shown = objects.answer(objects.look("objects", drawing))["apart"]
+        network = objects._networks["objects"].network
+        assert network.slots.routing.steps == shown["steps"] == 3
+        with torch.no_grad():
+            classifier = objects._networks["objects"].classifier
+            pixels = classifier.pixels(Image.open(BytesIO(drawing)), None)
+            drawn = network.eval()(pixels[None]).reconstruction[0]
+        assert pngs(drawn.clamp(0, 1)) == shown["drawn"][2]
+
+    def test_what_is_told_of_the_network(self, objects: Explorer) -> None:
+        told = objects.network("objects")
+        assert (told["apart"], told["draws"], told["decodes"]) == (True, True, False)
+        assert (told["routing"], told["steps"]) == ("SlotAttentionRouting", 3)
+
+    def test_there_are_no_classes_to_ask_about(
+        self, objects: Explorer, drawing: bytes
+    ) -> None:
+        look = objects.look("objects", drawing)
+        for ask in (objects.routing, lambda look: objects.pose(look, 0)):
+            with pytest.raises(ValueError, match="is of a picture without classes"):
+                ask(look)
+
+    def test_nothing_drawn(self, objects: Explorer) -> None:
+        black = png(torch.zeros(3, 16, 16))
+        assert objects.answer(objects.look("objects", black))["empty"]

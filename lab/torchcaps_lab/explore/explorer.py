@@ -108,6 +108,23 @@ class _TextLook(NamedTuple):
     words: Any
 
 
+class _TakenApart(NamedTuple):
+    """One image, shown as its task shows it.
+
+    Args:
+        network: the name of the network.
+        exhibit: what its task made of the image.
+        empty: whether nothing is drawn.
+    """
+
+    network: str
+    exhibit: Exhibit
+    empty: bool
+
+
+_AnyLook = Look | _TextLook | _TakenApart
+
+
 class _Opened:
     """A network, and facts about it that are computed once."""
 
@@ -127,6 +144,11 @@ class _Opened:
     def reads(self) -> bool:
         """Whether it takes texts."""
         return self.classifier.reader.written
+
+    @property
+    def apart(self) -> bool:
+        """Whether its task shows images in its own way."""
+        return self.classifier.task.explores
 
     @cached_property
     def samples(self) -> Examples | None:
@@ -159,14 +181,26 @@ class _Opened:
         """Whether its routing and its decoder do anything; None without test images to
         try it on.
         """
-        if self.reads or self.samples is None or not len(self.samples):
+        if self.reads or self.apart:
+            return None
+        if self.samples is None or not len(self.samples):
             return None
         return judge(self.network, self.samples.prepared(self.classifier.preprocess))
 
     @cached_property
     def routings(self) -> list[str]:
         """Other routings that its classes can be routed by."""
-        return [] if self.reads else exchangeable_routings(self.network)
+        if self.reads or self.apart:
+            return []
+        return exchangeable_routings(self.network)
+
+    @property
+    def routing(self) -> Any:
+        """The one that is told of: of the classes, or the first that there is."""
+        if not self.apart:
+            return self.network.routing
+        modules = self.network.modules()
+        return next(module for module in modules if isinstance(module, Routing))
 
     def there(self, activation: Tensor) -> Tensor:
         """Which classes it predicts, from their activations (E,): bool (E,)."""
@@ -178,9 +212,11 @@ class _Opened:
 
 def has_capsules(classifier: Classifier) -> bool:
     """Whether there is something to explore in a network: capsules over images, or
-    which lead from words to classes.
+    which lead from words to classes; or something that its task shows.
     """
-    return not classifier.reader.unexplored(classifier.network)
+    return classifier.task.explores or not classifier.reader.unexplored(
+        classifier.network
+    )
 
 
 def _why_not(classifier: Classifier) -> str:
@@ -227,7 +263,7 @@ class Explorer:
         self._networks = {
             name: _Opened(one, readers.get(name)) for name, one in classifiers.items()
         }
-        self._looks: OrderedDict[str, Look | _TextLook] = OrderedDict()
+        self._looks: OrderedDict[str, _AnyLook] = OrderedDict()
         self._made: dict[tuple[Any, ...], Any] = {}
         self._count = secrets.randbits(
             40
@@ -248,7 +284,7 @@ class Explorer:
             suppress(ValueError, OSError),
         ):  # raised again when they are asked for
             self._described(name, opened)
-            _ = opened.reads or opened.extents
+            _ = opened.reads or opened.apart or opened.extents
 
     def network(self, name: str) -> dict[str, Any]:
         """Return everything that the page shows about a network; reads its test images.
@@ -333,6 +369,8 @@ class Explorer:
                 text = opened.samples.written(place)
                 return self.read(network, text, int(opened.samples.labels[place]))
             one = opened.samples[place]
+            if opened.apart:
+                return self._seen(network, one.inputs[0], None)
             labels = one.labels[0]
             known = (
                 tuple(labels.nonzero()[:, 0].tolist()) if labels.ndim else int(labels)
@@ -361,6 +399,13 @@ class Explorer:
                 finite.
         """
         taken = self._any_look(look)
+        if isinstance(taken, _TakenApart):
+            return {
+                "look": look,
+                "network": taken.network,
+                "apart": taken.exhibit.to_json(),
+                "empty": taken.empty,
+            }
         told = {"look": look, "network": taken.network, "label": taken.label}
         activation = (
             taken.words.activation
@@ -501,13 +546,14 @@ class Explorer:
 
     def _described(self, name: str, opened: _Opened) -> dict[str, Any]:
         network, classifier = opened.network, opened.classifier
-        routing, verdict = network.routing, opened.verdict
+        routing, verdict = opened.routing, opened.verdict
         return {
             "name": name,
             "model": type(network).__name__,
             "classes": list(classifier.classes),
             "image_shape": list(classifier.image_shape),
             "decodes": getattr(network, "decoder", None) is not None
+            and not opened.apart
             and not (verdict and verdict.blind),
             "decides": verdict is None or not verdict.even,
             "verdict": None
@@ -522,6 +568,7 @@ class Explorer:
             ],
             "draws": not opened.reads and classifier.image_shape[0] in (1, 3),
             "reads": opened.reads,
+            "apart": opened.apart,
             "scenes": counts_things(network),
             "samples": 0 if opened.samples is None else len(opened.samples),
             "sorted": bool(opened.places),
@@ -535,7 +582,7 @@ class Explorer:
             )
         return self._networks[network]
 
-    def _any_look(self, look: str) -> Look | _TextLook:
+    def _any_look(self, look: str) -> _AnyLook:
         with self._lock:
             if look not in self._looks:
                 raise ValueError(f"look {look!r} is forgotten: show it again")
@@ -546,6 +593,8 @@ class Explorer:
         taken = self._any_look(look)
         if isinstance(taken, _TextLook):
             raise ValueError(f"look {look!r} is of a text, which has no pictures")
+        if isinstance(taken, _TakenApart):
+            raise ValueError(f"look {look!r} is of a picture without classes")
         return taken
 
     def _seen(
@@ -554,6 +603,12 @@ class Explorer:
         """Takes a look at unprepared pixels (C, H, W)."""
         opened = self._networks[network]
         view = opened.classifier.preprocess.evaluate(pixels[None])
+        if opened.apart:
+            picture = view.pictures[0]
+            exhibit = opened.classifier.task.explored(
+                opened.network, view.images, picture
+            )
+            return self._kept(_TakenApart(network, exhibit, not bool(picture.any())))
         observation = Observation(
             opened.network,
             Selection(view.images, view.pictures),
@@ -562,7 +617,7 @@ class Explorer:
         )
         return self._kept(Look(network, observation, label))
 
-    def _kept(self, look: Look | _TextLook) -> str:
+    def _kept(self, look: _AnyLook) -> str:
         """Stores a look and returns its number; of too many looks the oldest is
         dropped.
         """

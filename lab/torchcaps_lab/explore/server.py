@@ -152,7 +152,7 @@ class _Calls:
         if "instead" in query:
             self.explorer.forget(query["instead"])
         answer = self.explorer.answer(look)
-        if "text" in answer:
+        if "text" in answer or "apart" in answer:
             return answer
         target = (
             answer["activations"]["said"]

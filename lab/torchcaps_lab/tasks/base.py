@@ -288,6 +288,11 @@ class Task(ABC):
     probability: ClassVar[str] = "computed by the task from the activation of the class"
     """The meaning of :attr:`Answer.probabilities`, in a few words."""
 
+    explores: ClassVar[bool] = False
+    """Whether ``torchcaps explore`` shows what :meth:`explored` makes of an image, in
+    place of classes.
+    """
+
     @property
     def main(self) -> Measure:
         """Return the measure that judges a training."""
@@ -366,6 +371,19 @@ class Task(ABC):
             Nothing, as here, if the task has nothing to draw.
         """
         return {}
+
+    def explored(
+        self, network: ImageClassifier, image: Tensor, picture: Tensor
+    ) -> Exhibit:
+        """Return what the page of ``torchcaps explore`` shows of an image, if the task
+        :attr:`explores`.
+
+        Args:
+            network: in training mode or not.
+            image: prepared for it, (1, C, H, W).
+            picture: the image to show, (C, H, W) in [0, 1].
+        """
+        raise NotImplementedError(f"task {self.name!r} shows classes")
 
     def calibrate(
         self, network: ImageClassifier, images: Examples, batch_size: int = 128

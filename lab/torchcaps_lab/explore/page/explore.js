@@ -5,6 +5,10 @@ const MAP = 168; // pixels of a picture with a map over it
 const SHEET = 280; // pixels of the longer side of the drawing, about
 const AT_ONCE = 20; // classes up to which a pose is drawn in all of them
 const FULL = 128; // of 255: how strong the colour of a word is at most, so that it is read by day and by night
+const BRUSHES = { white: "#ffffff", red: "#ff0000", green: "#00ff00", blue: "#0000ff", yellow: "#ffff00", magenta: "#ff00ff", cyan: "#00ffff",
+  orange: "#ff8000" }; // those of the figures that networks of objects are trained on
+const FIGURES = ["disc", "square", "triangle", "line"]; // what a click draws, if the network takes pictures apart
+const RADIUS = 4.5 / 32; // of a figure, in sides of the picture
 const KEEP = "Keep an image, then draw another one.";
 
 const state = {
@@ -24,6 +28,9 @@ const state = {
   boxes: null, // the exhibit
   words: null, // the exhibit
   labels: [], // the classes that a test image is labelled with
+  apart: null, // the exhibit of a picture that is taken apart
+  brush: BRUSHES.white,
+  figure: FIGURES[0],
   map: null, // of the class that is pointed at: {share, extent, even}, to lie over the drawing
 };
 
@@ -290,7 +297,7 @@ function lineTo(here) {
   byHand = true;
   $("sheet").dataset.holds = "drawing";
   const side = Math.max(...state.network.image_shape.slice(1));
-  pen.strokeStyle = "#fff";
+  pen.strokeStyle = state.brush;
   pen.lineCap = pen.lineJoin = "round";
   pen.lineWidth = (Math.max(canvas.width, canvas.height) / side) * (side < 16 ? 1.1 : 2.2);
   pen.beginPath();
@@ -301,9 +308,50 @@ function lineTo(here) {
   showDrawing();
 }
 
+// A figure of the chosen kind and colour in the middle of a place.
+function stamp([x, y]) {
+  if (!byHand) wipe();
+  byHand = true;
+  $("sheet").dataset.holds = "drawing";
+  const radius = RADIUS * Math.max(canvas.width, canvas.height);
+  pen.fillStyle = state.brush;
+  pen.beginPath();
+  if (state.figure === "disc") pen.arc(x, y, radius, 0, 2 * Math.PI);
+  else if (state.figure === "square") pen.rect(x - 0.85 * radius, y - 0.85 * radius, 1.7 * radius, 1.7 * radius);
+  else {
+    pen.moveTo(x, y - 1.1 * radius);
+    pen.lineTo(x + 0.95 * radius, y + 0.8 * radius);
+    pen.lineTo(x - 0.95 * radius, y + 0.8 * radius);
+  }
+  pen.fill();
+  showDrawing();
+}
+
+const stamps = () => state.network?.apart && state.figure !== "line";
+
+// Buttons of which one is chosen.
+function choices(place, options, chosen, choose) {
+  $(place).replaceChildren(...options.map((option) => {
+    const button = element("button", { textContent: option, role: "radio", ariaChecked: option === chosen, title: option });
+    button.addEventListener("click", () => {
+      for (const other of $(place).children) other.ariaChecked = other === button;
+      choose(option);
+    });
+    return button;
+  }));
+}
+
+function offerFigures(offered) {
+  $("brushes").hidden = $("figures").hidden = !offered;
+  Object.assign(state, { brush: BRUSHES.white, figure: FIGURES[0] });
+  choices("brushes", Object.keys(BRUSHES), "white", (brush) => { state.brush = BRUSHES[brush]; });
+  for (const button of $("brushes").children) button.style.setProperty("--brush", BRUSHES[button.textContent]);
+  choices("figures", FIGURES, state.figure, (figure) => { state.figure = figure; });
+}
+
 function stroke(event) {
   const box = canvas.getBoundingClientRect();
-  lineTo([(event.clientX - box.left) * (canvas.width / box.width), (event.clientY - box.top) * (canvas.height / box.height)]);
+  (stamps() ? stamp : lineTo)([(event.clientX - box.left) * (canvas.width / box.width), (event.clientY - box.top) * (canvas.height / box.height)]);
 }
 
 // One finger, or the main button, draws: a second finger would join its strokes to those of the first.
@@ -312,17 +360,18 @@ canvas.addEventListener("pointerdown", (event) => {
   canvas.setPointerCapture(event.pointerId);
   stroke(event);
 });
-canvas.addEventListener("pointermove", (event) => last && event.isPrimary && stroke(event));
+canvas.addEventListener("pointermove", (event) => last && event.isPrimary && !stamps() && stroke(event));
 for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, (event) => { if (event.isPrimary) last = null; });
 
 canvas.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && stamps()) stamp(cursor ?? [canvas.width / 2, canvas.height / 2]);
   const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
   if (!move || !state.network?.draws) return;
   event.preventDefault();
   const most = [canvas.width, canvas.height];
   const from = cursor ?? most.map((size) => size / 2);
   const to = from.map((one, axis) => Math.max(0, Math.min(most[axis], one + (move[axis] * Math.max(...most)) / 28)));
-  if (!event.shiftKey) {
+  if (!event.shiftKey && !stamps()) {
     last = byHand ? from : null;
     lineTo(to);
     last = null;
@@ -428,6 +477,7 @@ async function see(path, query, body) {
   const answer = await ask(path, { network, ...query, ...also }, body);
   if (overtaken()) return false;
   $("message").hidden = true;
+  if (answer.apart) return showApart(answer);
   const { activations } = answer;
   state.past = state.look === state.kept?.look ? null : state.look;
   state.look = answer.look;
@@ -458,6 +508,40 @@ async function see(path, query, body) {
   showPose(answer.pose);
   afterwards();
   return true;
+}
+
+// ---- a picture taken apart
+
+async function showApart({ look, apart, empty }) {
+  stop();
+  state.past = state.look;
+  Object.assign(state, { look, apart });
+  state.picture = element("img", { src: apart.picture });
+  await state.picture.decode();
+  $("apart").hidden = false;
+  $("apart-title").textContent = apart.title;
+  says("apart", apart);
+  $("apart-seen").src = apart.picture;
+  $("apart-step").max = apart.painted.length;
+  $("apart-step").value = apart.steps;
+  $("apart-step").disabled = $("apart-play").disabled = apart.painted.length === 1;
+  $("apart-parts").replaceChildren(...apart.parts[0].map((part, slot) => picture(part, state.network.classes[slot])));
+  [...$("apart-parts").children].forEach((figure, slot) => { figure.style.borderColor = apart.colours[slot]; });
+  $("answer").textContent = empty ? "nothing is drawn" : "";
+  showApartStep();
+  return true;
+}
+
+function showApartStep() {
+  const step = Number($("apart-step").value);
+  const { painted, drawn, parts, shares, steps } = state.apart;
+  $("apart-text").textContent = `step ${step}${step === steps ? ", as trained" : step > steps ? ", more than in training" : ` of ${steps}`}`;
+  $("apart-painted").src = painted[step - 1];
+  $("apart-drawn").src = drawn[step - 1];
+  [...$("apart-parts").children].forEach((figure, slot) => {
+    figure.querySelector("img").src = parts[step - 1][slot];
+    figure.querySelector("figcaption").textContent = `${state.network.classes[slot]}: ${Math.round(100 * shares[step - 1][slot])} %`;
+  });
 }
 
 // What a test image is labelled with, and what the network says: two lines, so that neither is taken for the other.
@@ -730,23 +814,29 @@ let player = null;
 function stop() {
   clearInterval(player);
   player = null;
-  $("play").textContent = "▶ play";
+  for (const button of ["play", "apart-play"]) $(button).textContent = "▶ play";
 }
-$("play").addEventListener("click", () => {
-  if (player !== null) return stop();
-  $("play").textContent = "❚❚ pause";
-  if ($("step").value === $("step").max) $("step").value = 1;
-  showStep();
-  player = setInterval(() => {
-    $("step").value = Number($("step").value) + 1;
-    showStep();
-    if ($("step").value === $("step").max) stop();
-  }, 800);
-});
-$("step").addEventListener("input", () => {
-  stop();
-  showStep();
-});
+
+// A button that plays steps, and a slider of them.
+function plays(button, slider, show) {
+  $(button).addEventListener("click", () => {
+    if (player !== null) return stop();
+    $(button).textContent = "❚❚ pause";
+    if ($(slider).value === $(slider).max) $(slider).value = 1;
+    show();
+    player = setInterval(() => {
+      $(slider).value = Number($(slider).value) + 1;
+      show();
+      if ($(slider).value === $(slider).max) stop();
+    }, 800);
+  });
+  $(slider).addEventListener("input", () => {
+    stop();
+    show();
+  });
+}
+plays("play", "step", showStep);
+plays("apart-play", "apart-step", showApartStep);
 
 // ---- comparing
 
@@ -837,7 +927,7 @@ function empty() {
   stop();
   looks += 1; // what is on its way is not for this page any more
   Object.assign(state, { look: null, past: null, said: null, fixed: null, pointed: null, shown: null, activation: null, pose: null, moved: [],
-    routing: null, kept: null, picture: null, boxes: null, words: null, map: null });
+    routing: null, kept: null, picture: null, boxes: null, words: null, apart: null, map: null });
   for (const panel of document.querySelectorAll("#right section, #classes")) panel.hidden = true;
   for (const place of ["bars", "step-bars", "in-classes", "swapped", "sample-class"]) $(place).replaceChildren();
   for (const side of sides) side.bars.replaceChildren();
@@ -866,13 +956,15 @@ const choose = latest(async (network) => {
     opened();
     opening = null;
   }
-  const { model, parameters, image_shape, classes, routing, steps, samples, draws, reads, scenes, verdict, decides } = state.network;
+  const { model, parameters, image_shape, classes, routing, steps, samples, draws, reads, apart, scenes, verdict, decides } = state.network;
   const route = `${routing} in ${steps === null ? "one pass" : counted(steps)}`;
   const takes = reads ? "texts" : `images of ${image_shape.slice(1).join(" x ")}`;
   $("about").textContent = `${model}: ${parameters.toLocaleString("en")} parameters, ${takes}, ${route}.`;
   $("verdict").textContent = verdict === null ? "" : decides ? `${verdict.routing} ${verdict.decoder}` : verdict.decoder;
   $("draw").querySelector(".says").textContent = reads ? "Type a question or a sentence. The network answers while you type."
     : !draws ? "You cannot draw pictures for this network. Choose a test image."
+    : apart ? "Choose a colour and a figure, and click where it should be. Later figures cover earlier ones. With the keyboard, arrows move "
+      + "and Enter draws a figure. The first one removes an image that you did not draw."
     : `Draw ${scenes ? "several digits" : ""} with the mouse, a finger or the arrow keys. The network answers while you draw. `
       + "The first stroke removes an image that you did not draw.";
   $("draw-title").textContent = reads ? "Ask" : draws ? "Draw" : "Look";
@@ -885,6 +977,7 @@ const choose = latest(async (network) => {
   $("sample-class").hidden = !samples || !state.network.sorted;
   $("sample-class").replaceChildren(option("", "any class"), ...classes.map((one) => option(one, one)));
   if (!reads) offerRoutings();
+  offerFigures(apart && draws);
   sampled = 0;
   lay();
   drawOver();

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, SlotAutoencoder
+from torchcaps.models import ImageClassifier, Prediction, SlotAutoencoder
 from torchcaps_lab.data import Examples
 from torchcaps_lab.report.canvas import (
     colour_of,
@@ -78,16 +78,13 @@ class SlotPictures(Exhibit):
         shown: list[TakenApart] = []
         for batch, prediction in predicted(network, images):
             assert isinstance(network, SlotAutoencoder)
-            assert prediction.capsules is not None
-            colours, masks = network.each(prediction.capsules.pose)
-            grey = torch.full_like(colours, 0.5)
-            parts = torch.lerp(grey, colours.clamp(0, 1), masks[:, :, None])
             assert prediction.reconstruction is not None
+            assert prediction.masks is not None
             columns = (
                 batch.pictures,
                 prediction.reconstruction.clamp(0, 1),
-                masks.argmax(1),
-                parts,
+                prediction.masks.argmax(1),
+                parts_of(network, prediction),
             )
             rows = zip(*(column.cpu() for column in columns), strict=True)
             shown += [TakenApart(*row) for row in rows]
@@ -186,6 +183,21 @@ def _alone(network: SlotAutoencoder, poses: Tensor) -> Tensor:
     return drawn.unflatten(0, poses.shape[:-1])
 
 
+def parts_of(network: SlotAutoencoder, prediction: Prediction) -> Tensor:
+    """What each slot draws, on grey where it draws nothing, (B, J, C, H, W)."""
+    assert prediction.capsules is not None
+    colours, masks = network.each(prediction.capsules.pose)
+    grey = torch.full_like(colours, 0.5)
+    return torch.lerp(grey, colours.clamp(0, 1), masks[:, :, None])
+
+
+def painted(picture: Tensor, slots: Tensor, colours: Tensor) -> Tensor:
+    """A picture (C, H, W) under the colour (J, 3) of the slot (H, W) of each pixel, (3,
+    H, W).
+    """
+    return 0.3 * pixels(picture).movedim(-1, 0) + 0.7 * colours[slots].movedim(-1, 0)
+
+
 def slot_colours(slots: int) -> Tensor:
     """A colour for each slot, (J, 3) in [0, 1]."""
     codes = [colour_of(slot) for slot in range(slots)]
@@ -203,8 +215,7 @@ def slots_figure(shown: tuple[TakenApart, ...], side: float = 1.1) -> "Figure":
     titles = ["image", "slots", "drawn", *(f"slot {slot + 1}" for slot in range(slots))]
     grid = figure.subplots(len(shown), len(titles), squeeze=False)
     for number, (axes, one) in enumerate(zip(grid, shown, strict=True)):
-        painted = table[one.found].movedim(-1, 0)
-        over = 0.3 * pixels(one.image).movedim(-1, 0) + 0.7 * painted
+        over = painted(one.image, one.found, table)
         panels = (one.image, over, one.drawn, *one.parts)
         for place, panel, title in zip(axes, panels, titles, strict=True):
             show(place, panel)

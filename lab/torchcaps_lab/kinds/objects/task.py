@@ -19,6 +19,7 @@ from torchcaps_lab.kinds.objects.measures import (
 )
 from torchcaps_lab.kinds.objects.pictures import SlotMoves, SlotPictures
 from torchcaps_lab.kinds.objects.sets import ObjectSet
+from torchcaps_lab.kinds.objects.steps import SlotSteps
 from torchcaps_lab.kinds.pixels.pictures import drawings_of
 from torchcaps_lab.report.exhibit import Exhibit
 from torchcaps_lab.report.findings import check_asked, predicted
@@ -72,6 +73,8 @@ class Objects(Task):
     )
 
     probability = "share of the pixels"
+
+    explores = True
 
     @classmethod
     def guess(cls, root: Path, given: Mapping[str, Any]) -> Any:
@@ -150,6 +153,12 @@ class Objects(Task):
             figures["ari"] = adjusted_rand_index(true, found)
             figures["mbo"] = best_overlap(true, found)
         return figures
+
+    def explored(
+        self, network: ImageClassifier, image: Tensor, picture: Tensor
+    ) -> SlotSteps:
+        """The slots of an image, step by step."""
+        return SlotSteps.of(network, image, picture)
 
     def drawings(
         self, answer: Answer, picture: Tensor, classes: Sequence[str]

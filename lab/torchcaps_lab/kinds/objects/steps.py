@@ -1,0 +1,110 @@
+"""One picture taken apart, step by step."""
+
+from contextlib import nullcontext
+from dataclasses import field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from torchcaps.models import ImageClassifier, Prediction, SlotAutoencoder
+from torchcaps.models.base import in_precision_of
+from torchcaps_lab.kinds.objects.pictures import painted, parts_of, slot_colours
+from torchcaps_lab.report.canvas import colour_of
+from torchcaps_lab.report.exhibit import PNG, Exhibit, register_exhibit
+from torchcaps_lab.report.findings import evaluating
+from torchcaps_lab.report.steps import routing_steps
+
+_MORE_STEPS = 4
+"""Steps that are shown after those of the training."""
+
+
+@register_exhibit("slot_steps")
+class SlotSteps(Exhibit):
+    """The slots of one picture after each step of their routing.
+
+    Attributes:
+        picture: (C, H, W).
+        painted: the picture in the colours of its slots after each step, (T, C, H, W).
+        drawn: what all slots draw together, likewise.
+        parts: what each slot draws, on grey, (T, J, C, H, W).
+        shares: of the pixels, (T, J).
+        colours: of the slots, as in the painted pictures.
+        steps: how many steps the network takes by itself.
+
+    Example:
+        >>> from torchcaps_lab.kinds.objects.steps import SlotSteps
+        >>> image = torch.rand(1, 3, 32, 32)
+        >>> shown = SlotSteps.of(tc.create_model("slot_autoencoder"), image, image[0])
+        >>> shown.steps, shown.parts.shape
+        (3, torch.Size([7, 6, 3, 32, 32]))
+    """
+
+    picture: Tensor = field(metadata=PNG)
+    painted: Tensor = field(metadata=PNG)
+    drawn: Tensor = field(metadata=PNG)
+    parts: Tensor = field(metadata=PNG)
+    shares: Tensor
+    colours: list[str]
+    steps: int
+
+    @classmethod
+    def of(
+        cls, network: ImageClassifier, image: Tensor, picture: Tensor
+    ) -> "SlotSteps":
+        """Of an image, (1, C, H, W), routed anew with each number of steps.
+
+        Raises:
+            ValueError: if the network draws no slots.
+        """
+        if not isinstance(network, SlotAutoencoder):
+            raise ValueError(
+                "task 'objects' shows networks that draw slots, got "
+                f"{type(network).__name__}"
+            )
+        steps = _steps_of(network)
+        last = 1 if steps is None else steps + _MORE_STEPS
+        predictions = []
+        with evaluating(network) as device:
+            taken = in_precision_of(network, image.to(device))
+            for count in range(1, last + 1):
+                with nullcontext() if steps is None else routing_steps(network, count):
+                    predictions.append(_seen(network, taken))
+        columns = zip(*predictions, strict=True)
+        masks, drawn, parts = (torch.cat(column) for column in columns)
+        slot = masks.argmax(1)
+        colours = slot_colours(network.classes)
+        shares = one_hot(slot, network.classes).float().mean((1, 2))
+        return cls(
+            title="The picture, taken apart",
+            text="Slots start at random. In each step they compete for the places of "
+            "the picture, and each collects what it won. A colour is a slot, and the "
+            "pictures below show what each slot draws.",
+            picture=picture,
+            painted=torch.stack([painted(picture, one, colours) for one in slot]),
+            drawn=drawn,
+            parts=parts,
+            shares=shares,
+            colours=[colour_of(number) for number in range(network.classes)],
+            steps=steps or 1,
+        )
+
+
+def _steps_of(network: SlotAutoencoder) -> int | None:
+    """Of its routing; None for one without steps."""
+    routing: Any = network.slots.routing
+    steps: int | None = vars(routing).get("steps")
+    return steps
+
+
+def _seen(network: SlotAutoencoder, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Masks (1, J, H, W), the reconstruction (1, C, H, W) and what each slot draws (1,
+    J, C, H, W), on the CPU.
+    """
+    prediction: Prediction = network(image)
+    assert prediction.masks is not None
+    assert prediction.reconstruction is not None
+    drawn = prediction.reconstruction.float().clamp(0, 1)
+    parts = parts_of(network, prediction)
+    return prediction.masks.float().cpu(), drawn.cpu(), parts.float().cpu()
