@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -188,7 +188,8 @@ class Adversarial(Recipe[AdversarialSettings]):
 
 
 def _attacker(classifier: Classifier, study: Study) -> attacks.Attacker:
-    network, settings = classifier.network, study.settings
+    network: Any = classifier.network
+    settings = study.settings
     return attacks.Attacker(
         attacks.Scores(network, classifier.preprocess),
         network.image_shape,

@@ -210,7 +210,8 @@ def _attacked(classifier: Classifier, sample: Sample) -> dict[str, Tensor]:
     """Which images are wrong where each pixel went up or down by 0.1: against the
     network, and at random.
     """
-    network, (pixels, labels, _) = classifier.network, sample
+    network: Any = classifier.network
+    pixels, labels, _ = sample
     channels, height, width = pixels.shape[1:]
     scores = Scores(network, classifier.preprocess)
     attacker = Attacker(scores, (channels, height, width), network.classes)

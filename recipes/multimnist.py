@@ -15,7 +15,7 @@ from recipes.kit.lab import data_of
 from recipes.kit.options import TrainingOptions, option
 from torchcaps.models import CapsuleClassifier, ImageClassifier
 from torchcaps_lab.classifier import Classifier
-from torchcaps_lab.data import Overlaid, Overlay, bounding_box_overlap, fixed_pairs
+from torchcaps_lab.data import Overlay, bounding_box_overlap, fixed_pairs
 from torchcaps_lab.tasks import SeveralLabels
 
 
@@ -67,7 +67,7 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
         )
         return {**super().options(settings, row), "data": pairs}
 
-    def begin(self, study: Study) -> Overlaid:
+    def begin(self, study: Study) -> Any:
         """The test pairs, and how much they overlap."""
         settings = study.settings
         test = Overlay(data_of(settings.data).test, settings.size, settings.shift)
@@ -81,22 +81,20 @@ class MultiMNIST(Recipe[MultiMNISTSettings]):
         self,
         study: Study,
         row: str,
-        pairs: Overlaid,
+        pairs: Any,
     ) -> dict[str, float]:
         """The share of pairs in which a digit was missed."""
         return {ERROR: pair_error(study.trained[row].network, pairs)}
 
-    def finish(self, study: Study, pairs: Overlaid) -> None:
+    def finish(self, study: Study, pairs: Any) -> None:
         """The reconstructions of the capsules."""
         network = study.trained[CAPSULES].network
         if isinstance(network, CapsuleClassifier) and network.decoder is not None:
-            few = Overlaid(*(part[:200] for part in pairs))
+            few = type(pairs)(*(part[:200] for part in pairs))
             study.pictures["reconstructions"] = _picture(network, few, self.caption)
 
 
-def pair_error(
-    network: ImageClassifier, pairs: Overlaid, batch_size: int = 256
-) -> float:
+def pair_error(network: ImageClassifier, pairs: Any, batch_size: int = 256) -> float:
     """The share of pairs, in percent, in which not both digits are recognised: one of
     two is an error.
     """
@@ -108,7 +106,7 @@ def pair_error(
 
 @torch.no_grad()
 def _picture(
-    network: CapsuleClassifier, pairs: Overlaid, caption: str, count: int = 7
+    network: CapsuleClassifier, pairs: Any, caption: str, count: int = 7
 ) -> Picture:
     """Pairs, separated in two colours, and what the capsules of wrong and of absent
     digits draw (figure 5).

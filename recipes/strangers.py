@@ -337,7 +337,8 @@ class Strangers(Recipe[StrangersSettings]):
     ) -> tuple[Sample, dict[str, Tensor]]:
         """Test images, and what the attacks make of them."""
         settings, classifier = study.settings, study.trained[row].classifier
-        network, device = classifier.network, study.lab.device
+        network: Any = classifier.network
+        device = study.lab.device
         sample = draw_sample(test, classifier.preprocess, settings.attacked)
         scores = Scores(network, classifier.preprocess)
         attacker = Attacker(

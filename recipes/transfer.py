@@ -20,7 +20,6 @@ from torchcaps.models import CapsuleClassifier
 from torchcaps_lab.data import Examples
 from torchcaps_lab.report import (
     ATTRIBUTES,
-    Readout,
     ask,
     attributes,
     draw_poses,
@@ -242,7 +241,7 @@ def _moved_only(values: Tensor) -> Tensor:
     return values[:, [ATTRIBUTES.index(name) for name in MOVED]]
 
 
-def read_out(network: CapsuleClassifier, images: Examples, trained: Trained) -> Readout:
+def read_out(network: CapsuleClassifier, images: Examples, trained: Trained) -> Any:
     """A linear read-out of slant and thickness from the poses of the classes that a
     network sees in raw images.
     """
@@ -255,7 +254,7 @@ def restyled(
     content: Posed,
     style: Posed,
     wanted: Tensor,
-    readout: Readout | None,
+    readout: Any,
 ) -> Tensor:
     """The contents with the poses of the styles; with a read-out, with their own poses
     moved to what is wanted.
@@ -282,7 +281,7 @@ def _picture(
     network: CapsuleClassifier,
     test: Posed,
     row: str,
-    readout: Readout | None,
+    readout: Any,
     caption: str,
 ) -> Picture:
     """The first image of each class (down) with the poses of others (across)."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchcaps.models import ImageClassifier
+from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data import DataSet, Preprocess
 from torchcaps_lab.data.reader import READERS, Reader
 from torchcaps_lab.report.calibration import Calibration
@@ -41,7 +41,7 @@ class Card:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, network: ImageClassifier) -> "Card":
+    def of(cls, network: ClassifierNetwork) -> "Card":
         """Return the card of a network, also of one that an earlier version saved.
 
         Args:
@@ -96,7 +96,7 @@ class Card:
         return saved
 
 
-def _reader_of(network: ImageClassifier) -> Reader:
+def _reader_of(network: ClassifierNetwork) -> Reader:
     """The reader that was saved with a network, or that one needs."""
     saved = network.extra
     if "reader" in saved:

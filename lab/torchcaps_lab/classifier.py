@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, Prediction, load_pretrained
+from torchcaps.models import ClassifierNetwork, Prediction, load_pretrained
 from torchcaps.models.base import in_precision_of
 from torchcaps.models.network import network_folder
 from torchcaps.names import needing
@@ -85,7 +85,7 @@ class Classifier:
 
     def __init__(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         *,
         classes: Sequence[str] | None = None,
         preprocess: Preprocess | None = None,
@@ -93,7 +93,7 @@ class Classifier:
         task: Task | str | dict[str, Any] | None = None,
         resize: Fit | None = None,
     ) -> None:
-        if not isinstance(network, ImageClassifier):
+        if not isinstance(network, ClassifierNetwork):
             raise TypeError(
                 "network must be a network that classifies, got "
                 f"{network if isinstance(network, str | Path) else type(network).__name__!r}"

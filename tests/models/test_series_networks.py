@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from torchcaps import create_model, create_routing, list_models
-from torchcaps.models import CapsuleClassifier
+from torchcaps.models import CapsuleNetwork
 from torchcaps_lab.kinds.series.pictures import moment_shares
 
 NAMES = list_models(takes="series")
@@ -74,7 +74,7 @@ def test_what_moments_give_adds_up_to_the_activation() -> None:
     network = trained_statistics(
         "series_capsnet", routing=create_routing("euclidean", steps=1)
     )
-    assert isinstance(network, CapsuleClassifier)
+    assert isinstance(network, CapsuleNetwork)
     series = torch.randn(1, 2, 11)
     shares = moment_shares(network, series)
     assert shares is not None

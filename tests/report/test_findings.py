@@ -153,7 +153,9 @@ def test_misfits_are_named() -> None:
         examine(digits_net(), image_set(SHAPE, classes=("a", "b")))
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         examine(digits_net(), image_set(SHAPE, 30), 0)
-    with pytest.raises(TypeError, match="model must be an ImageClassifier, got Linear"):
+    with pytest.raises(
+        TypeError, match="model must be a ClassifierNetwork, got Linear"
+    ):
         examine(nn.Linear(2, 2), image_set(SHAPE, 30))
 
 

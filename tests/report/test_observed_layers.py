@@ -95,7 +95,7 @@ def test_every_network_is_seen_as_it_runs(name: str) -> None:
     model = odd_model(name)
     layers = observe_layers(model, IMAGES)
     if not isinstance(model, CapsuleClassifier):
-        assert layers == {}
+        assert layers.keys() <= {"slots"}  # those of networks without classes
         return
     classes = layers["class_caps"]
     assert list(layers)[-1] == "class_caps"

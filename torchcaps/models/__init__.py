@@ -3,7 +3,12 @@
 from torchcaps.capsules import Places, Prediction
 from torchcaps.models.attentioncapsnet import AttentionCapsNet
 from torchcaps.models.backbone import BackboneTwin, CapsNetOnBackbone
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier
+from torchcaps.models.base import (
+    CapsuleClassifier,
+    CapsuleNetwork,
+    ClassifierNetwork,
+    ImageClassifier,
+)
 from torchcaps.models.byerly import ByerlyCapsNet
 from torchcaps.models.capsnet import CapsNet, CapsNetTwin
 from torchcaps.models.conversion import convert
@@ -50,6 +55,8 @@ __all__ = [
     "CapsNet",
     "CapsNetTwin",
     "CapsuleClassifier",
+    "CapsuleNetwork",
+    "ClassifierNetwork",
     "ImageClassifier",
     "MatrixCapsNet",
     "PooledSet",

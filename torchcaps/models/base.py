@@ -1,4 +1,6 @@
-"""Networks that classify images, and those among them whose classes are capsules."""
+"""Networks that classify, those of them that classify images, and those whose classes
+are capsules.
+"""
 
 import math
 from abc import abstractmethod
@@ -25,50 +27,46 @@ from torchcaps.numerics import check_series, check_size
 from torchcaps.routing import Routed, Routing
 
 
-class ImageClassifier(Network):
-    """Base of the networks that classify images.
+class ClassifierNetwork(Network):
+    """Base of the networks that classify, whatever their inputs are.
+
+    A subclass says what it ``takes``, and makes some ``examples`` of that. What it
+    needs to know of its inputs are arguments of its own: the shape of images, the size
+    of a vocabulary, the channels of a series.
 
     Args:
-        image_shape: (C, H, W) of the images.
         classes: number of classes E.
 
     Example:
-        >>> class OneLayer(tc.models.ImageClassifier):
-        ...     def __init__(self, image_shape=(1, 8, 8), classes=10):
-        ...         super().__init__(image_shape, classes)
-        ...         self.layer = torch.nn.Linear(64, classes)
+        >>> class Vectors(tc.models.ClassifierNetwork):
+        ...     takes = "vectors"
         ...
-        ...     def forward(self, images, target=None):
-        ...         activation = self.layer(images.flatten(1)).sigmoid()
+        ...     def __init__(self, features=4, classes=10):
+        ...         super().__init__(classes)
+        ...         self.features = features
+        ...         self.layer = torch.nn.Linear(features, classes)
+        ...
+        ...     def examples(self, batch):
+        ...         return torch.ones(batch, self.features)
+        ...
+        ...     def forward(self, inputs, target=None):
         ...         return tc.models.Prediction(
-        ...             activation, capsules=None, reconstruction=None
+        ...             self.layer(inputs).sigmoid(), None, None
         ...         )
-        >>> OneLayer()(torch.rand(2, 1, 8, 8)).activation.shape
+        >>> Vectors()(torch.rand(2, 4)).activation.shape
         torch.Size([2, 10])
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
-        super().__init__()
-        if not isinstance(image_shape, Sequence) or len(image_shape) != 3:
-            raise ValueError(
-                f"image_shape must be (channels, height, width), got {image_shape!r}"
-            )
-        check_series(3, image_shape=image_shape)
-        check_size(classes=classes)
-        self.image_shape = (
-            int(image_shape[0]),
-            int(image_shape[1]),
-            int(image_shape[2]),
-        )
-        self.classes = classes
-
-    takes: ClassVar[str] = "images"
-    """What it classifies: images, or words, see
-    :class:`~torchcaps.models.TextClassifier`.
-    """
+    takes: ClassVar[str]
+    """The kind of its inputs, such as images or words."""
 
     any_size = False
-    """Whether images may have another height and width than ``image_shape``."""
+    """Whether inputs may have another size than those that it was made for."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        check_size(classes=classes)
+        self.classes = classes
 
     @property
     def num_classes(self) -> int:
@@ -100,6 +98,61 @@ class ImageClassifier(Network):
                 if name not in KEPT_FOR_CLASSES
             }
         take_differences(self, before, after)
+
+    @abstractmethod
+    def forward(self, inputs: Tensor, target: Tensor | None = None) -> Prediction:
+        """Classify a batch.
+
+        Args:
+            inputs: the batch.
+            target: what to reconstruct, for networks that do.
+
+        Raises:
+            TypeError: if the inputs are no tensor.
+            ValueError: if they do not fit the network.
+        """
+
+    @abstractmethod
+    def examples(self, batch: int) -> Tensor:
+        """Return a batch of valid inputs to try the network on; always the same."""
+
+
+class ImageClassifier(ClassifierNetwork):
+    """Base of the networks that classify images.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of classes E.
+
+    Example:
+        >>> class OneLayer(tc.models.ImageClassifier):
+        ...     def __init__(self, image_shape=(1, 8, 8), classes=10):
+        ...         super().__init__(image_shape, classes)
+        ...         self.layer = torch.nn.Linear(64, classes)
+        ...
+        ...     def forward(self, images, target=None):
+        ...         activation = self.layer(images.flatten(1)).sigmoid()
+        ...         return tc.models.Prediction(
+        ...             activation, capsules=None, reconstruction=None
+        ...         )
+        >>> OneLayer()(torch.rand(2, 1, 8, 8)).activation.shape
+        torch.Size([2, 10])
+    """
+
+    takes = "images"
+
+    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
+        if not isinstance(image_shape, Sequence) or len(image_shape) != 3:
+            raise ValueError(
+                f"image_shape must be (channels, height, width), got {image_shape!r}"
+            )
+        check_series(3, image_shape=image_shape)
+        super().__init__(classes)
+        self.image_shape = (
+            int(image_shape[0]),
+            int(image_shape[1]),
+            int(image_shape[2]),
+        )
 
     @abstractmethod
     def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
@@ -251,9 +304,66 @@ def routing_of(layer: str, doc: str) -> Any:
     return _RoutingOf(lambda network: network.get_submodule(layer).routing, doc=doc)
 
 
-class CapsuleClassifier(ImageClassifier):
-    """Base of the networks whose classes are capsules. A subclass sets ``class_caps``
-    and ``decoder`` (or None).
+class CapsuleNetwork(ClassifierNetwork):
+    """Base of the networks whose classes are capsules, whatever their inputs are. A
+    subclass sets ``class_caps``.
+
+    Example:
+        >>> class Small(tc.models.CapsuleNetwork):
+        ...     takes = "vectors"
+        ...
+        ...     def __init__(self, classes=10):
+        ...         super().__init__(classes)
+        ...         self.class_caps = tc.CapsLinear(4, classes, 8, 8)
+        ...
+        ...     def examples(self, batch):
+        ...         return torch.ones(batch, 32)
+        ...
+        ...     def children_of(self, inputs):
+        ...         pose = tc.squash(inputs.unflatten(1, (4, 8)))
+        ...         return tc.Capsules(pose, tc.length(pose))
+        >>> Small()(torch.rand(2, 32)).capsules.pose.shape
+        torch.Size([2, 10, 8])
+    """
+
+    class_caps: CapsLinear | ClassCaps
+
+    @property
+    def routing(self) -> Routing:
+        """Return the routing of the class capsules."""
+        return self.class_caps.routing
+
+    def forward_features(self, inputs: Tensor) -> Capsules:
+        """Return :meth:`children_of`, under timm's name for the children of the class
+        capsules.
+        """
+        return self.children_of(inputs)
+
+    @abstractmethod
+    def children_of(self, inputs: Tensor) -> Capsules:
+        """Return the capsules that vote for the class capsules, with poses (B, *sites,
+        *pose).
+        """
+
+    def encode(self, inputs: Tensor) -> Capsules:
+        """Return the class capsules of inputs."""
+        return self.class_caps(self.children_of(inputs))
+
+    def route(self, inputs: Tensor) -> Routed:
+        """Return the routing of the class capsules: ``route(inputs).assignment`` is (B,
+        I, J).
+        """
+        return self.class_caps.route(self.children_of(inputs))
+
+    def forward(self, inputs: Tensor, target: Tensor | None = None) -> Prediction:
+        """Return the class capsules; ``target`` changes nothing."""
+        capsules = self.encode(inputs)
+        return Prediction(capsules.activation, capsules, None)
+
+
+class CapsuleClassifier(CapsuleNetwork, ImageClassifier):
+    """Base of the networks over images whose classes are capsules. A subclass sets
+    ``class_caps`` and ``decoder`` (or None).
 
     Example:
         >>> class Small(tc.models.CapsuleClassifier):
@@ -274,7 +384,6 @@ class CapsuleClassifier(ImageClassifier):
         torch.Size([2, 10])
     """
 
-    class_caps: CapsLinear | ClassCaps
     decoder: nn.Module | None
     pose_dim: int
     decoder_input: DecoderInput
@@ -303,11 +412,6 @@ class CapsuleClassifier(ImageClassifier):
         )
 
     @property
-    def routing(self) -> Routing:
-        """Return the routing of the class capsules."""
-        return self.class_caps.routing
-
-    @property
     def told(self) -> DecoderInput | None:
         """Return the input of the decoder for a class, a row of
         :class:`~torchcaps.layers.PoseInput`; None without a decoder.
@@ -322,28 +426,6 @@ class CapsuleClassifier(ImageClassifier):
             if isinstance(part, FullyConnectedDecoder) and not part.by_class:
                 return "pose"
         return "masked"
-
-    def forward_features(self, images: Tensor) -> Capsules:
-        """Return :meth:`children_of`, under timm's name for the children of the class
-        capsules.
-        """
-        return self.children_of(images)
-
-    @abstractmethod
-    def children_of(self, images: Tensor) -> Capsules:
-        """Return the capsules that vote for the class capsules, with poses (B, *sites,
-        *pose).
-        """
-
-    def encode(self, images: Tensor) -> Capsules:
-        """Return the class capsules of images (B, C, H, W)."""
-        return self.class_caps(self.children_of(images))
-
-    def route(self, images: Tensor) -> Routed:
-        """Return the routing of the class capsules: ``route(images).assignment`` is (B,
-        I, J).
-        """
-        return self.class_caps.route(self.children_of(images))
 
     def decode(self, capsules: Capsules, target: Tensor | None = None) -> Tensor:
         """Draw the image that the capsule of one class describes; ``target`` as in

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, Prediction
 from torchcaps.layers import ClassCaps, PrimaryCaps1d
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, check_batch
+from torchcaps.models.base import CapsuleNetwork, ClassifierNetwork, check_batch
 from torchcaps.models.registry import register_model
 from torchcaps.numerics import ProperShare, Size, Sizes
 from torchcaps.routing import EuclideanKMeansRouting, Routed, Routing
@@ -38,9 +38,9 @@ class MomentNorm(nn.Module):
 
 
 @settings
-class SeriesClassifier(ImageClassifier):
+class SeriesClassifier(ClassifierNetwork):
     """Base of the networks that classify series: (B, C, L) for any L in place of
-    images.
+    series.
 
     One more channel, the last, may say which moments are there, 1, and which pad a
     short series behind its end, 0; these change no answer. Convolutions over time, each
@@ -72,8 +72,6 @@ class SeriesClassifier(ImageClassifier):
     takes = "series"
     any_size = True
 
-    image_shape = (1, 1, 1)  # but for the number of channels
-
     in_channels: Size = 1
     classes: int = 10
     channels: Sizes = (64, 64, 64)
@@ -92,7 +90,6 @@ class SeriesClassifier(ImageClassifier):
                 "kernel_size must be odd, so that a window has a middle, got "
                 f"{self.kernel_size}"
             )
-        self.image_shape = (self.in_channels, 1, 1)
         sizes = zip(
             pairwise((self.in_channels, *self.channels)), self.strides, strict=True
         )
@@ -140,11 +137,11 @@ class SeriesClassifier(ImageClassifier):
             found = norm(convolution(found), there).relu()
         return self.drop(found), there
 
-    def _check(self, images: Tensor) -> None:
+    def _check(self, series: Tensor) -> None:
         C = self.in_channels
         check_batch(
             "series",
-            images,
+            series,
             lambda shape: len(shape) == 3 and shape[1] in (C, C + 1) and shape[2] != 0,
             f"(B, {C}, L), or (B, {C + 1}, L) with a last channel that says which "
             "moments are there, with L at least 1",
@@ -156,7 +153,7 @@ class SeriesClassifier(ImageClassifier):
     "ours: convolutions over time, primary capsules, routing to the classes",
 )
 @settings
-class SeriesCapsNet(SeriesClassifier, CapsuleClassifier):
+class SeriesCapsNet(SeriesClassifier, CapsuleNetwork):
     r"""Capsules over time: at every moment ``types`` capsules, routed to the classes.
 
     .. math:: u_{lt} = \operatorname{squash}(W_t x_l), \quad V_{ltj} = u_{lt} W_{tj}
@@ -204,24 +201,23 @@ class SeriesCapsNet(SeriesClassifier, CapsuleClassifier):
             coordinates=False,
             routing=routing or EuclideanKMeansRouting(),
         )
-        self.decoder = None
 
-    def children_of(self, images: Tensor) -> Capsules:
+    def children_of(self, series: Tensor) -> Capsules:
         """The capsules of all moments, poses (B, L', types, dim)."""
-        return self._children(images)[0]
+        return self._children(series)[0]
 
     def _children(self, series: Tensor) -> tuple[Capsules, Tensor]:
         features, there = self.features(series)
         capsules = self.primary_caps(features)
         return capsules, there[..., None].expand(capsules.activation.shape)
 
-    def encode(self, images: Tensor) -> Capsules:
+    def encode(self, series: Tensor) -> Capsules:
         """The class capsules of series."""
-        return self.class_caps(*self._children(images))
+        return self.class_caps(*self._children(series))
 
-    def route(self, images: Tensor) -> Routed:
+    def route(self, series: Tensor) -> Routed:
         """The routing of the class capsules."""
-        return self.class_caps.route(*self._children(images))
+        return self.class_caps.route(*self._children(series))
 
 
 @register_model(
@@ -258,9 +254,9 @@ class SeriesCNN(SeriesClassifier):
         self.hidden_layer = nn.Linear(self.channels[-1], self.hidden)
         self.head = nn.Linear(self.hidden, self.classes)
 
-    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+    def forward(self, series: Tensor, target: Tensor | None = None) -> Prediction:
         """The activations of the classes."""
-        features, there = self.features(images)
+        features, there = self.features(series)
         mean = features.sum(2) / there.sum(1, keepdim=True).clamp_min(1)
         return Prediction(
             self.head(self.hidden_layer(mean).relu()).softmax(1), None, None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.layers import PrimaryCaps1d
-from torchcaps.models.base import ImageClassifier
+from torchcaps.models.base import ClassifierNetwork
 from torchcaps.numerics import check_size
 
 PADDING = 0
@@ -22,7 +22,7 @@ _START = 0.25
 """Word vectors start between this and its negative (Kim 2014, section 3.1)."""
 
 
-class TextClassifier(ImageClassifier):
+class TextClassifier(ClassifierNetwork):
     """Base of the networks that classify texts, which are rows of words (B, L) for any
     L.
 
@@ -61,7 +61,7 @@ class TextClassifier(ImageClassifier):
         dropout: float,
         hidden_words: float,
     ) -> None:
-        super().__init__((1, 1, 1), classes)
+        super().__init__(classes)
         check_size(vocabulary=vocabulary, word_dim=word_dim)
         for name, share in (("dropout", dropout), ("hidden_words", hidden_words)):
             if not 0 <= share < 1:
@@ -98,23 +98,23 @@ class TextClassifier(ImageClassifier):
             words = torch.where(hidden & there, UNKNOWN, words)
         return (self.embedding(words) * there[..., None]).movedim(-1, 1), there
 
-    def _check(self, images: Tensor) -> None:
-        if not isinstance(images, Tensor):
-            raise TypeError(f"words must be a tensor, got {type(images).__name__}")
-        if images.ndim != 2 or not images.shape[1]:
+    def _check(self, words: Tensor) -> None:
+        if not isinstance(words, Tensor):
+            raise TypeError(f"words must be a tensor, got {type(words).__name__}")
+        if words.ndim != 2 or not words.shape[1]:
             raise ValueError(
                 "words must be (B, L), with L at least 1, got shape "
-                f"{tuple(images.shape)}"
+                f"{tuple(words.shape)}"
             )
-        if images.dtype != torch.int64:
-            raise ValueError(f"words must be whole numbers, int64, got {images.dtype}")
+        if words.dtype != torch.int64:
+            raise ValueError(f"words must be whole numbers, int64, got {words.dtype}")
         if (
-            images.device.type == "cpu"
+            words.device.type == "cpu"
             and not torch.compiler.is_compiling()
-            and images.numel()
+            and words.numel()
         ):
-            low = int(images.min())
-            high = int(images.max())
+            low = int(words.min())
+            high = int(words.max())
             if low < 0 or high >= RESERVED + self.vocabulary:
                 raise ValueError(
                     f"words must lie in 0..{RESERVED + self.vocabulary - 1}, got "

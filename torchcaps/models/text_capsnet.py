@@ -180,11 +180,11 @@ class TextCapsNet(TextClassifier):
         """
         return tuple(cast(NGramCapsules, branch).reach for branch in self.branches)
 
-    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+    def forward(self, words: Tensor, target: Tensor | None = None) -> Prediction:
         """The class capsules: the poses averaged over the branches, as active as they
         are long.
         """
-        vectors, there = self.vectors(images)
+        vectors, there = self.vectors(words)
         vectors = self.drop(vectors)
         pose = torch.stack(
             [branch(vectors, there).pose for branch in self.branches]

@@ -64,9 +64,9 @@ class TextCNN(TextClassifier):
         )
         self.head = nn.Linear(self.channels * len(self.widths), self.classes)
 
-    def forward(self, images: Tensor, target: Tensor | None = None) -> Prediction:
+    def forward(self, words: Tensor, target: Tensor | None = None) -> Prediction:
         """The activations of the classes."""
-        found = seen(*self.vectors(images), self.convolutions, self.widths)
+        found = seen(*self.vectors(words), self.convolutions, self.widths)
         features = torch.cat([one.amax(2) for one in found], 1)
         scores = self.head(self.drop(features))
         return Prediction(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear, PrimaryCaps1d
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleNetwork
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, ahead, start_apart
 from torchcaps.numerics import Size
@@ -21,7 +21,7 @@ from torchcaps.spec import settings
     "capsules of words routed to parts, parts to classes; after Gong et al. 2018",
 )
 @settings
-class TextEncoder(TextClassifier, CapsuleClassifier):
+class TextEncoder(TextClassifier, CapsuleNetwork):
     """A text of any length in a fixed number of capsules: all words, with the same
     transforms, vote for parts of it.
 
@@ -86,7 +86,6 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
         self.class_caps = CapsLinear(
             parts, self.classes, pose_dim, pose_dim, routing=routing
         )
-        self.decoder = None
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -95,9 +94,9 @@ class TextEncoder(TextClassifier, CapsuleClassifier):
         """
         return self.width, 1
 
-    def children_of(self, images: Tensor) -> Capsules:
+    def children_of(self, words: Tensor) -> Capsules:
         """The parts, poses (B, parts, pose_dim)."""
-        vectors, there = self.vectors(images)
+        vectors, there = self.vectors(words)
         primary = self.primary_caps(ahead(self.drop(vectors), self.width))
         return self.part_caps(
             primary, there[..., None].expand(primary.activation.shape)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleNetwork
 from torchcaps.models.registry import register_model
 from torchcaps.models.text import TextClassifier, seen
 from torchcaps.numerics import Size, Sizes
@@ -22,7 +22,7 @@ from torchcaps.squashing import length
     "the classes",
 )
 @settings
-class TextPooled(TextClassifier, CapsuleClassifier):
+class TextPooled(TextClassifier, CapsuleNetwork):
     r"""The n-grams that tell most, as capsules: of each feature its maximum over the
     text, and routing to the classes.
 
@@ -84,13 +84,12 @@ class TextPooled(TextClassifier, CapsuleClassifier):
             self.pose_dim,
             routing=routing,
         )
-        self.decoder = None
 
-    def children_of(self, images: Tensor) -> Capsules:
+    def children_of(self, words: Tensor) -> Capsules:
         """A capsule of each kind of n-gram, those of the first width first, poses (B,
         widths x types, dim).
         """
-        features = torch.cat([one.amax(2) for one in self._seen(images)], 1)
+        features = torch.cat([one.amax(2) for one in self._seen(words)], 1)
         pose = self.drop(features).unflatten(1, (-1, self.dim))
         return Capsules(pose, length(pose))
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from torchcaps.losses import margin_loss
 from torchcaps.models import (
-    CapsuleClassifier,
+    CapsuleNetwork,
+    ClassifierNetwork,
     ImageClassifier,
     Network,
     create_model,
@@ -55,35 +56,36 @@ def check_model(
 
     Checked are the configuration; forward and backward, with a gradient for every
     parameter; training and evaluation mode; one example alone and in a batch; autocast
-    to bfloat16; saving and loading; ``torch.export``; and for an
-    :class:`~torchcaps.models.ImageClassifier` shapes and ranges of its prediction,
-    other image shapes and numbers of classes, images of any size if it claims that, and
-    errors for images that do not fit.
+    to bfloat16; saving and loading; ``torch.export``; for a
+    :class:`~torchcaps.models.ClassifierNetwork` shapes and ranges of its prediction and
+    another number of classes; and for an :class:`~torchcaps.models.ImageClassifier`
+    other image shapes, images of any size if it claims that, and errors for images that
+    do not fit.
 
     Args:
         model: a network, which is not changed, or a registered name.
-        inputs: makes a batch, given the number of examples; not needed for an image
-            classifier.
+        inputs: makes a batch, given the number of examples; not needed for a
+            classifier, which has examples.
         skip: names of checks that do not hold for this network: a function of this
             module without its underscore.
 
     Raises:
         AssertionError: with the name of the check that failed, and what is off.
-        ValueError: if the network is not an image classifier and ``inputs`` is missing,
-            or a name in ``skip`` is not that of a check.
+        ValueError: if the network is no classifier and ``inputs`` is missing, or a name
+            in ``skip`` is not that of a check.
     """
     checks = by_name(CHECKS, skip)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = create_model(model) if isinstance(model, str) else model
-        if inputs is None and not isinstance(network, ImageClassifier):
+        if inputs is None and not isinstance(network, ClassifierNetwork):
             raise ValueError(
                 f"{type(network).__name__} is not an image classifier: inputs must "
                 "make a batch for it"
             )
-        images = inputs
+        make = inputs
         subject = Subject(
-            network, _images if images is None else lambda _, batch: images(batch)
+            network, _examples if make is None else lambda _, batch: make(batch)
         )
         if (
             inputs is not None
@@ -98,8 +100,8 @@ def check_model(
             attempt(check, subject, network, name)
 
 
-def _images(network: Network, batch: int) -> Tensor:
-    assert isinstance(network, ImageClassifier)
+def _examples(network: Network, batch: int) -> Tensor:
+    assert isinstance(network, ClassifierNetwork)
     return network.examples(batch)
 
 
@@ -151,10 +153,10 @@ def _expect_close(actual: Any, expected: Any, where: str, tolerance: float) -> N
 
 
 def _objective(network: Network, batch: Tensor, output: Any) -> Tensor:
-    """A scalar that depends on the whole output: losses of an image classifier, or a
+    """A scalar that depends on the whole output: losses of a classifier, or a
     random sum of all tensors.
     """
-    if not isinstance(network, ImageClassifier) or output.activation.ndim > 2:
+    if not isinstance(network, ClassifierNetwork) or output.activation.ndim > 2:
         marks = (torch.randn_like(tensor) for tensor in _tensors(output))
         return torch.stack(
             [
@@ -288,7 +290,7 @@ def _predict(network: ImageClassifier, images: Tensor) -> None:
         )
     if not ((prediction.activation >= 0) & (prediction.activation <= 1)).all():
         raise AssertionError("activations do not lie in [0, 1]")
-    if isinstance(network, CapsuleClassifier):
+    if isinstance(network, CapsuleNetwork):
         if prediction.capsules is None or prediction.capsules.pose.shape[:2] != shape:
             raise AssertionError(
                 f"capsules must have poses (images, classes, ...) = {shape}, got "
@@ -307,7 +309,7 @@ def _predict(network: ImageClassifier, images: Tensor) -> None:
         )
 
 
-def _expect_routed(network: CapsuleClassifier, images: Tensor) -> None:
+def _expect_routed(network: CapsuleNetwork, images: Tensor) -> None:
     """Asserts that ``route``, which evaluation reads, gives the activations of the
     network.
     """

@@ -69,7 +69,6 @@ __all__ = [
     "Examples",
     "ImageFolder",
     "MapStyle",
-    "Overlaid",
     "Overlay",
     "Padded",
     "Pairs",

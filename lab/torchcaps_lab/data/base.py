@@ -68,7 +68,7 @@ class DataSet(ABC):
         validation_share: the argument ``validation``; the attribute of that name are
             the images.
         gives: what it consists of, such as `images` or `words`; networks must take
-            that, see :attr:`torchcaps.models.ImageClassifier.takes`.
+            that, see :attr:`torchcaps.models.ClassifierNetwork.takes`.
         reads: the registered name of the reader that reads new inputs as those of this
             data set.
         model: the default network, by its registered name.

@@ -16,7 +16,7 @@ from torchcaps_lab.data.view import Preprocess
 from torchcaps_lab.kinds import SharedRegistry
 
 if TYPE_CHECKING:
-    from torchcaps.models import ImageClassifier
+    from torchcaps.models import ClassifierNetwork
     from torchcaps_lab.data.base import Fit
     from torchcaps_lab.look import Guess, Place
 
@@ -51,7 +51,7 @@ class Reader(ABC):
     """The class of its examples."""
 
     takes: ClassVar[str]
-    """As :attr:`torchcaps.models.ImageClassifier.takes`."""
+    """As :attr:`torchcaps.models.ClassifierNetwork.takes`."""
 
     items: ClassVar[str]
     """What is named on a command line."""
@@ -108,7 +108,7 @@ class Reader(ABC):
 
     @classmethod
     def of_network(
-        cls, network: "ImageClassifier", saved: Mapping[str, Any]
+        cls, network: "ClassifierNetwork", saved: Mapping[str, Any]
     ) -> "Reader | None":
         """Return the reader of a network that was saved without the name of one; None
         if the network takes another kind of input.
@@ -174,14 +174,14 @@ class Reader(ABC):
     def __str__(self) -> str:
         """For people: what the file of an exported network takes."""
 
-    def suited(self, network: "ImageClassifier") -> "Reader":
+    def suited(self, network: "ClassifierNetwork") -> "Reader":
         """This reader for a network that does not take all that it may read."""
         return self
 
-    def check(self, network: "ImageClassifier") -> None:  # noqa: B027  # many take all
+    def check(self, network: "ClassifierNetwork") -> None:  # noqa: B027  # many take all
         """Raise a `ValueError` if the network does not take what this reader reads."""
 
-    def check_fit(self, network: "ImageClassifier", resize: "Fit | None") -> None:
+    def check_fit(self, network: "ClassifierNetwork", resize: "Fit | None") -> None:
         """Raise a `ValueError` if inputs cannot get to the size of the network so.
 
         Args:
@@ -235,7 +235,7 @@ class Reader(ABC):
             )
         return examples
 
-    def unexplored(self, network: "ImageClassifier") -> str:
+    def unexplored(self, network: "ClassifierNetwork") -> str:
         """Why there is nothing to explore in a network; empty if there is.
 
         Args:
@@ -243,7 +243,7 @@ class Reader(ABC):
         """
         return f"a network over {self.takes}: 'torchcaps explain' draws its report"
 
-    def followed(self, network: "ImageClassifier", given: str) -> Any:
+    def followed(self, network: "ClassifierNetwork", given: str) -> Any:
         """Return an exhibit of what each part of a written input spoke for.
 
         Raises:
@@ -261,7 +261,7 @@ class Reader(ABC):
         """
         return None
 
-    def trial(self, network: "ImageClassifier", count: int) -> Tensor:
+    def trial(self, network: "ClassifierNetwork", count: int) -> Tensor:
         """A batch of made-up inputs, unprepared, to try a network on."""
         return network.examples(count)
 

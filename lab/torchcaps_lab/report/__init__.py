@@ -93,7 +93,6 @@ __all__ = [
     "Extent",
     "Observation",
     "Picture",
-    "Readout",
     "Selection",
     "Table",
     "ask",

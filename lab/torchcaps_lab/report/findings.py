@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.models.base import (
-    CapsuleClassifier,
-    ImageClassifier,
+    CapsuleNetwork,
+    ClassifierNetwork,
     Prediction,
     in_precision_of,
 )
@@ -331,7 +331,7 @@ def in_parts(model: nn.Module, images: Tensor, at_once: int = 16) -> Iterator[Te
 
 
 def predicted(
-    model: ImageClassifier, image_set: Examples, batch_size: int = 128
+    model: ClassifierNetwork, image_set: Examples, batch_size: int = 128
 ) -> Iterator[tuple[Batch, Prediction]]:
     """Batches of images, and what a network makes of each; in evaluation mode and
     without gradients until the end.
@@ -369,7 +369,9 @@ class Answers(NamedTuple):
     entropy: float | None
 
 
-def ask(model: ImageClassifier, image_set: Examples, batch_size: int = 256) -> Answers:
+def ask(
+    model: ClassifierNetwork, image_set: Examples, batch_size: int = 256
+) -> Answers:
     """Runs a network over images, in evaluation mode; the network is left in the mode
     it came in.
 
@@ -382,7 +384,7 @@ def ask(model: ImageClassifier, image_set: Examples, batch_size: int = 256) -> A
         batch_size: how many images, or crops of images, at a time.
 
     Raises:
-        TypeError: if the model is no :class:`~torchcaps.models.ImageClassifier`,
+        TypeError: if the model is no :class:`~torchcaps.models.ClassifierNetwork`,
             compiled or not.
         ValueError: if there are no images, or the network has another number of
             classes.
@@ -397,7 +399,7 @@ def ask(model: ImageClassifier, image_set: Examples, batch_size: int = 256) -> A
                 list(range(start, min(start + step, len(image_set))))
             )
             images = in_precision_of(model, crops.flatten(0, 1).to(device))
-            if isinstance(model, CapsuleClassifier):
+            if isinstance(model, CapsuleNetwork):
                 routed = model.route(images)
                 activation = routed.activation
                 entropies.append(assignment_entropy(routed.assignment).cpu())
@@ -410,12 +412,14 @@ def ask(model: ImageClassifier, image_set: Examples, batch_size: int = 256) -> A
     return Answers(torch.cat(activations), entropy)
 
 
-def check_asked(model: ImageClassifier, image_set: Examples, batch_size: int) -> None:
+def check_asked(model: ClassifierNetwork, image_set: Examples, batch_size: int) -> None:
     """Raises the errors of :func:`ask`."""
     if not hasattr(
         model, "classes"
     ):  # a compiled one has another type, but the same attributes
-        raise TypeError(f"model must be an ImageClassifier, got {type(model).__name__}")
+        raise TypeError(
+            f"model must be a ClassifierNetwork, got {type(model).__name__}"
+        )
     if not len(image_set):
         raise ValueError("image_set holds no images")
     if len(image_set.classes) != model.classes:
@@ -428,7 +432,7 @@ def check_asked(model: ImageClassifier, image_set: Examples, batch_size: int) ->
 
 
 def examine(
-    model: ImageClassifier, image_set: Examples, batch_size: int = 256
+    model: ClassifierNetwork, image_set: Examples, batch_size: int = 256
 ) -> Findings:
     """What a network says about images of one class each, and what is true.
 

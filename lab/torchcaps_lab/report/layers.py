@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules, from_pair
 from torchcaps.layers.conv import CapsConvNd
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleNetwork
 from torchcaps.ops.windows import Windows
 from torchcaps.routing import Routed, Routing
 from torchcaps.squashing import length
@@ -145,13 +145,13 @@ def observe_layers(model: nn.Module, images: Tensor) -> dict[str, Layer]:
     that passes the same capsules on is not counted again. Its routing is what the
     :class:`~torchcaps.routing.Routing` modules inside it returned. Of concurrent
     routing the last round is seen. The class capsules are those that a
-    :class:`~torchcaps.models.CapsuleClassifier` gives, whatever it makes of its layer's
+    :class:`~torchcaps.models.CapsuleNetwork` gives, whatever it makes of its layer's
     activations. The network runs as it stands: in its mode, with gradients if they are
     on.
 
     Args:
         model: any network of torchcaps layers; of a
-            :class:`~torchcaps.models.CapsuleClassifier` the decoder is left out.
+            :class:`~torchcaps.models.CapsuleNetwork` the decoder is left out.
         images: (B, C, H, W), or whatever the network takes.
 
     Returns:
@@ -159,7 +159,7 @@ def observe_layers(model: nn.Module, images: Tensor) -> dict[str, Layer]:
         ``name_2``. Empty for a network without capsules.
     """
     with _recording(model) as layers:
-        if isinstance(model, CapsuleClassifier):
+        if isinstance(model, CapsuleNetwork):
             classes = model.encode(images)
             runs = [
                 name

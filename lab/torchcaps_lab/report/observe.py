@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.capsules import Capsules
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier, in_precision_of
+from torchcaps.models.base import CapsuleClassifier, ClassifierNetwork, in_precision_of
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.findings import Findings, evaluating, in_parts, kept
 from torchcaps_lab.report.flow import class_maps, class_shares
@@ -514,7 +514,7 @@ class Tested:
         10
     """
 
-    model: ImageClassifier
+    model: ClassifierNetwork
     images: Examples
     findings: Findings
     summary: Mapping[str, Any]

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.models.base import ImageClassifier
+from torchcaps.models.base import ClassifierNetwork
 from torchcaps.whole import owned
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.canvas import make_legible
@@ -48,7 +48,7 @@ _NARROW = 60
 
 def write_report(
     folder: str | Path,
-    model: ImageClassifier,
+    model: ClassifierNetwork,
     image_set: Examples,
     summary: dict[str, Any],
     metrics: Sequence[dict[str, float]],
@@ -104,7 +104,7 @@ def exhibits_of(
 
 
 def exhibits_of_classifier(
-    model: ImageClassifier,
+    model: ClassifierNetwork,
     image_set: Examples,
     findings: Findings,
     summary: Mapping[str, Any],

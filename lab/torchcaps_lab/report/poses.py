@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import PoseInput
-from torchcaps.models.base import CapsuleClassifier, in_precision_of
+from torchcaps.models.base import CapsuleClassifier, CapsuleNetwork, in_precision_of
 from torchcaps.numerics import check_size
 from torchcaps_lab.report.findings import evaluating, in_parts, kept
 
@@ -124,9 +124,9 @@ def poses_of(capsules: Capsules, target: Tensor) -> Tensor:
     return capsules.pose[torch.arange(len(target), device=target.device), target]
 
 
-def encoded(model: CapsuleClassifier, images: Tensor, at_once: int = 64) -> Capsules:
-    """The class capsules of any number of images (B, C, H, W), prepared for the
-    network, on the CPU.
+def encoded(model: CapsuleNetwork, images: Tensor, at_once: int = 64) -> Capsules:
+    """The class capsules of any number of inputs, prepared for the network, on
+    the CPU.
 
     Args:
         model: a network, left in the mode that it came in.

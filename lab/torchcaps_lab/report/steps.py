@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Capsules
 from torchcaps.layers import CapsLinear
-from torchcaps.models.base import CapsuleClassifier
+from torchcaps.models.base import CapsuleNetwork
 from torchcaps.numerics import check_size
 from torchcaps.routing import EMRouting, LayerShape, Routed, Routing
 from torchcaps.routing.base import ROUTINGS
@@ -42,7 +42,7 @@ class Step(NamedTuple):
     parents: Capsules
 
 
-def observe_steps(model: CapsuleClassifier, children: Capsules) -> list[Step]:
+def observe_steps(model: CapsuleNetwork, children: Capsules) -> list[Step]:
     """Routes children to the classes and shows each step; a routing without steps has
     one.
 
@@ -52,7 +52,7 @@ def observe_steps(model: CapsuleClassifier, children: Capsules) -> list[Step]:
 
     Args:
         model: as it stands: in its mode, with gradients if they are on.
-        children: of its :meth:`~torchcaps.models.CapsuleClassifier.children_of`.
+        children: of its :meth:`~torchcaps.models.CapsuleNetwork.children_of`.
 
     Raises:
         ValueError: if the class capsules have no routing whose votes can be seen.
@@ -122,7 +122,7 @@ def _put_back(routings: Sequence[Any]) -> Iterator[None]:
             vars(routing).update(settings)
 
 
-def exchangeable_routings(model: CapsuleClassifier) -> list[str]:
+def exchangeable_routings(model: CapsuleNetwork) -> list[str]:
     """The names of the routings that the class layer of a trained network can do with
     in place of its own.
 
@@ -147,7 +147,7 @@ def exchangeable_routings(model: CapsuleClassifier) -> list[str]:
 
 @contextmanager
 def other_routing(
-    model: CapsuleClassifier, name: str | None = None, steps: int | None = None
+    model: CapsuleNetwork, name: str | None = None, steps: int | None = None
 ) -> Iterator[None]:
     """Inside the ``with`` block the class layer of a network routes in another way, or
     in another number of steps.
@@ -186,7 +186,7 @@ def _with_steps(kind: type[Routing], steps: int | None) -> Routing:
     return kind(steps=steps)
 
 
-def _layer_shape(model: CapsuleClassifier) -> LayerShape:
+def _layer_shape(model: CapsuleNetwork) -> LayerShape:
     layer = model.class_caps
     children = layer.in_capsules if isinstance(layer, CapsLinear) else None
     return LayerShape(children, model.classes, layer.in_pose, layer.out_pose)

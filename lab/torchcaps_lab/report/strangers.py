@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.models.base import ImageClassifier
+from torchcaps.models.base import ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.calibration import LEAST_IMAGES
 from torchcaps_lab.report.findings import kept, predicted
@@ -144,7 +144,7 @@ def check_false_alarms(false_alarms: float) -> None:
 
 
 def reconstruction_errors(
-    model: ImageClassifier, image_set: Examples, batch_size: int = 128
+    model: ClassifierNetwork, image_set: Examples, batch_size: int = 128
 ) -> Tensor | None:
     """The :func:`reconstruction_error` of each image by its most active class, (N,);
     None if nothing is reconstructed.
@@ -209,7 +209,7 @@ def told_apart(known: Tensor, strange: Tensor, threshold: float) -> Apart:
 
 
 def fit_strangers(
-    model: ImageClassifier,
+    model: ClassifierNetwork,
     image_set: Examples,
     false_alarms: float = FALSE_ALARMS,
     batch_size: int = 128,

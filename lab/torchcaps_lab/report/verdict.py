@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier
+from torchcaps.models.base import CapsuleClassifier, CapsuleNetwork, ClassifierNetwork
 from torchcaps.routing import Routing
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.findings import in_parts, kept
@@ -134,7 +134,7 @@ class Verdict:
         )
 
 
-def judge(model: ImageClassifier, image_set: Examples, most: int = 200) -> Verdict:
+def judge(model: ClassifierNetwork, image_set: Examples, most: int = 200) -> Verdict:
     """Measures on images from all over a set whether routing and decoder of a network
     do anything.
 
@@ -150,7 +150,7 @@ def judge(model: ImageClassifier, image_set: Examples, most: int = 200) -> Verdi
         image_set: at least one image, prepared for it.
         most: how many are tried at most.
     """
-    if not isinstance(model, CapsuleClassifier):
+    if not isinstance(model, CapsuleNetwork):
         return Verdict(min(most, len(image_set)), None, None, None)
     places = torch.linspace(0, len(image_set) - 1, min(most, len(image_set))).long()
     batch = image_set.__getitems__(places.tolist())
@@ -172,14 +172,12 @@ def judge(model: ImageClassifier, image_set: Examples, most: int = 200) -> Verdi
     )
 
 
-def _explained(
-    model: CapsuleClassifier, images: Tensor, pictures: Tensor
-) -> float | None:
+def _explained(model: CapsuleNetwork, images: Tensor, pictures: Tensor) -> float | None:
     """The share of the variance of pictures about their mean that reconstructions
     explain.
     """
     spread = (pictures - pictures.mean(0)).double().square().sum().item()
-    if model.decoder is None or not spread:
+    if not isinstance(model, CapsuleClassifier) or model.decoder is None or not spread:
         return None
     left = 0.0
     for part, shown in zip(

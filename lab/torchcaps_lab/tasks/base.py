@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from torch import Tensor
 
 from torchcaps.losses import ActivationLoss, ReconstructionLoss
-from torchcaps.models import ImageClassifier, Prediction, Thing
+from torchcaps.models import ClassifierNetwork, Prediction, Thing
 from torchcaps.spec import jsonable, package_of, plain
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.kinds import SharedRegistry
@@ -316,7 +316,7 @@ class Task(ABC):
     @abstractmethod
     def loss(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         forward: Forward,
         batch: Batch,
         criteria: Criteria,
@@ -341,7 +341,7 @@ class Task(ABC):
 
     @abstractmethod
     def examine(
-        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Examination:
         """Test a network on images, ``batch_size`` at a time; its training mode is
         restored.
@@ -373,7 +373,7 @@ class Task(ABC):
         return {}
 
     def explored(
-        self, network: ImageClassifier, image: Tensor, picture: Tensor
+        self, network: ClassifierNetwork, image: Tensor, picture: Tensor
     ) -> Exhibit:
         """Return what the page of ``torchcaps explore`` shows of an image, if the task
         :attr:`explores`.
@@ -386,7 +386,7 @@ class Task(ABC):
         raise NotImplementedError(f"task {self.name!r} shows classes")
 
     def calibrate(
-        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Calibration | None:
         """Fit the map from activations to probabilities, on images that the network was
         not trained on.
@@ -398,7 +398,7 @@ class Task(ABC):
 
     def fit_strangers(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         images: Examples,
         false_alarms: float = FALSE_ALARMS,
         batch_size: int = 128,
@@ -414,7 +414,7 @@ class Task(ABC):
     def report(
         self,
         folder: Path,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         images: Examples,
         summary: dict[str, Any],
         metrics: Sequence[dict[str, float]],
@@ -427,7 +427,7 @@ class Task(ABC):
 
     def _exhibits(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps.numerics import compute_dtype
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
@@ -58,7 +58,7 @@ class Classification(Task):
 
     def loss(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         forward: Forward,
         batch: Batch,
         criteria: Criteria,
@@ -79,7 +79,7 @@ class Classification(Task):
         return {"accuracy": prediction.activation.argmax(1) == batch.labels}
 
     def examine(
-        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Examination:
         """Accuracy, balanced accuracy, error, confusion matrix, and precision and
         recall of each class.
@@ -133,7 +133,7 @@ class Classification(Task):
         return answers_of(prediction, said, shares, classes)
 
     def calibrate(
-        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Calibration | None:
         """Temperature scaling: :func:`~torchcaps_lab.report.fit_temperature`."""
         return (
@@ -144,7 +144,7 @@ class Classification(Task):
 
     def fit_strangers(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         images: Examples,
         false_alarms: float = FALSE_ALARMS,
         batch_size: int = 128,
@@ -156,7 +156,7 @@ class Classification(Task):
 
     def _exhibits(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, Prediction, box_area
+from torchcaps.models import ClassifierNetwork, Prediction, box_area
 from torchcaps.numerics import check_size, given
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.data.manifest import readable
@@ -112,7 +112,7 @@ class SeveralLabels(Task):
 
     def loss(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         forward: Forward,
         batch: Batch,
         criteria: Criteria,
@@ -156,7 +156,7 @@ class SeveralLabels(Task):
         return {"accuracy": (self.said(prediction.activation) == batch.labels).all(1)}
 
     def examine(
-        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Examination:
         """Exact accuracy, and for each class the number of images that have it,
         precision, recall and F1.
@@ -212,7 +212,7 @@ class SeveralLabels(Task):
         )
 
     def calibrate(
-        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Calibration | None:
         """Platt scaling, one slope and one intercept for all classes:
         :func:`~torchcaps_lab.report.fit_platt`.
@@ -225,7 +225,7 @@ class SeveralLabels(Task):
 
     def _exhibits(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchcaps.models import ImageClassifier
+from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data import Batch
 from torchcaps_lab.tasks import Criteria, Task
 
@@ -33,7 +33,7 @@ def not_finite(model: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def first_not_finite(
-    model: ImageClassifier, task: Task, batch: Batch, criteria: Criteria
+    model: ClassifierNetwork, task: Task, batch: Batch, criteria: Criteria
 ) -> str:
     """Runs a batch through a network and says where the first number that is not finite
     appears.

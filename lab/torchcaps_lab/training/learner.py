@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from torchcaps.losses import ReconstructionLoss
-from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps.numerics import Advance
 from torchcaps_lab.data import Batch, Preprocess, mixed_seed
 from torchcaps_lab.tasks import Classification, Criteria, Task
@@ -43,7 +43,7 @@ REMEDY = (
 
 
 def with_gradients(
-    task: Task, network: ImageClassifier, criteria: Criteria, batch: Batch
+    task: Task, network: ClassifierNetwork, criteria: Criteria, batch: Batch
 ) -> Any:
     """The loss of a batch, for a step without a trainer; the network has its gradients,
     and no others.
@@ -116,7 +116,7 @@ class Learner(L.LightningModule):
 
     def __init__(
         self,
-        model: ImageClassifier,
+        model: ClassifierNetwork,
         optimisation: Optimisation,
         task: Task | None = None,
         preprocess: Preprocess | None = None,

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
-from torchcaps.models import ImageClassifier
+from torchcaps.models import ClassifierNetwork
 from torchcaps.routing import Routing
 from torchcaps_lab.training.options import OptimizerFactory, Running, Schedule, Subject
 
@@ -108,7 +108,7 @@ def check_device(
 
 
 def needed(
-    network: ImageClassifier | None,
+    network: ClassifierNetwork | None,
     optimizer: OptimizerFactory,
     batch_size: int,
     precision: int | str | None,
@@ -242,7 +242,7 @@ def _first(choices: Any, fits: Callable[[Any], bool]) -> list[Any]:
     ]
 
 
-def _activations(network: ImageClassifier) -> int:
+def _activations(network: ClassifierNetwork) -> int:
     """Bytes that are kept for the backward pass of two examples, outside of capsule
     layers.
 

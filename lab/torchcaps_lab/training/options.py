@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 
 from torchcaps.losses import ActivationLoss, MarginLoss
-from torchcaps.models import ImageClassifier, create_model, list_models
+from torchcaps.models import ClassifierNetwork, create_model, list_models
 from torchcaps.models.registry import MODELS
 from torchcaps.numerics import check_finite, check_size, given
 from torchcaps.routing import Routing
@@ -167,7 +167,7 @@ class Subject:
         """The name of the chosen network, or of the default of the data set."""
         return self.data.model if self.model is None else self.model
 
-    def network(self, seed: int, trained: bool = False) -> ImageClassifier:
+    def network(self, seed: int, trained: bool = False) -> ClassifierNetwork:
         """The network, with initial weights that depend only on the seed.
 
         Args:
@@ -185,7 +185,7 @@ class Subject:
             self.data.begin(network)
         return network
 
-    def outline(self, **arguments: Any) -> ImageClassifier | None:
+    def outline(self, **arguments: Any) -> ClassifierNetwork | None:
         """The network on the device ``meta``, where it takes no memory: the shapes of
         its weights.
 

@@ -11,7 +11,7 @@ import torch
 from lightning import Trainer
 
 import torchcaps
-from torchcaps.models import ImageClassifier, load_pretrained
+from torchcaps.models import ClassifierNetwork, load_pretrained
 from torchcaps.whole import write_whole
 from torchcaps_lab.card import Card
 from torchcaps_lab.data.examples import Examples
@@ -146,7 +146,9 @@ def train(
     return summary
 
 
-def _header(subject: Subject, network: ImageClassifier, fitting: Fitting) -> list[str]:
+def _header(
+    subject: Subject, network: ClassifierNetwork, fitting: Fitting
+) -> list[str]:
     """For people, before the training: images, classes, network, device and steps."""
     data, device = subject.data, fitting.trainer.strategy.root_device
     sizes = ", ".join(
@@ -168,7 +170,7 @@ def _header(subject: Subject, network: ImageClassifier, fitting: Fitting) -> lis
 
 
 def _described(
-    subject: Subject, task: Task, network: ImageClassifier
+    subject: Subject, task: Task, network: ClassifierNetwork
 ) -> dict[str, Any]:
     """Network, data and task, for the summary."""
     data = subject.data
@@ -227,7 +229,7 @@ def _findings(found: Examination) -> dict[str, Any]:
     }
 
 
-def _verdict(network: ImageClassifier, test: Examples) -> dict[str, Any]:
+def _verdict(network: ClassifierNetwork, test: Examples) -> dict[str, Any]:
     """Whether routing and decoder of a network with capsules do anything, for the
     summary.
     """
@@ -238,7 +240,7 @@ def _verdict(network: ImageClassifier, test: Examples) -> dict[str, Any]:
 
 
 def save(
-    network: ImageClassifier, folder: RunFolder, subject: Subject, task: Task
+    network: ClassifierNetwork, folder: RunFolder, subject: Subject, task: Task
 ) -> None:
     """Saves a network with everything needed to use it: the names of the classes, the
     preprocessing, the task.

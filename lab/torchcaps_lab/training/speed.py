@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps_lab.data import Examples
 
 CompileMode = Literal[
@@ -16,10 +16,10 @@ CompileMode = Literal[
 ]
 
 
-Step = Callable[[ImageClassifier, Tensor, Tensor], Prediction]
+Step = Callable[[ClassifierNetwork, Tensor, Tensor], Prediction]
 
 
-def _predict(model: ImageClassifier, images: Tensor, target: Tensor) -> Prediction:
+def _predict(model: ClassifierNetwork, images: Tensor, target: Tensor) -> Prediction:
     return model(images, target)
 
 

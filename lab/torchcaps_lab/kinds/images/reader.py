@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.models import CapsuleClassifier, ImageClassifier
+from torchcaps.models import (
+    CapsuleClassifier,
+    ClassifierNetwork,
+    ImageClassifier,
+)
 from torchcaps_lab.data.bands import Levels, check_range
 from torchcaps_lab.data.base import Fit, Resize
 from torchcaps_lab.data.examples import Examples
@@ -102,10 +106,10 @@ class ImageReader(Reader):
 
     @classmethod
     def of_network(
-        cls, network: ImageClassifier, saved: Mapping[str, Any]
+        cls, network: ClassifierNetwork, saved: Mapping[str, Any]
     ) -> "ImageReader | None":
         """The reader of a network that was saved with a shape, or with nothing."""
-        if network.takes != cls.takes:
+        if not isinstance(network, ImageClassifier) or network.takes != cls.takes:
             return None
         config = {"image_shape": network.image_shape, **saved}
         if "raw_image_shape" in saved:
@@ -140,16 +144,21 @@ class ImageReader(Reader):
         }
         return config if self.levels is None else {**config, "range": list(self.levels)}
 
-    def suited(self, network: ImageClassifier) -> "ImageReader":
+    def suited(self, network: ClassifierNetwork) -> "ImageReader":
         """This reader, which pads images for a network of one size."""
         if self.resize == "keep" and not network.any_size:
             return replace(self, resize="pad")
         return self
 
-    def check(self, network: ImageClassifier) -> None:
+    def check(self, network: ClassifierNetwork) -> None:
         """Raise a `ValueError` unless images of this shape are prepared to that of the
         network.
         """
+        if not isinstance(network, ImageClassifier):
+            raise ValueError(
+                f"what was saved reads images, but a {type(network).__name__} takes "
+                f"{network.takes}"
+            )
         self.check_fit(network, self.resize)
         if math.prod(self.image_shape) > _LARGEST:
             raise ValueError(
@@ -165,7 +174,7 @@ class ImageReader(Reader):
                 f"network takes {network.image_shape}"
             )
 
-    def check_fit(self, network: ImageClassifier, resize: Fit | None) -> None:
+    def check_fit(self, network: ClassifierNetwork, resize: Fit | None) -> None:
         """Raise a `ValueError` if a network of one size should keep that of images."""
         if resize == "keep" and not network.any_size:
             raise ValueError(
@@ -187,7 +196,7 @@ class ImageReader(Reader):
         """Their shape and fit."""
         return {"images": f"{self.image_shape}, resize {self.resize!r}"}
 
-    def unexplored(self, network: ImageClassifier) -> str:
+    def unexplored(self, network: ClassifierNetwork) -> str:
         """Why there is nothing to explore: the network has no capsules."""
         return "" if isinstance(network, CapsuleClassifier) else "which has no capsules"
 
@@ -264,7 +273,7 @@ class ImageReader(Reader):
             )
         return images
 
-    def trial(self, network: ImageClassifier, count: int) -> Tensor:
+    def trial(self, network: ClassifierNetwork, count: int) -> Tensor:
         """Images of noise, unprepared."""
         generator = torch.Generator().manual_seed(0)
         return torch.rand(count, *self.image_shape, generator=generator)

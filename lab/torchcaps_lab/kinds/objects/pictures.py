@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, Prediction, SlotAutoencoder
+from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
 from torchcaps_lab.data import Examples
 from torchcaps_lab.report.canvas import (
     colour_of,
@@ -68,7 +68,7 @@ class SlotPictures(Exhibit):
     @classmethod
     def of(
         cls,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         images: Examples,
         title: str,
         text: str,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from torchcaps.models import ImageClassifier, Prediction, SlotAutoencoder
+from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
 from torchcaps.models.base import in_precision_of
 from torchcaps_lab.kinds.objects.pictures import painted, parts_of, slot_colours
 from torchcaps_lab.report.canvas import colour_of
@@ -51,7 +51,7 @@ class SlotSteps(Exhibit):
 
     @classmethod
     def of(
-        cls, network: ImageClassifier, image: Tensor, picture: Tensor
+        cls, network: ClassifierNetwork, image: Tensor, picture: Tensor
     ) -> "SlotSteps":
         """Of an image, (1, C, H, W), routed anew with each number of steps.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, Prediction, SlotAutoencoder
+from torchcaps.models import ClassifierNetwork, Prediction, SlotAutoencoder
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.kinds.objects.guess import guess_pictures
 from torchcaps_lab.kinds.objects.measures import (
@@ -92,7 +92,7 @@ class Objects(Task):
 
     def loss(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         forward: Forward,
         batch: Batch,
         criteria: Criteria,
@@ -116,7 +116,7 @@ class Objects(Task):
         return figures
 
     def examine(
-        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Examination:
         """Error of the reconstruction, objects of an image, and where they are known
         FG-ARI, ARI and mean best overlap.
@@ -155,7 +155,7 @@ class Objects(Task):
         return figures
 
     def explored(
-        self, network: ImageClassifier, image: Tensor, picture: Tensor
+        self, network: ClassifierNetwork, image: Tensor, picture: Tensor
     ) -> SlotSteps:
         """The slots of an image, step by step."""
         return SlotSteps.of(network, image, picture)
@@ -197,7 +197,7 @@ class Objects(Task):
 
     def _exhibits(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchcaps.models import ImageClassifier
+from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.base import Fit
 from torchcaps_lab.data.files import image_files
 from torchcaps_lab.data.reader import Reader, register_reader
@@ -66,7 +66,7 @@ class PixelReader(ImageReader):
         """The pictures with pixels of each class."""
         return super(ImageReader, cls).report(place, seen)
 
-    def check_fit(self, network: ImageClassifier, resize: Fit | None) -> None:
+    def check_fit(self, network: ClassifierNetwork, resize: Fit | None) -> None:
         """Raise a `ValueError` if pictures should not keep their size."""
         if resize is not None and resize != self.resize:
             Reader.check_fit(self, network, resize)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, Prediction
+from torchcaps.models import ClassifierNetwork, Prediction
 from torchcaps.numerics import check_finite
 from torchcaps_lab.data import Batch, Examples
 from torchcaps_lab.kinds.pixels.masks import NO_CLASS
@@ -130,7 +130,7 @@ class Segmentation(Task):
 
     def loss(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         forward: Forward,
         batch: Batch,
         criteria: Criteria,
@@ -176,7 +176,7 @@ class Segmentation(Task):
         }
 
     def examine(
-        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Examination:
         """IoU and Dice coefficient of each class over the pixels of all images
         together, and their means.
@@ -217,7 +217,7 @@ class Segmentation(Task):
         )
 
     def _looked(
-        self, network: ImageClassifier, images: Examples
+        self, network: ClassifierNetwork, images: Examples
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The confusion matrix and the answer for each image."""
         check_asked(network, images, 1)
@@ -263,7 +263,7 @@ class Segmentation(Task):
 
     def _exhibits(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.models import ImageClassifier
+from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.files import image_files
 from torchcaps_lab.data.listed import part_called
 from torchcaps_lab.data.picture import image_suffixes
@@ -78,7 +78,7 @@ class SceneReader(ImageReader):
 
     @classmethod
     def of_network(
-        cls, network: ImageClassifier, saved: Mapping[str, Any]
+        cls, network: ClassifierNetwork, saved: Mapping[str, Any]
     ) -> "SceneReader | None":
         """None: networks that were saved without the name of a reader read images."""
         return None

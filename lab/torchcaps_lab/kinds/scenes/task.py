@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from torchcaps.capsules import Places
 from torchcaps.models import (
-    ImageClassifier,
+    ClassifierNetwork,
     Prediction,
     SceneCapsNet,
     Thing,
@@ -184,7 +184,7 @@ class Detection(SeveralLabels):
 
     def loss(
         self,
-        network: ImageClassifier,
+        network: ClassifierNetwork,
         forward: Forward,
         batch: Batch,
         criteria: Criteria,
@@ -249,7 +249,7 @@ class Detection(SeveralLabels):
         return {**super().measure(prediction, batch), "box_iou": overlap}
 
     def examine(
-        self, network: ImageClassifier, images: Examples, batch_size: int = 128
+        self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
     ) -> Examination:
         """The results of :class:`SeveralLabels`, the mean IoU of the boxes, and their
         mean average precision.
@@ -291,7 +291,7 @@ class Detection(SeveralLabels):
         )
 
     def _of_things(
-        self, network: ImageClassifier, images: Examples, batch_size: int
+        self, network: ClassifierNetwork, images: Examples, batch_size: int
     ) -> Examination:
         self.check(images)
         if not isinstance(network, SceneCapsNet):
@@ -316,7 +316,7 @@ class Detection(SeveralLabels):
         )
 
 
-def _boxes(prediction: Prediction, network: ImageClassifier) -> Tensor:
+def _boxes(prediction: Prediction, network: ClassifierNetwork) -> Tensor:
     if prediction.boxes is None:
         raise ValueError(
             "task 'detection' takes networks that predict boxes, "

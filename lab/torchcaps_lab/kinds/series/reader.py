@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier
+from torchcaps.models import ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.listed import part_called
 from torchcaps_lab.data.picture import image_suffixes
@@ -77,13 +77,12 @@ class SeriesReader(Reader):
 
     @classmethod
     def of_network(
-        cls, network: ImageClassifier, saved: Mapping[str, Any]
+        cls, network: ClassifierNetwork, saved: Mapping[str, Any]
     ) -> "SeriesReader | None":
         """The reader of a network that was saved with its scale alone."""
         scale = Scale.from_config(saved.get("scale"))
         if scale is not None:
-            shape = saved.get("raw_image_shape") or network.image_shape
-            return cls(scale, int(shape[0]))
+            return cls(scale, network.config()["in_channels"])
         if network.takes == cls.takes:
             raise ValueError(
                 "the network takes series, and no scale was saved with it: save "
@@ -108,7 +107,7 @@ class SeriesReader(Reader):
         """The scale, and how sounds become series."""
         return {"scale": self.scale.config(), "channels": self.channels}
 
-    def check(self, network: ImageClassifier) -> None:
+    def check(self, network: ClassifierNetwork) -> None:
         """Raise a `ValueError` unless the network takes as many channels."""
         takes = getattr(network, "in_channels", self.channels)
         if takes != self.channels:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from torchcaps.models import ImageClassifier, TextClassifier
+from torchcaps.models import ClassifierNetwork, TextClassifier
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.listed import part_called
 from torchcaps_lab.data.picture import image_suffixes
@@ -97,7 +97,7 @@ class TextReader(Reader):
 
     @classmethod
     def of_network(
-        cls, network: ImageClassifier, saved: Mapping[str, Any]
+        cls, network: ClassifierNetwork, saved: Mapping[str, Any]
     ) -> "TextReader | None":
         """The reader of a network that was saved with its vocabulary alone."""
         words = Words.from_config(saved.get("words"))
@@ -136,7 +136,7 @@ class TextReader(Reader):
         columns = None if self.columns is None else list(self.columns)
         return {"words": self.words.config(), "columns": columns}
 
-    def check(self, network: ImageClassifier) -> None:
+    def check(self, network: ClassifierNetwork) -> None:
         """Raise a `ValueError` if the vocabulary is larger than that of the network."""
         known = getattr(network, "vocabulary", None)
         if known is not None and len(self.words) > known:
@@ -149,13 +149,13 @@ class TextReader(Reader):
         """The numbers of the words of a text, int64 (L,)."""
         return Read(self.reading(given).numbers, "")
 
-    def unexplored(self, network: ImageClassifier) -> str:
+    def unexplored(self, network: ClassifierNetwork) -> str:
         """Why there is nothing to explore: no routing leads from words to classes."""
         if isinstance(network, ROUTED):
             return ""
         return "whose words cannot be followed to the classes"
 
-    def followed(self, network: ImageClassifier, given: str) -> ClassWords:
+    def followed(self, network: ClassifierNetwork, given: str) -> ClassWords:
         """What each word of a text spoke for."""
         shown = ClassWords.of(cast(TextClassifier, network), self.words, given)
         assert shown is not None

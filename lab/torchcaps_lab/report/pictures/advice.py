@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchcaps.models.backbone import TIMM
-from torchcaps.models.base import ImageClassifier
+from torchcaps.models.base import ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.data.picture import opened
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
@@ -61,7 +61,7 @@ class Advice(Exhibit):
         images: Examples,
         summary: Mapping[str, Any],
         metrics: Metrics,
-        model: ImageClassifier | None = None,
+        model: ClassifierNetwork | None = None,
     ) -> "Advice":
         """Of images of one class each.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchcaps.models.base import ImageClassifier
+from torchcaps.models.base import ClassifierNetwork
 from torchcaps_lab.report.exhibit import Exhibit, register_exhibit
 from torchcaps_lab.report.findings import Findings
 from torchcaps_lab.report.observe import Tested
@@ -32,7 +32,7 @@ class Worst(NamedTuple):
     images: int
 
 
-def page_title(network: ImageClassifier, summary: Mapping[str, Any]) -> str:
+def page_title(network: ClassifierNetwork, summary: Mapping[str, Any]) -> str:
     """The title of a report: the run, its network and its data, as far as they are
     known.
     """

@@ -6,7 +6,7 @@ from dataclasses import field
 import torch
 from torch import Tensor
 
-from torchcaps.models.base import ImageClassifier
+from torchcaps.models.base import ClassifierNetwork
 from torchcaps_lab.report.canvas import Fill, shorten, show, stacked
 from torchcaps_lab.report.exhibit import PNG, Exhibit, Picture, register_exhibit
 from torchcaps_lab.report.observe import Observation, Selection, Tested
@@ -126,7 +126,7 @@ class NoneOfThese(Exhibit):
 
 
 def _strangest(
-    model: ImageClassifier, tested: Tested, strangers: Strangers
+    model: ClassifierNetwork, tested: Tested, strangers: Strangers
 ) -> NoneOfThese | None:
     images = tested.images
     places = torch.linspace(0, len(images) - 1, min(_TRIED, len(images))).long()

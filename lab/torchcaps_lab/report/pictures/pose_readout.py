@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchcaps.models.base import CapsuleClassifier, ImageClassifier
+from torchcaps.models.base import CapsuleClassifier, ClassifierNetwork
 from torchcaps_lab.data.examples import Examples
 from torchcaps_lab.report.attributes import ATTRIBUTES, attributes, fit_readout
 from torchcaps_lab.report.exhibit import Exhibit, Table, register_exhibit
@@ -56,7 +56,7 @@ class PoseReadout(Exhibit):
         return Table(rows, ["dimension", *self.attributes])
 
     @classmethod
-    def of(cls, model: ImageClassifier, image_set: Examples) -> "PoseReadout | None":
+    def of(cls, model: ClassifierNetwork, image_set: Examples) -> "PoseReadout | None":
         """None unless classes share their pose dimensions, images are bright figures on
         black, and can be measured.
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.models.base import CapsuleClassifier, in_precision_of
+from torchcaps.models.base import CapsuleNetwork, in_precision_of
 from torchcaps_lab.report.exhibit import PNG, Exhibit, register_exhibit
 from torchcaps_lab.report.findings import evaluating, kept
 from torchcaps_lab.report.flow import class_maps
@@ -90,7 +90,7 @@ class RoutingSteps(Exhibit):
         """
         model = observation.model
         place = observation.selection.example
-        if not isinstance(model, CapsuleClassifier) or not routes_votes(model):
+        if not isinstance(model, CapsuleNetwork) or not routes_votes(model):
             return None
         with evaluating(model) as device:
             image = in_precision_of(
