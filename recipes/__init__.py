@@ -27,6 +27,7 @@ EXPERIMENTS = (
     "em_floor",
     "smallnorb_viewpoints",
     "digit_heads",
+    "photo_heads",
     "top_two",
     "few_labels",
     "mnist-em",
