@@ -116,7 +116,7 @@ class PhotoHeadsSettings(TrainingOptions):
         scale: the factor by which the photos are enlarged for the backbone.
         photos: the number of photos to train on.
         tested: the number of single photos, and of pairs of each layout, in the test.
-        rates: the peak of the learning rate of each row.
+        rate: the peak of the learning rate.
         hold_out: whether to test on validation photos, to choose settings.
     """
 
@@ -125,7 +125,7 @@ class PhotoHeadsSettings(TrainingOptions):
     scale: int = 4
     photos: int = 5000
     tested: int = 2000
-    rates: Mapping[str, float]
+    rate: float = 0.002
     hold_out: bool = False
 
 
@@ -201,14 +201,16 @@ def scaled(images: Examples, scale: int) -> tuple[int, int, int]:
     return channels, height * scale, width * scale
 
 
-def fit(head: Head, train: Shown, settings: PhotoHeadsSettings, rate: float) -> None:
+def fit(head: Head, train: Shown, settings: PhotoHeadsSettings) -> None:
     """Trains a head with its loss, Adam and one cycle of the learning rate."""
     labels = train.present.int().argmax(1)
     head(train.features[:64])  # draws what waits for the number of channels
-    optimizer = torch.optim.Adam(head.parameters(), rate)
+    optimizer = torch.optim.Adam(head.parameters(), settings.rate)
     batches = math.ceil(len(labels) / settings.batch_size)
     epochs = settings.epochs or 1
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, epochs * batches)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.rate, epochs * batches
+    )
     head.train()
     for _ in range(epochs):
         for places in torch.randperm(len(labels)).split(settings.batch_size):
@@ -252,7 +254,7 @@ class PhotoHeads(Recipe[PhotoHeadsSettings]):
             start = time.perf_counter()
             torch.manual_seed(lab.seed)
             head = make_head(row, channels, classes)
-            fit(head, photos.train, settings, settings.rates[row])
+            fit(head, photos.train, settings)
             facts = facts_of_network(head, time.perf_counter() - start)
             figures = {
                 name: accuracy(head, test) for name, test in photos.tests.items()

@@ -27,8 +27,8 @@ def test_every_head_learns_what_a_line_can_tell_apart(row: str) -> None:
     torch.manual_seed(0)
     head = photo_heads.make_head(row, 8, 3)
     shown = separable(96)
-    settings = dataclasses.replace(SMOKE, epochs=20, batch_size=16)
-    photo_heads.fit(head, shown, settings, rate=0.02)
+    settings = dataclasses.replace(SMOKE, epochs=20, batch_size=16, rate=0.02)
+    photo_heads.fit(head, shown, settings)
     assert photo_heads.accuracy(head, shown) > 95
 
 
@@ -44,8 +44,3 @@ def test_features_are_those_of_enlarged_images_scaled_to_one() -> None:
     images = torch.full((3, 1, 4, 4), 255, dtype=torch.uint8)
     features = photo_heads.features_of(torch.nn.Identity(), images, scale=2)
     torch.testing.assert_close(features, torch.ones(3, 1, 8, 8))
-
-
-def test_every_preset_has_a_rate_for_each_row() -> None:
-    for settings in get_recipe("photo-heads").presets.values():
-        assert set(settings.rates) == set(photo_heads.HEADS)
