@@ -53,15 +53,15 @@ class Card:
         """
         saved = network.extra
         classes = saved.get("classes")
-        others = {*_FIELDS}
+        fields = {*_FIELDS}
         if "reader" not in saved:
-            others |= {*_OF_EARLIER}
+            fields |= {*_OF_EARLIER}
         return cls(
             tuple(classes) if classes else None,
             as_task(saved.get("task", "classification")),
             _reader_of(network).suited(network),
             Calibration.from_config(saved.get("calibration")),
-            {name: value for name, value in saved.items() if name not in others},
+            {name: value for name, value in saved.items() if name not in fields},
         )
 
     @classmethod
@@ -79,7 +79,7 @@ class Card:
 
     def with_extra(self, name: str, value: Any) -> "Card":
         """Return this card with something beside it; None takes it away."""
-        extra = {key: one for key, one in self.extra.items() if key != name}
+        extra = {key: entry for key, entry in self.extra.items() if key != name}
         return replace(self, extra=extra if value is None else {**extra, name: value})
 
     def saved(self) -> dict[str, Any]:
@@ -103,9 +103,9 @@ def _reader_of(network: ClassifierNetwork) -> Reader:
         return _reader_named(saved["reader"])
     # What is special is saved under names of its own, and asked first.
     for name in sorted(READERS, key=lambda name: name == DataSet.reads):
-        found: Reader | None = READERS[name].of_network(network, saved)
-        if found is not None:
-            return found
+        reader: Reader | None = READERS[name].of_network(network, saved)
+        if reader is not None:
+            return reader
     raise ValueError(
         f"nothing is known that reads what the network takes, {network.takes}"
     )

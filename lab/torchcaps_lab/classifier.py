@@ -389,7 +389,8 @@ class Classifier:
         Yields:
             Each image with its answer, in their order.
         """
-        size, reader = self._at_once(batch_size), self.reader
+        size = self._at_once(batch_size)
+        reader = self.reader
         batch: list[tuple[Any, Read]] = []
         for image in images:
             try:
@@ -431,7 +432,7 @@ class Classifier:
             ]
         }
         more["picture"] = [
-            one.values if one.values.ndim == 3 else None for _, one in batch
+            view.values if view.values.ndim == 3 else None for _, view in batch
         ]  # of texts there is none
         if self.calibration is not None:
             shares = self.calibration(prediction.activation).tolist()
@@ -501,11 +502,15 @@ class Classifier:
                 f"{tuple(images.shape)}"
             )
         parts = images.split(self._at_once(batch_size))
-        found = [
+        batches_of_activations = [
             self._predict(self.reader.numbers(part)).activation.float().cpu()
             for part in parts
         ]
-        return torch.cat(found) if found else torch.empty(0, len(self.classes))
+        return (
+            torch.cat(batches_of_activations)
+            if batches_of_activations
+            else torch.empty(0, len(self.classes))
+        )
 
     def examine(
         self, images: Examples, batch_size: int = 128, crops: int | None = None
@@ -573,12 +578,12 @@ class Classifier:
                 pose=capsules.pose[:: crops.shape[1]].float().cpu(),
                 activation=activation,
             )
-        rest = (prediction.reconstruction, prediction.boxes, prediction.masks)
-        others = (
-            None if one is None else one[:: crops.shape[1]].float().cpu()
-            for one in rest
+        of_crops = (prediction.reconstruction, prediction.boxes, prediction.masks)
+        first_crops = (
+            None if tensor is None else tensor[:: crops.shape[1]].float().cpu()
+            for tensor in of_crops
         )
-        reconstruction, boxes, masks = others
+        reconstruction, boxes, masks = first_crops
         return Prediction(activation, capsules, reconstruction, boxes, masks=masks)
 
 

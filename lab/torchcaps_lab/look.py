@@ -158,8 +158,8 @@ def cells_of(path: Path, rows: int = _ROWS) -> Cells | None:
     if not read:
         return None
     columns = read[0]
-    whole = [row for row in read[1:] if len(row) == len(columns)]
-    return Cells(columns, tuple(whole))
+    complete = [row for row in read[1:] if len(row) == len(columns)]
+    return Cells(columns, tuple(complete))
 
 
 def lines_in(path: Path) -> int:

@@ -57,7 +57,8 @@ def _make(source: DataSet | Callable[..., DataSet], **changes: Any) -> DataSet:
         )
         return data
     twin = copy.copy(source)
-    twin.validation_share, twin.seed = changes["validation"], changes["seed"]
+    twin.validation_share = changes["validation"]
+    twin.seed = changes["seed"]
     for kind in type(twin).__mro__:
         for name, member in vars(kind).items():
             if isinstance(member, cached_property):
@@ -118,16 +119,19 @@ def _check_batches(split: str, images: Examples) -> None:
     if not len(images):
         return
     rows = [*range(0, len(images), max(1, len(images) // 16))]
-    batch, again = images.__getitems__(rows), images.__getitems__(rows)
-    count, classes = len(rows), len(images.classes)
+    batch = images.__getitems__(rows)
+    again = images.__getitems__(rows)
+    count = len(rows)
+    classes = len(images.classes)
     labels = batch.labels
     wrong = images.wrong_in(batch)
     _require(not wrong, f"{split}: {wrong}")
     mask = labels.dtype == torch.bool and labels.shape == (count, classes)
-    known = images.labelled(labels)
+    labels_of_rows = images.labelled(labels)
     label = labels.dtype == torch.int64 and labels.shape == images.labels[rows].shape
     _require(
-        mask or (label and bool(((known >= 0) & (known < classes)).all())),
+        mask
+        or (label and bool(((labels_of_rows >= 0) & (labels_of_rows < classes)).all())),
         f"{split}: labels must be int64 (B,) below {classes} or bool (B, {classes}), "
         f"got {labels.dtype} "
         f"{tuple(labels.shape)} from {int(labels.min())} to {int(labels.max())}",
@@ -149,20 +153,21 @@ def _check_batches(split: str, images: Examples) -> None:
 def _check_disjoint(sets: Mapping[str, Examples]) -> None:
     """Asserts that splits share neither images nor files."""
     shown = {split: images.contents() for split, images in sets.items()}
-    for one, other in (
+    for one, other_split in (
         ("validation", "train"),
         ("test", "train"),
         ("test", "validation"),
     ):
-        files = set(sets[one].files or ()) & set(sets[other].files or ())
+        files = set(sets[one].files or ()) & set(sets[other_split].files or ())
         _require(
-            not files, f"{one} and {other} share files: {', '.join(sorted(files)[:3])}"
+            not files,
+            f"{one} and {other_split} share files: {', '.join(sorted(files)[:3])}",
         )
-        known = set(shown[other])
-        common = sum(content in known for content in shown[one])
+        contents = set(shown[other_split])
+        common = sum(content in contents for content in shown[one])
         _require(
             common <= DUPLICATES * len(shown[one]),
-            f"{common} of {len(shown[one])} images in {one} are in {other} too",
+            f"{common} of {len(shown[one])} images in {one} are in {other_split} too",
         )
 
 
@@ -180,15 +185,18 @@ def _check_seeds(
             _same(sets[split], again[split]),
             f"the same seed gives other {split} images",
         )
-    other = _sets(_make(source, validation=0.2, seed=1))
-    _require(_same(sets["test"], other["test"]), "another seed gives other test images")
+    sets_of_other_seed = _sets(_make(source, validation=0.2, seed=1))
+    _require(
+        _same(sets["test"], sets_of_other_seed["test"]),
+        "another seed gives other test images",
+    )
     if not splits:
         return
     held_out = sets["validation"]
     _require(len(held_out) > 0, "validation=0.2 puts no images aside")
     if len(sets["train"]) + len(held_out) >= 20:
         _require(
-            not _same(held_out, other["validation"]),
+            not _same(held_out, sets_of_other_seed["validation"]),
             "another seed puts the same validation images aside",
         )
     none = _make(source, validation=0.0, seed=0)
@@ -207,6 +215,6 @@ def _check_seeds(
     )
 
 
-def _same(one: Examples, other: Examples) -> bool:
-    same = one.contents() == other.contents()
-    return same and torch.equal(one.labels, other.labels)
+def _same(first: Examples, second: Examples) -> bool:
+    same = first.contents() == second.contents()
+    return same and torch.equal(first.labels, second.labels)

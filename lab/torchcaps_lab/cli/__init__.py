@@ -26,13 +26,13 @@ def _run(name: str, arguments: list[str]) -> None:
     """
     parser = parser_of(name)
     with importing():
-        given = vars(parser.parse_args(arguments))
+        options = vars(parser.parse_args(arguments))
         command = _imported(name)
     if "imported" in inspect.signature(command).parameters:
-        given["imported"] = named_imports(arguments)
-    del given["help"], given["import"]
+        options["imported"] = named_imports(arguments)
+    del options["help"], options["import"]
     try:
-        command(**given)
+        command(**options)
     except WrongUsage as error:
         parser.error(str(error))
 
@@ -77,15 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments or (arguments[0] not in COMMANDS and not asks):
         print(_unknown(arguments[0]) if arguments else _usage(), file=sys.stderr)
         return 2
-    name, *rest = arguments
+    name, *words = arguments
     try:
         if asks:
             print(_version() if name == "--version" else _usage())
         else:
             with importing():
                 import_plugins()
-                OptionParser.import_from(rest)
-            COMMANDS[name](rest)
+                OptionParser.import_from(words)
+            COMMANDS[name](words)
         sys.stdout.flush()
     except BrokenPipeError:
         return _quietly()

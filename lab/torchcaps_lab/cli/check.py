@@ -3,6 +3,7 @@ with it.
 """
 
 import shlex
+from itertools import chain
 from json import dumps
 
 from torchcaps_lab.cli.places import Existing
@@ -25,15 +26,15 @@ def command(folder: Existing, *, json: bool = False) -> None:
             several parts or classes.
     """
     place = Place(folder)
-    reader, found = seen(place, {})
-    report = reader.report(place, found)
+    reader, guess = seen(place, {})
+    report = reader.report(place, guess)
     if json:
         print(dumps(report.json()))
     else:
         print("\n".join(report.lines()))
-    if isinstance(found, Guess) and not json:
-        advised = report.advised(found.options)
-        for line in _advice(folder, found, advised):
+    if isinstance(guess, Guess) and not json:
+        advised = report.advised(guess.options)
+        for line in _advice(folder, guess, advised):
             print(line)
     if report.problems:
         raise ValueError(
@@ -41,8 +42,8 @@ def command(folder: Existing, *, json: bool = False) -> None:
         )
 
 
-def _advice(folder: str, found: Guess, advised: dict[str, str]) -> list[str]:
+def _advice(folder: str, guess: Guess, advised: dict[str, str]) -> list[str]:
     """What a training would choose, and the command that trains."""
-    words = [word for option in advised.items() for word in option]
+    words = chain.from_iterable(advised.items())
     command = shlex.join(["torchcaps", "train", folder, *words])
-    return [*over(found, {})[1], f"train on it: {command}"]
+    return [*over(guess, {})[1], f"train on it: {command}"]

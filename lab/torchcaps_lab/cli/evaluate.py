@@ -44,7 +44,7 @@ def command(
             below 1: fits the threshold again, and saves it with the network
     """
     classifier, images = open_run(run, data, split, imported)
-    said = (
+    figures = (
         []
         if false_alarms is None
         else [fit_again(classifier, run, data, false_alarms, imported)]
@@ -54,32 +54,32 @@ def command(
         if strange is None
         else examine_strange(classifier, images, strange, batch_size)
     )
-    found = classifier.examine(images, batch_size, crops)
+    findings = classifier.examine(images, batch_size, crops)
     details = (
-        found.details
+        findings.details
         if positive is None
-        else with_positive(found.details, positive, images.classes)
+        else with_positive(findings.details, positive, images.classes)
     )
     if json:
         result = {
             "split": split,
             "images": len(images),
             "crops": crops or classifier.preprocess.crops,
-            **found.figures,
+            **findings.figures,
             **details,
             **({"strangers": apart} if apart else {}),
             "classes": list(images.classes),
-            "warnings": list(found.warnings),
+            "warnings": list(findings.warnings),
         }
         print(dumps(jsonable(result)))
         return
     print(
         "\n".join(
             [
-                f"{split}: {found.lines[0]}",
+                f"{split}: {findings.lines[0]}",
                 *two_class_text(details),
-                *found.lines[1:],
-                *said,
+                *findings.lines[1:],
+                *figures,
             ]
         )
     )
@@ -89,5 +89,5 @@ def command(
             f"images pass for known, AUC {apart['auc']:.4f}; false alarms: "
             f"{apart['false_alarms']:.2%} of {apart['known_images']:,} {split} images"
         )
-    for line in found.warnings:
+    for line in findings.warnings:
         print(f"warning: {line}")

@@ -31,9 +31,13 @@ def command(
             for other images
     """
     folder = RunFolder(Path(run))
-    own = split == "test" and data is None
+    on_test_images = split == "test" and data is None
     place = (
-        Path(out) if out else folder.path if own else folder.path / f"explain-{split}"
+        Path(out)
+        if out
+        else folder.path
+        if on_test_images
+        else folder.path / f"explain-{split}"
     )
     if not out:
         owned(folder.path, place.relative_to(folder.path).as_posix())
@@ -62,8 +66,9 @@ def _read_metrics(path: Path) -> list[dict[str, float]]:
     text = read_text(path, LARGEST_NOTE)
     try:
         rows = csv.DictReader(text.splitlines())
-        return [
-            {name: float(value) for name, value in row.items() if value} for row in rows
-        ]
+        metrics = []
+        for row in rows:
+            metrics.append({name: float(value) for name, value in row.items() if value})
+        return metrics
     except (ValueError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error

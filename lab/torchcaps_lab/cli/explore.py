@@ -43,13 +43,20 @@ def command(
         name: open_classifier(name, device) for name in networks or list_pretrained()
     }
     if not networks:
-        shown = [(name, one) for name, one in classifiers.items() if has_capsules(one)]
+        shown = [
+            (name, classifier)
+            for name, classifier in classifiers.items()
+            if has_capsules(classifier)
+        ]
         classifiers = dict(
             sorted(shown, key=lambda item: _shows(item[1]), reverse=True)
         )
     explorer = explore.Explorer(
         classifiers,
-        {name: _samples(name, one, imported) for name, one in classifiers.items()},
+        {
+            name: _samples(name, classifier, imported)
+            for name, classifier in classifiers.items()
+        },
     )
 
     def ready(address: str) -> None:

@@ -69,21 +69,24 @@ class Exported(nn.Module):
         """
         crops = self.preprocess.evaluate_crops(images)
         prediction = self.network(crops.flatten(0, 1))
-        others = {
+        optional = {
             "pose": None if prediction.capsules is None else prediction.capsules.pose,
             "boxes": prediction.boxes,
             "reconstruction": prediction.reconstruction,
         }
-        found = {
+        results = {
             "activation": prediction.activation,
-            **{name: one for name, one in others.items() if one is not None},
+            **{name: tensor for name, tensor in optional.items() if tensor is not None},
         }
         if crops.shape[1] == 1:
-            return found
-        found = {name: one.unflatten(0, crops.shape[:2]) for name, one in found.items()}
+            return results
+        results = {
+            name: tensor.unflatten(0, crops.shape[:2])
+            for name, tensor in results.items()
+        }
         return {
-            name: one.mean(1) if name == "activation" else one[:, 0]
-            for name, one in found.items()
+            name: tensor.mean(1) if name == "activation" else tensor[:, 0]
+            for name, tensor in results.items()
         }
 
 
@@ -127,10 +130,10 @@ def _form(asked: str | None, path: str | None) -> str:
     fits any format.
     """
     suffix = Path(path).suffix.lower() if path else ""
-    meant = next((form for form, known in SUFFIXES.items() if known == suffix), None)
+    meant = next((form for form, ending in SUFFIXES.items() if ending == suffix), None)
     if suffix and meant is None:
         ends = " or ".join(
-            f"{known} ({KINDS[form]})" for form, known in SUFFIXES.items()
+            f"{ending} ({KINDS[form]})" for form, ending in SUFFIXES.items()
         )
         raise ValueError(f"--to must end in {ends}, got {path}")
     if asked and meant and asked != meant:
@@ -175,7 +178,7 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
         expected = model(images)
         write = _write_onnx if form == "onnx" else _write_program
         try:
-            found = write(
+            actual = write(
                 model, images, part, _notes(classifier, model.names(images[:2]))
             )
         except RuntimeError as error:
@@ -184,9 +187,9 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
             raise ValueError(
                 f"a {name} cannot be written as {KINDS[form]}: {why}"
             ) from error
-        off = _off(found, expected)
+        off = _off(actual, expected)
         if not off <= CLOSE:
-            own = _off(
+            rounding_error = _off(
                 model.double()(
                     images.double() if images.is_floating_point() else images
                 ),
@@ -194,8 +197,8 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
             )
             model.float()
             more = (
-                f"the network's own rounding errors are {own:g}: was it trained?"
-                if own > CLOSE
+                f"the network's own rounding errors are {rounding_error:g}: was it trained?"
+                if rounding_error > CLOSE
                 else ""
             )
             raise ValueError(
@@ -207,12 +210,12 @@ def export(classifier: Classifier, path: Path, form: str) -> float:
     return off
 
 
-def _off(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+def _off(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     """The largest difference, see :data:`CLOSE`."""
-    pairs = zip(found, expected, strict=True)
+    pairs = zip(actual, expected, strict=True)
     return max(
-        float((one - other).abs().max() / other.abs().max().clamp_min(1))
-        for one, other in pairs
+        float((result - wanted).abs().max() / wanted.abs().max().clamp_min(1))
+        for result, wanted in pairs
     )
 
 
@@ -223,7 +226,8 @@ def _examples(classifier: Classifier) -> Tensor:
 
 def _notes(classifier: Classifier, outputs: list[str]) -> dict[str, Any]:
     """Information for users of the file."""
-    calibration, strangers = classifier.calibration, classifier.strangers
+    calibration = classifier.calibration
+    strangers = classifier.strangers
     return {
         "classes": list(classifier.classes),
         **classifier.reader.notes(),
@@ -258,8 +262,8 @@ def _write_onnx(
         str(path), providers=["CPUExecutionProvider"]
     )
     return [
-        torch.from_numpy(one)
-        for one in session.run(None, {model.network.takes: images.numpy()})
+        torch.from_numpy(array)
+        for array in session.run(None, {model.network.takes: images.numpy()})
     ]
 
 
@@ -306,10 +310,10 @@ def _digamma(x: Any) -> Any:
             onnx.Mul(square, onnx.Add(onnx.Mul(square, -1 / 252), 1 / 120)), -1 / 12
         ),
     )
-    found = onnx.Add(onnx.Sub(onnx.Log(y), onnx.Mul(inverse, 0.5)), series)
+    total = onnx.Add(onnx.Sub(onnx.Log(y), onnx.Mul(inverse, 0.5)), series)
     for step in range(6):
-        found = onnx.Sub(found, onnx.Reciprocal(onnx.Add(x, float(step))))
-    return found
+        total = onnx.Sub(total, onnx.Reciprocal(onnx.Add(x, float(step))))
+    return total
 
 
 def _write_program(

@@ -28,14 +28,14 @@ def command(
     if pretrained:
         _show_pretrained(pattern, json)
         return
-    known = (
+    description = (
         described()
         if "torchcaps.models" in sys.modules
         else jsons.loads(KNOWN.read_text(encoding="utf-8"))
     )
-    rows = [row for row in known["networks"] if fnmatch(row["name"], pattern)]
+    rows = [row for row in description["networks"] if fnmatch(row["name"], pattern)]
     if not rows:
-        names = ", ".join(row["name"] for row in known["networks"])
+        names = ", ".join(row["name"] for row in description["networks"])
         raise ValueError(f"no network matches {pattern!r}; there are {names}")
     if json:
         print(jsons.dumps(rows))
@@ -51,11 +51,13 @@ def command(
         )
     print(
         "\nroutings: "
-        + ", ".join(f"{name} ({kind})" for name, kind in known["routings"].items())
+        + ", ".join(
+            f"{name} ({kind})" for name, kind in description["routings"].items()
+        )
     )
     print(
         "tasks: "
-        + ", ".join(f"{name} ({kind})" for name, kind in known["tasks"].items())
+        + ", ".join(f"{name} ({kind})" for name, kind in description["tasks"].items())
     )
 
 
@@ -67,11 +69,11 @@ def described() -> dict[str, Any]:
     from torchcaps.routing.base import ROUTINGS
     from torchcaps_lab.tasks.base import TASKS
 
-    kinds = {
-        room: {name: known[name].__name__ for name in sorted(known)}
-        for room, known in (("routings", ROUTINGS), ("tasks", TASKS))
+    return {
+        "networks": describe_models(list_models()),
+        "routings": {name: ROUTINGS[name].__name__ for name in sorted(ROUTINGS)},
+        "tasks": {name: TASKS[name].__name__ for name in sorted(TASKS)},
     }
-    return {"networks": describe_models(list_models()), **kinds}
 
 
 def _show_pretrained(pattern: str, as_json: bool) -> None:

@@ -98,25 +98,28 @@ class OptionParser(ArgumentParser):
             partly: whether arguments may come from elsewhere, too: none is needed, and
                 a flag can be true or false.
         """
-        for one in sketches(module, name):
-            if one.name == "imported":
+        for sketch in sketches(module, name):
+            if sketch.name == "imported":
                 continue
-            if not one.exact:
-                self.homes[one.name] = module, name
-            self.takes_empty |= not one.by_name and get_origin(one.hint) is list
+            if not sketch.exact:
+                self.homes[sketch.name] = module, name
+            self.takes_empty |= not sketch.by_name and get_origin(sketch.hint) is list
             how = (
-                {"type": one.hint, "default": one.default, "help": one.told}
+                {"type": sketch.hint, "default": sketch.default, "help": sketch.told}
                 if partly
-                else _how(one)
+                else _how(sketch)
             )
-            self.add_argument(f"--{one.name}" if one.by_name else one.name, **how)
+            self.add_argument(
+                f"--{sketch.name}" if sketch.by_name else sketch.name, **how
+            )
 
     def add_argument(self, *names: str, **how: Any) -> Any:
         """argparse's, but that a type is a type hint: of numbers, names, choices,
         things, or groups of options.
         """
-        hint, default = how.pop("type", None), how.pop("default", None)
-        told = (
+        hint = how.pop("type", None)
+        default = how.pop("default", None)
+        remark = (
             f" (default: {default})"
             if isinstance(default, str | int | float)
             and default not in ("", SUPPRESS)
@@ -126,7 +129,7 @@ class OptionParser(ArgumentParser):
         how = {
             **how,
             "default": SUPPRESS,
-            "help": (how.get("help", "") + told).replace("%", "%%"),
+            "help": (how.get("help", "") + remark).replace("%", "%%"),
         }
         if hint is not None and how.get("nargs") is None:
             how["metavar"] = how.get("metavar") or (
@@ -147,9 +150,11 @@ class OptionParser(ArgumentParser):
         """
         words = self._words(arguments)
         self._take_dots(words)
-        given = vars(super().parse_args(words))
+        typed_options = vars(super().parse_args(words))
         tree: dict[str, Any] = {}
-        for name, value in sorted(given.items(), key=lambda one: one[0].count(".")):
+        for name, value in sorted(
+            typed_options.items(), key=lambda option: option[0].count(".")
+        ):
             parts = name.split(".")
             put(tree, parts, _typed(value) if parts[0] in self.hints else value)
         return tree
@@ -173,11 +178,12 @@ class OptionParser(ArgumentParser):
         """A value as typed, as the type hint of its option asks for it."""
         if name not in self.hints:
             return value
-        action, hint = self._named[name], self._hint(name)
+        action = self._named[name]
+        hint = self._hint(name)
         try:
             value = data_at(value) if name == "data" else value
             return (
-                [fit(hint, one, name) for one in value]
+                [fit(hint, element, name) for element in value]
                 if action.nargs in ("+", "*")
                 else fit(hint, value, name)
             )
@@ -206,7 +212,9 @@ class OptionParser(ArgumentParser):
                 else meant(name, names).replace("mean ", "mean --")
             )
         if message.startswith("the following arguments are required"):
-            places = [one.dest for one in self._actions if not one.option_strings]
+            places = [
+                action.dest for action in self._actions if not action.option_strings
+            ]
             message += f"; it takes {' '.join(map(str.upper, places))}, in this order"
         self.exit(
             2,
@@ -289,16 +297,18 @@ class OptionParser(ArgumentParser):
         group = self.add_argument_group(
             f"--{option} {name}", (inspect.getdoc(cls) or "").splitlines()[0]
         )
-        told = documented(*(vars(one).get("__doc__") for one in reversed(cls.__mro__)))
-        for one, argument in declared(cls, int(registry.factory)).arguments.items():
-            place = f"--{option}.{one}"
+        help_of = documented(
+            *(vars(field).get("__doc__") for field in reversed(cls.__mro__))
+        )
+        for field, argument in declared(cls, int(registry.factory)).arguments.items():
+            place = f"--{option}.{field}"
             if place not in self._option_string_actions:
                 group.add_argument(
                     place,
                     dest=place[2:],
                     metavar=_metavar(argument.hint),
                     default=SUPPRESS,
-                    help=told.get(one, "").replace("%", "%%"),
+                    help=help_of.get(field, "").replace("%", "%%"),
                 )
 
 
@@ -366,21 +376,29 @@ def parser_of(command: str) -> OptionParser:
     return parser
 
 
-def _how(one: Sketch) -> dict[str, Any]:
+def _how(sketch: Sketch) -> dict[str, Any]:
     """How argparse takes an argument of a command."""
-    how: dict[str, Any] = {"type": one.hint, "default": one.default, "help": one.told}
-    needed = one.default is MISSING
-    if one.hint is bool and one.default is False:
-        return {"action": "store_true", "help": one.told}
-    if one.by_name:
+    how: dict[str, Any] = {
+        "type": sketch.hint,
+        "default": sketch.default,
+        "help": sketch.told,
+    }
+    needed = sketch.default is MISSING
+    if sketch.hint is bool and sketch.default is False:
+        return {"action": "store_true", "help": sketch.told}
+    if sketch.by_name:
         return how | {"required": needed}
-    if get_origin(one.hint) is list:
-        return how | {"type": get_args(one.hint)[0], "nargs": "+" if needed else "*"}
+    if get_origin(sketch.hint) is list:
+        return how | {"type": get_args(sketch.hint)[0], "nargs": "+" if needed else "*"}
     return how if needed else how | {"nargs": "?"}
 
 
 def _typed(value: Any) -> Any:
-    return [_typed(one) for one in value] if isinstance(value, list) else typed(value)
+    return (
+        [_typed(element) for element in value]
+        if isinstance(value, list)
+        else typed(value)
+    )
 
 
 def _class_in(hint: Any) -> Any:
@@ -393,12 +411,10 @@ def _class_in(hint: Any) -> Any:
 def _metavar(hint: Any) -> str:
     """What an option takes, in one word."""
     parts = [part for part, _ in alternatives(hint)]
-    choices = [
-        str(one)
-        for part in parts
-        if get_origin(part) is Literal
-        for one in get_args(part)
-    ]
+    choices: list[str] = []
+    for part in parts:
+        if get_origin(part) is Literal:
+            choices += map(str, get_args(part))
     words = {int: "N", float: "X", bool: "true|false", str: "", type(None): ""}
     named = [words.get(part, part.__name__) for part in parts if inspect.isclass(part)]
     return "|".join([*[*filter(None, named)][:1], *choices]) or "VALUE"

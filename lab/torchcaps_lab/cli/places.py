@@ -31,13 +31,13 @@ class There(Within):
             missing = True
         if missing:
             seen = "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
-            others = (
+            neighbours = (
                 ", and no network of that name comes with the package"
                 if self.network
                 else ""
             )
             raise ValueError(
-                f"{place} {str(value)[:4000]} does not exist{seen}{others}"
+                f"{place} {str(value)[:4000]} does not exist{seen}{neighbours}"
             )
 
 

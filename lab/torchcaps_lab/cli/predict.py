@@ -164,11 +164,9 @@ def _pictures(classifier: Classifier, folder: Path, resize: Any) -> Show:
 
     def draw(file: str, answer: Answer) -> None:
         assert answer.things is not None
-        boxes = [
-            (name, thing.box.tolist())
-            for name, things in answer.things.items()
-            for thing in things
-        ]
+        boxes = []
+        for name, things in answer.things.items():
+            boxes += [(name, thing.box.tolist()) for thing in things]
         boxed = Boxed(classifier.pixels(file, resize), boxes)
         boxed_image(boxed, classifier.classes).savefig(_file_in(folder, file, written))
 
@@ -237,13 +235,13 @@ def _text(classifier: Classifier, top: int | None) -> Show:
 
     def show(file: str, answer: Answer) -> None:
         shares = _probabilities(answer)
-        said = [
+        names = [
             f"{answer.counted(name)} ({shares[name]:.1%}, length "
             f"{answer.lengths[name]:.3f})"
             for name in _said(answer, top)
         ]
         line = readable(
-            f"{_short(file)}: {answer.doubted(', '.join(said) or 'nothing')}"
+            f"{_short(file)}: {answer.doubted(', '.join(names) or 'nothing')}"
         )
         strange = (
             f"stranger than {answer.strangeness:.1%} of the validation images"
@@ -276,25 +274,28 @@ def _csv(classifier: Classifier, top: int | None) -> Show:
     )
 
     def show(file: str, answer: Answer) -> None:
-        shares, names = _probabilities(answer), _said(answer, top)
-        what, place = (" ".join(file.split()), [_place(file)]) if texts else (file, [])
+        shares = _probabilities(answer)
+        names = _said(answer, top)
+        content, place = (
+            (" ".join(file.split()), [_place(file)]) if texts else (file, [])
+        )
         if more and answer.known is not None:
             place = [str(int(answer.known)), f"{answer.strangeness:.6g}"]
         for rank, name in enumerate(names, 1):
-            said = int(name in answer.classes)
+            predicted = int(name in answer.classes)
             table.writerow(
                 [
-                    what,
+                    content,
                     rank,
                     name,
-                    said,
+                    predicted,
                     f"{shares[name]:.6g}",
                     f"{answer.lengths[name]:.6g}",
                     *place,
                 ]
             )
         if not names:
-            table.writerow([what, "", "", 0, "", "", *place])
+            table.writerow([content, "", "", 0, "", "", *place])
 
     return show
 

@@ -84,7 +84,8 @@ def _other_fit(data: DataSet, classifier: Classifier) -> tuple[str, ...]:
     """A note, if images get to their size in another way than those that the network
     was trained on.
     """
-    fit, usual = getattr(data, "resize", None), classifier.resize
+    fit = getattr(data, "resize", None)
+    usual = classifier.resize
     if usual is None or fit in (None, usual) or usual == "keep":
         return ()
     return (
@@ -141,7 +142,8 @@ def open_run(
                 "--data.root"
             ) from error
     else:
-        classifier, spec = open_classifier(run), cast(Spec, named)
+        classifier = open_classifier(run)
+        spec = cast(Spec, named)
         fitted = _take_shape(spec, classifier)
         _take_classes(spec, classifier)
         data = spec.make()

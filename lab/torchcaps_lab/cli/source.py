@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -43,7 +44,7 @@ def sketches(module: str, name: str) -> Iterator[Sketch]:
     of this package.
     """
     node = _node(module, name)
-    told = documented(ast.get_docstring(node))
+    documentation = documented(ast.get_docstring(node))
     for argument, annotation, default, by_name in _declared(node):
         names = _Names(_parsed(module))
         hint = names.meaning(annotation)
@@ -51,7 +52,7 @@ def sketches(module: str, name: str) -> Iterator[Sketch]:
             argument,
             hint,
             _default(default),
-            told.get(argument, ""),
+            documentation.get(argument, ""),
             not names.unknown,
             by_name,
         )
@@ -66,40 +67,42 @@ def arguments_of(rooms: Sequence[str], base: str) -> set[str]:
     """What the constructors of a class in rooms of this package, and of all that derive
     from it there, take.
     """
-    modules = [
-        ".".join((room, *path.relative_to(_place(room)).with_suffix("").parts))
-        for room in rooms
-        for path in _place(room).rglob("*.py")
-    ]
-    nodes = [node for module in modules for node in _parsed(module).body]
-    known = [node for node in nodes if isinstance(node, ast.ClassDef)]
-    waiting, names = [node for node in known if node.name == base], set[str]()
+    classes = list(chain.from_iterable(map(_classes_in, rooms)))
+    waiting = [definition for definition in classes if definition.name == base]
+    names = set[str]()
     while waiting:
-        node = waiting.pop()
-        makers = [
-            one
-            for one in node.body
-            if isinstance(one, ast.FunctionDef) and one.name == "__init__"
-        ]
-        names |= {name for one in (node, *makers) for name, *_ in _declared(one)}
-        waiting += [
-            one
-            for one in known
-            if node.name in (getattr(parent, "id", None) for parent in one.bases)
-        ]
+        base_class = waiting.pop()
+        names |= {name for name, *_ in _declared(base_class)}
+        for member in base_class.body:
+            if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                names |= {name for name, *_ in _declared(member)}
+        for definition in classes:
+            bases = [getattr(parent, "id", None) for parent in definition.bases]
+            if base_class.name in bases:
+                waiting.append(definition)
     return names - {"self"}
+
+
+def _classes_in(room: str) -> Iterator[ast.ClassDef]:
+    """The classes of all modules of a room of this package."""
+    place = _place(room)
+    for path in place.rglob("*.py"):
+        module = ".".join((room, *path.relative_to(place).with_suffix("").parts))
+        for node in _parsed(module).body:
+            if isinstance(node, ast.ClassDef):
+                yield node
 
 
 def documented(*docs: str | None) -> Mapping[str, str]:
     """What docstrings say of arguments, by name; later ones win."""
     from docstring_parser import parse
 
-    found = (parse(inspect.cleandoc(doc or "")) for doc in docs)
-    return {
-        each.arg_name: (each.description or "").replace("\n", " ")
-        for doc in found
-        for each in doc.params
-    }
+    descriptions = {}
+    for doc in docs:
+        for argument in parse(inspect.cleandoc(doc or "")).params:
+            text = argument.description or ""
+            descriptions[argument.arg_name] = text.replace("\n", " ")
+    return descriptions
 
 
 def _node(module: str, name: str) -> Any:
@@ -112,13 +115,13 @@ def _declared(node: Any) -> Iterator[tuple[str, ast.expr, ast.expr | None, bool]
     if isinstance(node, ast.ClassDef):
         for field in node.body:
             if isinstance(field, ast.AnnAssign):
-                others = [
+                names = [
                     key.value
                     for key in getattr(field.value, "keywords", ())
                     if key.arg == "alias"
                 ]
                 name = (
-                    ast.literal_eval(others[0]) if others else ast.unparse(field.target)
+                    ast.literal_eval(names[0]) if names else ast.unparse(field.target)
                 )
                 yield name, field.annotation, field.value, True
         return
@@ -127,10 +130,12 @@ def _declared(node: Any) -> Iterator[tuple[str, ast.expr, ast.expr | None, bool]
         *[None] * (len(arguments.args) - len(arguments.defaults)),
         *arguments.defaults,
     ]
-    for one, default in zip(arguments.args, defaults, strict=True):
-        yield one.arg, one.annotation, default, False
-    for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        yield one.arg, one.annotation, default, True
+    for parameter, default in zip(arguments.args, defaults, strict=True):
+        yield parameter.arg, parameter.annotation, default, False
+    for parameter, default in zip(
+        arguments.kwonlyargs, arguments.kw_defaults, strict=True
+    ):
+        yield parameter.arg, parameter.annotation, default, True
 
 
 def _default(node: ast.expr | None) -> Any:

@@ -4,6 +4,7 @@ strangers.
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,32 +41,32 @@ def fit_again(
     """
     check_false_alarms(false_alarms)
     _, images = open_run(run, data, "validation", imported)
-    found = classifier.task.fit_strangers(
+    strangers = classifier.task.fit_strangers(
         classifier.network, classifier.prepared(images), false_alarms
     )
-    if found is None:
+    if strangers is None:
         raise ValueError(
             f"--false_alarms: there is nothing that an image of no class {NOTHING}"
         )
-    classifier.strangers = found
+    classifier.strangers = strangers
     folder = network_folder(Path(run))
     file = owned(Path(run), *folder.relative_to(run).parts, CONFIG_FILE)
     if not file.is_file():
-        return f"{found}; not saved: {run} comes with the package"
+        return f"{strangers}; not saved: {run} comes with the package"
     config = read_json(file, LARGEST_NOTE)
-    config["extra"]["strangers"] = found.config()
+    config["extra"]["strangers"] = strangers.config()
     write_whole(file, json.dumps(config, indent=2) + "\n")
-    return f"{found}; saved in {folder / CONFIG_FILE}"
+    return f"{strangers}; saved in {folder / CONFIG_FILE}"
 
 
 def examine_strange(
-    classifier: Classifier, known: Examples, strange: str, batch_size: int
+    classifier: Classifier, images: Examples, strange: str, batch_size: int
 ) -> dict[str, float]:
     """How well the network tells strangers from its own images.
 
     Args:
         classifier: with a threshold.
-        known: unprepared images of its classes.
+        images: unprepared images of its classes.
         strange: a folder, with all its sub-folders, a file, a pattern or a data set, of
             which the test images.
         batch_size: images at a time.
@@ -75,28 +76,32 @@ def examine_strange(
     """
     if classifier.strangers is None:
         decodes = getattr(classifier.network, "decoder", None) is not None
-        way = (
+        advice = (
             "try --false_alarms 0.05"
             if decodes
             else "this network has no decoder: train one that has"
         )
         raise ValueError(
-            f"--strange: nothing was fitted that an image of no class {NOTHING}; {way}"
+            f"--strange: nothing was fitted that an image of no class {NOTHING}; {advice}"
         )
     if Path(strange).exists() or any(sign in strange for sign in "*?["):
-        others = _errors(
+        strange_errors = _errors(
             classifier, list(classifier.reader.named([strange])), None, batch_size
         )
     else:
         spec: Spec = fit(DataSet, strange, "--strange")
-        others = _errors(classifier, _each(spec.make().test), "pad", batch_size)
-    own = _errors(classifier, _each(known), "pad", batch_size)
-    found = told_apart(own, others, classifier.strangers.threshold)
-    return {"known_images": len(own), "strange_images": len(others), **found._asdict()}
+        strange_errors = _errors(classifier, _each(spec.make().test), "pad", batch_size)
+    known_errors = _errors(classifier, _each(images), "pad", batch_size)
+    apart = told_apart(known_errors, strange_errors, classifier.strangers.threshold)
+    return {
+        "known_images": len(known_errors),
+        "strange_images": len(strange_errors),
+        **apart._asdict(),
+    }
 
 
 def _each(images: Examples) -> Iterable[Tensor]:
-    return (one for batch in images.batches(128) for one in batch.inputs)
+    return chain.from_iterable(batch.inputs for batch in images.batches(128))
 
 
 def _errors(

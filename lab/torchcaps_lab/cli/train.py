@@ -29,24 +29,23 @@ _OF_THE_COMMAND = "allow_changes", "print_config"
 
 def command(arguments: list[str]) -> None:
     """Trains as the options say, or goes on with a run."""
-    parser, imports = train_parser(), named_imports(arguments)
-    what = (
+    parser = train_parser()
+    imports = named_imports(arguments)
+    place = (
         arguments[0]
         if arguments and arguments[0] and not arguments[0].startswith("-")
         else None
     )
-    tree = parser.tree(arguments if what is None else arguments[1:])
+    tree = parser.tree(arguments if place is None else arguments[1:])
     parser.check_simple(tree)
-    if what is None and not tree.keys() & {"data", "config", "resume"}:
+    if place is None and not tree.keys() & {"data", "config", "resume"}:
         parser.error(
             "the data are missing: 'torchcaps train FOLDER', or the name of a data set"
         )
     _check_names(parser, tree)
     _check_data(parser, tree.get("data"))
-    resume, files = (
-        tree.pop("resume", None),
-        [Path(file) for file in tree.pop("config", [])],
-    )
+    resume = tree.pop("resume", None)
+    files = [Path(file) for file in tree.pop("config", [])]
     options = {
         name: value
         for name, value in tree.items()
@@ -60,15 +59,16 @@ def command(arguments: list[str]) -> None:
             )
         folder = training.RunFolder(Path(resume)).existing()
         files, options["run"] = [folder.config, *files], str(folder.path)
-    given, guessed = merged(_of_files(files, imports), options), list[str]()
-    if what is not None:
-        other = "--resume" if resume is not None else "--data"
-        if resume is not None or _names(given.get("data")):
-            parser.error(f"{what} and {other} both name the images: give one of them")
-        given, guessed = over(guess(what, given), given)
+    options_so_far = merged(_of_files(files, imports), options)
+    guessed = list[str]()
+    if place is not None:
+        option = "--resume" if resume is not None else "--data"
+        if resume is not None or _names(options_so_far.get("data")):
+            parser.error(f"{place} and {option} both name the images: give one of them")
+        options_so_far, guessed = over(guess(place, options_so_far), options_so_far)
     try:
         with importing():
-            chosen = training.training_options(given, tuple(imports))
+            chosen = training.training_options(options_so_far, tuple(imports))
     except ValueError as error:
         parser.error(
             f"{error}\n  read from {', '.join(map(str, files))}"
@@ -113,11 +113,11 @@ def _check_names(parser: OptionParser, tree: Mapping[str, Any]) -> None:
             or f"torchcaps.{room}" in sys.modules
         ):
             continue
-        known, classes = in_source(Path(torchcaps.__file__).parent / room, option)
-        if name not in {*known, *classes}:
+        registered, classes = in_source(Path(torchcaps.__file__).parent / room, option)
+        if name not in {*registered, *classes}:
             parser.error(
-                f"{option} must be one of {sorted(known)}, got "
-                f"{name!r}{meant(name, [*known, *known.values()])}\n  To use your "
+                f"{option} must be one of {sorted(registered)}, got "
+                f"{name!r}{meant(name, [*registered, *registered.values()])}\n  To use your "
                 "own, import its module with --import my_module"
             )
 
@@ -129,11 +129,11 @@ def _check_data(parser: OptionParser, data: Any) -> None:
     data = data.value if isinstance(data, Typed) else data
     if not isinstance(data, Mapping) or "torchcaps_lab.data" in sys.modules:
         return
-    known = {"name", *arguments_of(DATA, "DataSet")}
-    if unknown := [name for name in data if name not in known]:
+    arguments = {"name", *arguments_of(DATA, "DataSet")}
+    if unknown := [name for name in data if name not in arguments]:
         parser.error(
             "there is no option "
-            f"data.{unknown[0]}{meant(unknown[0], sorted(known))}\n  No data set "
+            f"data.{unknown[0]}{meant(unknown[0], sorted(arguments))}\n  No data set "
             "takes it"
         )
 
@@ -160,9 +160,9 @@ def _train(
         )
     except (SystemExit, KeyboardInterrupt):
         if folder.config.exists():
-            named = [
-                part for module in chosen.imported for part in ("--import", module)
-            ]
+            named: list[str] = []
+            for module in chosen.imported:
+                named += ["--import", module]
             again = shlex.join(
                 ["torchcaps", "train", "--resume", str(folder.path), *named]
             )
@@ -223,12 +223,12 @@ def train_parser() -> OptionParser:
 
 def _of_files(files: list[Path], imports: list[str]) -> dict[str, Any]:
     """The options in files, those of later ones over those of earlier ones."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for file in files:
         if not file.is_file():
             raise ValueError(f"--config: there is no file {file}")
-        found = merged(found, read_options(file, imports))
-    return found
+        options = merged(options, read_options(file, imports))
+    return options
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
@@ -239,9 +239,9 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
 
     main = as_task(summary["task"]).main
     tested = summary.get(f"test_{main.name}")
-    found = "" if tested is None else f"test {main.name} {main.text(tested)} "
+    result = "" if tested is None else f"test {main.name} {main.text(tested)} "
     epochs = summary["epochs"]
-    say(f"{found}after {epochs} epoch{'s' if epochs != 1 else ''}")
+    say(f"{result}after {epochs} epoch{'s' if epochs != 1 else ''}")
     if "test_balanced_accuracy" in summary:
         balanced = summary["test_balanced_accuracy"]
         say(f"balanced accuracy {100 * balanced:.2f} % (the mean over the classes)")

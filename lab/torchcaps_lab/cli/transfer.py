@@ -71,13 +71,13 @@ def command(
         )
     if json:
         shown = torch.cat([pictures[:1], drawn[:1], drawn[-1:], pictures[1:]])
-        said = {
+        summary = {
             "content": names[0],
             "style": names[1],
             "picture": out,
             "attributes": _measured(shown),
         }
-        print(dumps(jsonable(said)))
+        print(dumps(jsonable(summary)))
     else:
         print(f"{names[0]} of {content} with the pose of {names[1]} of {style}: {out}")
 
@@ -86,11 +86,12 @@ def _check_out(out: str, *read: str) -> None:
     """Raises a `ValueError` unless the picture can be written, over no file that is
     read.
     """
-    path, forms = Path(out), FigureCanvasBase.get_supported_filetypes()
+    path = Path(out)
+    forms = FigureCanvasBase.get_supported_filetypes()
     if _form(out) not in forms:
         raise ValueError(
             "--out must be the name of a picture, "
-            f"{', '.join(f'.{one}' for one in forms)}, got {out}"
+            f"{', '.join(f'.{ending}' for ending in forms)}, got {out}"
         )
     if not path.parent.is_dir():
         raise ValueError(f"--out: folder {path.parent} does not exist")
@@ -114,8 +115,8 @@ def _check(classifier: Classifier) -> None:
         raise ValueError(
             f"a {type(network).__name__} takes {network.takes} and draws no images"
         )
-    told = network.told if isinstance(network, CapsuleClassifier) else None
-    if told is None:
+    reader_of_pose = network.told if isinstance(network, CapsuleClassifier) else None
+    if reader_of_pose is None:
         takes = "decoder_hidden" in inspect.signature(type(network)).parameters
         advice = (
             ": train one with --model_args.decoder_hidden"
@@ -123,13 +124,13 @@ def _check(classifier: Classifier) -> None:
             else ", and never has"
         )
         raise ValueError(f"this {type(network).__name__} has no decoder{advice}")
-    if told == "pose":
+    if reader_of_pose == "pose":
         raise ValueError(
             "the decoder of this network gets only the pose, which also encodes the "
             "class, so it would draw the style image again. Train one with "
             "--model_args.decoder_input pose_and_class"
         )
-    if told == "masked":
+    if reader_of_pose == "masked":
         print(
             "note: each class of this network has its own pose dimensions, so the "
             "pose of another class means nothing to it; --model_args.decoder_input "

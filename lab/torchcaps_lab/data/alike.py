@@ -85,8 +85,8 @@ def look_of(image: "Image") -> Tensor:
 
 def looks_of(images: Tensor, rows: Sequence[int]) -> Tensor:
     """The hashes, (rows, 256), of some of the decoded images, uint8 (N, C, H, W)."""
-    found = threaded(partial(_look_of_row, images), rows)
-    return torch.stack(list(found)) if len(rows) else torch.zeros(0, SIDE * SIDE)
+    looks = threaded(partial(_look_of_row, images), rows)
+    return torch.stack(list(looks)) if len(rows) else torch.zeros(0, SIDE * SIDE)
 
 
 def _look_of_row(images: Tensor, index: int) -> Tensor:
@@ -105,14 +105,14 @@ def first_alike(looks: Tensor, among: Tensor, earlier: bool = False) -> list[int
         earlier: whether ``among`` are the same pictures, and only those before each
             count.
     """
-    found: list[int] = []
+    places: list[int] = []
     rows = max(1, _AT_ONCE // max(1, len(among)))
     for start in range(0, len(looks), rows):
         alike = looks[start : start + rows] @ among.mT >= SIDE * SIDE - 2 * FARTHEST
         alike = alike.tril(start - 1) if earlier else alike
-        found += (
+        places += (
             torch.where(alike.any(1), alike.byte().argmax(1), -1).tolist()
             if len(among)
             else [-1] * len(alike)
         )
-    return found
+    return places

@@ -76,17 +76,17 @@ class Arrays(Sequence[tuple[Tensor, "int | str"]]):
         ]
 
 
-def paired(given: Any, name: str, axes: Axes | None = None) -> Any:
+def paired(arrays: Any, name: str, axes: Axes | None = None) -> Any:
     """Return ``(images, labels)`` as pairs, and anything else as it is; a `ValueError`
     for images without labels.
     """
-    if hasattr(given, "ndim"):
+    if hasattr(arrays, "ndim"):
         raise ValueError(
             f"{name} is one array: give the images with their labels, ({name}, labels)"
         )
-    if not is_two_arrays(given):
-        return given
-    images, labels = given
+    if not is_two_arrays(arrays):
+        return arrays
+    images, labels = arrays
     if hasattr(images, "ndim"):
         return Arrays(images, labels, axes, name)
     labels = _labels(labels, name)
@@ -98,11 +98,11 @@ def paired(given: Any, name: str, axes: Axes | None = None) -> Any:
     return list(zip(images, labels, strict=True))
 
 
-def is_two_arrays(given: Any) -> bool:
+def is_two_arrays(value: Any) -> bool:
     """Whether something is images and their labels, and not a sequence of two pairs."""
-    if not isinstance(given, tuple | list) or len(given) != 2:
+    if not isinstance(value, tuple | list) or len(value) != 2:
         return False
-    images, labels = given
+    images, labels = value
     several = hasattr(labels, "ndim") or isinstance(labels, list | tuple)
     if hasattr(images, "ndim"):
         return several and getattr(labels, "ndim", 1) > 0
@@ -110,7 +110,7 @@ def is_two_arrays(given: Any) -> bool:
         isinstance(images, list)
         and several
         and bool(images)
-        and all(hasattr(one, "shape") for one in images)
+        and all(hasattr(part, "shape") for part in images)
     )
 
 
@@ -190,5 +190,5 @@ def _labels(labels: Any, name: str) -> list[int | str]:
         raise ValueError(
             f"the labels of {name} must be whole numbers or names, got {array.dtype}"
         )
-    found = array.tolist()
-    return [int(one) if isinstance(one, bool) else one for one in found]
+    values = array.tolist()
+    return [int(value) if isinstance(value, bool) else value for value in values]

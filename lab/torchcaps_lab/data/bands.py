@@ -286,7 +286,8 @@ def _quiet() -> Iterator[None]:
     import logging
 
     logger = logging.getLogger("tifffile")
-    was, logger.disabled = logger.disabled, True
+    was = logger.disabled
+    logger.disabled = True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

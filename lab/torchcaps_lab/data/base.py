@@ -234,10 +234,10 @@ class DataSet(ABC):
         validation = self.load_validation()
         if validation is not None:
             return train, validation.in_classes(train.classes, "the validation images")
-        rest, held_out = stratified_split(
+        train_rows, held_out = stratified_split(
             train.labels, self.validation_share, self.seed
         )
-        return train.subset(rest), train.subset(held_out)
+        return train.subset(train_rows), train.subset(held_out)
 
 
 def count_aside(share: float, count: int) -> int:

@@ -35,7 +35,7 @@ def class_boxes(parts: Parts, classes: int) -> Tensor:
     """Return the box of each class in a scene without repeats, float32 (B, E, 4), see
     :func:`ink_boxes`; zeros if absent.
     """
-    found = ink_boxes(parts.pictures)
-    return found.new_zeros(len(found), classes, 4).scatter(
-        1, parts.labels[..., None].expand(-1, -1, 4), found
+    boxes = ink_boxes(parts.pictures)
+    return boxes.new_zeros(len(boxes), classes, 4).scatter(
+        1, parts.labels[..., None].expand(-1, -1, 4), boxes
     )

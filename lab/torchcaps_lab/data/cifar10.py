@@ -75,8 +75,8 @@ class CIFAR10(PublishedData):
         return self._load(["test_batch.bin"])
 
     def _load(self, names: list[str]) -> Examples:
-        found = {name: self._find(name) for name in names}
-        paths = [path for path in found.values() if path is not None]
+        paths_of_names = {name: self._find(name) for name in names}
+        paths = [path for path in paths_of_names.values() if path is not None]
         if len(paths) == len(names):
             for folder in sorted({path.parent for path in paths}):
                 self._check_classes(folder / "batches.meta.txt")
@@ -84,7 +84,9 @@ class CIFAR10(PublishedData):
                 _read_records(read_bytes(path, self.most), str(path)) for path in paths
             ]
         else:
-            missing = " and ".join(name for name, path in found.items() if path is None)
+            missing = " and ".join(
+                name for name, path in paths_of_names.items() if path is None
+            )
             archive = self._check(
                 self._find(_ARCHIVE)
                 or self._download(_ARCHIVE, [f"{missing} or {_ARCHIVE}"])

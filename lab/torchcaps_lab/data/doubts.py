@@ -155,14 +155,10 @@ def files_doubts(facts: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[str
         for category, fact in rows:
             of_class.setdefault(category, Counter())[fact] += 1
         for category, counts in of_class.items():
-            others = {
-                fact
-                for name, found in of_class.items()
-                if name != category
-                for fact in found
-            }
+            other_classes = [name for name in of_class if name != category]
+            elsewhere = set[str]().union(*(of_class[name] for name in other_classes))
             (fact, count), *more = counts.most_common()
-            if not more and others and fact not in others and count >= _FEW:
+            if not more and elsewhere and fact not in elsewhere and count >= _FEW:
                 yield (
                     f"all {count:,} images of {readable(category)} have the {kind} "
                     f"{fact}, and no others have: a "

@@ -78,9 +78,9 @@ class Batch(NamedTuple):
             return batch
         views = [prepare(part) for part in self.parts.pictures.unbind(1)]
         parts = self.parts._replace(
-            pictures=torch.stack([one.pictures for one in views], 1)
+            pictures=torch.stack([prepared.pictures for prepared in views], 1)
         )
-        placed = [one.placed for one in views if one.placed is not None]
+        placed = [prepared.placed for prepared in views if prepared.placed is not None]
         return batch._replace(
             parts=parts, placed=torch.stack(placed, 1) if placed else None
         )
@@ -369,8 +369,10 @@ class Examples(Dataset[Batch]):
             )
         used = sorted(self._used_labels())
         places = torch.zeros(max(len(self.classes), 1), dtype=torch.int64)
-        found = places_of([self.classes[label] for label in used], classes, where)
-        places[used] = torch.tensor(found, dtype=torch.int64)
+        places_of_used = places_of(
+            [self.classes[label] for label in used], classes, where
+        )
+        places[used] = torch.tensor(places_of_used, dtype=torch.int64)
         return self._relabelled(places.to(self.labels.device), tuple(classes))
 
     def _used_labels(self) -> list[int]:
@@ -426,13 +428,13 @@ class Examples(Dataset[Batch]):
         """Return SHA-256 of the names of the classes and of all images and labels in
         their order, in hexadecimal.
         """
-        found = hashlib.sha256(
+        digest = hashlib.sha256(
             json.dumps([self.classes, self.inputs.shape, self.labels.shape]).encode()
         )
         for part in (self.inputs, self.labels):
             for rows in part.split(1024):
-                found.update(rows.cpu().contiguous().numpy().data)
-        return found.hexdigest()
+                digest.update(rows.cpu().contiguous().numpy().data)
+        return digest.hexdigest()
 
     def _fetch(self, indices: list[int]) -> Batch:
         """A batch of unprepared images in [0, 1]."""

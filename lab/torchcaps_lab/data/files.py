@@ -5,6 +5,7 @@ for these.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -321,11 +322,11 @@ def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
     """
     named: dict[str, Path] = {}
     folders = _folders(root)
-    others = []
+    unnamed = []
     for path in folders:
         part = part_called(path.name)
         if part is None:
-            others.append(path)
+            unnamed.append(path)
         elif part in named:
             raise ValueError(
                 f"{root} holds {named[part].name!r} and {path.name!r}: only one can "
@@ -334,25 +335,24 @@ def _part_folders(root: Path, kind: type[Listing]) -> dict[str, Path] | None:
         else:
             named[part] = path
     if not named or (
-        others and all(len(_folders(path)) < 2 for path in named.values())
+        unnamed and all(len(_folders(path)) < 2 for path in named.values())
     ):
         return None
-    _refuse_doubtful(root, named, [path for path in others if _holds_any(path, kind)])
+    _refuse_doubtful(root, named, [path for path in unnamed if _holds_any(path, kind)])
     return named
 
 
 def _refuse_doubtful(
-    root: Path, named: dict[str, Path], others: Sequence[Path]
+    root: Path, named: dict[str, Path], unnamed: Sequence[Path]
 ) -> None:
     parts = " and ".join(repr(path.name) for path in named.values())
-    if others:
+    if unnamed:
         raise ValueError(
             f"{root} holds {parts}, as if these were parts of the data, but also "
-            f"{some([p.name for p in others])}, as "
-            "if its folders were classes: move the classes into the parts, or rename "
-            "a class that has the name of a "
-            "part "
-            f"({', '.join(name for names in PART_NAMES.values() for name in names)})"
+            f"{some([path.name for path in unnamed])}, as if its folders were "
+            "classes: move the classes into the parts, or rename a class that has "
+            "the name of a part "
+            f"({', '.join(chain.from_iterable(PART_NAMES.values()))})"
         )
     if "train" not in named:
         raise ValueError(

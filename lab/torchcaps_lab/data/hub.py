@@ -111,19 +111,19 @@ class Hub(ListedImages):
             if any(
                 (path / name).is_file() for name in ("dataset_dict.json", "state.json")
             ):
-                found = datasets.load_from_disk(str(path))
+                splits = datasets.load_from_disk(str(path))
             elif path.is_file():
-                found = datasets.load_dataset("parquet", data_files=str(path))
+                splits = datasets.load_dataset("parquet", data_files=str(path))
             else:
                 where = str(path) if path.is_dir() else self.path
-                found = datasets.load_dataset(
+                splits = datasets.load_dataset(
                     where, self.configuration, revision=self.revision
                 )
         except ConnectionError:
             raise
         except Exception as error:  # datasets raises many types of errors
             raise ValueError(f"datasets cannot open {self.path!r}: {error}") from error
-        return found if isinstance(found, Mapping) else {"train": found}
+        return splits if isinstance(splits, Mapping) else {"train": splits}
 
     def list_images(self) -> Listed:
         """The rows of each split, those without a label left out."""
@@ -178,9 +178,10 @@ class Hub(ListedImages):
             Path(datasets.config.HF_CACHE_HOME),
         ]
         places += [home if home.is_dir() else home.parent] if home.exists() else []
-        return tuple(
-            way for place in places for way in (place.absolute(), place.resolve())
-        )
+        forms: list[Path] = []
+        for place in places:
+            forms += [place.absolute(), place.resolve()]
+        return tuple(forms)
 
     def _rows(
         self, split: str, image: str, label: str, left_out: dict[str, str]
@@ -224,7 +225,7 @@ class Hub(ListedImages):
 
 
 def _column(
-    option: str, chosen: str | None, found: list[str], features: Mapping[str, Any]
+    option: str, chosen: str | None, names: list[str], features: Mapping[str, Any]
 ) -> str:
     """The name of a column: the chosen one, or the only one that was found."""
     if chosen is not None:
@@ -234,10 +235,10 @@ def _column(
                 f"{chosen!r}"
             )
         return chosen
-    if len(found) != 1:
+    if len(names) != 1:
         raise ValueError(
             f"{option} must name the column of the {option}s, one of "
             f"{some(list(features))}: "
-            f"{'several' if found else 'none'} could be it"
+            f"{'several' if names else 'none'} could be it"
         )
-    return found[0]
+    return names[0]

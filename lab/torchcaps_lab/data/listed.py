@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, cast
 
@@ -139,7 +140,7 @@ class Listed:
     @property
     def items(self) -> list[Item]:
         """The images of all parts."""
-        return [item for part in self.parts.values() for item in part]
+        return list(chain.from_iterable(self.parts.values()))
 
 
 def arranged(listed: Listed, named: Mapping[str, str]) -> Listed:
@@ -308,7 +309,8 @@ class ListedData(DataSet):
         """Takes over the splits of a manifest; files that are not in it are left
         out.
         """
-        self._followed, self._unrecorded = manifest, manifest is None
+        self._followed = manifest
+        self._unrecorded = manifest is None
         for name in ("_read", "_train_and_validation", "test"):
             vars(self).pop(name, None)
         present = [self._entry(item) for item in self.listed.items]
@@ -389,17 +391,13 @@ class ListedData(DataSet):
         ``same`` content in one.
         """
         if self._followed is not None:
-            present = [
-                self._entry(item)
-                for item in self.listed.items
-                if item.name not in left_out
-            ]
-            kept = self._followed.follow(present)[0]
-            return replace(kept, left_out={**self._followed.left_out, **left_out})
-        entries = {
-            part: [self._entry(item) for item in items if item.name not in left_out]
-            for part, items in self.listed.parts.items()
-        }
+            present = [item for item in self.listed.items if item.name not in left_out]
+            followed = self._followed.follow(list(map(self._entry, present)))[0]
+            return replace(followed, left_out={**self._followed.left_out, **left_out})
+        entries = {}
+        for part, items in self.listed.parts.items():
+            present = [item for item in items if item.name not in left_out]
+            entries[part] = list(map(self._entry, present))
         divided = partial(_divided, None if self._unrecorded else same, self.group_of)
         if "all" in entries:
             entries["train"], entries["test"] = divided(
@@ -523,19 +521,21 @@ class ListedImages(ListedData):
         if len(train) + len(test) > _COMPARED:
             return self._plain_notes(train)
         parts = self.manifest().merged(self._read.same).parts
-        known = {entry.digest for entry in parts["train"]}
+        train_digests = {entry.digest for entry in parts["train"]}
         rows = [
-            row for row, entry in enumerate(parts["test"]) if entry.digest not in known
+            row
+            for row, entry in enumerate(parts["test"])
+            if entry.digest not in train_digests
         ]
-        found = first_alike(
+        first_places = first_alike(
             looks_of(test.inputs, rows), looks_of(train.inputs, range(len(train)))
         )
-        alike = [place for place in found if place >= 0]
-        told = (
+        alike = [place for place in first_places if place >= 0]
+        note = (
             f"{count_of(alike, 'test image')} nearly the same as a training "
             f"image; {self.names_alike}"
         )
-        return (*self._plain_notes(train), *([told] if alike else []))
+        return (*self._plain_notes(train), *([note] if alike else []))
 
     def _plain_notes(self, train: Examples) -> tuple[str, ...]:
         names = [entry.name for entry in self._read.manifest.parts["train"]]
@@ -549,7 +549,7 @@ class ListedImages(ListedData):
             manifest: which images.
             decoded: all of them by name, if they were decoded before.
         """
-        entries = [entry for part in PARTS for entry in manifest.parts[part]]
+        entries = list(chain.from_iterable(manifest.parts[part] for part in PARTS))
         shape, first = self._shape(entries)
         count = len(entries) + len(decoded)
         how = self.resize if self.levels is None else f"{self.resize} {self.levels}"
@@ -559,9 +559,9 @@ class ListedImages(ListedData):
         for part in PARTS:
             rows = manifest.parts[part]
             items = [self._items[entry.name] for entry in rows]
-            known = [decoded[entry.name] for entry in rows] if decoded else []
+            decoded_rows = [decoded[entry.name] for entry in rows] if decoded else []
             picture = (
-                known.__getitem__
+                decoded_rows.__getitem__
                 if decoded
                 else partial(self._picture, items, shape, first)
             )
@@ -637,11 +637,11 @@ class ListedImages(ListedData):
     def _seen(self) -> dict[str, "Seen"]:
         """Facts about each image from its file, without decoding it."""
         items = self.listed.items
-        found = threaded(
+        files_seen = threaded(
             lambda index: look(items[index].source, items[index].title),
             range(len(items)),
         )
-        return {item.name: seen for item, seen in zip(items, found, strict=True)}
+        return {item.name: seen for item, seen in zip(items, files_seen, strict=True)}
 
 
 class Seen(NamedTuple):
@@ -716,11 +716,11 @@ def _divided(
     number_of = {name: number for number, name in enumerate(sorted({*groups}))}
     labels = torch.tensor([number_of[name] for name in groups], dtype=torch.int64)
     if same is None:
-        rest, aside = stratified_split(labels, share, seed)
+        train_rows, aside = stratified_split(labels, share, seed)
     else:
         digests = [same.get(entry.digest, entry.digest) for entry in entries]
-        rest, aside = stable_split(labels, digests, share, seed)
-    return [entries[index] for index in rest.tolist()], [
+        train_rows, aside = stable_split(labels, digests, share, seed)
+    return [entries[index] for index in train_rows.tolist()], [
         entries[index] for index in aside.tolist()
     ]
 

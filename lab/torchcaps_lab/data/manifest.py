@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ class Changes:
 
     def lines(self) -> tuple[str, ...]:
         """The same for people, a line for each kind of change."""
-        told = (
+        lists = (
             (self.added, "added since the training, left out of all parts"),
             (self.removed, "gone since the training"),
             (self.changed, "changed since the training"),
@@ -50,7 +51,9 @@ class Changes:
             ),
         )
         return tuple(
-            f"{count_of(names)} {what}: {some(names)}" for names, what in told if names
+            f"{count_of(names)} {change}: {some(names)}"
+            for names, change in lists
+            if names
         )
 
 
@@ -103,10 +106,9 @@ class Manifest:
         """SHA-256 of the classes and contents of the training and validation images, in
         their order, in hexadecimal.
         """
-        parts = [
-            [entry[1:] for entry in self.parts[part]]
-            for part in ("train", "validation")
-        ]
+        train = [entry[1:] for entry in self.parts["train"]]
+        validation = [entry[1:] for entry in self.parts["validation"]]
+        parts = [train, validation]
         return hashlib.sha256(json.dumps([self.classes, parts]).encode()).hexdigest()
 
     def write(self, path: Path) -> None:
@@ -126,10 +128,10 @@ class Manifest:
         """
         try:
             content = read_json(path, LARGEST_TABLE)
-            parts = {
-                part: tuple(Entry(*map(str, row)) for row in content["parts"][part])
-                for part in PARTS
-            }
+            parts = {}
+            for part in PARTS:
+                rows = content["parts"][part]
+                parts[part] = tuple(Entry(*map(str, row)) for row in rows)
             return cls(
                 tuple(map(str, content["classes"])), parts, dict(content["left_out"])
             )
@@ -141,15 +143,15 @@ class Manifest:
 
         An image that is gone is found under another name by its content, in its class.
         """
-        before = [entry for part in self.parts.values() for entry in part]
+        before = list(chain.from_iterable(self.parts.values()))
         # An item of several labels has all of them as its category.
         categories = {*self.classes, *(entry.category for entry in before)}
         now = {entry.name: entry for entry in present if entry.category in categories}
-        known = {entry.name for entry in before}
+        names = {entry.name for entry in before}
         fresh = {
             entry[1:]: entry
             for entry in reversed(present)
-            if entry.name not in known | self.left_out.keys()
+            if entry.name not in names | self.left_out.keys()
         }
         parts: dict[str, list[Entry]] = {part: [] for part in PARTS}
         removed = []
@@ -157,16 +159,16 @@ class Manifest:
         renamed = []
         for part, entries in self.parts.items():
             for entry in entries:
-                found = now.get(entry.name) or fresh.pop(entry[1:], None)
-                if found is None:
+                entry_now = now.get(entry.name) or fresh.pop(entry[1:], None)
+                if entry_now is None:
                     removed.append(entry.name)
                     continue
-                parts[part].append(found)
-                if found.name != entry.name:
-                    renamed.append((entry.name, found.name))
-                elif found.digest != entry.digest:
+                parts[part].append(entry_now)
+                if entry_now.name != entry.name:
+                    renamed.append((entry.name, entry_now.name))
+                elif entry_now.digest != entry.digest:
                     changed.append(entry.name)
-        taken = known | self.left_out.keys() | {new for _, new in renamed}
+        taken = names | self.left_out.keys() | {new for _, new in renamed}
         added = [entry.name for entry in present if entry.name not in taken]
         changes = Changes(tuple(added), tuple(removed), tuple(changed), tuple(renamed))
         return Manifest(self.classes, parts, self.left_out), changes
@@ -175,28 +177,34 @@ class Manifest:
         """The same with one digest for files of the same pixels, see
         :func:`torchcaps_lab.data.alike.same_content`.
         """
-        parts = {
-            part: tuple(
-                entry._replace(digest=same.get(entry.digest, entry.digest))
-                for entry in entries
-            )
-            for part, entries in self.parts.items()
-        }
+
+        def shared(entry: Entry) -> Entry:
+            return entry._replace(digest=same.get(entry.digest, entry.digest))
+
+        parts = {part: tuple(map(shared, rows)) for part, rows in self.parts.items()}
         return replace(self, parts=parts)
 
     def copies(self) -> list[list[tuple[str, Entry]]]:
         """Groups of images with the same content in several splits or classes, each
         with its split.
         """
-        found: dict[str, list[tuple[str, Entry]]] = {}
+        groups: dict[str, list[tuple[str, Entry]]] = {}
         for part, entries in self.parts.items():
             for entry in entries:
-                found.setdefault(entry.digest, []).append((part, entry))
+                groups.setdefault(entry.digest, []).append((part, entry))
         return [
             rows
-            for rows in found.values()
-            if len({(part, entry.category) for part, entry in rows}) > 1
+            for rows in groups.values()
+            if len(_parts_of(rows)) > 1 or len(_classes_of(rows)) > 1
         ]
+
+
+def _parts_of(rows: Sequence[tuple[str, Entry]]) -> set[str]:
+    return {part for part, _ in rows}
+
+
+def _classes_of(rows: Sequence[tuple[str, Entry]]) -> set[str]:
+    return {entry.category for _, entry in rows}
 
 
 def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
@@ -204,19 +212,20 @@ def copies_lines(manifest: Manifest, thing: str = "image") -> list[str]:
     several classes.
     """
     groups = manifest.copies()
-    in_parts = [rows for rows in groups if len({part for part, _ in rows}) > 1]
-    in_classes = [
-        rows for rows in groups if len({entry.category for _, entry in rows}) > 1
-    ]
+    in_parts = [rows for rows in groups if len(_parts_of(rows)) > 1]
+    in_classes = [rows for rows in groups if len(_classes_of(rows)) > 1]
     lines = []
-    for found, what in ((in_parts, "parts of the data"), (in_classes, "classes")):
-        if found:
-            names = [
-                " = ".join(f"{entry.name} ({part})" for part, entry in rows)
-                for rows in found
-            ]
+    for groups_of_copies, places in (
+        (in_parts, "parts of the data"),
+        (in_classes, "classes"),
+    ):
+        if groups_of_copies:
+            names = []
+            for rows in groups_of_copies:
+                copies = [f"{entry.name} ({part})" for part, entry in rows]
+                names.append(" = ".join(copies))
             lines.append(
-                f"{count_of(found, thing)} of the same content in several {what}: "
+                f"{count_of(groups_of_copies, thing)} of the same content in several {places}: "
                 f"{some(names)}"
             )
     return lines
@@ -248,9 +257,9 @@ def some(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")
 
 
-def count_of(names: Sequence[Any], what: str = "image") -> str:
+def count_of(names: Sequence[Any], thing: str = "image") -> str:
     """A number of images, or other items, as text."""
-    return f"{len(names):,} {what}{'s' * (len(names) != 1)}"
+    return f"{len(names):,} {thing}{'s' * (len(names) != 1)}"
 
 
 def readable(name: str) -> str:

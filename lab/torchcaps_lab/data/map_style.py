@@ -4,6 +4,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -105,10 +106,14 @@ class MapStyle(ListedImages):
         test_data = self.test_data
         if test_data is None:
             data, test_data = _divided(data)
-        given = {"train": data, "validation": self.validation_data, "test": test_data}
+        pairs_of_parts = {
+            "train": data,
+            "validation": self.validation_data,
+            "test": test_data,
+        }
         self.given = {
             part: paired(pairs, part, self.axes)
-            for part, pairs in given.items()
+            for part, pairs in pairs_of_parts.items()
             if pairs is not None
         }
         for part, pairs in self.given.items():
@@ -161,10 +166,8 @@ class MapStyle(ListedImages):
             map(str, sorted(numbers, key=lambda label: (isinstance(label, str), label)))
         )
         listed.notes = tuple(_axes_lines(self.given))
-        notes, listed = (
-            listed.notes,
-            arranged(listed, {part: part for part in listed.parts}),
-        )
+        notes = listed.notes
+        listed = arranged(listed, {part: part for part in listed.parts})
         listed.notes = tuple(dict.fromkeys((*notes, *listed.notes)))
         return listed
 
@@ -182,9 +185,8 @@ class MapStyle(ListedImages):
 
     @cached_property
     def _seen(self) -> dict[str, Seen]:
-        return {
-            item.name: item.seen for rows in self.listed.parts.values() for item in rows
-        }
+        items = chain.from_iterable(self.listed.parts.values())
+        return {item.name: item.seen for item in items}
 
     def _image(self, pairs: Any, index: int, name: str) -> "Source":
         with self._asked:
@@ -218,9 +220,9 @@ def _divided(data: Any) -> tuple[Any, Any]:
     return data, None
 
 
-def _axes_lines(given: Mapping[str, Any]) -> Iterator[str]:
+def _axes_lines(pairs_of_parts: Mapping[str, Any]) -> Iterator[str]:
     """For people: the order of axes that was taken of arrays."""
-    for part, pairs in given.items():
+    for part, pairs in pairs_of_parts.items():
         if isinstance(pairs, Arrays) and pairs.axes != "NHW":
             channels = pairs[0][0].shape[0]
             yield (

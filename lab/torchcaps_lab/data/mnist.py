@@ -120,12 +120,12 @@ class MNIST(PublishedData):
 
     def _load(self, part: str) -> Examples:
         names = (f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz")
-        found = {name: self._find(name, name.removesuffix(".gz")) for name in names}
+        paths = {name: self._find(name, name.removesuffix(".gz")) for name in names}
         missing = [
-            f"{name} (or without .gz)" for name, path in found.items() if path is None
+            f"{name} (or without .gz)" for name, path in paths.items() if path is None
         ]
         images_path, labels_path = (
-            path or self._download(name, missing) for name, path in found.items()
+            path or self._download(name, missing) for name, path in paths.items()
         )
         images = self._read(images_path, ndim=3)
         labels = self._read(labels_path, ndim=1)

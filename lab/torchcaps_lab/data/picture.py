@@ -213,7 +213,8 @@ def opened(
     """
     from PIL import Image, UnidentifiedImageError
 
-    name, formats = name or str(source), _opens(formats)
+    name = name or str(source)
+    formats = _opens(formats)
     if most_pixels is None:
         most_pixels = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)
     try:
@@ -254,8 +255,8 @@ def _opens_tiff(source: "Path | BytesIO") -> bool:
     try:
         with Image.open(source, formats=["TIFF"]) as image:
             bands = image.tag_v2.get(_SAMPLES, 1) if hasattr(image, "tag_v2") else 1
-            whole = image.mode != "RGBX" and len(image.getbands()) >= bands
-            return whole or find_spec("tifffile") is None
+            readable = image.mode != "RGBX" and len(image.getbands()) >= bands
+            return readable or find_spec("tifffile") is None
     except (UnidentifiedImageError, SyntaxError):
         return False
     finally:
@@ -314,14 +315,16 @@ def in_mode(
                 f"it has {source.channels} channels, of which none can be left out, "
                 f"expected {channels}"
             )
-        source, levels = source.picture(), None
+        source = source.picture()
+        levels = None
     if channels not in (1, 3):
         raise ValueError(
             f"it has {len(source.getbands())} channels, expected {channels}"
         )
     image = upright(source)
     if image.mode.startswith(("I", "F")):
-        image, levels = Image.fromarray(to_8_bit(np.asarray(image), levels)), None
+        image = Image.fromarray(to_8_bit(np.asarray(image), levels))
+        levels = None
     if image.getbands()[-1] == "A" or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
@@ -448,20 +451,20 @@ def _check_axes(image: Any) -> None:
         return
     kind = "an array"
     order = "(H, W, C)"
-    here = image.shape[2]
-    there = image.shape[0]
+    channels = image.shape[2]
+    other_axis = image.shape[0]
     turned = "(C, H, W)"
     how = "image.transpose(1, 2, 0)"
     if isinstance(image, Tensor):
         kind = "a tensor"
         order = "(C, H, W)"
-        here = image.shape[0]
-        there = image.shape[2]
+        channels = image.shape[0]
+        other_axis = image.shape[2]
         turned = "(H, W, C)"
         how = "image.permute(2, 0, 1)"
-    if there in (1, 3) and here not in (1, 2, 3, 4):
+    if other_axis in (1, 3) and channels not in (1, 2, 3, 4):
         raise ValueError(
-            f"{kind} is {order}: this one, {tuple(image.shape)}, would have {here} "
+            f"{kind} is {order}: this one, {tuple(image.shape)}, would have {channels} "
             f"channels and looks like {turned}; "
             f"give {how}"
         )

@@ -9,6 +9,7 @@ their seeds are equal.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -158,9 +159,9 @@ def thirteen_crops(images: Tensor, size: int) -> Tensor:
         )
     top = vertical // 2
     left = horizontal // 2
-    offsets = [(0, 0)] + [
-        (x * d, y * d) for d in (1, 2, 3) for x in (1, -1) for y in (1, -1)
-    ]
+    offsets = [(0, 0)]
+    for distance, right, down in product((1, 2, 3), (1, -1), (1, -1)):
+        offsets.append((right * distance, down * distance))
     crops = [
         images[:, :, top + y : top + y + size, left + x : left + x + size]
         for x, y in offsets

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,8 +50,10 @@ class PublishedData(DataSet):
 
     def _find(self, *names: str) -> Path | None:
         """The first file of one of these names."""
-        paths = (place / name for place in self._places for name in names)
-        return next((path for path in paths if path.is_file()), None)
+        for place, name in product(self._places, names):
+            if (place / name).is_file():
+                return place / name
+        return None
 
     def _download(self, name: str, missing: Sequence[str]) -> Path:
         """Downloads a file, because files are ``missing``.

@@ -235,16 +235,16 @@ class SmallNORB(PublishedData):
         check_choice("split", split, get_args(Split))
         if split == "test":
             return self._per_image(self._test_half.info)
-        rest, held_out = self._split_indices
+        train_rows, held_out = self._split_indices
         return self._per_image(self._train_half.info)[
-            rest if split == "train" else held_out
+            train_rows if split == "train" else held_out
         ]
 
     @cached_property
     def _train_and_validation(self) -> tuple[Examples, Examples]:
         images = self.load_train()
-        rest, held_out = self._split_indices
-        return images.subset(rest), images.subset(held_out)
+        train_rows, held_out = self._split_indices
+        return images.subset(train_rows), images.subset(held_out)
 
     @cached_property
     def _split_indices(self) -> tuple[Tensor, Tensor]:
@@ -260,10 +260,10 @@ class SmallNORB(PublishedData):
             parts = stratified_split(half.labels, self.validation_share, self.seed)
         if self.cameras != "both_as_images":
             return parts
-        rest, held_out = (
+        train_rows, held_out = (
             torch.stack([2 * part, 2 * part + 1], dim=1).flatten() for part in parts
         )
-        return rest, held_out
+        return train_rows, held_out
 
     @cached_property
     def _train_half(self) -> _Half:
@@ -286,9 +286,9 @@ class SmallNORB(PublishedData):
             )
         if ((labels < 0) | (labels >= len(self.class_names))).any():
             last = len(self.class_names) - 1
-            found = f"{int(labels.min())} to {int(labels.max())}"
+            bounds = f"{int(labels.min())} to {int(labels.max())}"
             raise ValueError(
-                f"{cat} must hold labels in 0..{last}, got labels from {found}"
+                f"{cat} must hold labels in 0..{last}, got labels from {bounds}"
             )
         if ((facts < 0) | (facts > torch.tensor([9, 8, 34, 5]))).any():
             raise ValueError(
@@ -303,9 +303,9 @@ class SmallNORB(PublishedData):
 
     def _files(self, half: str) -> list[Path]:
         names = [f"{self.stems[half]}-{part}.mat" for part in ("dat", "cat", "info")]
-        found = {name: self._find(f"{name}.gz", name) for name in names}
+        paths = {name: self._find(f"{name}.gz", name) for name in names}
         missing = [
-            f"{name} (or {name}.gz)" for name, path in found.items() if path is None
+            f"{name} (or {name}.gz)" for name, path in paths.items() if path is None
         ]
         if missing:
             raise FileNotFoundError(
@@ -315,7 +315,7 @@ class SmallNORB(PublishedData):
                 "environment variable "
                 "TORCHCAPS_DATA."
             )
-        return [path for path in found.values() if path is not None]
+        return [path for path in paths.values() if path is not None]
 
     def _load(self, half: _Half) -> Examples:
         pairs = _read_part(half.dat, torch.uint8, (2, _SIDE, _SIDE))
@@ -348,10 +348,10 @@ def _split_toys(
     generator = torch.Generator().manual_seed(seed)
     held_out = torch.zeros_like(labels, dtype=torch.bool)
     for label in labels.unique():
-        known = toys[labels == label].unique()
-        chosen = known[
-            torch.randperm(len(known), generator=generator)[
-                : count_aside(share, len(known))
+        toys_of_label = toys[labels == label].unique()
+        chosen = toys_of_label[
+            torch.randperm(len(toys_of_label), generator=generator)[
+                : count_aside(share, len(toys_of_label))
             ]
         ]
         held_out |= (labels == label) & torch.isin(toys, chosen)

@@ -71,11 +71,11 @@ class ImageStore:
             return self._decode_to_file(digests, shape, picture)
         images = torch.empty(shape, dtype=torch.uint8)
         problems: dict[int, BrokenImage] = {}
-        for index, found in enumerate(_decoded(len(digests), picture)):
-            if isinstance(found, BrokenImage):
-                problems[index] = found
+        for index, image in enumerate(_decoded(len(digests), picture)):
+            if isinstance(image, BrokenImage):
+                problems[index] = image
             else:
-                images[index] = found
+                images[index] = image
         return images, problems
 
     def _decode_to_file(
@@ -127,20 +127,20 @@ def _write(
     problems are returned.
     """
     problems: dict[int, BrokenImage] = {}
-    whole = path.with_suffix(".tmp")
+    temporary = path.with_suffix(".tmp")
     try:
-        with whole.open("wb") as file:
+        with temporary.open("wb") as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            for index, found in enumerate(images):
-                if isinstance(found, BrokenImage):
-                    problems[index] = found
+            for index, image in enumerate(images):
+                if isinstance(image, BrokenImage):
+                    problems[index] = image
                 elif not problems:
-                    file.write(found.numpy().data)
+                    file.write(image.numpy().data)
             file.flush()
             os.fsync(file.fileno())
         if not problems:
-            whole.replace(path)
+            temporary.replace(path)
     except OSError as error:
         raise OSError(
             f"{math.prod(shape) / GIB:.1f} GiB of decoded images cannot be written to "
@@ -149,7 +149,7 @@ def _write(
             "allow them more memory"
         ) from error
     finally:
-        whole.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return problems
 
 

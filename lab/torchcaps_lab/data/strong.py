@@ -161,7 +161,8 @@ class RandomErasing:
         ratio = ((2 * ratio - 1) * math.log(1 / 0.3)).exp()  # height over width
         height = (area * ratio).sqrt().round().clamp(1, H)
         width = (area / ratio).sqrt().round().clamp(1, W)
-        left, top = (left * (W - width + 1)).floor(), (top * (H - height + 1)).floor()
+        left = (left * (W - width + 1)).floor()
+        top = (top * (H - height + 1)).floor()
         mask = (
             _within(top, height, H)[:, None, :, None]
             & _within(left, width, W)[:, None, None]

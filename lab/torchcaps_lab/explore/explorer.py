@@ -261,7 +261,8 @@ class Explorer:
             raise ValueError("classifiers must hold at least one network, got none")
         readers = samples or {}
         self._networks = {
-            name: _Opened(one, readers.get(name)) for name, one in classifiers.items()
+            name: _Opened(classifier, readers.get(name))
+            for name, classifier in classifiers.items()
         }
         self._looks: OrderedDict[str, _AnyLook] = OrderedDict()
         self._made: dict[tuple[Any, ...], Any] = {}
@@ -307,12 +308,12 @@ class Explorer:
             if opened.reads:
                 raise ValueError(f"{network} takes texts, not pictures")
             picture = _picture(file, name)
-            whole = opened.classifier.resize == "keep" or _is_black(
+            padded = opened.classifier.resize == "keep" or _is_black(
                 picture
             )  # the page drew it in the right size
             return self._seen(
                 network,
-                opened.classifier.pixels(picture, "pad" if whole else None),
+                opened.classifier.pixels(picture, "pad" if padded else None),
                 None,
             )
 
@@ -368,14 +369,14 @@ class Explorer:
             if opened.reads:
                 text = opened.samples.written(place)
                 return self.read(network, text, int(opened.samples.labels[place]))
-            one = opened.samples[place]
+            example = opened.samples[place]
             if opened.apart:
-                return self._seen(network, one.inputs[0], None)
-            labels = one.labels[0]
-            known = (
+                return self._seen(network, example.inputs[0], None)
+            labels = example.labels[0]
+            classes = (
                 tuple(labels.nonzero()[:, 0].tolist()) if labels.ndim else int(labels)
             )
-            return self._seen(network, one.inputs[0], known)
+            return self._seen(network, example.inputs[0], classes)
 
     def forget(self, look: str) -> None:
         """Drops a look that nobody asks about any more, so that those of others are
@@ -384,7 +385,9 @@ class Explorer:
         with self._lock:
             if self._looks.pop(look, None) is not None:
                 self._made = {
-                    key: made for key, made in self._made.items() if key[0] != look
+                    key: exhibit
+                    for key, exhibit in self._made.items()
+                    if key[0] != look
                 }
 
     def answer(self, look: str) -> dict[str, Any]:
@@ -406,28 +409,28 @@ class Explorer:
                 "apart": taken.exhibit.to_json(),
                 "empty": taken.empty,
             }
-        told = {"look": look, "network": taken.network, "label": taken.label}
+        header = {"look": look, "network": taken.network, "label": taken.label}
         activation = (
             taken.words.activation
             if isinstance(taken, _TextLook)
             else taken.observation.activation[0]
         )
         classes = None if isinstance(taken, _TextLook) else taken.observation.classes
-        for what, numbers in (
+        for description, numbers in (
             ("activations", activation),
             ("poses", None if classes is None else classes.pose),
         ):
             if numbers is not None and not numbers.isfinite().all():
                 raise ValueError(
-                    f"{taken.network} gives this input {what} that are not finite, so "
+                    f"{taken.network} gives this input {description} that are not finite, so "
                     "nothing can be shown"
                 )
-        there = self._networks[taken.network].there(activation)
+        present = self._networks[taken.network].there(activation)
         if isinstance(taken, _TextLook):
             return {
-                **told,
+                **header,
                 "text": taken.text,
-                "there": _labels(there),
+                "there": _labels(present),
                 "activations": taken.words.to_json(),
             }
         shown = self._exhibit(look, "activations", None, ClassActivations.of)
@@ -442,8 +445,8 @@ class Explorer:
         )
         empty = not bool(taken.observation.selection.pictures.any())
         return {
-            **told,
-            "there": _labels(there),
+            **header,
+            "there": _labels(present),
             "activations": shown,
             "boxes": boxes,
             "none": none,
@@ -518,9 +521,9 @@ class Explorer:
                 drawn = (
                     pngs(seen.reconstructions[0]) if taken.observation.decodes else None
                 )
-            return {name: one and one.to_json() for name, one in shown.items()} | {
-                "picture": drawn
-            }
+            return {
+                name: exhibit and exhibit.to_json() for name, exhibit in shown.items()
+            } | {"picture": drawn}
 
         return self._once((look, "compare", target, routing, steps), made)
 
@@ -535,7 +538,8 @@ class Explorer:
                 networks.
         """
         with self._lock:
-            first, second = self._look(one), self._look(other)
+            first = self._look(one)
+            second = self._look(other)
             if first.network != second.network:
                 raise ValueError(
                     f"poses are swapped within one network, got {first.network} and "
@@ -545,8 +549,10 @@ class Explorer:
             return None if exhibit is None else exhibit.to_json()
 
     def _described(self, name: str, opened: _Opened) -> dict[str, Any]:
-        network, classifier = opened.network, opened.classifier
-        routing, verdict = opened.routing, opened.verdict
+        network = opened.network
+        classifier = opened.classifier
+        routing = opened.routing
+        verdict = opened.verdict
         return {
             "name": name,
             "model": type(network).__name__,
@@ -559,12 +565,15 @@ class Explorer:
             "verdict": None
             if verdict is None
             else {"routing": verdict.of_routing, "decoder": verdict.of_decoder},
-            "parameters": sum(one.numel() for one in network.parameters()),
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
             "routing": type(routing).__name__,
             "steps": getattr(routing, "steps", None),
             "routings": [
-                {"name": one, "steps": getattr(ROUTINGS[one](), "steps", None)}
-                for one in opened.routings
+                {
+                    "name": parameter,
+                    "steps": getattr(ROUTINGS[parameter](), "steps", None),
+                }
+                for parameter in opened.routings
             ],
             "draws": not opened.reads and classifier.image_shape[0] in (1, 3),
             "reads": opened.reads,
@@ -656,8 +665,8 @@ class Explorer:
             return self._made[key]
 
 
-def _labels(there: Tensor) -> list[int]:
-    return there.nonzero()[:, 0].tolist()
+def _labels(present: Tensor) -> list[int]:
+    return present.nonzero()[:, 0].tolist()
 
 
 def _asked(look: Look, target: int) -> Observation:

@@ -61,12 +61,12 @@ def local_samples(
     if not _SMALLNORB % classifier.image_shape[1]:
         options["smallnorb"] = {"size": classifier.image_shape[1]}
     if data in options:
-        found = read_test_images(partial(create_dataset, data, **options[data]), tell)
-        if found is not None and (found.raw_image_shape, found.classes) == (
+        images = read_test_images(partial(create_dataset, data, **options[data]), tell)
+        if images is not None and (images.raw_image_shape, images.classes) == (
             classifier.image_shape,
             classifier.classes,
         ):
-            return found
+            return images
     if classifier.classes == _DIGITS and classifier.image_shape[0] == 1:
         return digit_samples(classifier.image_shape)
     return None
@@ -99,7 +99,8 @@ def digit_samples(image_shape: tuple[int, int, int]) -> Examples:
     images = (
         ((test.inputs.float() - 127.5) * contrast + 127.5).clamp(0, 255).round().byte()
     )
-    high, wide = height - images.shape[2], width - images.shape[3]
+    high = height - images.shape[2]
+    wide = width - images.shape[3]
     images = F.pad(images, (wide // 2, wide - wide // 2, high // 2, high - high // 2))
     return Examples(images, test.labels, test.classes)
 

@@ -70,10 +70,10 @@ def application(
     from starlette.staticfiles import StaticFiles
 
     calls = _Calls(explorer)
+    methods = dict.fromkeys(_GET, "GET") | dict.fromkeys(_POST, "POST")
     api = [
         Route(f"/api/{name}", _answering(getattr(calls, name)), methods=[method])
-        for method, names in (("GET", _GET), ("POST", _POST))
-        for name in names
+        for name, method in methods.items()
     ]
     page = Mount("/", StaticFiles(directory=_PAGE, html=True))
     guard = Middleware(
@@ -143,7 +143,8 @@ class _Calls:
         return self._seen(self.explorer.read(_named(query, "network"), text), query)
 
     def sample(self, body: bytes, query: dict[str, str]) -> Any:
-        label, number = query.get("class"), _whole(query, "number")
+        label = query.get("class")
+        number = _whole(query, "number")
         return self._seen(
             self.explorer.sample(_named(query, "network"), label, number), query
         )
@@ -256,16 +257,16 @@ class _Guarded:
         # Browsers send those of all ports of a machine
         cookie = f"torchcaps-{scope['server'][1]}"
         named = request.query_params.get("token")
-        given = request.cookies.get(cookie) if named is None else named
-        known = self.token is None or secrets.compare_digest(
-            (given or "").encode(), self.token.encode()
+        sent_token = request.cookies.get(cookie) if named is None else named
+        allowed = self.token is None or secrets.compare_digest(
+            (sent_token or "").encode(), self.token.encode()
         )
 
         async def with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                if known and named is not None:
+                if allowed and named is not None:
                     headers.append(
                         "Set-Cookie",
                         f"{cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict",
@@ -275,7 +276,7 @@ class _Guarded:
         refusal = PlainTextResponse(
             "open the address that torchcaps explore has printed, with its token", 401
         )
-        return await (self.app if known else refusal)(scope, receive, with_headers)
+        return await (self.app if allowed else refusal)(scope, receive, with_headers)
 
 
 def serve(

@@ -123,31 +123,36 @@ NO_REMEDIES = Remedies()
 """Where no option is known to help."""
 
 
+def _column(metrics: Metrics, name: str) -> list[float]:
+    """The figures of that name, of the epochs that have one."""
+    return [row[name] for row in metrics if row.get(name) is not None]
+
+
 class Progress(NamedTuple):
     """How a measure went, of which more is better.
 
     Args:
         name: of the measure, for people.
-        what: what the examples are, such as "images".
+        examples: what the examples are, such as "images".
         train: on training examples, epoch by epoch; may be empty.
         validation: on validation examples; may be empty.
         tested: on those that the report is about.
     """
 
     name: str
-    what: str
+    examples: str
     train: Sequence[float]
     validation: Sequence[float]
     tested: float
 
     @classmethod
-    def of(cls, measure: str, metrics: Metrics, tested: float, what: str) -> "Progress":
+    def of(
+        cls, measure: str, metrics: Metrics, tested: float, examples: str
+    ) -> "Progress":
         """Of a row an epoch, with ``train_<measure>`` and ``val_<measure>``."""
-        train, validation = (
-            [row[name] for row in metrics if row.get(name) is not None]
-            for name in (f"train_{measure}", f"val_{measure}")
-        )
-        return cls(titled(measure), what, train, validation, tested)
+        train = _column(metrics, f"train_{measure}")
+        validation = _column(metrics, f"val_{measure}")
+        return cls(titled(measure), examples, train, validation, tested)
 
     @property
     def last(self) -> float:
@@ -180,7 +185,7 @@ class Progress(NamedTuple):
         epochs = len(self.validation)
         return Hint(
             f"in the last 3 of {epochs} epochs, the {self.name} on the validation "
-            f"{self.what} rose from {self.validation[-4]:.1%} to {self.last:.1%}",
+            f"{self.examples} rose from {self.validation[-4]:.1%} to {self.last:.1%}",
             "it was still improving: train longer",
             _longer(epochs),
         )
@@ -193,9 +198,9 @@ class Progress(NamedTuple):
         stronger = "use stronger augmentation, or " if remedies.overfitting else ""
         extra = f" ({remedies.extra} first)" if remedies.extra else ""
         return Hint(
-            f"the {self.name} is {self.train[-1]:.1%} on the training {self.what} and "
+            f"the {self.name} is {self.train[-1]:.1%} on the training {self.examples} and "
             f"{self.last:.1%} on others",
-            f"it overfits its training {self.what}: {stronger}add {self.what}{extra}",
+            f"it overfits its training {self.examples}: {stronger}add {self.examples}{extra}",
             remedies.overfitting,
         )
 
@@ -204,7 +209,7 @@ class Progress(NamedTuple):
         rising = epochs < 4 or self.train[-1] - self.train[-4] > 0.01
         fact = (
             f"after {epochs} epoch{'s' * (epochs > 1)} the {self.name} is "
-            f"{self.train[-1]:.1%} on the training {self.what}"
+            f"{self.train[-1]:.1%} on the training {self.examples}"
         )
         if rising or not remedies.underfitting:
             reason = "it was still improving: " if rising else ""
@@ -226,7 +231,7 @@ class Progress(NamedTuple):
         if at < 0.8 * epochs:
             yield Hint(
                 f"epoch {1 + at} had {best:.1%} {self.name} on the validation "
-                f"{self.what}, the last one {self.last:.1%}",
+                f"{self.examples}, the last one {self.last:.1%}",
                 "keep the best epoch, and stop when it no longer improves",
                 "--keep best --stop early",
             )
@@ -241,7 +246,8 @@ def falling_loss(metrics: Metrics) -> Iterator[Hint]:
     for name, of in (("val_loss", "validation"), ("train_loss", "training")):
         losses = [row[name] for row in metrics if row.get(name) is not None]
         if len(losses) > 6:
-            before, last = fmean(losses[-6:-3]), fmean(losses[-3:])
+            before = fmean(losses[-6:-3])
+            last = fmean(losses[-3:])
             if 0 < last < 0.98 * before:
                 yield Hint(
                     f"in the last 6 of {len(losses)} epochs, the {of} loss fell from "
@@ -253,32 +259,32 @@ def falling_loss(metrics: Metrics) -> Iterator[Hint]:
 
 
 def weak_classes(
-    shares: Mapping[str, float | None], measure: str, what: str
+    shares: Mapping[str, float | None], measure: str, examples: str
 ) -> Iterator[Hint]:
     """Classes that are never found, and the one that is found least well.
 
     Args:
         shares: of each class, IoU or recall; None or NaN for one that is nowhere.
         measure: the name of these, for people.
-        what: what the examples are, such as "images".
+        examples: what the examples are, such as "images".
     """
-    known = {
+    measured = {
         name: share
         for name, share in shares.items()
         if share is not None and share == share
     }
-    lost = [repr(name) for name, share in known.items() if not share]
+    lost = [repr(name) for name, share in measured.items() if not share]
     if lost:
         yield Hint(
             f"never found: {listed(lost, ', ')}",
-            f"look whether their labels are right, and add {what} that show them",
+            f"look whether their labels are right, and add {examples} that show them",
         )
-    weak = {name: share for name, share in known.items() if 0 < share < _WEAK}
+    weak = {name: share for name, share in measured.items() if 0 < share < _WEAK}
     if weak:
         name = min(weak, key=lambda name: weak[name])
         yield Hint(
             f"the {measure} of {name!r} is {weak[name]:.1%}",
-            f"look whether its labels are right, and add {what} that show it",
+            f"look whether its labels are right, and add {examples} that show it",
         )
 
 

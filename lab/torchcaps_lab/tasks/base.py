@@ -213,7 +213,7 @@ class Answer:
             row["poses"] = {name: pose.tolist() for name, pose in self.poses.items()}
         if self.things is not None:
             row["things"] = {
-                name: [_thing_row(one) for one in things]
+                name: list(map(_thing_row, things))
                 for name, things in self.things.items()
             }
         return jsonable(row)
@@ -226,25 +226,29 @@ class Answer:
         return f"{count} x {name}" if count > 1 else name
 
     def __str__(self) -> str:
-        said = [
+        names = [
             f"{self.counted(name)} ({self.lengths[name]:.3f})" for name in self.classes
         ]
-        return self.doubted(", ".join(said) or "nothing")
+        return self.doubted(", ".join(names) or "nothing")
 
-    def doubted(self, said: str) -> str:
+    def doubted(self, statement: str) -> str:
         """What is said of an image; of one that is not known, that it is none of
         these.
         """
-        return f"none of these, at best {said}" if self.known is False else said
+        return (
+            f"none of these, at best {statement}" if self.known is False else statement
+        )
 
     def __repr__(self) -> str:
         return f"<Answer: {self}>"
 
     def _repr_html_(self) -> str:
-        shares, what = self.probabilities, "not calibrated"
+        shares = self.probabilities
+        description = "not calibrated"
         if self.calibrated is not None:
-            shares, what = self.calibrated, "calibrated probabilities"
-        return answer_card(str(self), shares, what, self.picture, self.seen)
+            shares = self.calibrated
+            description = "calibrated probabilities"
+        return answer_card(str(self), shares, description, self.picture, self.seen)
 
 
 def _thing_row(thing: Thing) -> dict[str, Any]:
@@ -448,8 +452,8 @@ class Task(ABC):
         defines it, as ``import``.
         """
         module = type(self).__module__
-        known = package_of(module) in (package_of(__name__), "__main__")
-        return self.config() if known else {**self.config(), "import": module}
+        importable = package_of(module) in (package_of(__name__), "__main__")
+        return self.config() if importable else {**self.config(), "import": module}
 
 
 TASKS = SharedRegistry("task", Task)
@@ -493,7 +497,8 @@ def as_task(task: "Task | str | Mapping[str, Any]") -> Task:
     if isinstance(task, Task):
         return task
     arguments = {"name": task} if isinstance(task, str) else dict(task)
-    name, module = arguments.pop("name"), arguments.pop("import", None)
+    name = arguments.pop("name")
+    module = arguments.pop("import", None)
     if name not in TASKS and module is not None:
         raise ValueError(
             f"task {name!r} is not known: import the module that defines it "

@@ -94,7 +94,8 @@ class Classification(Task):
         self.check(images)
         findings = examine(network, images, batch_size=batch_size)
         confusion = findings.confusion.tolist()
-        accuracy, balanced = findings.accuracy, findings.balanced_accuracy
+        accuracy = findings.accuracy
+        balanced = findings.balanced_accuracy
         per_class = {
             name: row._asdict()
             for name, row in zip(images.classes, findings.per_class, strict=True)
@@ -128,9 +129,9 @@ class Classification(Task):
         network that ends in a softmax, these are its probabilities.
         """
         activation = prediction.activation.to(compute_dtype(prediction.activation))
-        said = F.one_hot(activation.argmax(1), activation.shape[1]).bool()
+        predicted = F.one_hot(activation.argmax(1), activation.shape[1]).bool()
         shares = activation / activation.sum(1, keepdim=True).clamp_min(1e-30)
-        return answers_of(prediction, said, shares, classes)
+        return answers_of(prediction, predicted, shares, classes)
 
     def calibrate(
         self, network: ClassifierNetwork, images: Examples, batch_size: int = 128
@@ -162,11 +163,11 @@ class Classification(Task):
         metrics: Metrics,
     ) -> Iterator[Exhibit]:
         """Those of :func:`torchcaps_lab.report.write_report`."""
-        told = {
+        summary_of_run = {
             name: value for name, value in summary.items() if name != "test_per_class"
         }  # it has its own table
         return exhibits_of_classifier(
-            network, images, examine(network, images), told, metrics
+            network, images, examine(network, images), summary_of_run, metrics
         )
 
 
@@ -251,12 +252,12 @@ def _pairs(findings: Findings, classes: Sequence[str]) -> Iterator[str]:
             f"most often confused of {len(classes)} classes ('evaluate --json' "
             "has the whole matrix):"
         )
-    for true, said, count in pairs:
+    for true, predicted, count in pairs:
         figures = findings.per_class[true]
-        told = class_text(figures._asdict())
+        figures_text = class_text(figures._asdict())
         yield (
-            f"  {readable(classes[true])} classified as {readable(classes[said])}: "
-            f"{count} of {figures.images}  ({told})"
+            f"  {readable(classes[true])} classified as {readable(classes[predicted])}: "
+            f"{count} of {figures.images}  ({figures_text})"
         )
 
 
@@ -264,7 +265,8 @@ def _warnings(findings: Findings, images: Examples) -> tuple[str, ...]:
     """Warnings: numbers that are not finite, classes without images, and an accuracy
     that guessing has, too.
     """
-    told, classes = [*finite_warning(findings.activation)], images.classes
+    lines = [*finite_warning(findings.activation)]
+    classes = images.classes
     if absent := [
         name
         for name, row in zip(classes, findings.per_class, strict=True)
@@ -273,14 +275,14 @@ def _warnings(findings: Findings, images: Examples) -> tuple[str, ...]:
         names = ", ".join(map(repr, absent[:5])) + (
             f" and {len(absent) - 5} more" if len(absent) > 5 else ""
         )
-        told.append(
+        lines.append(
             f"there are no {images.what} of {names}: the figures say nothing about such"
         )
     label, share = findings.majority
     if findings.accuracy > share:
-        return tuple(told)
+        return tuple(lines)
     return (
-        *told,
+        *lines,
         f"the accuracy, {findings.accuracy:.2%}, is not above {share:.2%}, the share "
         f"of the most frequent class, {classes[label]!r}: always answering this class "
         "is equally accurate",

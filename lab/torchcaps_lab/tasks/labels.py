@@ -9,13 +9,16 @@ from torchcaps_lab.tasks.base import Answer
 
 
 def answers_of(
-    prediction: Prediction, said: Tensor, probabilities: Tensor, classes: Sequence[str]
+    prediction: Prediction,
+    predicted: Tensor,
+    probabilities: Tensor,
+    classes: Sequence[str],
 ) -> list[Answer]:
     """An answer for each image.
 
     Args:
         prediction: of B images.
-        said: the predicted classes, bool (B, E).
+        predicted: the predicted classes, bool (B, E).
         probabilities: (B, E).
         classes: their names.
     """
@@ -25,7 +28,7 @@ def answers_of(
         order = [
             index
             for index in activation.argsort(descending=True).tolist()
-            if said[image, index]
+            if predicted[image, index]
         ]
         answers.append(
             Answer(

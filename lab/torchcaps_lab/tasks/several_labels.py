@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -162,28 +163,28 @@ class SeveralLabels(Task):
         precision, recall and F1.
         """
         self.check(images)
-        found = self._examination(
+        examination = self._examination(
             ask(network, images, batch_size).activation,
             _labels(images, batch_size),
             images,
         )
         if not (images.several and counts_things(network)):
-            return found
+            return examination
         looked = look_for_things(network, images, self.threshold, batch_size)
-        first, *others = found.lines
+        first, *following = examination.lines
         return replace(
-            found,
-            figures={**found.figures, **looked.count_figures()},
-            lines=(first, looked.count_line(), *others),
+            examination,
+            figures={**examination.figures, **looked.count_figures()},
+            lines=(first, looked.count_line(), *following),
         )
 
     def _examination(
         self, activation: Tensor, labels: Tensor, images: Examples
     ) -> Examination:
-        said = self.said(activation)
-        accuracy = (said == labels).all(1).double().mean().item()
+        predicted = self.said(activation)
+        accuracy = (predicted == labels).all(1).double().mean().item()
         classes = {
-            name: _class_figures(said[:, index], labels[:, index])
+            name: _class_figures(predicted[:, index], labels[:, index])
             for index, name in enumerate(images.classes)
         }
         return Examination(
@@ -233,18 +234,16 @@ class SeveralLabels(Task):
         """The figures of each class, learning curves, and the class capsules of a few
         images.
         """
-        found = self.examine(network, images)
+        examination = self.examine(network, images)
         verdict = judge(network, images) if images.pictured else None
         lines = [
-            line for line in found.lines if not line.startswith(" ")
+            line for line in examination.lines if not line.startswith(" ")
         ]  # those of classes are a table here
-        title, rows = (
-            page_title(network, summary),
-            found.details["per_class"],
-        )
+        title = page_title(network, summary)
+        rows = examination.details["per_class"]
         yield PresentClasses.of(title, lines, rows, verdict)
         recalls = {name: row["recall"] for name, row in rows.items()}
-        accuracy = found.figures["accuracy"]
+        accuracy = examination.figures["accuracy"]
         draw = "--boxes boxes" if finds_things(network) else ""
         yield Advice.of_task(
             "accuracy", accuracy, recalls, images, summary, metrics, draw=draw
@@ -258,8 +257,8 @@ class SeveralLabels(Task):
             ]
             examples = _chosen(selection, first)
             shown, clearest = (
-                Observation(network, one, verdict=verdict)
-                for one in (selection, examples)
+                Observation(network, selected, verdict=verdict)
+                for selected in (selection, examples)
             )
             yield from exhibits_of(shown, clearest)
         yield Summary.of("Settings", summary, [])
@@ -273,12 +272,9 @@ def _each_class(images: Examples, most: int = 20) -> Selection | None:
     rows, classes = batch.labels.cpu().nonzero()[:most].unbind(1)
     if not len(rows):
         return None
-    present = [
-        " and ".join(
-            name for name, there in zip(images.classes, row, strict=True) if there
-        )
-        for row in batch.labels.tolist()
-    ]
+    present = []
+    for row in batch.labels.tolist():
+        present.append(" and ".join(compress(images.classes, row)))
     titles = tuple(
         f"{images.classes[index]}\nof {present[row]}"
         for row, index in zip(rows.tolist(), classes.tolist(), strict=True)
@@ -300,14 +296,13 @@ def _true_boxes(batch: Batch, classes: Sequence[str]) -> list[tuple[NamedBox, ..
     if batch.parts is None:
         return [()] * len(batch.labels)
     labels, boxes = true_things(batch)
-    known = box_area(boxes) > 0
-    return [
-        tuple(
-            (classes[label], tuple(box))
-            for label, box in zip(row[there].tolist(), at[there].tolist(), strict=True)
-        )
-        for row, at, there in zip(labels, boxes, known, strict=True)
-    ]
+    drawn = box_area(boxes) > 0
+    things_of_images = []
+    for image, present in enumerate(drawn):
+        names = [classes[label] for label in labels[image, present].tolist()]
+        places = map(tuple, boxes[image, present].tolist())
+        things_of_images.append(tuple(zip(names, places, strict=True)))
+    return things_of_images
 
 
 def _chosen(selection: Selection, places: list[int]) -> Selection:
@@ -328,12 +323,14 @@ def _labels(images: Examples, batch_size: int) -> Tensor:
     return torch.cat([batch.labels.cpu() for batch in images.batches(batch_size)])
 
 
-def _class_figures(said: Tensor, there: Tensor) -> dict[str, float | int | None]:
+def _class_figures(predicted: Tensor, present: Tensor) -> dict[str, float | int | None]:
     """Figures of one class; None for undefined ones."""
-    right, told, count = int((said & there).sum()), int(said.sum()), int(there.sum())
+    right = int((predicted & present).sum())
+    predictions = int(predicted.sum())
+    count = int(present.sum())
     return {
         "images": count,
-        "precision": right / told if told else None,
+        "precision": right / predictions if predictions else None,
         "recall": right / count if count else None,
-        "f1": 2 * right / (told + count) if told + count else None,
+        "f1": 2 * right / (predictions + count) if predictions + count else None,
     }

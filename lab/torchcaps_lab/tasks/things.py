@@ -4,10 +4,12 @@ precisely.
 
 import contextlib
 import io
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -152,8 +154,9 @@ class Looked(NamedTuple):
         """Whether an image has as many things of every class as the network says, bool
         (N,).
         """
-        pairs = zip(self.true, self.counted, strict=True)
-        return torch.tensor([count_of(true) == count_of(said) for true, said in pairs])
+        true = list(map(count_of, self.true))
+        counted = list(map(count_of, self.counted))
+        return torch.tensor(list(map(operator.eq, true, counted)))
 
     def count_figures(self) -> dict[str, float]:
         """Return the share of the images whose things are counted right."""
@@ -200,34 +203,32 @@ def look_for_things(
         ValueError: if the images do not know their things.
     """
     check_asked(network, images, batch_size)
-    labels, activation, looked = (
-        list[Tensor](),
-        list[Tensor](),
-        Looked(images.labels, images.labels, [], [], []),
-    )
+    labels = list[Tensor]()
+    activation = list[Tensor]()
+    looked = Looked(images.labels, images.labels, [], [], [])
     for batch, prediction in predicted(network, images, batch_size):
         labels.append(batch.labels.cpu())
         activation.append(prediction.activation.float().cpu())
         looked.found.extend(network.things_in(prediction, min(_FAINT, threshold)))
         names, boxes = true_things(batch)
-        looked.true.extend(
-            [
-                Thing(name, 1.0, box)
-                for name, box in zip(*one, strict=True)
-                if box_area(box) > 0
-            ]
-            for one in zip(names.tolist(), boxes.cpu(), strict=True)
-        )
+        for labels_of_image, boxes_of_image in zip(
+            names.tolist(), boxes.cpu(), strict=True
+        ):
+            drawn = map(Thing, labels_of_image, repeat(1.0), boxes_of_image)
+            looked.true.append([thing for thing in drawn if box_area(thing.box) > 0])
     looked = looked._replace(labels=torch.cat(labels), activation=torch.cat(activation))
-    for said, things in zip(looked.activation > threshold, looked.found, strict=True):
+    for present, things in zip(
+        looked.activation > threshold, looked.found, strict=True
+    ):
+        # Of several things of a class, the first is the most active one.
         best = {thing.label: thing for thing in reversed(things)}
-        there = [
-            one
-            for one in things
-            if said[one.label]
-            and (one.activation > threshold or one is best[one.label])
+        counted = [
+            thing
+            for thing in things
+            if present[thing.label]
+            and (thing.activation > threshold or thing is best[thing.label])
         ]
-        looked.counted.append(there)
+        looked.counted.append(counted)
     return looked
 
 
@@ -247,7 +248,9 @@ def mean_average_precision(found: Things, true: Things) -> dict[str, float]:
         from pycocotools.cocoeval import COCOeval
 
     def rows(things: Things) -> list[dict[str, Any]]:
-        every = [(image, thing) for image, ones in enumerate(things) for thing in ones]
+        every: list[tuple[int, Thing]] = []
+        for image, things_of_image in enumerate(things):
+            every += [(image, thing) for thing in things_of_image]
         boxes = (
             torch.stack([thing.box for _, thing in every])
             if every
@@ -273,24 +276,23 @@ def mean_average_precision(found: Things, true: Things) -> dict[str, float]:
 
     if not any(true):
         return dict.fromkeys(("map", "map_50", "map_75"), 0.0)
-    known, said = COCO(), COCO()
-    labels = {thing.label for things in (*true, *found) for thing in things}
+    expected = COCO()
+    boxes_found = COCO()
+    labels = {thing.label for thing in chain.from_iterable((*true, *found))}
     both = {
         "images": [{"id": image} for image in range(len(true))],
-        "categories": [{"id": one} for one in labels],
+        "categories": [{"id": label} for label in labels],
     }
-    known.dataset, said.dataset = (
+    expected.dataset, boxes_found.dataset = (
         {**both, "annotations": rows(true)},
         {**both, "annotations": rows(found)},
     )
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints progress
-        known.createIndex()
-        said.createIndex()
-        judge = COCOeval(known, said, "bbox")
-        judge.params.areaRng, judge.params.areaRngLbl = (
-            judge.params.areaRng[:1],
-            judge.params.areaRngLbl[:1],
-        )
+        expected.createIndex()
+        boxes_found.createIndex()
+        judge = COCOeval(expected, boxes_found, "bbox")
+        judge.params.areaRng = judge.params.areaRng[:1]
+        judge.params.areaRngLbl = judge.params.areaRngLbl[:1]
         judge.evaluate()
         judge.accumulate()
     precision = torch.from_numpy(judge.eval["precision"])[
@@ -298,5 +300,5 @@ def mean_average_precision(found: Things, true: Things) -> dict[str, float]:
     ]  # [overlaps, recalls, classes], all sizes
     each = {"map": precision, "map_50": precision[:1], "map_75": precision[5:6]}
     return {
-        name: one[one >= 0].mean().item() for name, one in each.items()
+        name: scores[scores >= 0].mean().item() for name, scores in each.items()
     }  # -1: a class that never occurs

@@ -5,6 +5,7 @@ the best epoch.
 import csv
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ class History(Callback):
         self.path = path
         self.show = show
         self.shown = {
-            f"{stage}_{name}"
-            for stage in ("train", "val")
-            for name in (measure, "loss")
+            f"train_{measure}",
+            "train_loss",
+            f"val_{measure}",
+            "val_loss",
         }
         self.rows: list[dict[str, float]] = []
         self.before = self._started = self._rate = (
@@ -118,7 +120,7 @@ class History(Callback):
                 )
 
     def _write(self) -> None:
-        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        columns = list(dict.fromkeys(chain.from_iterable(self.rows)))
         with written_whole(self.path) as part, part.open("w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
@@ -141,11 +143,11 @@ def duration(seconds: float) -> str:
         >>> duration(8.4), duration(95), duration(7500)
         ('8 s', '1 min 35 s', '2 h 5 min')
     """
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_over = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes} min {seconds_over} s" if minutes else f"{seconds_over} s"
 
 
 class StopAt(Callback):
@@ -246,15 +248,15 @@ class Limits(Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Takes the limits away; the state of the training is read after this."""
         loop = trainer.fit_loop
-        self._epochs, self._steps = loop.max_epochs, loop.epoch_loop.max_steps
-        loop.max_epochs, loop.epoch_loop.max_steps = -1, -1
+        self._epochs = loop.max_epochs
+        self._steps = loop.epoch_loop.max_steps
+        loop.max_epochs = -1
+        loop.epoch_loop.max_steps = -1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Gives them back."""
-        trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = (
-            self._epochs,
-            self._steps,
-        )
+        trainer.fit_loop.max_epochs = self._epochs
+        trainer.fit_loop.epoch_loop.max_steps = self._steps
 
 
 ONE_AN_EPOCH: dict[str, Any] = {
@@ -316,7 +318,7 @@ class KeepBest(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from there; the folder may have moved."""
-        here = {
+        scores = {
             name: self._here(state_dict[name])
             for name in ("best_model_path", "kth_best_model_path")
         }
@@ -325,7 +327,7 @@ class KeepBest(ModelCheckpoint):
             for path, score in state_dict["best_k_models"].items()
         }
         super().load_state_dict(
-            {**state_dict, **here, "best_k_models": models, "dirpath": self.dirpath}
+            {**state_dict, **scores, "best_k_models": models, "dirpath": self.dirpath}
         )
 
     def _here(self, path: str) -> str:

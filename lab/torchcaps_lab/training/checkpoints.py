@@ -77,11 +77,11 @@ class SealedCheckpoints(TorchCheckpointIO):
                 torch.save(checkpoint, part)
             except RuntimeError as error:  # torch raises this on a full disk
                 free = shutil.disk_usage(path.parent).free >> 20
-                said = (
+                message = (
                     f"checkpoint {path} cannot be written, with {free} MiB free "
                     "on its disk"
                 )
-                raise OSError(f"{said}: {str(error).splitlines()[0]}") from error
+                raise OSError(f"{message}: {str(error).splitlines()[0]}") from error
             seal(part)
 
 
@@ -106,19 +106,19 @@ def is_whole(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             if not archive.comment:  # written by an earlier version
                 return archive.testzip() is None
-            found = archive.comment.decode("ascii")
-        return found == _digest(path, path.stat().st_size - _SEAL)
+            comment = archive.comment.decode("ascii")
+        return comment == _digest(path, path.stat().st_size - _SEAL)
     except Exception:  # zipfile raises almost anything on a damaged file
         return False
 
 
 def _digest(path: Path, size: int) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while size > 0 and (block := file.read(min(size, 2**20))):
-            found.update(block)
+            digest.update(block)
             size -= len(block)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -140,22 +140,23 @@ def checkpoint_to_resume(folder: Path) -> Path | None:
     """
     folder = owned(folder)
     sweep(folder)
-    there, found = sorted(folder.glob("*.ckpt")), newest_checkpoint(folder)
-    if found is None and there:
+    paths = sorted(folder.glob("*.ckpt"))
+    newest = newest_checkpoint(folder)
+    if newest is None and paths:
         raise ValueError(
-            f"checkpoint {there[-1]} is damaged, and there is no other: start anew in "
+            f"checkpoint {paths[-1]} is damaged, and there is no other: start anew in "
             "another folder"
         )
-    for path in there:
-        if found is not None and path > found:
+    for path in paths:
+        if newest is not None and path > newest:
             warnings.warn(
                 f"checkpoint {path} is damaged: the one before it is used, "
-                f"{found.name}",
+                f"{newest.name}",
                 stacklevel=2,
             )
-        if path != found:
+        if path != newest:
             path.unlink()
-    return found
+    return newest
 
 
 def read_checkpoint(path: Path, learner: nn.Module) -> Mapping[str, Any]:
@@ -170,15 +171,15 @@ def read_checkpoint(path: Path, learner: nn.Module) -> Mapping[str, Any]:
             path, map_location="cpu", weights_only=True
         )
         state = checkpoint["state_dict"]
-        found = {name: tensor.shape for name, tensor in state.items()}
+        actual = {name: tensor.shape for name, tensor in state.items()}
     except Exception as error:  # torch.load raises almost anything on a damaged file
         raise ValueError(f"checkpoint {path} is damaged: {error}") from error
     expected = {name: tensor.shape for name, tensor in learner.state_dict().items()}
-    if expected != found:
+    if expected != actual:
         different = sorted(
             name
-            for name in expected.keys() | found.keys()
-            if expected.get(name) != found.get(name)
+            for name in expected.keys() | actual.keys()
+            if expected.get(name) != actual.get(name)
         )
         raise ValueError(
             f"checkpoint {path} is from another model: {', '.join(different[:5])} do "

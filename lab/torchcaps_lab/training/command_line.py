@@ -59,23 +59,21 @@ class TrainingOptions:
         """Return the same options with that learning rate."""
         groups = [
             replace(
-                one,
+                group,
                 arguments={
-                    **one.arguments,
-                    **({"lr": lr} if one.cls is Optimisation else {}),
+                    **group.arguments,
+                    **({"lr": lr} if group.cls is Optimisation else {}),
                 },
             )
-            for one in self.groups
+            for group in self.groups
         ]
         return replace(self, groups=tuple(groups))
 
     def plain(self) -> dict[str, Any]:
         """Return all options by name, ready for JSON and YAML."""
-        values = {
-            name: value
-            for group in self.groups
-            for name, value in group.plain().items()
-        }
+        values: dict[str, Any] = {}
+        for group in self.groups:
+            values |= group.plain()
         return {
             **({} if self.run is None else {"run": self.run}),
             "import": list(self.imported),
@@ -85,11 +83,10 @@ class TrainingOptions:
 
 def option_arguments() -> dict[str, Argument]:
     """The options of a training by name."""
-    return {
-        name: argument
-        for group in GROUPS
-        for name, argument in declared(group).arguments.items()
-    }
+    arguments: dict[str, Argument] = {}
+    for group in GROUPS:
+        arguments |= declared(group).arguments
+    return arguments
 
 
 def training_options(
@@ -106,11 +103,13 @@ def training_options(
         ValueError: if there is no option of a name, one is missing, or does not fit;
             says which.
     """
-    known = option_arguments()
+    arguments = option_arguments()
     values = {name: value for name, value in values.items() if name != "import"}
     run = values.pop("run", None)
-    if unknown := [name for name in values if name not in known]:
-        raise ValueError(f"there is no option {unknown[0]}{meant(unknown[0], known)}")
+    if unknown := [name for name in values if name not in arguments]:
+        raise ValueError(
+            f"there is no option {unknown[0]}{meant(unknown[0], arguments)}"
+        )
     check_trainer(values.get("trainer"))
     values = {
         **values,
@@ -121,12 +120,12 @@ def training_options(
     }
     groups = []
     for group in GROUPS:
-        own = {
+        of_group = {
             name: value
             for name, value in values.items()
             if name in declared(group).arguments
         }
-        groups.append(Spec(group, complete(group, own, ""), "the options"))
+        groups.append(Spec(group, complete(group, of_group, ""), "the options"))
     return TrainingOptions(
         tuple(groups), None if run is None else str(getattr(run, "text", run)), imported
     )
@@ -136,15 +135,15 @@ def check_trainer(options: Any) -> None:
     """Raises a ValueError that says where an argument of Lightning's Trainer goes that
     is no option of its own.
     """
-    known: Declared = declared(cast(Any, option_arguments()["trainer"].hint))
+    accepted: Declared = declared(cast(Any, option_arguments()["trainer"].hint))
     for name in options if isinstance(options, Mapping) else ():
         if name in OURS:
             source = OURS[name] and f", from {OURS[name]}"
             raise ValueError(
                 f"there is no option trainer.{name}; torchcaps sets it itself{source}"
             )
-        near = meant(name, known.arguments)
-        if name not in known.arguments and not near:
+        near = meant(name, accepted.arguments)
+        if name not in accepted.arguments and not near:
             raise ValueError(
                 f"there is no option trainer.{name}; other arguments of Lightning's "
                 "Trainer go into trainer.extra: "

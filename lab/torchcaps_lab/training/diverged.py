@@ -48,14 +48,14 @@ def first_not_finite(
         return f"weights are not finite since a step before: {', '.join(bad[:3])}" + (
             ", ..." if len(bad) > 3 else ""
         )
-    found: list[str] = []
+    faults: list[str] = []
 
     def watch(name: str, module: nn.Module) -> Any:
         def look(_module: nn.Module, _arguments: Any, output: Any) -> None:
-            if not found and not all(
+            if not faults and not all(
                 bool(tensor.isfinite().all()) for tensor in _tensors(output)
             ):
-                found.append(
+                faults.append(
                     f"layer {name} ({type(module).__name__}) is the first whose "
                     "output is not finite"
                 )
@@ -68,14 +68,14 @@ def first_not_finite(
     finally:
         for hook in hooks:
             hook.remove()
-    if not found and not bool(prediction.activation.isfinite().all()):
-        found.append("activations of the classes are not finite")
-    found += [
+    if not faults and not bool(prediction.activation.isfinite().all()):
+        faults.append("activations of the classes are not finite")
+    faults += [
         f"{name} is {part.item()}"
         for name, part in parts.items()
         if not bool(part.isfinite().all())
     ]
-    return "; ".join(found[:2]) or "repeating the batch does not show where"
+    return "; ".join(faults[:2]) or "repeating the batch does not show where"
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
@@ -84,10 +84,10 @@ def _tensors(output: Any) -> Iterator[Tensor]:
         if output.is_floating_point():
             yield output
     elif isinstance(output, dict):
-        for one in output.values():
-            yield from _tensors(one)
+        for part in output.values():
+            yield from _tensors(part)
     elif isinstance(output, list | tuple):
-        for one in output:
-            yield from _tensors(one)
+        for part in output:
+            yield from _tensors(part)
     elif hasattr(output, "pose"):
         yield from _tensors([output.pose, getattr(output, "activation", None)])

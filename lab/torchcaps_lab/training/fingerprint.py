@@ -68,15 +68,15 @@ class Fingerprint(Callback):
                 stacklevel=2,
             )
             return
-        found = "; ".join(differences(was, self.started))
-        if found and not allow_changes:
+        changes = "; ".join(differences(was, self.started))
+        if changes and not allow_changes:
             raise ValueError(
-                f"the run was trained with something else: {found}. Restore it, or "
+                f"the run was trained with something else: {changes}. Restore it, or "
                 "add --allow_changes to go on with "
                 "the new ones"
             )
-        if found:
-            warnings.warn(f"the run continues with changes: {found}", stacklevel=2)
+        if changes:
+            warnings.warn(f"the run continues with changes: {changes}", stacklevel=2)
 
 
 def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,17 +93,17 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The differences between two trainings, except in :data:`FREE` options: "seed was
     0, is 1".
     """
-    found = _compared(_canonical(was["options"]), now["options"], "")
+    changes = _compared(_canonical(was["options"]), now["options"], "")
     for name in ("classes", "images"):
         if was[name] != now[name]:
-            found.append(f"{name} were {_said(was[name])}, are {_said(now[name])}")
+            changes.append(f"{name} were {_said(was[name])}, are {_said(now[name])}")
     if (
         was["data"] != now["data"]
         and was["classes"] == now["classes"]
         and was["images"] == now["images"]
     ):
-        found.append("the images or their labels are others")
-    return found
+        changes.append("the images or their labels are others")
+    return changes
 
 
 def _compared(was: Any, now: Any, place: str) -> list[str]:
@@ -119,11 +119,10 @@ def _compared(was: Any, now: Any, place: str) -> list[str]:
             else [name for name in was if name in now]
         )
         inner = f"{place}." if place else ""
-        return [
-            row
-            for name in names
-            for row in _compared(was.get(name), now.get(name), inner + name)
-        ]
+        rows = []
+        for name in names:
+            rows += _compared(was.get(name), now.get(name), inner + name)
+        return rows
     return [f"{place} was {_said(was)}, is {_said(now)}"]
 
 
@@ -131,7 +130,7 @@ def _said(value: Any) -> str:
     if isinstance(value, Mapping):
         return str(
             value.get("name")
-            or ", ".join(f"{one} {name}" for name, one in value.items())
+            or ", ".join(f"{count} {name}" for name, count in value.items())
             or "nothing"
         )
     if isinstance(value, list):

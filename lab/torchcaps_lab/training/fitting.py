@@ -127,13 +127,13 @@ class Fitting:
                 f"{needing[0]} needs validation {train.what}, and there are none"
             )
         preprocess = learner.preprocess.config()
-        known = {
+        default_metrics = {
             "seed": schedule.seed,
             "batch_size": schedule.batch_size,
             "preprocess": preprocess,
         }
         self.fingerprint = Fingerprint(
-            {**known, **self.caller.options}, train, validation
+            {**default_metrics, **self.caller.options}, train, validation
         )
         self.history = History(metrics, self.caller.show, main.name)
         self.progress = Progress(
@@ -154,7 +154,7 @@ class Fitting:
             validation if len(validation) else train.prepared(learner.preprocess)
         )
         last = ModelCheckpoint(self.checkpoints, **ONE_AN_EPOCH)
-        kept = [last] if self.best is None else [self.best, last]
+        checkpoints = [last] if self.best is None else [self.best, last]
         # The last one saves the state of all others.
         watching = [
             *self.caller.callbacks,
@@ -163,7 +163,7 @@ class Fitting:
             self.history,
             self.fingerprint,
             *ends,
-            *kept,
+            *checkpoints,
         ]
         self.trainer = self._trainer(
             self.options, schedule, watching, folder, bool(len(validation))
@@ -217,10 +217,10 @@ class Fitting:
                 for name in ("accelerator", "devices", "precision")
             )
             more = f", {_extra(options)}" if options.extra else ""
-            there = options.accelerator in ("auto", "cpu")
+            on_cpu = options.accelerator in ("auto", "cpu")
             advice = (
                 ""
-                if there
+                if on_cpu
                 else ("; --trainer.accelerator auto uses the available hardware")
             )
             raise ValueError(
@@ -231,7 +231,8 @@ class Fitting:
         """The batches of an epoch that are trained on: whole groups of those whose
         gradients are added up.
         """
-        trainer, limit = self.trainer, self.trainer.limit_train_batches
+        trainer = self.trainer
+        limit = self.trainer.limit_train_batches
         group = trainer.accumulate_grad_batches = min(
             trainer.accumulate_grad_batches, batches
         )
@@ -256,7 +257,8 @@ class Fitting:
 
     def notes(self) -> list[str]:
         """What people should know before they wait for the training."""
-        steps, each = self.steps, self.epoch_steps
+        steps = self.steps
+        each = self.epoch_steps
         if not each or steps % each == 0:
             return []
         return [
@@ -281,7 +283,8 @@ class Fitting:
         if newest is not None:
             checkpoint = read_checkpoint(newest, self.learner)
             self.fingerprint.check(checkpoint, self.caller.allow_changes)
-            done, wanted = checkpoint["epoch"] + 1, self.trainer.max_epochs or 0
+            done = checkpoint["epoch"] + 1
+            wanted = self.trainer.max_epochs or 0
             if done > wanted:
                 raise ValueError(
                     f"epochs must be {done} or more, as many as are done already, got "
@@ -311,23 +314,27 @@ class Fitting:
 
     def _train_head(self) -> None:
         """The first stage, if there is one; its seconds count to the first epoch."""
-        begun, main = time.perf_counter(), self.learner.task.main
-        told = {"told": self.progress.on_feature_step} if is_first_process() else {}
+        begun = time.perf_counter()
+        main = self.learner.task.main
+        progress = (
+            {"on_step": self.progress.on_feature_step} if is_first_process() else {}
+        )
         train_head(
-            self.learner, self.loaders, self.trainer.strategy.root_device, **told
+            self.learner, self.loaders, self.trainer.strategy.root_device, **progress
         )
         self.history.before = time.perf_counter() - begun
         if self.caller.show is not None and is_first_process():
-            images, found = self.loaders.sets[1], ""
+            images = self.loaders.sets[1]
+            accuracy = ""
             if len(images):
                 figures = self.learner.task.examine(self.learner.model, images).figures
-                found = (
+                accuracy = (
                     f", {main.name} of the validation {images.what} "
                     f"{main.text(figures[main.name])}"
                 )
             epochs = self.loaders.schedule.frozen_epochs
             self.caller.show(
-                f"{epochs} epochs on the features of the backbone, as it is{found}; "
+                f"{epochs} epochs on the features of the backbone, as it is{accuracy}; "
                 f"{duration(self.history.before)}"
             )
 
@@ -335,14 +342,15 @@ class Fitting:
         """Takes the weights and settings of the epoch that the schedule wants kept, and
         says which epoch that is.
         """
-        kept = self._weights_kept()
+        best = self._weights_kept()
         self.learner.ramps.set(
-            Advance(max(kept["epoch"], 1) - 1, self.trainer.max_epochs or 1)
+            Advance(max(best["epoch"], 1) - 1, self.trainer.max_epochs or 1)
         )
-        return kept
+        return best
 
     def _weights_kept(self) -> dict[str, Any]:
-        main, rows = self.learner.task.main, self.history.rows
+        main = self.learner.task.main
+        rows = self.history.rows
         if self.best is None:
             return {"epoch": len(rows), "by": "the last"}
         if not self.best.best_model_path:
@@ -353,10 +361,10 @@ class Fitting:
         best = read_checkpoint(Path(self.best.best_model_path), self.learner)
         self.learner.load_state_dict(best["state_dict"])
         value = rows[self.best.epoch][f"val_{main.name}"]
-        what = self.loaders.sets[1].what
+        examples = self.loaders.sets[1].what
         return {
             "epoch": self.best.epoch + 1,
-            "by": f"the best {main.name} on validation {what}, {main.text(value)}",
+            "by": f"the best {main.name} on validation {examples}, {main.text(value)}",
         }
 
 

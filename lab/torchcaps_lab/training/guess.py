@@ -101,16 +101,16 @@ def guess(named: str | Path, given: Mapping[str, Any] | None = None) -> Guess:
     place = Place(named)
     path = place.path
     if path.exists():
-        found = _of_task(path, given or {}) or seen(place, given or {})[1]
-        if isinstance(found, ValueError):
-            raise found
+        guessed = _of_task(path, given or {}) or seen(place, given or {})[1]
+        if isinstance(guessed, ValueError):
+            raise guessed
     else:
-        found = _by_name(str(named))
+        guessed = _by_name(str(named))
     run = _unused(
         Path("runs") / (path.stem if path.is_file() else path.resolve().name).lower()
     )
-    return found._replace(
-        options={**found.options, "run": run}, why={**found.why, "run": run}
+    return guessed._replace(
+        options={**guessed.options, "run": run}, why={**guessed.why, "run": run}
     )
 
 
@@ -136,7 +136,7 @@ def _by_name(name: str) -> Guess:
     if "torchcaps_lab.data" in sys.modules or name in {*sets, *classes}:
         from torchcaps_lab.data.base import DATASETS
 
-        sets |= {one: kind.__name__ for one, kind in DATASETS.items()}
+        sets |= {set_name: kind.__name__ for set_name, kind in DATASETS.items()}
         try:
             kind = DATASETS.find(name, "data")
             return Guess(
@@ -161,12 +161,17 @@ def in_source(room: Path, kind: str) -> tuple[dict[str, str], list[str]]:
     starts = [
         *re.finditer(rf'^@register_{kind}\(\s*"(\w+)"|^class (\w+)', text, re.MULTILINE)
     ]
-    classes = [start[2] for start in starts if start[2]]
-    names = {
-        start[1]: next(one[2] for one in starts[place:] if one[2])
-        for place, start in enumerate(starts)
-        if start[1]
-    }
+    classes = []
+    names: dict[str, str] = {}
+    registered: list[str] = []
+    for start in starts:
+        if start[1]:
+            registered.append(start[1])
+            continue
+        # A class has the names of the decorators above it.
+        classes.append(start[2])
+        names |= dict.fromkeys(registered, start[2])
+        registered.clear()
     return names, classes
 
 

@@ -67,10 +67,10 @@ def _kept_features(network: nn.Module) -> Iterator[Kept]:
     """
     modes = [(module, module.training) for module in network.modules()]
     backbone = cast(Backbone, network.features)
-    network.features = kept = Kept(backbone)
-    kept.eval()
+    network.features = features = Kept(backbone)
+    features.eval()
     try:
-        yield kept
+        yield features
     finally:
         network.features = backbone
         for module, mode in modes:
@@ -81,7 +81,7 @@ def train_head(
     learner: Learner,
     loaders: Loaders,
     device: torch.device,
-    told: Callable[[int, int], None] = lambda *_: None,
+    on_step: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
     """Trains all of a network but its backbone for ``frozen_epochs``, with the loss and
     the optimizer of its training.
@@ -94,10 +94,11 @@ def train_head(
         learner: whose network stands on a backbone.
         loaders: of the training.
         device: where to train.
-        told: called after each step with the number of steps so far, and of those that
+        on_step: called after each step with the number of steps so far, and of those that
             take all the time: they compute the features.
     """
-    network, how = learner.model.to(device), loaders.schedule
+    network = learner.model.to(device)
+    how = loaders.schedule
     head = [
         weight
         for name, weight in network.named_parameters()
@@ -109,7 +110,7 @@ def train_head(
     falling = CosineAnnealingLR(optimizer, how.frozen_epochs * len(loader))
     criteria = Criteria(learner.loss, learner.reconstruction)
     done = 0
-    with _kept_features(network) as kept:
+    with _kept_features(network) as features:
         for epoch in range(how.frozen_epochs):
             view = epoch % VIEWS
             cast(BalancedSampler, loader.sampler).set_epoch(epoch)
@@ -120,7 +121,7 @@ def train_head(
                     if loaders.composition is None
                     else loaders.composition(batch, view, how.seed)
                 )
-                kept.keys = [(view, place) for place in batch.indices.tolist()]
+                features.keys = [(view, place) for place in batch.indices.tolist()]
                 optimizer.step(
                     partial(
                         with_gradients,
@@ -131,4 +132,4 @@ def train_head(
                     )
                 )
                 falling.step()
-                told(done := done + 1, min(VIEWS, how.frozen_epochs) * len(loader))
+                on_step(done := done + 1, min(VIEWS, how.frozen_epochs) * len(loader))

@@ -338,9 +338,9 @@ class Learner(L.LightningModule):
         batch = batch._replace(inputs=self.speed.arrange(batch.inputs))
         criteria = Criteria(self.loss, self.reconstruction)
         prediction, parts = self.task.loss(self.model, forward, batch, criteria)
-        first, *others = parts.values()
-        loss = sum(others, first)
-        figures = {**(parts if others else {}), "loss": loss}
+        first, *following = parts.values()
+        loss = sum(following, first)
+        figures = {**(parts if following else {}), "loss": loss}
         for name, values in {**figures, **self.task.measure(prediction, batch)}.items():
             mean = self._mean(f"{stage}_{name}")
             mean.update(values, len(batch.indices))

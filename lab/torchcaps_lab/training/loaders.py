@@ -148,7 +148,8 @@ class Loaders(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """This process's shard of the training images."""
         assert self.trainer is not None
-        rank, processes = self.trainer.global_rank, self.trainer.world_size
+        rank = self.trainer.global_rank
+        processes = self.trainer.world_size
         images = self._near(self.sets[0])
         how = self.schedule
         group = self.trainer.accumulate_grad_batches

@@ -199,10 +199,10 @@ def _what_fits(
     network.
     """
 
-    def fits(other: Subject, batch_size: int, **arguments: Any) -> bool:
+    def fits(changed: Subject, batch_size: int, **arguments: Any) -> bool:
         with suppress(ValueError, TypeError):
             need = needed(
-                other.outline(**arguments),
+                changed.outline(**arguments),
                 optimizer,
                 batch_size,
                 running.trainer.precision,
@@ -229,10 +229,8 @@ def _what_fits(
         )
         yield from (f"--data.size {side}" for side in smaller)
     models = [replace(subject, model=name, model_args=None) for name in SMALLER_MODELS]
-    yield from (
-        f"--model {one.model}"
-        for one in _first(models, lambda one: fits(one, schedule.batch_size))
-    )
+    smaller_models = _first(models, lambda model: fits(model, schedule.batch_size))
+    yield from (f"--model {choice.model}" for choice in smaller_models)
 
 
 def _first(choices: Any, fits: Callable[[Any], bool]) -> list[Any]:
@@ -281,9 +279,10 @@ def _activations(network: ClassifierNetwork) -> int:
 def _watched(network: nn.Module, inside: list[nn.Module]) -> Iterator[None]:
     """Keeps the layers with a routing that are running in a list."""
     routed = [
-        one
-        for one in network.modules()
-        if isinstance(getattr(one, "routing", None), Routing) and one is not network
+        module
+        for module in network.modules()
+        if isinstance(getattr(module, "routing", None), Routing)
+        and module is not network
     ]
     handles = [
         layer.register_forward_pre_hook(lambda layer, _: inside.append(layer))
@@ -311,23 +310,21 @@ def _state_share(optimizer: OptimizerFactory) -> float:
         stepping.step()
     except Exception:  # some want a closure, or a device: nothing is known of these
         return 0.0
-    kept = (
-        value
-        for state in stepping.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor)
-    )
-    return sum(value.numel() for value in kept if value.ndim) / weight.numel()
+    numbers = 0
+    for state in stepping.state.values():
+        tensors = [value for value in state.values() if isinstance(value, Tensor)]
+        numbers += sum(tensor.numel() for tensor in tensors if tensor.ndim)
+    return numbers / weight.numel()
 
 
 def _of_machine() -> int | None:
     """What the machine has, with its swap."""
     with suppress(OSError, ValueError, KeyError):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        kilobytes = {
-            name: int(value.split()[0])
-            for name, _, value in (line.partition(":") for line in lines)
-        }
+        kilobytes = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            kilobytes[name] = int(value.split()[0])
         return 1024 * (kilobytes["MemAvailable"] + kilobytes["SwapFree"])
     with suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

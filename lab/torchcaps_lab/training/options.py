@@ -74,12 +74,12 @@ def one_class_each(images: Examples, option: str) -> Tensor:
 
 
 def weights_of(
-    given: Mapping[str, float] | Sequence[float], classes: Sequence[str]
+    by_class: Mapping[str, float] | Sequence[float], classes: Sequence[str]
 ) -> Tensor:
     """Return the weight of each class.
 
     Args:
-        given: numbers in the order of the classes; or by the names of classes, or by
+        by_class: numbers in the order of the classes; or by the names of classes, or by
             their numbers from 0 where these are no names; classes that are not named
             have the weight 1.
         classes: their names.
@@ -96,27 +96,27 @@ def weights_of(
         >>> weights_of({"dog": 3}, ("cat", "dog")), weights_of({"1": 3}, ("cat", "dog"))
         (tensor([1., 3.]), tensor([1., 3.]))
     """
-    if not isinstance(given, Mapping):
-        if len(given) != len(classes):
+    if not isinstance(by_class, Mapping):
+        if len(by_class) != len(classes):
             raise ValueError(
                 f"class_weights must be {len(classes)} numbers, one a class, got "
-                f"{len(given)}"
+                f"{len(by_class)}"
             )
-        given = dict(zip(classes, given, strict=True))
+        by_class = dict(zip(classes, by_class, strict=True))
     numbers = {str(number): name for number, name in enumerate(classes)}
     named = [
-        key if key in classes else numbers.get(key, key) for key in map(str, given)
+        key if key in classes else numbers.get(key, key) for key in map(str, by_class)
     ]
     places = places_of(named, classes, "class_weights")
     if len({*places}) < len(places):
         raise ValueError(
-            f"class_weights must have one number a class, got {dict(given)}"
+            f"class_weights must have one number a class, got {dict(by_class)}"
         )
     weights = torch.ones(len(classes))
-    weights[places] = torch.tensor([*given.values()], dtype=torch.float32)
+    weights[places] = torch.tensor([*by_class.values()], dtype=torch.float32)
     if not weights.isfinite().all() or (weights < 0).any() or not weights.any():
         raise ValueError(
-            f"class_weights must be 0 or more, finite, and not all 0, got {dict(given)}"
+            f"class_weights must be 0 or more, finite, and not all 0, got {dict(by_class)}"
         )
     return weights
 
@@ -215,7 +215,8 @@ class Subject:
                 "routing must have gradients to train with, got "
                 f"{type(self.routing).__name__}"
             )
-        fitting, gives = list_models(takes=self.data.gives), self.data.gives
+        fitting = list_models(takes=self.data.gives)
+        gives = self.data.gives
         if self.architecture in list_models() and self.architecture not in fitting:
             raise ValueError(
                 f"{self.architecture} takes no {gives}; model must be one of "
@@ -383,7 +384,7 @@ def _last_step(scheduler: Any) -> int | None:
         parts = zip(scheduler._schedulers, repeat(0), repeat(math.inf))
     else:
         return getattr(scheduler, "total_steps", None)
-    ends = ((_last_step(one), begin, end) for one, begin, end in parts)
+    ends = ((_last_step(part), begin, end) for part, begin, end in parts)
     return min(
         (
             begin + last

@@ -38,7 +38,8 @@ class Progress(Callback):
     """
 
     def __init__(self, show: Callable[[str], None] | None, in_place: bool) -> None:
-        self.show, self.in_place = show, in_place
+        self.show = show
+        self.in_place = in_place
         self._backends: set[str] = set()
         self._hooks: list[Any] = []
         self._steps = self._done = 0
@@ -66,16 +67,17 @@ class Progress(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Counts the steps to come, and watches the first."""
         epochs = (trainer.max_epochs or 1) - trainer.current_epoch
-        self._steps, self._done = int(trainer.num_training_batches * epochs), 0
+        self._steps = int(trainer.num_training_batches * epochs)
+        self._done = 0
         if (
             getattr(getattr(pl_module, "speed", None), "compile", None) is None
         ):  # a compiler would trace what watches
             parts = [part for part in pl_module.modules() if isinstance(part, Routing)]
             self._hooks = [part.register_forward_hook(self._watch) for part in parts]
 
-    def _watch(self, routing: Any, given: Any, found: Routed) -> None:
+    def _watch(self, routing: Any, inputs: Any, routed: Routed) -> None:
         with torch.no_grad():
-            self._backends.add(found.votes.choose(found.similarity).backend)
+            self._backends.add(routed.votes.choose(routed.similarity).backend)
 
     def on_train_batch_end(self, trainer: L.Trainer, *more: Any) -> None:
         """Tells how long it takes; the first step, which may build kernels, does not
@@ -101,7 +103,8 @@ class Progress(Callback):
             self._write("")
             self.show(f"{each:.2g} s a step, about {left} for all of them{where}")
         if self.in_place and trainer.is_global_zero and now - self._told > OFTEN:
-            self._told, step = now, more[-1] + 1
+            self._told = now
+            step = more[-1] + 1
             self._write(
                 f"epoch {trainer.current_epoch + 1}, step {step} of "
                 f"{trainer.num_training_batches}, {left} left"

@@ -46,17 +46,16 @@ class Ramps:
         routings = [
             module for module in network.modules() if isinstance(module, Routing)
         ]
-        self.routings = {
-            name: [one for one in routings if _has(one, name)] for name in self.ramps
-        }
+        self.routings = {}
         for name, ramp in self.ramps.items():
+            self.routings[name] = [module for module in routings if _has(module, name)]
             self._check(name, ramp, routings)
         self.set(Advance(0, 1))
 
     def _check(self, name: str, ramp: Ramp, routings: Sequence[Routing]) -> None:
         if not self.routings[name]:
             kinds = (
-                ", ".join(sorted({type(one).__name__ for one in routings}))
+                ", ".join(sorted({type(module).__name__ for module in routings}))
                 or "no routing"
             )
             raise ValueError(
@@ -77,10 +76,8 @@ class Ramps:
 
 def _has(routing: Routing, name: str) -> bool:
     """Whether a routing has a number as that setting, no count and no switch."""
-    argument, value = (
-        declared(type(routing)).arguments.get(name),
-        getattr(routing, name, None),
-    )
+    argument = declared(type(routing)).arguments.get(name)
+    value = getattr(routing, name, None)
     return (
         argument is not None
         and isinstance(argument.default, float)

@@ -13,7 +13,9 @@ from torchcaps_lab.training.loaders import train_loader
 from torchcaps_lab.training.memory import check_memory
 from torchcaps_lab.training.options import Optimisation, Running, Schedule, Subject
 
-LEAST, LARGEST, STEPS = 1e-6, 1.0, 100
+LEAST = 1e-6
+LARGEST = 1.0
+STEPS = 100
 
 SMOOTH = 5
 """Steps that the loss is the mean over."""
@@ -51,10 +53,8 @@ def find_rate(
     loader = train_loader(
         subject.data.train, schedule.batch_size, schedule.seed, sampler=schedule.sampler
     )
-    rates, losses = (
-        torch.logspace(math.log10(LEAST), math.log10(LARGEST), STEPS).tolist(),
-        list[float](),
-    )
+    rates = torch.logspace(math.log10(LEAST), math.log10(LARGEST), STEPS).tolist()
+    losses = list[float]()
     for rate, batch in zip(rates, chain.from_iterable(repeat(loader)), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = rate

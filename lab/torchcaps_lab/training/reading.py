@@ -41,7 +41,8 @@ class _Reader(yaml.SafeLoader):
         self.nodes = self.depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.nodes, self.depth = self.nodes + 1, self.depth + 1
+        self.nodes = self.nodes + 1
+        self.depth = self.depth + 1
         if (
             self.nodes > 2 * MOST_VALUES or self.depth > DEEPEST + 2
         ):  # each value may have a name
@@ -68,9 +69,11 @@ class _Reader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None, None, f"{node.value[:40]!r} is {why}", node.start_mark
             )
-        whole = node.tag.endswith(":int")
+        is_integer = node.tag.endswith(":int")
         return (
-            self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+            self.construct_yaml_int(node)
+            if is_integer
+            else self.construct_yaml_float(node)
         )
 
     def construct_mapping(
@@ -91,13 +94,15 @@ class _Reader(yaml.SafeLoader):
         }  # numbers of classes
 
 
+def _without_numbers(resolvers: list[Any]) -> list[Any]:
+    """The resolvers of tags that are neither numbers nor times."""
+    endings = (":timestamp", ":float", ":int")
+    return [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(endings)]
+
+
 _Reader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern)
-        for tag, pattern in known
-        if not tag.endswith((":timestamp", ":float", ":int"))
-    ]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: _without_numbers(resolvers)
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Reader.add_implicit_resolver(
     "tag:yaml.org,2002:int",
@@ -177,8 +182,8 @@ def _count(value: Any, source: str, values: int, depth: int) -> int:
         if wrong := [key for key in value if not isinstance(key, str)]:
             raise ValueError(f"{source} must hold options by name, got {wrong[0]!r}")
         value = list(value.values())
-    for one in value if isinstance(value, list) else ():
-        values = _count(one, source, values, depth + 1)
+    for element in value if isinstance(value, list) else ():
+        values = _count(element, source, values, depth + 1)
     return values
 
 
@@ -233,17 +238,17 @@ def restored(value: Any) -> Any:
     are those of no other data set.
     """
     if isinstance(value, list):
-        return [restored(one) for one in value]
+        return list(map(restored, value))
     if not isinstance(value, Mapping):
         return value
-    value = {key: restored(one) for key, one in value.items()}
+    value = {key: restored(value_inside) for key, value_inside in value.items()}
     inner = value.get("init_args")
     if isinstance(inner, Mapping) and str(value.get("class_path")).endswith(".Hub"):
         return {
             **value,
             "init_args": {
-                "configuration" if key == "name" else key: one
-                for key, one in inner.items()
+                "configuration" if key == "name" else key: value_inside
+                for key, value_inside in inner.items()
             },
         }
     if (
@@ -281,10 +286,10 @@ def put(tree: dict[str, Any], place: Sequence[str], value: Any) -> None:
     """Enters a value at its place, ``["data", "root"]``, below the name that stands
     there already.
     """
-    first, *rest = place
-    if rest:
+    first, *inner_place = place
+    if inner_place:
         tree[first] = dict(_by_name(tree.get(first)))
-        put(tree[first], rest, value)
+        put(tree[first], inner_place, value)
     else:
         tree[first] = merged(tree[first], value) if first in tree else value
 
@@ -309,8 +314,8 @@ def merged(base: Any, over: Any) -> Any:
     return {
         **within,
         **{
-            name: merged(within[name], one) if name in within else one
-            for name, one in over.items()
+            name: merged(within[name], value) if name in within else value
+            for name, value in over.items()
         },
     }
 

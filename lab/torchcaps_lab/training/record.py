@@ -52,14 +52,15 @@ def images_apart(
         split = "test"
     images: Examples = getattr(data, split)
     notes = () if every else _of_how_many(data, split, images.what)
-    manifest, path = data.manifest(), folder.record
+    manifest = data.manifest()
+    path = folder.record
     if split != "test" or manifest is None or not path.is_file():
         return images, notes
-    known = {entry.digest for entry in Manifest.read(path).parts["train"]}
+    train_digests = {entry.digest for entry in Manifest.read(path).parts["train"]}
     rows = [
         row
         for row, entry in enumerate(manifest.parts[split])
-        if entry.digest not in known
+        if entry.digest not in train_digests
     ]
     if len(rows) == len(images):
         return images, notes
@@ -70,7 +71,7 @@ def images_apart(
     return images.subset(torch.tensor(rows, dtype=torch.int64)), (*notes, line)
 
 
-def _of_how_many(data: DataSet, split: str, what: str) -> tuple[str, ...]:
+def _of_how_many(data: DataSet, split: str, examples: str) -> tuple[str, ...]:
     """A note, if the split is only a share of the files."""
     manifest = data.manifest()
     if manifest is None:
@@ -82,6 +83,6 @@ def _of_how_many(data: DataSet, split: str, what: str) -> tuple[str, ...]:
     if part == every:
         return ()
     return (
-        f"{part:,} of {every:,} {what} are in the {split} split of this data; --split "
+        f"{part:,} of {every:,} {examples} are in the {split} split of this data; --split "
         "all takes every one",
     )

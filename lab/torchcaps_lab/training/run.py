@@ -71,13 +71,12 @@ def train(
         BlockingIOError: if another process trains in the folder.
         TrainingDiverged: if the loss is not finite.
     """
-    schedule, running, caller = (
-        schedule or Schedule(),
-        running or Running(),
-        caller or Caller(),
-    )
+    schedule = schedule or Schedule()
+    running = running or Running()
+    caller = caller or Caller()
     changes = follow_record(folder, subject.data)
-    task, data = subject.purpose(), subject.data
+    task = subject.purpose()
+    data = subject.data
     untested = (
         []
         if len(data.test)
@@ -150,7 +149,8 @@ def _header(
     subject: Subject, network: ClassifierNetwork, fitting: Fitting
 ) -> list[str]:
     """For people, before the training: images, classes, network, device and steps."""
-    data, device = subject.data, fitting.trainer.strategy.root_device
+    data = subject.data
+    device = fitting.trainer.strategy.root_device
     sizes = ", ".join(
         f"{len(getattr(data, part)):,} {part}"
         for part in ("train", "validation", "test")
@@ -212,20 +212,20 @@ def _by_class(images: Examples) -> str:
     return f" of {min(counts.values()):,} to {max(counts.values()):,} each"
 
 
-def _findings(found: Examination) -> dict[str, Any]:
+def _findings(examination: Examination) -> dict[str, Any]:
     """The results of the test, for the summary."""
     figures = {
-        name: round(one, 4) if name.endswith("_percent") else one
-        for name, one in found.figures.items()
+        name: round(figure, 4) if name.endswith("_percent") else figure
+        for name, figure in examination.figures.items()
     }
     return {
         **{f"test_{name}": value for name, value in figures.items()},
         **(
-            {"test_per_class": found.details["per_class"]}
-            if "per_class" in found.details
+            {"test_per_class": examination.details["per_class"]}
+            if "per_class" in examination.details
             else {}
         ),
-        **({"warnings": list(found.warnings)} if found.warnings else {}),
+        **({"warnings": list(examination.warnings)} if examination.warnings else {}),
     }
 
 
@@ -233,10 +233,10 @@ def _verdict(network: ClassifierNetwork, test: Examples) -> dict[str, Any]:
     """Whether routing and decoder of a network with capsules do anything, for the
     summary.
     """
-    found = judge(network, test)
-    if found.entropy is None:
+    verdict = judge(network, test)
+    if verdict.entropy is None:
         return {}
-    return {"routing": found.of_routing, "verdict": asdict(found)}
+    return {"routing": verdict.of_routing, "verdict": asdict(verdict)}
 
 
 def save(
@@ -249,10 +249,8 @@ def save(
     threshold for images of no class, if there are enough of these.
     """
     validation = subject.data.validation.prepared(subject.preprocess)
-    calibration, strangers = (
-        task.calibrate(network, validation),
-        task.fit_strangers(network, validation),
-    )
+    calibration = task.calibrate(network, validation)
+    strangers = task.fit_strangers(network, validation)
     card = Card.of_training(subject.data, subject.preprocess, task)
     card = replace(card, calibration=calibration).with_extra(
         "strangers", None if strangers is None else strangers.config()
@@ -286,10 +284,8 @@ def train_with(
     caller = Caller(options=options.plain(), **how)
     if groups[1].lr == "find":
         options = options.with_rate(find_rate(*groups))
-        groups, caller = (
-            (groups[0], options.groups[1].make(), *groups[2:]),
-            replace(caller, options=options.plain()),
-        )
+        groups = (groups[0], options.groups[1].make(), *groups[2:])
+        caller = replace(caller, options=options.plain())
         if caller.show is not None and is_first_process():
             caller.show(f"lr {options.plain()['lr']} was found")
     return train(folder, *groups, caller)

@@ -75,23 +75,25 @@ def train(
     if labels is not None:
         data = _with_labels(data, labels)
     named = str(data) if isinstance(data, str | Path) else _kind_of(data)
-    known = option_arguments().keys() - {"data"}
-    given = {
+    option_names = option_arguments().keys() - {"data"}
+    values = {
         name: plain(_by_text(value), name)
         for name, value in options.items()
-        if name in known
+        if name in option_names
     }
-    rest = {
+    data_options = {
         name: _given(name, value)
         for name, value in options.items()
-        if name not in known
+        if name not in option_names
     }
     if run is not None or resume:
-        given["run"] = str(run or Path("runs") / Path(named).name.lower())
-    chosen, guessed = _over_guesses(data, {**given, "data": rest}, resume)
+        values["run"] = str(run or Path("runs") / Path(named).name.lower())
+    chosen, guessed = _over_guesses(data, {**values, "data": data_options}, resume)
     kind = DATASETS.find(chosen["data"]["name"])
-    if why := refused(kind.__name__, kind, list(rest)):
-        wrong = next(name for name in rest if refused(kind.__name__, kind, [name]))
+    if why := refused(kind.__name__, kind, list(data_options)):
+        wrong = next(
+            name for name in data_options if refused(kind.__name__, kind, [name])
+        )
         raise ValueError(
             f"unknown option{meant(wrong, option_arguments())}: a training takes "
             f"{', '.join(option_arguments())}, and {why}"
@@ -110,26 +112,26 @@ def train(
 
 
 def _over_guesses(
-    data: Any, given: dict[str, Any], resume: bool
+    data: Any, options: dict[str, Any], resume: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """The options over those that the data suggest, and what was guessed; a run that
     goes on has its own.
     """
     if not isinstance(data, str | Path):
-        own = {
+        of_data = {
             "run": str(Path("runs") / _kind_of(data).lower()),
             "data": {"name": "MapStyle", "data": Given(data)},
         }
-        return merged(own, given), []
-    found = guess(data, given)
+        return merged(of_data, options), []
+    guessed = guess(data, options)
     if not resume:
-        return over(found, given)
+        return over(guessed, options)
     source = {
         name: value
-        for name, value in found.options["data"].items()
+        for name, value in guessed.options["data"].items()
         if name in ("name", "root")
     }
-    return merged({"data": source}, given), []
+    return merged({"data": source}, options), []
 
 
 def _with_labels(images: Any, labels: Any) -> tuple[Any, Any]:
@@ -159,8 +161,8 @@ def _by_text(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {
-        str(key) if isinstance(key, Integral) else key: one
-        for key, one in value.items()
+        str(key) if isinstance(key, Integral) else key: inner
+        for key, inner in value.items()
     }
 
 

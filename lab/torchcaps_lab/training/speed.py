@@ -94,12 +94,12 @@ class Speed:
         if not self.fused or not isinstance(optimizer, _FUSED):
             return
         for group in optimizer.param_groups:
-            told = group.get("fused") is not None or any(
+            decided = group.get("fused") is not None or any(
                 group.get(name) for name in ("foreach", *_UNFUSED)
             )
-            if not told and all(
-                one.device.type in _FUSED_ON and one.is_floating_point()
-                for one in group["params"]
+            if not decided and all(
+                parameter.device.type in _FUSED_ON and parameter.is_floating_point()
+                for parameter in group["params"]
             ):
                 group["fused"] = True
 
@@ -109,14 +109,14 @@ class Speed:
 
         The state from a checkpoint may have another layout.
         """
-        for weight, kept in optimizer.state.items():
-            for name, value in kept.items():
+        for weight, state in optimizer.state.items():
+            for name, value in state.items():
                 if (
                     isinstance(value, Tensor)
                     and value.shape == weight.shape
                     and value.stride() != weight.stride()
                 ):
-                    kept[name] = torch.empty_like(weight, dtype=value.dtype).copy_(
+                    state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(
                         value
                     )
 
@@ -128,8 +128,8 @@ class Speed:
             return _predict
         # torch.compile counts compilations by code object: with the same one, the ninth
         # network would not be compiled.
-        own = FunctionType(_predict.__code__.replace(), globals())
-        return torch.compile(own, mode=self.compile)
+        function = FunctionType(_predict.__code__.replace(), globals())
+        return torch.compile(function, mode=self.compile)
 
     def near(self, images: Examples, device: torch.device) -> Examples:
         """The images on the device, unless they are too large."""

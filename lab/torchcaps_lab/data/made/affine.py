@@ -74,10 +74,10 @@ class Affine(NamedTuple):
         angle = self.rotation.deg2rad()
         cosine = angle.cos()
         sine = angle.sin()
-        one = torch.ones_like(cosine)
+        ones = torch.ones_like(cosine)
         zero = torch.zeros_like(cosine)
         rotation = torch.stack([cosine, sine, -sine, cosine], -1).unflatten(-1, (2, 2))
-        shear = torch.stack([one, -self.shear, zero, one], -1).unflatten(-1, (2, 2))
+        shear = torch.stack([ones, -self.shear, zero, ones], -1).unflatten(-1, (2, 2))
         return rotation @ shear @ torch.diag_embed(self.scale)
 
 
@@ -171,10 +171,10 @@ class AffineRanges:
 
     def draw(self, images: Tensor, seed: int = TEST_SEED) -> Affine:
         """Draw a random transform for each of the images, uint8 (N, C, H, W)."""
-        rotation, shear, *rest = torch.rand(
+        rotation, shear, *shares = torch.rand(
             6, len(images), generator=torch.Generator().manual_seed(seed)
         )
-        share = torch.stack(rest, 1)
+        share = torch.stack(shares, 1)
         low, high = self.scale
         affine = Affine(
             (2 * rotation - 1) * self.rotation,

@@ -66,7 +66,7 @@ def arrange(
     members = [
         (digits.labels == label).nonzero().squeeze(1) for label in range(classes)
     ]
-    sizes = torch.tensor([len(one) for one in members])
+    sizes = torch.tensor([len(rows_of_class) for rows_of_class in members])
     picked = (rank * sizes[chosen]).long()
     index = torch.nn.utils.rnn.pad_sequence(members, batch_first=True)[chosen, picked]
     tiles = digits.inputs[index].unflatten(1, layout)  # [N, rows, columns, C, H, W]

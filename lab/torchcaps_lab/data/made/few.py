@@ -39,7 +39,9 @@ class Few(MadeOf):
         super().__init__(data)
         check_size(train=train)
         check_size(0, validation=validation)
-        self.few_train, self.few_validation, self.draw = train, validation, draw
+        self.few_train = train
+        self.few_validation = validation
+        self.draw = draw
         vars(self)["task"] = data.task  # elsewhere it belongs to a class
 
     @property

@@ -127,10 +127,10 @@ class Overlay(Composition):
         int64 (2, 2 B), the shifts.
         """
         chosen = self._others(labels.cpu(), share)
-        others = (
+        second_images = (
             self.digits.inputs[chosen.to(self.digits.inputs.device)].to(images) / 255
         )
-        both = torch.stack([images, others], 1)  # [B, 2, C, h, w]
+        both = torch.stack([images, second_images], 1)  # [B, 2, C, h, w]
         parts = self._moved(both.flatten(0, 1), draws.to(images.device)).unflatten(
             0, both.shape[:2]
         )

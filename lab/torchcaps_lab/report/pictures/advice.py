@@ -158,12 +158,12 @@ class Advice(Exhibit):
         """
         first = tuple(hints)[:_MOST]
         use = commands.about("predict", images.nameable(), *draw.split())
-        what = images.what
+        examples = images.what
         text = (
             "Each row shows a measurement, a remedy and the text to type, most "
             f"important first. Add the options to this command: `{commands.training()}`. "
             "Try one change at a time, and compare results on validation "
-            f"{what}. Keep test {what} for the end. Use the network as it is with "
+            f"{examples}. Keep test {examples} for the end. Use the network as it is with "
             f"`{use}`."
             if first
             else f"No problems found: {good}. Use the network with `{use}`."
@@ -326,10 +326,8 @@ def _confused(
     """Classes that are never recognised, and all that are often confused, of images
     enough to tell.
     """
-    totals, right = (
-        findings.confusion.sum(1).tolist(),
-        findings.confusion.diag().tolist(),
-    )
+    totals = findings.confusion.sum(1).tolist()
+    right = findings.confusion.diag().tolist()
     lost = [label for label, total in enumerate(totals) if total and not right[label]]
     if lost:
         yield Hint(

@@ -12,19 +12,19 @@ images to go by.
 """
 
 
-def class_table(figures: Mapping[str, Figures], what: str = "images") -> Table:
+def class_table(figures: Mapping[str, Figures], examples: str = "images") -> Table:
     """How well each class is recognised, by its name.
 
     Args:
         figures: of each class.
-        what: what the examples are, such as "images" or "texts".
+        examples: what the examples are, such as "images" or "texts".
     """
     rows = []
     for name, row in figures.items():
         shares = [row["precision"], row["recall"], row["f1"]]
         percentages = ["-" if share is None else f"{share:.1%}" for share in shares]
         rows.append([name, f"{row['images']:,}", *percentages])
-    return Table(rows, ["class", what, "precision", "recall", "F1"])
+    return Table(rows, ["class", examples, "precision", "recall", "F1"])
 
 
 @register_exhibit("present_classes")
