@@ -80,11 +80,11 @@ class LearningCurves(Exhibit):
     health: tuple[Panel, ...]
 
     @classmethod
-    def of(cls, metrics: Metrics, examples: str = "images") -> "LearningCurves | None":
+    def of(cls, metrics: Metrics, what: str = "images") -> "LearningCurves | None":
         """Of a row an epoch; None if no row holds anything to draw.
 
         Args:
-            examples: what the examples are, such as "images" or "texts".
+            what: what the examples are, such as "images" or "texts".
             metrics: with ``epoch`` and some of ``train_loss``, ``val_loss``,
                 ``train_accuracy``, ``val_accuracy``, ``val_error``, ...,
                 ``assignment_entropy_<layer>``, ``dead_capsules_<layer>``. What a row
@@ -95,17 +95,17 @@ class LearningCurves(Exhibit):
         if not panels and not health:
             return None
         text = (
-            f"These curves show the network after each pass over the training {examples}. "
+            f"These curves show the network after each pass over the training {what}. "
             "If the validation curve gets worse while the training curve still "
             "improves, the network overfits."
         )
         if any(panel.quantity == "entropy of the assignment" for panel in health):
             text += (
-                f" The curves below show the health of the routing on a few {examples}, "
+                f" The curves below show the health of the routing on a few {what}, "
                 "layer by layer. The entropy of the assignments is 1 if all parents "
                 "get the same share of each child, and 0 if each child goes to one "
                 "parent. A dead type of capsule is not active anywhere in these "
-                f"{examples}, so it has no use."
+                f"{what}, so it has no use."
             )
         return cls(title="Learning curves", text=text, panels=panels, health=health)
 

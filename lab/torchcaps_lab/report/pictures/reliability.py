@@ -64,14 +64,14 @@ class Reliability(Exhibit):
         cls,
         findings: Findings,
         calibration: Calibration | None,
-        examples: str = "images",
+        what: str = "images",
     ) -> "Reliability | None":
         """Of examples of one class each; None for activations that are not finite.
 
         Args:
             findings: about them.
             calibration: the fitted one; None if there is none.
-            examples: what they are, such as "images" or "texts".
+            what: what they are, such as "images" or "texts".
         """
         activation = findings.activation.double()
         if not activation.isfinite().all():
@@ -88,10 +88,10 @@ class Reliability(Exhibit):
         )
         text = (
             "If the network is 80 % sure, it should be right for about 80 % of these "
-            f"{examples}. Its points are then on the diagonal. Above the diagonal the "
+            f"{what}. Its points are then on the diagonal. Above the diagonal the "
             "network is too cautious, and below it is too sure. The expected "
             "calibration error is the mean distance from the diagonal over all "
-            f"{examples}: "
+            f"{what}: "
             + ", ".join(f"{curve.error:.1%} for {curve.name}" for curve in curves)
             + "."
         )
